@@ -1,0 +1,1 @@
+"""The coordinator: decides who trains, merges what comes back, remembers and shows it."""

@@ -1,0 +1,1 @@
+"""Pure algorithms, one paper per module: arrays in, arrays out."""

@@ -1,0 +1,11 @@
+"""Names for the arrays that algorithms pass around."""
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+Vector: TypeAlias = NDArray[np.float32]
+Ints: TypeAlias = NDArray[np.int64]
+Bools: TypeAlias = NDArray[np.bool_]

@@ -1,0 +1,1 @@
+"""How long the next exchange of each device will take."""

@@ -1,0 +1,1 @@
+"""Who trains in this round."""

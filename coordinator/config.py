@@ -1,0 +1,122 @@
+"""The coordinator's part of an experiment file; defaults exist here and nowhere else."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+PositiveFloat = Annotated[float, Meta(gt=0.0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
+
+
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every section: immutable and strict."""
+
+
+class ModelConfig(Section, frozen=True, kw_only=True):
+    """`[model]`."""
+
+    name: str = "cnn"
+    """softmax, mlp, cnn, or with the torch extra `package.module:factory`."""
+
+
+class TrainingConfig(Section, frozen=True, kw_only=True):
+    """`[training]`: local training on the device."""
+
+    epochs: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    batch_size: Annotated[int, Meta(ge=1, le=1 << 20)] = 20
+    learning_rate: PositiveFloat = 0.1
+    learning_rate_decay: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Factor on the learning rate every `decay_every` rounds."""
+    decay_every: PositiveInt = 10
+    """Rounds."""
+    momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    weight_decay: NonNegativeFloat = 0.0
+    proximal: NonNegativeFloat = 0.0
+    """FedProx mu."""
+    clip_norm: PositiveFloat | None = None
+    max_steps: PositiveInt | None = None
+
+    def learning_rate_at(self, round_id: int) -> float:
+        """Return the learning rate of a round (1 for the first)."""
+        return self.learning_rate * self.learning_rate_decay ** ((round_id - 1) // self.decay_every)
+
+
+class SelectionConfig(Section, frozen=True, kw_only=True):
+    """`[selection]`: who trains."""
+
+    policy: Literal["rbcs-f", "uniform", "fedcs"] = "rbcs-f"
+    per_round: PositiveInt = 4
+    """m, devices asked per round."""
+    beta: Ratio = 0.15
+    """Guaranteed long-run selection rate of every device (rbcs-f)."""
+    V: NonNegativeFloat = 20.0
+    """Weight of time against fairness (rbcs-f), 1/seconds."""
+    estimator: Literal["ridge"] = "ridge"
+    ridge_lambda: PositiveFloat = 1.0
+    alpha: NonNegativeFloat | Literal["theory"] = 0.1
+    """Confidence: tau_bar = tau_hat - alpha x width; `theory` follows the self-normalised bound."""
+    cold_start_coding: Literal["not_previous", "seed_literal"] = "not_previous"
+    counts: Literal["selected", "aggregated"] = "selected"
+    """What lowers a device's queue: being chosen (the paper) or entering the model."""
+    lcb_floor: float | None = 0.0
+    """Lowest tau_bar in seconds; leave the key out for 0."""
+    z_max: PositiveFloat | None = None
+    """Cap on a device's queue; breaks the bound, so off by default."""
+    censored: Literal["drop", "timeout"] = "drop"
+    """A missed deadline teaches nothing, or teaches the deadline as a lower bound."""
+    deadline_s: PositiveFloat = 60.0
+    """Time budget of the greedy fedcs selection, seconds."""
+    uploads: Literal["parallel", "sequential"] = "parallel"
+    """How fedcs thinks uploads share the air."""
+
+
+class AggregationConfig(Section, frozen=True, kw_only=True):
+    """`[aggregation]`: how updates are merged."""
+
+    rule: Literal["fedavg", "q-fedavg"] = "fedavg"
+    q: NonNegativeFloat = 1.0
+    """Fairness exponent of q-fedavg."""
+    weights: Literal["n", "n_over_pi"] = "n"
+    """fedavg weights: n_k, or n_k divided by the device's running selection rate."""
+    sampling_weights: Literal["uniform", "none"] = "uniform"
+    """q-fedavg: multiply by p_k = n_k/n (uniform sampling) or not (n_k-proportional sampling)."""
+
+
+class RoundConfig(Section, frozen=True, kw_only=True):
+    """`[round]`: when a round ends."""
+
+    deadline_s: PositiveFloat = 60.0
+    """Seconds from dispatch, upload queue not counted."""
+    over_select: Annotated[int, Meta(ge=0)] = 0
+    """Ask this many more than per_round; the first per_round are merged."""
+    void_wait_s: PositiveFloat = 1.0
+    """How long a round with nobody available lasts."""
+    min_devices: PositiveInt = 1
+    """Wait for this many devices before round 1."""
+    join_timeout_s: PositiveFloat = 120.0
+    """Give up when fewer than min_devices have joined by then."""
+
+
+class EvaluationConfig(Section, frozen=True, kw_only=True):
+    """`[evaluation]`: metrics, off the record."""
+
+    every: Annotated[int, Meta(ge=0)] = 1
+    """Rounds between evaluations; 0 never, the last round always."""
+
+
+class CoordinatorConfig(Section, frozen=True, kw_only=True):
+    """All that the coordinator needs to know of an experiment."""
+
+    name: str
+    seed_init: int
+    seed_selection: int
+    seed_training: int
+    rounds: PositiveInt
+    model: ModelConfig
+    training: TrainingConfig
+    selection: SelectionConfig
+    aggregation: AggregationConfig
+    round: RoundConfig
+    evaluation: EvaluationConfig

@@ -1,0 +1,277 @@
+"""The rows of the run store, one dataclass a table; a column is a field, its unit its suffix.
+
+`at_s` is seconds since the run was created, on the coordinator's monotonic clock carried over
+restarts; wall-clock instants are ISO 8601 strings in UTC and only for people.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRow:
+    """A device that has joined (upserted by name)."""
+
+    TABLE: ClassVar[str] = "device"
+    KEY: ClassVar[tuple[str, ...]] = ("name",)
+
+    name: str
+    row: int
+    """Its row in every column of the selection, from 0."""
+    first_seen_s: float
+    n_k: int
+    capabilities: str
+    """JSON."""
+    has_own_data: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruthRow:
+    """What the testbed configured for a device; nobody but analysis reads it."""
+
+    TABLE: ClassVar[str] = "truth"
+    KEY: ClassVar[tuple[str, ...]] = ("name",)
+
+    name: str
+    profile: str
+    cpu_speed: float
+    """Cores of the reference machine that one of its cores is worth."""
+    cores: int
+    down_bps: float | None
+    up_bps: float | None
+    delay_s: float
+    """One way."""
+    details: str
+    """JSON: all that was configured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRow:
+    """One closed round."""
+
+    TABLE: ClassVar[str] = "round"
+    KEY: ClassVar[tuple[str, ...]] = ("round",)
+
+    round: int
+    attempt: int
+    """How often the round was begun anew after a restart."""
+    status: str
+    """done, void (nobody available, or nothing came back)."""
+    dispatched_at_s: float
+    closed_at_s: float
+    duration_s: float
+    """max tau_wall + close_s."""
+    tau_max_s: float
+    close_s: float
+    """From the last arrival, or the deadline, to the next model."""
+    slowest: str | None
+    selected: int
+    aggregated: int
+    available: int
+    queue_total: float
+    """Sum of Z over all devices after the round."""
+    queue_max: float
+    lag_p99_s: float
+    """Lag of the coordinator's loop during the round."""
+    bytes_down: int
+    bytes_up: int
+    model_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionRow:
+    """One device at the selection instant of one round."""
+
+    TABLE: ClassVar[str] = "selection"
+    KEY: ClassVar[tuple[str, ...]] = ("round", "device")
+
+    round: int
+    device: str
+    is_available: bool
+    is_selected: bool
+    is_aggregated: bool
+    tau_hat_s: float | None
+    width_s: float | None
+    queue: float
+    """Z after the round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeRow:
+    """One model exchange: dispatch, device, arrival."""
+
+    TABLE: ClassVar[str] = "exchange"
+    KEY: ClassVar[tuple[str, ...]] = ("round", "attempt", "device")
+
+    round: int
+    attempt: int
+    device: str
+    outcome: str
+    """done, late, failed, lost, rejected, cancelled."""
+    why: str
+    """One line when the outcome is not done or the exchange is not valid."""
+    is_valid: bool
+    """May teach the estimator."""
+    dispatched_at_s: float
+    tau_wall_s: float | None
+    """t_complete - t_dispatch."""
+    queued_s: float
+    """Waiting for a grant, which is ours."""
+    tau_s: float | None
+    """tau_wall - queued: the model exchange time."""
+    signal_s: float | None
+    """Control round trip during the round."""
+    unaccounted_s: float | None
+    """What phases and signal leave of tau."""
+    download_s: float | None
+    load_s: float | None
+    evaluate_s: float | None
+    train_s: float | None
+    train_cpu_s: float | None
+    encode_s: float | None
+    upload_s: float | None
+    """From grant to last chunk, at the coordinator."""
+    bytes_down: int
+    bytes_up: int
+    rerequests_down: int
+    resent_up: int
+    duplicates_up: int
+    concurrent: int
+    """Other exchanges of the round."""
+    n_k: int
+    steps: int
+    was_cold: bool | None
+    loss_before: float | None
+    loss_train: float | None
+    mu_cores: float | None
+    """Context known before selection, like the four below."""
+    downlink_bps: float | None
+    uplink_bps: float | None
+    link_age_s: float | None
+    context_age_s: float | None
+    s_not_previous: int
+    """Cold-start coding of the default: 1 if it did not complete training in the last round."""
+    s_seed_literal: int
+    tau_hat_s: float | None
+    """Prediction made before selection."""
+    width_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricRow:
+    """The global model on all held-out data after a round."""
+
+    TABLE: ClassVar[str] = "metric"
+    KEY: ClassVar[tuple[str, ...]] = ("round",)
+
+    round: int
+    at_s: float
+    accuracy_mean: float
+    """Unweighted over devices."""
+    accuracy_pooled: float
+    """All correct / all examples."""
+    accuracy_worst10: float
+    accuracy_best10: float
+    accuracy_variance: float
+    """Population variance of the ratios."""
+    accuracy_gini: float | None
+    accuracy_gap: float
+    loss_mean: float
+    loss_std: float
+    evaluate_s: float
+    """Off the record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMetricRow:
+    """The global model on one device's held-out data."""
+
+    TABLE: ClassVar[str] = "device_metric"
+    KEY: ClassVar[tuple[str, ...]] = ("round", "device")
+
+    round: int
+    device: str
+    n: int
+    accuracy: float
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetryRow:
+    """One context as it came (kept for a limited time)."""
+
+    TABLE: ClassVar[str] = "telemetry"
+    KEY: ClassVar[tuple[str, ...]] = ()
+
+    at_s: float
+    device: str
+    phase: str
+    is_available: bool
+    mu_cores: float
+    downlink_bps: float | None
+    uplink_bps: float | None
+    cpu_ratio: float | None
+    rss_bytes: int | None
+    temperature_celsius: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRow:
+    """Something a person may want to know."""
+
+    TABLE: ClassVar[str] = "event"
+    KEY: ClassVar[tuple[str, ...]] = ()
+
+    at_s: float
+    wall: str
+    level: str
+    """info, warning, error."""
+    kind: str
+    """joined, left, rejoined, refused, dispatched, failed, late, rejected, void, command, ..."""
+    round: int | None
+    device: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRow:
+    """An order of a person to the run."""
+
+    TABLE: ClassVar[str] = "command"
+    KEY: ClassVar[tuple[str, ...]] = ("id",)
+
+    id: str
+    at_s: float
+    action: str
+    device: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRow:
+    """Everything needed to go on after a closed round."""
+
+    TABLE: ClassVar[str] = "checkpoint"
+    KEY: ClassVar[tuple[str, ...]] = ("round",)
+
+    round: int
+    state: bytes
+    """msgpack of selector, estimator, aggregator and registry state."""
+    model_file: str
+    """Relative to the run folder, `.safetensors`."""
+    model_sha256: str
+    at_s: float
+
+
+Record: TypeAlias = (
+    DeviceRow
+    | TruthRow
+    | RoundRow
+    | SelectionRow
+    | ExchangeRow
+    | MetricRow
+    | DeviceMetricRow
+    | TelemetryRow
+    | EventRow
+    | CommandRow
+    | CheckpointRow
+)

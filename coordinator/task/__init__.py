@@ -1,0 +1,1 @@
+"""Models by name: shipped artifacts, their initial values, and the exporter."""

@@ -1,0 +1,1 @@
+"""The light agent that runs on a device: joins, trains, uploads, measures itself."""

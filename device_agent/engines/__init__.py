@@ -1,0 +1,1 @@
+"""Engines that compute losses and gradients on a device."""

@@ -1,0 +1,1 @@
+"""Fleets and experiments: emulates, replays, records, breaks and benchmarks."""

@@ -1,0 +1,1 @@
+"""Ways to run an emulated device on this machine."""

@@ -1,0 +1,1 @@
+"""Pure models of slow processors and slow links."""

@@ -1,0 +1,1 @@
+"""What crosses the network between a coordinator and a device, and nothing else."""

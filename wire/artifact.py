@@ -1,0 +1,87 @@
+"""What a device needs to train a model it has never seen: two graphs and their description.
+
+`train` computes the loss and its gradient, `evaluate` the summed loss and the number of correct
+answers; both are ONNX graphs whose parameters are inputs, so the graphs are a few kB and the
+model travels apart as one flat vector.
+
+    train:    inputs `p.<name>`.. `b.<name>`.. x y w    outputs loss, `g.<name>`.., `nb.<name>`..
+    evaluate: inputs `p.<name>`.. `b.<name>`.. x y      outputs loss_sum, correct_sum
+
+`w` are per-example weights, shape (B,), 1/B each for a mean; any batch size B >= 1 works.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from wire.errors import DecodeError
+from wire.tensors import Layout
+
+FORMAT = 1
+
+
+class SelfCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a right engine computes on a seeded batch, so a device can test its own build.
+
+    Inputs: `rng = np.random.Generator(np.random.PCG64(seed))`; the vector is
+    `0.1 * rng.standard_normal(n_values)` (buffers: their absolute value plus 0.5); x is
+    `rng.standard_normal((batch, *x_shape))` (for integer x: `rng.integers(0, x_classes, ...)`);
+    y is `rng.integers(0, classes, batch)`; drawn in this order, then cast to float32 / int64.
+    """
+
+    seed: int
+    batch: Annotated[int, Meta(ge=1)]
+    loss: float
+    """Mean loss, computed in float64."""
+    gradient_l2: float
+    """L2 norm of the gradient over all parameters, computed in float64."""
+
+
+class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A model without its parameters."""
+
+    format: Literal[1] = 1
+    name: str
+    """Model and shape, such as `cnn-1x8x8-10`."""
+    model: str
+    """The name in the experiment file: softmax, mlp, cnn, ..."""
+    layout: Layout
+    x_shape: tuple[int, ...]
+    """Shape of one example."""
+    x_dtype: Literal["float32", "int64"] = "float32"
+    x_classes: int = 0
+    """Vocabulary size for integer x."""
+    classes: Annotated[int, Meta(ge=1)]
+    opset: int
+    selfcheck: SelfCheck
+
+
+class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A task as it travels."""
+
+    spec: TaskSpec
+    train: bytes
+    """ONNX graph, serialised."""
+    evaluate: bytes
+    """ONNX graph, serialised."""
+
+
+_DECODER = msgspec.msgpack.Decoder(Artifact)
+
+
+def encode_artifact(artifact: Artifact) -> bytes:
+    """Return the blob of a task."""
+    return msgspec.msgpack.encode(artifact)
+
+
+def decode_artifact(blob: bytes | bytearray | memoryview) -> Artifact:
+    """Return the task in `blob`.
+
+    Raises:
+        DecodeError: It is not a task, or one of another format.
+    """
+    try:
+        return _DECODER.decode(blob)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as exc:
+        raise DecodeError(f"task: {exc}") from exc

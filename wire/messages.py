@@ -1,0 +1,372 @@
+"""Every message between a coordinator and a device, and the rules their fields obey.
+
+A message is built valid or not at all: msgspec checks types and bounds when decoding, and
+`__post_init__` checks what a bound cannot say. Arrays never ride in messages; they travel as
+chunks (`wire.chunks`, `wire.transfer`) that a `Manifest` announces.
+
+Durations are seconds on one clock, that of the side that names them; instants never cross.
+"""
+
+import math
+import re
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+PROTOCOL_VERSION = 1
+
+MAX_VECTOR_BYTES = 1 << 31
+"""The largest blob anybody may announce: 2 GiB, beyond what an edge device holds."""
+
+MIN_CHUNK_BYTES = 1 << 10
+MAX_CHUNK_BYTES = 960 * 1024
+"""With its header a chunk stays below 1 MB, NATS' and EMQX' default payload limit."""
+
+NAME_PATTERN = r"^[a-z0-9-]{1,32}$"
+
+DeviceName: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e7)]
+Positive: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e15)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 40)]
+RoundId: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
+BlobId: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Sha256: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Text: TypeAlias = Annotated[str, Meta(max_length=500)]
+ChunkList: TypeAlias = Annotated[list[Annotated[int, Meta(ge=0, le=1 << 22)]], Meta(max_length=64)]
+Bitmap: TypeAlias = Annotated[bytes, Meta(max_length=1 << 19)]
+BlobKind: TypeAlias = Literal["task", "model", "shard", "update", "probe"]
+
+
+class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="m"):
+    """Base of all messages: immutable, keyword-only, no unknown fields, no NaN."""
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            value = getattr(self, field)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{field} must be a finite number, got {value}")
+
+
+class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
+    """Announce a blob: what it is, how large, how it is cut."""
+
+    id: BlobId
+    """For what is downloaded: the first 16 bytes of its sha256. For an update: random."""
+    kind: BlobKind
+    size_bytes: Annotated[int, Meta(ge=1, le=MAX_VECTOR_BYTES)]
+    chunk_bytes: Annotated[int, Meta(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)]
+    sha256: Sha256 | None = None
+    """None for an update, whose hash follows in `UploadDone`."""
+
+    @property
+    def chunk_count(self) -> int:
+        """Number of chunks; all but the last hold `chunk_bytes`."""
+        return -(-self.size_bytes // self.chunk_bytes)
+
+
+class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters"):
+    """How a device trains in one round."""
+
+    epochs: Annotated[int, Meta(ge=1, le=10_000)]
+    batch_size: Annotated[int, Meta(ge=1, le=1 << 20)]
+    learning_rate: Positive
+    """Already decayed by the coordinator's round schedule."""
+    momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    weight_decay: Annotated[float, Meta(ge=0.0, le=1e3)] = 0.0
+    proximal: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
+    """FedProx mu; 0 means no proximal term."""
+    clip_norm: Positive | None = None
+    """L2 bound of one gradient over all parameters; None means no clipping."""
+    max_steps: Annotated[int, Meta(ge=1)] | None = None
+    """Stop after this many mini-batches; None means all epochs in full."""
+
+
+# --- presence, retained -------------------------------------------------------------------------
+
+
+class Status(Message, frozen=True, kw_only=True, tag="status"):
+    """A device's presence: retained, and its `off` form is the last will."""
+
+    state: Literal["on", "off"]
+    boot: Count
+    """Random number of this agent process; a new one means it lost what it knew."""
+
+
+class CoordinatorStatus(Message, frozen=True, kw_only=True, tag="coordinator"):
+    """The coordinator's presence: retained, and its `off` form is the last will."""
+
+    state: Literal["on", "off"]
+    boot: Count
+    """Random number of this coordinator process; devices say hello again when it changes."""
+    run: Text = ""
+
+
+class Intent(Message, frozen=True, kw_only=True, tag="intent"):
+    """Retained before the first chunk of a blob and cleared after the last one is gone."""
+
+    manifest: Manifest
+    boot: Count
+    """The coordinator process that wrote it; a stranger's intents are leftovers to clear."""
+
+
+# --- device to coordinator ----------------------------------------------------------------------
+
+
+class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
+    """What a device is; it does not change while the agent lives."""
+
+    cores: Annotated[int, Meta(ge=1, le=4096)]
+    memory_bytes: Count
+    machine: Text
+    """Processor architecture, as `platform.machine()` says."""
+    python: Text
+    engine: Text
+    """Training engine and version, such as `onnxruntime 1.31.1`."""
+    engine_threads: Annotated[int, Meta(ge=1, le=4096)]
+    agent: Text
+    """Agent version."""
+    model: Text = ""
+    """Board name if the machine tells it (`Raspberry Pi 4 Model B Rev 1.4`)."""
+
+
+class Hello(Message, frozen=True, kw_only=True, tag="hello"):
+    """A device asks to join; sent after each connect and when the coordinator is a new one."""
+
+    boot: Count
+    capabilities: Capabilities
+    n_k: Count | None = None
+    """Training examples of the device's own data; None asks the coordinator for a shard."""
+
+
+class Context(Message, frozen=True, kw_only=True, tag="context"):
+    """What a device knows of itself, sent at 1 Hz and on change, QoS 0."""
+
+    boot: Count
+    seq: Count
+    mu_cores: Annotated[float, Meta(gt=0.0, le=4096.0)]
+    """min(free cores, engine threads) x clock / nominal clock, in cores of this device."""
+    downlink_bps: Positive | None = None
+    """Measured by the device's own transfers, bit/s; None before the first."""
+    uplink_bps: Positive | None = None
+    link_age_s: Seconds | None = None
+    """Age of the older of the two measurements; None before the first."""
+    is_willing: bool = True
+    is_ready: bool = False
+    """Task and data are on the device: it can take a `Train`."""
+    n_k: Count = 0
+    is_warm: bool = False
+    """Session and data are in memory."""
+    phase: Text = "idle"
+    cpu_ratio: Annotated[float, Meta(ge=0.0)] | None = None
+    """CPU the agent used since the last context, in cores."""
+    rss_bytes: Count | None = None
+    temperature_celsius: float | None = None
+
+
+class Phases(Message, frozen=True, kw_only=True, tag="phases"):
+    """How long each phase of one round took on the device's clock.
+
+    The phases are laps of one stopwatch: together they last from the arrival of `Train` to the
+    moment that `Offer` was handed to the link.
+    """
+
+    download_s: Seconds
+    """From the arrival of `Train` to the verified model vector."""
+    load_s: Seconds
+    """Reading the data and opening the session; about 0 when warm."""
+    evaluate_s: Seconds
+    """F_k(w_t) over the whole training set; 0 unless the rule asks."""
+    train_s: Seconds
+    train_cpu_s: Seconds
+    """CPU time of the training thread during `train_s`."""
+    encode_s: Seconds
+
+
+class Offer(Message, frozen=True, kw_only=True, tag="offer"):
+    """A device has trained and asks to upload its update."""
+
+    round: RoundId
+    manifest: Manifest
+    phases: Phases
+    n_k: Count
+    steps: Count
+    """Mini-batches taken."""
+    was_cold: bool
+    """Data and session had to be loaded in this round."""
+    loss_before: Annotated[float, Meta(ge=0.0)] | None = None
+    """F_k(w_t) before the first local step, in nats; None unless asked."""
+    loss_train: Annotated[float, Meta(ge=0.0)] | None = None
+    """Mean loss of the last local epoch, in nats."""
+    download_rerequests: Count = 0
+    downlink_bps: Positive | None = None
+
+
+class UploadDone(Message, frozen=True, kw_only=True, tag="upload-done"):
+    """The last chunk has been sent at least once; this is the hash of the whole."""
+
+    round: RoundId
+    id: BlobId
+    sha256: Sha256
+    resent_chunks: Count = 0
+
+
+class Failed(Message, frozen=True, kw_only=True, tag="failed"):
+    """A device gives up on a round and says why."""
+
+    round: RoundId
+    phase: Text
+    reason: Text
+
+
+class ChunkRequest(Message, frozen=True, kw_only=True, tag="chunk-request"):
+    """A device pulls chunks of a private blob; they come back on its data topic, QoS 0."""
+
+    id: BlobId
+    chunks: ChunkList
+
+
+class LinkProbe(Message, frozen=True, kw_only=True, tag="link-probe"):
+    """Measure the link: `payload` travels up, and the reply carries `reply_bytes` down."""
+
+    seq: Count
+    payload: Annotated[bytes, Meta(max_length=1 << 16)] = b""
+    reply_bytes: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
+
+
+class Pong(Message, frozen=True, kw_only=True, tag="pong"):
+    """The answer to `Ping`, sent at once, QoS 0."""
+
+    seq: Count
+
+
+# --- coordinator to device ----------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
+    """A device has joined: pull these, then report `is_ready`."""
+
+    boot: Count
+    """Boot of the coordinator."""
+    task: Manifest
+    shard: Manifest | None
+    """Private data to pull; None when the device brought its own."""
+    telemetry_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 1.0
+
+
+class Train(Message, frozen=True, kw_only=True, tag="train"):
+    """Train the model for one round."""
+
+    round: RoundId
+    attempt: Count = 0
+    """Counts restarts of the same round, so that a late answer to an earlier one is told apart."""
+    model: Manifest
+    hyperparameters: Hyperparameters
+    seed: Count
+    """Seeds the order of the mini-batches."""
+    needs_loss: bool
+    """Evaluate F_k(w_t) over the whole training set before the first local step."""
+    deadline_s: Seconds
+    """Time the coordinator will wait from dispatch; past it the device may stop."""
+    keep_warm: bool = False
+    """Keep session and data in memory even after a missed round."""
+
+
+class Grant(Message, frozen=True, kw_only=True, tag="grant"):
+    """Permission to upload: at most `window` un-acknowledged chunks at a time."""
+
+    round: RoundId
+    id: BlobId
+    window: Annotated[int, Meta(ge=1, le=8)]
+
+
+class UploadAck(Message, frozen=True, kw_only=True, tag="upload-ack"):
+    """Which chunks of an upload have arrived; QoS 0, at least every half window."""
+
+    id: BlobId
+    received: Bitmap
+    """Bit i % 8 (least significant first) of byte i // 8 is set when chunk i has arrived."""
+
+
+class Received(Message, frozen=True, kw_only=True, tag="received"):
+    """The coordinator's last word on an upload."""
+
+    round: RoundId
+    id: BlobId
+    accepted: bool
+    reason: Text = ""
+
+
+class Cancel(Message, frozen=True, kw_only=True, tag="cancel"):
+    """Stop working on a round; its result is not wanted any more."""
+
+    round: RoundId
+    reason: Text = ""
+
+
+class Ping(Message, frozen=True, kw_only=True, tag="ping"):
+    """Answer at once with `Pong`: the control round trip of the moment."""
+
+    seq: Count
+
+
+class LinkProbeReply(Message, frozen=True, kw_only=True, tag="link-probe-reply"):
+    """The answer to `LinkProbe`."""
+
+    seq: Count
+    payload: Annotated[bytes, Meta(max_length=1 << 16)] = b""
+
+
+class Refuse(Message, frozen=True, kw_only=True, tag="refuse"):
+    """The device may not join, or what it sent was not understood; says what to do."""
+
+    reason: Text
+    is_final: bool = False
+    """The agent should stop: trying again will not help."""
+
+
+class Goodbye(Message, frozen=True, kw_only=True, tag="goodbye"):
+    """The run is over; agents started with `--once` stop, others wait for the next coordinator."""
+
+    reason: Text = ""
+
+
+# --- people to coordinator ----------------------------------------------------------------------
+
+
+class Command(Message, frozen=True, kw_only=True, tag="command"):
+    """An order of a person to a live run (TUI, `fairbed stop`)."""
+
+    id: BlobId
+    """Random; a command that arrives twice acts once."""
+    action: Literal["pause", "resume", "stop", "exclude", "include"]
+    device: DeviceName | None = None
+    """For exclude and include."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.device is not None) != (self.action in ("exclude", "include")):
+            raise ValueError(f"device must be given exactly for exclude and include, got {self!r}")
+
+
+FromDevice: TypeAlias = (
+    Hello | Context | Offer | UploadDone | Failed | ChunkRequest | LinkProbe | Pong | Status
+)
+ToDevice: TypeAlias = (
+    Welcome
+    | Train
+    | Grant
+    | UploadAck
+    | Received
+    | Cancel
+    | Ping
+    | LinkProbeReply
+    | Refuse
+    | Goodbye
+    | CoordinatorStatus
+)
+AnyMessage: TypeAlias = FromDevice | ToDevice | Intent | Command
+
+
+def is_device_name(name: str) -> bool:
+    """Tell whether `name` may be a device's: 1 to 32 of a-z, 0-9 and hyphen."""
+    return re.fullmatch(NAME_PATTERN, name) is not None

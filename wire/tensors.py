@@ -1,0 +1,89 @@
+"""A model as one flat float32 vector `[params | buffers]`, and the layout that gives it shape."""
+
+import math
+from typing import Annotated, Literal
+
+import numpy as np
+from msgspec import Meta, Struct
+from numpy.typing import NDArray
+
+from wire.errors import DecodeError
+
+BYTES_PER_VALUE = 4
+
+
+class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One named tensor and its place in the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: Annotated[int, Meta(ge=0)]
+    """First value in the flat vector, counted in values."""
+    role: Literal["param", "buffer"] = "param"
+    init: Literal["zeros", "ones", "uniform"] = "zeros"
+    """How the coordinator fills it before round 1."""
+    init_bound: float = 0.0
+    """Half-width of the uniform distribution, for `uniform`."""
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+
+class Layout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All tensors of a model: parameters first, then buffers, without gaps."""
+
+    tensors: tuple[Tensor, ...]
+
+    def __post_init__(self) -> None:
+        end, roles = 0, []
+        for tensor in self.tensors:
+            if tensor.offset != end:
+                raise ValueError(f"{tensor.name}: offset must be {end}, got {tensor.offset}")
+            end += tensor.size
+            roles.append(tensor.role)
+        if roles != sorted(roles, reverse=True):
+            raise ValueError("layout: all parameters must come before all buffers")
+
+    @property
+    def n_values(self) -> int:
+        """Length of the flat vector."""
+        return sum(t.size for t in self.tensors)
+
+    @property
+    def n_params(self) -> int:
+        """Length of the parameter part; norms, clipping and rules see only these."""
+        return sum(t.size for t in self.tensors if t.role == "param")
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the flat vector on the wire."""
+        return self.n_values * BYTES_PER_VALUE
+
+    def views(self, vector: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """Return each tensor as a shaped view into `vector`, shape (n_values,)."""
+        return {t.name: vector[t.offset : t.offset + t.size].reshape(t.shape) for t in self.tensors}
+
+
+def vector_to_bytes(vector: NDArray[np.float32]) -> memoryview:
+    """Return the little-endian bytes of a flat vector, shape (n,), without copying if it can."""
+    return np.ascontiguousarray(vector, dtype="<f4").view(np.uint8).data
+
+
+def vector_from_bytes(data: bytes | bytearray | memoryview, n_values: int) -> NDArray[np.float32]:
+    """Return the flat vector in `data`, shape (n_values,), as a view.
+
+    Raises:
+        DecodeError: Wrong size, or a value that is not finite.
+    """
+    if len(data) != n_values * BYTES_PER_VALUE:
+        raise DecodeError(
+            f"vector: must hold {n_values} float32 ({n_values * BYTES_PER_VALUE} bytes), "
+            f"got {len(data)} bytes"
+        )
+    vector = np.frombuffer(data, dtype="<f4")
+    if not np.isfinite(vector).all():
+        at = int(np.flatnonzero(~np.isfinite(vector))[0])
+        raise DecodeError(f"vector: every value must be finite, got {vector[at]} at {at}")
+    return vector.astype(np.float32, copy=False)

@@ -1,0 +1,110 @@
+"""Every MQTT topic, in one place. `t` is the tenant: one coordinator at a time lives in it.
+
+    fairbed/t/coordinator            CoordinatorStatus, retained, will
+    fairbed/t/command                Command, from people
+    fairbed/t/d/<name>/status        Status, retained, will
+    fairbed/t/d/<name>/tel           Context, QoS 0
+    fairbed/t/d/<name>/up            Hello, Offer, UploadDone, Failed, requests
+    fairbed/t/d/<name>/ctl           all messages to one device
+    fairbed/t/d/<name>/data          chunks of its private blobs, QoS 0
+    fairbed/t/u/<name>               chunks of its updates, QoS 0
+    fairbed/t/ctl                    messages to all devices
+    fairbed/t/b/<blob>/intent        Intent, retained
+    fairbed/t/b/<blob>/c/<k>         public chunks, retained, QoS 0
+
+The coordinator subscribes with `+`, never with `#`, on bulk. Dots and spaces are forbidden in
+names, because NATS maps slashes to dots.
+"""
+
+from dataclasses import dataclass
+
+from wire.errors import DecodeError
+from wire.messages import is_device_name
+
+ROOT = "fairbed"
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """The topics of one tenant."""
+
+    tenant: str = "main"
+
+    def __post_init__(self) -> None:
+        if not is_device_name(self.tenant):
+            raise ValueError(f"tenant: must be 1 to 32 of a-z, 0-9 and hyphen, got {self.tenant!r}")
+
+    @property
+    def base(self) -> str:
+        """What every topic of this tenant begins with."""
+        return f"{ROOT}/{self.tenant}"
+
+    @property
+    def coordinator(self) -> str:
+        """Presence of the coordinator."""
+        return f"{self.base}/coordinator"
+
+    @property
+    def command(self) -> str:
+        """Orders of people to the run."""
+        return f"{self.base}/command"
+
+    @property
+    def control_all(self) -> str:
+        """Messages to all devices."""
+        return f"{self.base}/ctl"
+
+    def status(self, name: str) -> str:
+        """Presence of one device (`+` for all)."""
+        return f"{self.base}/d/{name}/status"
+
+    def telemetry(self, name: str) -> str:
+        """Context of one device (`+` for all)."""
+        return f"{self.base}/d/{name}/tel"
+
+    def up(self, name: str) -> str:
+        """Messages from one device (`+` for all)."""
+        return f"{self.base}/d/{name}/up"
+
+    def control(self, name: str) -> str:
+        """Messages to one device."""
+        return f"{self.base}/d/{name}/ctl"
+
+    def data(self, name: str) -> str:
+        """Chunks of one device's private blobs."""
+        return f"{self.base}/d/{name}/data"
+
+    def upload(self, name: str) -> str:
+        """Chunks of one device's updates (`+` for all)."""
+        return f"{self.base}/u/{name}"
+
+    def intent(self, blob: str) -> str:
+        """Intent record of a public blob, by hexadecimal id (`+` for all)."""
+        return f"{self.base}/b/{blob}/intent"
+
+    def chunk(self, blob: str, index: int) -> str:
+        """One retained chunk of a public blob, by hexadecimal id."""
+        return f"{self.base}/b/{blob}/c/{index}"
+
+    def device_of(self, topic: str) -> tuple[str, str]:
+        """Return (device name, channel) of a topic that a device published on.
+
+        The channel is `status`, `tel`, `up` or `upload`.
+
+        Raises:
+            DecodeError: The topic is not a device's, or the name breaks the rule.
+        """
+        parts = topic.removeprefix(self.base + "/").split("/")
+        channel: str
+        match parts:
+            case ["d", name, ("status" | "tel" | "up") as kind]:
+                channel = kind
+            case ["u", name]:
+                channel = "upload"
+            case _:
+                raise DecodeError(f"topic: not one that a device writes, got {topic[:120]!r}")
+        if not is_device_name(name):
+            raise DecodeError(
+                f"device name: must be 1 to 32 of a-z, 0-9 and hyphen, got {name[:60]!r}"
+            )
+        return name, channel
