@@ -1,0 +1,150 @@
+"""Let no child process outlive the testbed, however the testbed ends.
+
+`kill -9` runs no `finally`, so each child has to notice by itself that its parent is gone:
+
+* our own Python children call `die_with_parent` first thing;
+* foreign programs (a broker) are started as `guarded([program, ...])`.
+
+On Linux both ask the kernel for a signal at the parent's death (`PR_SET_PDEATHSIG`), and a
+guarded program replaces the guard: no extra process stays. The signal is SIGKILL, not SIGTERM,
+because nobody is left to wait for a child that ignores SIGTERM, is stopped or hangs, and nothing
+a child of ours could tidy up is worth an orphan. Elsewhere the guard stays as the program's
+parent, passes SIGTERM and SIGINT on, and kills the program when its own parent changes.
+
+Three things to know:
+
+* The kernel means the *thread* that forked. Start children from the main thread.
+* The setting dies with a change of user or group. A program that drops root privileges by itself
+  (mosquitto, unless its `user` option names the user it was started as) must be told not to, or
+  be started with `stay=True`.
+* It is not inherited: a child that starts children guards them too.
+
+This file is also run by its path, with `python -I -S`, to be quick: it imports only small parts
+of the standard library, and nothing of ours.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+PR_SET_PDEATHSIG = 1
+"""`prctl` option, from linux/prctl.h."""
+
+_HAS_DEATH_SIGNAL = sys.platform == "linux"
+
+WATCH_INTERVAL_S = 0.2
+"""How often a parent is looked for where the kernel does not tell of its death."""
+
+
+def guarded(argv: Sequence[str], *, stay: bool = False) -> list[str]:
+    """Return the command that runs `argv` so that it dies with this process.
+
+    Args:
+        argv: Program and arguments; the program is looked up on the PATH.
+        stay: Keep the guard as a parent on Linux too, for programs that change their user.
+            Then kill the program by SIGTERM to the guard, never by SIGKILL.
+    """
+    flags = ["--stay"] if stay else []
+    parent = str(os.getpid())
+    return [sys.executable, "-I", "-S", os.path.abspath(__file__), *flags, parent, "--", *argv]
+
+
+def die_with_parent(parent: int) -> None:
+    """End this process when its parent ends; returns at once.
+
+    Args:
+        parent: Process id that the caller expects as its parent, told by the parent itself: when
+            the parent died before this call, this process ends here.
+
+    Raises:
+        OSError: The kernel refused the request.
+    """
+    if _HAS_DEATH_SIGNAL:
+        _ask_kernel()
+    else:
+        import threading
+
+        threading.Thread(target=_watch, args=(parent,), name="guard", daemon=True).start()
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _ask_kernel() -> None:
+    import ctypes
+    import signal
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+
+
+def _watch(parent: int) -> None:
+    import time
+
+    while os.getppid() == parent:
+        time.sleep(WATCH_INTERVAL_S)
+    os._exit(1)
+
+
+def _stay(argv: Sequence[str], parent: int) -> int:
+    """Run `argv` as a child until it ends or the parent is gone; return its exit status."""
+    import signal
+    import subprocess
+    from types import FrameType
+
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, note)
+    child = subprocess.Popen(argv)
+    while os.getppid() == parent:
+        try:
+            status = child.wait(WATCH_INTERVAL_S)
+            return status if status >= 0 else 128 - status
+        except subprocess.TimeoutExpired:
+            while received:
+                child.send_signal(received.pop(0))
+    child.kill()
+    return 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `[--stay] [PARENT] -- CMD...`; without PARENT, the present parent is the one."""
+    try:
+        cut = list(arguments).index("--")
+        options, argv = list(arguments[:cut]), list(arguments[cut + 1 :])
+        stay = bool(options) and options[0] == "--stay"
+        numbers = [int(option) for option in options[stay:]]
+        parent = numbers[0] if numbers else os.getppid()
+        program = argv[0]
+    except (ValueError, IndexError):
+        return _complain(f"need [--stay] [PARENT] -- CMD..., got {list(arguments)}", 2)
+    try:
+        if stay or not _HAS_DEATH_SIGNAL:
+            return _stay(argv, parent)
+        die_with_parent(parent)
+        _restore_signals()
+        os.execvp(program, argv)
+    except OSError as error:
+        return _complain(f"cannot run {program}: {error.strerror}; is it on the PATH?", 127)
+
+
+def _restore_signals() -> None:
+    """Undo what Python ignores: an ignored signal would stay ignored in the program."""
+    import signal
+
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+
+
+def _complain(message: str, status: int) -> int:
+    sys.stderr.write(f"guard: {message}\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
