@@ -186,6 +186,8 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer"):
     """A device has trained and asks to upload its update."""
 
     round: RoundId
+    attempt: Count = 0
+    """That of the `Train` it answers."""
     manifest: Manifest
     phases: Phases
     n_k: Count

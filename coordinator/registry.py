@@ -1,0 +1,215 @@
+"""Who is in the fleet, what each device last said of itself, and who is available now.
+
+A pure table: time is an argument. A device keeps its row for the whole run, also over restarts
+of the agent and of the coordinator.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from coordinator.algorithms.arrays import Bools, Floats, Ints
+from wire.messages import Capabilities, Context, Hello
+
+CONTEXT_MAX_AGE_S = 3.0
+"""A device whose last context is older is not available (design.md, section 2)."""
+
+MU_BOUNDS = (0.05, 64.0)
+"""Clamp on the claimed CPU share, in cores (spec/algorithms.md, section 7)."""
+
+_KEPT = ("name", "n_registered", "first_seen", "is_excluded", "trained_last", "selected_last")
+
+
+@dataclass(slots=True)
+class Device:
+    """One device as the coordinator knows it."""
+
+    name: str
+    row: int
+    boot: int = -1
+    """Boot of the agent process that spoke last; -1 before any."""
+    capabilities: Capabilities | None = None
+    has_own_data: bool = False
+    n_registered: int = 0
+    """Training examples at joining: what it may claim at most."""
+    first_seen: float = 0.0
+    is_on: bool = False
+    off_since: float | None = None
+    """When its last will or farewell came; None while on."""
+    heard_at: float = float("-inf")
+    """When anything last arrived from it; a transfer counts as life."""
+    context: Context | None = None
+    context_at: float = float("-inf")
+    is_excluded: bool = False
+    """A person took it out."""
+    busy_round: int | None = None
+    """Round it is still at work on."""
+    trained_last: bool = False
+    """Completed local training in the previous round (s_{t,n} = 0)."""
+    selected_last: bool = False
+    """Was selected in the previous round."""
+
+    def is_available(self, now: float) -> bool:
+        """Tell I_{t,n} at this instant."""
+        return (
+            self.is_on
+            and self.context is not None
+            and now - self.context_at <= CONTEXT_MAX_AGE_S
+            and self.context.is_ready
+            and self.context.is_willing
+            and self.busy_round is None
+            and not self.is_excluded
+        )
+
+    def status(self, now: float) -> str:
+        """Return the one word that a person reads."""
+        if not self.is_on:
+            return "gone"
+        if self.is_excluded:
+            return "excluded"
+        if self.context is None or now - self.context_at > CONTEXT_MAX_AGE_S:
+            return "silent"
+        if not self.context.is_ready:
+            return "preparing"
+        return self.context.phase if self.context.is_willing else "unwilling"
+
+
+@dataclass(slots=True)
+class Registry:
+    """All devices of a run, by name and by row."""
+
+    _devices: dict[str, Device] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def __iter__(self) -> Iterator[Device]:
+        return iter(self._devices.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._devices
+
+    def get(self, name: str) -> Device | None:
+        """Return a device, or None if it never joined."""
+        return self._devices.get(name)
+
+    def __getitem__(self, name: str) -> Device:
+        return self._devices[name]
+
+    def names(self) -> list[str]:
+        """Return all names; the index of a name is its row."""
+        return list(self._devices)
+
+    def join(self, name: str, hello: Hello, now: float) -> Device:
+        """Take note of a hello; a device that is new gets the next row."""
+        device = self._devices.get(name)
+        if device is None:
+            device = Device(name=name, row=len(self._devices), first_seen=now)
+            self._devices[name] = device
+        if device.boot != hello.boot:
+            device.context = None
+            device.context_at = float("-inf")
+            device.boot = hello.boot
+        device.capabilities = hello.capabilities
+        device.has_own_data = hello.n_k is not None
+        if hello.n_k is not None:
+            device.n_registered = hello.n_k
+        device.is_on, device.off_since, device.heard_at = True, None, now
+        return device
+
+    def restore(
+        self, name: str, n_registered: int, trained_last: bool, selected_last: bool
+    ) -> None:
+        """Put a device of a resumed run back into the next row; it still has to say hello."""
+        self._devices[name] = Device(
+            name=name,
+            row=len(self._devices),
+            n_registered=n_registered,
+            trained_last=trained_last,
+            selected_last=selected_last,
+        )
+
+    def update_context(self, name: str, context: Context, now: float) -> bool:
+        """Take note of a context; tell whether it was a joined device's newest."""
+        device = self._devices.get(name)
+        if device is None or device.boot != context.boot:
+            return False
+        if device.context is not None and context.seq <= device.context.seq:
+            return False
+        device.context, device.context_at = context, now
+        device.is_on, device.off_since, device.heard_at = True, None, now
+        return True
+
+    def heard(self, name: str, now: float) -> None:
+        """Take note that something arrived from a device."""
+        device = self._devices.get(name)
+        if device is not None:
+            device.heard_at = now
+
+    def went_off(self, name: str, boot: int, now: float) -> None:
+        """Take note of a farewell or last will, unless it is an earlier process's."""
+        device = self._devices.get(name)
+        if device is not None and device.boot == boot and device.is_on:
+            device.is_on, device.off_since = False, now
+
+    def available(self, now: float) -> Bools:
+        """Return I_t, shape (N,)."""
+        return np.fromiter((d.is_available(now) for d in self), dtype=np.bool_, count=len(self))
+
+    def n_k(self) -> Ints:
+        """Return the training examples of each device, shape (N,); claims are clamped."""
+        return np.fromiter((claimed_n_k(d) for d in self), dtype=np.int64, count=len(self))
+
+    def contexts(self, model_bits: float, coding: str) -> Floats:
+        """Return c = [1/mu, s, M/B_down + M/B_up] of each device, shape (N, 3).
+
+        A link that nobody has measured yet counts as the fleet's median, or as no time at all
+        when no device has measured its own.
+
+        Args:
+            model_bits: Size M of the model, bits.
+            coding: `not_previous` (s = 1 iff it did not complete training in the last round) or
+                `seed_literal` (s = 1 iff it was selected in the last round).
+        """
+        transfer = np.array([_transfer_s(d, model_bits) for d in self], dtype=np.float64)
+        known = transfer[np.isfinite(transfer)]
+        transfer[~np.isfinite(transfer)] = np.median(known) if known.size else 0.0
+        inverse_mu = np.array([1.0 / mu_of(d) for d in self], dtype=np.float64)
+        cold = np.array([cold_start(d, coding) for d in self], dtype=np.float64)
+        return np.stack([inverse_mu, cold, transfer], axis=1) if len(self) else np.zeros((0, 3))
+
+    def close_round(self, selected: Iterable[str], trained: Iterable[str]) -> None:
+        """Take note of who was selected and who completed local training in the closed round."""
+        chosen, done = set(selected), set(trained)
+        for device in self:
+            device.selected_last = device.name in chosen
+            device.trained_last = device.name in done
+
+
+def mu_of(device: Device) -> float:
+    """Return the CPU share mu of a device in cores, clamped; 1 before its first context."""
+    if device.context is None:
+        return 1.0
+    return min(max(device.context.mu_cores, MU_BOUNDS[0]), MU_BOUNDS[1])
+
+
+def claimed_n_k(device: Device) -> int:
+    """Return n_k of a device: what it says, at most what it registered with."""
+    claim = device.context.n_k if device.context is not None else device.n_registered
+    return max(0, min(claim, device.n_registered) if device.n_registered else claim)
+
+
+def cold_start(device: Device, coding: str) -> int:
+    """Return s_{t,n} in one of the two codings (spec/algorithms.md, section 1.2)."""
+    if coding == "seed_literal":
+        return int(device.selected_last)
+    return int(not device.trained_last)
+
+
+def _transfer_s(device: Device, model_bits: float) -> float:
+    context = device.context
+    if context is None or context.downlink_bps is None or context.uplink_bps is None:
+        return float("nan")
+    return model_bits / context.downlink_bps + model_bits / context.uplink_bps
