@@ -1,0 +1,69 @@
+# Every command of the house. `./just` finds or installs the runner and passes its arguments on.
+
+set positional-arguments
+
+export PATH := justfile_directory() / ".venv/bin:" + env_var("PATH")
+
+# `just test -- -k wire` hands over the dashes too.
+drop_dashes := 'if [ "${1:-}" = -- ]; then shift; fi;'
+
+# List the recipes.
+@default:
+    "{{ just_executable() }}" --list --unsorted
+
+# Run the main job on a fleet of emulated devices: a first look.
+[no-exit-message]
+@demo *args: (setup "demo")
+    {{ drop_dashes }} fairbed run examples/quickstart.toml "$@"
+
+# Run all checks and all tests; what follows goes to pytest: just test -- -k wire
+[no-exit-message]
+@test *args: check
+    {{ drop_dashes }} pytest "$@"
+
+# Build .venv: `demo` (no torch) or `dev` (everything). Quick when nothing changed.
+@setup level="dev":
+    sh tools/setup.sh "$1"
+
+# Format the code and sort the imports.
+@fmt *paths=".": setup
+    ruff check --fix --select I "$@"
+    ruff format "$@"
+
+# Lint and check the format.
+@lint: setup
+    ruff check
+    ruff format --check
+
+# Check everything that needs no run: lint, types, import rules.
+check: lint
+    @mypy
+    @lint-imports
+
+# Run the tests that start a real broker.
+[no-exit-message]
+@test-broker *args: setup
+    {{ drop_dashes }} pytest -m broker "$@"
+
+# Run the agent's and the wire's tests on Python 3.10, with what a device installs.
+[no-exit-message]
+test-py310 *args:
+    #!/bin/sh
+    set -eu
+    for python in python3.10 "$HOME"/.pyenv/versions/3.10*/bin/python3.10; do
+        if "$python" -c '' 2>/dev/null; then
+            PYTHON=$python sh tools/setup.sh device .venv310
+            PATH=$PWD/.venv310/bin:$PATH
+            {{ drop_dashes }} exec pytest tests/wire tests/device_agent "$@"
+        fi
+    done
+    echo "test-py310: skipped, no Python 3.10 runs on this machine"
+
+# Write golden bytes and screens anew; then read the diff.
+[no-exit-message]
+@snap: setup
+    pytest --snap -p no:randomly tests/wire/test_golden.py tests/coordinator/tui
+
+# Measure: every number of the README has its command in benchmarks/.
+bench *args: setup
+    @{{ drop_dashes }} fairbed bench "$@"

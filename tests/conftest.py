@@ -1,0 +1,81 @@
+"""What all tests share: a hypothesis profile, golden files, and a watch on left-over processes."""
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import settings
+
+settings.register_profile("fairbed", derandomize=True, deadline=None, print_blob=True)
+settings.register_profile("explore", max_examples=10_000, deadline=None, print_blob=True)
+settings.load_profile("fairbed")
+
+SESSION_MARK = "FAIRBED_TEST_SESSION"
+"""Environment variable that every process started by a test inherits."""
+
+EXIT_GRACE_S = 10.0
+"""How long processes may take to end after the last test, on a busy machine."""
+
+LONG_LIVED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+"""Helpers of the standard library that end with pytest itself."""
+
+Golden = Callable[[Path, bytes], None]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--snap", action="store_true", help="write golden files instead of comparing with them"
+    )
+
+
+@pytest.fixture(scope="session")
+def snap(request: pytest.FixtureRequest) -> bool:
+    """Tell whether golden files and screens are to be written anew (`just snap`)."""
+    return bool(request.config.getoption("--snap"))
+
+
+@pytest.fixture(scope="session")
+def golden(snap: bool) -> Golden:
+    """Return a check that bytes equal those of a golden file."""
+
+    def check(path: Path, fresh: bytes) -> None:
+        if snap:
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(fresh)
+            return
+        assert path.exists(), f"{path.name}: must be in {path.parent}; type: just snap"
+        assert fresh == path.read_bytes(), f"{path.name}: the bytes changed; if meant: just snap"
+
+    return check
+
+
+@pytest.fixture(scope="session", autouse=True)
+def leaves_no_process() -> Iterator[None]:
+    """Fail the session when a process that a test started, or its orphan, is still there."""
+    mark = secrets.token_hex(8)
+    os.environ[SESSION_MARK] = mark
+    yield
+    _, alive = psutil.wait_procs(_started_here(mark), timeout=EXIT_GRACE_S)
+    left = [_describe(process) for process in alive]
+    assert not left, f"processes left behind: {left}"
+
+
+def _started_here(mark: str) -> list[psutil.Process]:
+    ours = {child.pid: child for child in psutil.Process().children(recursive=True)}
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get(SESSION_MARK) == mark:
+                ours[process.pid] = process
+        except psutil.Error:  # gone, or somebody else's
+            continue
+    return [p for p in ours.values() if not any(name in _describe(p) for name in LONG_LIVED)]
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {' '.join(process.cmdline()) or process.name()}"
+    except psutil.Error:
+        return f"{process.pid} (gone)"

@@ -1,0 +1,108 @@
+#!/bin/sh
+# Build a virtual environment: setup.sh LEVEL [FOLDER]. Quick when nothing has changed.
+#
+#   runner   the `just` runner alone
+#   demo     what the quickstart needs: no torch
+#   device   what a device installs, with the tools that test
+#   dev      everything, with the tools that check and test
+#
+# FOLDER is .venv unless told. PYTHON names the interpreter; without it the first of python3,
+# python3.13, ... python3.10 that is new enough is taken.
+set -eu
+unset CDPATH
+cd -- "$(dirname -- "$0")/.."
+level=${1:-dev}
+venv=${2:-.venv}
+case $level in
+    runner | demo | device | dev) ;;
+    *)
+        echo "setup: level must be runner, demo, device or dev, got $level" >&2
+        exit 2
+        ;;
+esac
+
+PIP_DEFAULT_TIMEOUT=${PIP_DEFAULT_TIMEOUT:-60} # seconds; pip's own 15 is short for a slow mirror
+PIP_RETRIES=${PIP_RETRIES:-8}
+export PIP_DEFAULT_TIMEOUT PIP_RETRIES PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+
+PIP_WITH_GROUPS='pip>=25.1' # the first that knows dependency groups
+
+fail() {
+    echo "setup: $1" >&2
+    exit 1
+}
+
+is_new_enough() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1
+}
+
+find_python() {
+    for python in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10}; do
+        if is_new_enough "$python"; then return; fi
+    done
+    python=${PYTHON:-python3}
+    fail "Python must be 3.10 or newer, got $("$python" -V 2>&1 || echo "no $python"); \
+install one and name it: PYTHON=python3.12 ./just demo"
+}
+
+# Whatever the machine offers: venv, virtualenv, or venv without pip and the system's pip.
+make_venv() {
+    echo "setup: building $venv with $("$python" -V)"
+    if "$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+        "$python" -m venv --clear "$venv"
+    elif "$python" -m virtualenv --version >/dev/null 2>&1; then
+        "$python" -m virtualenv -q --clear "$venv"
+    elif "$python" -m pip --version >/dev/null 2>&1; then
+        "$python" -m venv --without-pip --clear "$venv"
+        site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+        "$python" -m pip install -q --target "$site" pip
+    else
+        fail "Python must be able to build virtual environments, got $python without ensurepip; \
+type: sudo apt-get install -y $(basename "$python")-venv"
+    fi
+}
+
+install() {
+    "$venv/bin/python" -m pip install -c constraints.txt "$@" ||
+        fail "pip could not install (its reason is above); type the same command again to go on"
+}
+
+# It must run, be this checkout's (its scripts hold the path) and have the Python that was asked.
+is_usable() {
+    is_new_enough "$venv/bin/python" && grep -qsF "$(pwd -P)/$venv" "$venv/bin/activate" &&
+        { [ -z "${PYTHON:-}" ] || [ "$("$PYTHON" -V 2>&1)" = "$("$venv/bin/python" -V)" ]; }
+}
+
+if ! is_usable; then
+    find_python
+    make_venv
+fi
+
+stamp="$("$venv/bin/python" -V) $(cat pyproject.toml constraints.txt "$0" | cksum)"
+is_done() {
+    [ "$(cat "$venv/.done-$1" 2>/dev/null)" = "$stamp" ]
+}
+
+case $level in
+    runner)
+        install -q rust-just
+        exit
+        ;;
+    demo)
+        if is_done demo || is_done dev; then exit; fi
+        install -e '.[testbed,broker]'
+        ;;
+    device)
+        if is_done device; then exit; fi
+        install -q --upgrade "$PIP_WITH_GROUPS"
+        install -e . --group test
+        ;;
+    dev)
+        if is_done dev; then exit; fi
+        install -q --upgrade "$PIP_WITH_GROUPS"
+        # torch on its own and first: the exact version leaves no room for a plain, larger build.
+        install "torch==$(sed -n 's/^torch==//p' constraints.txt)"
+        install -e '.[dev]' --group test --group lint
+        ;;
+esac
+echo "$stamp" >"$venv/.done-$level"
