@@ -9,6 +9,32 @@ from typing import ClassVar, TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """The run itself: one row."""
+
+    TABLE: ClassVar[str] = "run"
+    KEY: ClassVar[tuple[str, ...]] = ("run_id",)
+
+    run_id: str
+    name: str
+    created: str
+    """Wall clock."""
+    seed: int
+    config_hash: str
+    version: str
+    """Of Fairbed."""
+    git_revision: str | None
+    status: str
+    """created, running, paused, done, failed, stopped; interrupted is what a reader makes of a
+    live status without a live process."""
+    why: str
+    resumes: int
+    """How often the run was opened again."""
+    telemetry_dropped: int
+    """Contexts that were not stored because the writer fell behind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRow:
     """A device that has joined (upserted by name)."""
 
@@ -263,7 +289,8 @@ class CheckpointRow:
 
 
 Record: TypeAlias = (
-    DeviceRow
+    RunRow
+    | DeviceRow
     | TruthRow
     | RoundRow
     | SelectionRow

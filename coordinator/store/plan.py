@@ -1,0 +1,39 @@
+"""What a reader wants to know of a run's experiment file, whatever version wrote it."""
+
+from msgspec import DecodeError, Struct, toml
+
+
+class PlannedSelection(Struct, frozen=True, kw_only=True):
+    """The part of `[selection]` that is shown; None where the file does not say."""
+
+    policy: str | None = None
+    per_round: int | None = None
+    beta: float | None = None
+    counts: str = "selected"
+
+
+class PlannedAggregation(Struct, frozen=True, kw_only=True):
+    """The part of `[aggregation]` that is shown."""
+
+    rule: str | None = None
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """The part of an experiment that is shown beside its results."""
+
+    rounds: int | None = None
+    selection: PlannedSelection = PlannedSelection()
+    aggregation: PlannedAggregation = PlannedAggregation()
+
+    @property
+    def beta(self) -> float | None:
+        """Guaranteed selection rate; None when the policy guarantees none."""
+        return self.selection.beta if self.selection.policy == "rbcs-f" else None
+
+
+def read_plan(experiment_toml: str) -> Plan:
+    """Return what the file says; an unreadable one says nothing."""
+    try:
+        return toml.decode(experiment_toml, type=Plan)
+    except DecodeError:
+        return Plan()

@@ -1,0 +1,263 @@
+"""Reads a live or finished run beside its writer, in short transactions.
+
+`since` arguments are exclusive and make reading incremental: a caller keeps the highest round
+or id that it has seen. `resumes` in `RunInfo` grows when rows of open rounds became void; then
+a caller starts from nothing again.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from coordinator.store.connection import (
+    CONFIG,
+    DATABASE,
+    closed_on_error,
+    open_readonly,
+    open_writable,
+    transaction,
+    translated,
+)
+from coordinator.store.errors import StoreError
+from coordinator.store.lock import RunLock, is_locked
+from coordinator.store.plan import Plan, read_plan
+from coordinator.store.records import (
+    CommandRow,
+    DeviceMetricRow,
+    DeviceRow,
+    EventRow,
+    ExchangeRow,
+    MetricRow,
+    Record,
+    RoundRow,
+    RunRow,
+    SelectionRow,
+    TelemetryRow,
+    TruthRow,
+)
+from coordinator.store.schema import check_version, migrate, schema_version, table_of
+
+R = TypeVar("R", bound=Record)
+
+LIVE = frozenset({"created", "running", "paused"})
+"""Statuses that need a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """A run at a glance."""
+
+    folder: Path
+    row: RunRow
+    plan: Plan
+    status: str
+    """As recorded, but `interrupted` when it should be alive and no process owns it."""
+    is_alive: bool
+    """A process owns the run."""
+    rounds_completed: int
+    """Closed rounds, void ones included."""
+    devices: int
+    elapsed_s: float
+    """Run clock at the last closed round or event, seconds."""
+    accuracy_mean: float | None
+    """Latest; None before the first evaluation."""
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run, unique in its root."""
+        return self.row.run_id
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How often a device was chosen over some rounds."""
+
+    device: str
+    rounds: int
+    """Rounds since it joined."""
+    available: int
+    selected: int
+    aggregated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Rows in the store."""
+
+    rounds: int
+    exchanges: int
+    devices: int
+    events: int
+    telemetry: int
+
+
+class RunReader:
+    """Reads one run; thread-safe."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the run in `folder`; a store of an older version is migrated first.
+
+        Raises:
+            RunNotFoundError: No run there.
+            StoreVersionError: Written by a newer version.
+            StoreError: Damaged or unreadable.
+        """
+        self.folder = folder
+        self._path = folder / DATABASE
+        self._lock = threading.RLock()
+        self._connection = open_readonly(self._path)
+        with closed_on_error(self._connection), translated(self._path):
+            if check_version(str(self._path), schema_version(self._connection)):
+                _migrate(folder)
+        self.experiment_toml = _read_config(folder)
+        self.plan = read_plan(self.experiment_toml)
+
+    def __enter__(self) -> "RunReader":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        with self._lock:
+            self._connection.close()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Make all reads inside see one instant; keep it short, it holds back the journal."""
+        with self._lock, translated(self._path), transaction(self._connection, "DEFERRED"):
+            yield
+
+    def data_version(self) -> int:
+        """Return a number that changes when the writer has committed."""
+        return int(self._query("PRAGMA data_version")[0][0])
+
+    def run(self) -> RunInfo:
+        """Return the run at a glance."""
+        is_alive = is_locked(self.folder)  # before the status: a run may end in between
+        row = self._select(RunRow)[0]
+        status = row.status if is_alive or row.status not in LIVE else "interrupted"
+        accuracy = self._query("SELECT accuracy_mean FROM metric ORDER BY round DESC LIMIT 1")
+        last_event = "SELECT at_s FROM event ORDER BY id DESC LIMIT 1"
+        return RunInfo(
+            folder=self.folder,
+            row=row,
+            plan=self.plan,
+            status=status,
+            is_alive=is_alive,
+            rounds_completed=self._number("SELECT count(*) FROM round"),
+            devices=self._number("SELECT count(*) FROM device"),
+            elapsed_s=max(
+                self._number("SELECT max(closed_at_s) FROM round"),
+                self._number(f"SELECT max(at_s) FROM ({last_event})"),
+            ),
+            accuracy_mean=accuracy[0][0] if accuracy else None,
+        )
+
+    def devices(self) -> list[DeviceRow]:
+        """Return all devices that ever joined, in the order of their rows."""
+        return self._select(DeviceRow, 'ORDER BY "row"')
+
+    def truths(self) -> list[TruthRow]:
+        """Return what the testbed configured, by name."""
+        return self._select(TruthRow, "ORDER BY name")
+
+    def rounds(self, since: int = 0) -> list[RoundRow]:
+        """Return closed rounds after round `since`."""
+        return self._select(RoundRow, "WHERE round > ? ORDER BY round", (since,))
+
+    def exchanges(self, since_round: int = 0) -> list[ExchangeRow]:
+        """Return exchanges of rounds after `since_round`, by round and dispatch."""
+        tail = "WHERE round > ? ORDER BY round, attempt, dispatched_at_s, device"
+        return self._select(ExchangeRow, tail, (since_round,))
+
+    def selections(self, round_id: int) -> list[SelectionRow]:
+        """Return every device at the selection of one round."""
+        return self._select(SelectionRow, "WHERE round = ? ORDER BY device", (round_id,))
+
+    def tallies(self, since_round: int = 0) -> list[Tally]:
+        """Return how often each device was chosen after round `since_round`."""
+        rows = self._query(
+            "SELECT device, count(*), sum(is_available), sum(is_selected), sum(is_aggregated) "
+            "FROM selection WHERE round > ? GROUP BY device",
+            (since_round,),
+        )
+        return [Tally(*row) for row in rows]
+
+    def metrics(self, since: int = 0) -> list[MetricRow]:
+        """Return evaluations after round `since`."""
+        return self._select(MetricRow, "WHERE round > ? ORDER BY round", (since,))
+
+    def device_metrics(self, round_id: int | None = None) -> list[DeviceMetricRow]:
+        """Return the evaluation of each device in a round; None for the latest."""
+        if round_id is None:
+            round_id = self._number("SELECT max(round) FROM device_metric")
+        return self._select(DeviceMetricRow, "WHERE round = ? ORDER BY device", (round_id,))
+
+    def events(self, since_id: int = 0, limit: int = 500) -> list[tuple[int, EventRow]]:
+        """Return the newest `limit` events after `since_id` with their ids, oldest first."""
+        tail = "WHERE id > ? ORDER BY id DESC LIMIT ?"
+        return self._numbered(EventRow, tail, (since_id, limit))[::-1]
+
+    def telemetry_latest(self, since_id: int = 0) -> list[tuple[int, TelemetryRow]]:
+        """Return the latest context of each device that sent one after `since_id`, with ids."""
+        tail = "WHERE id IN (SELECT max(id) FROM telemetry WHERE id > ? GROUP BY device)"
+        return self._numbered(TelemetryRow, f"{tail} ORDER BY id", (since_id,))
+
+    def commands(self) -> list[CommandRow]:
+        """Return what people ordered, oldest first."""
+        return self._select(CommandRow, "ORDER BY at_s")
+
+    def counts(self) -> Counts:
+        """Return how many rows the large tables hold."""
+        tables = ("round", "exchange", "device", "event", "telemetry")
+        return Counts(*(self._number(f"SELECT count(*) FROM {table}") for table in tables))
+
+    def _query(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+        with self._lock, translated(self._path):
+            return self._connection.execute(sql, values).fetchall()
+
+    def _number(self, sql: str) -> Any:
+        return self._query(sql)[0][0] or 0
+
+    def _select(self, record: type[R], tail: str = "", values: Sequence[Any] = ()) -> list[R]:
+        table = table_of(record)
+        return [table.decode(row) for row in self._query(table.select(tail), values)]
+
+    def _numbered(self, record: type[R], tail: str, values: Sequence[Any]) -> list[tuple[int, R]]:
+        table = table_of(record)
+        sql = f"SELECT id, {table.names} FROM {table.name} {tail}"
+        return [(row[0], table.decode(row[1:])) for row in self._query(sql, values)]
+
+
+def _read_config(folder: Path) -> str:
+    try:
+        return (folder / CONFIG).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise StoreError(f"{folder / CONFIG}: must be readable, got {exc}") from exc
+
+
+def _migrate(folder: Path) -> None:
+    """Bring an older store up to date, unless an older program writes it at this moment."""
+    lock = RunLock(folder)
+    try:
+        connection = open_writable(folder / DATABASE)
+        try:
+            migrate(connection)
+        except sqlite3.Error:
+            connection.close()
+            raise
+        connection.close()
+    finally:
+        lock.release()

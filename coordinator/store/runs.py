@@ -1,0 +1,67 @@
+"""Finding runs: all below a root, or the one that a person means."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.store.connection import DATABASE
+from coordinator.store.errors import RunNotFoundError, StoreError
+from coordinator.store.reader import RunInfo, RunReader
+
+LATEST = "latest"
+SHOWN = 8
+"""Runs named in the message about an unknown one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """What lies below a root."""
+
+    readable: tuple[RunInfo, ...]
+    """Newest first."""
+    problems: tuple[str, ...]
+    """One line for each store that cannot be read."""
+
+
+def find_runs(root: Path) -> Runs:
+    """Read every run below `root`; a missing folder holds none."""
+    readable: list[RunInfo] = []
+    problems: list[str] = []
+    for path in sorted(root.glob(f"*/{DATABASE}")):
+        try:
+            with RunReader(path.parent) as reader:
+                readable.append(reader.run())
+        except StoreError as exc:
+            problems.append(str(exc))
+    readable.sort(key=lambda info: (info.row.created, info.run_id), reverse=True)
+    return Runs(tuple(readable), tuple(problems))
+
+
+def list_runs(root: Path) -> list[RunInfo]:
+    """Return the readable runs below `root`, newest first."""
+    return list(find_runs(root).readable)
+
+
+def resolve_run(root: Path, ref: str) -> Path:
+    """Return the folder of the run that `ref` means.
+
+    Args:
+        root: Folder of all runs.
+        ref: `latest`, the id of a run or a beginning of it that only one has, or a path.
+
+    Raises:
+        RunNotFoundError: No run or more than one answers; the message lists what exists.
+    """
+    for folder in (root / ref, Path(ref)):
+        if (folder / DATABASE).is_file():
+            return folder
+    infos = list_runs(root)
+    if ref == LATEST and infos:
+        return infos[0].folder
+    matches = [info for info in infos if info.run_id.startswith(ref) and ref]
+    if len(matches) == 1:
+        return matches[0].folder
+    rule = "must name one run" if matches else "must name a run"
+    found = matches or infos
+    names = ", ".join(info.run_id for info in found[:SHOWN]) or "none yet"
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    raise RunNotFoundError(f"{root}: {rule}, got {ref!r}; there are: {names}{more}")

@@ -1,0 +1,206 @@
+"""Tables, statements and rows, all derived from the dataclasses of `records`.
+
+A `float` column may hold NULL: SQLite keeps no NaN, so NaN is written as NULL and read as NaN
+(as None where the field may be None). Tables without a key are numbered by `id`, from 1.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from math import nan
+from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_type_hints
+
+from coordinator.store.errors import StoreVersionError
+from coordinator.store.records import (
+    CheckpointRow,
+    CommandRow,
+    DeviceMetricRow,
+    DeviceRow,
+    EventRow,
+    ExchangeRow,
+    MetricRow,
+    Record,
+    RoundRow,
+    RunRow,
+    SelectionRow,
+    TelemetryRow,
+    TruthRow,
+)
+
+R = TypeVar("R", bound=Record)
+Values: TypeAlias = tuple[Any, ...]
+"""One row as SQLite takes it."""
+
+RECORDS: tuple[type[Record], ...] = (
+    RunRow,
+    DeviceRow,
+    TruthRow,
+    RoundRow,
+    SelectionRow,
+    ExchangeRow,
+    MetricRow,
+    DeviceMetricRow,
+    TelemetryRow,
+    EventRow,
+    CommandRow,
+    CheckpointRow,
+)
+"""Every table of a store."""
+
+PER_ROUND: tuple[type[Record], ...] = (
+    RoundRow,
+    SelectionRow,
+    ExchangeRow,
+    MetricRow,
+    DeviceMetricRow,
+    CheckpointRow,
+)
+"""Tables whose rows are void when their round never closed; events and commands stay."""
+
+INDICES: tuple[str, ...] = (
+    "CREATE INDEX exchange_device ON exchange (device)",
+    "CREATE INDEX selection_device ON selection (device)",
+    "CREATE INDEX telemetry_device ON telemetry (device)",
+)
+
+MIGRATIONS: tuple[str, ...] = ()
+"""Script i turns a store of version i + 1 into one of version i + 2; only ever appended to."""
+
+_SQL_TYPES = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL", bytes: "BLOB"}
+_INSTANTS = frozenset({"at_s", "closed_at_s", "dispatched_at_s", "first_seen_s"})
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A field of a record."""
+
+    name: str
+    kind: type
+    """str, int, bool, float or bytes."""
+    is_optional: bool
+
+    def definition(self) -> str:
+        """Return the column as `CREATE TABLE` wants it."""
+        may_be_null = self.is_optional or self.kind is float
+        return f'"{self.name}" {_SQL_TYPES[self.kind]}{"" if may_be_null else " NOT NULL"}'
+
+    def to_sql(self, value: Any) -> Any:
+        """Return a plain Python value: SQLite would store a numpy integer as a blob."""
+        return None if value is None and self.is_optional else self.kind(value)
+
+    def from_sql(self, value: Any) -> Any:
+        """Return the field's value."""
+        if value is None:
+            return None if self.is_optional else nan
+        return bool(value) if self.kind is bool else value
+
+
+@dataclass(frozen=True, slots=True)
+class Table(Generic[R]):
+    """How records of one type are stored."""
+
+    record: type[R]
+    columns: tuple[Column, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the table, quoted."""
+        return f'"{self.record.TABLE}"'
+
+    @property
+    def names(self) -> str:
+        """The columns in order, for a SELECT."""
+        return ", ".join(f'"{c.name}"' for c in self.columns)
+
+    @property
+    def instants(self) -> tuple[str, ...]:
+        """Columns that hold an instant on the run's clock."""
+        return tuple(c.name for c in self.columns if c.name in _INSTANTS)
+
+    def create(self) -> str:
+        """Return the statement that makes the table."""
+        parts = [c.definition() for c in self.columns]
+        if self.record.KEY:
+            parts.append(f"PRIMARY KEY ({', '.join(self.record.KEY)})")
+        else:
+            parts.insert(0, "id INTEGER PRIMARY KEY")
+        return f"CREATE TABLE {self.name} ({', '.join(parts)})"
+
+    def upsert(self) -> str:
+        """Return the statement that adds a row or replaces the one with the same key."""
+        marks = ", ".join("?" for _ in self.columns)
+        insert = f"INSERT INTO {self.name} ({self.names}) VALUES ({marks})"
+        rest = [c.name for c in self.columns if c.name not in self.record.KEY]
+        if not self.record.KEY:
+            return insert
+        changes = ", ".join(f'"{name}" = excluded."{name}"' for name in rest)
+        return f"{insert} ON CONFLICT ({', '.join(self.record.KEY)}) DO UPDATE SET {changes}"
+
+    def select(self, tail: str = "") -> str:
+        """Return the query for whole records; `tail` is what follows FROM."""
+        return f"SELECT {self.names} FROM {self.name} {tail}"
+
+    def encode(self, record: R) -> Values:
+        """Return the values of a record in column order."""
+        return tuple(c.to_sql(getattr(record, c.name)) for c in self.columns)
+
+    def decode(self, values: Sequence[Any]) -> R:
+        """Return the record of a row in column order."""
+        pairs = zip(self.columns, values, strict=True)
+        return self.record(**{c.name: c.from_sql(value) for c, value in pairs})
+
+
+def _column(name: str, hint: Any) -> Column:
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
+    if len(kinds) != 1 or kinds[0] not in _SQL_TYPES:
+        raise TypeError(f"{name}: a column must be one of {list(_SQL_TYPES)}, got {hint}")
+    return Column(name, kinds[0], is_optional=type(None) in get_args(hint))
+
+
+def _table(record: type[R]) -> Table[R]:
+    hints = get_type_hints(record)
+    return Table(record, tuple(_column(f.name, hints[f.name]) for f in fields(record)))
+
+
+_TABLES: dict[type[Any], Table[Any]] = {record: _table(record) for record in RECORDS}
+
+
+def table_of(record: type[R]) -> Table[R]:
+    """Return the table of a record type."""
+    return _TABLES[record]
+
+
+def create_schema(connection: sqlite3.Connection) -> None:
+    """Make all tables of a new store, at the version of this code."""
+    for record in RECORDS:
+        connection.execute(table_of(record).create())
+    for statement in INDICES:
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+
+
+def schema_version(connection: sqlite3.Connection) -> int:
+    """Return the version of an open store; 0 is an empty file."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def check_version(where: str, found: int, migrations: Sequence[str] = MIGRATIONS) -> bool:
+    """Tell whether a store of version `found` must be migrated before use.
+
+    Raises:
+        StoreVersionError: It is newer than this code, or no store at all.
+    """
+    known = len(migrations) + 1
+    if not 1 <= found <= known:
+        what = "update Fairbed to open it" if found > known else "this is not a run store"
+        raise StoreVersionError(f"{where}: version must be 1 to {known}, got {found}; {what}")
+    return found < known
+
+
+def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:
+    """Bring an older store up to date, one transaction a version."""
+    for version in range(schema_version(connection), len(migrations) + 1):
+        script = migrations[version - 1]
+        connection.executescript(
+            f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {version + 1}; COMMIT;"
+        )

@@ -1,0 +1,343 @@
+"""The writer of a run: everything the coordinator remembers goes through here."""
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from coordinator.algorithms.arrays import Vector
+from coordinator.store.connection import (
+    BUSY_TIMEOUT_S,
+    CONFIG,
+    DATABASE,
+    closed_on_error,
+    open_readonly,
+    open_writable,
+    transaction,
+    translated,
+)
+from coordinator.store.errors import StoreError
+from coordinator.store.lock import RunLock
+from coordinator.store.models import file_of, load_model, remove_models, save_model
+from coordinator.store.records import (
+    CheckpointRow,
+    EventRow,
+    ExchangeRow,
+    Record,
+    RoundRow,
+    RunRow,
+    SelectionRow,
+    TelemetryRow,
+)
+from coordinator.store.schema import (
+    PER_ROUND,
+    RECORDS,
+    check_version,
+    create_schema,
+    migrate,
+    schema_version,
+    table_of,
+)
+from coordinator.store.writer import Writer
+
+KEEP_LAST = 3
+"""Newest models kept: one to resume from, and two should its file be damaged."""
+KEEP_EVERY = 10
+"""Rounds between models that are kept for good."""
+CLOSE_ROUND_TIMEOUT_S = 60.0
+"""Longest wait for the closing transaction; a healthy disk takes milliseconds."""
+CLOSE_TIMEOUT_S = 15.0
+TELEMETRY_MAX_ROWS = 200_000
+TELEMETRY_MAX_AGE_S = 24 * 3600.0
+RETENTION_EVERY = 2_000
+"""Telemetry rows between two looks at the retention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The state after the last closed round."""
+
+    round: int
+    state: bytes
+    """As given to `close_round`."""
+    model: Vector
+    """Shape (n_values,), its sha256 verified."""
+
+
+class Store:
+    """Writes one run. Thread-safe; only `close_round` and `close` wait for the disk.
+
+    `Writer` says what happens when the disk falls behind. Telemetry is kept for 24 h and at
+    most 200,000 rows.
+    """
+
+    def __init__(self, folder: Path, lock: RunLock, connection: sqlite3.Connection) -> None:
+        """Take over an open store; use `create` or `reopen`."""
+        self.folder = folder
+        self._lock = lock
+        self._path = folder / DATABASE
+        self._offset_s = _last_instant(connection)
+        self._checkpoint = _verified_checkpoint(folder, connection)
+        self._dropped_before = int(
+            connection.execute("SELECT telemetry_dropped FROM run").fetchone()[0]
+        )
+        self._telemetry_count = 0
+        self._writer = Writer(self._path, connection)
+
+    @classmethod
+    def create(
+        cls,
+        folder: Path,
+        *,
+        run_id: str,
+        name: str,
+        experiment_toml: str,
+        seed: int,
+        config_hash: str,
+        version: str,
+        git_revision: str | None,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+    ) -> "Store":
+        """Make the folder of a new run: `run.db` and `experiment.toml`.
+
+        Raises:
+            StoreError: The folder holds a run, belongs to one that is alive, or cannot be written.
+        """
+        path = folder / DATABASE
+        row = RunRow(
+            run_id=run_id,
+            name=name,
+            created=_wall(),
+            seed=seed,
+            config_hash=config_hash,
+            version=version,
+            git_revision=git_revision,
+            status="created",
+            why="",
+            resumes=0,
+            telemetry_dropped=0,
+        )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = RunLock(folder)
+        except OSError as exc:
+            raise StoreError(f"{folder}: must be a writable folder, got {exc}") from exc
+        try:
+            if path.exists():
+                raise StoreError(
+                    f"{folder}: must not hold a run yet, got one; resume it or name another folder"
+                )
+            (folder / CONFIG).write_text(experiment_toml, encoding="utf-8")
+            connection = open_writable(path, busy_timeout_s)
+            with closed_on_error(connection), translated(path):
+                with transaction(connection):
+                    create_schema(connection)
+                    table = table_of(RunRow)
+                    connection.execute(table.upsert(), table.encode(row))
+                return cls(folder, lock, connection)
+        except OSError as exc:
+            lock.release()
+            raise StoreError(f"{folder}: must be a writable folder, got {exc}") from exc
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def reopen(cls, folder: Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> "Store":
+        """Open a run to go on with it; rows of rounds after the last checkpoint are void.
+
+        Raises:
+            StoreError: No run, one that is alive, one by a newer version, or a damaged one.
+        """
+        path = folder / DATABASE
+        open_readonly(path).close()
+        lock = RunLock(folder)
+        try:
+            connection = open_writable(path, busy_timeout_s)
+            with closed_on_error(connection), translated(path):
+                if check_version(str(path), schema_version(connection)):
+                    migrate(connection)
+                store = cls(folder, lock, connection)
+        except BaseException:
+            lock.release()
+            raise
+        try:
+            store._void_open_rounds()
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def add(self, record: Record) -> None:
+        """Queue a row; it is committed within 250 ms. Rows with the same key replace each other.
+
+        Raises:
+            StoreError: The store is closed, or the disk fails or does not keep up.
+        """
+        table = table_of(type(record))
+        if not isinstance(record, TelemetryRow):
+            self._writer.put(table.upsert(), table.encode(record))
+            return
+        self._writer.put(table.upsert(), table.encode(record), is_droppable=True)
+        self._telemetry_count += 1
+        if self._telemetry_count % RETENTION_EVERY == 0:
+            self._forget_telemetry(record.at_s)
+
+    def close_round(
+        self,
+        round_row: RoundRow,
+        selections: Sequence[SelectionRow],
+        exchanges: Sequence[ExchangeRow],
+        checkpoint_state: bytes,
+        model: Vector,
+    ) -> None:
+        """Record a closed round, its checkpoint and model; durable on return. Call off the loop.
+
+        Args:
+            round_row: The round.
+            selections: One row a device.
+            exchanges: One row a selected device; replaces rows added while the round was open.
+            checkpoint_state: Everything else that is needed to go on.
+            model: The global model after the round, shape (n_values,).
+
+        Raises:
+            StoreError: The disk failed or took longer than a minute.
+        """
+        sha256 = save_model(self.folder, round_row.round, model)
+        checkpoint = CheckpointRow(
+            round=round_row.round,
+            state=checkpoint_state,
+            model_file=file_of(round_row.round),
+            model_sha256=sha256,
+            at_s=round_row.closed_at_s,
+        )
+        rows: list[Record] = [round_row, *selections, *exchanges, checkpoint]
+        oldest = round_row.round - KEEP_LAST
+
+        def commit(connection: sqlite3.Connection) -> set[str]:
+            connection.execute("PRAGMA synchronous = FULL")
+            with transaction(connection):
+                for row in rows:
+                    table = table_of(type(row))
+                    connection.execute(table.upsert(), table.encode(row))
+                connection.execute(
+                    "DELETE FROM checkpoint WHERE round <= ? AND round % ?", (oldest, KEEP_EVERY)
+                )
+            connection.execute("PRAGMA synchronous = NORMAL")
+            kept = connection.execute("SELECT model_file FROM checkpoint")
+            return {file for (file,) in kept}
+
+        keep = self._writer.run(commit, CLOSE_ROUND_TIMEOUT_S)
+        remove_models(self.folder, keep)
+
+    def set_status(self, status: str, why: str = "") -> None:
+        """Queue the run's status: created, running, paused, done, failed, stopped."""
+        self._writer.put("UPDATE run SET status = ?, why = ?", (status, why))
+
+    def last_checkpoint(self) -> Checkpoint | None:
+        """Return the checkpoint that the store was reopened at; None for a run without one."""
+        return self._checkpoint
+
+    def resume_offset_s(self) -> float:
+        """Return the last instant recorded before this process, so that the run clock goes on."""
+        return self._offset_s
+
+    def flush(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Wait until everything added so far is committed. Call off the loop."""
+        self._writer.run(lambda _: None, timeout_s)
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Write what is queued and give the run up; a second call does nothing.
+
+        Raises:
+            StoreError: Something could not be written and nobody was told yet.
+        """
+        dropped = self._dropped_before + self._writer.dropped
+        try:
+            if self._writer.is_open:
+                self._writer.put("UPDATE run SET telemetry_dropped = ?", (dropped,))
+                self._writer.run(_fold_journal, timeout_s)
+        finally:
+            try:
+                self._writer.close(timeout_s)
+            finally:
+                self._lock.release()
+
+    def _void_open_rounds(self) -> None:
+        last = self._checkpoint.round if self._checkpoint else 0
+        at_s, wall = self._offset_s, _wall()
+
+        def void(connection: sqlite3.Connection) -> None:
+            with transaction(connection):
+                voided = 0
+                for record in PER_ROUND:
+                    statement = f"DELETE FROM {table_of(record).name} WHERE round > ?"
+                    voided += connection.execute(statement, (last,)).rowcount
+                connection.execute("UPDATE run SET resumes = resumes + 1, why = ''")
+                text = f"resumed after round {last}; {voided} rows of open rounds are void"
+                event = EventRow(
+                    at_s=at_s,
+                    wall=wall,
+                    level="info",
+                    kind="resumed",
+                    round=last,
+                    device=None,
+                    text=text,
+                )
+                table = table_of(EventRow)
+                connection.execute(table.upsert(), table.encode(event))
+
+        self._writer.run(void, CLOSE_ROUND_TIMEOUT_S)
+
+    def _forget_telemetry(self, now_s: float) -> None:
+        self._writer.put(
+            "DELETE FROM telemetry WHERE at_s < ? OR id <= (SELECT max(id) FROM telemetry) - ?",
+            (now_s - TELEMETRY_MAX_AGE_S, TELEMETRY_MAX_ROWS),
+        )
+
+
+def _verified_checkpoint(folder: Path, connection: sqlite3.Connection) -> Checkpoint | None:
+    """Return the newest checkpoint whose model file is intact.
+
+    Raises:
+        StoreError: There are checkpoints, and none is intact.
+    """
+    table = table_of(CheckpointRow)
+    problem: StoreError | None = None
+    for values in connection.execute(table.select("ORDER BY round DESC")).fetchall():
+        row = table.decode(values)
+        try:
+            model = load_model(folder, row.model_file, row.model_sha256)
+        except StoreError as exc:
+            problem = problem or exc
+        else:
+            return Checkpoint(row.round, row.state, model)
+    if problem:
+        raise problem
+    return None
+
+
+def _last_instant(connection: sqlite3.Connection) -> float:
+    """Return the latest instant in any table, seconds; 0 for a new run."""
+    last = 0.0
+    for record in RECORDS:
+        table = table_of(record)
+        for column in table.instants:
+            found = connection.execute(f"SELECT max({column}) FROM {table.name}").fetchone()
+            last = max(last, found[0] or 0.0)
+    return last
+
+
+def _fold_journal(connection: sqlite3.Connection) -> None:
+    """Leave one self-contained file behind, unless somebody still reads it."""
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    except sqlite3.OperationalError as exc:
+        if "locked" not in str(exc):
+            raise
+
+
+def _wall() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
