@@ -15,10 +15,12 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from wire.errors import DecodeError
-from wire.tensors import Layout
+from wire.codec import Buffer, unpack
+from wire.messages import MAX_TEXT
+from wire.tensors import Layout, Shape
 
-FORMAT = 1
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Magnitude = Annotated[float, Meta(ge=0.0, le=1e12)]
 
 
 class SelfCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,11 +32,11 @@ class SelfCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     y is `rng.integers(0, classes, batch)`; drawn in this order, then cast to float32 / int64.
     """
 
-    seed: int
-    batch: Annotated[int, Meta(ge=1)]
-    loss: float
+    seed: Annotated[int, Meta(ge=0)]
+    batch: Annotated[int, Meta(ge=1, le=1 << 12)]
+    loss: Magnitude
     """Mean loss, computed in float64."""
-    gradient_l2: float
+    gradient_l2: Magnitude
     """L2 norm of the gradient over all parameters, computed in float64."""
 
 
@@ -42,19 +44,23 @@ class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model without its parameters."""
 
     format: Literal[1] = 1
-    name: str
+    name: Text
     """Model and shape, such as `cnn-1x8x8-10`."""
-    model: str
+    model: Text
     """The name in the experiment file: softmax, mlp, cnn, ..."""
     layout: Layout
-    x_shape: tuple[int, ...]
+    x_shape: Shape
     """Shape of one example."""
     x_dtype: Literal["float32", "int64"] = "float32"
-    x_classes: int = 0
-    """Vocabulary size for integer x."""
-    classes: Annotated[int, Meta(ge=1)]
-    opset: int
+    x_classes: Annotated[int, Meta(ge=0, le=1 << 31)] = 0
+    """Vocabulary size for integer x; 0 for any other."""
+    classes: Annotated[int, Meta(ge=1, le=1 << 31)]
+    opset: Annotated[int, Meta(ge=1, le=1000)]
     selfcheck: SelfCheck
+
+    def __post_init__(self) -> None:
+        if (self.x_classes > 0) != (self.x_dtype == "int64"):
+            raise ValueError(f"x_classes must be given exactly for int64 x, got {self.x_classes}")
 
 
 class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,13 +81,10 @@ def encode_artifact(artifact: Artifact) -> bytes:
     return msgspec.msgpack.encode(artifact)
 
 
-def decode_artifact(blob: bytes | bytearray | memoryview) -> Artifact:
+def decode_artifact(blob: Buffer) -> Artifact:
     """Return the task in `blob`.
 
     Raises:
         DecodeError: It is not a task, or one of another format.
     """
-    try:
-        return _DECODER.decode(blob)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as exc:
-        raise DecodeError(f"task: {exc}") from exc
+    return unpack(_DECODER, blob, "task")

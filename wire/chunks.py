@@ -2,7 +2,7 @@
 
     magic "FB" | version u8 | 0 u8 | blob id 16 bytes | index u32 | crc32 u32 | payload
 
-All integers are big-endian; the crc32 is that of the payload.
+All integers are big-endian; the crc32 is that of all other bytes, header first.
 """
 
 import hashlib
@@ -10,12 +10,22 @@ import struct
 import zlib
 from dataclasses import dataclass
 
-from wire.errors import DecodeError
-from wire.messages import MAX_CHUNK_BYTES, PROTOCOL_VERSION, BlobKind, Manifest
+from wire.codec import check_version
+from wire.errors import DecodeError, EncodeError
+from wire.messages import (
+    MAX_CHUNK_BYTES,
+    MAX_VECTOR_BYTES,
+    MIN_CHUNK_BYTES,
+    PROTOCOL_VERSION,
+    BlobKind,
+    Manifest,
+)
 
-_HEADER = struct.Struct(">2sBx16sII")
+_HEADER = struct.Struct(">2sBB16sI")
+_CRC = struct.Struct(">I")
 _MAGIC = b"FB"
-HEADER_BYTES = _HEADER.size
+_ID_BYTES = 16
+HEADER_BYTES = _HEADER.size + _CRC.size
 
 DEFAULT_CHUNK_BYTES = 256 * 1024
 
@@ -31,9 +41,18 @@ class Chunk:
 
 
 def encode_chunk(blob: bytes, index: int, payload: bytes | memoryview) -> bytes:
-    """Return the frame of one chunk."""
-    header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, blob, index, zlib.crc32(payload))
-    return b"".join((header, payload))
+    """Return the frame of one chunk.
+
+    Raises:
+        EncodeError: The id is not 16 bytes, or the payload is empty or too large.
+    """
+    if len(blob) != _ID_BYTES or not 0 < len(payload) <= MAX_CHUNK_BYTES:
+        raise EncodeError(
+            f"chunk {index}: must hold 1 to {MAX_CHUNK_BYTES} bytes under an id of {_ID_BYTES}, "
+            f"got {len(payload)} under {len(blob)}"
+        )
+    header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, 0, blob, index)
+    return b"".join((header, _CRC.pack(zlib.crc32(payload, zlib.crc32(header))), payload))
 
 
 def decode_chunk(frame: bytes) -> Chunk:
@@ -42,26 +61,42 @@ def decode_chunk(frame: bytes) -> Chunk:
     Raises:
         DecodeError: The frame is malformed, of another protocol version, or its crc is wrong.
     """
-    if len(frame) <= HEADER_BYTES or len(frame) > HEADER_BYTES + MAX_CHUNK_BYTES:
-        raise DecodeError(f"chunk: must hold 1 to {MAX_CHUNK_BYTES} bytes, got frame {len(frame)}")
-    magic, version, blob, index, crc = _HEADER.unpack_from(frame)
-    if magic != _MAGIC or version != PROTOCOL_VERSION:
+    if not HEADER_BYTES < len(frame) <= HEADER_BYTES + MAX_CHUNK_BYTES:
         raise DecodeError(
-            f"chunk: must start with {_MAGIC!r} {PROTOCOL_VERSION}, got {magic!r} {version}"
+            f"chunk: must hold 1 to {MAX_CHUNK_BYTES} bytes after a header of {HEADER_BYTES}, "
+            f"got {len(frame)} in all"
         )
+    magic, version, flags, blob, index = _HEADER.unpack_from(frame)
+    if magic != _MAGIC:
+        raise DecodeError(f"chunk: must start with {_MAGIC!r}, got {magic!r}")
+    check_version(version, "chunk")
+    if flags != 0:
+        raise DecodeError(f"chunk {index}: flags must be 0, got {flags}")
     payload = memoryview(frame)[HEADER_BYTES:]
-    if zlib.crc32(payload) != crc:
-        raise DecodeError(f"chunk {index}: crc32 does not match its payload; ask again")
+    (crc,) = _CRC.unpack_from(frame, _HEADER.size)
+    if zlib.crc32(payload, zlib.crc32(memoryview(frame)[: _HEADER.size])) != crc:
+        raise DecodeError(f"chunk {index}: crc32 must match the bytes, got a damaged frame")
     return Chunk(blob=blob, index=index, payload=payload)
 
 
 def manifest_of(
     data: bytes | memoryview, kind: BlobKind, chunk_bytes: int = DEFAULT_CHUNK_BYTES
 ) -> Manifest:
-    """Return the manifest of a blob to download; its id is the head of its sha256."""
+    """Return the manifest of a blob to download; its id is the head of its sha256.
+
+    Raises:
+        EncodeError: The blob is empty or too large, or the chunks are.
+    """
+    if not 0 < len(data) <= MAX_VECTOR_BYTES:
+        raise EncodeError(f"{kind}: must hold 1 to {MAX_VECTOR_BYTES} bytes, got {len(data)}")
+    if not MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES:
+        raise EncodeError(
+            f"{kind}: chunks must hold {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES} bytes, "
+            f"got {chunk_bytes}"
+        )
     digest = hashlib.sha256(data).digest()
     return Manifest(
-        id=digest[:16],
+        id=digest[:_ID_BYTES],
         kind=kind,
         size_bytes=len(data),
         chunk_bytes=chunk_bytes,
@@ -70,6 +105,12 @@ def manifest_of(
 
 
 def chunk_slice(manifest: Manifest, index: int) -> slice:
-    """Return where chunk `index` lies in the blob."""
+    """Return where chunk `index` lies in the blob.
+
+    Raises:
+        DecodeError: The blob has no such chunk.
+    """
+    if not 0 <= index < manifest.chunk_count:
+        raise DecodeError(f"chunk: index must be below {manifest.chunk_count}, got {index}")
     start = index * manifest.chunk_bytes
     return slice(start, min(start + manifest.chunk_bytes, manifest.size_bytes))

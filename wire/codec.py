@@ -3,7 +3,7 @@
 Whatever is wrong with the bytes of a peer becomes one `DecodeError` with one line.
 """
 
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -18,10 +18,14 @@ from wire.messages import (
     ToDevice,
 )
 
-M = TypeVar("M")
+T = TypeVar("T")
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 MAX_MESSAGE_BYTES = 1_000_000
 """No message is larger than the default payload limit of the strictest broker."""
+
+_MAX_REASON = 200
+"""Characters of a decoding error: what a peer sent must not flood a log."""
 
 _ENCODER = msgspec.msgpack.Encoder()
 _FROM_DEVICE: msgspec.msgpack.Decoder[FromDevice] = msgspec.msgpack.Decoder(FromDevice)
@@ -35,9 +39,12 @@ def encode(message: Message) -> bytes:
     """Return the bytes of `message`.
 
     Raises:
-        EncodeError: The result would be larger than any broker takes.
+        EncodeError: It cannot be written, or the result would be larger than any broker takes.
     """
-    body = bytes([PROTOCOL_VERSION]) + _ENCODER.encode(message)
+    try:
+        body = bytes([PROTOCOL_VERSION]) + _ENCODER.encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+        raise EncodeError(f"{type(message).__name__}: must be encodable, got {exc}") from exc
     if len(body) > MAX_MESSAGE_BYTES:
         raise EncodeError(
             f"{type(message).__name__}: a message must stay below {MAX_MESSAGE_BYTES} bytes, "
@@ -52,7 +59,7 @@ def decode_from_device(payload: bytes) -> FromDevice:
     Raises:
         DecodeError: The bytes are not a valid message of a device.
     """
-    return _decode(_FROM_DEVICE, payload)
+    return _decode_message(_FROM_DEVICE, payload)
 
 
 def decode_to_device(payload: bytes) -> ToDevice:
@@ -61,7 +68,7 @@ def decode_to_device(payload: bytes) -> ToDevice:
     Raises:
         DecodeError: The bytes are not a valid message of a coordinator.
     """
-    return _decode(_TO_DEVICE, payload)
+    return _decode_message(_TO_DEVICE, payload)
 
 
 def decode_intent(payload: bytes) -> Intent:
@@ -70,7 +77,7 @@ def decode_intent(payload: bytes) -> Intent:
     Raises:
         DecodeError: The bytes are not a valid intent.
     """
-    return _decode(_INTENT, payload)
+    return _decode_message(_INTENT, payload)
 
 
 def decode_command(payload: bytes) -> Command:
@@ -79,7 +86,7 @@ def decode_command(payload: bytes) -> Command:
     Raises:
         DecodeError: The bytes are not a valid command.
     """
-    return _decode(_COMMAND, payload)
+    return _decode_message(_COMMAND, payload)
 
 
 def decode(payload: bytes) -> AnyMessage:
@@ -88,19 +95,38 @@ def decode(payload: bytes) -> AnyMessage:
     Raises:
         DecodeError: The bytes are not a valid message.
     """
-    return _decode(_ANY, payload)
+    return _decode_message(_ANY, payload)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[M], payload: bytes) -> M:
-    if not payload:
-        raise DecodeError("message: must not be empty, got 0 bytes")
-    if payload[0] != PROTOCOL_VERSION:
-        side = "this side" if payload[0] > PROTOCOL_VERSION else "the sender"
+def unpack(decoder: msgspec.msgpack.Decoder[T], data: Buffer, what: str) -> T:
+    """Return the value in `data`; `what` names it in errors.
+
+    Raises:
+        DecodeError: The bytes are not a valid one; the reason is one short printable line.
+    """
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as exc:
+        reason = "".join(c if c.isprintable() else "?" for c in str(exc)[:_MAX_REASON])
+        raise DecodeError(f"{what}: {reason}") from exc
+
+
+def check_version(version: int, what: str) -> None:
+    """Refuse bytes of another protocol version; `what` names them in the error.
+
+    Raises:
+        VersionError: The peer speaks an older or a newer version.
+    """
+    if version != PROTOCOL_VERSION:
+        side = "this side" if version > PROTOCOL_VERSION else "the sender"
         raise VersionError(
-            f"message: speaks protocol {payload[0]}, this side speaks {PROTOCOL_VERSION}; "
+            f"{what}: must speak protocol {PROTOCOL_VERSION}, got {version}; "
             f"update fairbed on {side}"
         )
-    try:
-        return decoder.decode(memoryview(payload)[1:])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as exc:
-        raise DecodeError(f"message: {exc}") from exc
+
+
+def _decode_message(decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T:
+    if not 0 < len(payload) <= MAX_MESSAGE_BYTES:
+        raise DecodeError(f"message: must hold 1 to {MAX_MESSAGE_BYTES} bytes, got {len(payload)}")
+    check_version(payload[0], "message")
+    return unpack(decoder, memoryview(payload)[1:], "message")

@@ -1,8 +1,8 @@
 """Every message between a coordinator and a device, and the rules their fields obey.
 
-A message is built valid or not at all: msgspec checks types and bounds when decoding, and
-`__post_init__` checks what a bound cannot say. Arrays never ride in messages; they travel as
-chunks (`wire.chunks`, `wire.transfer`) that a `Manifest` announces.
+A message is received valid or not at all: msgspec checks types and bounds when decoding, and
+`__post_init__` checks what a bound cannot say, on both sides. Arrays never ride in
+messages; they travel as chunks (`wire.chunks`, `wire.transfer`) that a `Manifest` announces.
 
 Durations are seconds on one clock, that of the side that names them; instants never cross.
 """
@@ -12,6 +12,7 @@ import re
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
 PROTOCOL_VERSION = 1
 
@@ -22,7 +23,10 @@ MIN_CHUNK_BYTES = 1 << 10
 MAX_CHUNK_BYTES = 960 * 1024
 """With its header a chunk stays below 1 MB, NATS' and EMQX' default payload limit."""
 
-NAME_PATTERN = r"^[a-z0-9-]{1,32}$"
+MAX_TEXT = 500
+"""Characters of any text; longer ones are cut by whoever builds the message."""
+
+NAME_PATTERN = r"\A[a-z0-9-]{1,32}\Z"
 
 DeviceName: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e7)]
@@ -31,20 +35,22 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 40)]
 RoundId: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 BlobId: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Sha256: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
-Text: TypeAlias = Annotated[str, Meta(max_length=500)]
+Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 ChunkList: TypeAlias = Annotated[list[Annotated[int, Meta(ge=0, le=1 << 22)]], Meta(max_length=64)]
 Bitmap: TypeAlias = Annotated[bytes, Meta(max_length=1 << 19)]
 BlobKind: TypeAlias = Literal["task", "model", "shard", "update", "probe"]
 
 
 class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="m"):
-    """Base of all messages: immutable, keyword-only, no unknown fields, no NaN."""
+    """Base of all messages: immutable, keyword-only, no unknown fields, no NaN, no long text."""
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
             value = getattr(self, field)
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{field} must be a finite number, got {value}")
+            if isinstance(value, str) and len(value) > MAX_TEXT:
+                force_setattr(self, field, value[: MAX_TEXT - 1] + "…")
 
 
 class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
@@ -56,7 +62,14 @@ class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
     size_bytes: Annotated[int, Meta(ge=1, le=MAX_VECTOR_BYTES)]
     chunk_bytes: Annotated[int, Meta(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)]
     sha256: Sha256 | None = None
-    """None for an update, whose hash follows in `UploadDone`."""
+    """None exactly for an update, whose hash follows in `UploadDone`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.sha256 is None) != (self.kind == "update"):
+            raise ValueError(f"sha256 must be given exactly for downloads, got kind {self.kind}")
+        if self.sha256 is not None and self.id != self.sha256[:16]:
+            raise ValueError("id must be the first 16 bytes of sha256 for a download")
 
     @property
     def chunk_count(self) -> int:
@@ -347,7 +360,10 @@ class Command(Message, frozen=True, kw_only=True, tag="command"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.device is not None) != (self.action in ("exclude", "include")):
-            raise ValueError(f"device must be given exactly for exclude and include, got {self!r}")
+            raise ValueError(
+                f"device must be given exactly for exclude and include, "
+                f"got {self.action} {self.device}"
+            )
 
 
 FromDevice: TypeAlias = (

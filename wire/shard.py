@@ -1,34 +1,36 @@
 """One device's training data as it travels: private, sent once, cached by content hash."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
+from wire.codec import Buffer, unpack
 from wire.errors import DecodeError
+from wire.tensors import Shape
 
 
 class Shard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Training examples of one device."""
 
-    n: int
+    n: Annotated[int, Meta(ge=1, le=1 << 31)]
     """Number of examples."""
-    x_shape: tuple[int, ...]
+    x_shape: Shape
     """Shape of one example."""
     x_dtype: Literal["float32", "uint8", "int64"]
     """uint8 stands for pixels and becomes float32 / 255 on the device."""
     x: bytes
     """n examples, little-endian, C order."""
     y: bytes
-    """n labels, little-endian int64."""
+    """n labels, little-endian int64, none negative."""
 
     def arrays(self) -> tuple[NDArray[np.float32] | NDArray[np.int64], NDArray[np.int64]]:
         """Return x, shape (n, *x_shape), and y, shape (n,), ready for the engine.
 
         Raises:
-            DecodeError: The bytes do not fit the shapes.
+            DecodeError: The bytes do not fit the shapes, or a value cannot be used.
         """
         try:
             x = np.frombuffer(self.x, np.dtype(self.x_dtype).newbyteorder("<"))
@@ -36,6 +38,8 @@ class Shard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             y = np.frombuffer(self.y, "<i8").reshape((self.n,)).astype(np.int64)
         except ValueError as exc:
             raise DecodeError(f"shard: {exc}") from exc
+        if y.min() < 0:
+            raise DecodeError(f"shard: every label must be >= 0, got {y.min()}")
         if self.x_dtype == "int64":
             return x.astype(np.int64), y
         if self.x_dtype == "uint8":
@@ -49,11 +53,16 @@ _DECODER = msgspec.msgpack.Decoder(Shard)
 
 
 def make_shard(x: NDArray[np.generic], y: NDArray[np.generic]) -> Shard:
-    """Return the shard of examples x, shape (n, ...), float32, uint8 or int64, and labels y."""
+    """Return the shard of examples x, shape (n, ...), and labels y, shape (n,).
+
+    Raises:
+        ValueError: x is not float, uint8 or integer, or not one example per label.
+    """
     kind = {"f": "float32", "u": "uint8", "i": "int64"}.get(x.dtype.kind)
-    if kind is None or (kind == "uint8" and x.dtype != np.uint8) or len(x) != len(y):
+    if kind is None or (kind == "uint8" and x.dtype != np.uint8) or not 0 < len(x) == len(y):
         raise ValueError(
-            f"shard: x must be float, uint8 or int, one per y, got {x.dtype} {x.shape}"
+            "shard: x must be float, uint8 or int, one row per label and at least one, "
+            f"got {x.dtype} {x.shape} and {len(y)} labels"
         )
     return Shard(
         n=len(x),
@@ -69,13 +78,10 @@ def encode_shard(shard: Shard) -> bytes:
     return msgspec.msgpack.encode(shard)
 
 
-def decode_shard(blob: bytes | bytearray | memoryview) -> Shard:
+def decode_shard(blob: Buffer) -> Shard:
     """Return the shard in `blob`.
 
     Raises:
         DecodeError: It is not a shard.
     """
-    try:
-        return _DECODER.decode(blob)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as exc:
-        raise DecodeError(f"shard: {exc}") from exc
+    return unpack(_DECODER, blob, "shard")

@@ -1,28 +1,33 @@
 """A model as one flat float32 vector `[params | buffers]`, and the layout that gives it shape."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from wire.errors import DecodeError
+from wire.messages import MAX_TEXT, MAX_VECTOR_BYTES
 
 BYTES_PER_VALUE = 4
+
+Shape: TypeAlias = Annotated[
+    tuple[Annotated[int, Meta(ge=1, le=MAX_VECTOR_BYTES)], ...], Meta(max_length=8)
+]
 
 
 class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One named tensor and its place in the flat vector."""
 
-    name: str
-    shape: tuple[int, ...]
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
+    shape: Shape
     offset: Annotated[int, Meta(ge=0)]
     """First value in the flat vector, counted in values."""
     role: Literal["param", "buffer"] = "param"
     init: Literal["zeros", "ones", "uniform"] = "zeros"
     """How the coordinator fills it before round 1."""
-    init_bound: float = 0.0
+    init_bound: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
     """Half-width of the uniform distribution, for `uniform`."""
 
     @property
@@ -34,7 +39,7 @@ class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Layout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All tensors of a model: parameters first, then buffers, without gaps."""
 
-    tensors: tuple[Tensor, ...]
+    tensors: Annotated[tuple[Tensor, ...], Meta(min_length=1, max_length=1 << 16)]
 
     def __post_init__(self) -> None:
         end, roles = 0, []
@@ -45,6 +50,10 @@ class Layout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             roles.append(tensor.role)
         if roles != sorted(roles, reverse=True):
             raise ValueError("layout: all parameters must come before all buffers")
+        if len({tensor.name for tensor in self.tensors}) != len(self.tensors):
+            raise ValueError("layout: every tensor must have a name of its own")
+        if end * BYTES_PER_VALUE > MAX_VECTOR_BYTES:
+            raise ValueError(f"layout: must fit into {MAX_VECTOR_BYTES} bytes, got {end} values")
 
     @property
     def n_values(self) -> int:

@@ -94,7 +94,8 @@ class Topics:
         Raises:
             DecodeError: The topic is not a device's, or the name breaks the rule.
         """
-        parts = topic.removeprefix(self.base + "/").split("/")
+        prefix = f"{self.base}/"
+        parts = topic.removeprefix(prefix).split("/") if topic.startswith(prefix) else []
         channel: str
         match parts:
             case ["d", name, ("status" | "tel" | "up") as kind]:
