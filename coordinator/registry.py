@@ -46,6 +46,8 @@ class Device:
     """A person took it out."""
     busy_round: int | None = None
     """Round it is still at work on."""
+    is_draining: bool = False
+    """Its round is over for us; it is free again when it says that it is idle."""
     trained_last: bool = False
     """Completed local training in the previous round (s_{t,n} = 0)."""
     selected_last: bool = False
@@ -112,6 +114,8 @@ class Registry:
             device.context = None
             device.context_at = float("-inf")
             device.boot = hello.boot
+            if device.is_draining:
+                device.busy_round, device.is_draining = None, False
         device.capabilities = hello.capabilities
         device.has_own_data = hello.n_k is not None
         if hello.n_k is not None:
@@ -119,17 +123,14 @@ class Registry:
         device.is_on, device.off_since, device.heard_at = True, None, now
         return device
 
-    def restore(
-        self, name: str, n_registered: int, trained_last: bool, selected_last: bool
-    ) -> None:
-        """Put a device of a resumed run back into the next row; it still has to say hello."""
-        self._devices[name] = Device(
-            name=name,
-            row=len(self._devices),
-            n_registered=n_registered,
-            trained_last=trained_last,
-            selected_last=selected_last,
-        )
+    def to_state(self) -> list[dict[str, Any]]:
+        """Return what a resumed run must know of each device, in row order."""
+        return [{key: getattr(device, key) for key in _KEPT} for device in self]
+
+    def load_state(self, state: list[dict[str, Any]]) -> None:
+        """Put the devices of a resumed run back into their rows; each still has to say hello."""
+        for row, kept in enumerate(state):
+            self._devices[kept["name"]] = Device(row=row, **kept)
 
     def update_context(self, name: str, context: Context, now: float) -> bool:
         """Take note of a context; tell whether it was a joined device's newest."""
@@ -140,6 +141,8 @@ class Registry:
             return False
         device.context, device.context_at = context, now
         device.is_on, device.off_since, device.heard_at = True, None, now
+        if device.is_draining and context.phase == "idle":
+            device.busy_round, device.is_draining = None, False
         return True
 
     def heard(self, name: str, now: float) -> None:
@@ -180,12 +183,28 @@ class Registry:
         cold = np.array([cold_start(d, coding) for d in self], dtype=np.float64)
         return np.stack([inverse_mu, cold, transfer], axis=1) if len(self) else np.zeros((0, 3))
 
-    def close_round(self, selected: Iterable[str], trained: Iterable[str]) -> None:
-        """Take note of who was selected and who completed local training in the closed round."""
-        chosen, done = set(selected), set(trained)
+    def open_round(self, selected: Iterable[str], round_id: int) -> None:
+        """Take note of who is at work from now on."""
+        for name in selected:
+            self._devices[name].busy_round = round_id
+
+    def close_round(
+        self, selected: Iterable[str], trained: Iterable[str], draining: Iterable[str]
+    ) -> None:
+        """Take note of how a round ended.
+
+        Args:
+            selected: Who was chosen.
+            trained: Who completed local training.
+            draining: Who may still be at work although nobody waits for it any more.
+        """
+        chosen, done, late = set(selected), set(trained), set(draining)
         for device in self:
             device.selected_last = device.name in chosen
             device.trained_last = device.name in done
+            if device.name in chosen:
+                device.is_draining = device.name in late
+                device.busy_round = device.busy_round if device.is_draining else None
 
 
 def mu_of(device: Device) -> float:

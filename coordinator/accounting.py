@@ -1,0 +1,162 @@
+"""From what happened in a round to the rows that the store keeps. Pure."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.decisions import Choice, Decisions, Observation
+from coordinator.registry import Device, Registry, cold_start, mu_of
+from coordinator.round import Exchange, Round, Stage
+from coordinator.store.records import ExchangeRow, SelectionRow
+
+LAG_RATIO_LIMIT = 0.01
+"""Loop lag (p99 of the round) above this share of tau makes an exchange invalid (design.md)."""
+
+UNACCOUNTED_FLOOR_S = -0.005
+"""Phases that exceed tau by more than this cannot be true."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """What was known of a device when it was selected; frozen before the dispatch."""
+
+    mu_cores: float
+    downlink_bps: float | None
+    uplink_bps: float | None
+    link_age_s: float | None
+    context_age_s: float | None
+    s_not_previous: int
+    s_seed_literal: int
+    tau_hat_s: float
+    width_s: float
+
+
+def before(device: Device, choice: Choice, now: float) -> Before:
+    """Return what is known of a selected device at this instant."""
+    context = device.context
+    return Before(
+        mu_cores=mu_of(device),
+        downlink_bps=context.downlink_bps if context else None,
+        uplink_bps=context.uplink_bps if context else None,
+        link_age_s=context.link_age_s if context else None,
+        context_age_s=now - device.context_at if context else None,
+        s_not_previous=cold_start(device, "not_previous"),
+        s_seed_literal=cold_start(device, "seed_literal"),
+        tau_hat_s=float(choice.prediction.tau_hat_s[device.row]),
+        width_s=float(choice.prediction.width_s[device.row]),
+    )
+
+
+def unaccounted_s(exchange: Exchange) -> float | None:
+    """Return what phases and signal leave of tau; None until an update arrived."""
+    tau, offer, upload = exchange.tau_s, exchange.offer, exchange.upload_s
+    if tau is None or offer is None or upload is None:
+        return None
+    p = offer.phases
+    phases = p.download_s + p.load_s + p.evaluate_s + p.train_s + p.encode_s + upload
+    return tau - phases - (exchange.signal_s or 0.0)
+
+
+def invalid_reason(exchange: Exchange, lag_p99_s: float) -> str:
+    """Return why an exchange must not teach the estimator; empty if it may."""
+    tau, rest = exchange.tau_s, unaccounted_s(exchange)
+    if exchange.stage is not Stage.DONE or tau is None or rest is None:
+        return exchange.why or exchange.stage.value
+    if lag_p99_s > LAG_RATIO_LIMIT * tau:
+        return f"the coordinator lagged {lag_p99_s * 1e3:.1f} ms, over 1 % of tau"
+    if rest < UNACCOUNTED_FLOOR_S - (exchange.signal_s or 0.0):
+        return f"reported phases exceed tau by {-rest:.3f} s"
+    return ""
+
+
+def observation(exchange: Exchange, row: int, lag_p99_s: float) -> Observation:
+    """Return what an exchange teaches."""
+    return Observation(
+        row=row,
+        tau_s=exchange.tau_s if not invalid_reason(exchange, lag_p99_s) else None,
+        is_aggregated=exchange.stage is Stage.DONE,
+        timed_out=exchange.stage is Stage.LATE,
+    )
+
+
+def exchange_row(
+    exchange: Exchange,
+    played: Round,
+    known: Before,
+    *,
+    dispatched_at_s: float,
+    lag_p99_s: float,
+    model_bytes: int,
+) -> ExchangeRow:
+    """Return the row of one exchange; `known` is what was known when it was selected."""
+    offer = exchange.offer
+    phases = offer.phases if offer is not None else None
+    why = invalid_reason(exchange, lag_p99_s)
+    return ExchangeRow(
+        round=played.id,
+        attempt=played.attempt,
+        device=exchange.device,
+        outcome=exchange.stage.value,
+        why=why,
+        is_valid=not why,
+        dispatched_at_s=dispatched_at_s,
+        tau_wall_s=exchange.tau_wall_s,
+        queued_s=exchange.queued_s(exchange.granted or exchange.offered or exchange.dispatched),
+        tau_s=exchange.tau_s,
+        signal_s=exchange.signal_s,
+        unaccounted_s=unaccounted_s(exchange),
+        download_s=phases.download_s if phases else None,
+        load_s=phases.load_s if phases else None,
+        evaluate_s=phases.evaluate_s if phases else None,
+        train_s=phases.train_s if phases else None,
+        train_cpu_s=phases.train_cpu_s if phases else None,
+        encode_s=phases.encode_s if phases else None,
+        upload_s=exchange.upload_s,
+        bytes_down=model_bytes if offer is not None else 0,
+        bytes_up=exchange.bytes_up,
+        rerequests_down=offer.download_rerequests if offer else 0,
+        resent_up=exchange.resent_up,
+        duplicates_up=exchange.duplicates_up,
+        concurrent=len(played.exchanges) - 1,
+        n_k=offer.n_k if offer else 0,
+        steps=offer.steps if offer else 0,
+        was_cold=offer.was_cold if offer else None,
+        loss_before=offer.loss_before if offer else None,
+        loss_train=offer.loss_train if offer else None,
+        mu_cores=known.mu_cores,
+        downlink_bps=known.downlink_bps,
+        uplink_bps=known.uplink_bps,
+        link_age_s=known.link_age_s,
+        context_age_s=known.context_age_s,
+        s_not_previous=known.s_not_previous,
+        s_seed_literal=known.s_seed_literal,
+        tau_hat_s=known.tau_hat_s,
+        width_s=known.width_s,
+    )
+
+
+def selection_rows(
+    choice: Choice, registry: Registry, decisions: Decisions, aggregated: set[str]
+) -> list[SelectionRow]:
+    """Return one row a device: what was predicted, who was chosen, and the debt afterwards."""
+    chosen = set(choice.rows.tolist())
+    n = len(choice.is_available)
+    queues = decisions.selector.queues(n)
+    return [
+        SelectionRow(
+            round=choice.round,
+            device=name,
+            is_available=bool(choice.is_available[row]),
+            is_selected=row in chosen,
+            is_aggregated=name in aggregated,
+            tau_hat_s=finite(choice.prediction.tau_hat_s[row]),
+            width_s=finite(choice.prediction.width_s[row]),
+            queue=float(queues[row]),
+        )
+        for row, name in enumerate(registry.names()[:n])
+    ]
+
+
+def finite(value: float) -> float | None:
+    """Return a plain number, or None for what no database should hold."""
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,354 @@
+"""The run of rounds: wait for the fleet, choose, play, merge, write down, evaluate, again."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import anyio
+import anyio.to_thread
+import msgspec
+import numpy as np
+
+from coordinator.accounting import before, exchange_row, finite, observation, selection_rows
+from coordinator.algorithms.aggregation.base import Reports
+from coordinator.algorithms.arrays import Vector
+from coordinator.algorithms.fairness import summarise
+from coordinator.blobs import PublicBlobs
+from coordinator.config import CoordinatorConfig
+from coordinator.decisions import Choice, Decisions
+from coordinator.fleet import Fleet
+from coordinator.journal import Journal
+from coordinator.lag import LagMeter
+from coordinator.play import Player, slots
+from coordinator.ports import Evaluator, Score
+from coordinator.registry import Registry
+from coordinator.round import Exchange, Round, Stage
+from coordinator.store.records import DeviceMetricRow, MetricRow, RoundRow
+from coordinator.uploads import Uploads
+from wire.artifact import TaskSpec
+from wire.chunks import DEFAULT_CHUNK_BYTES, manifest_of
+from wire.messages import Hyperparameters, Manifest, Train
+from wire.tensors import vector_to_bytes
+
+MIN_CHUNK = 32 * 1024
+CHUNK_TIME_S = 0.5
+"""A chunk should take the slowest device about this long (notes on MQTT, section 8)."""
+
+_DRAINING = frozenset({Stage.LATE, Stage.CANCELLED})
+
+
+class FleetMissingError(Exception):
+    """Too few devices joined in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A closed round, for whoever watches."""
+
+    round: RoundRow
+    cohort: tuple[str, ...]
+    metric: MetricRow | None
+
+
+class Campaign:
+    """Plays the rounds of one run; pausing acts between rounds, stopping at once."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        task: TaskSpec,
+        vector: Vector,
+        decisions: Decisions,
+        fleet: Fleet,
+        *,
+        player: Player,
+        uploads: Uploads,
+        public: PublicBlobs,
+        journal: Journal,
+        lag: LagMeter,
+        evaluator: Evaluator | None,
+        listener: Callable[[Progress], None],
+        attempt: int,
+    ) -> None:
+        self._config = config
+        self._task = task
+        self.vector = vector
+        self._decisions = decisions
+        self._fleet = fleet
+        self._registry = fleet.registry
+        self._player = player
+        self._uploads = uploads
+        self._public = public
+        self._journal = journal
+        self._lag = lag
+        self._evaluator = evaluator
+        self._listener = listener
+        self._attempt = attempt
+        self._model: Manifest | None = None
+        self._may_run = anyio.Event()
+        self._may_run.set()
+
+    def pause(self) -> None:
+        """Begin no further round."""
+        if self._may_run.is_set():
+            self._may_run = anyio.Event()
+            self._journal.store.set_status("paused")
+
+    def resume(self) -> None:
+        """Go on."""
+        if not self._may_run.is_set():
+            self._may_run.set()
+            self._journal.store.set_status("running")
+
+    async def run(self, first_round: int) -> None:
+        """Play rounds `first_round` .. `config.rounds`.
+
+        Raises:
+            FleetMissingError: Too few devices joined in time.
+        """
+        await self._wait_for_fleet()
+        await self._publish_model()
+        for round_id in range(first_round, self._config.rounds + 1):
+            await self._may_run.wait()
+            await self._play(round_id)
+            self._attempt = 0
+
+    async def _wait_for_fleet(self) -> None:
+        wanted, limit = self._config.round.min_devices, self._config.round.join_timeout_s
+        deadline = self._journal.now() + limit
+        while (ready := int(self._registry.available(self._journal.now()).sum())) < wanted:
+            left = deadline - self._journal.now()
+            if left <= 0:
+                raise FleetMissingError(
+                    f"fleet: {wanted} devices must be ready within {limit:g} s, got {ready} ready "
+                    f"of {len(self._registry)} joined; look at their logs, or raise "
+                    "round.join_timeout_s"
+                )
+            await self._fleet.wait_change(left)
+
+    async def _publish_model(self) -> None:
+        data = vector_to_bytes(self.vector)
+        manifest = await anyio.to_thread.run_sync(
+            manifest_of, data, "model", chunk_bytes(self._registry)
+        )
+        old, self._model = self._model, manifest
+        if old is None or old.id != manifest.id:
+            await self._public.publish(manifest, data)
+            if old is not None:
+                await self._public.retire(old.id)
+
+    async def _play(self, round_id: int) -> None:
+        choice = self._decisions.choose(
+            round_id, self._registry, 8.0 * self._task.layout.size_bytes, self._journal.now()
+        )
+        names = [self._registry.names()[row] for row in choice.rows.tolist()]
+        known = {name: before(self._registry[name], choice, self._journal.now()) for name in names}
+        played = Round(
+            id=round_id,
+            attempt=self._attempt,
+            deadline_s=self._config.round.deadline_s,
+            slots=slots(self._task.layout.size_bytes),
+            wanted=self._config.selection.per_round,
+        )
+        self._registry.open_round(names, round_id)
+        self._lag.start()
+        dispatched = self._journal.now()
+        if names:
+            await self._player.play(played, self._trains(choice, names))
+        else:
+            self._journal.event("void", "no device was available", round_id=round_id)
+            await self._fleet.wait_change(self._config.round.void_wait_s)
+        ended, lag = self._journal.now(), self._lag.p99_s()
+        exchanges = list(played.exchanges.values())
+        done = [x for x in exchanges if x.stage is Stage.DONE]
+        if done:
+            await self._merge(round_id, done)
+        elif names:
+            self._journal.event(
+                "void", "no update arrived; the model stays", level="warning", round_id=round_id
+            )
+        closed = self._journal.now()
+
+        self._decisions.learn(
+            choice, [observation(x, self._registry[x.device].row, lag) for x in exchanges]
+        )
+        self._registry.close_round(
+            names,
+            trained=[x.device for x in exchanges if x.offer is not None],
+            draining=[x.device for x in exchanges if x.stage in _DRAINING],
+        )
+        selections = selection_rows(
+            choice, self._registry, self._decisions, {x.device for x in done}
+        )
+        last = (
+            ended
+            if any(x.arrived is None for x in exchanges) or not names
+            else max(x.arrived for x in exchanges if x.arrived is not None)
+        )
+        slowest = max(done, key=lambda x: x.tau_wall_s or 0.0, default=None)
+        queues = np.array([row.queue for row in selections])
+        row = RoundRow(
+            round=round_id,
+            attempt=self._attempt,
+            status="done" if done else "void",
+            dispatched_at_s=self._journal.at_s(dispatched),
+            closed_at_s=self._journal.at_s(closed),
+            duration_s=closed - dispatched,
+            tau_max_s=last - dispatched,
+            close_s=closed - last,
+            slowest=slowest.device if slowest else None,
+            selected=len(names),
+            aggregated=len(done),
+            available=int(choice.is_available.sum()),
+            queue_total=float(queues.sum()) if queues.size else 0.0,
+            queue_max=float(queues.max()) if queues.size else 0.0,
+            lag_p99_s=lag,
+            bytes_down=self._task.layout.size_bytes
+            * sum(1 for x in exchanges if x.offer is not None),
+            bytes_up=sum(x.bytes_up for x in exchanges),
+            model_sha256=_hash_of(self._model),
+        )
+        rows = [
+            exchange_row(
+                x,
+                played,
+                known[x.device],
+                dispatched_at_s=self._journal.at_s(x.dispatched),
+                lag_p99_s=lag,
+                model_bytes=self._task.layout.size_bytes,
+            )
+            for x in exchanges
+        ]
+        self._player.finish()
+        await anyio.to_thread.run_sync(
+            self._journal.store.close_round, row, selections, rows, self.checkpoint(), self.vector
+        )
+        metric = await self._evaluate(round_id)
+        self._listener(Progress(round=row, cohort=tuple(names), metric=metric))
+
+    def checkpoint(self) -> bytes:
+        """Return what a restarted coordinator needs beside the model."""
+        return msgspec.msgpack.encode(
+            {"decisions": self._decisions.to_state(), "registry": self._registry.to_state()}
+        )
+
+    def restore(self, state: bytes) -> None:
+        """Take over a checkpoint."""
+        kept = msgspec.msgpack.decode(state)
+        self._registry.load_state(kept["registry"])
+        self._decisions.load_state(kept["decisions"])
+
+    def _trains(self, choice: Choice, names: list[str]) -> dict[str, Train]:
+        assert self._model is not None
+        t = self._config.training
+        hyperparameters = Hyperparameters(
+            epochs=t.epochs,
+            batch_size=t.batch_size,
+            learning_rate=t.learning_rate_at(choice.round),
+            momentum=t.momentum,
+            weight_decay=t.weight_decay,
+            proximal=t.proximal,
+            clip_norm=t.clip_norm,
+            max_steps=t.max_steps,
+        )
+        return {
+            name: Train(
+                round=choice.round,
+                attempt=self._attempt,
+                model=self._model,
+                hyperparameters=hyperparameters,
+                seed=self._decisions.training_seed(choice.round, self._registry[name].row),
+                needs_loss=self._decisions.aggregator.needs_loss,
+                deadline_s=self._config.round.deadline_s,
+            )
+            for name in names
+        }
+
+    async def _merge(self, round_id: int, done: list[Exchange]) -> None:
+        needs_loss = self._decisions.aggregator.needs_loss
+        devices = [self._registry[x.device] for x in done]
+        offers = [x.offer for x in done if x.offer is not None]
+        reports = Reports(
+            rows=np.array([d.row for d in devices], dtype=np.int64),
+            n_k=np.array(
+                [
+                    min(offer.n_k, device.n_registered or offer.n_k)
+                    for offer, device in zip(offers, devices, strict=True)
+                ],
+                dtype=np.int64,
+            ),
+            models=[self._uploads.vectors[x.device] for x in done],
+            loss_before=np.array([offer.loss_before for offer in offers], dtype=np.float64)
+            if needs_loss
+            else None,
+            learning_rate=self._config.training.learning_rate_at(round_id),
+        )
+        merge = await anyio.to_thread.run_sync(
+            self._decisions.merge, self.vector, self._task.layout.n_params, reports
+        )
+        self.vector = merge.vector
+        await self._publish_model()
+
+    async def _evaluate(self, round_id: int) -> MetricRow | None:
+        every = self._config.evaluation.every
+        is_last = round_id == self._config.rounds
+        if self._evaluator is None or not (is_last or (every and round_id % every == 0)):
+            return None
+        started = self._journal.now()
+        scores = await anyio.to_thread.run_sync(self._evaluator.evaluate, self.vector)
+        return self._record_scores(round_id, scores, self._journal.now() - started)
+
+    def _record_scores(
+        self, round_id: int, scores: Mapping[str, Score], evaluate_s: float
+    ) -> MetricRow | None:
+        tested = {name: score for name, score in scores.items() if score.n > 0}
+        if not tested:
+            return None
+        store = self._journal.store
+        for name, score in tested.items():
+            store.add(
+                DeviceMetricRow(
+                    round=round_id,
+                    device=name,
+                    n=score.n,
+                    accuracy=score.correct / score.n,
+                    loss=score.loss_sum / score.n,
+                )
+            )
+        summary = summarise(
+            np.array([score.n for score in tested.values()], dtype=np.int64),
+            np.array([score.correct for score in tested.values()], dtype=np.int64),
+            np.array([score.loss_sum for score in tested.values()], dtype=np.float64),
+        )
+        row = MetricRow(
+            round=round_id,
+            at_s=self._journal.at_s(),
+            accuracy_mean=summary.accuracy_mean,
+            accuracy_pooled=summary.accuracy_pooled,
+            accuracy_worst10=summary.accuracy_worst10,
+            accuracy_best10=summary.accuracy_best10,
+            accuracy_variance=summary.accuracy_variance,
+            accuracy_gini=finite(summary.accuracy_gini),
+            accuracy_gap=summary.accuracy_gap,
+            loss_mean=summary.loss_mean,
+            loss_std=summary.loss_std,
+            evaluate_s=evaluate_s,
+        )
+        store.add(row)
+        return row
+
+
+def chunk_bytes(registry: Registry) -> int:
+    """Return the chunk size that suits the slowest known link: half a second of it, 32-256 KiB."""
+    rates = [
+        device.context.downlink_bps
+        for device in registry
+        if device.context is not None and device.context.downlink_bps is not None
+    ]
+    if not rates:
+        return DEFAULT_CHUNK_BYTES
+    wanted = int(min(rates) / 8 * CHUNK_TIME_S) // 1024 * 1024
+    return min(max(wanted, MIN_CHUNK), DEFAULT_CHUNK_BYTES)
+
+
+def _hash_of(manifest: Manifest | None) -> str:
+    return manifest.sha256.hex() if manifest is not None and manifest.sha256 is not None else ""

@@ -1,0 +1,136 @@
+"""All decisions of a run in one place: choose, merge, learn. Pure; a replay drives the same class.
+
+The shell asks `choose`, plays the round, and hands what came of it to `learn` and `merge`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coordinator.algorithms.aggregation.base import Aggregator, Merge, Reports
+from coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
+from coordinator.algorithms.estimation.base import Estimator, Prediction
+from coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
+from coordinator.config import CoordinatorConfig, SelectionConfig
+from coordinator.registry import Registry
+
+_SELECTION, _TRAINING = 0, 1
+"""Purposes of random streams within a round (spec/algorithms.md, 0.4.8)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A selection and everything that was known when it was made."""
+
+    round: int
+    rows: Ints
+    """The cohort, shape (<= m,)."""
+    is_available: Bools
+    """Shape (N,)."""
+    context: Floats
+    """Context known before selection, shape (N, 3)."""
+    prediction: Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a round taught about one selected device."""
+
+    row: int
+    tau_s: float | None
+    """Measured model exchange time; None when not observed or not valid."""
+    is_aggregated: bool
+    timed_out: bool
+    """Missed the deadline: its exchange took at least that long."""
+
+
+class Decisions:
+    """Selector, estimator and aggregator of a run, and their random streams."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        selector: Selector,
+        estimator: Estimator,
+        aggregator: Aggregator,
+    ) -> None:
+        self.config = config
+        self.selector = selector
+        self.estimator = estimator
+        self.aggregator = aggregator
+
+    def choose(self, round_id: int, registry: Registry, model_bits: float, now: float) -> Choice:
+        """Return this round's cohort; `model_bits` is the size of the model on the wire."""
+        settings = self.config.selection
+        context = registry.contexts(model_bits, settings.cold_start_coding)
+        prediction = self.estimator.predict(context)
+        candidates = Candidates(
+            round=round_id,
+            is_available=registry.available(now),
+            tau_hat_s=prediction.tau_hat_s,
+            width_s=prediction.width_s,
+            transfer_hat_s=prediction.transfer_hat_s,
+            n_k=registry.n_k(),
+        )
+        rows = self.selector.select(
+            candidates, self._asked(settings), self._stream(self.config.seed_selection, round_id)
+        )
+        return Choice(
+            round=round_id,
+            rows=rows,
+            is_available=candidates.is_available,
+            context=context,
+            prediction=prediction,
+        )
+
+    def learn(self, choice: Choice, observations: Sequence[Observation]) -> None:
+        """Update queues and estimates from what a round taught."""
+        settings = self.config.selection
+        n = len(choice.is_available)
+        is_selected = np.zeros(n, dtype=np.bool_)
+        is_selected[choice.rows] = True
+        is_aggregated = np.zeros(n, dtype=np.bool_)
+        is_aggregated[[o.row for o in observations if o.is_aggregated]] = True
+        self.selector.observe(
+            Outcomes(round=choice.round, is_selected=is_selected, is_aggregated=is_aggregated)
+        )
+        taught = {o.row: o.tau_s for o in observations if o.tau_s is not None}
+        if settings.censored == "timeout":
+            deadline = self.config.round.deadline_s
+            taught |= {o.row: deadline for o in observations if o.timed_out}
+        if taught:
+            rows = np.array(sorted(taught), dtype=np.int64)
+            tau = np.array([taught[int(row)] for row in rows], dtype=np.float64)
+            self.estimator.observe(rows, choice.context[rows], tau)
+
+    def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
+        """Return the next model of a round in which something arrived."""
+        return self.aggregator.merge(vector, n_params, reports)
+
+    def training_seed(self, round_id: int, row: int) -> int:
+        """Return the seed of a device's mini-batch order in a round."""
+        stream = np.random.SeedSequence([self.config.seed_training, round_id, row, _TRAINING])
+        return int(stream.generate_state(1, np.uint32)[0])
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the state of all three as plain numbers and lists."""
+        return {
+            "selector": self.selector.to_state(),
+            "estimator": self.estimator.to_state(),
+            "aggregator": self.aggregator.to_state(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over a state that `to_state` returned."""
+        self.selector.load_state(state["selector"])
+        self.estimator.load_state(state["estimator"])
+        self.aggregator.load_state(state["aggregator"])
+
+    def _asked(self, settings: SelectionConfig) -> int:
+        return settings.per_round + self.config.round.over_select
+
+    @staticmethod
+    def _stream(seed: int, round_id: int) -> np.random.Generator:
+        return np.random.default_rng(np.random.SeedSequence([seed, round_id, _SELECTION]))

@@ -1,0 +1,158 @@
+"""Devices come, go and say how they are: the shell around the registry."""
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from coordinator.blobs import PrivateBlobs
+from coordinator.journal import Journal
+from coordinator.ports import ShardSource
+from coordinator.post import Post
+from coordinator.registry import Device, Registry
+from coordinator.store.records import DeviceRow, TelemetryRow
+from wire.chunks import manifest_of
+from wire.messages import (
+    Context,
+    Hello,
+    LinkProbe,
+    LinkProbeReply,
+    Manifest,
+    Refuse,
+    Status,
+    Welcome,
+)
+from wire.shard import encode_shard
+
+MAX_DEVICES = 10_000
+"""More hellos than this are refused: a run-away client must not grow the registry for ever."""
+
+
+class Fleet:
+    """Welcomes devices, keeps the registry up to date, answers link probes."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        post: Post,
+        private: PrivateBlobs,
+        shards: ShardSource,
+        journal: Journal,
+        *,
+        task: Manifest,
+        boot: int,
+    ) -> None:
+        self.registry = registry
+        self._post = post
+        self._private = private
+        self._shards = shards
+        self._journal = journal
+        self._task = task
+        self._boot = boot
+        self._manifests: dict[str, Manifest] = {}
+        self._changed = anyio.Event()
+
+    async def wait_change(self, timeout_s: float) -> None:
+        """Wait until a device came, left or said something new, or for `timeout_s`."""
+        changed = self._changed
+        with anyio.move_on_after(timeout_s):
+            await changed.wait()
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def on_hello(self, name: str, hello: Hello) -> bool:
+        """Welcome a device or refuse it; tell whether its process is another than before."""
+        known = self.registry.get(name)
+        if known is None and len(self.registry) >= MAX_DEVICES:
+            await self._refuse(name, f"the run is full: {MAX_DEVICES} devices")
+            return False
+        shard = None
+        if hello.n_k is None:
+            shard, n_k = await self._offer_shard(name)
+            if shard is None:
+                await self._refuse(
+                    name, "no data left for this device; start it with --data FILE.npz"
+                )
+                return False
+        is_new = known is None or not known.boot == hello.boot
+        was_known = known is not None and known.boot != -1
+        device = self.registry.join(name, hello, self._journal.now())
+        if shard is not None:
+            device.n_registered = n_k
+        if is_new:
+            self._record(device, was_known)
+        await self._post.tell(name, Welcome(boot=self._boot, task=self._task, shard=shard))
+        return is_new and was_known
+
+    def on_context(self, name: str, context: Context) -> None:
+        """Take note of a context; the shard's memory is freed once the device has it."""
+        now = self._journal.now()
+        if not self.registry.update_context(name, context, now):
+            return
+        self._change()
+        device = self.registry[name]
+        if context.is_ready:
+            self._private.drop(name)
+        self._journal.store.add(
+            TelemetryRow(
+                at_s=self._journal.at_s(now),
+                device=name,
+                phase=device.status(now),
+                is_available=device.is_available(now),
+                mu_cores=context.mu_cores,
+                downlink_bps=context.downlink_bps,
+                uplink_bps=context.uplink_bps,
+                cpu_ratio=context.cpu_ratio,
+                rss_bytes=context.rss_bytes,
+                temperature_celsius=context.temperature_celsius,
+            )
+        )
+
+    def on_status(self, name: str, status: Status) -> None:
+        """Take note of a farewell or a last will; `on` says nothing that a hello does not."""
+        device = self.registry.get(name)
+        if status.state == "off" and device is not None and device.is_on:
+            self.registry.went_off(name, status.boot, self._journal.now())
+            if not device.is_on:
+                self._journal.event("left", "the device went away", device=name)
+
+    async def on_probe(self, name: str, probe: LinkProbe) -> None:
+        """Answer a link probe."""
+        reply = LinkProbeReply(seq=probe.seq, payload=bytes(probe.reply_bytes))
+        await self._post.tell(name, reply, qos=0)
+
+    async def _offer_shard(self, name: str) -> tuple[Manifest | None, int]:
+        shard = await anyio.to_thread.run_sync(self._shards.shard, name)
+        if shard is None:
+            return None, 0
+        data = await anyio.to_thread.run_sync(encode_shard, shard)
+        manifest = self._manifests.get(name)
+        if manifest is None:
+            manifest = await anyio.to_thread.run_sync(manifest_of, data, "shard")
+            self._manifests[name] = manifest
+        self._private.offer(name, manifest, data)
+        return manifest, shard.n
+
+    async def _refuse(self, name: str, reason: str) -> None:
+        self._journal.complaint("refused", reason, device=name)
+        await self._post.tell(name, Refuse(reason=reason, is_final=True))
+
+    def _record(self, device: Device, was_known: bool) -> None:
+        capabilities = device.capabilities
+        assert capabilities is not None
+        self._journal.store.add(
+            DeviceRow(
+                name=device.name,
+                row=device.row,
+                first_seen_s=self._journal.at_s(device.first_seen),
+                n_k=device.n_registered,
+                capabilities=msgspec.json.encode(capabilities).decode(),
+                has_own_data=device.has_own_data,
+            )
+        )
+        self._journal.event(
+            "rejoined" if was_known else "joined",
+            f"{capabilities.cores} cores, {capabilities.engine}, {device.n_registered} examples",
+            device=device.name,
+        )

@@ -1,0 +1,259 @@
+"""One round as it is played: events go into the table, its orders go out over the wire."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from coordinator.journal import Journal
+from coordinator.post import Post
+from coordinator.round import (
+    Abandon,
+    Accept,
+    Arrived,
+    Check,
+    Checked,
+    Event,
+    Excluded,
+    GaveUp,
+    GrantUpload,
+    Offered,
+    Order,
+    Round,
+    Stage,
+    Tick,
+    Vanished,
+)
+from coordinator.uploads import WINDOW, Complete, Uploads
+from wire.errors import DecodeError
+from wire.messages import (
+    Cancel,
+    Failed,
+    Grant,
+    Offer,
+    Ping,
+    Pong,
+    Received,
+    Train,
+    UploadAck,
+    UploadDone,
+)
+
+UPLOAD_MEMORY_BYTES = 256_000_000
+MIN_SLOTS, MAX_SLOTS = 2, 16
+"""G = clamp(256 MB / vector, 2, 16) devices upload at the same time (design.md, Transfer)."""
+
+
+def slots(vector_bytes: int) -> int:
+    """Return how many devices may upload at the same time."""
+    return min(max(UPLOAD_MEMORY_BYTES // max(vector_bytes, 1), MIN_SLOTS), MAX_SLOTS)
+
+
+class Player:
+    """Plays one round at a time; messages about anything else are ignored."""
+
+    def __init__(self, post: Post, uploads: Uploads, journal: Journal, group: TaskGroup) -> None:
+        self._post = post
+        self._uploads = uploads
+        self._journal = journal
+        self._group = group
+        self._round: Round | None = None
+        self._trains: dict[str, Train] = {}
+        self._pings: dict[int, tuple[str, float]] = {}
+        self._ping_seq = 0
+        self._moved = anyio.Event()
+
+    @property
+    def round(self) -> Round | None:
+        """The round that is being played."""
+        return self._round
+
+    async def play(self, played: Round, trains: Mapping[str, Train]) -> None:
+        """Dispatch, then carry out what the table orders until nothing more can arrive."""
+        self._round, self._trains = played, dict(trains)
+        self._uploads.clear()
+        self._pings.clear()
+        now = self._journal.now()
+        for device in trains:
+            played.dispatch(device, now)
+        for device in trains:
+            self._group.start_soon(self._dispatch, device)
+        while not played.is_over:
+            moved = self._moved
+            wake_at = played.wake_at()
+            timeout = None if wake_at is None else max(wake_at - self._journal.now(), 0.0)
+            with anyio.move_on_after(timeout):
+                await moved.wait()
+            self._on(Tick())
+
+    def finish(self) -> None:
+        """Forget the round; what still arrives for it is too late."""
+        self._round = None
+        self._trains.clear()
+        self._uploads.clear()
+
+    async def on_hello(self, device: str, is_other_process: bool) -> None:
+        """A device (re)connected: repeat what it may have missed, or give its exchange up."""
+        exchange = self._round.exchanges.get(device) if self._round else None
+        if exchange is None or not exchange.stage.is_open:
+            return
+        if is_other_process:
+            self._on(Vanished(device, "the agent was restarted"))
+        elif exchange.stage is Stage.ASKED:
+            await self._dispatch(device)
+        elif exchange.stage is Stage.GRANTED:
+            await self._grant(device)
+
+    async def on_offer(self, device: str, offer: Offer) -> None:
+        """A device has trained."""
+        train = self._expected(device, offer.round)
+        if train is None or offer.attempt != train.attempt:
+            await self._post.tell(
+                device, Cancel(round=offer.round, reason="this round is not open for you")
+            )
+            return
+        fault = self._fault_in_offer(device, offer, train)
+        if fault is not None:
+            self._journal.complaint("rejected", fault, device=device, round_id=offer.round)
+            self._on(GaveUp(device, fault))
+            return
+        assert self._round is not None
+        was_granted = self._round.exchanges[device].stage is Stage.GRANTED
+        self._uploads.open(device, offer.manifest)
+        self._on(Offered(device, offer))
+        if was_granted:
+            await self._grant(device)
+
+    async def on_frame(self, device: str, frame: bytes) -> None:
+        """A chunk of an update."""
+        if self._round is None:
+            return
+        try:
+            bitmap, complete = self._uploads.on_frame(device, frame)
+        except DecodeError as exc:
+            self._journal.complaint("bad chunk", str(exc), device=device, round_id=self._round.id)
+            return
+        offer = self._round.exchanges[device].offer if device in self._round.exchanges else None
+        if bitmap is not None and offer is not None:
+            await self._post.tell(device, UploadAck(id=offer.manifest.id, received=bitmap), qos=0)
+        if complete is not None:
+            self._on_complete(device, complete)
+
+    def on_done(self, device: str, done: UploadDone) -> None:
+        """The hash of an update."""
+        if self._expected(device, done.round) is not None:
+            complete = self._uploads.on_done(device, done)
+            if complete is not None:
+                self._on_complete(device, complete)
+
+    def on_failed(self, device: str, failed: Failed) -> None:
+        """A device gives up."""
+        if self._expected(device, failed.round) is not None:
+            self._on(GaveUp(device, f"{failed.phase}: {failed.reason}"))
+
+    def on_pong(self, device: str, pong: Pong) -> None:
+        """The echo came back."""
+        who, sent = self._pings.pop(pong.seq, ("", 0.0))
+        if self._round is not None and who == device and device in self._round.exchanges:
+            self._round.exchanges[device].signal_s = self._journal.now() - sent
+
+    def vanish(self, device: str, why: str) -> None:
+        """A device has been gone for too long."""
+        self._on(Vanished(device, why))
+
+    def exclude(self, device: str) -> None:
+        """A person took a device out."""
+        self._on(Excluded(device))
+
+    def open_devices(self) -> list[str]:
+        """Return who is still expected to answer."""
+        if self._round is None:
+            return []
+        return [x.device for x in self._round.exchanges.values() if x.stage.is_open]
+
+    def _expected(self, device: str, round_id: int) -> Train | None:
+        if self._round is None or self._round.id != round_id:
+            return None
+        return self._trains.get(device)
+
+    def _fault_in_offer(self, device: str, offer: Offer, train: Train) -> str | None:
+        fault = self._uploads.fault_in_offer(offer.manifest)
+        if fault is not None:
+            return fault
+        if offer.n_k < 1:
+            return f"offer: n_k must be at least 1, got {offer.n_k}"
+        if train.needs_loss and offer.loss_before is None:
+            return "offer: loss_before is missing, and the aggregation rule needs it"
+        return None
+
+    def _on_complete(self, device: str, complete: Complete) -> None:
+        assert self._round is not None
+        self._round.exchanges[device].resent_up = complete.resent
+        self._on(
+            Arrived(
+                device, at=complete.at, bytes_up=complete.bytes_up, duplicates=complete.duplicates
+            )
+        )
+
+    def _on(self, event: Event) -> None:
+        if self._round is None:
+            return
+        for order in self._round.on(event, self._journal.now()):
+            self._carry_out(order, self._round)
+        self._moved.set()
+        self._moved = anyio.Event()
+
+    def _carry_out(self, order: Order, played: Round) -> None:
+        start: Callable[..., Any] = self._group.start_soon
+        device = order.device
+        match order:
+            case GrantUpload():
+                start(self._grant, device)
+            case Check():
+                start(self._check, device, played)
+            case Accept():
+                start(self._receive, device, played, "")
+            case Abandon(why=why):
+                stage = played.exchanges[device].stage
+                if stage is Stage.CANCELLED:
+                    self._journal.event("cancelled", why, device=device, round_id=played.id)
+                else:
+                    self._journal.event(
+                        stage.value, why, level="warning", device=device, round_id=played.id
+                    )
+                self._uploads.forget(device)
+                if stage is Stage.REJECTED:
+                    start(self._receive, device, played, why)
+                else:
+                    start(self._post.tell, device, Cancel(round=played.id, reason=why))
+
+    async def _dispatch(self, device: str) -> None:
+        train = self._trains.get(device)
+        if train is None:
+            return
+        self._group.start_soon(self._post.tell, device, train)
+        self._ping_seq += 1
+        seq = self._ping_seq
+        self._pings[seq] = (device, self._journal.now())
+        await self._post.tell(device, Ping(seq=seq), qos=0)
+
+    async def _grant(self, device: str) -> None:
+        exchange = self._round.exchanges.get(device) if self._round else None
+        if exchange is None or exchange.offer is None or self._round is None:
+            return
+        grant = Grant(round=self._round.id, id=exchange.offer.manifest.id, window=WINDOW)
+        await self._post.tell(device, grant)
+
+    async def _check(self, device: str, played: Round) -> None:
+        fault = await self._uploads.check(device)
+        if self._round is played:
+            self._on(Checked(device, fault))
+
+    async def _receive(self, device: str, played: Round, fault: str) -> None:
+        offer = played.exchanges[device].offer
+        if offer is not None:
+            word = Received(
+                round=played.id, id=offer.manifest.id, accepted=not fault, reason=fault[:500]
+            )
+            await self._post.tell(device, word)

@@ -1,0 +1,220 @@
+"""The coordinator's shell: one task group, one inbox, one campaign.
+
+It carries out what the tables and the decisions say, and contains no decision of its own.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import anyio
+from anyio.abc import TaskGroup
+
+from coordinator.algorithms.arrays import Vector
+from coordinator.blobs import PrivateBlobs, PublicBlobs
+from coordinator.campaign import Campaign, Progress
+from coordinator.config import CoordinatorConfig
+from coordinator.decisions import Decisions
+from coordinator.fleet import Fleet
+from coordinator.inbox import Inbox
+from coordinator.journal import Journal
+from coordinator.lag import LagMeter
+from coordinator.play import Player
+from coordinator.ports import Evaluator, ShardSource
+from coordinator.post import Post
+from coordinator.presence import why_gone
+from coordinator.registry import Registry
+from coordinator.store import Store
+from coordinator.store.records import CommandRow
+from coordinator.uploads import Uploads
+from wire.artifact import Artifact, encode_artifact
+from wire.chunks import manifest_of
+from wire.codec import encode
+from wire.messages import Command, CoordinatorStatus, Goodbye
+from wire.topics import Topics
+from wire.transport.base import LinkDown, LinkUp, Packet, Transport, Will
+
+_LOG = logging.getLogger(__name__)
+
+FAREWELL_S = 5.0
+"""How long saying goodbye and clearing the broker may take."""
+
+PRESENCE_S = 0.5
+"""Time between looks for devices that vanished in the middle of a round."""
+
+End: TypeAlias = Literal["done", "failed", "stopped"]
+
+
+class Coordinator:
+    """Runs one experiment over one transport, from the first round or from a checkpoint."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        *,
+        artifact: Artifact,
+        vector: Vector,
+        decisions: Decisions,
+        store: Store,
+        shards: ShardSource,
+        evaluator: Evaluator | None,
+        transport: Callable[[Will], Transport],
+        topics: Topics,
+        boot: int,
+        listener: Callable[[Progress], None] = lambda progress: None,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._config = config
+        self._artifact = artifact
+        self._store = store
+        self._shards = shards
+        self._evaluator = evaluator
+        self._topics = topics
+        self._boot = boot
+        self._listener = listener
+        self._vector = vector
+        self._decisions = decisions
+        self._journal = Journal(store, now)
+        self._lag = LagMeter(now)
+        gone = CoordinatorStatus(state="off", boot=boot, run=config.name)
+        self._transport = transport(Will(topics.coordinator, encode(gone)))
+        self._campaign: Campaign | None = None
+        self._commands: set[bytes] = set()
+        self._scope = anyio.CancelScope()
+        self._is_stopped = False
+
+    async def run(self) -> End:
+        """Play the experiment to its end; return how it ended.
+
+        Raises:
+            FleetMissingError: Too few devices joined in time.
+            Refused: The broker refused us.
+        """
+        async with self._transport, anyio.create_task_group() as group:
+            post = Post(self._transport, self._topics)
+            public = PublicBlobs(self._transport, self._topics, self._boot)
+            with self._scope:
+                await self._serve(group, post, public)
+            with anyio.CancelScope(shield=True), anyio.move_on_after(FAREWELL_S):
+                await self._farewell(post, public)
+            group.cancel_scope.cancel()
+        return "stopped" if self._is_stopped else "done"
+
+    def stop(self) -> None:
+        """End the run now; its open round is given up."""
+        self._is_stopped = True
+        self._scope.cancel()
+
+    async def _serve(self, group: TaskGroup, post: Post, public: PublicBlobs) -> None:
+        private = PrivateBlobs(self._transport, self._topics)
+        task = encode_artifact(self._artifact)
+        task_manifest = manifest_of(task, "task")
+        fleet = Fleet(
+            Registry(),
+            post,
+            private,
+            self._shards,
+            self._journal,
+            task=task_manifest,
+            boot=self._boot,
+        )
+        uploads = Uploads(self._artifact.spec.layout, self._journal.now)
+        player = Player(post, uploads, self._journal, group)
+        checkpoint = self._store.last_checkpoint()
+        campaign = Campaign(
+            self._config,
+            self._artifact.spec,
+            self._vector if checkpoint is None else checkpoint.model,
+            self._decisions,
+            fleet,
+            player=player,
+            uploads=uploads,
+            public=public,
+            journal=self._journal,
+            lag=self._lag,
+            evaluator=self._evaluator,
+            listener=self._listener,
+            attempt=self._store.starts,
+        )
+        first_round = 1
+        if checkpoint is not None:
+            campaign.restore(checkpoint.state)
+            first_round = checkpoint.round + 1
+            self._journal.event("resumed", f"goes on with round {first_round}")
+        inbox = Inbox(
+            self._topics,
+            fleet,
+            player,
+            public,
+            private,
+            self._journal,
+            group,
+            lambda command: self._on_command(command, campaign, player, fleet.registry),
+        )
+        group.start_soon(self._pump, inbox, post, public, name="coordinator.pump")
+        group.start_soon(self._lag.run, name="coordinator.lag")
+        group.start_soon(self._watch, player, fleet.registry, name="coordinator.presence")
+        await public.publish(task_manifest, task)
+        self._store.set_status("running")
+        await campaign.run(first_round)
+
+    async def _pump(self, inbox: Inbox, post: Post, public: PublicBlobs) -> None:
+        await inbox.subscribe(self._transport)
+        async for event in self._transport.events():
+            match event:
+                case Packet():
+                    await inbox.on_packet(event)
+                case LinkUp(count=count):
+                    if count > 1:
+                        self._journal.event("reconnected", "the broker is back")
+                    await public.on_link_up()
+                    await post.announce(
+                        CoordinatorStatus(state="on", boot=self._boot, run=self._config.name)
+                    )
+                case LinkDown(reason=reason):
+                    self._journal.event("disconnected", reason, level="warning")
+
+    async def _watch(self, player: Player, registry: Registry) -> None:
+        while True:
+            await anyio.sleep(PRESENCE_S)
+            for name in player.open_devices():
+                why = why_gone(registry[name], self._journal.now())
+                if why is not None:
+                    player.vanish(name, why)
+
+    def _on_command(
+        self, command: Command, campaign: Campaign, player: Player, registry: Registry
+    ) -> None:
+        if command.id in self._commands:
+            return
+        self._commands.add(command.id)
+        self._store.add(
+            CommandRow(
+                id=command.id.hex(),
+                at_s=self._journal.at_s(),
+                action=command.action,
+                device=command.device,
+            )
+        )
+        self._journal.event("command", command.action, device=command.device)
+        match command.action:
+            case "pause":
+                campaign.pause()
+            case "resume":
+                campaign.resume()
+            case "stop":
+                self.stop()
+            case "exclude" | "include":
+                device = registry.get(command.device or "")
+                if device is None:
+                    self._journal.complaint("command", f"no device {command.device!r} has joined")
+                    return
+                device.is_excluded = command.action == "exclude"
+                if device.is_excluded:
+                    player.exclude(device.name)
+
+    async def _farewell(self, post: Post, public: PublicBlobs) -> None:
+        await post.tell_all(Goodbye(reason="the run is over"))
+        await public.clear_all()
+        await post.announce(CoordinatorStatus(state="off", boot=self._boot, run=self._config.name))

@@ -1,0 +1,122 @@
+"""Updates on their way in: one intake a granted device, bounded by the model's size."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio.to_thread
+
+from coordinator.algorithms.arrays import Vector
+from wire.chunks import decode_chunk
+from wire.errors import DecodeError
+from wire.messages import Manifest, UploadDone
+from wire.tensors import Layout, vector_from_bytes
+from wire.transfer import Intake
+
+WINDOW = 4
+"""Un-acknowledged chunks per device (notes on MQTT: W = 4, never over 8)."""
+
+
+@dataclass(slots=True)
+class _Upload:
+    intake: Intake
+    sha256: bytes | None = None
+    resent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """All chunks and the hash of an update are here."""
+
+    at: float
+    """When the last chunk came."""
+    bytes_up: int
+    duplicates: int
+    resent: int
+
+
+class Uploads:
+    """The open uploads of a round and the vectors that have been verified."""
+
+    def __init__(self, layout: Layout, now: Callable[[], float]) -> None:
+        self._layout = layout
+        self._now = now
+        self._open: dict[str, _Upload] = {}
+        self.vectors: dict[str, Vector] = {}
+
+    def fault_in_offer(self, manifest: Manifest) -> str | None:
+        """Return what is wrong with an announced update, or None."""
+        if manifest.kind != "update":
+            return f"manifest: kind must be update, got {manifest.kind}"
+        if manifest.size_bytes != self._layout.size_bytes:
+            return (
+                f"update: must hold {self._layout.n_values} float32 "
+                f"({self._layout.size_bytes} bytes), got {manifest.size_bytes} bytes"
+            )
+        return None
+
+    def open(self, device: str, manifest: Manifest) -> None:
+        """Make room for an update; a repeated offer of the same one keeps what has arrived."""
+        upload = self._open.get(device)
+        if upload is None or upload.intake.manifest.id != manifest.id:
+            self._open[device] = _Upload(Intake(manifest, WINDOW))
+
+    def on_frame(self, device: str, frame: bytes) -> tuple[bytes | None, Complete | None]:
+        """Take a chunk; return the bitmap if an acknowledgement is due, and the end if it is one.
+
+        Raises:
+            DecodeError: The chunk is malformed. A chunk of an upload that is not open is ignored.
+        """
+        upload = self._open.get(device)
+        if upload is None:
+            return None, None
+        chunk = decode_chunk(frame)
+        if chunk.blob != upload.intake.manifest.id:
+            return None, None
+        ack = upload.intake.on_chunk(chunk, self._now())
+        return (upload.intake.bitmap() if ack else None), self._complete(upload)
+
+    def on_done(self, device: str, done: UploadDone) -> Complete | None:
+        """Take the hash of an update; return the end if all chunks are here."""
+        upload = self._open.get(device)
+        if upload is None or upload.intake.manifest.id != done.id:
+            return None
+        upload.sha256, upload.resent = done.sha256, done.resent_chunks
+        return self._complete(upload)
+
+    async def check(self, device: str) -> str | None:
+        """Verify an update off the loop; keep its vector, or return what is wrong with it."""
+        upload = self._open.get(device)
+        if upload is None or upload.sha256 is None:
+            return "update: incomplete"
+        try:
+            vector = await anyio.to_thread.run_sync(self._verify, upload.intake, upload.sha256)
+        except DecodeError as exc:
+            return str(exc)
+        self.vectors[device] = vector
+        return None
+
+    def forget(self, device: str) -> None:
+        """Free an upload that nobody wants any more."""
+        self._open.pop(device, None)
+        self.vectors.pop(device, None)
+
+    def clear(self) -> None:
+        """End of the round: free everything."""
+        self._open.clear()
+        self.vectors.clear()
+
+    def _verify(self, intake: Intake, sha256: bytes) -> Vector:
+        intake.verify(sha256)
+        return vector_from_bytes(intake.data, self._layout.n_values)
+
+    @staticmethod
+    def _complete(upload: _Upload) -> Complete | None:
+        intake = upload.intake
+        if upload.sha256 is None or not intake.is_complete or intake.finished_at is None:
+            return None
+        return Complete(
+            at=intake.finished_at,
+            bytes_up=intake.received_bytes,
+            duplicates=intake.duplicates,
+            resent=upload.resent,
+        )
