@@ -1,0 +1,40 @@
+"""How often each device's update enters the model, to undo a biased selection."""
+
+from typing import Any
+
+import numpy as np
+
+from coordinator.algorithms.arrays import Floats, Ints
+from coordinator.algorithms.columns import grown
+
+RATE_FLOOR = 0.01
+"""Smallest rate: one update never counts more than a hundredfold."""
+
+
+class Participation:
+    """Counts merged updates per row; their rate stands for the inclusion probability pi.
+
+    A row's rounds begin when it, or a later row, first reports: rows are only ever appended, so
+    it must have been there by then.
+    """
+
+    def __init__(self) -> None:
+        self._merged: Ints = np.zeros(0, dtype=np.int64)
+        self._rounds: Ints = np.zeros(0, dtype=np.int64)
+
+    def observe(self, rows: Ints) -> Floats:
+        """Count one round in which `rows`, shape (K,), are merged; return their pi, shape (K,)."""
+        n = int(rows.max()) + 1
+        self._merged, self._rounds = grown(self._merged, n), grown(self._rounds, n)
+        self._rounds += 1
+        self._merged[rows] += 1
+        return np.maximum(self._merged[rows] / self._rounds[rows], RATE_FLOOR)
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the state as plain numbers and lists, for the checkpoint."""
+        return {"merged": self._merged.tolist(), "rounds": self._rounds.tolist()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over a state that `to_state` returned."""
+        self._merged = np.array(state["merged"], dtype=np.int64)
+        self._rounds = np.array(state["rounds"], dtype=np.int64)

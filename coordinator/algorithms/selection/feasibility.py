@@ -1,0 +1,72 @@
+"""Whether a selection rate can be promised at all, given who is how often available."""
+
+import numpy as np
+
+from coordinator.algorithms.arrays import Bools, Floats
+
+TOLERANCE = 1e-9
+"""Relative slack: beta N = m is feasible although 40 x 0.15 is not exactly 6 in binary."""
+
+
+def first_infeasible_k(availability: Floats, m: int, beta: float) -> int | None:
+    """Return the smallest group of devices that cannot all be selected at rate beta.
+
+        for every k = 1..N:   k beta <= E[min(m, X_k)]
+        X_k = how many of the k least available devices are available in a round
+
+    This is necessary and sufficient for the queues of RBCS-F to be stable when devices come and
+    go independently of each other. Adding a device lifts the expectation by its availability
+    times P(X < m), so the Poisson-binomial distribution is only kept below m: O(N m).
+
+    Args:
+        availability: Probability that each device is available in a round, shape (N,).
+        m: Devices selected per round, at least 1.
+        beta: Promised rate.
+
+    Returns:
+        The first k whose inequality fails, or None if every device can have its rate.
+
+    Raises:
+        ValueError: A probability is outside [0, 1], or `m` is not positive.
+    """
+    outside = ~((availability >= 0.0) & (availability <= 1.0))
+    if outside.any():
+        at = int(np.flatnonzero(outside)[0])
+        raise ValueError(
+            f"feasibility: availability must be in [0, 1], got {availability[at]} at row {at}; "
+            "pass probabilities per round"
+        )
+    if m < 1:
+        raise ValueError(f"feasibility: m must be >= 1, got {m}; select somebody")
+    below_m = np.zeros(m)
+    below_m[0] = 1.0
+    expected = 0.0
+    for k, p in enumerate(np.sort(availability).tolist(), start=1):
+        expected += p * float(below_m.sum())
+        if k * beta > expected * (1.0 + TOLERANCE):
+            return k
+        arrived = p * below_m[:-1]
+        below_m *= 1.0 - p
+        below_m[1:] += arrived
+    return None
+
+
+def first_infeasible_k_in_trace(is_available: Bools, m: int, beta: float) -> int | None:
+    """Return the smallest group that a recorded trace cannot serve at rate beta.
+
+    The same inequality with the trace's own averages, so correlated absences count.
+
+    Args:
+        is_available: Who was available when, shape (T, N).
+        m: Devices selected per round.
+        beta: Promised rate.
+
+    Returns:
+        The first k, over the k least available devices, that fails, or None.
+    """
+    least_first = np.argsort(is_available.mean(axis=0), kind="stable")
+    present = np.cumsum(is_available[:, least_first], axis=1)
+    expected = np.minimum(present, m).mean(axis=0)
+    wanted = beta * np.arange(1, is_available.shape[1] + 1)
+    failing = np.flatnonzero(wanted > expected * (1.0 + TOLERANCE))
+    return int(failing[0]) + 1 if failing.size else None

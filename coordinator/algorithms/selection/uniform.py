@@ -1,0 +1,36 @@
+"""Uniform random selection, the baseline that every other policy is compared with."""
+
+from typing import Any
+
+import numpy as np
+
+from coordinator.algorithms.arrays import Floats, Ints
+from coordinator.algorithms.selection.base import Candidates, Outcomes
+from coordinator.algorithms.selection.pool import available_rows
+
+
+class Uniform:
+    """Draws the cohort from the available devices, all alike, without replacement.
+
+    Source:
+        McMahan et al., AISTATS 2017, Algorithm 1 (arXiv:1602.05629): "random set of m clients".
+    """
+
+    def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
+        """Return min(k, available) distinct rows, ascending; changes no state."""
+        rows = available_rows(candidates, k)
+        return np.sort(rng.permutation(rows)[:k])
+
+    def observe(self, outcomes: Outcomes) -> None:
+        """Learn nothing: the draw has no memory."""
+
+    def queues(self, n: int) -> Floats:
+        """Return zeros, shape (n,): nobody is owed anything."""
+        return np.zeros(n)
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the empty state."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over the empty state."""
