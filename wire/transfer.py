@@ -1,0 +1,449 @@
+"""A blob in flight: who asks for which chunk when, and how the pieces become whole again.
+
+    Download   pulls chunks, at most a window of them at a time
+    Upload     sends chunks, at most a window of them unacknowledged
+    Intake     receives an upload and says what has arrived
+
+All three survive loss, duplicates, reordering and a lost link; none of them knows a socket or a
+clock: `now` is monotonic seconds, and `wake_at` says when `tick` has something to do.
+"""
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass
+
+from wire.chunks import Chunk, chunk_slice, encode_chunk
+from wire.errors import DecodeError
+from wire.messages import Manifest
+
+DEFAULT_WINDOW = 4
+"""Chunks in flight of one device; never above 8, the most filters a SUBSCRIBE may hold at AWS."""
+
+RETRY_FLOOR_S = 2.0
+RETRY_CEILING_S = 60.0
+RETRY_FACTOR = 4.0
+"""A chunk is overdue after this many smoothed chunk times, but never before the floor."""
+
+SMOOTHING = 0.25
+"""Weight of the newest chunk time in the smoothed one."""
+
+ASSUMED_BPS = 1e6
+"""Rate of a slow link, bit/s: stands in for the chunk time until the first chunk has arrived."""
+
+
+@dataclass(slots=True)
+class _Ask:
+    """One chunk in flight."""
+
+    at: float
+    order: int
+    """Counts all asks of a transfer."""
+    is_first: bool
+    """Only a chunk asked for once tells its chunk time; of a repeated one nobody knows which
+    ask it answers (Karn's rule)."""
+
+
+class _Flow:
+    """Which chunks are in flight, which come next, and which are overdue.
+
+    A broker delivers in order over one connection, so as long as something arrives, a chunk is
+    overdue only when a later one has overtaken it. After a time-out the window halves (down to
+    `floor`) and the patience doubles; a new chunk restores the patience, a whole window of them
+    widens the window by one.
+    """
+
+    def __init__(self, manifest: Manifest, floor: int = 1) -> None:
+        self.has = bytearray(manifest.chunk_count)
+        self.missing = manifest.chunk_count
+        self.limit = 0
+        self.window = 0
+        self.floor = floor
+        self.flying: dict[int, _Ask] = {}
+        self.repeats = 0
+        self.untouched = 0
+        """Nothing from this chunk on has been asked for."""
+        self._again: deque[int] = deque()
+        self._orders = 0
+        self._newest_order = 0
+        self._arrived_at = 0.0
+        self._streak = 0
+        self._patience = 1.0
+        self._chunk_s = 8.0 * min(manifest.chunk_bytes, manifest.size_bytes) / ASSUMED_BPS
+        self._is_measured = False
+
+    def open(self, limit: int) -> None:
+        """Allow `limit` chunks in flight."""
+        self.limit = limit
+        self.floor = min(self.floor, limit)
+        self.window = limit
+
+    def fill(self, now: float) -> list[int]:
+        """Return what to ask for next, now in flight."""
+        asks: list[int] = []
+        while len(self.flying) < self.window:
+            index, is_first = self._next()
+            if index is None:
+                break
+            self._orders += 1
+            self.repeats += not is_first
+            self.flying[index] = _Ask(now, self._orders, is_first)
+            asks.append(index)
+        return asks
+
+    def settle(self, index: int, now: float) -> bool:
+        """Note that a chunk has arrived; return whether it is new."""
+        if self.has[index]:
+            return False
+        self.has[index] = 1
+        self.missing -= 1
+        self._arrived_at = now
+        self._patience = 1.0
+        ask = self.flying.pop(index, None)
+        if ask is not None:
+            self._newest_order = max(self._newest_order, ask.order)
+            if ask.is_first:
+                self._measure(now - ask.at)
+        self._streak += 1
+        if self._streak >= self.window:
+            self._streak = 0
+            self.window = min(self.limit, self.window + 1)
+        return True
+
+    def tick(self, now: float) -> list[int]:
+        """Return the overdue chunks to ask for again, as many as the halved window takes."""
+        overdue = [index for index, ask in self.flying.items() if self._due_at(ask) <= now]
+        if not overdue:
+            return []
+        self.window = max(self.floor, self.window // 2)
+        self._streak = 0
+        self._patience *= 2.0
+        self._release(overdue)
+        return self.fill(now)
+
+    def restart(self, now: float) -> list[int]:
+        """Return what to ask for after the link was lost with everything in flight."""
+        self._release(list(self.flying))
+        self.window = self.limit
+        self._patience = 1.0
+        return self.fill(now)
+
+    @property
+    def wake_at(self) -> float | None:
+        """When the first chunk in flight is overdue; None when nothing is in flight."""
+        if not self.missing:
+            return None
+        return min(map(self._due_at, self.flying.values()), default=None)
+
+    def _due_at(self, ask: _Ask) -> float:
+        is_overtaken = ask.order < self._newest_order
+        since = ask.at if is_overtaken else max(ask.at, self._arrived_at)
+        patience = max(RETRY_FLOOR_S, RETRY_FACTOR * self._chunk_s) * self._patience
+        return since + min(patience, RETRY_CEILING_S)
+
+    def _next(self) -> tuple[int | None, bool]:
+        while self._again:
+            index = self._again.popleft()
+            if not self.has[index]:
+                return index, False
+        while self.untouched < len(self.has):
+            index = self.untouched
+            self.untouched += 1
+            if not self.has[index]:
+                return index, True
+        return None, True
+
+    def _release(self, indices: list[int]) -> None:
+        self._again.extendleft(sorted(indices, reverse=True))
+        for index in indices:
+            del self.flying[index]
+
+    def _measure(self, chunk_s: float) -> None:
+        weight = SMOOTHING if self._is_measured else 1.0
+        self._chunk_s += weight * (chunk_s - self._chunk_s)
+        self._is_measured = True
+
+
+class _Pieces:
+    """The bytes of a blob, written in place as chunks arrive."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self.data = bytearray(manifest.size_bytes)
+
+    def check(self, chunk: Chunk) -> slice:
+        """Return where the chunk belongs.
+
+        Raises:
+            DecodeError: It is of another blob, out of range, or of the wrong length.
+        """
+        if chunk.blob != self.manifest.id:
+            raise DecodeError(
+                f"chunk: must be of blob {self.manifest.id.hex()}, got {chunk.blob.hex()}"
+            )
+        if not 0 <= chunk.index < self.manifest.chunk_count:
+            raise DecodeError(
+                f"chunk: index must be below {self.manifest.chunk_count}, got {chunk.index}"
+            )
+        place = chunk_slice(self.manifest, chunk.index)
+        if len(chunk.payload) != place.stop - place.start:
+            raise DecodeError(
+                f"chunk {chunk.index}: must hold {place.stop - place.start} bytes, "
+                f"got {len(chunk.payload)}"
+            )
+        return place
+
+    def verify(self, sha256: bytes | None, missing: int) -> None:
+        """Compare the whole with its hash.
+
+        Raises:
+            DecodeError: Chunks are missing, or the hash differs.
+        """
+        if missing:
+            raise DecodeError(f"blob: every chunk must have arrived, got {missing} missing")
+        digest = hashlib.sha256(self.data).digest()
+        if digest != sha256:
+            expected = sha256.hex() if sha256 else "none"
+            raise DecodeError(f"blob: sha256 must be {expected}, got {digest.hex()}")
+
+
+class Download:
+    """Pull a blob: the same for retained chunks and for requests on a device's own topic.
+
+    Every method that returns a list returns the chunks to ask for now. A chunk that nobody
+    asked for any more is as welcome as any other.
+    """
+
+    def __init__(self, manifest: Manifest, window: int = DEFAULT_WINDOW) -> None:
+        if window < 1:
+            raise ValueError(f"window: must be at least 1, got {window}")
+        self.manifest = manifest
+        self.started_at: float | None = None
+        self.finished_at: float | None = None
+        self.duplicates = 0
+        self.received_bytes = 0
+        """Payload bytes, duplicates included: what the link carried."""
+        self._pieces = _Pieces(manifest)
+        self._flow = _Flow(manifest)
+        self._flow.open(window)
+
+    def start(self, now: float) -> list[int]:
+        """Begin."""
+        self.started_at = now
+        return self._flow.fill(now)
+
+    def on_chunk(self, chunk: Chunk, now: float) -> list[int]:
+        """Take a chunk; a duplicate is counted and ignored.
+
+        Raises:
+            DecodeError: It is of another blob, out of range, or of the wrong length.
+        """
+        place = self._pieces.check(chunk)
+        self.received_bytes += len(chunk.payload)
+        if not self._flow.settle(chunk.index, now):
+            self.duplicates += 1
+            return []
+        self._pieces.data[place] = chunk.payload
+        if self.is_complete:
+            self.finished_at = now
+        return self._flow.fill(now)
+
+    def tick(self, now: float) -> list[int]:
+        """Ask again for what is overdue, with half the window."""
+        return self._flow.tick(now)
+
+    def on_link_up(self, now: float) -> list[int]:
+        """Ask again for all that was in flight when the link was lost."""
+        return self.start(now) if self.started_at is None else self._flow.restart(now)
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `tick` is due; None when nothing is in flight."""
+        return self._flow.wake_at
+
+    @property
+    def is_complete(self) -> bool:
+        """Every chunk has arrived; the hash is still to be compared."""
+        return not self._flow.missing
+
+    @property
+    def in_flight(self) -> frozenset[int]:
+        """Chunks asked for and not arrived."""
+        return frozenset(self._flow.flying)
+
+    @property
+    def window(self) -> int:
+        """Chunks that may be in flight at the moment."""
+        return self._flow.window
+
+    @property
+    def rerequests(self) -> int:
+        """Chunks asked for more than once, counted each time."""
+        return self._flow.repeats
+
+    @property
+    def data(self) -> bytearray:
+        """The blob; zero where chunks are missing."""
+        return self._pieces.data
+
+    def verify(self) -> None:
+        """Compare the blob with the manifest's hash; takes about 1 ms per MB.
+
+        Raises:
+            DecodeError: Chunks are missing, or the hash differs.
+        """
+        self._pieces.verify(self.manifest.sha256, self._flow.missing)
+
+
+class Upload:
+    """Send a blob under a credit window.
+
+    Every method that returns a list returns the chunks to send now. Nothing is sent before the
+    first grant.
+    """
+
+    def __init__(self, manifest: Manifest, data: bytes | memoryview) -> None:
+        if len(data) != manifest.size_bytes:
+            raise ValueError(f"upload: must hold {manifest.size_bytes} bytes, got {len(data)}")
+        self.manifest = manifest
+        self._data = memoryview(data)
+        self._flow = _Flow(manifest)
+
+    def on_grant(self, window: int, now: float) -> list[int]:
+        """Begin, or go on after a reconnect; the same grant again changes nothing."""
+        if window != self._flow.limit:
+            self._flow.floor = ack_interval(window)  # a smaller window would never earn an ack
+            self._flow.open(window)
+        return self._flow.fill(now)
+
+    def on_ack(self, received: bytes, now: float) -> list[int]:
+        """Take the bitmap of what has arrived; one that is late or repeated is harmless.
+
+        Raises:
+            DecodeError: The bitmap is not that of this blob.
+        """
+        count = self.manifest.chunk_count
+        bits = int.from_bytes(received, "little")
+        if len(received) != _bitmap_bytes(count) or bits >> count:
+            raise DecodeError(f"ack: must be a bitmap of {count} chunks, got {received[:16].hex()}")
+        for index in _set_bits(bits):
+            if index < self._flow.untouched:
+                self._flow.settle(index, now)
+        return self._flow.fill(now)
+
+    def tick(self, now: float) -> list[int]:
+        """Send again what is overdue, with half the window."""
+        return self._flow.tick(now)
+
+    def on_link_up(self, now: float) -> list[int]:
+        """Send again all that was in flight when the link was lost."""
+        return self._flow.restart(now)
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `tick` is due; None when nothing is in flight."""
+        return self._flow.wake_at
+
+    @property
+    def in_flight(self) -> frozenset[int]:
+        """Chunks sent and not acknowledged."""
+        return frozenset(self._flow.flying)
+
+    @property
+    def window(self) -> int:
+        """Chunks that may be in flight at the moment."""
+        return self._flow.window
+
+    @property
+    def is_all_sent(self) -> bool:
+        """Each chunk has been sent at least once."""
+        return self._flow.untouched == self.manifest.chunk_count
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Every chunk has been acknowledged."""
+        return not self._flow.missing
+
+    @property
+    def resent(self) -> int:
+        """Chunks sent more than once, counted each time."""
+        return self._flow.repeats
+
+    def frame(self, index: int) -> bytes:
+        """Return the chunk as it travels."""
+        return encode_chunk(self.manifest.id, index, self._data[chunk_slice(self.manifest, index)])
+
+
+class Intake:
+    """Receive an upload."""
+
+    def __init__(self, manifest: Manifest, window: int) -> None:
+        self.manifest = manifest
+        self.finished_at: float | None = None
+        self.duplicates = 0
+        self.received_bytes = 0
+        """Payload bytes, duplicates included: what the link carried."""
+        self._pieces = _Pieces(manifest)
+        self._bitmap = bytearray(_bitmap_bytes(manifest.chunk_count))
+        self._missing = manifest.chunk_count
+        self._interval = ack_interval(window)
+        self._unreported = 0
+
+    def on_chunk(self, chunk: Chunk, now: float) -> bool:
+        """Take a chunk; return whether an `UploadAck` is due.
+
+        It is due every half window, at the end, and on a duplicate, which tells that an ack was
+        lost or late.
+
+        Raises:
+            DecodeError: The chunk is of another blob, out of range, or of the wrong length.
+        """
+        place = self._pieces.check(chunk)
+        self.received_bytes += len(chunk.payload)
+        byte, bit = chunk.index // 8, 1 << chunk.index % 8
+        if self._bitmap[byte] & bit:
+            self.duplicates += 1
+            return True
+        self._pieces.data[place] = chunk.payload
+        self._bitmap[byte] |= bit
+        self._missing -= 1
+        self._unreported += 1
+        if self.is_complete:
+            self.finished_at = now
+        return self.is_complete or self._unreported >= self._interval
+
+    def bitmap(self) -> bytes:
+        """Return what `UploadAck.received` reports."""
+        self._unreported = 0
+        return bytes(self._bitmap)
+
+    @property
+    def is_complete(self) -> bool:
+        """Every chunk has arrived; the hash is still to be compared."""
+        return not self._missing
+
+    @property
+    def data(self) -> bytearray:
+        """The blob; zero where chunks are missing."""
+        return self._pieces.data
+
+    def verify(self, sha256: bytes) -> None:
+        """Compare the blob with the sender's hash; takes about 1 ms per MB.
+
+        Raises:
+            DecodeError: Chunks are missing, or the hash differs.
+        """
+        self._pieces.verify(sha256, self._missing)
+
+
+def ack_interval(window: int) -> int:
+    """Return after how many new chunks an acknowledgement is due: half a window."""
+    return -(-window // 2)
+
+
+def _bitmap_bytes(count: int) -> int:
+    return -(-count // 8)
+
+
+def _set_bits(bits: int) -> list[int]:
+    """Return the positions of the ones in `bits`."""
+    return [i for i, digit in enumerate(reversed(f"{bits:b}")) if digit == "1"]

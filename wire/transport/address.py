@@ -1,0 +1,63 @@
+"""Broker addresses: `mqtt://user:password@host:port` and `mqtts://...?cafile=ca.pem`."""
+
+import re
+from dataclasses import dataclass, field
+from urllib.parse import parse_qs, unquote, urlsplit
+
+_PORTS = {"mqtt": 1883, "mqtts": 8883}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a broker is, and who we are there."""
+
+    host: str
+    port: int
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    is_tls: bool = False
+    cafile: str | None = None
+    """Certificates to trust, PEM; None trusts those of the system."""
+
+
+def parse_url(url: str) -> Address:
+    """Return the address that `url` names.
+
+    Raises:
+        ValueError: It is not a broker's address; the message is one line, without password.
+    """
+    shown = redact(url)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as exc:
+        raise ValueError(f"broker address: {exc}, got {shown!r}; write mqtt://host:port") from None
+    if parts.scheme not in _PORTS:
+        raise ValueError(f"broker address: must begin with mqtt:// or mqtts://, got {shown!r}")
+    if not parts.hostname:
+        raise ValueError(f"broker address: must name a host, got {shown!r}; write mqtt://host:port")
+    if port == 0:
+        raise ValueError(f"broker address: port must be 1 to 65535, got {shown!r}")
+    if parts.path not in ("", "/") or parts.fragment:
+        raise ValueError(f"broker address: must end after the port, got {shown!r}")
+    if parts.password is not None and not parts.username:
+        raise ValueError(f"broker address: a password needs a user before it, got {shown!r}")
+    query = parse_qs(parts.query, keep_blank_values=True)
+    unknown = sorted(query.keys() - {"cafile"})
+    if unknown or (query and parts.scheme != "mqtts"):
+        raise ValueError(
+            f"broker address: takes only ?cafile=FILE, and only with mqtts, got {shown!r}"
+        )
+    return Address(
+        host=parts.hostname,
+        port=port or _PORTS[parts.scheme],
+        username=unquote(parts.username) if parts.username else None,
+        password=unquote(parts.password) if parts.password is not None else None,
+        is_tls=parts.scheme == "mqtts",
+        cafile=query["cafile"][-1] if "cafile" in query else None,
+    )
+
+
+def redact(url: str) -> str:
+    """Return `url` with its password hidden, fit for logs and messages."""
+    return re.sub(r"^([^/@]*//)?([^/@:]*):.*@", r"\1\2:***@", url)

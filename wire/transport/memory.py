@@ -1,0 +1,261 @@
+"""A broker in memory: MQTT's rules without sockets, and faults on demand.
+
+Nothing sleeps: a packet arrives, and a lost client comes back, in the next turn of the event
+loop. Everything random comes from one seed.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import anyio
+
+from wire.errors import Disconnected
+from wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport, Will
+from wire.transport.inbox import Inbox
+
+
+@dataclass(slots=True)
+class Faults:
+    """What happens to packets of QoS 0; may be changed while the broker runs."""
+
+    loss_ratio: float = 0.0
+    """Probability that a delivery vanishes."""
+    duplicate_ratio: float = 0.0
+    """Probability that a delivery happens twice."""
+    reorder_ratio: float = 0.0
+    """Probability that a delivery changes places with the next one of the same turn."""
+    delay_s: float = 0.0
+    """Time on the way, seconds; 0 means the next turn of the loop."""
+    is_lost: Callable[[str, Packet], bool] | None = None
+    """Asked for each delivery with the receiver's client id; True loses it."""
+
+
+class MemoryBroker:
+    """Routes packets between its transports; QoS 1 is never lost while a client is connected."""
+
+    def __init__(self, seed: int = 0, faults: Faults | None = None) -> None:
+        self.faults = faults or Faults()
+        self.retained: dict[str, bytes] = {}
+        self.lost = 0
+        """Deliveries that the faults swallowed."""
+        self._rng = random.Random(seed)
+        self._is_up = True
+        self._clients: dict[str, MemoryTransport] = {}
+
+    def transport(self, client_id: str, will: Will | None = None) -> "MemoryTransport":
+        """Return a client's link to this broker."""
+        return MemoryTransport(self, client_id, will)
+
+    def disconnect(self, client_id: str, *, reconnects: bool = True) -> None:
+        """Break a client's link: its will is published; it comes back unless told otherwise."""
+        client = self._clients.get(client_id)
+        if client is not None:
+            client.lose("connection lost", reconnects=reconnects)
+
+    def reconnect(self, client_id: str) -> None:
+        """Let a client come back that was disconnected for good."""
+        self._clients[client_id].seek()
+
+    def stop(self) -> None:
+        """Die: every link breaks, retained messages are gone, wills are not published."""
+        self._is_up = False
+        self.retained.clear()
+        for client in list(self._clients.values()):
+            client.lose("broker is gone", reconnects=False)
+
+    def start(self) -> None:
+        """Come back after `stop`; all clients reconnect."""
+        self._is_up = True
+        for client in list(self._clients.values()):
+            client.seek()
+
+    def restart(self) -> None:
+        """Die and come back, without what was retained."""
+        self.stop()
+        self.start()
+
+    @property
+    def is_up(self) -> bool:
+        """Clients can connect."""
+        return self._is_up
+
+    def route(self, topic: str, payload: bytes, qos: int, retain: bool) -> None:
+        """Pass a packet on to everybody who subscribed to it."""
+        if retain:
+            if payload:
+                self.retained[topic] = payload
+            else:
+                self.retained.pop(topic, None)
+        for client in list(self._clients.values()):
+            granted = client.granted(topic)
+            if granted is not None:
+                self._deliver(client, Packet(topic, payload), min(qos, granted))
+
+    def replay(self, client: "MemoryTransport", pattern: str, qos: int) -> None:
+        """Send what is retained under a new subscription."""
+        for topic, payload in self.retained.items():
+            if matches(pattern, topic):
+                self._deliver(client, Packet(topic, payload, retained=True), qos)
+
+    def attach(self, client: "MemoryTransport") -> None:
+        """Know a client; one of the same id is thrown out, as MQTT demands."""
+        other = self._clients.get(client.client_id)
+        if other is not None and other is not client:
+            other.lose("another client took this id", reconnects=False)
+        self._clients[client.client_id] = client
+
+    def detach(self, client: "MemoryTransport") -> None:
+        """Forget a client that left."""
+        if self._clients.get(client.client_id) is client:
+            del self._clients[client.client_id]
+
+    def _deliver(self, client: "MemoryTransport", packet: Packet, qos: int) -> None:
+        faults, rng = self.faults, self._rng
+        if qos > 0:
+            client.accept(packet, qos, swap=False)
+            return
+        is_lost = faults.is_lost is not None and faults.is_lost(client.client_id, packet)
+        if is_lost or rng.random() < faults.loss_ratio:
+            self.lost += 1
+            return
+        for _ in range(1 + (rng.random() < faults.duplicate_ratio)):
+            client.accept(packet, qos, swap=rng.random() < faults.reorder_ratio)
+
+
+class MemoryTransport(Transport):
+    """One client's link to a `MemoryBroker`."""
+
+    def __init__(self, broker: MemoryBroker, client_id: str, will: Will | None = None) -> None:
+        self.client_id = client_id
+        self._broker = broker
+        self._will = will
+        self._inbox = Inbox()
+        self._filters: dict[str, int] = {}
+        self._on_the_way: list[tuple[Packet, int]] = []
+        self._is_flushing = False
+        self._is_up = False
+        self._is_left = False
+        self._ups = 0
+
+    async def __aenter__(self) -> "MemoryTransport":
+        """Start connecting; return at once."""
+        self._broker.attach(self)
+        self.seek()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Disconnect without firing the will."""
+        self._is_left = True
+        self._is_up = False
+        self._broker.detach(self)
+        self._inbox.close()
+
+    def events(self) -> AsyncIterator[Incoming]:
+        """Yield packets and link changes in order, to a single consumer."""
+        return self._inbox.events()
+
+    @property
+    def dropped(self) -> int:
+        """Packets of QoS 0 that found the incoming queue full."""
+        return self._inbox.dropped
+
+    async def publish(
+        self, topic: str, payload: bytes | memoryview, *, qos: int = 0, retain: bool = False
+    ) -> None:
+        """Send.
+
+        Raises:
+            Disconnected: The link is down.
+        """
+        self._check("publish")
+        self._broker.route(topic, bytes(payload), qos, retain)
+        await anyio.lowlevel.checkpoint()
+
+    async def subscribe(self, *filters: str, qos: int = 0) -> None:
+        """Subscribe, now and after each reconnect.
+
+        Raises:
+            Disconnected: The link is down; the filters are remembered all the same.
+        """
+        self._filters.update(dict.fromkeys(filters, qos))
+        self._check("subscribe")
+        for pattern in filters:
+            self._broker.replay(self, pattern, qos)
+        await anyio.lowlevel.checkpoint()
+
+    async def unsubscribe(self, *filters: str) -> None:
+        """Unsubscribe and forget.
+
+        Raises:
+            Disconnected: The link is down; the filters are forgotten all the same.
+        """
+        for pattern in filters:
+            self._filters.pop(pattern, None)
+        self._check("unsubscribe")
+        await anyio.lowlevel.checkpoint()
+
+    def granted(self, topic: str) -> int | None:
+        """Return the QoS at which `topic` is subscribed; None when it is not, or we are down."""
+        if not self._is_up:
+            return None
+        return max((q for f, q in self._filters.items() if matches(f, topic)), default=None)
+
+    def accept(self, packet: Packet, qos: int, *, swap: bool) -> None:
+        """Put a packet on its way to the consumer."""
+        place = len(self._on_the_way) - (1 if swap and self._on_the_way else 0)
+        self._on_the_way.insert(place, (packet, qos))
+        if not self._is_flushing:
+            self._is_flushing = True
+            asyncio.get_running_loop().call_later(self._broker.faults.delay_s, self._flush)
+
+    def lose(self, reason: str, *, reconnects: bool) -> None:
+        """Lose the link with everything on its way."""
+        if not self._is_up:
+            return
+        self._is_up = False
+        self._on_the_way.clear()
+        self._inbox.put(LinkDown(reason))
+        if self._will is not None and self._broker.is_up:
+            self._broker.route(self._will.topic, self._will.payload, 1, True)
+        if reconnects:
+            self.seek()
+
+    def seek(self) -> None:
+        """Connect in the next turn of the loop."""
+        asyncio.get_running_loop().call_soon(self._connect)
+
+    def _connect(self) -> None:
+        if self._is_left or self._is_up or not self._broker.is_up:
+            return
+        self._is_up = True
+        self._ups += 1
+        self._inbox.put(LinkUp(self._ups))
+        for pattern, qos in self._filters.items():
+            self._broker.replay(self, pattern, qos)
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        arrived, self._on_the_way = self._on_the_way, []
+        for packet, qos in arrived:
+            if not self._inbox.put(packet, qos):
+                self.lose("the incoming queue is full of unread control messages", reconnects=True)
+                return
+
+    def _check(self, action: str) -> None:
+        if not self._is_up:
+            raise Disconnected(f"memory: cannot {action} while down")
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """Tell whether an MQTT topic filter covers `topic`."""
+    wanted, given = pattern.split("/"), topic.split("/")
+    if given[0].startswith("$") and wanted[0] in ("+", "#"):
+        return False
+    for i, level in enumerate(wanted):
+        if level == "#":
+            return True
+        if i >= len(given) or level not in ("+", given[i]):
+            return False
+    return len(wanted) == len(given)
