@@ -8,7 +8,7 @@ import anyio.to_thread
 import msgspec
 import numpy as np
 
-from coordinator.accounting import before, exchange_row, finite, observation, selection_rows
+from coordinator.accounting import before, exchange_row, observation, selection_rows
 from coordinator.algorithms.aggregation.base import Reports
 from coordinator.algorithms.arrays import Vector
 from coordinator.algorithms.fairness import summarise
@@ -327,7 +327,7 @@ class Campaign:
             accuracy_worst10=summary.accuracy_worst10,
             accuracy_best10=summary.accuracy_best10,
             accuracy_variance=summary.accuracy_variance,
-            accuracy_gini=finite(summary.accuracy_gini),
+            accuracy_gini=summary.accuracy_gini,
             accuracy_gap=summary.accuracy_gap,
             loss_mean=summary.loss_mean,
             loss_std=summary.loss_std,

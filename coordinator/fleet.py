@@ -75,7 +75,7 @@ class Fleet:
                     name, "no data left for this device; start it with --data FILE.npz"
                 )
                 return False
-        is_new = known is None or not known.boot == hello.boot
+        is_new = known is None or known.boot != hello.boot
         was_known = known is not None and known.boot != -1
         device = self.registry.join(name, hello, self._journal.now())
         if shard is not None:
@@ -111,11 +111,9 @@ class Fleet:
 
     def on_status(self, name: str, status: Status) -> None:
         """Take note of a farewell or a last will; `on` says nothing that a hello does not."""
-        device = self.registry.get(name)
-        if status.state == "off" and device is not None and device.is_on:
-            self.registry.went_off(name, status.boot, self._journal.now())
-            if not device.is_on:
-                self._journal.event("left", "the device went away", device=name)
+        if status.state == "off" and self.registry.went_off(name, status.boot, self._journal.now()):
+            self._journal.event("left", "the device went away", device=name)
+            self._change()
 
     async def on_probe(self, name: str, probe: LinkProbe) -> None:
         """Answer a link probe."""

@@ -151,11 +151,13 @@ class Registry:
         if device is not None:
             device.heard_at = now
 
-    def went_off(self, name: str, boot: int, now: float) -> None:
-        """Take note of a farewell or last will, unless it is an earlier process's."""
+    def went_off(self, name: str, boot: int, now: float) -> bool:
+        """Take note of a farewell or last will; tell whether it was a present device's."""
         device = self._devices.get(name)
-        if device is not None and device.boot == boot and device.is_on:
-            device.is_on, device.off_since = False, now
+        if device is None or device.boot != boot or not device.is_on:
+            return False
+        device.is_on, device.off_since = False, now
+        return True
 
     def available(self, now: float) -> Bools:
         """Return I_t, shape (N,)."""

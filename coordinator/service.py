@@ -25,7 +25,7 @@ from coordinator.ports import Evaluator, ShardSource
 from coordinator.post import Post
 from coordinator.presence import why_gone
 from coordinator.registry import Registry
-from coordinator.store import Store
+from coordinator.store import Store, StoreError
 from coordinator.store.records import CommandRow
 from coordinator.uploads import Uploads
 from wire.artifact import Artifact, encode_artifact
@@ -62,6 +62,7 @@ class Coordinator:
         transport: Callable[[Will], Transport],
         topics: Topics,
         boot: int,
+        attempt: int = 0,
         listener: Callable[[Progress], None] = lambda progress: None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -72,6 +73,7 @@ class Coordinator:
         self._evaluator = evaluator
         self._topics = topics
         self._boot = boot
+        self._attempt = attempt
         self._listener = listener
         self._vector = vector
         self._decisions = decisions
@@ -83,12 +85,15 @@ class Coordinator:
         self._commands: set[bytes] = set()
         self._scope = anyio.CancelScope()
         self._is_stopped = False
+        self._failure: Exception | None = None
+        self._link_up_since: float | None = None
 
     async def run(self) -> End:
         """Play the experiment to its end; return how it ended.
 
         Raises:
             FleetMissingError: Too few devices joined in time.
+            StoreError: The run cannot be written down any more.
             Refused: The broker refused us.
         """
         async with self._transport, anyio.create_task_group() as group:
@@ -96,9 +101,11 @@ class Coordinator:
             public = PublicBlobs(self._transport, self._topics, self._boot)
             with self._scope:
                 await self._serve(group, post, public)
-            with anyio.CancelScope(shield=True), anyio.move_on_after(FAREWELL_S):
+            with anyio.move_on_after(FAREWELL_S, shield=True):
                 await self._farewell(post, public)
             group.cancel_scope.cancel()
+        if self._failure is not None:
+            raise self._failure
         return "stopped" if self._is_stopped else "done"
 
     def stop(self) -> None:
@@ -135,7 +142,7 @@ class Coordinator:
             lag=self._lag,
             evaluator=self._evaluator,
             listener=self._listener,
-            attempt=self._store.starts,
+            attempt=self._attempt,
         )
         first_round = 1
         if checkpoint is not None:
@@ -157,15 +164,26 @@ class Coordinator:
         group.start_soon(self._watch, player, fleet.registry, name="coordinator.presence")
         await public.publish(task_manifest, task)
         self._store.set_status("running")
-        await campaign.run(first_round)
+        try:
+            await campaign.run(first_round)
+        except (FleetMissingError, StoreError) as exc:
+            self._failure = exc
 
     async def _pump(self, inbox: Inbox, post: Post, public: PublicBlobs) -> None:
         await inbox.subscribe(self._transport)
+        try:
+            await self._receive(inbox, post, public)
+        except Refused as exc:
+            self._failure = exc
+            self._scope.cancel()
+
+    async def _receive(self, inbox: Inbox, post: Post, public: PublicBlobs) -> None:
         async for event in self._transport.events():
             match event:
                 case Packet():
                     await inbox.on_packet(event)
                 case LinkUp(count=count):
+                    self._link_up_since = self._journal.now()
                     if count > 1:
                         self._journal.event("reconnected", "the broker is back")
                     await public.on_link_up()
@@ -173,13 +191,17 @@ class Coordinator:
                         CoordinatorStatus(state="on", boot=self._boot, run=self._config.name)
                     )
                 case LinkDown(reason=reason):
+                    self._link_up_since = None
                     self._journal.event("disconnected", reason, level="warning")
 
     async def _watch(self, player: Player, registry: Registry) -> None:
         while True:
             await anyio.sleep(PRESENCE_S)
+            up_since = self._link_up_since
+            if up_since is None:
+                continue
             for name in player.open_devices():
-                why = why_gone(registry[name], self._journal.now())
+                why = why_gone(registry[name], up_since, self._journal.now())
                 if why is not None:
                     player.vanish(name, why)
 
