@@ -1,0 +1,65 @@
+"""From a `[data]` section to the examples in memory."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from testbed.data_config import DataConfig, SyntheticConfig
+from testbed.datasets.dataset import Dataset
+from testbed.datasets.digits import load_digits
+from testbed.datasets.draws import Draw, generator
+from testbed.datasets.errors import DataError
+from testbed.datasets.mnist import PUBLISHED, how_to_get, load_mnist
+from testbed.datasets.npz import load_npz
+from testbed.datasets.synthetic import synthetic
+
+FOLDER_VARIABLE = "FAIRBED_DATA"
+"""Environment variable: the folder that holds one folder per data set."""
+
+
+def folder_of(name: str, environment: Mapping[str, str]) -> Path:
+    """Return where the files of a data set are by default: `FAIRBED_DATA/<name>`.
+
+    Raises:
+        DataError: The variable is not set.
+    """
+    root = environment.get(FOLDER_VARIABLE)
+    if not root:
+        raise DataError(
+            name,
+            f"{FOLDER_VARIABLE} or data.folder must say where the files are, got neither",
+            how_to_get(name),
+        )
+    return Path(root).expanduser() / name
+
+
+def load(config: DataConfig, seed: int, environment: Mapping[str, str]) -> Dataset:
+    """Return the examples that `[data]` asks for, at most `max_examples` of them.
+
+    Args:
+        config: The section.
+        seed: What generated data and the draw of `max_examples` depend on.
+        environment: Read for `FAIRBED_DATA` only.
+
+    Raises:
+        DataError: They cannot be had.
+    """
+    dataset = _load_all(config, generator(seed, Draw.GENERATE), environment)
+    if config.max_examples is None or config.max_examples >= dataset.n:
+        return dataset
+    rng = generator(seed, Draw.SUBSAMPLE)
+    return dataset.take(np.sort(rng.choice(dataset.n, config.max_examples, replace=False)))
+
+
+def _load_all(
+    config: DataConfig, rng: np.random.Generator, environment: Mapping[str, str]
+) -> Dataset:
+    folder = None if config.folder is None else Path(config.folder).expanduser()
+    if config.dataset == "digits":
+        return load_digits()
+    if config.dataset == "synthetic":
+        return synthetic(config.synthetic or SyntheticConfig(), rng)
+    if config.dataset in PUBLISHED:
+        return load_mnist(config.dataset, folder or folder_of(config.dataset, environment))
+    return load_npz((folder or Path()) / Path(config.dataset).expanduser())
