@@ -13,7 +13,7 @@ from anyio.abc import TaskGroup
 
 from coordinator.algorithms.arrays import Vector
 from coordinator.blobs import PrivateBlobs, PublicBlobs
-from coordinator.campaign import Campaign, Progress
+from coordinator.campaign import Campaign, FleetMissingError, Progress
 from coordinator.config import CoordinatorConfig
 from coordinator.decisions import Decisions
 from coordinator.fleet import Fleet
@@ -31,6 +31,7 @@ from coordinator.uploads import Uploads
 from wire.artifact import Artifact, encode_artifact
 from wire.chunks import manifest_of
 from wire.codec import encode
+from wire.errors import Refused
 from wire.messages import Command, CoordinatorStatus, Goodbye
 from wire.topics import Topics
 from wire.transport.base import LinkDown, LinkUp, Packet, Transport, Will
