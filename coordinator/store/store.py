@@ -254,10 +254,14 @@ class Store:
             StoreError: Something could not be written and nobody was told yet.
         """
         dropped = self._dropped_before + self._writer.dropped
+
+        def finish(connection: sqlite3.Connection) -> None:
+            connection.execute("UPDATE run SET telemetry_dropped = ?", (dropped,))
+            _fold_journal(connection)
+
         try:
             if self._writer.is_open:
-                self._writer.put("UPDATE run SET telemetry_dropped = ?", (dropped,))
-                self._writer.run(_fold_journal, timeout_s)
+                self._writer.run(finish, timeout_s)
         finally:
             try:
                 self._writer.close(timeout_s)

@@ -66,6 +66,11 @@ class Writer:
         """Neither closed nor broken."""
         return self._failure is None and not self._is_closing
 
+    @property
+    def backlog(self) -> int:
+        """Rows that no commit has begun to write."""
+        return len(self._rows) + len(self._droppable)
+
     def put(self, sql: str, values: Values, *, is_droppable: bool = False) -> None:
         """Queue one row; never waits.
 

@@ -1,0 +1,124 @@
+"""A column is a field: what goes in comes out."""
+
+import dataclasses
+import math
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.store.errors import StoreVersionError
+from coordinator.store.records import DeviceMetricRow, DeviceRow, Record
+from coordinator.store.schema import (
+    MIGRATIONS,
+    RECORDS,
+    check_version,
+    create_schema,
+    migrate,
+    schema_version,
+    table_of,
+)
+
+VALUES: dict[object, st.SearchStrategy[Any]] = {
+    str: st.text(st.characters(exclude_categories=["Cs"])),
+    int: st.integers(-(2**63), 2**63 - 1),
+    bool: st.booleans(),
+    float: st.floats(allow_nan=False),
+    bytes: st.binary(),
+}
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Record:
+    """Yield a row of any table with any values its types allow."""
+    record = draw(st.sampled_from(RECORDS))
+    hints = get_type_hints(record)
+    values = {}
+    for field in dataclasses.fields(record):
+        kinds = getattr(hints[field.name], "__args__", (hints[field.name],))
+        options = [st.none() if kind is type(None) else VALUES[kind] for kind in kinds]
+        values[field.name] = draw(st.one_of(options))
+    return record(**values)
+
+
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        create_schema(connection)
+        yield connection
+
+
+def write(connection: sqlite3.Connection, record: Record) -> None:
+    table = table_of(type(record))
+    connection.execute(table.upsert(), table.encode(record))
+
+
+def read(connection: sqlite3.Connection, record: type[Record]) -> list[Record]:
+    table = table_of(record)
+    return [table.decode(row) for row in connection.execute(table.select())]
+
+
+@given(record=records())
+def test_any_record_comes_back_as_it_went_in(record: Record) -> None:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        create_schema(connection)
+        write(connection, record)
+        assert read(connection, type(record)) == [record]
+
+
+def test_every_record_type_has_a_table(connection: sqlite3.Connection) -> None:
+    found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+    assert {name for (name,) in found} == {record.TABLE for record in RECORDS}
+
+
+def test_nan_is_kept_as_nan(connection: sqlite3.Connection) -> None:
+    write(connection, DeviceMetricRow(round=1, device="a", n=1, accuracy=math.nan, loss=math.inf))
+    row = read(connection, DeviceMetricRow)[0]
+    assert isinstance(row, DeviceMetricRow)
+    assert math.isnan(row.accuracy)
+    assert row.loss == math.inf
+
+
+def test_numpy_scalars_are_stored_as_numbers(connection: sqlite3.Connection) -> None:
+    row: Any = DeviceMetricRow(
+        round=np.int64(3), device="a", n=np.int64(2), accuracy=np.float32(0.5), loss=np.float64(1)
+    )
+    write(connection, row)
+    kinds = connection.execute("SELECT typeof(round), typeof(accuracy) FROM device_metric")
+    assert kinds.fetchone() == ("integer", "real")
+
+
+def test_a_row_with_the_same_key_replaces_the_other(connection: sqlite3.Connection) -> None:
+    row = DeviceRow(name="a", row=0, first_seen_s=0.0, n_k=1, capabilities="{}", has_own_data=False)
+    write(connection, row)
+    write(connection, dataclasses.replace(row, n_k=2))
+    assert read(connection, DeviceRow) == [dataclasses.replace(row, n_k=2)]
+
+
+def test_migrations_run_in_order_from_the_version_found(connection: sqlite3.Connection) -> None:
+    scripts = (
+        "ALTER TABLE device ADD COLUMN extra TEXT",
+        "UPDATE device SET extra = name || '!'",
+    )
+    write(
+        connection,
+        DeviceRow(name="a", row=0, first_seen_s=0, n_k=1, capabilities="", has_own_data=True),
+    )
+    assert check_version("run.db", schema_version(connection), scripts)
+    migrate(connection, scripts)
+    assert schema_version(connection) == 3
+    assert connection.execute("SELECT extra FROM device").fetchone() == ("a!",)
+    migrate(connection, scripts)
+    assert schema_version(connection) == 3
+
+
+@pytest.mark.parametrize(("found", "advice"), [(99, "update Fairbed"), (0, "not a run store")])
+def test_a_store_of_an_unknown_version_gives_one_line(found: int, advice: str) -> None:
+    with pytest.raises(StoreVersionError, match=advice) as caught:
+        check_version("run.db", found)
+    assert f"version must be 1 to {len(MIGRATIONS) + 1}, got {found}" in str(caught.value)

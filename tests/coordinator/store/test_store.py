@@ -1,0 +1,335 @@
+"""The writer: nothing that was closed is ever lost, and a bad disk is one line."""
+
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.store import RunInUseError, RunReader, Store, StoreError, StoreVersionError
+from coordinator.store import writer as writer_module
+from coordinator.store.records import EventRow, TelemetryRow
+from tests.coordinator.store.fake_run import FakeRun, fake_run, make_store
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    """Wait for another thread; pytest's timeout is the limit."""
+    while not is_true():
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run-1"
+
+
+@pytest.fixture
+def store(folder: Path) -> Iterator[Store]:
+    store = make_store(folder)
+    yield store
+    store.close()
+
+
+def event(text: str = "hello", at_s: float = 1.0) -> EventRow:
+    return EventRow(
+        at_s=at_s, wall="", level="info", kind="note", round=None, device=None, text=text
+    )
+
+
+def telemetry(at_s: float) -> TelemetryRow:
+    return TelemetryRow(
+        at_s=at_s,
+        device="a",
+        phase="idle",
+        is_available=True,
+        mu_cores=1.0,
+        downlink_bps=None,
+        uplink_bps=None,
+        cpu_ratio=None,
+        rss_bytes=None,
+        temperature_celsius=None,
+    )
+
+
+def test_a_new_run_says_what_it_is(store: Store, folder: Path) -> None:
+    with RunReader(folder) as reader:
+        info = reader.run()
+    assert (info.run_id, info.row.name, info.row.seed) == ("run-1", "digits-12", 7)
+    assert (info.status, info.is_alive, info.rounds_completed) == ("created", True, 0)
+    assert info.plan.rounds == 30
+    assert info.plan.beta == 0.15
+
+
+def test_rows_are_readable_once_flushed_in_the_order_added(store: Store, folder: Path) -> None:
+    for i in range(100):
+        store.add(event(str(i)))
+    store.flush()
+    with RunReader(folder) as reader:
+        assert [row.text for _, row in reader.events()] == [str(i) for i in range(100)]
+
+
+def test_rows_are_committed_without_being_asked(store: Store, folder: Path) -> None:
+    with RunReader(folder) as reader:
+        store.add(event())
+        until(lambda: reader.counts().events == 1)
+
+
+def test_a_second_coordinator_is_refused_while_the_first_lives(store: Store, folder: Path) -> None:
+    with pytest.raises(RunInUseError, match="must have one coordinator"):
+        Store.reopen(folder)
+
+
+def test_a_folder_that_holds_a_run_is_not_taken_over(folder: Path) -> None:
+    make_store(folder).close()
+    with pytest.raises(StoreError, match="must not hold a run yet"):
+        make_store(folder)
+    Store.reopen(folder).close()
+
+
+def test_a_finished_run_is_one_file_with_its_status(folder: Path) -> None:
+    fake_run(folder, rounds=2)
+    assert not list(folder.glob("run.db-*"))
+    with RunReader(folder) as reader:
+        info = reader.run()
+    assert (info.status, info.is_alive, info.rounds_completed) == ("done", False, 2)
+
+
+def test_a_closed_round_is_resumed_from(folder: Path) -> None:
+    run = FakeRun(folder)
+    run.play(3)
+    run.store.close()
+    store = Store.reopen(folder)
+    checkpoint = store.last_checkpoint()
+    store.close()
+    assert checkpoint is not None
+    assert (checkpoint.round, checkpoint.state) == (3, b"after 3")
+    np.testing.assert_array_equal(checkpoint.model, np.full(10, 3, np.float32))
+    assert checkpoint.model.dtype == np.float32
+
+
+def test_the_run_clock_goes_on_where_it_stopped(folder: Path) -> None:
+    store = make_store(folder)
+    assert store.resume_offset_s() == 0.0
+    store.add(event(at_s=41.5))
+    store.close()
+    store = Store.reopen(folder)
+    assert store.resume_offset_s() == 41.5
+    store.close()
+
+
+def test_reopening_voids_the_open_round_and_nothing_else(folder: Path) -> None:
+    run = FakeRun(folder)
+    run.play(2)
+    row = run.begin_round()[0]
+    run.store.add(run.exchange(row))
+    run.store.close()
+    with RunReader(folder) as reader:
+        closed = [e for e in reader.exchanges() if e.round <= 2]
+        assert len(reader.exchanges()) == len(closed) + 1
+    Store.reopen(folder).close()
+    with RunReader(folder) as reader:
+        assert reader.exchanges() == closed
+        assert len(reader.metrics()) == 2
+        assert reader.run().row.resumes == 1
+        assert (
+            reader.events()[-1][1].text == "resumed after round 2; 1 rows of open rounds are void"
+        )
+
+
+def test_a_damaged_newest_model_falls_back_one_round(folder: Path) -> None:
+    run = FakeRun(folder)
+    run.play(3)
+    run.store.close()
+    newest = folder / "models/round-00003.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1] + b"\xff")
+    store = Store.reopen(folder)
+    checkpoint = store.last_checkpoint()
+    store.close()
+    assert checkpoint is not None
+    assert checkpoint.round == 2
+    with RunReader(folder) as reader:
+        assert [row.round for row in reader.rounds()] == [1, 2]
+
+
+def test_a_run_without_an_intact_model_says_which_file(folder: Path) -> None:
+    run = FakeRun(folder)
+    run.play(1)
+    run.store.close()
+    (folder / "models/round-00001.safetensors").unlink()
+    with pytest.raises(StoreError, match=r"round-00001.safetensors: must be a readable model"):
+        Store.reopen(folder)
+
+
+def test_the_last_models_and_every_tenth_are_kept(folder: Path) -> None:
+    fake_run(folder, rounds=24)
+    kept = sorted(int(path.stem.split("-")[1]) for path in folder.glob("models/*"))
+    assert kept == [10, 20, 22, 23, 24]
+
+
+CRASHING_COORDINATOR = """
+import sys
+from pathlib import Path
+from tests.coordinator.store.fake_run import FakeRun
+
+run = FakeRun(Path(sys.argv[1]))
+run.play(4)
+run.store.add(run.exchange(run.begin_round()[0]))
+print("closed", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_coordinator_loses_at_most_the_open_round(folder: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", CRASHING_COORDINATOR, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=REPOSITORY,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"closed\n"
+        with RunReader(folder) as reader:
+            assert reader.run().status == "running"
+            process.send_signal(signal.SIGKILL)
+            process.wait(20)
+            assert reader.run().status == "interrupted"
+    store = Store.reopen(folder)
+    checkpoint = store.last_checkpoint()
+    store.close()
+    assert checkpoint is not None
+    assert checkpoint.round == 4
+    with RunReader(folder) as reader:
+        assert [row.round for row in reader.rounds()] == [1, 2, 3, 4]
+        assert {row.round for row in reader.exchanges()} == {1, 2, 3, 4}
+
+
+def test_a_full_disk_is_one_line_and_never_a_hang(folder: Path) -> None:
+    run = FakeRun(folder)
+    run.play(1)
+
+    def shrink(connection: sqlite3.Connection) -> None:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+
+    run.store._writer.run(shrink, 5.0)
+    with pytest.raises(StoreError, match="disk is full'; free space and resume") as caught:
+        run.play(100)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(StoreError, match="disk is full"):
+        run.store.add(event())
+    run.store.close()
+    reopened = Store.reopen(folder)
+    assert reopened.last_checkpoint() is not None
+    reopened.close()
+
+
+def test_a_lost_row_is_told_when_closing(folder: Path) -> None:
+    store = make_store(folder)
+    store._writer.run(lambda c: c.execute("DROP TABLE event"), 5.0)
+    store.add(event())
+    with pytest.raises(StoreError, match="no such table: event"):
+        store.close()
+    store.close()
+
+
+def test_a_database_that_somebody_locks_is_one_line(folder: Path) -> None:
+    make_store(folder).close()
+    store = Store.reopen(folder, busy_timeout_s=0.05)
+    with closing(sqlite3.connect(folder / "run.db", isolation_level=None)) as intruder:
+        intruder.execute("BEGIN IMMEDIATE")
+        store.add(event())
+        with pytest.raises(StoreError, match="locked'; close the program that holds it"):
+            store.flush()
+    store.close()
+
+
+def test_adding_after_close_is_refused_and_closing_twice_is_not(folder: Path) -> None:
+    store = make_store(folder)
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="write after close"):
+        store.add(event())
+
+
+def test_a_slow_disk_drops_the_oldest_telemetry_and_counts_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "MAX_DROPPABLE", 10)
+    make_store(folder).close()
+    store = Store.reopen(folder, busy_timeout_s=20.0)
+    with closing(sqlite3.connect(folder / "run.db", isolation_level=None)) as intruder:
+        intruder.execute("BEGIN IMMEDIATE")
+        store.add(event("before"))
+        until(lambda: store._writer.backlog == 0)
+        for i in range(25):
+            store.add(telemetry(float(i)))
+            store.add(event(str(i)))
+        intruder.execute("ROLLBACK")
+        store.close()
+    with RunReader(folder) as reader:
+        assert reader.run().row.telemetry_dropped == 15
+        assert reader.counts().telemetry == 10
+        assert [row.at_s for _, row in reader.telemetry_latest()] == [24.0]
+        assert [row.text for _, row in reader.events()][2:] == [str(i) for i in range(25)]
+
+
+def test_other_rows_are_never_dropped_but_refused_when_the_disk_is_dead(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "MAX_ROWS", 3)
+    make_store(folder).close()
+    store = Store.reopen(folder, busy_timeout_s=20.0)
+    with closing(sqlite3.connect(folder / "run.db", isolation_level=None)) as intruder:
+        intruder.execute("BEGIN IMMEDIATE")
+        store.add(event("taken"))
+        until(lambda: store._writer.backlog == 0)
+        for i in range(3):
+            store.add(event(str(i)))
+        with pytest.raises(StoreError, match="at most 3 rows may wait for the disk"):
+            store.add(event("one too many"))
+        intruder.execute("ROLLBACK")
+    store.close()
+    with RunReader(folder) as reader:
+        assert [row.text for _, row in reader.events()][1:] == ["taken", "0", "1", "2"]
+
+
+def test_old_telemetry_is_forgotten(store: Store, folder: Path) -> None:
+    for i in range(10):
+        store.add(telemetry(float(i)))
+    store.flush()
+    store._forget_telemetry(24 * 3600.0 + 5.0)
+    store.flush()
+    with RunReader(folder) as reader:
+        assert reader.counts().telemetry == 5
+
+
+def test_a_store_of_a_newer_version_is_one_line(folder: Path) -> None:
+    make_store(folder).close()
+    with closing(sqlite3.connect(folder / "run.db")) as connection:
+        connection.execute("PRAGMA user_version = 9")
+    with pytest.raises(StoreVersionError, match="got 9; update Fairbed"):
+        RunReader(folder)
+    with pytest.raises(StoreVersionError, match="got 9; update Fairbed"):
+        Store.reopen(folder)
+
+
+def test_a_damaged_file_is_one_line(folder: Path) -> None:
+    make_store(folder).close()
+    (folder / "run.db").write_bytes(b"not a database at all" * 100)
+    for opened in (RunReader, Store.reopen):
+        with pytest.raises(StoreError, match="damaged"):
+            opened(folder)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="must be a writable folder"):
+        make_store(tmp_path / "file" / "run")
