@@ -5,6 +5,7 @@ one slow publish never holds the stopwatch back.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from anyio.abc import TaskGroup
 
@@ -58,11 +59,10 @@ class Inbox:
     async def subscribe(self, transport: Transport) -> None:
         """Subscribe to all that devices and people write; remembered over reconnects."""
         t = self._topics
-        try:
+        with suppress(Disconnected):
             await transport.subscribe(t.up("+"), t.status("+"), t.command, qos=1)
+        with suppress(Disconnected):
             await transport.subscribe(t.telemetry("+"), t.upload("+"), qos=0)
-        except Disconnected:
-            return
 
     async def on_packet(self, packet: Packet) -> None:
         """Deal with one packet; whatever it holds, the coordinator goes on."""

@@ -160,7 +160,7 @@ class Coordinator:
             group,
             lambda command: self._on_command(command, campaign, player, fleet.registry),
         )
-        group.start_soon(self._pump, inbox, post, public, name="coordinator.pump")
+        group.start_soon(self._pump, group, inbox, post, public, name="coordinator.pump")
         group.start_soon(self._lag.run, name="coordinator.lag")
         group.start_soon(self._watch, player, fleet.registry, name="coordinator.presence")
         await public.publish(task_manifest, task)
@@ -170,15 +170,19 @@ class Coordinator:
         except (FleetMissingError, StoreError) as exc:
             self._failure = exc
 
-    async def _pump(self, inbox: Inbox, post: Post, public: PublicBlobs) -> None:
+    async def _pump(
+        self, group: TaskGroup, inbox: Inbox, post: Post, public: PublicBlobs
+    ) -> None:
         await inbox.subscribe(self._transport)
         try:
-            await self._receive(inbox, post, public)
+            await self._receive(group, inbox, post, public)
         except Refused as exc:
             self._failure = exc
             self._scope.cancel()
 
-    async def _receive(self, inbox: Inbox, post: Post, public: PublicBlobs) -> None:
+    async def _receive(
+        self, group: TaskGroup, inbox: Inbox, post: Post, public: PublicBlobs
+    ) -> None:
         async for event in self._transport.events():
             match event:
                 case Packet():
@@ -187,13 +191,16 @@ class Coordinator:
                     self._link_up_since = self._journal.now()
                     if count > 1:
                         self._journal.event("reconnected", "the broker is back")
-                    await public.on_link_up()
-                    await post.announce(
-                        CoordinatorStatus(state="on", boot=self._boot, run=self._config.name)
-                    )
+                    group.start_soon(self._on_link_up, post, public)
                 case LinkDown(reason=reason):
                     self._link_up_since = None
                     self._journal.event("disconnected", reason, level="warning")
+
+    async def _on_link_up(self, post: Post, public: PublicBlobs) -> None:
+        await public.on_link_up()
+        await post.announce(
+            CoordinatorStatus(state="on", boot=self._boot, run=self._config.name)
+        )
 
     async def _watch(self, player: Player, registry: Registry) -> None:
         while True:

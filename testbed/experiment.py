@@ -1,0 +1,197 @@
+"""The experiment file: one TOML file, decoded strictly into one typed struct.
+
+Whatever is wrong with it becomes one line: file, key path, rule, value, what to do.
+"""
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from coordinator.config import (
+    AggregationConfig,
+    CoordinatorConfig,
+    EvaluationConfig,
+    ModelConfig,
+    PositiveFloat,
+    PositiveInt,
+    RoundConfig,
+    Section,
+    SelectionConfig,
+    TrainingConfig,
+)
+from testbed.data_config import DataConfig
+from testbed.explain import explain, override
+from wire.messages import NAME_PATTERN
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Seed = Annotated[int, Meta(ge=0, lt=1 << 32)]
+
+
+class ExperimentError(Exception):
+    """The experiment file breaks a rule; the message is one line."""
+
+
+class SeedsConfig(Section, frozen=True, kw_only=True):
+    """`[seeds]`: each overrides the experiment's one seed for one purpose."""
+
+    data: Seed | None = None
+    init: Seed | None = None
+    fleet: Seed | None = None
+    traces: Seed | None = None
+    selection: Seed | None = None
+    training: Seed | None = None
+
+
+class BrokerConfig(Section, frozen=True, kw_only=True):
+    """`[broker]`."""
+
+    url: str = "embedded"
+    """`embedded`, or `mqtt://user:password@host:port`, or `mqtts://...`."""
+    kind: Literal["auto", "mosquitto", "nats", "amqtt"] = "auto"
+    """Which broker to embed; auto takes the first that works, in this order."""
+    tenant: Annotated[str, Meta(pattern=NAME_PATTERN)] = "main"
+    """One coordinator at a time lives in a tenant."""
+
+
+class FleetConfig(Section, frozen=True, kw_only=True):
+    """`[[fleet]]`: devices of one kind."""
+
+    profile: str | None = None
+    """Name of a device profile, or path of a `.toml`; None is this machine, not throttled."""
+    count: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    link: str | None = None
+    """Name of a link; None takes the profile's own."""
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,26}$")] | None = None
+    """Beginning of the device names; None takes the profile's name."""
+
+
+class EmulationConfig(Section, frozen=True, kw_only=True):
+    """`[emulation]`."""
+
+    backend: Literal["auto", "process"] = "auto"
+    host_core_speed: PositiveFloat = 1.0
+    """Speed of one core of this machine, in cores of the profiles' reference machine."""
+
+
+class Experiment(Section, frozen=True, kw_only=True):
+    """A whole experiment."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")]
+    seed: Seed = 0
+    rounds: PositiveInt = 30
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    selection: SelectionConfig = SelectionConfig()
+    aggregation: AggregationConfig = AggregationConfig()
+    round: RoundConfig = RoundConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    broker: BrokerConfig = BrokerConfig()
+    fleet: tuple[FleetConfig, ...] = ()
+    emulation: EmulationConfig = EmulationConfig()
+    seeds: SeedsConfig = SeedsConfig()
+
+    def __post_init__(self) -> None:
+        devices = self.devices
+        if devices and self.selection.per_round > devices:
+            raise ValueError(
+                f"selection.per_round must be at most the {devices} devices of the fleet, "
+                f"got {self.selection.per_round}"
+            )
+
+    @property
+    def devices(self) -> int:
+        """Number of emulated devices."""
+        return sum(group.count for group in self.fleet)
+
+    def seed_for(self, purpose: str) -> int:
+        """Return the seed of one purpose of `[seeds]`."""
+        own: int | None = getattr(self.seeds, purpose)
+        return self.seed if own is None else own
+
+    def coordinator(self) -> CoordinatorConfig:
+        """Return what the coordinator needs to know; an emulated fleet is waited for whole."""
+        settings = self.round
+        if self.fleet and settings.min_devices == 1:
+            settings = msgspec.structs.replace(settings, min_devices=self.devices)
+        return CoordinatorConfig(
+            name=self.name,
+            seed_init=self.seed_for("init"),
+            seed_selection=self.seed_for("selection"),
+            seed_training=self.seed_for("training"),
+            rounds=self.rounds,
+            model=self.model,
+            training=self.training,
+            selection=self.selection,
+            aggregation=self.aggregation,
+            round=settings,
+            evaluation=self.evaluation,
+        )
+
+    def resolved_toml(self) -> str:
+        """Return the experiment with every default written out; it decodes to an equal one."""
+        return msgspec.toml.encode(_without_none(msgspec.to_builtins(self))).decode()
+
+    def hash(self) -> str:
+        """Return a hash of the resolved experiment: equal experiments have equal hashes."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+
+
+def load_experiment(
+    path: Path, settings: Sequence[str] = (), seed: int | None = None
+) -> Experiment:
+    """Return the experiment in a TOML file.
+
+    Args:
+        path: The file.
+        settings: Overrides such as `selection.V=50`, applied in order.
+        seed: Overrides the file's one seed.
+
+    Raises:
+        ExperimentError: The file cannot be read, or breaks a rule.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise ExperimentError(f"{path}: there is no such file; see examples/") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ExperimentError(f"{path}: cannot be read: {exc}") from exc
+    except tomllib.TOMLDecodeError as exc:
+        raise ExperimentError(f"{path}: not valid TOML: {exc}") from exc
+    try:
+        for setting in settings:
+            override(raw, setting)
+    except ValueError as exc:
+        raise ExperimentError(f"--set {setting}: {exc}") from exc
+    if seed is not None:
+        raw["seed"] = seed
+    return parse_experiment(raw, str(path))
+
+
+def parse_experiment(raw: dict[str, Any], where: str) -> Experiment:
+    """Return the experiment in a parsed TOML document; `where` names it in errors.
+
+    Raises:
+        ExperimentError: It breaks a rule.
+    """
+    try:
+        return msgspec.convert(raw, Experiment)
+    except msgspec.ValidationError as exc:
+        raise ExperimentError(f"{where}: {explain(exc, raw, Experiment)}") from exc
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(item) for item in value]
+    return value

@@ -1,0 +1,141 @@
+"""Say what is wrong with a configuration in one line: key path, rule, value, what to do."""
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
+_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
+
+
+def explain(error: msgspec.ValidationError, raw: Any, kind: type) -> str:
+    """Return one line about a validation error of `raw`, which should have been a `kind`."""
+    match = _AT.match(str(error))
+    assert match is not None
+    what, steps = match["what"], _steps(match["path"] or "$")
+    where = _dotted(steps)
+    if unknown := _UNKNOWN.match(what):
+        names = sorted(_fields(inspect.type_info(kind), steps))
+        name = unknown["name"]
+        return f"{_join(where, name)}: unknown key; {_suggest(name, names)}"
+    if missing := _MISSING.match(what):
+        return f"{_join(where, missing['name'])}: must be given, got nothing; add it"
+    value = _lookup(raw, steps)
+    rule = _rule(what)
+    names = _literals(inspect.type_info(kind), steps)
+    if names:
+        return f"{where}: must be one of {', '.join(map(repr, names))}, got {_short(value)}"
+    got = "" if "got" in rule or isinstance(value, dict | list) else f", got {_short(value)}"
+    return f"{where}: {rule}{got}" if where else f"{rule}{got}"
+
+
+def override(raw: dict[str, Any], setting: str) -> None:
+    """Apply one `a.b=value` to a parsed document; the value is TOML, or else plain text.
+
+    Raises:
+        ValueError: It has no `=`, or goes through something that is not a table.
+    """
+    path, separator, text = setting.partition("=")
+    keys = path.strip().split(".")
+    if not separator or not all(keys):
+        raise ValueError(f"must look like selection.V=50, got {setting!r}")
+    table = raw
+    for key in keys[:-1]:
+        nested = table.setdefault(key, {})
+        if not isinstance(nested, dict):
+            raise ValueError(f"{key!r} is not a table; only keys of tables can be set")
+        table = nested
+    try:
+        value = msgspec.toml.decode(f"v = {text}")["v"]
+    except msgspec.DecodeError:
+        value = text.strip()
+    table[keys[-1]] = value
+
+
+def _steps(path: str) -> list[str | int]:
+    found = _STEP.findall(path.removeprefix("$"))
+    return [name or (int(index) if index.isdigit() else 0) for name, index in found]
+
+
+def _dotted(steps: Iterable[str | int]) -> str:
+    text = ""
+    for step in steps:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return text.removeprefix(".")
+
+
+def _join(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name
+
+
+def _lookup(raw: Any, steps: list[str | int]) -> Any:
+    for step in steps:
+        try:
+            raw = raw[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return raw
+
+
+def _walk(info: inspect.Type, steps: list[str | int]) -> list[inspect.Type]:
+    """Return the types that may stand at the end of a path."""
+    kinds = [info]
+    for step in steps:
+        following: list[inspect.Type] = []
+        for kind in _flat(kinds):
+            if isinstance(kind, inspect.StructType):
+                following += [f.type for f in kind.fields if f.encode_name == step]
+            elif isinstance(kind, inspect.VarTupleType | inspect.ListType):
+                following.append(kind.item_type)
+        kinds = following
+    return list(_flat(kinds))
+
+
+def _flat(kinds: Iterable[inspect.Type]) -> Iterable[inspect.Type]:
+    for kind in kinds:
+        if isinstance(kind, inspect.UnionType):
+            yield from _flat(kind.types)
+        elif isinstance(kind, inspect.Metadata):
+            yield from _flat([kind.type])
+        else:
+            yield kind
+
+
+def _fields(info: inspect.Type, steps: list[str | int]) -> set[str]:
+    return {
+        field.encode_name
+        for kind in _walk(info, steps)
+        if isinstance(kind, inspect.StructType)
+        for field in kind.fields
+    }
+
+
+def _literals(info: inspect.Type, steps: list[str | int]) -> list[Any]:
+    kinds = _walk(info, steps)
+    if kinds and all(isinstance(k, inspect.LiteralType | inspect.NoneType) for k in kinds):
+        return [v for k in kinds if isinstance(k, inspect.LiteralType) for v in k.values]
+    return []
+
+
+def _suggest(name: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}valid here: {', '.join(names)}"
+
+
+def _rule(what: str) -> str:
+    what = what.replace("`", "").rstrip(".")
+    what = re.sub(r"^Expected (.*), got (.*)$", r"must be \1, got \2", what)
+    what = re.sub(r"^Expected ", "must be ", what)
+    return re.sub(r"^Invalid value ", "invalid value ", what)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
