@@ -28,11 +28,11 @@ def explain(error: msgspec.ValidationError, raw: Any, kind: type) -> str:
         return f"{_join(where, missing['name'])}: must be given, got nothing; add it"
     value = _lookup(raw, steps)
     rule = _rule(what)
-    names = _literals(inspect.type_info(kind), steps)
+    names = _choices(inspect.type_info(kind), steps)
     if names:
-        return f"{where}: must be one of {', '.join(map(repr, names))}, got {_short(value)}"
-    got = "" if "got" in rule or isinstance(value, dict | list) else f", got {_short(value)}"
-    return f"{where}: {rule}{got}" if where else f"{rule}{got}"
+        rule = f"must be one of {', '.join(map(repr, names))}"
+    got = "" if isinstance(value, dict | list) else f", got {_short(value)}"
+    return f"{where}: {rule}{got}" if where else rule
 
 
 def override(raw: dict[str, Any], setting: str) -> None:
@@ -116,11 +116,13 @@ def _fields(info: inspect.Type, steps: list[str | int]) -> set[str]:
     }
 
 
-def _literals(info: inspect.Type, steps: list[str | int]) -> list[Any]:
+def _choices(info: inspect.Type, steps: list[str | int]) -> list[Any]:
+    """Return what may stand at a path when that is a list of words, else nothing."""
     kinds = _walk(info, steps)
     if kinds and all(isinstance(k, inspect.LiteralType | inspect.NoneType) for k in kinds):
         return [v for k in kinds if isinstance(k, inspect.LiteralType) for v in k.values]
-    return []
+    around = _walk(info, steps[:-1]) if steps else []
+    return [k.tag for k in around if isinstance(k, inspect.StructType) and k.tag_field == steps[-1]]
 
 
 def _suggest(name: str, names: list[str]) -> str:
@@ -131,9 +133,9 @@ def _suggest(name: str, names: list[str]) -> str:
 
 def _rule(what: str) -> str:
     what = what.replace("`", "").rstrip(".")
-    what = re.sub(r"^Expected (.*), got (.*)$", r"must be \1, got \2", what)
+    what = re.sub(r"^Expected (.*), got .*$", r"must be \1", what)
     what = re.sub(r"^Expected ", "must be ", what)
-    return re.sub(r"^Invalid value ", "invalid value ", what)
+    return re.sub(r"^Invalid (enum )?value .*$", "must be a known name", what)
 
 
 def _short(value: Any) -> str:
