@@ -1,0 +1,189 @@
+"""One message of every type, each optional field given and left out: all wire suites read this."""
+
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from typing import Any
+
+from wire.messages import (
+    AnyMessage,
+    Cancel,
+    Capabilities,
+    ChunkRequest,
+    Command,
+    Context,
+    CoordinatorStatus,
+    Failed,
+    Goodbye,
+    Grant,
+    Hello,
+    Hyperparameters,
+    Intent,
+    LinkProbe,
+    LinkProbeReply,
+    Manifest,
+    Offer,
+    Phases,
+    Ping,
+    Pong,
+    Received,
+    Refuse,
+    Status,
+    Train,
+    UploadAck,
+    UploadDone,
+    Welcome,
+)
+
+DIGEST = sha256(b"a blob").digest()
+UPDATE_ID = bytes(range(16))
+
+MODEL = Manifest(
+    id=DIGEST[:16], kind="model", size_bytes=1_000_000, chunk_bytes=262_144, sha256=DIGEST
+)
+TASK = Manifest(id=DIGEST[:16], kind="task", size_bytes=12_500, chunk_bytes=262_144, sha256=DIGEST)
+SHARD = Manifest(id=DIGEST[:16], kind="shard", size_bytes=1, chunk_bytes=1024, sha256=DIGEST)
+UPDATE = Manifest(id=UPDATE_ID, kind="update", size_bytes=1_000_000, chunk_bytes=262_144)
+
+CAPABILITIES = Capabilities(
+    cores=4,
+    memory_bytes=4 << 30,
+    machine="aarch64",
+    python="3.11.2",
+    engine="onnxruntime 1.31.1",
+    engine_threads=2,
+    agent="0.1.0",
+)
+PI = Capabilities(
+    cores=4,
+    memory_bytes=4 << 30,
+    machine="aarch64",
+    python="3.11.2",
+    engine="onnxruntime 1.31.1",
+    engine_threads=2,
+    agent="0.1.0",
+    model="Raspberry Pi 4 Model B Rev 1.4",
+)
+PHASES = Phases(
+    download_s=0.75, load_s=0.0, evaluate_s=0.25, train_s=1.5, train_cpu_s=1.25, encode_s=0.125
+)
+PLAIN_SGD = Hyperparameters(epochs=1, batch_size=20, learning_rate=0.1)
+FULL_SGD = Hyperparameters(
+    epochs=2,
+    batch_size=32,
+    learning_rate=0.05,
+    momentum=0.9,
+    weight_decay=0.001,
+    proximal=0.01,
+    clip_norm=5.0,
+    max_steps=100,
+)
+
+MESSAGES: Mapping[str, AnyMessage] = {
+    "status-on": Status(state="on", boot=17),
+    "status-off": Status(state="off", boot=17),
+    "coordinator": CoordinatorStatus(state="on", boot=23),
+    "coordinator-run": CoordinatorStatus(state="off", boot=23, run="digits-12"),
+    "intent": Intent(manifest=MODEL, boot=23),
+    "hello": Hello(boot=17, capabilities=CAPABILITIES),
+    "hello-with-data": Hello(boot=17, capabilities=PI, n_k=600),
+    "context": Context(boot=17, seq=0, mu_cores=1.0),
+    "context-full": Context(
+        boot=17,
+        seq=41,
+        mu_cores=1.875,
+        downlink_bps=8e6,
+        uplink_bps=1e6,
+        link_age_s=12.5,
+        is_willing=False,
+        is_ready=True,
+        n_k=600,
+        is_warm=True,
+        phase="train",
+        cpu_ratio=0.75,
+        rss_bytes=48 << 20,
+        temperature_celsius=-3.5,
+    ),
+    "offer": Offer(round=3, manifest=UPDATE, phases=PHASES, n_k=600, steps=30, was_cold=False),
+    "offer-full": Offer(
+        round=3,
+        attempt=1,
+        manifest=UPDATE,
+        phases=PHASES,
+        n_k=600,
+        steps=30,
+        was_cold=True,
+        loss_before=2.25,
+        loss_train=1.5,
+        download_rerequests=2,
+        downlink_bps=8e6,
+    ),
+    "upload-done": UploadDone(round=3, id=UPDATE_ID, sha256=DIGEST),
+    "upload-done-resent": UploadDone(round=3, id=UPDATE_ID, sha256=DIGEST, resent_chunks=2),
+    "failed": Failed(round=3, phase="train", reason="loss became NaN after 12 mini-batches"),
+    "chunk-request": ChunkRequest(id=DIGEST[:16], chunks=[0, 3, 4_194_304]),
+    "link-probe": LinkProbe(seq=5),
+    "link-probe-up": LinkProbe(seq=6, payload=bytes(range(64)), reply_bytes=65_536),
+    "pong": Pong(seq=7),
+    "welcome": Welcome(boot=23, task=TASK, shard=None),
+    "welcome-with-shard": Welcome(boot=23, task=TASK, shard=SHARD, telemetry_s=0.5),
+    "train": Train(
+        round=3,
+        model=MODEL,
+        hyperparameters=PLAIN_SGD,
+        seed=1_099_511_627_776,
+        needs_loss=False,
+        deadline_s=60.0,
+    ),
+    "train-full": Train(
+        round=3,
+        attempt=1,
+        model=MODEL,
+        hyperparameters=FULL_SGD,
+        seed=99,
+        needs_loss=True,
+        deadline_s=60.0,
+        keep_warm=True,
+    ),
+    "grant": Grant(round=3, id=UPDATE_ID, window=4),
+    "upload-ack": UploadAck(id=UPDATE_ID, received=b"\x0b"),
+    "received": Received(round=3, id=UPDATE_ID, accepted=True),
+    "received-refused": Received(
+        round=3, id=UPDATE_ID, accepted=False, reason="vector: every value must be finite"
+    ),
+    "cancel": Cancel(round=3),
+    "cancel-late": Cancel(round=3, reason="the deadline of 60 s has passed"),
+    "ping": Ping(seq=7),
+    "link-probe-reply": LinkProbeReply(seq=5),
+    "link-probe-reply-down": LinkProbeReply(seq=6, payload=bytes(64)),
+    "refuse": Refuse(reason="pi-7 is taken; choose another --name"),
+    "refuse-final": Refuse(reason="übergroß: 5 µs, 3 × 4", is_final=True),
+    "goodbye": Goodbye(),
+    "goodbye-done": Goodbye(reason="30 rounds are done"),
+    "command": Command(id=UPDATE_ID, action="pause"),
+    "command-exclude": Command(id=UPDATE_ID, action="exclude", device="pi-7"),
+}
+"""By the name of the golden file."""
+
+Path = tuple[str | int, ...]
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[Path]:
+    """Yield where every plain value of a message in built-in types lies, tags left out."""
+    match value:
+        case dict():
+            for key, item in value.items():
+                if key != "m":
+                    yield from leaves(item, (*path, key))
+        case list():
+            for index, item in enumerate(value):
+                yield from leaves(item, (*path, index))
+        case _:
+            yield path
+
+
+def objects(value: Any, path: Path = ()) -> Iterator[Path]:
+    """Yield where every object of a message in built-in types lies, itself first."""
+    if isinstance(value, dict):
+        yield path
+        for key, item in value.items():
+            yield from objects(item, (*path, key))

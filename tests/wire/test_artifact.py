@@ -1,0 +1,98 @@
+"""A task comes back as it went, and nothing that cannot be trained gets through."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wire.artifact import Artifact, SelfCheck, TaskSpec, decode_artifact, encode_artifact
+from wire.errors import DecodeError
+from wire.tensors import Layout, Tensor
+
+LAYOUT = Layout(
+    tensors=(
+        Tensor(name="weight", shape=(3, 4), offset=0, init="uniform", init_bound=0.5),
+        Tensor(name="bias", shape=(3,), offset=12),
+        Tensor(name="norm", shape=(), offset=15, role="buffer", init="ones"),
+    )
+)
+ARTIFACT = Artifact(
+    spec=TaskSpec(
+        name="softmax-4-3",
+        model="softmax",
+        layout=LAYOUT,
+        x_shape=(4,),
+        classes=3,
+        opset=20,
+        selfcheck=SelfCheck(seed=7, batch=5, loss=1.0986, gradient_l2=0.25),
+    ),
+    train=b"a graph",
+    evaluate=b"another graph",
+)
+NAN, INF = float("nan"), float("inf")
+
+MALFORMED = [
+    (("spec", "format"), 2, "Invalid enum value 2 - at `$.spec.format`"),
+    (("spec", "classes"), 0, "Expected `int` >= 1 - at `$.spec.classes`"),
+    (("spec", "x_shape"), [4, 0], "Expected `int` >= 1 - at `$.spec.x_shape[1]`"),
+    (("spec", "x_shape"), [1] * 9, "Expected `array` of length <= 8 - at `$.spec.x_shape`"),
+    (("spec", "x_dtype"), "float64", "Invalid enum value 'float64' - at `$.spec.x_dtype`"),
+    (
+        ("spec", "x_dtype"),
+        "int64",
+        "x_classes must be given exactly for int64 x, got 0 - at `$.spec`",
+    ),
+    (
+        ("spec", "selfcheck", "loss"),
+        NAN,
+        "Expected `float` >= 0.0 - at `$.spec.selfcheck.loss`",
+    ),
+    (
+        ("spec", "selfcheck", "gradient_l2"),
+        INF,
+        "Expected `float` <= 1000000000000.0 - at `$.spec.selfcheck.gradient_l2`",
+    ),
+    (
+        ("spec", "layout", "tensors"),
+        [],
+        "Expected `array` of length >= 1 - at `$.spec.layout.tensors`",
+    ),
+    (("train",), "text", "Expected `bytes`, got `str` - at `$.train`"),
+    (("author",), "nobody", "Object contains unknown field `author`"),
+]
+
+
+def test_comes_back_as_it_went() -> None:
+    assert decode_artifact(encode_artifact(ARTIFACT)) == ARTIFACT
+
+
+def test_reads_any_kind_of_buffer() -> None:
+    blob = encode_artifact(ARTIFACT)
+    assert decode_artifact(bytearray(blob)) == decode_artifact(memoryview(blob)) == ARTIFACT
+
+
+def test_refuses_every_truncated_prefix() -> None:
+    blob = encode_artifact(ARTIFACT)
+    for length in range(len(blob)):
+        with pytest.raises(DecodeError, match=r"^task: "):
+            decode_artifact(blob[:length])
+
+
+@pytest.mark.parametrize(("path", "value", "line"), MALFORMED)
+def test_says_in_one_line_what_is_wrong(path: tuple[str, ...], value: Any, line: str) -> None:
+    fields: dict[str, Any] = msgspec.msgpack.decode(encode_artifact(ARTIFACT))
+    at = fields
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    with pytest.raises(DecodeError) as caught:
+        decode_artifact(msgspec.msgpack.encode(fields))
+    assert str(caught.value) == f"task: {line}"
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_raise_nothing_but_decode_error(blob: bytes) -> None:
+    with pytest.raises(DecodeError):
+        decode_artifact(blob)

@@ -1,0 +1,127 @@
+"""A chunk arrives as it left or not at all."""
+
+from hashlib import sha256
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.wire.messages import MODEL, SHARD
+from wire.chunks import (
+    HEADER_BYTES,
+    chunk_slice,
+    decode_chunk,
+    encode_chunk,
+    manifest_of,
+)
+from wire.codec import decode, encode
+from wire.errors import DecodeError, EncodeError, VersionError
+from wire.messages import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Intent
+
+BLOB = bytes(range(16))
+FRAME = encode_chunk(BLOB, 3, b"payload")
+
+
+@given(st.binary(min_size=16, max_size=16), st.integers(0, 2**32 - 1), st.binary(min_size=1))
+def test_comes_back_as_it_went(blob: bytes, index: int, payload: bytes) -> None:
+    chunk = decode_chunk(encode_chunk(blob, index, payload))
+    assert (chunk.blob, chunk.index, bytes(chunk.payload)) == (blob, index, payload)
+
+
+def test_its_payload_is_a_view() -> None:
+    frame = encode_chunk(BLOB, 3, b"payload")
+    assert decode_chunk(frame).payload.obj is frame
+
+
+def test_the_largest_stays_below_one_megabyte() -> None:
+    assert len(encode_chunk(BLOB, 0, bytes(MAX_CHUNK_BYTES))) < 1_000_000
+
+
+@pytest.mark.parametrize("at", range(len(FRAME)))
+def test_refuses_a_flipped_bit_anywhere(at: int) -> None:
+    for bit in range(8):
+        damaged = bytearray(FRAME)
+        damaged[at] ^= 1 << bit
+        with pytest.raises(DecodeError, match=r"^chunk"):
+            decode_chunk(bytes(damaged))
+
+
+MALFORMED = [
+    (b"", "chunk: must hold 1 to 983040 bytes after a header of 28, got 0 in all"),
+    (FRAME[:28], "chunk: must hold 1 to 983040 bytes after a header of 28, got 28 in all"),
+    (
+        FRAME + bytes(MAX_CHUNK_BYTES),
+        "chunk: must hold 1 to 983040 bytes after a header of 28, got 983075 in all",
+    ),
+    (b"XY" + FRAME[2:], "chunk: must start with b'FB', got b'XY'"),
+    (FRAME[:3] + b"\x01" + FRAME[4:], "chunk 3: flags must be 0, got 1"),
+    (FRAME[:-1] + b"!", "chunk 3: crc32 must match the bytes, got a damaged frame"),
+]
+
+
+@pytest.mark.parametrize(("frame", "line"), MALFORMED, ids=[line for _, line in MALFORMED])
+def test_says_in_one_line_what_is_wrong(frame: bytes, line: str) -> None:
+    with pytest.raises(DecodeError) as caught:
+        decode_chunk(frame)
+    assert str(caught.value) == line
+
+
+def test_tells_who_must_update() -> None:
+    with pytest.raises(VersionError, match=r"got 2; update fairbed on this side$"):
+        decode_chunk(FRAME[:2] + b"\x02" + FRAME[3:])
+    with pytest.raises(VersionError, match=r"got 0; update fairbed on the sender$"):
+        decode_chunk(FRAME[:2] + b"\x00" + FRAME[3:])
+
+
+@given(st.binary(max_size=100))
+def test_random_bytes_raise_nothing_but_decode_error(tail: bytes) -> None:
+    for frame in (tail, FRAME[:4] + tail):
+        with pytest.raises(DecodeError):
+            decode_chunk(frame)
+
+
+@pytest.mark.parametrize(
+    ("blob", "payload"), [(b"short", b"x"), (BLOB, b""), (BLOB, bytes(MAX_CHUNK_BYTES + 1))]
+)
+def test_builds_no_frame_that_would_be_refused(blob: bytes, payload: bytes) -> None:
+    with pytest.raises(EncodeError, match=r"^chunk 0: must hold 1 to 983040 bytes"):
+        encode_chunk(blob, 0, payload)
+
+
+@given(st.integers(1, 10_000), st.integers(MIN_CHUNK_BYTES, 4096))
+def test_the_slices_tile_the_blob(size: int, chunk_bytes: int) -> None:
+    blob = bytes(size)
+    manifest = manifest_of(blob, "model", chunk_bytes)
+    ends = [chunk_slice(manifest, index) for index in range(manifest.chunk_count)]
+    assert [s.start for s in ends] == [0, *(s.stop for s in ends[:-1])]
+    assert ends[-1].stop == size
+    assert all(s.stop - s.start == chunk_bytes for s in ends[:-1])
+
+
+@pytest.mark.parametrize("index", [-1, 4])
+def test_knows_no_chunk_beyond_the_last(index: int) -> None:
+    with pytest.raises(DecodeError) as caught:
+        chunk_slice(MODEL, index)
+    assert str(caught.value) == f"chunk: index must be below 4, got {index}"
+
+
+def test_a_blob_of_one_byte_is_one_chunk() -> None:
+    assert (SHARD.chunk_count, chunk_slice(SHARD, 0)) == (1, slice(0, 1))
+
+
+def test_a_manifest_names_the_blob_by_its_hash() -> None:
+    manifest = manifest_of(b"data", "task")
+    assert manifest.sha256 == sha256(b"data").digest()
+    assert manifest.id == manifest.sha256[:16]
+    assert decode(encode(Intent(manifest=manifest, boot=1))) == Intent(manifest=manifest, boot=1)
+
+
+def test_announces_no_empty_blob_and_no_odd_chunks() -> None:
+    with pytest.raises(EncodeError, match=r"^task: must hold 1 to 2147483648 bytes, got 0$"):
+        manifest_of(b"", "task")
+    with pytest.raises(EncodeError, match=r"^task: chunks must hold 1024 to 983040 bytes, got 10$"):
+        manifest_of(b"data", "task", 10)
+
+
+def test_the_header_is_28_bytes() -> None:
+    assert HEADER_BYTES == 28

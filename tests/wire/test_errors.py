@@ -1,0 +1,337 @@
+"""Whatever is wrong with a peer's bytes is one `DecodeError` with one line that says so."""
+
+import json
+from copy import deepcopy
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.wire.messages import MESSAGES, UPDATE_ID, Path, leaves, objects
+from wire.codec import (
+    decode,
+    decode_command,
+    decode_from_device,
+    decode_intent,
+    decode_to_device,
+    encode,
+)
+from wire.errors import DecodeError, EncodeError, VersionError
+from wire.messages import (
+    MAX_TEXT,
+    PROTOCOL_VERSION,
+    AnyMessage,
+    Command,
+    Context,
+    Failed,
+    Hyperparameters,
+    Manifest,
+    Phases,
+    Ping,
+    Refuse,
+    Train,
+)
+
+VERSION = bytes([PROTOCOL_VERSION])
+NAN, INF = float("nan"), float("inf")
+DEEP = b"\x91" * 100_000 + b"\xc0"
+"""An array in an array in an array ..."""
+
+
+def _packed(**fields: Any) -> bytes:
+    return VERSION + msgspec.msgpack.encode(fields)
+
+
+def _ping(**fields: Any) -> bytes:
+    return _packed(m="ping", **fields)
+
+
+def _context(**fields: Any) -> bytes:
+    return _packed(m="context", **{"boot": 1, "seq": 1, "mu_cores": 1.0, **fields})
+
+
+MALFORMED = {
+    "empty": (b"", "must hold 1 to 1000000 bytes, got 0"),
+    "too large": (bytes(1_000_001), "must hold 1 to 1000000 bytes, got 1000001"),
+    "version only": (VERSION, "Input data was truncated"),
+    "not an object": (VERSION + b"\x01", "Expected `object`, got `int`"),
+    "a reserved byte": (
+        VERSION + b"\xc1",
+        "MessagePack data is malformed: invalid opcode '\\xc1' (byte 0)",
+    ),
+    "no tag": (_packed(seq=1), "Object missing required field `m`"),
+    "unknown tag": (_packed(m="hallo"), "Invalid value 'hallo' - at `$.m`"),
+    "tag of another type": (_packed(m=1), "Expected `str`, got `int` - at `$.m`"),
+    "missing field": (_ping(), "Object missing required field `seq`"),
+    "wrong type": (_ping(seq="1"), "Expected `int`, got `str` - at `$.seq`"),
+    "a float for a count": (_ping(seq=1.5), "Expected `int`, got `float` - at `$.seq`"),
+    "negative count": (_ping(seq=-1), "Expected `int` >= 0 - at `$.seq`"),
+    "count too large": (_ping(seq=1 << 41), "Expected `int` <= 1099511627776 - at `$.seq`"),
+    "unknown field": (_ping(seq=1, color="red"), "Object contains unknown field `color`"),
+    "control characters": (
+        _ping(seq=1, **{"a\n\x1b[31m\u202eb": 1}),
+        "Object contains unknown field `a??[31m?b`",
+    ),
+    "a flood": (_ping(seq=1, **{"x" * 10_000: 1}), f"Object contains unknown field `{'x' * 169}"),
+    "unknown enum value": (
+        _packed(m="status", state="asleep", boot=1),
+        "Invalid enum value 'asleep' - at `$.state`",
+    ),
+    "invalid utf-8 in a value": (
+        VERSION + b"\x82\xa1m\xa6refuse\xa6reason\xa2\xff\xfe",
+        "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+    ),
+    "invalid utf-8 in a key": (
+        VERSION + b"\x82\xa1m\xa4ping\xa3s\xffq\x01",
+        "'utf-8' codec can't decode byte 0xff in position 1: invalid start byte",
+    ),
+    "nested without end": (
+        VERSION + b"\x82\xa1z" + DEEP + b"\xa1m\xa4ping",
+        "maximum recursion depth exceeded while deserializing an object",
+    ),
+    "nested without end, tag first": (
+        VERSION + b"\x82\xa1m\xa4ping\xa3seq" + DEEP,
+        "Expected `int`, got `array` - at `$.seq`",
+    ),
+    "text too long": (
+        _packed(m="refuse", reason="x" * 501),
+        "Expected `str` of length <= 500 - at `$.reason`",
+    ),
+    "claims more text than there is": (
+        VERSION + b"\x82\xa1m\xa6refuse\xa6reason\xdb\xff\xff\xff\xffab",
+        "Input data was truncated",
+    ),
+    "bytes too long": (
+        _packed(m="link-probe", seq=1, payload=bytes(65_537)),
+        "Expected `bytes` of length <= 65536 - at `$.payload`",
+    ),
+    "id too short": (
+        _packed(m="upload-ack", id=b"short", received=b""),
+        "Expected `bytes` of length >= 16 - at `$.id`",
+    ),
+    "list too long": (
+        _packed(m="chunk-request", id=UPDATE_ID, chunks=[0] * 65),
+        "Expected `array` of length <= 64 - at `$.chunks`",
+    ),
+    "claims more items than there are": (
+        VERSION
+        + b"\x83\xa1m\xadchunk-request\xa2id\xc4\x10"
+        + UPDATE_ID
+        + b"\xa6chunks\xdd\xff\xff\xff\xff",
+        "Expected `array` of length <= 64 - at `$.chunks`",
+    ),
+    "item out of bounds": (
+        _packed(m="chunk-request", id=UPDATE_ID, chunks=[0, -1]),
+        "Expected `int` >= 0 - at `$.chunks[1]`",
+    ),
+    "no cores": (_context(mu_cores=0.0), "Expected `float` > 0.0 - at `$.mu_cores`"),
+    "NaN under a bound": (_context(mu_cores=NAN), "Expected `float` > 0.0 - at `$.mu_cores`"),
+    "NaN without a bound": (
+        _context(temperature_celsius=NAN),
+        "temperature_celsius must be a finite number, got nan",
+    ),
+    "infinity": (
+        _context(temperature_celsius=-INF),
+        "temperature_celsius must be a finite number, got -inf",
+    ),
+    "device for a pause": (
+        _packed(m="command", id=UPDATE_ID, action="pause", device="pi-7"),
+        "device must be given exactly for exclude and include, got pause pi-7",
+    ),
+    "no device to exclude": (
+        _packed(m="command", id=UPDATE_ID, action="exclude"),
+        "device must be given exactly for exclude and include, got exclude None",
+    ),
+    "bad device name": (
+        _packed(m="command", id=UPDATE_ID, action="exclude", device="pi-7\n"),
+        "Expected `str` matching regex '\\\\A[a-z0-9-]{1,32}\\\\Z' - at `$.device`",
+    ),
+}
+
+
+@pytest.mark.parametrize(("payload", "line"), MALFORMED.values(), ids=MALFORMED.keys())
+def test_says_in_one_line_what_is_wrong(payload: bytes, line: str) -> None:
+    with pytest.raises(DecodeError) as caught:
+        decode(payload)
+    assert str(caught.value) == f"message: {line}"
+
+
+def test_tells_who_must_update() -> None:
+    newer = bytes([PROTOCOL_VERSION + 1]) + encode(Ping(seq=1))[1:]
+    with pytest.raises(VersionError) as caught:
+        decode(newer)
+    assert str(caught.value) == (
+        f"message: must speak protocol {PROTOCOL_VERSION}, got {PROTOCOL_VERSION + 1}; "
+        "update fairbed on this side"
+    )
+    with pytest.raises(VersionError, match=r"got 0; update fairbed on the sender$"):
+        decode(b"\x00" + newer[1:])
+
+
+def test_text_that_is_no_message_is_refused() -> None:
+    with pytest.raises(VersionError, match=r"got 123; update fairbed on this side$"):
+        decode(json.dumps({"m": "ping", "seq": 1}).encode())
+
+
+def test_each_side_understands_only_what_is_meant_for_it() -> None:
+    from_device, to_device = encode(MESSAGES["offer"]), encode(MESSAGES["train"])
+    intent, command = encode(MESSAGES["intent"]), encode(MESSAGES["command"])
+    for understands, others in (
+        (decode_from_device, (to_device, intent, command)),
+        (decode_to_device, (from_device, intent, command)),
+        (decode_intent, (from_device, to_device, command)),
+        (decode_command, (from_device, to_device, intent)),
+    ):
+        for payload in others:
+            with pytest.raises(DecodeError, match=r"^message: Invalid value '.*' - at `\$\.m`$"):
+                understands(payload)
+
+
+EACH = pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES.keys())
+
+
+def _with(fields: Any, path: Path, value: Any) -> Any:
+    changed = deepcopy(fields)
+    at = changed
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    return changed
+
+
+def _fields(message: AnyMessage) -> Any:
+    return msgspec.msgpack.decode(encode(message)[1:])
+
+
+@EACH
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_refuses_what_is_not_finite_in_every_field(message: AnyMessage, value: float) -> None:
+    fields = _fields(message)
+    for path in leaves(fields):
+        with pytest.raises(DecodeError):
+            decode(VERSION + msgspec.msgpack.encode(_with(fields, path, value)))
+
+
+@EACH
+def test_refuses_an_unknown_field_at_every_depth(message: AnyMessage) -> None:
+    fields = _fields(message)
+    for path in objects(fields):
+        changed = _with(fields, (*path, "extra"), 1)
+        with pytest.raises(DecodeError, match=r"^message: Object contains unknown field `extra`"):
+            decode(VERSION + msgspec.msgpack.encode(changed))
+
+
+@EACH
+def test_refuses_endless_nesting_in_every_field(message: AnyMessage) -> None:
+    fields = _fields(message)
+    for path in leaves(fields):
+        payload = VERSION + msgspec.msgpack.encode(_with(fields, path, msgspec.Raw(DEEP)))
+        with pytest.raises(DecodeError):
+            decode(payload)
+
+
+def _is_one_line(text: str) -> bool:
+    return text.isprintable() and len(text) <= 250
+
+
+def _survives(payload: bytes) -> None:
+    """Either a message that encodes to an equal one, or a `DecodeError` with one line."""
+    for decoder in (decode, decode_from_device, decode_to_device, decode_intent, decode_command):
+        reason = ""
+        try:
+            message = decoder(payload)
+        except DecodeError as exc:
+            reason = str(exc)
+        else:
+            assert decode(encode(message)) == message
+        assert _is_one_line(reason)
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_raise_nothing_but_decode_error(payload: bytes) -> None:
+    _survives(payload)
+    _survives(VERSION + payload)
+
+
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats()
+    | st.text(max_size=20)
+    | st.binary(max_size=40),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=10,
+)
+
+
+@given(st.data())
+def test_a_field_of_any_content_raises_nothing_but_decode_error(data: st.DataObject) -> None:
+    fields = _fields(data.draw(st.sampled_from(list(MESSAGES.values()))))
+    path = data.draw(st.sampled_from(list(leaves(fields)) or [("extra",)]))
+    _survives(VERSION + msgspec.msgpack.encode(_with(fields, path, data.draw(ANYTHING))))
+
+
+@given(st.data())
+def test_flipped_bytes_raise_nothing_but_decode_error(data: st.DataObject) -> None:
+    payload = bytearray(encode(data.draw(st.sampled_from(list(MESSAGES.values())))))
+    flips = st.tuples(st.integers(0, len(payload) - 1), st.integers(0, 255))
+    for at, value in data.draw(st.lists(flips, min_size=1, max_size=4)):
+        payload[at] = value
+    _survives(bytes(payload))
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_builds_no_message_with_a_value_that_is_not_finite(value: float) -> None:
+    with pytest.raises(ValueError, match=r"^mu_cores must be a finite number, got "):
+        Context(boot=1, seq=1, mu_cores=value)
+    with pytest.raises(ValueError, match=r"^train_s must be a finite number, got "):
+        Phases(download_s=0, load_s=0, evaluate_s=0, train_s=value, train_cpu_s=0, encode_s=0)
+
+
+def test_builds_no_download_whose_hash_is_missing_or_another() -> None:
+    with pytest.raises(ValueError, match=r"^sha256 must be given exactly for downloads, got kind "):
+        Manifest(id=UPDATE_ID, kind="model", size_bytes=1, chunk_bytes=1024)
+    with pytest.raises(ValueError, match=r"^sha256 must be given exactly for downloads, got kind "):
+        Manifest(id=UPDATE_ID, kind="update", size_bytes=1, chunk_bytes=1024, sha256=bytes(32))
+    with pytest.raises(
+        ValueError, match=r"^id must be the first 16 bytes of sha256 for a download"
+    ):
+        Manifest(id=UPDATE_ID, kind="model", size_bytes=1, chunk_bytes=1024, sha256=bytes(32))
+
+
+def test_cuts_text_that_is_too_long_where_the_message_is_built() -> None:
+    failed = Failed(round=1, phase="train", reason="x" * 10_000)
+    assert failed.reason == "x" * (MAX_TEXT - 1) + "…"
+    assert decode(encode(failed)) == failed
+    assert Refuse(reason="x" * MAX_TEXT).reason == "x" * MAX_TEXT
+
+
+def test_says_what_cannot_be_encoded() -> None:
+    with pytest.raises(EncodeError, match=r"^Refuse: must be encodable, got .*surrogates"):
+        encode(Refuse(reason="\udcff"))
+    with pytest.raises(EncodeError, match=r"^Ping: must be encodable, got "):
+        encode(Ping(seq=1 << 70))
+
+
+def test_sends_no_message_that_a_broker_would_refuse() -> None:
+    with pytest.raises(EncodeError, match=r"^LinkProbe: a message must stay below 1000000 bytes, "):
+        encode(type(MESSAGES["link-probe"])(seq=1, payload=bytes(1_000_000)))  # type: ignore[call-arg]
+
+
+def test_a_command_names_a_device_exactly_when_it_is_about_one() -> None:
+    with pytest.raises(ValueError, match=r"^device must be given exactly for exclude and include"):
+        Command(id=UPDATE_ID, action="include")
+
+
+def test_hyperparameters_of_a_round_are_bounded() -> None:
+    train = MESSAGES["train-full"]
+    assert isinstance(train, Train)
+    wild = Hyperparameters(epochs=1, batch_size=20, learning_rate=0.1, momentum=1.0)
+    with pytest.raises(DecodeError) as caught:
+        decode(encode(msgspec.structs.replace(train, hyperparameters=wild)))
+    assert str(caught.value) == (
+        "message: Expected `float` < 1.0 - at `$.hyperparameters.momentum`"
+    )

@@ -1,0 +1,65 @@
+"""The bytes on the wire: a change shows in the diff of `golden/`, and bumps PROTOCOL_VERSION."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import Golden
+from tests.wire.messages import MESSAGES
+from tests.wire.test_artifact import ARTIFACT
+from wire.artifact import decode_artifact, encode_artifact
+from wire.chunks import decode_chunk, encode_chunk
+from wire.codec import decode, encode
+from wire.messages import PROTOCOL_VERSION, AnyMessage
+from wire.shard import decode_shard, encode_shard, make_shard
+from wire.tensors import vector_from_bytes, vector_to_bytes
+
+FOLDER = Path(__file__).parent / "golden"
+VECTOR = np.array([0.0, 1.0, -2.5, 1e-30], dtype=np.float32)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_message_bytes(name: str, golden: Golden) -> None:
+    golden(FOLDER / f"{name}.bin", encode(MESSAGES[name]))
+
+
+@pytest.mark.parametrize(("name", "message"), MESSAGES.items(), ids=MESSAGES.keys())
+def test_golden_bytes_are_understood(name: str, message: AnyMessage) -> None:
+    assert decode((FOLDER / f"{name}.bin").read_bytes()) == message
+
+
+def test_chunk_bytes(golden: Golden) -> None:
+    path = FOLDER / "chunk.bin"
+    golden(path, encode_chunk(bytes(range(16)), 3, b"sixteen bytes..."))
+    assert bytes(decode_chunk(path.read_bytes()).payload) == b"sixteen bytes..."
+
+
+def test_vector_bytes(golden: Golden) -> None:
+    path = FOLDER / "vector.bin"
+    golden(path, bytes(vector_to_bytes(VECTOR)))
+    np.testing.assert_array_equal(vector_from_bytes(path.read_bytes(), 4), VECTOR)
+
+
+def test_shard_bytes(golden: Golden) -> None:
+    path = FOLDER / "shard.bin"
+    shard = make_shard(np.arange(8, dtype=np.uint8).reshape(2, 2, 2), np.array([1, 0]))
+    golden(path, encode_shard(shard))
+    assert decode_shard(path.read_bytes()) == shard
+
+
+def test_task_bytes(golden: Golden) -> None:
+    path = FOLDER / "task.bin"
+    golden(path, encode_artifact(ARTIFACT))
+    assert decode_artifact(path.read_bytes()) == ARTIFACT
+
+
+def test_the_folder_holds_nothing_else() -> None:
+    expected = {*MESSAGES, "chunk", "vector", "shard", "task"}
+    assert {path.stem for path in FOLDER.iterdir()} == expected
+
+
+def test_golden_bytes_are_of_this_version() -> None:
+    for name in MESSAGES:
+        version = (FOLDER / f"{name}.bin").read_bytes()[0]
+        assert version == PROTOCOL_VERSION, f"{name}: {version}"

@@ -1,0 +1,30 @@
+"""A message that was cut off anywhere, or continued, is refused."""
+
+import pytest
+
+from tests.wire.messages import MESSAGES
+from wire.chunks import decode_chunk, encode_chunk
+from wire.codec import decode, encode
+from wire.errors import DecodeError
+from wire.messages import AnyMessage
+
+
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES.keys())
+def test_refuses_every_truncated_prefix(message: AnyMessage) -> None:
+    payload = encode(message)
+    for length in range(len(payload)):
+        with pytest.raises(DecodeError):
+            decode(payload[:length])
+
+
+@pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES.keys())
+def test_refuses_trailing_bytes(message: AnyMessage) -> None:
+    with pytest.raises(DecodeError, match=r"trailing"):
+        decode(encode(message) + b"\x00")
+
+
+def test_refuses_every_truncated_prefix_of_a_chunk() -> None:
+    frame = encode_chunk(bytes(16), 3, bytes(range(64)))
+    for length in range(len(frame)):
+        with pytest.raises(DecodeError):
+            decode_chunk(frame[:length])

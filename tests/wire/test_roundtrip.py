@@ -1,0 +1,62 @@
+"""Every message comes back as it went, through the decoder of the side that receives it."""
+
+from collections.abc import Iterator
+from typing import get_args
+
+import pytest
+from msgspec.structs import fields
+
+from tests.wire.messages import MESSAGES
+from wire.codec import (
+    decode,
+    decode_command,
+    decode_from_device,
+    decode_intent,
+    decode_to_device,
+    encode,
+)
+from wire.messages import AnyMessage, Command, FromDevice, Intent, Message, ToDevice
+
+NAMED = pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES.keys())
+
+
+def test_the_list_holds_every_message_type() -> None:
+    assert {type(message) for message in MESSAGES.values()} == set(get_args(AnyMessage))
+
+
+def test_every_optional_field_is_given_and_left_out() -> None:
+    parts = [part for message in MESSAGES.values() for part in _with_parts(message)]
+    for kind in {type(part) for part in parts}:
+        for field in fields(kind):
+            given = {getattr(p, field.name) != field.default for p in parts if type(p) is kind}
+            assert field.required or given == {True, False}, f"{kind.__name__}.{field.name}"
+
+
+@NAMED
+def test_comes_back_as_it_went(message: AnyMessage) -> None:
+    assert decode(encode(message)) == message
+
+
+@NAMED
+def test_the_receiving_side_understands(message: AnyMessage) -> None:
+    payload = encode(message)
+    if isinstance(message, FromDevice):
+        assert decode_from_device(payload) == message
+    if isinstance(message, ToDevice):
+        assert decode_to_device(payload) == message
+    if isinstance(message, Intent):
+        assert decode_intent(payload) == message
+    if isinstance(message, Command):
+        assert decode_command(payload) == message
+
+
+@NAMED
+def test_has_one_encoding(message: AnyMessage) -> None:
+    assert encode(decode(encode(message))) == encode(message)
+
+
+def _with_parts(message: Message) -> Iterator[Message]:
+    yield message
+    for name in message.__struct_fields__:
+        if isinstance(part := getattr(message, name), Message):
+            yield from _with_parts(part)

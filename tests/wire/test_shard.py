@@ -1,0 +1,117 @@
+"""A device's examples come back as they went, and none that cannot be trained on gets through."""
+
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from wire.errors import DecodeError
+from wire.shard import Shard, decode_shard, encode_shard, make_shard
+
+LABELS = np.array([2, 0, 1])
+FEATURES = np.arange(12, dtype=np.float32).reshape(3, 4)
+PIXELS = np.arange(12, dtype=np.uint8).reshape(3, 2, 2) * 20
+TOKENS = np.arange(6).reshape(3, 2)
+
+
+def _back(x: NDArray[Any], y: NDArray[Any] = LABELS) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    return decode_shard(encode_shard(make_shard(x, y))).arrays()
+
+
+def test_features_come_back_as_float32() -> None:
+    for kind in (np.float32, np.float64, ">f4"):
+        x, y = _back(FEATURES.astype(kind))
+        assert x.dtype == np.float32
+        assert y.dtype == np.int64
+        np.testing.assert_array_equal(x, FEATURES)
+        np.testing.assert_array_equal(y, LABELS)
+
+
+def test_pixels_travel_as_bytes_and_come_back_between_0_and_1() -> None:
+    assert len(make_shard(PIXELS, LABELS).x) == PIXELS.size
+    x, _ = _back(PIXELS)
+    assert x.dtype == np.float32
+    np.testing.assert_array_equal(x, PIXELS.astype(np.float32) / np.float32(255))
+
+
+def test_tokens_come_back_as_int64() -> None:
+    for kind in (np.int64, np.int32, np.int8):
+        x, _ = _back(TOKENS.astype(kind))
+        assert x.dtype == np.int64
+        np.testing.assert_array_equal(x, TOKENS)
+
+
+def test_what_comes_back_may_be_written() -> None:
+    for x in (FEATURES, PIXELS, TOKENS):
+        arrays = _back(x)
+        assert all(array.flags.writeable for array in arrays)
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        (FEATURES > 3, LABELS),
+        (FEATURES.astype(np.uint16), LABELS),
+        (FEATURES.astype(np.complex64), LABELS),
+        (FEATURES, LABELS[:2]),
+        (FEATURES[:0], LABELS[:0]),
+    ],
+)
+def test_makes_no_shard_of_what_cannot_travel(x: NDArray[Any], y: NDArray[Any]) -> None:
+    with pytest.raises(
+        ValueError, match=r"^shard: x must be float, uint8 or int, one row per label"
+    ):
+        make_shard(x, y)
+
+
+def _changed(**fields: Any) -> bytes:
+    shard = msgspec.structs.asdict(make_shard(FEATURES, LABELS))
+    return msgspec.msgpack.encode({**shard, **fields})
+
+
+NAN_FEATURES = np.full((3, 4), np.nan, dtype="<f4").tobytes()
+
+MALFORMED = [
+    (_changed(n=0), "shard: Expected `int` >= 1 - at `$.n`"),
+    (_changed(n=-1), "shard: Expected `int` >= 1 - at `$.n`"),
+    (_changed(n=2), "shard: cannot reshape array of size 12 into shape (2,4)"),
+    (_changed(x_shape=[-1]), "shard: Expected `int` >= 1 - at `$.x_shape[0]`"),
+    (_changed(x_shape=[5]), "shard: cannot reshape array of size 12 into shape (3,5)"),
+    (_changed(x=b"odd"), "shard: buffer size must be a multiple of element size"),
+    (_changed(y=bytes(16)), "shard: cannot reshape array of size 2 into shape (3,)"),
+    (
+        _changed(y=np.array([0, -1, 2], "<i8").tobytes()),
+        "shard: every label must be >= 0, got -1",
+    ),
+    (_changed(x=NAN_FEATURES), "shard: every feature must be finite, got NaN or infinity"),
+    (_changed(x_dtype="float64"), "shard: Invalid enum value 'float64' - at `$.x_dtype`"),
+    (_changed(owner="me"), "shard: Object contains unknown field `owner`"),
+    (b"", "shard: Input data was truncated"),
+]
+
+
+@pytest.mark.parametrize(("blob", "line"), MALFORMED, ids=[line for _, line in MALFORMED])
+def test_says_in_one_line_what_is_wrong(blob: bytes, line: str) -> None:
+    with pytest.raises(DecodeError) as caught:
+        decode_shard(blob).arrays()
+    assert str(caught.value) == line
+
+
+def test_refuses_every_truncated_prefix() -> None:
+    blob = encode_shard(make_shard(FEATURES, LABELS))
+    for length in range(len(blob)):
+        with pytest.raises(DecodeError, match=r"^shard: "):
+            decode_shard(blob[:length])
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40), st.integers(1, 9), st.integers(1, 9))
+def test_random_content_raises_nothing_but_decode_error(x: bytes, y: bytes, n: int, d: int) -> None:
+    shard = Shard(n=n, x_shape=(d,), x_dtype="float32", x=x, y=y)
+    with suppress(DecodeError):
+        arrays = decode_shard(encode_shard(shard)).arrays()
+        assert arrays[0].shape == (n, d)
