@@ -17,7 +17,7 @@ MAX_WAITING_BYTES = 128 * 1024 * 1024
 _log = logging.getLogger(__name__)
 
 
-class Inbox:
+class Inbox(AsyncIterator[Incoming]):
     """Packets and link changes in order, for a single consumer.
 
     The application's windows bound what is in flight, so the bounds here are a last resort: when
@@ -37,7 +37,7 @@ class Inbox:
         self._waiting_bytes = 0
         self._end: Refused | None = None
         self._is_closed = False
-        self._wakeup: asyncio.Event = asyncio.Event()
+        self._wakeup = asyncio.Event()
 
     def put(self, item: Incoming, qos: int = 0) -> bool:
         """Queue an item; return False when a packet of QoS 1 found no place."""
@@ -65,8 +65,11 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def events(self) -> AsyncIterator[Incoming]:
-        """Yield what arrives until the inbox is closed.
+    def __aiter__(self) -> "Inbox":
+        return self
+
+    async def __anext__(self) -> Incoming:
+        """Return what comes next; a consumer that gives up waiting may ask again.
 
         Raises:
             Refused: The broker said no.
@@ -76,12 +79,12 @@ class Inbox:
                 item = self._waiting.popleft()
                 if isinstance(item, Packet):
                     self._waiting_bytes -= len(item.payload)
-                yield item
-            elif self._end is not None:
+                return item
+            if self._end is not None:
                 raise self._end
-            else:
-                self._wakeup.clear()
-                await self._wakeup.wait()
+            self._wakeup.clear()
+            await self._wakeup.wait()
+        raise StopAsyncIteration
 
     def _drop(self) -> None:
         if self.dropped == 0:

@@ -154,7 +154,7 @@ class MemoryTransport(Transport):
 
     def events(self) -> AsyncIterator[Incoming]:
         """Yield packets and link changes in order, to a single consumer."""
-        return self._inbox.events()
+        return self._inbox
 
     @property
     def dropped(self) -> int:

@@ -125,12 +125,12 @@ class MqttTransport(Transport):
             self._inbox.close()
 
     def events(self) -> AsyncIterator[Incoming]:
-        """Yield packets and link changes in order, to a single consumer.
+        """Yield packets and link changes in order, to a single consumer; waits may be cancelled.
 
         Raises:
             Refused: The broker said no; there is no point in trying again.
         """
-        return self._inbox.events()
+        return self._inbox
 
     @property
     def dropped(self) -> int:
