@@ -43,10 +43,10 @@ def test_a_device_is_granted_checked_and_accepted() -> None:
     played = started("a")
     assert played.on(Offered("a", offer()), 103.0) == [GrantUpload("a")]
     assert played.on(arrived("a", at=104.0), 104.5) == [Check("a")]
-    assert not played.is_over
-    assert played.on(Checked("a", None), 105.0) == [Accept("a")]
-    assert played.is_over
     assert played.in_stage(Stage.CHECKING)
+    assert played.on(Checked("a", None), 105.0) == [Accept("a")]
+    exchange = played.exchanges["a"]
+    assert played.is_over
     assert (exchange.tau_wall_s, exchange.tau_s, exchange.upload_s) == (4.0, 4.0, 1.0)
 
 
