@@ -182,6 +182,13 @@ class RunReader:
         tail = "WHERE round > ? ORDER BY round, attempt, dispatched_at_s, device"
         return self._select(ExchangeRow, tail, (since_round,))
 
+    def columns(
+        self, record: type[Record], names: Sequence[str], tail: str = "", values: Sequence[Any] = ()
+    ) -> list[tuple[Any, ...]]:
+        """Return some columns of a table, NULL as None; far quicker than records when long."""
+        listed = ", ".join(f'"{name}"' for name in names)
+        return self._query(f"SELECT {listed} FROM {table_of(record).name} {tail}", values)
+
     def selections(self, round_id: int) -> list[SelectionRow]:
         """Return every device at the selection of one round."""
         return self._select(SelectionRow, "WHERE round = ? ORDER BY device", (round_id,))

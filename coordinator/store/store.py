@@ -270,7 +270,6 @@ class Store:
 
     def _void_open_rounds(self) -> None:
         last = self._checkpoint.round if self._checkpoint else 0
-        at_s, wall = self._offset_s, _wall()
 
         def void(connection: sqlite3.Connection) -> None:
             with transaction(connection):
@@ -279,18 +278,9 @@ class Store:
                     statement = f"DELETE FROM {table_of(record).name} WHERE round > ?"
                     voided += connection.execute(statement, (last,)).rowcount
                 connection.execute("UPDATE run SET resumes = resumes + 1, why = ''")
-                text = f"resumed after round {last}; {voided} rows of open rounds are void"
-                event = EventRow(
-                    at_s=at_s,
-                    wall=wall,
-                    level="info",
-                    kind="resumed",
-                    round=last,
-                    device=None,
-                    text=text,
-                )
-                table = table_of(EventRow)
-                connection.execute(table.upsert(), table.encode(event))
+                if voided:
+                    table, event = table_of(EventRow), _voided(last, voided, self._offset_s)
+                    connection.execute(table.upsert(), table.encode(event))
 
         self._writer.run(void, CLOSE_ROUND_TIMEOUT_S)
 
@@ -341,6 +331,18 @@ def _fold_journal(connection: sqlite3.Connection) -> None:
     except sqlite3.OperationalError as exc:
         if "locked" not in str(exc):
             raise
+
+
+def _voided(last: int, rows: int, at_s: float) -> EventRow:
+    return EventRow(
+        at_s=at_s,
+        wall=_wall(),
+        level="info",
+        kind="voided",
+        round=last,
+        device=None,
+        text=f"{rows} rows of rounds after {last} are void: those rounds never closed",
+    )
 
 
 def _wall() -> str:

@@ -157,7 +157,7 @@ class FakeRun:
         names = ", ".join(self.names[row] for row in self.cohort)
         self.event("dispatched", f"round {self.round}: asked {names}" if names else "nobody there")
         for row in self.cohort:
-            self.telemetry(row, "train")
+            self.telemetry(row, "training")
         return self.cohort
 
     def exchange(self, row: int) -> ExchangeRow:

@@ -139,9 +139,8 @@ def test_reopening_voids_the_open_round_and_nothing_else(folder: Path) -> None:
         assert reader.exchanges() == closed
         assert len(reader.metrics()) == 2
         assert reader.run().row.resumes == 1
-        assert (
-            reader.events()[-1][1].text == "resumed after round 2; 1 rows of open rounds are void"
-        )
+        last = reader.events()[-1][1]
+        assert (last.kind, last.text[:34]) == ("voided", "1 rows of rounds after 2 are void:")
 
 
 def test_a_damaged_newest_model_falls_back_one_round(folder: Path) -> None:
@@ -278,7 +277,7 @@ def test_a_slow_disk_drops_the_oldest_telemetry_and_counts_it(
         assert reader.run().row.telemetry_dropped == 15
         assert reader.counts().telemetry == 10
         assert [row.at_s for _, row in reader.telemetry_latest()] == [24.0]
-        assert [row.text for _, row in reader.events()][2:] == [str(i) for i in range(25)]
+        assert [row.text for _, row in reader.events()][1:] == [str(i) for i in range(25)]
 
 
 def test_other_rows_are_never_dropped_but_refused_when_the_disk_is_dead(
@@ -298,7 +297,7 @@ def test_other_rows_are_never_dropped_but_refused_when_the_disk_is_dead(
         intruder.execute("ROLLBACK")
     store.close()
     with RunReader(folder) as reader:
-        assert [row.text for _, row in reader.events()][1:] == ["taken", "0", "1", "2"]
+        assert [row.text for _, row in reader.events()] == ["taken", "0", "1", "2"]
 
 
 def test_old_telemetry_is_forgotten(store: Store, folder: Path) -> None:

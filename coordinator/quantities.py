@@ -1,0 +1,54 @@
+"""How quantities are written for people: short, with a unit, of stable width."""
+
+MISSING = "–"
+"""Shown for what is not known."""
+
+_PREFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def seconds(value: float | None) -> str:
+    """Write an exchange time: `0.042`, `1.37`, `12.4`, `3:07` from a hundred seconds on."""
+    if value is None or value != value:
+        return MISSING
+    if value >= 99.95:
+        return clock(value)
+    return f"{value:.3f}" if value < 0.0995 else f"{value:.2f}" if value < 9.995 else f"{value:.1f}"
+
+
+def clock(value: float) -> str:
+    """Write a time of day or a long duration: `0:07`, `12:30`, `1:02:03`."""
+    whole = int(value)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    if hours:
+        return f"{hours}:{minutes:02d}:{whole % 60:02d}"
+    return f"{minutes}:{whole % 60:02d}"
+
+
+def bandwidth(value_bps: float | None) -> str:
+    """Write a rate in bit/s: `9.5M`, `48M`, `640k`."""
+    return MISSING if value_bps is None else _prefixed(value_bps, "")
+
+
+def size(value_bytes: float | None) -> str:
+    """Write a number of bytes: `4.8 MB`, `912 kB`, `12 B`."""
+    return MISSING if value_bytes is None else f"{_prefixed(value_bytes, ' ')}B"
+
+
+def ratio(value: float | None, digits: int = 3) -> str:
+    """Write an accuracy or a rate: `0.871`."""
+    return MISSING if value is None or value != value else f"{value:.{digits}f}"
+
+
+def percent(value: float | None, *, is_signed: bool = False) -> str:
+    """Write a ratio as percent: `12.3 %`, `+1.2 %`."""
+    if value is None or value != value:
+        return MISSING
+    return f"{100 * value:{'+' if is_signed else ''}.1f} %"
+
+
+def _prefixed(value: float, gap: str) -> str:
+    for factor, prefix in _PREFIXES:
+        if value >= 0.9995 * factor:
+            scaled = value / factor
+            return f"{scaled:.1f}{gap}{prefix}" if scaled < 9.95 else f"{scaled:.0f}{gap}{prefix}"
+    return f"{value:.0f}{gap}"

@@ -1,0 +1,358 @@
+"""What a run came to: the object behind `fairbed show RUN --json`.
+
+Keys only ever get added. A number that is not known is null (NaN is encoded as null too).
+`coordinator.summary_table` draws the same object for a terminal.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from coordinator.algorithms.arrays import Floats
+from coordinator.algorithms.fairness import jain, rate_slack
+from coordinator.store.profile import profile_of
+from coordinator.store.reader import RunReader, Tally
+from coordinator.store.records import DeviceRow, ExchangeRow, MetricRow, RoundRow, TruthRow
+
+MAX_DEVICES = 1_000
+"""Devices that are listed one by one."""
+FAILURES = ("failed", "lost", "rejected")
+EXACT = 1e-9
+"""Slack of the fairness bound for rounding in a sum of T terms."""
+
+COLUMNS = (
+    "round",
+    "device",
+    "outcome",
+    "is_valid",
+    "tau_s",
+    "unaccounted_s",
+    "tau_hat_s",
+    "train_s",
+    "steps",
+)
+
+
+class Accuracy(Struct, frozen=True, kw_only=True):
+    """The latest evaluation, ratios over devices."""
+
+    mean: float | None
+    worst10: float | None
+    best10: float | None
+    variance: float | None
+    gini: float | None
+    gap: float | None
+    pooled: float | None
+
+
+class Loss(Struct, frozen=True, kw_only=True):
+    """The latest evaluation, nats over devices."""
+
+    mean: float | None
+    std: float | None
+
+
+class Exchanges(Struct, frozen=True, kw_only=True):
+    """Model exchanges; times of those that are done and valid."""
+
+    count: int
+    invalid: int
+    """Done, but may not teach the estimator."""
+    late: int
+    failed: int
+    """Failed, lost or rejected."""
+    median_s: float | None
+    p95_s: float | None
+    unaccounted_ratio: float | None
+    """Median of unaccounted_s / tau_s."""
+    unaccounted_median_s: float | None
+
+
+class EstimatorError(Struct, frozen=True, kw_only=True):
+    """Predictions against measurements in the second half of the rounds."""
+
+    mape_second_half: float | None
+    """Mean of |tau_hat - tau| / tau."""
+    median_ape: float | None
+    bias: float | None
+    """Mean of (tau_hat - tau) / tau; positive means too pessimistic."""
+
+
+class Queues(Struct, frozen=True, kw_only=True):
+    """Fairness debts Z over all rounds."""
+
+    mean_total: float | None
+    """Mean over rounds of the sum over devices."""
+    max: float | None
+
+
+class Bytes(Struct, frozen=True, kw_only=True):
+    """Models on the wire."""
+
+    down: int
+    up: int
+
+
+class Fairness(Struct, frozen=True, kw_only=True):
+    """How evenly devices were chosen."""
+
+    beta: float | None
+    """Guaranteed rate; None when the policy guarantees none."""
+    min_rate: float | None
+    """Lowest selections / rounds since it joined."""
+    jain: float | None
+    """Of the selections; 1 is equal."""
+    invariant_holds: bool | None
+    """rate >= beta - Z_T / T of every device; None without beta."""
+
+
+class ProfileSummary(Struct, frozen=True, kw_only=True):
+    """All devices of one kind."""
+
+    devices: int
+    speed: float | None
+    """Configured: reference cores that one of its cores is worth; None for real devices."""
+    train_s_median: float | None
+    step_s_median: float | None
+    """train_s / mini-batches: comparable between devices with unequal data."""
+
+
+class DeviceSummary(Struct, frozen=True, kw_only=True):
+    """One device."""
+
+    name: str
+    profile: str
+    n_k: int
+    selected: int
+    aggregated: int
+    rate: float | None
+    """Selected / rounds since it joined."""
+    queue: float | None
+    """Z after the last round."""
+    tau_s_median: float | None
+    train_s_median: float | None
+    accuracy: float | None
+    loss: float | None
+
+
+class RoundTimes(Struct, frozen=True, kw_only=True):
+    """How long rounds lasted, void ones not counted."""
+
+    median: float | None
+    p95: float | None
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """A run, in numbers."""
+
+    run_id: str
+    name: str
+    seed: int
+    status: str
+    why: str
+    rounds_completed: int
+    rounds_planned: int | None
+    rounds_void: int
+    wall_s: float
+    """Run clock at the last thing recorded: everything included."""
+    virtual_s: float
+    """The experiment's time axis: the sum of all rounds, evaluation off the record."""
+    devices: int
+    selected: dict[str, int]
+    aggregated: dict[str, int]
+    accuracy: Accuracy
+    loss: Loss
+    exchange: Exchanges
+    estimator: EstimatorError
+    queues: Queues
+    bytes: Bytes
+    fairness: Fairness
+    round_s: RoundTimes
+    profiles: dict[str, ProfileSummary]
+    fleet: list[DeviceSummary]
+
+
+def summarise_run(reader: RunReader) -> Summary:
+    """Return the summary of a run, live or finished; reads the store at one instant."""
+    with reader.snapshot():
+        info = reader.run()
+        rounds = reader.rounds()
+        devices = reader.devices()
+        truths = {truth.name: truth for truth in reader.truths()}
+        tallies = {tally.device: tally for tally in reader.tallies()}
+        exchanges = _Table(reader.columns(ExchangeRow, COLUMNS))
+        metrics = reader.metrics(since=_last_metric(reader) - 1)
+        scores = {row.device: row for row in reader.device_metrics()}
+        last = rounds[-1].round if rounds else 0
+        queues = {row.device: row.queue for row in reader.selections(last)}
+
+    kinds = {device.name: profile_of(device, truths.get(device.name)) for device in devices}
+    fleet = []
+    for device in devices[:MAX_DEVICES]:
+        tally = tallies.get(device.name)
+        score = scores.get(device.name)
+        of_device = exchanges.valid & (exchanges.device == device.name)
+        fleet.append(
+            DeviceSummary(
+                name=device.name,
+                profile=kinds[device.name],
+                n_k=device.n_k,
+                selected=tally.selected if tally else 0,
+                aggregated=tally.aggregated if tally else 0,
+                rate=tally.selected / tally.rounds if tally else None,
+                queue=queues.get(device.name),
+                tau_s_median=_median(exchanges.tau_s[of_device]),
+                train_s_median=_median(exchanges.train_s[of_device]),
+                accuracy=score.accuracy if score else None,
+                loss=score.loss if score else None,
+            )
+        )
+    lasted = [row.duration_s for row in rounds if row.status != "void"]
+    return Summary(
+        run_id=info.run_id,
+        name=info.row.name,
+        seed=info.row.seed,
+        status=info.status,
+        why=info.row.why,
+        rounds_completed=info.rounds_completed,
+        rounds_planned=info.plan.rounds,
+        rounds_void=len(rounds) - len(lasted),
+        wall_s=info.elapsed_s,
+        virtual_s=sum(row.duration_s for row in rounds),
+        devices=len(devices),
+        selected={row.name: row.selected for row in fleet},
+        aggregated={row.name: row.aggregated for row in fleet},
+        **_model(metrics[-1] if metrics else None),
+        exchange=_exchanges(exchanges),
+        estimator=_estimator(exchanges, len(rounds)),
+        queues=_queues(rounds),
+        bytes=Bytes(down=sum(r.bytes_down for r in rounds), up=sum(r.bytes_up for r in rounds)),
+        fairness=_fairness(reader, tallies, queues),
+        round_s=RoundTimes(median=_median(lasted), p95=_percentile(lasted, 95)),
+        profiles=_profiles(devices, truths, kinds, exchanges),
+        fleet=fleet,
+    )
+
+
+class _Table:
+    """Columns of all exchanges as arrays; unknown numbers are NaN."""
+
+    def __init__(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        columns = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
+        by_name = dict(zip(COLUMNS, columns, strict=True))
+        self.device = np.array(by_name["device"], dtype=object)
+        self.outcome = np.array(by_name["outcome"], dtype=object)
+        self.round, self.tau_s, self.unaccounted_s, self.tau_hat_s, self.train_s, self.steps = (
+            np.array(by_name[name], dtype=np.float64)
+            for name in ("round", "tau_s", "unaccounted_s", "tau_hat_s", "train_s", "steps")
+        )
+        self.done = self.outcome == "done"
+        self.valid = self.done & np.array(by_name["is_valid"], dtype=bool) & (self.tau_s > 0.0)
+
+
+def _last_metric(reader: RunReader) -> int:
+    rows = reader.columns(MetricRow, ("round",), "ORDER BY round DESC LIMIT 1")
+    return int(rows[0][0]) if rows else 0
+
+
+def _model(row: MetricRow | None) -> dict[str, Any]:
+    return {
+        "accuracy": Accuracy(
+            mean=row.accuracy_mean if row else None,
+            worst10=row.accuracy_worst10 if row else None,
+            best10=row.accuracy_best10 if row else None,
+            variance=row.accuracy_variance if row else None,
+            gini=row.accuracy_gini if row else None,
+            gap=row.accuracy_gap if row else None,
+            pooled=row.accuracy_pooled if row else None,
+        ),
+        "loss": Loss(mean=row.loss_mean if row else None, std=row.loss_std if row else None),
+    }
+
+
+def _exchanges(table: _Table) -> Exchanges:
+    tau_s, rest_s = table.tau_s[table.valid], table.unaccounted_s[table.valid]
+    return Exchanges(
+        count=len(table.round),
+        invalid=int((table.done & ~table.valid).sum()),
+        late=int((table.outcome == "late").sum()),
+        failed=int(np.isin(table.outcome, FAILURES).sum()),
+        median_s=_median(tau_s),
+        p95_s=_percentile(tau_s, 95),
+        unaccounted_ratio=_median(rest_s / tau_s),
+        unaccounted_median_s=_median(rest_s),
+    )
+
+
+def _estimator(table: _Table, rounds: int) -> EstimatorError:
+    counted = table.valid & (table.round > rounds / 2) & np.isfinite(table.tau_hat_s)
+    tau_s = table.tau_s[counted]
+    error: Floats = (table.tau_hat_s[counted] - tau_s) / tau_s
+    return EstimatorError(
+        mape_second_half=float(np.abs(error).mean()) if error.size else None,
+        median_ape=_median(np.abs(error)),
+        bias=float(error.mean()) if error.size else None,
+    )
+
+
+def _queues(rounds: Sequence[RoundRow]) -> Queues:
+    if not rounds:
+        return Queues(mean_total=None, max=None)
+    total = sum(row.queue_total for row in rounds)
+    return Queues(mean_total=total / len(rounds), max=max(row.queue_max for row in rounds))
+
+
+def _fairness(
+    reader: RunReader, tallies: Mapping[str, Tally], queues: Mapping[str, float]
+) -> Fairness:
+    beta = reader.plan.beta
+    if not tallies:
+        return Fairness(beta=beta, min_rate=None, jain=None, invariant_holds=None)
+    counts_what = reader.plan.selection.counts
+    selected = np.array([tally.selected for tally in tallies.values()], dtype=np.int64)
+    counted = np.array([getattr(tally, counts_what) for tally in tallies.values()], dtype=np.int64)
+    rounds = np.array([tally.rounds for tally in tallies.values()], dtype=np.int64)
+    debts = np.array([queues.get(name, 0.0) for name in tallies], dtype=np.float64)
+    evenness = jain(selected)
+    return Fairness(
+        beta=beta,
+        min_rate=float((selected / rounds).min()),
+        jain=None if np.isnan(evenness) else evenness,
+        invariant_holds=None
+        if beta is None
+        else bool((rate_slack(counted, rounds, beta, debts) >= -EXACT).all()),
+    )
+
+
+def _profiles(
+    devices: Sequence[DeviceRow],
+    truths: Mapping[str, TruthRow],
+    kinds: Mapping[str, str],
+    table: _Table,
+) -> dict[str, ProfileSummary]:
+    kind_of_row = np.array([kinds.get(name, "") for name in table.device], dtype=object)
+    summaries = {}
+    for kind in dict.fromkeys(kinds.values()):
+        members = [device.name for device in devices if kinds[device.name] == kind]
+        speeds = [truths[name].cpu_speed for name in members if name in truths]
+        rows = table.valid & (kind_of_row == kind)
+        stepped = rows & (table.steps > 0)
+        summaries[kind] = ProfileSummary(
+            devices=len(members),
+            speed=_median(speeds),
+            train_s_median=_median(table.train_s[rows]),
+            step_s_median=_median(table.train_s[stepped] / table.steps[stepped]),
+        )
+    return summaries
+
+
+def _median(values: Sequence[float] | Floats) -> float | None:
+    return _percentile(values, 50)
+
+
+def _percentile(values: Sequence[float] | Floats, q: float) -> float | None:
+    known = np.asarray(values, dtype=np.float64)
+    known = known[np.isfinite(known)]
+    return float(np.percentile(known, q)) if known.size else None
