@@ -1,0 +1,137 @@
+"""The shape of the house, proved by running it: what loads what, and what every file carries."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("wire", "device_agent", "coordinator", "profiles", "testbed")
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+HEAVY = {"onnx", "onnxruntime", "scipy", "sklearn", "textual", "torch"}
+"""What costs tens of milliseconds or megabytes to import."""
+
+COMMANDS = {"coordinator", "doctor", "rm", "run", "runs", "show", "stop", "watch"}
+"""The commands of `fairbed` that its users rely on; others may join them."""
+
+MAX_LINES = 400
+TIMEOUT_S = 60.0
+
+
+def _python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+
+
+def _loaded_by(code: str) -> set[str]:
+    """Return the top-level modules that a fresh interpreter holds after `code`."""
+    done = _python(f"{code}\nimport sys\nprint(*sys.modules)")
+    assert done.returncode == 0, done.stderr
+    return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+def _command(module: str, *args: str) -> tuple[str, set[str]]:
+    """Return what a console script prints, and the top-level modules that it loads."""
+    done = _python(
+        f"import atexit, sys; from {module} import main; sys.argv = {['command', *args]!r}\n"
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n"
+        "sys.exit(main())"
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, {name.partition(".")[0] for name in done.stderr.split()}
+
+
+def test_an_agent_loads_no_training_runtime_before_its_first_task() -> None:
+    assert not _loaded_by("import device_agent.agent") & HEAVY
+
+
+def test_the_wire_loads_no_client_before_a_link_is_made() -> None:
+    assert not _loaded_by("import wire.chunks, wire.codec, wire.topics") & (HEAVY | {"aiomqtt"})
+
+
+def test_the_algorithms_load_no_link_no_screen_no_torch() -> None:
+    loaded = _loaded_by(
+        "import coordinator.algorithms.selection, coordinator.algorithms.estimation"
+    )
+    assert not loaded & {"aiomqtt", "anyio", "onnxruntime", "textual", "torch"}
+
+
+@pytest.mark.parametrize("module", ["testbed.cli", "device_agent.cli"])
+def test_help_loads_nothing_heavy(module: str) -> None:
+    text, loaded = _command(module, "--help")
+    assert "usage" in text.lower()
+    assert not loaded & HEAVY
+
+
+def test_help_of_every_command_says_how_to_use_it_and_loads_nothing_heavy() -> None:
+    text, _ = _command("testbed.cli", "--help")
+    listed = re.search(r"\{([a-z0-9,-]+)\}", text)
+    assert listed, text
+    commands = set(listed[1].split(","))
+    assert commands >= COMMANDS
+    for command in sorted(commands):
+        text, loaded = _command("testbed.cli", command, "--help")
+        assert f"fairbed {command}" in text or f"command {command}" in text
+        assert not loaded & HEAVY, command
+
+
+def test_import_contracts_are_kept() -> None:
+    done = _python(
+        "import sys; from importlinter.cli import lint_imports_command as main\n"
+        "sys.argv = ['lint-imports', '--no-cache']; main()"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_is_typed_and_says_what_it_is(package: str) -> None:
+    assert (ROOT / package / "py.typed").exists()
+    for folder in {path.parent for path in MODULES if path.parts[len(ROOT.parts)] == package}:
+        init = folder / "__init__.py"
+        assert init.exists(), f"{init.relative_to(ROOT)} is missing"
+        assert ast.get_docstring(ast.parse(init.read_text())), (
+            f"{init.relative_to(ROOT)}: docstring"
+        )
+
+
+def test_what_a_module_exports_is_sorted_and_exists() -> None:
+    for path in MODULES:
+        tree = ast.parse(path.read_text())
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                names = ast.literal_eval(node.value)
+                assert names == sorted(names), f"{path.relative_to(ROOT)}: __all__ must be sorted"
+                assert set(names) <= _bound_in(tree), f"{path.relative_to(ROOT)}: __all__"
+
+
+def _bound_in(tree: ast.Module) -> set[str]:
+    bound: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                bound |= {alias.asname or alias.name for alias in node.names}
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                bound.add(node.name)
+            case ast.Name(ctx=ast.Store()):
+                bound.add(node.id)
+    return bound
+
+
+@pytest.mark.parametrize("path", [*MODULES, *TESTS], ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_file_is_longer_than_one_concept(path: Path) -> None:
+    lines = len(path.read_text().splitlines())
+    assert lines <= MAX_LINES, f"{lines} lines; split along a concept"
+
+
+def test_tests_mirror_the_packages() -> None:
+    for folder in {path.parent for path in TESTS}:
+        inside = folder.relative_to(ROOT / "tests")
+        assert (folder / "__init__.py").exists(), f"tests/{inside}/__init__.py is missing"
+        if inside.parts and inside.parts[0] in PACKAGES:
+            assert (ROOT / inside).is_dir(), f"tests/{inside} mirrors nothing"
