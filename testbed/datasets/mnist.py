@@ -15,8 +15,6 @@ IMAGE_SHAPE = (28, 28)
 IMAGE_DIMENSIONS = 3
 LABEL_DIMENSIONS = 1
 PARTS = ("train", "t10k")
-FILES = tuple(f"{part}-{kind}-ubyte" for part in PARTS for kind in ("images-idx3", "labels-idx1"))
-"""The four files by name, each compressed (`.gz`) or not."""
 
 
 @dataclass(frozen=True, slots=True)

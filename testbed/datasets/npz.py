@@ -57,14 +57,17 @@ def load_npz(path: Path) -> Dataset:
 
 def _read(path: Path) -> Arrays:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
+        # Opened here: numpy leaves its own handle open when the archive is damaged.
+        with path.open("rb") as stream:
+            archive = np.load(stream, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
                 raise DataError(str(path), "must be an .npz archive, got one array", "use np.savez")
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError as exc:
         raise DataError(str(path), "file must exist, got none", "check data.dataset") from exc
     except OSError as exc:
-        raise DataError(str(path), f"must be readable, got: {exc}", "check the file") from exc
+        reason = exc.strerror or str(exc)
+        raise DataError(str(path), f"must be readable, got: {reason}", "check the file") from exc
     except DataError:
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, MemoryError) as exc:
