@@ -56,9 +56,8 @@ def test_the_wire_loads_no_client_before_a_link_is_made() -> None:
 
 
 def test_the_algorithms_load_no_link_no_screen_no_torch() -> None:
-    loaded = _loaded_by(
-        "import coordinator.algorithms.selection, coordinator.algorithms.estimation"
-    )
+    rooms = ("selection", "estimation", "aggregation")
+    loaded = _loaded_by(f"import {', '.join(f'coordinator.algorithms.{room}' for room in rooms)}")
     assert not loaded & {"aiomqtt", "anyio", "onnxruntime", "textual", "torch"}
 
 
@@ -71,13 +70,11 @@ def test_help_loads_nothing_heavy(module: str) -> None:
 
 def test_help_of_every_command_says_how_to_use_it_and_loads_nothing_heavy() -> None:
     text, _ = _command("testbed.cli", "--help")
-    listed = re.search(r"\{([a-z0-9,-]+)\}", text)
-    assert listed, text
-    commands = set(listed[1].split(","))
+    commands = set(re.findall(r"^ {4}([a-z-]+)(?: |$)", text, flags=re.MULTILINE))
     assert commands >= COMMANDS
     for command in sorted(commands):
         text, loaded = _command("testbed.cli", command, "--help")
-        assert f"fairbed {command}" in text or f"command {command}" in text
+        assert f"usage: fairbed {command}" in text
         assert not loaded & HEAVY, command
 
 
@@ -93,11 +90,9 @@ def test_import_contracts_are_kept() -> None:
 def test_every_package_is_typed_and_says_what_it_is(package: str) -> None:
     assert (ROOT / package / "py.typed").exists()
     for folder in {path.parent for path in MODULES if path.parts[len(ROOT.parts)] == package}:
-        init = folder / "__init__.py"
-        assert init.exists(), f"{init.relative_to(ROOT)} is missing"
-        assert ast.get_docstring(ast.parse(init.read_text())), (
-            f"{init.relative_to(ROOT)}: docstring"
-        )
+        where, init = folder.relative_to(ROOT), folder / "__init__.py"
+        assert init.exists(), f"{where}: __init__.py is missing"
+        assert ast.get_docstring(ast.parse(init.read_text())), f"{where}: says not what it is"
 
 
 def test_what_a_module_exports_is_sorted_and_exists() -> None:
