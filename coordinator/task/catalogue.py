@@ -1,0 +1,107 @@
+"""Tasks by the name that an experiment file gives its model."""
+
+import importlib
+import importlib.util
+from importlib import resources
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.task.errors import UnknownTask
+from coordinator.task.recipes import SHIPPED, default_recipe, find_shipped
+from wire.artifact import Artifact, TaskSpec, decode_artifact
+
+if TYPE_CHECKING:
+    from torch import nn
+
+ARTIFACTS = "artifacts"
+SUFFIX = ".task"
+
+
+def load_task(model: str, x_shape: tuple[int, ...], classes: int) -> Artifact:
+    """Return the task of a model: the shipped one, or with torch installed a fresh export.
+
+    Args:
+        model: softmax, mlp, cnn, or `package.module:factory`.
+        x_shape: Shape of one example. softmax and mlp take any shape of their size; the engine
+            flattens what it is given.
+        classes: Number of classes.
+
+    Raises:
+        UnknownTask: Nothing that is shipped fits, and it cannot be built here.
+    """
+    recipe = find_shipped(model, x_shape, classes)
+    if recipe is not None:
+        return decode_artifact(read_shipped(recipe.name))
+    if importlib.util.find_spec("torch") and importlib.util.find_spec("onnx"):
+        return build_task(model, x_shape, classes)
+    shipped = ", ".join(recipe.name for recipe in SHIPPED)
+    raise UnknownTask(
+        f"model.name: {model} for examples of {x_shape} in {classes} classes must be one of the "
+        f"shipped {shipped}; install fairbed[torch] for other shapes"
+    )
+
+
+def read_shipped(name: str) -> bytes:
+    """Return the blob of a shipped task."""
+    file = resources.files("coordinator.task") / ARTIFACTS / f"{name}{SUFFIX}"
+    return file.read_bytes()
+
+
+def build_task(model: str, x_shape: tuple[int, ...], classes: int) -> Artifact:
+    """Export a task with torch.
+
+    A factory, `package.module:factory`, is called with x_shape and classes, and returns a
+    `torch.nn.Module` that maps (B, *x_shape) to logits, (B, classes).
+
+    Raises:
+        UnknownTask: There is no such model or factory, torch is missing, or the shape is wrong.
+        Unsupported: The exporter lacks an operation of the model.
+        WrongArtifact: The export does not compute what torch computes.
+    """
+    try:
+        from coordinator.task.export import export_task
+        from coordinator.task.models import make_model
+    except ImportError as exc:
+        raise UnknownTask(
+            f"model.name: {model} must be exported, got: {exc}; install fairbed[torch]"
+        ) from exc
+    if ":" in model:
+        module = _call_factory(model, x_shape, classes)
+        shape = "x".join(map(str, x_shape))
+        return export_task(module, f"{model}-{shape}-{classes}", model, x_shape, classes)
+    try:
+        recipe = default_recipe(model, x_shape, classes)
+    except ValueError as exc:
+        raise UnknownTask(str(exc)) from exc
+    return export_task(make_model(recipe), recipe.name, model, recipe.x_shape, classes)
+
+
+def initial_vector(spec: TaskSpec, seed: int) -> NDArray[np.float32]:
+    """Return the model before round 1, shape (n_values,): the same for the same seed.
+
+    Each tensor is filled as the layout says; the shipped models start as torch starts them,
+    uniform in +-1/sqrt(fan_in).
+    """
+    rng = np.random.Generator(np.random.PCG64(seed))
+    vector = np.zeros(spec.layout.n_values, np.float32)
+    for tensor in spec.layout.tensors:
+        part = vector[tensor.offset : tensor.offset + tensor.size]
+        if tensor.init == "ones":
+            part[:] = 1.0
+        elif tensor.init == "uniform":
+            part[:] = rng.uniform(-tensor.init_bound, tensor.init_bound, tensor.size)
+    return vector
+
+
+def _call_factory(model: str, x_shape: tuple[int, ...], classes: int) -> "nn.Module":
+    package, _, factory = model.partition(":")
+    try:
+        make = getattr(importlib.import_module(package), factory)
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise UnknownTask(
+            f"model.name: {model} must be an importable package.module:factory, got: {exc}"
+        ) from exc
+    module: nn.Module = make(x_shape, classes)
+    return module

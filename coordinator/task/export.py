@@ -1,0 +1,176 @@
+"""From a torch module to a task that trains without torch.
+
+`torch.export` records the loss and its gradient, our own lowering writes them as ONNX. Every
+artifact is compared with torch in float64 before it leaves this module, because two other routes
+from torch to ONNX are known to be wrong without saying so.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+import torch
+from numpy.typing import NDArray
+from torch import fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+from coordinator.task.errors import Unsupported
+from coordinator.task.graph import OPSET, GraphBuilder, Input, Output
+from coordinator.task.layouts import make_layout
+from coordinator.task.lowering import BATCH, ELEMENT_TYPES, Lowering, dtype_of
+from coordinator.task.ops import OPERATIONS
+from coordinator.task.recording import PREFIX, Recorder
+from coordinator.task.reference import TorchReference
+from coordinator.task.selfcheck import record_selfcheck, verify
+from wire.artifact import Artifact, SelfCheck, TaskSpec
+
+SELFCHECK_SEED = 20
+SELFCHECK_BATCH = 5
+
+_UNKNOWN = SelfCheck(seed=SELFCHECK_SEED, batch=SELFCHECK_BATCH, loss=0.0, gradient_l2=0.0)
+
+
+def export_task(
+    model: nn.Module,
+    name: str,
+    model_name: str,
+    x_shape: tuple[int, ...],
+    classes: int,
+    *,
+    x_dtype: Literal["float32", "int64"] = "float32",
+    x_classes: int = 0,
+) -> Artifact:
+    """Return the checked artifact of a classifier.
+
+    Args:
+        model: Maps x, shape (B, *x_shape), to logits, shape (B, classes). All its float tensors
+            become part of the flat vector; their values say at most how each starts.
+        name: Name of the task, such as `cnn-1x8x8-10`.
+        model_name: Name in the experiment file.
+        x_shape: Shape of one example.
+        classes: Number of classes.
+        x_dtype: Type of x.
+        x_classes: Vocabulary size for integer x.
+
+    Raises:
+        Unsupported: torch cannot record the module, or the lowering lacks an operation of it.
+        WrongArtifact: The graphs do not compute what torch computes.
+    """
+    spec = TaskSpec(
+        name=name,
+        model=model_name,
+        layout=make_layout(model),
+        x_shape=x_shape,
+        x_dtype=x_dtype,
+        x_classes=x_classes,
+        classes=classes,
+        opset=OPSET,
+        selfcheck=_UNKNOWN,
+    )
+    recorder = Recorder(copy.deepcopy(model), spec)
+    _check_known(recorder.training_loss())
+    train = _training_graph(recorder.training(), spec)
+    evaluate = _evaluation_graph(recorder.evaluation(), spec)
+    reference = TorchReference(model, spec.layout)
+    check = record_selfcheck(spec, reference, SELFCHECK_SEED, SELFCHECK_BATCH)
+    spec = msgspec.structs.replace(spec, selfcheck=check)
+    artifact = Artifact(spec=spec, train=train, evaluate=evaluate)
+    verify(artifact, reference)
+    return artifact
+
+
+def _check_known(program: ExportedProgram) -> None:
+    """Find an unknown operation while its layer's name is still at hand."""
+    lowering = Lowering(GraphBuilder(), OPERATIONS)
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            lowering.handler(node)
+
+
+def _training_graph(program: ExportedProgram, spec: TaskSpec) -> bytes:
+    """Write loss, gradients and buffer updates.
+
+    Raises:
+        Unsupported: The loss does not depend on a parameter.
+    """
+    made: dict[str, fx.Node] = {}
+    for result, node in zip(program.graph_signature.output_specs, _results(program), strict=True):
+        if result.kind == OutputKind.LOSS_OUTPUT:
+            made["loss"] = node
+        elif result.kind == OutputKind.GRADIENT_TO_PARAMETER:
+            made[f"g.{_tensor_name(result.target)}"] = node
+        elif result.kind == OutputKind.BUFFER_MUTATION:
+            made[f"nb.{_tensor_name(result.target)}"] = node
+    lowering = _lowered(program, spec, ("x", "y", "w"))
+    number = ELEMENT_TYPES[torch.float32]
+    outputs: list[Output] = [("loss", lowering.value(made["loss"]), number, ())]
+    for tensor in spec.layout.tensors:
+        name = f"{'g' if tensor.role == 'param' else 'nb'}.{tensor.name}"
+        if name in made:
+            value = lowering.value(made[name])
+        elif tensor.role == "buffer":
+            value = f"b.{tensor.name}"
+        else:
+            raise Unsupported(
+                f"{tensor.name}: the loss must depend on every parameter, got none that does "
+                "on this one; take it out of the model"
+            )
+        outputs.append((name, value, number, tensor.shape))
+    return lowering.graph.serialise(_inputs(spec, ("x", "y", "w")), outputs)
+
+
+def _evaluation_graph(program: ExportedProgram, spec: TaskSpec) -> bytes:
+    """Write summed loss and number of correct answers."""
+    lowering = _lowered(program, spec, ("x", "y"))
+    results = zip(("loss_sum", "correct_sum"), _results(program), strict=True)
+    outputs: list[Output] = [
+        (name, lowering.value(node), ELEMENT_TYPES[dtype_of(node)], ()) for name, node in results
+    ]
+    return lowering.graph.serialise(_inputs(spec, ("x", "y")), outputs)
+
+
+def _lowered(program: ExportedProgram, spec: TaskSpec, names: Sequence[str]) -> Lowering:
+    """Walk a recorded program; its parameters and float buffers are inputs of the graph."""
+    lowering = Lowering(GraphBuilder(), OPERATIONS)
+    state = {tensor.name: f"{tensor.role[0]}.{tensor.name}" for tensor in spec.layout.tensors}
+    examples = iter(names)
+    nodes = (node for node in program.graph.nodes if node.op == "placeholder")
+    for given, node in zip(program.graph_signature.input_specs, nodes, strict=True):
+        if given.kind == InputKind.USER_INPUT:
+            lowering.bind(node, next(examples))
+        elif (name := _tensor_name(given.target)) in state:
+            lowering.bind(node, state[name])
+        else:  # a constant, or a counter, which stays as it is
+            lowering.bind(node, lowering.graph.constant(_constant(program, given.target)))
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            lowering.visit(node)
+    return lowering
+
+
+def _constant(program: ExportedProgram, target: str | None) -> NDArray[Any]:
+    values = {**program.state_dict, **program.constants}
+    array: NDArray[Any] = values[str(target)].detach().numpy()
+    return array
+
+
+def _results(program: ExportedProgram) -> list[fx.Node]:
+    return list(program.graph.output_node().args[0])
+
+
+def _tensor_name(target: str | None) -> str:
+    return str(target).removeprefix(PREFIX)
+
+
+def _inputs(spec: TaskSpec, names: Sequence[str]) -> list[Input]:
+    number = ELEMENT_TYPES[torch.float32]
+    x_type = number if spec.x_dtype == "float32" else ELEMENT_TYPES[torch.int64]
+    examples: dict[str, tuple[int, Sequence[int | str]]] = {
+        "x": (x_type, (BATCH, *spec.x_shape)),
+        "y": (ELEMENT_TYPES[torch.int64], (BATCH,)),
+        "w": (number, (BATCH,)),
+    }
+    state = [(f"{t.role[0]}.{t.name}", number, t.shape) for t in spec.layout.tensors]
+    return [*state, *((name, *examples[name]) for name in names)]

@@ -1,0 +1,164 @@
+"""Walks a torch FX graph of core ATen operations and writes the ONNX graph of the same maths."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from onnx import TensorProto
+from torch import fx
+
+from coordinator.task.errors import Unsupported
+from coordinator.task.graph import GraphBuilder
+
+Value: TypeAlias = str | tuple[str, ...]
+"""Name of an ONNX value, or names of the outputs of an operation with several."""
+
+BATCH = "batch"
+"""Name of the one symbolic dimension."""
+
+ELEMENT_TYPES: Mapping[torch.dtype, int] = {
+    torch.float32: TensorProto.FLOAT,
+    torch.int64: TensorProto.INT64,
+    torch.bool: TensorProto.BOOL,
+}
+
+NUMPY_TYPES: Mapping[torch.dtype, type[np.generic]] = {
+    torch.float32: np.float32,
+    torch.int64: np.int64,
+    torch.bool: np.bool_,
+}
+
+
+class Lowering:
+    """The state of one walk: the graph built so far and the value of each FX node.
+
+    Args:
+        graph: Receives the nodes.
+        operations: Handlers by operation name, such as `aten.mm.default`.
+    """
+
+    def __init__(self, graph: GraphBuilder, operations: Mapping[str, "Handler"]) -> None:
+        self.graph = graph
+        self._operations = operations
+        self._values: dict[fx.Node, Value] = {}
+
+    def bind(self, node: fx.Node, value: Value) -> None:
+        """Say which ONNX value an FX node has."""
+        self._values[node] = value
+
+    def handler(self, node: fx.Node) -> "Handler":
+        """Return the rule for the operation of an FX node.
+
+        Raises:
+            Unsupported: There is none.
+        """
+        name = operation_name(node)
+        try:
+            return self._operations[name]
+        except KeyError:
+            raise Unsupported(_refusal(node, f"{name} must have a rule, got none")) from None
+
+    def visit(self, node: fx.Node) -> None:
+        """Write one node of the FX graph.
+
+        Raises:
+            Unsupported: There is no rule for it, or not for these arguments.
+        """
+        self._values[node] = self.handler(node)(self, node)
+
+    def value(self, node: fx.Node) -> str:
+        """Return the ONNX value of an FX node with one output.
+
+        Raises:
+            Unsupported: It has several, or is one that the rule does not compute.
+        """
+        value = self._values[node]
+        if not isinstance(value, str) or not value:
+            raise Unsupported(_refusal(node, f"must have one computed value, got {value!r}"))
+        return value
+
+    def output(self, node: fx.Node, index: int) -> str:
+        """Return one of the ONNX values of an FX node with several; empty if not computed."""
+        value = self._values[node]
+        if isinstance(value, str):
+            raise Unsupported(_refusal(node, f"must have several values, got {value}"))
+        return value[index]
+
+    def tensor(self, arg: Any, dtype: torch.dtype) -> str:
+        """Return an argument, FX node or Python number, as a tensor of the dtype."""
+        if not isinstance(arg, fx.Node):
+            return self.graph.constant(np.array(arg, NUMPY_TYPES[dtype]))
+        value = self.value(arg)
+        if dtype_of(arg) != dtype:
+            return self.graph.op("Cast", value, to=ELEMENT_TYPES[dtype])
+        return value
+
+    def sizes(self, dims: Sequence[Any], shape: Sequence[Any]) -> str:
+        """Return a shape as an int64 list, symbolic sizes taken from the graph.
+
+        Args:
+            dims: Each size as an int or as the FX node that computes it.
+            shape: Each size as an int or as torch's symbol.
+        """
+        if all(isinstance(size, int) for size in shape):
+            return self.graph.ints([int(size) for size in shape])
+        parts = [
+            self.graph.ints([int(size)]) if isinstance(size, int) else self.value(dim)
+            for dim, size in zip(dims, shape, strict=True)
+        ]
+        return self.graph.op("Concat", *parts, axis=0)
+
+
+Handler: TypeAlias = Callable[[Lowering, fx.Node], Value]
+
+
+def operation_name(node: fx.Node) -> str:
+    """Return the name of what an FX node calls, such as `aten.mm.default`."""
+    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else _plain(node)
+
+
+def _plain(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def meta(node: fx.Node) -> torch.Tensor:
+    """Return the shape, dtype and strides that torch derived for an FX node."""
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor):
+        raise Unsupported(_refusal(node, f"must be a tensor, got {type(value).__name__}"))
+    return value
+
+
+def dtype_of(node: fx.Node) -> torch.dtype:
+    """Return the dtype of an FX node's result."""
+    return meta(node).dtype
+
+
+def shape_of(node: fx.Node) -> list[int | torch.SymInt]:
+    """Return the shape of an FX node's result: ints, and symbols for the batch."""
+    return list(meta(node).shape)
+
+
+def static_shape(node: fx.Node, first: int = 0) -> list[int]:
+    """Return the sizes from axis `first` on, all of which must be known.
+
+    Raises:
+        Unsupported: One depends on the batch.
+    """
+    sizes = shape_of(node)[first:]
+    if not all(isinstance(size, int) for size in sizes):
+        raise Unsupported(_refusal(node, f"only axis 0 may depend on the batch, got {sizes}"))
+    return [int(size) for size in sizes]
+
+
+def unsupported(node: fx.Node, rule: str) -> Unsupported:
+    """Return the error for arguments that a handler cannot translate."""
+    return Unsupported(_refusal(node, f"{operation_name(node)} {rule}"))
+
+
+def _refusal(node: fx.Node, problem: str) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [str(path) for path, _ in stack.values() if path]
+    where = paths[-1] if paths else f"value {node.name}"
+    return f"{where}: {problem}; use layers that the shipped models use, or engine = 'torch'"

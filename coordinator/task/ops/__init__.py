@@ -1,0 +1,15 @@
+"""Rules that translate ATen operations to ONNX, one module per kind of operation."""
+
+from collections.abc import Mapping
+
+from coordinator.task.lowering import Handler
+from coordinator.task.ops import convolution, elementwise, linear, pooling, reduction, shape
+
+OPERATIONS: Mapping[str, Handler] = {
+    **elementwise.OPERATIONS,
+    **shape.OPERATIONS,
+    **reduction.OPERATIONS,
+    **linear.OPERATIONS,
+    **convolution.OPERATIONS,
+    **pooling.OPERATIONS,
+}

@@ -1,0 +1,196 @@
+"""Element by element: arithmetic, comparisons, activations, casts and constants."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from coordinator.task.lowering import (
+    NUMPY_TYPES,
+    Handler,
+    Lowering,
+    Value,
+    dtype_of,
+    meta,
+    operation_name,
+    shape_of,
+    unsupported,
+)
+
+UNARY = {
+    "relu": "Relu",
+    "exp": "Exp",
+    "log": "Log",
+    "neg": "Neg",
+    "sqrt": "Sqrt",
+    "abs": "Abs",
+    "sign": "Sign",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "reciprocal": "Reciprocal",
+    "bitwise_not": "Not",
+}
+ARITHMETIC = {"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div"}
+COMPARISONS = {
+    "eq": ("Equal", False),
+    "ne": ("Equal", True),
+    "le": ("LessOrEqual", False),
+    "lt": ("Less", False),
+    "ge": ("GreaterOrEqual", False),
+    "gt": ("Greater", False),
+}
+
+
+def _unary(kind: str) -> Handler:
+    def handler(lowering: Lowering, node: fx.Node) -> Value:
+        return lowering.graph.op(kind, lowering.tensor(node.args[0], dtype_of(node)))
+
+    return handler
+
+
+def _arithmetic(kind: str) -> Handler:
+    def handler(lowering: Lowering, node: fx.Node) -> Value:
+        if node.kwargs.get("alpha", 1) != 1:
+            raise unsupported(node, f"must have alpha 1, got {node.kwargs['alpha']}")
+        left, right = _operands(lowering, node, dtype_of(node))
+        return lowering.graph.op(kind, left, right)
+
+    return handler
+
+
+def _comparison(kind: str, is_negated: bool) -> Handler:
+    def handler(lowering: Lowering, node: fx.Node) -> Value:
+        samples: list[Any] = [meta(a) if isinstance(a, fx.Node) else a for a in node.args]
+        left, right = _operands(lowering, node, torch.result_type(samples[0], samples[1]))
+        result = lowering.graph.op(kind, left, right)
+        return lowering.graph.op("Not", result) if is_negated else result
+
+    return handler
+
+
+def _operands(lowering: Lowering, node: fx.Node, dtype: torch.dtype) -> list[str]:
+    """Return both operands as the dtype, without expansions that broadcasting makes needless."""
+    result = shape_of(node)
+    operands: list[Any] = list(node.args[:2])
+    for i, operand in enumerate(operands):
+        other = operands[1 - i]
+        if _is_expand(operand) and isinstance(other, fx.Node) and shape_of(other) == result:
+            operands[i] = operand.args[0]
+    return [lowering.tensor(operand, dtype) for operand in operands]
+
+
+def _is_expand(arg: Any) -> bool:
+    return isinstance(arg, fx.Node) and operation_name(arg) == "aten.expand.default"
+
+
+def _where(lowering: Lowering, node: fx.Node) -> Value:
+    condition, yes, no = node.args
+    dtype = dtype_of(node)
+    active = _relu_output(condition)
+    if active is not None and _is_zero(yes) and shape_of(active) == shape_of(node):
+        # Backward of relu: where(y <= 0, 0, g) = g sign(y), since y is never negative.
+        sign = lowering.graph.op("Sign", lowering.value(active))
+        return lowering.graph.op("Mul", lowering.tensor(no, dtype), sign)
+    return lowering.graph.op(
+        "Where",
+        lowering.tensor(condition, torch.bool),
+        lowering.tensor(yes, dtype),
+        lowering.tensor(no, dtype),
+    )
+
+
+def _relu_output(condition: Any) -> fx.Node | None:
+    """Return y if `condition` is y <= 0 and y the output of a relu."""
+    if not isinstance(condition, fx.Node) or operation_name(condition) != "aten.le.Scalar":
+        return None
+    source: Any = condition.args[0]
+    while isinstance(source, fx.Node) and operation_name(source) in ALIASES:
+        source = source.args[0]
+    if not isinstance(source, fx.Node) or operation_name(source) != "aten.relu.default":
+        return None
+    return source if _is_zero(condition.args[1]) else None
+
+
+def _is_zero(arg: Any) -> bool:
+    if not isinstance(arg, fx.Node):
+        return bool(arg == 0)
+    return operation_name(arg) == "aten.scalar_tensor.default" and _is_zero(arg.args[0])
+
+
+def _alias(lowering: Lowering, node: fx.Node) -> Value:
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    return lowering.value(source)
+
+
+def _cast(lowering: Lowering, node: fx.Node) -> Value:
+    return lowering.tensor(node.args[0], dtype_of(node))
+
+
+def _fill(number: Any, sizes: Sequence[Any], lowering: Lowering, node: fx.Node) -> Value:
+    if not isinstance(number, int | float):
+        raise unsupported(node, f"must be filled with a number, got {number}")
+    scalar = np.array(number, NUMPY_TYPES[dtype_of(node)])
+    shape = shape_of(node)
+    if not shape:
+        return lowering.graph.constant(scalar)
+    return lowering.graph.op(
+        "Expand", lowering.graph.constant(scalar), lowering.sizes(sizes, shape)
+    )
+
+
+def _full(lowering: Lowering, node: fx.Node) -> Value:
+    sizes, number = node.args[:2]
+    assert isinstance(sizes, Sequence)
+    return _fill(number, sizes, lowering, node)
+
+
+def _full_like(lowering: Lowering, node: fx.Node) -> Value:
+    source, number = node.args[:2]
+    if all(isinstance(size, int) for size in shape_of(node)):
+        return _fill(number, shape_of(node), lowering, node)
+    assert isinstance(source, fx.Node)
+    scalar = lowering.graph.constant(np.array(number, NUMPY_TYPES[dtype_of(node)]))
+    return lowering.graph.op("Expand", scalar, lowering.graph.op("Shape", lowering.value(source)))
+
+
+def _scalar_tensor(lowering: Lowering, node: fx.Node) -> Value:
+    return _fill(node.args[0], (), lowering, node)
+
+
+def _arange(lowering: Lowering, node: fx.Node) -> Value:
+    if not all(isinstance(a, int) for a in node.args):
+        raise unsupported(node, f"must have fixed integer bounds, got {node.args}")
+    values = np.arange(*(int(str(a)) for a in node.args))
+    return lowering.graph.constant(values.astype(NUMPY_TYPES[dtype_of(node)]))
+
+
+def _nothing(lowering: Lowering, node: fx.Node) -> Value:
+    return ()
+
+
+ALIASES = {
+    "aten.alias.default",
+    "aten.clone.default",
+    "aten.detach.default",
+    "aten.lift_fresh_copy.default",
+}
+
+OPERATIONS: Mapping[str, Handler] = {
+    **{f"aten.{name}.default": _unary(kind) for name, kind in UNARY.items()},
+    **{f"aten.{name}.Tensor": _arithmetic(kind) for name, kind in ARITHMETIC.items()},
+    **{f"aten.{name}.Scalar": _arithmetic(kind) for name, kind in ARITHMETIC.items()},
+    **{f"aten.{name}.Tensor": _comparison(*rule) for name, rule in COMPARISONS.items()},
+    **{f"aten.{name}.Scalar": _comparison(*rule) for name, rule in COMPARISONS.items()},
+    **dict.fromkeys(ALIASES, _alias),
+    "aten._to_copy.default": _cast,
+    "aten.where.self": _where,
+    "aten.full.default": _full,
+    "aten.full_like.default": _full_like,
+    "aten.scalar_tensor.default": _scalar_tensor,
+    "aten.arange.start_step": _arange,
+    "aten.arange.default": _arange,
+    "aten._assert_tensor_metadata.default": _nothing,
+}

@@ -1,0 +1,47 @@
+"""Matrix products; transpositions of the operands become attributes of Gemm."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx
+
+from coordinator.task.lowering import Handler, Lowering, Value
+from coordinator.task.ops.shape import permutation
+
+
+def _mm(lowering: Lowering, node: fx.Node) -> Value:
+    return _gemm(lowering, node.args[0], node.args[1])
+
+
+def _addmm(lowering: Lowering, node: fx.Node) -> Value:
+    bias, left, right = node.args[:3]
+    assert isinstance(bias, fx.Node)
+    scale = {key: float(str(value)) for key, value in node.kwargs.items()}
+    return _gemm(lowering, left, right, lowering.value(bias), **scale)
+
+
+def _gemm(lowering: Lowering, left: Any, right: Any, *bias: str, **scale: float) -> str:
+    (a, a_axes), (b, b_axes) = permutation(left), permutation(right)
+    return lowering.graph.op(
+        "Gemm",
+        lowering.value(a),
+        lowering.value(b),
+        *bias,
+        transA=int(a_axes == [1, 0]),
+        transB=int(b_axes == [1, 0]),
+        **scale,
+    )
+
+
+def _bmm(lowering: Lowering, node: fx.Node) -> Value:
+    left, right = node.args[:2]
+    assert isinstance(left, fx.Node)
+    assert isinstance(right, fx.Node)
+    return lowering.graph.op("MatMul", lowering.value(left), lowering.value(right))
+
+
+OPERATIONS: Mapping[str, Handler] = {
+    "aten.mm.default": _mm,
+    "aten.addmm.default": _addmm,
+    "aten.bmm.default": _bmm,
+}

@@ -1,0 +1,97 @@
+"""Same values, another shape: views, transpositions, expansions."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from coordinator.task.lowering import (
+    Handler,
+    Lowering,
+    Value,
+    operation_name,
+    shape_of,
+    unsupported,
+)
+
+
+def _source(node: fx.Node) -> fx.Node:
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    return source
+
+
+def _view(lowering: Lowering, node: fx.Node) -> Value:
+    sizes = shape_of(node)
+    symbolic = [size for size in sizes if not isinstance(size, int)]
+    if len(symbolic) > 1:
+        raise unsupported(node, f"must leave one axis to the batch, got {sizes}")
+    target = [int(size) if isinstance(size, int) else -1 for size in sizes]
+    return lowering.graph.op("Reshape", lowering.value(_source(node)), lowering.graph.ints(target))
+
+
+def permutation(node: fx.Node) -> tuple[fx.Node, list[int]]:
+    """Return what `node` transposes, and how, looking through transpositions in a row."""
+    axes = list(range(len(shape_of(node))))
+    while operation_name(node) == "aten.permute.default":
+        dims = node.args[1]
+        assert isinstance(dims, Sequence)
+        own = [int(str(dim)) % len(axes) for dim in dims]
+        axes = [own[axis] for axis in axes]
+        node = _source(node)
+    return node, axes
+
+
+def _permute(lowering: Lowering, node: fx.Node) -> Value:
+    source, axes = permutation(node)
+    if axes == sorted(axes):
+        return lowering.value(source)
+    return lowering.graph.op("Transpose", lowering.value(source), perm=axes)
+
+
+def _unsqueeze(lowering: Lowering, node: fx.Node) -> Value:
+    axis = lowering.graph.ints([int(str(node.args[1]))])
+    return lowering.graph.op("Unsqueeze", lowering.value(_source(node)), axis)
+
+
+def _squeeze(lowering: Lowering, node: fx.Node) -> Value:
+    wanted: Any = node.args[1]
+    rank = len(shape_of(_source(node)))
+    axes = [int(a) % rank for a in (wanted if isinstance(wanted, Sequence) else [wanted])]
+    ones = [a for a in axes if shape_of(_source(node))[a] == 1]
+    if not ones:
+        return lowering.value(_source(node))
+    return lowering.graph.op(
+        "Squeeze", lowering.value(_source(node)), lowering.graph.ints(sorted(ones))
+    )
+
+
+def _expand(lowering: Lowering, node: fx.Node) -> Value:
+    dims = node.args[1]
+    assert isinstance(dims, Sequence)
+    return lowering.graph.op(
+        "Expand", lowering.value(_source(node)), lowering.sizes(dims, shape_of(node))
+    )
+
+
+def _size(lowering: Lowering, node: fx.Node) -> Value:
+    axis = int(str(node.args[1]))
+    return lowering.graph.op("Shape", lowering.value(_source(node)), start=axis, end=axis + 1)
+
+
+def _pick(lowering: Lowering, node: fx.Node) -> Value:
+    return lowering.output(_source(node), int(str(node.args[1])))
+
+
+OPERATIONS: Mapping[str, Handler] = {
+    "aten.view.default": _view,
+    "aten._unsafe_view.default": _view,
+    "aten.reshape.default": _view,
+    "aten.permute.default": _permute,
+    "aten.unsqueeze.default": _unsqueeze,
+    "aten.squeeze.dims": _squeeze,
+    "aten.squeeze.dim": _squeeze,
+    "aten.expand.default": _expand,
+    "aten.sym_size.int": _size,
+    "getitem": _pick,
+}

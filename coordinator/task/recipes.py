@@ -1,0 +1,76 @@
+"""Which models are shipped, by name, shape of an example, and widths of the hidden layers."""
+
+import math
+from dataclasses import dataclass
+
+FLAT_MODELS = ("softmax", "mlp")
+"""They read an example as one row of features, whatever its shape."""
+
+MODELS = (*FLAT_MODELS, "cnn")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A model of a family, in one size."""
+
+    model: str
+    """softmax: multinomial logistic regression; mlp: hidden layers with ReLU; cnn: two 5x5
+    convolutions, each with ReLU and 2x2 max-pooling, and one hidden layer."""
+    x_shape: tuple[int, ...]
+    """Shape of one example; (features,) for softmax and mlp, (channels, height, width) for cnn."""
+    classes: int
+    widths: tuple[int, ...] = ()
+    """softmax: none; mlp: of each hidden layer; cnn: channels, channels, hidden."""
+
+    @property
+    def name(self) -> str:
+        """Name of the task: for the mlp all widths, for the others the shape and classes."""
+        hidden = self.widths if self.model == "mlp" else ()
+        shape = "x".join(map(str, self.x_shape))
+        return "-".join([self.model, shape, *map(str, hidden), str(self.classes)])
+
+
+SHIPPED = (
+    Recipe("softmax", (60,), 10),
+    Recipe("softmax", (64,), 10),
+    Recipe("softmax", (784,), 10),
+    Recipe("mlp", (64,), 10, (64,)),
+    Recipe("mlp", (784,), 10, (318,)),
+    Recipe("cnn", (1, 8, 8), 10, (32, 64, 128)),
+    Recipe("cnn", (1, 28, 28), 10, (16, 32, 128)),
+)
+
+
+def find_shipped(model: str, x_shape: tuple[int, ...], classes: int) -> Recipe | None:
+    """Return the shipped recipe for the data; softmax and mlp take any shape of their size."""
+    for recipe in SHIPPED:
+        fits = recipe.x_shape == x_shape or (
+            model in FLAT_MODELS and math.prod(recipe.x_shape) == math.prod(x_shape)
+        )
+        if recipe.model == model and recipe.classes == classes and fits:
+            return recipe
+    return None
+
+
+def default_recipe(model: str, x_shape: tuple[int, ...], classes: int) -> Recipe:
+    """Return the recipe of a shape that is not shipped: one hidden layer of 128.
+
+    Raises:
+        ValueError: There is no such model, or it does not take examples of this shape.
+    """
+    shipped = find_shipped(model, x_shape, classes)
+    if shipped is not None:
+        return shipped
+    if model == "cnn":
+        if len(x_shape) != 3 or min(x_shape[1:]) < 4:
+            raise ValueError(
+                f"model.name: cnn needs examples of (channels, height >= 4, width >= 4), "
+                f"got {x_shape}; choose softmax or mlp"
+            )
+        return Recipe(model, x_shape, classes, (16, 32, 128))
+    if model in FLAT_MODELS:
+        widths = (128,) if model == "mlp" else ()
+        return Recipe(model, (math.prod(x_shape),), classes, widths)
+    raise ValueError(
+        f"model.name: must be one of {', '.join(MODELS)} or package.module:factory, got {model!r}"
+    )

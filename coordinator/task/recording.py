@@ -1,0 +1,128 @@
+"""Records a torch module as graphs of core ATen operations: loss with gradient, and evaluation."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram, export
+from torch.export.experimental import _export_forward_backward
+
+from coordinator.task.errors import Unsupported
+from wire.artifact import TaskSpec
+
+PREFIX = "model."
+"""Of the names of a module's tensors in a recorded graph."""
+
+TRACE_BATCH = 4
+"""Every batch size >= 2 records the same graph, which then serves all sizes >= 1."""
+
+
+class _TrainingLoss(nn.Module):
+    """sum_i w_i l_i, l_i the cross-entropy."""
+
+    def __init__(self, model: nn.Module, classes: int) -> None:
+        super().__init__()
+        self.model = model
+        self.classes = classes
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (_losses(self.model(x), y, self.classes) * w).sum()
+
+
+class _Evaluation(nn.Module):
+    """sum_i l_i, and the number of examples whose largest logit is that of their label."""
+
+    def __init__(self, model: nn.Module, classes: int) -> None:
+        super().__init__()
+        self.model = model
+        self.classes = classes
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.model(x)
+        return _losses(logits, y, self.classes).sum(), (logits.argmax(1) == y).sum()
+
+
+def _losses(logits: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
+    """Return the cross-entropy of each example, nats, shape (B,).
+
+    A product with the one-hot label instead of an index: its gradient needs no scatter.
+    """
+    onehot = (y.unsqueeze(1) == torch.arange(classes)).to(logits.dtype)
+    return -(torch.log_softmax(logits, 1) * onehot).sum(1)
+
+
+class Recorder:
+    """Records one module in the ways that a task needs.
+
+    Args:
+        model: The module; its mode is changed.
+        spec: Says what x and y are.
+    """
+
+    def __init__(self, model: nn.Module, spec: TaskSpec) -> None:
+        self._model = model
+        self._spec = spec
+
+    def training_loss(self) -> ExportedProgram:
+        """Return the loss alone; unlike the gradient's, its nodes know which layer made them."""
+        return self._decomposed(self._record(_TrainingLoss, "x", "y", "w"))
+
+    def training(self) -> ExportedProgram:
+        """Return the weighted loss of a mini-batch and its gradient by every parameter.
+
+        Raises:
+            Unsupported: torch cannot differentiate the module ahead of time.
+        """
+        program = self._record(_TrainingLoss, "x", "y", "w")
+        with self._translated():
+            return _export_forward_backward(program)
+
+    def evaluation(self) -> ExportedProgram:
+        """Return the summed loss and the number of correct answers, in eval mode."""
+        return self._decomposed(self._record(_Evaluation, "x", "y"))
+
+    def _record(
+        self, kind: type[_TrainingLoss] | type[_Evaluation], *names: str
+    ) -> ExportedProgram:
+        self._model.train(kind is _TrainingLoss)
+        module = kind(self._model, self._spec.classes)
+        examples = self._examples()
+        batch = Dim("batch", min=2)
+        with self._translated():
+            return export(
+                module,
+                tuple(examples[name] for name in names),
+                dynamic_shapes=tuple({0: batch} for _ in names),
+                strict=False,
+            )
+
+    def _decomposed(self, program: ExportedProgram) -> ExportedProgram:
+        with self._translated():
+            decomposed: ExportedProgram = program.run_decompositions()
+            return decomposed
+
+    def _examples(self) -> dict[str, torch.Tensor]:
+        spec = self._spec
+        shape = (TRACE_BATCH, *spec.x_shape)
+        is_float = spec.x_dtype == "float32"
+        return {
+            "x": torch.zeros(shape, dtype=torch.float32 if is_float else torch.int64),
+            "y": torch.zeros(TRACE_BATCH, dtype=torch.int64),
+            "w": torch.full((TRACE_BATCH,), 1.0 / TRACE_BATCH),
+        }
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn what torch's tracer raises into one line, and silence its own deprecations."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        except Exception as exc:  # the tracer raises whatever it meets
+            reason = next((line for line in str(exc).splitlines() if line), type(exc).__name__)
+            raise Unsupported(
+                f"{self._spec.name}: torch must be able to record the model, got: {reason}; "
+                "take out data-dependent control flow"
+            ) from exc

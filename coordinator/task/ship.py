@@ -1,0 +1,32 @@
+"""Regenerates the shipped artifacts: `python -m coordinator.task.ship [FOLDER]`; needs torch."""
+
+import sys
+from pathlib import Path
+
+from coordinator.task.catalogue import ARTIFACTS, SUFFIX
+from coordinator.task.export import export_task
+from coordinator.task.models import make_model
+from coordinator.task.recipes import SHIPPED, Recipe
+from wire.artifact import encode_artifact
+
+
+def export_recipe(recipe: Recipe) -> bytes:
+    """Return the blob of a recipe, freshly exported and checked."""
+    artifact = export_task(
+        make_model(recipe), recipe.name, recipe.model, recipe.x_shape, recipe.classes
+    )
+    return encode_artifact(artifact)
+
+
+def main() -> None:
+    """Write one file per shipped recipe and print its size."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / ARTIFACTS
+    folder.mkdir(parents=True, exist_ok=True)
+    for recipe in SHIPPED:
+        blob = export_recipe(recipe)
+        (folder / f"{recipe.name}{SUFFIX}").write_bytes(blob)
+        sys.stdout.write(f"{recipe.name}: {len(blob)} bytes\n")
+
+
+if __name__ == "__main__":
+    main()

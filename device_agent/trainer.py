@@ -1,0 +1,186 @@
+"""Local training and evaluation on one flat vector: numpy around an engine's gradients."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_agent.engines.base import Engine, Examples
+from device_agent.host import Meter
+from wire.messages import Hyperparameters
+
+EVALUATION_BATCH = 256
+"""Examples per evaluation step, the unit that an emulated host paces."""
+
+
+class TrainingDiverged(Exception):
+    """The loss or a parameter is not finite any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """What local training leaves."""
+
+    vector: NDArray[np.float32]
+    """`[params | buffers]` after the last step, shape (n_values,)."""
+    steps: int
+    """Mini-batches taken."""
+    loss_train: float | None
+    """Mean loss of the last epoch begun, nats per example; None when no step was taken."""
+
+
+def train(
+    engine: Engine,
+    vector: NDArray[np.float32],
+    x: Examples,
+    y: NDArray[np.int64],
+    hyperparameters: Hyperparameters,
+    rng: np.random.Generator,
+    meter: Meter,
+    should_stop: Callable[[], bool],
+) -> TrainResult:
+    """Train by mini-batch SGD, starting from the global model.
+
+        g = grad F(w) + mu (w - w_t)               FedProx, mu = `proximal`
+        g = g min(1, c / |g|)                      c = `clip_norm`
+        v = momentum v + g + weight_decay w        v = 0 at the start of each round
+        w = w - learning_rate v
+
+    Every epoch visits all examples in a new random order; its last mini-batch may be smaller.
+    All terms act on parameters; buffers are what the engine makes of them.
+
+    Args:
+        engine: Computes the gradients.
+        vector: The global model w_t, shape (n_values,); not changed.
+        x: Examples, shape (n, *x_shape).
+        y: Labels, shape (n,).
+        hyperparameters: Epochs, batch size, step size and the terms above.
+        rng: Orders the mini-batches.
+        meter: Told of every mini-batch.
+        should_stop: Asked before every mini-batch; True ends the training there.
+
+    Raises:
+        ValueError: There are no examples, or a label is not one of the classes.
+        TrainingDiverged: The loss or a parameter is not finite.
+
+    Source:
+        McMahan et al., AISTATS 2017, Algorithm 1, ClientUpdate (arXiv:1602.05629); proximal term:
+        Li et al., MLSys 2020, Algorithm 2 (arXiv:1812.06127).
+    """
+    _check_labels(engine, y)
+    work = vector.copy()
+    descent = _Descent(work[: engine.spec.layout.n_params], hyperparameters)
+    limit = hyperparameters.max_steps
+    steps, loss_sum, seen = 0, 0.0, 0
+    for is_first, batch in _mini_batches(len(y), hyperparameters, rng):
+        if (limit is not None and steps >= limit) or should_stop():
+            break
+        if is_first:
+            loss_sum, seen = 0.0, 0
+        loss, gradient = engine.gradient(work, x[batch], y[batch])
+        steps += 1
+        if not np.isfinite(loss):
+            raise _diverged("the loss", loss, steps)
+        descent.step(gradient)
+        loss_sum += loss * len(batch)
+        seen += len(batch)
+        meter.step()
+    if not np.isfinite(work).all():
+        raise _diverged("every parameter", work[~np.isfinite(work)][0], steps)
+    return TrainResult(vector=work, steps=steps, loss_train=loss_sum / seen if seen else None)
+
+
+def evaluate(
+    engine: Engine,
+    vector: NDArray[np.float32],
+    x: Examples,
+    y: NDArray[np.int64],
+    meter: Meter,
+) -> tuple[float, float]:
+    """Return the mean loss F_k(w), nats per example, and the accuracy, a ratio, over all examples.
+
+    Args:
+        engine: Runs the model in eval mode.
+        vector: The model w, shape (n_values,).
+        x: Examples, shape (n, *x_shape).
+        y: Labels, shape (n,).
+        meter: Told of every `EVALUATION_BATCH` examples.
+
+    Raises:
+        ValueError: There are no examples, or a label is not one of the classes.
+        TrainingDiverged: The loss is not finite.
+    """
+    _check_labels(engine, y)
+    loss_sum, correct_sum = 0.0, 0
+    for start in range(0, len(y), EVALUATION_BATCH):
+        batch = slice(start, start + EVALUATION_BATCH)
+        loss, correct = engine.evaluate(vector, x[batch], y[batch])
+        loss_sum += loss
+        correct_sum += correct
+        meter.step()
+    if not np.isfinite(loss_sum):
+        raise TrainingDiverged(
+            f"evaluation: the loss must be finite, got {loss_sum}; lower learning_rate"
+        )
+    return loss_sum / len(y), correct_sum / len(y)
+
+
+class _Descent:
+    """Changes parameters, shape (n_params,), in place along successive gradients."""
+
+    def __init__(self, params: NDArray[np.float32], hyperparameters: Hyperparameters) -> None:
+        self._params = params
+        self._h = hyperparameters
+        self._start = params.copy() if hyperparameters.proximal else None
+        self._velocity = np.zeros_like(params) if hyperparameters.momentum else None
+        self._scratch = np.empty_like(params)
+
+    def step(self, gradient: NDArray[np.float32]) -> None:
+        """Take one step; `gradient`, shape (n_params,), is only read."""
+        h, direction = self._h, self._scratch
+        # A diverging run overflows here; `train` finds it by its loss and says so.
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.copyto(direction, gradient)
+            if self._start is not None:
+                direction += np.float32(h.proximal) * (self._params - self._start)
+            if h.clip_norm is not None:
+                norm = float(np.sqrt(np.vdot(direction, direction)))
+                if norm > h.clip_norm:
+                    direction *= np.float32(h.clip_norm / norm)
+            if h.weight_decay:
+                direction += np.float32(h.weight_decay) * self._params
+            if self._velocity is not None:
+                self._velocity *= np.float32(h.momentum)
+                self._velocity += direction
+                np.copyto(direction, self._velocity)
+            direction *= np.float32(h.learning_rate)
+            self._params -= direction
+
+
+def _mini_batches(
+    n: int, hyperparameters: Hyperparameters, rng: np.random.Generator
+) -> Iterator[tuple[bool, NDArray[np.int64]]]:
+    """Yield whether a mini-batch opens an epoch, and its indices, shape (B,)."""
+    for _ in range(hyperparameters.epochs):
+        order = rng.permutation(n)
+        for start in range(0, n, hyperparameters.batch_size):
+            yield start == 0, order[start : start + hyperparameters.batch_size]
+
+
+def _check_labels(engine: Engine, y: NDArray[np.int64]) -> None:
+    classes = engine.spec.classes
+    if len(y) == 0:
+        raise ValueError("data: there must be at least one example, got 0; give the device more")
+    if y.min() < 0 or y.max() >= classes:
+        raise ValueError(
+            f"data: every label must be in 0..{classes - 1}, got {y.min()}..{y.max()}; "
+            f"choose a model for these classes"
+        )
+
+
+def _diverged(what: str, value: float, steps: int) -> TrainingDiverged:
+    return TrainingDiverged(
+        f"training: {what} must be finite, got {value} at step {steps}; "
+        "lower learning_rate or set clip_norm"
+    )

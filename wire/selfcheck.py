@@ -1,0 +1,76 @@
+"""The self-check that travels with a task: its seeded inputs, and the verdict on an engine.
+
+The coordinator writes what a right engine computes (`wire.artifact.SelfCheck`); a device runs the
+same inputs through its own build of the runtime before it trains on anybody's data.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.artifact import TaskSpec
+from wire.errors import WireError
+
+Examples: TypeAlias = NDArray[np.float32] | NDArray[np.int64]
+GradientFunction: TypeAlias = Callable[
+    [NDArray[np.float32], Examples, NDArray[np.int64]], tuple[float, NDArray[np.float32]]
+]
+"""(vector, x, y) to the mean loss and its gradient, shape (n_params,)."""
+
+LOSS_TOLERANCE = 1e-4
+"""Relative; float32 engines stay below 1e-6, a wrong kernel misses by percents."""
+
+GRADIENT_TOLERANCE = 1e-3
+"""Relative; a near-tie in a max-pool window may move a gradient by up to 1e-3."""
+
+VECTOR_SCALE = 0.1
+BUFFER_FLOOR = 0.5
+"""Buffers may be variances, which must be well above 0."""
+
+
+class SelfCheckFailed(WireError):
+    """An engine does not compute what the task says it must."""
+
+
+def selfcheck_inputs(
+    spec: TaskSpec, seed: int, batch: int
+) -> tuple[NDArray[np.float32], Examples, NDArray[np.int64]]:
+    """Draw the inputs of a self-check, as `wire.artifact.SelfCheck` defines them.
+
+    Returns:
+        vector, shape (n_values,), x, shape (batch, *x_shape), and y, shape (batch,).
+    """
+    rng = np.random.Generator(np.random.PCG64(seed))
+    n_params = spec.layout.n_params
+    vector = VECTOR_SCALE * rng.standard_normal(spec.layout.n_values)
+    vector[n_params:] = np.abs(vector[n_params:]) + BUFFER_FLOOR
+    x: Examples
+    if spec.x_dtype == "int64":
+        x = rng.integers(0, spec.x_classes, (batch, *spec.x_shape), dtype=np.int64)
+    else:
+        x = rng.standard_normal((batch, *spec.x_shape)).astype(np.float32)
+    y = rng.integers(0, spec.classes, batch, dtype=np.int64)
+    return vector.astype(np.float32), x, y
+
+
+def run_selfcheck(spec: TaskSpec, gradient: GradientFunction) -> None:
+    """Compare an engine with what the task says a right one computes.
+
+    Raises:
+        SelfCheckFailed: The loss or the norm of the gradient is off.
+    """
+    check = spec.selfcheck
+    vector, x, y = selfcheck_inputs(spec, check.seed, check.batch)
+    loss, values = gradient(vector, x, y)
+    norm = float(np.linalg.norm(values.astype(np.float64)))
+    for what, got, right, tolerance in (
+        ("loss", loss, check.loss, LOSS_TOLERANCE),
+        ("gradient norm", norm, check.gradient_l2, GRADIENT_TOLERANCE),
+    ):
+        if not abs(got - right) <= tolerance * abs(right):
+            raise SelfCheckFailed(
+                f"{spec.name}: self-check {what} must be {right:.6g} within {tolerance:g}, "
+                f"got {got:.6g}; this engine computes wrong results, install another version"
+            )
