@@ -307,6 +307,8 @@ class Upload:
         self.manifest = manifest
         self._data = memoryview(data)
         self._flow = _Flow(manifest)
+        self._acked = 0
+        """Bitmap of what has been acknowledged."""
 
     def on_grant(self, window: int, now: float) -> list[int]:
         """Begin, or go on after a reconnect; the same grant again changes nothing."""
@@ -325,9 +327,12 @@ class Upload:
         bits = int.from_bytes(received, "little")
         if len(received) != _bitmap_bytes(count) or bits >> count:
             raise DecodeError(f"ack: must be a bitmap of {count} chunks, got {received[:16].hex()}")
-        for index in _set_bits(bits):
-            if index < self._flow.untouched:
-                self._flow.settle(index, now)
+        fresh = bits & ~self._acked & ((1 << self._flow.untouched) - 1)
+        self._acked |= fresh
+        while fresh:
+            lowest = fresh & -fresh
+            self._flow.settle(lowest.bit_length() - 1, now)
+            fresh ^= lowest
         return self._flow.fill(now)
 
     def tick(self, now: float) -> list[int]:
@@ -442,8 +447,3 @@ def ack_interval(window: int) -> int:
 
 def _bitmap_bytes(count: int) -> int:
     return -(-count // 8)
-
-
-def _set_bits(bits: int) -> list[int]:
-    """Return the positions of the ones in `bits`."""
-    return [i for i, digit in enumerate(reversed(f"{bits:b}")) if digit == "1"]

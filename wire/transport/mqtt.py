@@ -70,8 +70,9 @@ class MqttTransport(Transport):
         will: Published, retained, by the broker if this client vanishes.
         keepalive_s: The broker misses a silent client after 1.5 times this.
         connect_timeout_s: For the broker's answer; the TCP connection before it has 5 s.
-        publish_timeout_s: For one publish, beside the time that its bytes and those queued
-            before it take at 100 kbit/s; then the link is given up and made anew.
+        publish_timeout_s: For one operation, beside the time that its bytes and those queued
+            before it take at 100 kbit/s; then the link is given up and made anew. A dead link is
+            noticed sooner, by the keepalive.
         backoff: Seconds before the n-th retry in a row.
 
     Raises:
@@ -86,7 +87,7 @@ class MqttTransport(Transport):
         will: Will | None = None,
         keepalive_s: int = 15,
         connect_timeout_s: float = 10.0,
-        publish_timeout_s: float = 10.0,
+        publish_timeout_s: float = 60.0,
         backoff: Callable[[int], float] | None = None,
     ) -> None:
         self.url = redact(url)
