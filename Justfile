@@ -8,6 +8,7 @@ export PATH := justfile_directory() / ".venv/bin:" + env_var("PATH")
 drop_dashes := 'if [ "${1:-}" = -- ]; then shift; fi;'
 
 # List the recipes.
+[private]
 @default:
     "{{ just_executable() }}" --list --unsorted
 
