@@ -1,0 +1,188 @@
+"""Profiles: every shipped number is sourced and plausible, every bad file gets its line."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import profiles
+from profiles import Profile, ProfileError, Quantity, UnknownProfile
+from profiles.schema import LinkProfile
+
+FOLDER = Path(profiles.__file__).parent
+FILES = sorted([*FOLDER.glob("devices/*.toml"), *FOLDER.glob("links/*.toml")])
+PI_4 = (FOLDER / "devices" / "raspberry-pi-4b.toml").read_text(encoding="utf-8")
+
+Edit = Callable[[str], str]
+
+
+def quantities(item: object) -> Iterator[tuple[str, Quantity[float]]]:
+    assert isinstance(item, msgspec.Struct)
+    for name in item.__struct_fields__:
+        value = getattr(item, name)
+        if isinstance(value, Quantity):
+            yield name, value
+        elif isinstance(value, msgspec.Struct):
+            yield from quantities(value)
+
+
+def shipped() -> list[Profile | LinkProfile]:
+    return [
+        *(profiles.load(name) for name in profiles.names()),
+        *(profiles.load_link(name) for name in profiles.link_names()),
+    ]
+
+
+def test_every_shipped_file_is_without_problems() -> None:
+    assert len(FILES) == len(profiles.names()) + len(profiles.link_names())
+    assert [problem for path in FILES for problem in profiles.check(path)] == []
+
+
+@pytest.mark.parametrize("item", shipped(), ids=lambda item: item.name)
+def test_every_number_says_where_it_comes_from(item: Profile | LinkProfile) -> None:
+    found = list(quantities(item))
+    assert len(found) >= 3
+    for _, quantity in found:
+        assert len(quantity.source.split()) >= 2
+        if quantity.tag == "measured":
+            assert re.search(r"\d", quantity.source), quantity.source
+
+
+def test_the_reference_machine_has_speed_one() -> None:
+    assert profiles.load("n100").core_speed == 1.0
+
+
+def test_a_pi_5_trains_twice_as_fast_as_a_pi_4() -> None:
+    ratio = (
+        profiles.load("raspberry-pi-5").training_speed
+        / profiles.load("raspberry-pi-4b").training_speed
+    )
+    assert 1.8 < ratio < 2.2
+
+
+def test_the_phone_classes_are_ordered() -> None:
+    low, mid, high = (profiles.load(f"phone-{c}").training_speed for c in ("low", "mid", "high"))
+    assert low < mid < high
+
+
+def test_the_properties_are_the_plain_values() -> None:
+    pi = profiles.load("raspberry-pi-4b")
+    assert (pi.name, pi.kind, pi.cores, pi.engine_threads) == ("raspberry-pi-4b", "board", 4, 1)
+    assert pi.memory_bytes == 4 << 30
+    assert pi.free_cores == pi.cores - pi.background_load
+    assert (pi.link.down_bps, pi.link.delay_s) == (108e6, 0.0025)
+
+
+def test_background_load_can_slow_training() -> None:
+    pi = profiles.load("raspberry-pi-4b")
+    busy = msgspec.structs.replace(
+        pi, busy=Quantity(value=3.5, tag="literature", source="made up here")
+    )
+    assert busy.training_speed == pytest.approx(pi.core_speed * 0.5)
+
+
+def test_a_profile_may_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "my-board.toml"
+    path.write_text(PI_4, encoding="utf-8")
+    assert profiles.load(path).name == "my-board"
+    assert profiles.load(str(path)).core_speed == profiles.load("raspberry-pi-4b").core_speed
+
+
+def test_an_unknown_name_lists_the_valid_ones() -> None:
+    with pytest.raises(UnknownProfile, match=r"^pi4: no such profile; use one of jetson-nano, "):
+        profiles.load("pi4")
+    with pytest.raises(UnknownProfile, match=r"^5g: no such link; use one of 3g, "):
+        profiles.load_link("5g")
+
+
+def replace(old: str, new: str) -> Edit:
+    def edit(text: str) -> str:
+        assert old in text
+        return text.replace(old, new, 1)
+
+    return edit
+
+
+BAD: dict[str, tuple[Edit, str]] = {
+    "zero cores": (
+        replace("cores = { value = 4", "cores = { value = 0"),
+        "cores.value: must be int >= 1, got 0; correct it",
+    ),
+    "speed below zero": (
+        replace("core_speed = { value = 0.425", "core_speed = { value = -1.0"),
+        "core_speed.value: must be float > 0.0, got -1.0; correct it",
+    ),
+    "speed that is not a number": (
+        replace("core_speed = { value = 0.425", "core_speed = { value = nan"),
+        "core_speed.value: must be float > 0.0, got nan; correct it",
+    ),
+    "a word for a number": (
+        replace("core_speed = { value = 0.425", 'core_speed = { value = "fast"'),
+        "core_speed.value: must be float, got 'fast'; correct it",
+    ),
+    "a number without source": (
+        lambda text: re.sub(r"(?m)^cores = .*$", "cores = 4", text),
+        "cores: must be object, got 4; correct it",
+    ),
+    "a tag of one's own": (
+        replace('tag = "measured"', 'tag = "guessed"'),
+        "core_speed.tag: must be one of the words that the schema lists, got 'guessed'",
+    ),
+    "no source": (
+        replace(', source = "BCM2711: 4 x Cortex-A72 at 1.5 GHz"', ""),
+        "cores: must have the key source, got {",
+    ),
+    "no licence": (
+        replace('licence = "', 'license = "'),
+        "license: unknown key, got 'numbers derived",
+    ),
+    "negative delay": (
+        replace("delay_s = { value = 0.0025", "delay_s = { value = -0.1"),
+        "link.delay_s.value: must be float >= 0.0, got -0.1",
+    ),
+    "more threads than cores": (
+        replace("engine_threads = { value = 1", "engine_threads = { value = 5"),
+        "engine_threads must be at most the 4 cores, got 5",
+    ),
+    "a load that leaves nothing": (
+        replace("background_load = { value = 0.05", "background_load = { value = 4"),
+        "background_load must be less than the 4 cores, got 4.0",
+    ),
+    "no link": (lambda text: text.split("[link]")[0], "link: must be given, got nothing; add it"),
+    "not TOML": (lambda text: text + "=\n", "must be TOML, got Invalid statement (at line"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_file_gets_its_file_rule_value_and_advice(case: str, tmp_path: Path) -> None:
+    edit, complaint = BAD[case]
+    path = tmp_path / "board.toml"
+    path.write_text(edit(PI_4), encoding="utf-8")
+    with pytest.raises(ProfileError) as caught:
+        profiles.load(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert complaint in message
+    assert "\n" not in message
+
+
+def test_check_reports_every_problem(tmp_path: Path) -> None:
+    path = tmp_path / "Board.toml"
+    text = PI_4
+    for case in ("zero cores", "negative delay", "no licence"):
+        text = BAD[case][0](text)
+    path.write_text(text, encoding="utf-8")
+    problems = profiles.check(path)
+    rules = ("license: unknown", "file name", "licence: must be given", "cores.value", "link.")
+    assert len(problems) == len(rules)
+    for problem, rule in zip(problems, rules, strict=True):
+        assert problem.startswith(str(path))
+        assert rule in problem
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "board.toml"
+    path.write_bytes(b"\xff\xfe")
+    assert profiles.check(path)[0].startswith(f"{path}: must be a readable UTF-8 file, got ")
