@@ -24,6 +24,7 @@ esac
 PIP_DEFAULT_TIMEOUT=${PIP_DEFAULT_TIMEOUT:-60} # seconds; pip's own 15 is short for a slow mirror
 PIP_RETRIES=${PIP_RETRIES:-8}
 export PIP_DEFAULT_TIMEOUT PIP_RETRIES PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+export PIP_ROOT_USER_ACTION=ignore
 
 PIP_WITH_GROUPS='pip>=25.1' # the first that knows dependency groups
 
@@ -41,14 +42,14 @@ find_python() {
         if is_new_enough "$python"; then return; fi
     done
     python=${PYTHON:-python3}
-    fail "Python must be 3.10 or newer, got $("$python" -V 2>&1 || echo "no $python"); \
+    fail "Python must be 3.10 or newer, got $("$python" -V 2>/dev/null || echo "no working $python"); \
 install one and name it: PYTHON=python3.12 ./just demo"
 }
 
 # Whatever the machine offers: venv, virtualenv, or venv without pip and the system's pip.
 make_venv() {
     echo "setup: building $venv with $("$python" -V)"
-    if "$python" -c 'import ensurepip, venv' >/dev/null 2>&1; then
+    if "$python" -c 'import ensurepip, venv; ensurepip.version()' >/dev/null 2>&1; then
         "$python" -m venv --clear "$venv"
     elif "$python" -m virtualenv --version >/dev/null 2>&1; then
         "$python" -m virtualenv -q --clear "$venv"
