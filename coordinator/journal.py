@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from coordinator.store import Store
 from coordinator.store.records import EventRow
 
 _LOG = logging.getLogger("coordinator")
+Level: TypeAlias = Literal["info", "warning", "error"]
+
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 REPEAT_S = 10.0
@@ -34,7 +36,7 @@ class Journal:
         kind: str,
         text: str,
         *,
-        level: Literal["info", "warning", "error"] = "info",
+        level: Level = "info",
         device: str | None = None,
         round_id: int | None = None,
     ) -> None:

@@ -18,7 +18,7 @@ from coordinator.config import CoordinatorConfig
 from coordinator.decisions import Decisions
 from coordinator.fleet import Fleet
 from coordinator.inbox import Inbox
-from coordinator.journal import Journal
+from coordinator.journal import Journal, Level
 from coordinator.lag import LagMeter
 from coordinator.play import Player
 from coordinator.ports import Evaluator, ShardSource
@@ -108,6 +108,12 @@ class Coordinator:
         if self._failure is not None:
             raise self._failure
         return "stopped" if self._is_stopped else "done"
+
+    def note(
+        self, kind: str, text: str, level: Level = "info", device: str | None = None
+    ) -> None:
+        """Write down what the testbed noticed."""
+        self._journal.event(kind, text, level=level, device=device)
 
     def stop(self) -> None:
         """End the run now; its open round is given up."""

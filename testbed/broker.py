@@ -83,6 +83,7 @@ async def start_broker(
     folder: Path,
     port: int | None = None,
     host: str = "127.0.0.1",
+    password: str | None = None,
 ) -> AsyncIterator["Broker"]:
     """Run a broker for as long as the context lasts.
 
@@ -91,13 +92,14 @@ async def start_broker(
         folder: Its log becomes `broker.log` there; all else it writes is removed at the end.
         port: None takes a free one.
         host: The one address it listens on.
+        password: None makes a random one; a restarted coordinator gives the old one.
 
     Raises:
         BrokerError: None is installed, or it does not come up.
     """
     kind, command = _choose(choice)
     for attempt in range(PORT_ATTEMPTS):
-        broker = Broker(kind, command, folder, host, port or _free_port(host))
+        broker = Broker(kind, command, folder, host, port or _free_port(host), password)
         try:
             await broker.start()
             break
@@ -115,12 +117,19 @@ class Broker:
     """A running broker; made by `start_broker`."""
 
     def __init__(
-        self, kind: BrokerKind, command: list[str], folder: Path, host: str, port: int
+        self,
+        kind: BrokerKind,
+        command: list[str],
+        folder: Path,
+        host: str,
+        port: int,
+        password: str | None = None,
     ) -> None:
         self.kind = kind
         self.log = folder / "broker.log"
-        password = secrets.token_urlsafe(24)
-        self._setup = _Setup(folder / f"broker-{port}", host, port, password)
+        self.port = port
+        self.password = password or secrets.token_urlsafe(24)
+        self._setup = _Setup(folder / f"broker-{port}", host, port, self.password)
         self._command = command
         self._process: Process | None = None
 

@@ -1,0 +1,1 @@
+"""Speed and memory, measured: each module is a benchmark of `fairbed bench`."""

@@ -1,0 +1,136 @@
+"""`fairbed`: parse, load, run. Everything heavy is imported by the command that needs it."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from testbed.commands import BAD_USAGE, FAILED, RUNS, RunError, UsageError, dispatch
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return 0 done, 1 failed, 2 bad usage or configuration."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return BAD_USAGE
+    try:
+        return dispatch(options)
+    except UsageError as exc:
+        return _fail(options, exc, BAD_USAGE)
+    except RunError as exc:
+        return _fail(options, exc, FAILED)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return FAILED
+    except KeyboardInterrupt:
+        print("fairbed: interrupted", file=sys.stderr)
+        return 130
+
+
+def _fail(options: argparse.Namespace, exc: Exception, code: int) -> int:
+    if hasattr(options, "debug"):
+        raise exc
+    print(f"fairbed: {exc}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--debug",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="show tracebacks and debug logs",
+    )
+    parser = argparse.ArgumentParser(
+        prog="fairbed",
+        description="Edge-device federated-learning testbed with a terminal control room.",
+        parents=[common],
+    )
+    parser.add_argument("--version", action="version", version=f"fairbed {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text, parents=[common])
+
+    run = command("run", "broker, coordinator and emulated fleet in one command")
+    _experiment(run)
+    run.add_argument("--headless", action="store_true", help="progress lines instead of the TUI")
+    run.add_argument("--attached", action="store_true", help=argparse.SUPPRESS)
+
+    coordinator = command("coordinator", "coordinator only: devices join by themselves")
+    _experiment(coordinator)
+    coordinator.add_argument("--headless", action="store_true", help="progress lines, no TUI")
+    coordinator.add_argument("--attached", action="store_true", help=argparse.SUPPRESS)
+    coordinator.add_argument(
+        "--listen",
+        metavar="HOST[:PORT]",
+        default="127.0.0.1",
+        help="where the embedded broker listens (default 127.0.0.1; 0.0.0.0 for real devices)",
+    )
+
+    for name, text in (
+        ("watch", "open the TUI on a live or finished run"),
+        ("show", "summary of a run"),
+        ("stop", "stop a live run"),
+        ("rm", "delete a finished run"),
+        ("enroll", "print the line that starts an agent for a live run"),
+    ):
+        sub = command(name, text)
+        if name == "enroll":
+            sub.add_argument("name", help="device name: 1 to 32 of a-z, 0-9 and hyphen")
+        sub.add_argument(
+            "run", nargs="?", default="latest", help="run id, its beginning, a folder, or latest"
+        )
+        sub.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+        if name == "show":
+            sub.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    runs = command("runs", "list the runs")
+    runs.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+    runs.add_argument("--json", action="store_true", help="one JSON array on stdout")
+
+    logs = command("logs", "what an emulated device wrote")
+    logs.add_argument("name", help="device name")
+    logs.add_argument("run", nargs="?", default="latest")
+    logs.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+
+    profiles = command("profiles", "device profiles: list, show, check")
+    profiles.add_argument("action", choices=("list", "show", "check"))
+    profiles.add_argument("what", nargs="*", help="names, or files for check")
+
+    data = command("data", "data sets: list, verify")
+    data.add_argument("action", choices=("list", "verify"))
+    data.add_argument("what", nargs="*", help="names (verify)")
+
+    doctor = command("doctor", "what this machine can do, each line by trying it")
+    doctor.add_argument("experiment", nargs="?", type=Path, help="check what this one needs, too")
+    doctor.add_argument("--json", action="store_true", help="one JSON array on stdout")
+
+    bench = command("bench", "benchmarks")
+    bench.add_argument("name", nargs="?", help="which one; without a name they are listed")
+    bench.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the benchmark")
+    return parser
+
+
+def _experiment(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "experiment", type=Path, help="experiment file, or the folder of a run to go on with"
+    )
+    parser.add_argument("--out", type=Path, help="folder of the run (default runs/<id>)")
+    parser.add_argument("--seed", type=int, help="overrides the experiment's seed")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="selection.V=50, repeatable"
+    )
+    parser.add_argument("--json", action="store_true", help="stdout is one object, the summary")
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("fairbed")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

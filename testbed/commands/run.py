@@ -1,0 +1,166 @@
+"""`fairbed run` and `fairbed coordinator`: progress lines, or the TUI on a terminal."""
+
+import argparse
+import functools
+import logging
+import re
+import sys
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TextIO
+
+import anyio
+import msgspec
+
+from coordinator.campaign import FleetMissingError
+from coordinator.store import RunReader, StoreError
+from coordinator.summary import summarise_run
+from coordinator.summary_table import summary_table
+from coordinator.task.errors import TaskError
+from device_agent.engines.errors import EngineError
+from profiles.errors import ProfileError
+from testbed.broker import BrokerError
+from testbed.commands import DONE, FAILED, RUNS, RunError, UsageError
+from testbed.datasets.errors import DataError
+from testbed.experiment import Experiment, ExperimentError, load_experiment
+from testbed.progress import progress_line
+from testbed.run import RunPlan, run_experiment
+from wire.errors import TransportError
+
+EXPECTED = (
+    BrokerError,
+    DataError,
+    EngineError,
+    FleetMissingError,
+    OSError,
+    ProfileError,
+    StoreError,
+    TaskError,
+    TransportError,
+)
+"""Errors whose message is one line that says what to do."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run an experiment or go on with a run; return the exit code."""
+    plan = plan_run(options)
+    is_terminal = sys.stdout.isatty() and sys.stdin.isatty()
+    if is_terminal and not (options.headless or options.json):
+        from testbed.commands.watch import run_with_tui
+
+        return run_with_tui(plan, options)
+    return _run_headless(plan, options)
+
+
+def plan_run(options: argparse.Namespace) -> RunPlan:
+    """Return what the command line asks for.
+
+    Raises:
+        UsageError: It cannot be used.
+    """
+    experiment, folder = _experiment(options)
+    run_id = folder.name if folder else _new_id(experiment.name)
+    folder = folder or options.out or RUNS / run_id
+    if (folder / "run.db").exists():
+        run_id = _check_resumable(folder, experiment)
+    elif options.out is not None:
+        run_id = folder.resolve().name
+    host, port = _listen(getattr(options, "listen", "127.0.0.1"))
+    return RunPlan(
+        experiment=experiment,
+        folder=folder,
+        run_id=run_id,
+        has_fleet=options.command == "run",
+        listen_host=host,
+        listen_port=port,
+    )
+
+
+def close(plan: RunPlan, *, as_json: bool) -> int:
+    """Print how a run ended; return the exit code."""
+    with RunReader(plan.folder) as reader:
+        summary = summarise_run(reader)
+    if as_json:
+        print(msgspec.json.encode(summary).decode())
+    else:
+        print(summary_table(summary))
+    return DONE if summary.status in ("done", "stopped") else FAILED
+
+
+def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
+    is_debug = hasattr(options, "debug")
+    out = sys.stderr if options.json else sys.stdout
+    logging.basicConfig(
+        level=logging.DEBUG if is_debug else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    kind = f"{plan.experiment.devices} emulated devices" if plan.has_fleet else "own devices"
+    _say(out, f"run {plan.run_id}: {plan.experiment.rounds} rounds, {kind}, in {plan.folder}")
+    play = functools.partial(
+        run_experiment,
+        plan,
+        lambda progress: _say(out, progress_line(progress, plan.experiment.rounds)),
+        lambda: _say(sys.stderr, "fairbed: stopping in order; once more stops at once"),
+        is_attached=options.attached,
+    )
+    try:
+        anyio.run(play)
+    except EXPECTED as exc:
+        if is_debug:
+            raise
+        raise RunError(str(exc)) from exc
+    if not (plan.folder / "run.db").exists():
+        raise RunError("stopped before the run began")
+    return close(plan, as_json=options.json)
+
+
+def _say(out: TextIO, line: str) -> None:
+    with suppress(BrokenPipeError):
+        print(line, file=out, flush=True)
+
+
+def _experiment(options: argparse.Namespace) -> tuple[Experiment, Path | None]:
+    """Return the experiment, and the run's folder if that is what was named."""
+    path: Path = options.experiment
+    folder = path if path.is_dir() else None
+    if folder is not None:
+        path = folder / "experiment.toml"
+        if options.out is not None or options.set or options.seed is not None:
+            raise UsageError(
+                f"{folder}: a run goes on as it began; leave out --out, --set and --seed"
+            )
+    try:
+        return load_experiment(path, options.set, options.seed), folder
+    except ExperimentError as exc:
+        raise UsageError(str(exc)) from exc
+
+
+def _check_resumable(folder: Path, experiment: Experiment) -> str:
+    with RunReader(folder) as reader:
+        info = reader.run()
+    if info.is_alive:
+        raise UsageError(f"{folder}: this run is live; watch it with: fairbed watch {info.run_id}")
+    if info.status == "done":
+        raise UsageError(f"{folder}: this run is done; give another --out")
+    if info.row.config_hash != experiment.hash():
+        raise UsageError(
+            f"{folder}: holds a run of another experiment; give another --out, or go on with it "
+            f"by: fairbed run {folder}"
+        )
+    return info.run_id
+
+
+def _new_id(name: str) -> str:
+    slug = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-") or "run"
+    return f"{slug}-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}"
+
+
+def _listen(text: str) -> tuple[str, int | None]:
+    host, separator, port = text.rpartition(":")
+    if not separator or text.endswith("]"):
+        return text, None
+    if not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise UsageError(f"--listen: must be HOST or HOST:PORT, got {text!r}")
+    return host, int(port)

@@ -1,0 +1,143 @@
+"""Keeping house: `show`, `runs`, `stop`, `rm`, `logs`, `enroll`."""
+
+import argparse
+import shutil
+import time
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from coordinator.store import (
+    RunInfo,
+    RunNotFoundError,
+    RunReader,
+    StoreError,
+    find_runs,
+    resolve_run,
+)
+from coordinator.summary import summarise_run
+from coordinator.summary_table import summary_table
+from testbed.commands import DONE, RunError, UsageError
+from testbed.control import make_command, send_command
+from testbed.endpoint import Endpoint, read_endpoint
+from wire.errors import TransportError
+from wire.messages import is_device_name
+
+STOP_S = 30.0
+"""A run says goodbye, stops its devices and closes its store within this."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """Carry one of the commands out; return the exit code."""
+    command = {
+        "show": _show,
+        "runs": _list,
+        "stop": _stop,
+        "rm": _remove,
+        "logs": _logs,
+        "enroll": _enroll,
+    }[options.command]
+    try:
+        return command(options)
+    except RunNotFoundError as exc:
+        raise UsageError(str(exc)) from exc
+    except (StoreError, TransportError, OSError) as exc:
+        raise RunError(str(exc)) from exc
+
+
+def live_endpoint(folder: Path) -> tuple[RunInfo, Endpoint]:
+    """Return a live run and how to reach it.
+
+    Raises:
+        RunError: The run is not live.
+    """
+    with RunReader(folder) as reader:
+        info = reader.run()
+    endpoint = read_endpoint(folder)
+    if not info.is_alive or endpoint is None:
+        raise RunError(f"{info.run_id}: is not live, its status is {info.status}")
+    return info, endpoint
+
+
+def _show(options: argparse.Namespace) -> int:
+    with RunReader(resolve_run(options.runs, options.run)) as reader:
+        summary = summarise_run(reader)
+    print(msgspec.json.encode(summary).decode() if options.json else summary_table(summary))
+    return DONE
+
+
+def _list(options: argparse.Namespace) -> int:
+    runs = find_runs(options.runs)
+    if options.json:
+        rows = [
+            {
+                "run_id": run.run_id,
+                "name": run.row.name,
+                "status": run.status,
+                "created": run.row.created,
+                "rounds_completed": run.rounds_completed,
+                "devices": run.devices,
+                "accuracy_mean": run.accuracy_mean,
+                "folder": str(run.folder),
+            }
+            for run in runs.readable
+        ]
+        print(msgspec.json.encode(rows).decode())
+        return DONE
+    if not runs.readable and not runs.problems:
+        print(f"no runs in {options.runs}; start one with: fairbed run examples/quickstart.toml")
+    for run in runs.readable:
+        accuracy = "-" if run.accuracy_mean is None else f"{run.accuracy_mean:.3f}"
+        print(
+            f"{run.run_id:<40} {run.status:<12} rounds {run.rounds_completed:>4}  "
+            f"devices {run.devices:>4}  accuracy {accuracy}"
+        )
+    for problem in runs.problems:
+        print(f"unreadable: {problem}")
+    return DONE
+
+
+def _stop(options: argparse.Namespace) -> int:
+    folder = resolve_run(options.runs, options.run)
+    info, endpoint = live_endpoint(folder)
+    anyio.run(send_command, endpoint, make_command("stop"))
+    deadline = time.monotonic() + STOP_S
+    while time.monotonic() < deadline:
+        with RunReader(folder) as reader:
+            info = reader.run()
+        if not info.is_alive:
+            print(f"{info.run_id}: {info.status} after {info.rounds_completed} rounds")
+            return DONE
+        time.sleep(0.1)
+    raise RunError(f"{info.run_id}: was told to stop but still runs after {STOP_S:g} s")
+
+
+def _remove(options: argparse.Namespace) -> int:
+    folder = resolve_run(options.runs, options.run)
+    with RunReader(folder) as reader:
+        info = reader.run()
+    if info.is_alive:
+        raise UsageError(f"{info.run_id}: is live; stop it first: fairbed stop {info.run_id}")
+    shutil.rmtree(folder)
+    print(f"{info.run_id}: deleted")
+    return DONE
+
+
+def _logs(options: argparse.Namespace) -> int:
+    folder = resolve_run(options.runs, options.run) / "logs"
+    path = folder / f"{options.name}.log"
+    if not is_device_name(options.name) or not path.exists():
+        names = sorted(p.stem for p in folder.glob("*.log")) or ["none: no emulated devices"]
+        raise UsageError(f"logs: no log of {options.name!r}; there are: {', '.join(names)}")
+    print(path.read_text(encoding="utf-8", errors="replace"), end="")
+    return DONE
+
+
+def _enroll(options: argparse.Namespace) -> int:
+    if not is_device_name(options.name):
+        raise UsageError(f"name: must be 1 to 32 of a-z, 0-9 and hyphen, got {options.name!r}")
+    _, endpoint = live_endpoint(resolve_run(options.runs, options.run))
+    tenant = "" if endpoint.tenant == "main" else f" --tenant {endpoint.tenant}"
+    print(f"device-agent --broker {endpoint.url} --name {options.name}{tenant}")
+    return DONE

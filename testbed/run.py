@@ -1,0 +1,257 @@
+"""The supervisor of one run: broker, fleet, coordinator; what it starts ends with it."""
+
+import os
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import numpy as np
+
+from coordinator.algorithms.aggregation.build import make_aggregator
+from coordinator.algorithms.estimation.build import make_estimator
+from coordinator.algorithms.selection.build import make_selector
+from coordinator.algorithms.selection.feasibility import first_infeasible_k
+from coordinator.campaign import Progress
+from coordinator.decisions import Decisions
+from coordinator.service import Coordinator, End
+from coordinator.store import RunReader, Store
+from coordinator.task.catalogue import initial_vector, load_task
+from testbed.assignments import RememberedShards
+from testbed.broker import start_broker
+from testbed.datasets.loading import load
+from testbed.endpoint import Endpoint, read_endpoint, write_endpoint
+from testbed.evaluation import FleetEvaluator
+from testbed.experiment import Experiment
+from testbed.fleet import EmulatedFleet, plan_fleet
+from testbed.shards import FleetData
+from wire.artifact import Artifact
+from wire.topics import Topics
+from wire.transport.base import Will
+from wire.transport.mqtt import MqttTransport
+
+DETACH = b"d"
+"""What a TUI writes to the run it started before it leaves it alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What to run and where to keep it."""
+
+    experiment: Experiment
+    folder: Path
+    run_id: str
+    has_fleet: bool = True
+    """Start the emulated devices of `[[fleet]]`; otherwise devices join by themselves."""
+    listen_host: str = "127.0.0.1"
+    """Address of the embedded broker."""
+    listen_port: int | None = None
+    """None takes a free port."""
+
+
+async def run_experiment(
+    plan: RunPlan,
+    listener: Callable[[Progress], None],
+    interrupted: Callable[[], None] = lambda: None,
+    *,
+    is_attached: bool = False,
+) -> End:
+    """Run an experiment, or go on with one whose folder holds a checkpoint.
+
+    The first SIGINT, SIGTERM or SIGHUP ends the run in order; a second one at once. An attached
+    run also ends in order when its standard input does, unless that said `DETACH` first.
+
+    Raises:
+        Exception: One of the one-line errors of the packages: data, profile, broker, store, ...
+    """
+    async with anyio.create_task_group() as group:
+        stop = _Stop()
+        group.start_soon(_heed_signals, stop, interrupted, name="run.signals")
+        if is_attached:
+            group.start_soon(_heed_stdin, stop, name="run.stdin")
+        end: End = "stopped"
+        failure: Exception | None = None
+        with stop.scope:
+            try:
+                end = await _run(plan, listener, stop)
+            except Exception as exc:  # leaves the group as itself, not in a group
+                failure = exc
+        group.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return end
+
+
+class _Stop:
+    """How a signal reaches the run, whatever it is doing."""
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+        self.coordinator: Coordinator | None = None
+
+    def gently(self) -> None:
+        if self.coordinator is not None:
+            self.coordinator.stop()
+        else:
+            self.scope.cancel()
+
+
+async def _heed_signals(stop: _Stop, interrupted: Callable[[], None]) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        count = 0
+        async for _ in signals:
+            count += 1
+            interrupted()
+            if count == 1:
+                stop.gently()
+            else:
+                stop.scope.cancel()
+
+
+async def _run(plan: RunPlan, listener: Callable[[Progress], None], stop: _Stop) -> End:
+    experiment = plan.experiment
+    specs = plan_fleet(experiment) if plan.has_fleet else []
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    async with (
+        _endpoint(plan) as endpoint,
+        EmulatedFleet(
+            specs, endpoint, plan.folder, host_core_speed=experiment.emulation.host_core_speed
+        ) as fleet,
+    ):
+        data, artifact = await anyio.to_thread.run_sync(_load, plan, [s.name for s in specs])
+        vector = initial_vector(artifact.spec, experiment.seed_for("init"))
+        store, attempt = await anyio.to_thread.run_sync(_open_store, plan)
+        try:
+            for truth in fleet.truths():
+                store.add(truth)
+            config = experiment.coordinator()
+            topics = Topics(endpoint.tenant)
+            boot = secrets.randbits(40)
+
+            def transport(will: Will) -> MqttTransport:
+                return MqttTransport(endpoint.url, f"coordinator-{boot:x}", will=will)
+
+            stop.coordinator = Coordinator(
+                config,
+                artifact=artifact,
+                vector=vector,
+                decisions=Decisions(
+                    config,
+                    make_selector(config.selection),
+                    make_estimator(config.selection),
+                    make_aggregator(config.aggregation),
+                ),
+                store=store,
+                shards=RememberedShards(data, plan.folder),
+                evaluator=FleetEvaluator(data, artifact),
+                transport=transport,
+                topics=topics,
+                boot=boot,
+                attempt=attempt,
+                listener=listener,
+            )
+            fleet.report_to(stop.coordinator.note)
+            _warn_if_infeasible(experiment, stop.coordinator)
+            end = await stop.coordinator.run()
+            await anyio.to_thread.run_sync(store.set_status, end)
+            return end
+        except BaseException as exc:
+            why = str(exc) if isinstance(exc, Exception) else "interrupted"
+            store.set_status("failed" if isinstance(exc, Exception) else "stopped", why)
+            raise
+        finally:
+            store.close()
+
+
+async def _heed_stdin(stop: _Stop) -> None:
+    while True:
+        await anyio.wait_readable(sys.stdin.fileno())
+        word = os.read(sys.stdin.fileno(), 16)
+        if word.startswith(DETACH):
+            return
+        if not word:
+            stop.gently()
+            return
+
+
+@asynccontextmanager
+async def _endpoint(plan: RunPlan) -> AsyncIterator[Endpoint]:
+    """Find or start the broker; a resumed run gets its old address again."""
+    broker = plan.experiment.broker
+    if broker.url != "embedded":
+        endpoint = Endpoint(url=broker.url, tenant=broker.tenant)
+        write_endpoint(plan.folder, endpoint)
+        yield endpoint
+        return
+    earlier = read_endpoint(plan.folder)
+    port, password = plan.listen_port, None
+    if earlier is not None and not plan.has_fleet:
+        port, password = port or earlier.port, earlier.password
+    async with start_broker(
+        broker.kind, folder=plan.folder, host=plan.listen_host, port=port, password=password
+    ) as started:
+        endpoint = Endpoint(
+            url=started.url,
+            tenant=broker.tenant,
+            host=plan.listen_host,
+            port=started.port,
+            password=started.password,
+        )
+        write_endpoint(plan.folder, endpoint)
+        yield endpoint
+
+
+def _load(plan: RunPlan, names: list[str]) -> tuple[FleetData, Artifact]:
+    experiment = plan.experiment
+    seed = experiment.seed_for("data")
+    dataset = load(experiment.data, seed, os.environ)
+    devices = experiment.devices or max(
+        experiment.round.min_devices, experiment.selection.per_round
+    )
+    data = FleetData(
+        dataset,
+        experiment.data,
+        devices=devices,
+        seed=seed,
+        names=names,
+        assignments=RememberedShards.read(plan.folder) if not names else None,
+    )
+    return data, load_task(experiment.model.name, dataset.x_shape, dataset.classes)
+
+
+def _open_store(plan: RunPlan) -> tuple[Store, int]:
+    """Return the run's store, and how often the run was opened before."""
+    if not (plan.folder / "run.db").exists():
+        return Store.create(
+            plan.folder,
+            run_id=plan.run_id,
+            name=plan.experiment.name,
+            experiment_toml=plan.experiment.resolved_toml(),
+            seed=plan.experiment.seed,
+            config_hash=plan.experiment.hash(),
+            version=version("fairbed"),
+            git_revision=None,
+        ), 0
+    store = Store.reopen(plan.folder)
+    with RunReader(plan.folder) as reader:
+        return store, reader.run().resumes
+
+
+def _warn_if_infeasible(experiment: Experiment, coordinator: Coordinator) -> None:
+    selection = experiment.selection
+    if selection.policy != "rbcs-f" or not experiment.devices:
+        return
+    k = first_infeasible_k(np.ones(experiment.devices), selection.per_round, selection.beta)
+    if k is not None:
+        coordinator.note(
+            "infeasible",
+            f"beta {selection.beta:g} cannot hold for {k} devices with {selection.per_round} per "
+            f"round; use beta <= {selection.per_round / experiment.devices:.3f}",
+            "warning",
+        )
