@@ -58,8 +58,8 @@ class Summary:
     """Unweighted mean of the max(1, int(0.1 n)) highest."""
     accuracy_variance: float
     """Population variance of the ratios; papers print it of percentages, times 10^4."""
-    accuracy_gini: float | None
-    """None if every accuracy is 0."""
+    accuracy_gini: float
+    """NaN if every accuracy is 0."""
     accuracy_gap: float
     """Best minus worst device."""
     loss_mean: float
@@ -93,7 +93,6 @@ def summarise(n: Ints, correct: Ints, loss_sum: Floats) -> Summary:
         )
     accuracy = np.sort(correct[tested] / n[tested])
     tail = max(1, accuracy.size // 10)
-    evenness = gini(accuracy)
     with np.errstate(invalid="ignore", over="ignore"):  # a diverged model has infinite loss
         loss = loss_sum[tested] / n[tested]
         loss_mean, loss_std = float(loss.mean()), float(loss.std())
@@ -104,7 +103,7 @@ def summarise(n: Ints, correct: Ints, loss_sum: Floats) -> Summary:
         accuracy_worst10=float(accuracy[:tail].mean()),
         accuracy_best10=float(accuracy[-tail:].mean()),
         accuracy_variance=float(accuracy.var()),
-        accuracy_gini=None if np.isnan(evenness) else evenness,
+        accuracy_gini=gini(accuracy),
         accuracy_gap=float(accuracy[-1] - accuracy[0]),
         loss_mean=loss_mean,
         loss_std=loss_std,

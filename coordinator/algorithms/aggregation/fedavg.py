@@ -5,12 +5,7 @@ from typing import Any, Literal
 import numpy as np
 
 from coordinator.algorithms.aggregation.base import Merge, Reports
-from coordinator.algorithms.aggregation.guard import (
-    in_row_order,
-    normalised,
-    usable,
-    weighted_sum,
-)
+from coordinator.algorithms.aggregation.guard import normalised, usable, weighted_sum
 from coordinator.algorithms.aggregation.participation import Participation
 from coordinator.algorithms.arrays import Vector
 
@@ -36,15 +31,15 @@ class FedAvg:
 
     def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
         """Return the next model, shape (n_values,), or the same one if no report is usable."""
-        kept = usable(vector, reports)
         weights = np.zeros(len(reports.models))
-        if not kept.any():
+        at = usable(vector, reports)
+        if at.size == 0:
             return Merge(vector.copy(), weights)
-        n_k = reports.n_k[kept].astype(np.float64)
+        n_k = reports.n_k[at].astype(np.float64)
         if self._weights == "n_over_pi":
-            n_k = n_k / self._participation.observe(reports.rows[kept])
-        weights[kept] = normalised(n_k)
-        merged = weighted_sum(reports.models, weights, in_row_order(reports.rows, kept))
+            n_k = n_k / self._participation.observe(reports.rows[at])
+        weights[at] = normalised(n_k)
+        merged = weighted_sum([reports.models[k] for k in at], weights[at])
         return Merge(merged.astype(np.float32), weights)
 
     def to_state(self) -> dict[str, Any]:

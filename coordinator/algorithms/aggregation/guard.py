@@ -1,19 +1,22 @@
 """What every rule does with the updates before and after its formula."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from coordinator.algorithms.aggregation.base import Reports
-from coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
+from coordinator.algorithms.arrays import Floats, Ints, Vector
 
 WEIGHT_TOLERANCE = 1e-9
 """How far from 1 the sum of a probability vector may be."""
 
 
-def usable(vector: Vector, reports: Reports, *, needs_loss: bool = False) -> Bools:
-    """Return which reports may enter the model, shape (K,).
+def usable(vector: Vector, reports: Reports, *, needs_loss: bool = False) -> Ints:
+    """Return the positions of the reports that may enter the model, by row, shape (<= K,).
 
     A model of the wrong shape or with a non-finite value, a count that is not positive, and a
     needed loss that is NaN, infinite or negative are dropped: a device's fault is an outcome.
+    In row order, so that the order of arrival changes no bit of the sums that follow.
 
     Raises:
         ValueError: The rule needs losses and the round brought none at all.
@@ -30,12 +33,8 @@ def usable(vector: Vector, reports: Reports, *, needs_loss: bool = False) -> Boo
                 "ask the devices to evaluate the model before training"
             )
         kept &= np.isfinite(reports.loss_before) & (reports.loss_before >= 0.0)
-    return kept
-
-
-def in_row_order(rows: Ints, kept: Bools) -> list[int]:
-    """Return the positions of the kept reports by row, so that arrival order changes no bit."""
-    return [int(at) for at in np.argsort(rows, kind="stable") if kept[at]]
+    by_row = np.argsort(reports.rows, kind="stable")
+    return by_row[kept[by_row]].astype(np.int64)
 
 
 def normalised(weights: Floats) -> Floats:
@@ -54,9 +53,17 @@ def normalised(weights: Floats) -> Floats:
     return p
 
 
-def weighted_sum(models: list[Vector], weights: Floats, order: list[int]) -> Floats:
-    """Return sum_k weights_k models_k over the positions in `order`, in float64, shape (P,)."""
-    total = np.zeros(models[order[0]].shape, dtype=np.float64)
-    for at in order:
-        total += weights[at] * models[at].astype(np.float64)
+def weighted_sum(models: Sequence[Vector], weights: Floats) -> Floats:
+    """Return sum_k weights_k models_k, in float64 and in this order.
+
+    Args:
+        models: K >= 1 vectors of one shape (P,).
+        weights: Shape (K,).
+
+    Returns:
+        Shape (P,).
+    """
+    total = np.zeros(models[0].shape, dtype=np.float64)
+    for weight, model in zip(weights, models, strict=True):
+        total += weight * model.astype(np.float64)
     return total

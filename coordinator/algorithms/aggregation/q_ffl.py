@@ -6,14 +6,9 @@ from typing import Any, Literal
 import numpy as np
 
 from coordinator.algorithms.aggregation.base import Merge, Reports
-from coordinator.algorithms.aggregation.guard import (
-    in_row_order,
-    normalised,
-    usable,
-    weighted_sum,
-)
+from coordinator.algorithms.aggregation.guard import normalised, usable, weighted_sum
 from coordinator.algorithms.aggregation.participation import Participation
-from coordinator.algorithms.arrays import Bools, Floats, Vector
+from coordinator.algorithms.arrays import Floats, Ints, Vector
 
 SMALLEST_LOSS = 1e-10
 """Floor of a loss before it is raised to a power (q - 1 may be negative); nats."""
@@ -92,29 +87,23 @@ class QFedAvg:
             ValueError: The reports carry no losses at all.
         """
         weights = np.zeros(len(reports.models))
-        kept = usable(vector, reports, needs_loss=True)
-        losses = np.zeros(0) if reports.loss_before is None else reports.loss_before[kept]
-        if not kept.any() or (self._q > 0.0 and not losses.any()):
+        at = usable(vector, reports, needs_loss=True)
+        losses = np.zeros(0) if reports.loss_before is None else reports.loss_before[at]
+        if at.size == 0 or (self._q > 0.0 and not losses.any()):
             return Merge(vector.copy(), weights)
-        order = in_row_order(reports.rows, kept)
-        sent = vector.astype(np.float64)
-        squared_norms = np.array(
-            [
-                np.square(sent[:n_params] - model[:n_params]).sum()
-                for model, is_kept in zip(reports.models, kept, strict=True)
-                if is_kept
-            ]
+        sent = vector[:n_params].astype(np.float64)
+        params = [reports.models[k][:n_params] for k in at]
+        buffers = [reports.models[k][n_params:] for k in at]
+        n_k = reports.n_k[at].astype(np.float64)
+        weights[at] = q_ffl_weights(
+            np.array([np.square(sent - w_k).sum() for w_k in params]),
+            losses,
+            self._p(n_k, reports.rows[at]),
+            self._q,
+            1.0 / reports.learning_rate,
         )
-        weights[kept] = q_ffl_weights(
-            squared_norms, losses, self._p(reports, kept), self._q, 1.0 / reports.learning_rate
-        )
-        shares = np.zeros(len(weights))
-        shares[kept] = normalised(reports.n_k[kept].astype(np.float64))
-        params = [model[:n_params] for model in reports.models]
-        buffers = [model[n_params:] for model in reports.models]
-        stays = 1.0 - float(weights[order].sum())
-        moved = stays * sent[:n_params] + weighted_sum(params, weights, order)
-        averaged = weighted_sum(buffers, shares, order)
+        moved = (1.0 - weights[at].sum()) * sent + weighted_sum(params, weights[at])
+        averaged = weighted_sum(buffers, normalised(n_k))
         return Merge(np.concatenate([moved, averaged]).astype(np.float32), weights)
 
     def to_state(self) -> dict[str, Any]:
@@ -125,11 +114,10 @@ class QFedAvg:
         """Take over a state that `to_state` returned."""
         self._participation.load_state(state)
 
-    def _p(self, reports: Reports, kept: Bools) -> Floats:
-        """Return the factor of each kept client, shape (kept,)."""
-        n_k = reports.n_k[kept].astype(np.float64)
+    def _p(self, n_k: Floats, rows: Ints) -> Floats:
+        """Return the factor of each client, shape (K,), from its examples and its row."""
         if self._sampling_weights == "none":
             return np.ones(len(n_k))
         if self._weights == "n_over_pi":
-            n_k = n_k / self._participation.observe(reports.rows[kept])
+            return normalised(n_k / self._participation.observe(rows))
         return normalised(n_k)

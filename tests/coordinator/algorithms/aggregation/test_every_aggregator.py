@@ -1,0 +1,163 @@
+"""One contract, held by every aggregation rule."""
+
+import copy
+import inspect
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.algorithms.aggregation import make_aggregator
+from coordinator.algorithms.aggregation.base import Aggregator, Merge, Reports
+from coordinator.algorithms.aggregation.guard import normalised
+from coordinator.config import AggregationConfig
+from tests.coordinator.algorithms.aggregation.rounds import reports, vector
+from tests.strategies import client_models
+
+CONFIGS = {
+    "fedavg": AggregationConfig(rule="fedavg"),
+    "fedavg, n/pi": AggregationConfig(rule="fedavg", weights="n_over_pi"),
+    "q-fedavg": AggregationConfig(rule="q-fedavg", q=1.0),
+    "q-fedavg, q=0": AggregationConfig(rule="q-fedavg", q=0.0, sampling_weights="none"),
+    "q-fedavg, q=0.1": AggregationConfig(rule="q-fedavg", q=0.1, sampling_weights="none"),
+    "q-fedavg, q=15": AggregationConfig(rule="q-fedavg", q=15.0),
+    "q-fedavg, n/pi": AggregationConfig(rule="q-fedavg", q=1.0, weights="n_over_pi"),
+}
+SENT = vector(0.5, -1.0, 2.0, 0.0, 1.0)
+N_PARAMS = 3
+
+every_rule = pytest.mark.parametrize("name", CONFIGS)
+
+
+def reordered(given_: Reports, order: list[int]) -> Reports:
+    assert given_.loss_before is not None
+    return replace(
+        given_,
+        rows=given_.rows[order],
+        n_k=given_.n_k[order],
+        models=[given_.models[at] for at in order],
+        loss_before=given_.loss_before[order],
+    )
+
+
+def merged(name: str, given_: Reports, rule: Aggregator | None = None) -> Merge:
+    return (rule or make_aggregator(CONFIGS[name])).merge(SENT, N_PARAMS, given_)
+
+
+@every_rule
+@settings(max_examples=40)
+@given(given_=client_models())
+def test_weights_explain_the_parameters(name: str, given_: Reports) -> None:
+    merge = merged(name, given_)
+    assert merge.vector.dtype == np.float32
+    assert merge.vector.shape == SENT.shape
+    assert merge.weights.shape == given_.rows.shape
+    assert merge.weights.min() >= 0.0
+    assert merge.weights.sum() <= 1.0 + 1e-9
+    moves = np.array([model - SENT for model in given_.models], dtype=np.float64)[:, :N_PARAMS]
+    np.testing.assert_allclose(
+        merge.vector[:N_PARAMS], SENT[:N_PARAMS] + merge.weights @ moves, rtol=1e-4, atol=1e-4
+    )
+
+
+@every_rule
+@settings(max_examples=40)
+@given(given_=client_models())
+def test_stays_inside_the_hull_of_what_was_sent_and_what_came_back(
+    name: str, given_: Reports
+) -> None:
+    points = np.array([SENT, *given_.models])
+    after = merged(name, given_).vector
+    assert np.all(after >= points.min(axis=0) - 1e-5)
+    assert np.all(after <= points.max(axis=0) + 1e-5)
+
+
+@every_rule
+@settings(max_examples=40)
+@given(given_=client_models(), data=st.data())
+def test_ignores_client_order_to_the_last_bit(
+    name: str, given_: Reports, data: st.DataObject
+) -> None:
+    order = data.draw(st.permutations(range(len(given_.rows))))
+    first, second = merged(name, given_), merged(name, reordered(given_, order))
+    np.testing.assert_array_equal(second.weights, first.weights[order])
+    np.testing.assert_array_equal(second.vector, first.vector)
+
+
+@every_rule
+@settings(max_examples=40)
+@given(given_=client_models())
+def test_leaves_its_input_alone(name: str, given_: Reports) -> None:
+    before, sent = copy.deepcopy(given_), SENT.copy()
+    merge = merged(name, given_)
+    merge.vector[:] = 77.0
+    np.testing.assert_array_equal(sent, SENT)
+    for mine, theirs in zip(given_.models, before.models, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    np.testing.assert_array_equal(given_.n_k, before.n_k)
+
+
+@every_rule
+def test_a_faulty_report_is_dropped_and_the_rest_merged(name: str) -> None:
+    good = reports([[1, 2, 3, 4, 5], [3, 2, 1, 0, -1]], losses=[1.0, 2.0], n_k=[3, 4], rows=[4, 6])
+    faults = [
+        replace(good, models=[vector(1, np.nan, 3, 4, 5), good.models[1]]),
+        replace(good, models=[vector(1, 2, np.inf, 4, 5), good.models[1]]),
+        replace(good, models=[vector(1, 2), good.models[1]]),
+        replace(good, n_k=np.array([0, 4])),
+    ]
+    if make_aggregator(CONFIGS[name]).needs_loss:
+        faults += [
+            replace(good, loss_before=np.array([loss, 2.0]))
+            for loss in (np.nan, np.inf, -np.inf, -0.1)
+        ]
+    alone = merged(name, reordered(good, [1]))
+    for faulty in faults:
+        merge = merged(name, faulty)
+        np.testing.assert_array_equal(merge.vector, alone.vector)
+        assert merge.weights.tolist() == [0.0, alone.weights[0]]
+
+
+@every_rule
+def test_a_round_without_a_usable_report_changes_nothing(name: str) -> None:
+    rule = make_aggregator(CONFIGS[name])
+    state = rule.to_state()
+    for nothing in (reports([]), reports([[np.nan] * 5])):
+        merge = merged(name, nothing, rule)
+        np.testing.assert_array_equal(merge.vector, SENT)
+        assert merge.weights.tolist() == [0.0] * len(nothing.models)
+        assert merge.vector is not SENT
+    assert rule.to_state() == state
+
+
+@every_rule
+def test_clients_that_did_not_move_leave_the_model_where_it_is(name: str) -> None:
+    still = reports([SENT.tolist(), SENT.tolist()], n_k=[1, 9], losses=[0.3, 4.0])
+    np.testing.assert_allclose(merged(name, still).vector, SENT, rtol=1e-6)
+
+
+@every_rule
+@settings(max_examples=40)
+@given(given_=st.lists(client_models(), min_size=2, max_size=4))
+def test_a_checkpoint_has_the_same_future(name: str, given_: list[Reports]) -> None:
+    original, resumed = make_aggregator(CONFIGS[name]), make_aggregator(CONFIGS[name])
+    merged(name, given_[0], original)
+    resumed.load_state(msgspec.msgpack.decode(msgspec.msgpack.encode(original.to_state())))
+    for one in given_[1:]:
+        mine, theirs = merged(name, one, original), merged(name, one, resumed)
+        np.testing.assert_array_equal(mine.vector, theirs.vector)
+    assert original.to_state() == resumed.to_state()
+
+
+@every_rule
+def test_says_what_it_is(name: str) -> None:
+    assert "Source:" in (inspect.getdoc(type(make_aggregator(CONFIGS[name]))) or "")
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [1.0, -0.5], [np.nan, 1.0], [np.inf, 1.0]])
+def test_weights_that_are_no_distribution_are_refused(weights: list[float]) -> None:
+    with pytest.raises(ValueError, match="weights must be >= 0 and not all 0"):
+        normalised(np.array(weights))

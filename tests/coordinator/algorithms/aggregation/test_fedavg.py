@@ -1,0 +1,75 @@
+"""FedAvg: the worked example, numpy's average, and the correction of a biased selection."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from coordinator.algorithms.aggregation.base import Reports
+from coordinator.algorithms.aggregation.fedavg import FedAvg
+from coordinator.algorithms.aggregation.participation import RATE_FLOOR, Participation
+from tests.coordinator.algorithms.aggregation.rounds import reports, vector
+from tests.strategies import client_models
+
+
+def test_worked_example() -> None:
+    merge = FedAvg().merge(vector(9, 9), 2, reports([[0, 0], [2, 2], [1, -1]], n_k=[1, 3, 6]))
+    assert merge.vector.tolist() == pytest.approx([1.2, 0.0], abs=1e-6)
+    assert merge.weights.tolist() == pytest.approx([0.1, 0.3, 0.6])
+
+
+@given(given_=client_models())
+def test_agrees_with_numpy_on_parameters_and_buffers(given_: Reports) -> None:
+    merge = FedAvg().merge(vector(0, 0, 0, 0, 0), 3, given_)
+    expected = np.average(np.array(given_.models, dtype=float), axis=0, weights=given_.n_k)
+    np.testing.assert_allclose(merge.vector, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_sums_in_double_precision() -> None:
+    """A thousand float32 additions of 0.1 to a large value would lose them all."""
+    large = 1e7
+    models = [[large], *[[large + 1.0]] * 1000]
+    merge = FedAvg().merge(vector(0), 1, reports(models))
+    assert float(merge.vector[0]) == pytest.approx(large + 1.0, abs=0.5)
+
+
+def test_needs_no_loss() -> None:
+    given_ = reports([[1.0], [3.0]])
+    silent = Reports(given_.rows, given_.n_k, given_.models, None, 0.1)
+    assert FedAvg.needs_loss is False
+    assert FedAvg().merge(vector(0), 1, silent).vector.tolist() == [2.0]
+
+
+def test_a_device_that_is_merged_half_as_often_counts_twice() -> None:
+    rule = FedAvg("n_over_pi")
+    for t in range(10):
+        both = t % 2 == 1
+        merge = rule.merge(
+            vector(0), 1, reports([[0.0], [1.0]] if both else [[0.0]], rows=[1, 0][: 1 + both])
+        )
+    assert merge.weights.tolist() == pytest.approx([1 / 3, 2 / 3])
+
+
+def test_the_correction_learns_the_rates_of_a_random_selection() -> None:
+    """Merged nine times of ten and three times of ten: once together, the rare one counts 3/4."""
+    rng, rule = np.random.default_rng(1), FedAvg("n_over_pi")
+    for _ in range(2000):
+        present = [at for at in (0, 1) if rng.uniform() < (0.9, 0.3)[at]]
+        rule.merge(vector(0), 1, reports([[0.0]] * len(present), rows=present))
+    last = rule.merge(vector(0), 1, reports([[0.0], [1.0]]))
+    assert last.weights[1] == pytest.approx(0.75, abs=0.03)
+
+
+def test_participation_counts_from_when_a_row_must_have_existed() -> None:
+    counts = Participation()
+    for _ in range(9):
+        counts.observe(np.array([0]))
+    assert counts.observe(np.array([2, 0])).tolist() == [1.0, 1.0]
+    assert counts.observe(np.array([1])).tolist() == [0.5], "row 1 was there when row 2 reported"
+
+
+def test_participation_has_a_floor() -> None:
+    counts = Participation()
+    counts.observe(np.array([0, 1]))
+    for _ in range(500):
+        counts.observe(np.array([1]))
+    assert counts.observe(np.array([0])).tolist() == [RATE_FLOOR]

@@ -1,0 +1,140 @@
+"""q-FedAvg: the worked examples, its limits, and what it does with losses at the edge."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.algorithms.aggregation.base import Reports
+from coordinator.algorithms.aggregation.fedavg import FedAvg
+from coordinator.algorithms.aggregation.q_ffl import QFedAvg, q_ffl_weights
+from tests.coordinator.algorithms.aggregation.rounds import reports, vector
+from tests.strategies import client_models
+
+SENT = vector(1, 1)
+BACK = reports([[0.8, 1.0], [1.0, 0.9]], losses=[2.0, 0.5], learning_rate=0.1)
+
+
+@pytest.mark.parametrize(
+    ("q", "expected"),
+    [(0.0, [0.9, 0.95]), (1.0, [0.866667, 0.983333]), (2.0, [0.865546, 0.995798])],
+)
+def test_worked_examples(q: float, expected: list[float]) -> None:
+    merge = QFedAvg(q, "none").merge(SENT, 2, BACK)
+    assert merge.vector.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@given(given_=client_models(), q=st.sampled_from([0.0, 0.001, 0.1, 1.0, 2.0, 5.0]))
+def test_agrees_with_the_printed_formula(given_: Reports, q: float) -> None:
+    """Term by term as the paper prints it: w' = w - sum Delta / sum h."""
+    assert given_.loss_before is not None
+    sent, lipschitz = np.zeros(5), 1.0 / given_.learning_rate
+    losses = np.maximum(given_.loss_before, 1e-10)
+    if not given_.loss_before.any() or (q > 1.0 and losses.min() ** q < 1e-30):
+        return
+    delta, h = np.zeros(5), 0.0
+    for model, loss in zip(given_.models, losses, strict=True):
+        g = lipschitz * (sent - model.astype(np.float64))
+        delta += loss**q * g
+        h += q * loss ** (q - 1) * (g @ g) + lipschitz * loss**q
+    merge = QFedAvg(q, "none").merge(vector(0, 0, 0, 0, 0), 5, given_)
+    np.testing.assert_allclose(merge.vector, sent - delta / h, rtol=1e-4, atol=1e-5)
+
+
+@given(given_=client_models())
+def test_q_zero_is_the_unweighted_mean(given_: Reports) -> None:
+    merge = QFedAvg(0.0, "none").merge(vector(3, 3, 3, 3, 3), 5, given_)
+    np.testing.assert_allclose(
+        merge.vector, np.mean(given_.models, axis=0, dtype=float), rtol=1e-5, atol=1e-5
+    )
+
+
+@given(given_=client_models())
+def test_q_zero_after_uniform_sampling_is_fedavg(given_: Reports) -> None:
+    sent = vector(3, 3, 3, 3, 3)
+    mine, theirs = QFedAvg(0.0).merge(sent, 3, given_), FedAvg().merge(sent, 3, given_)
+    np.testing.assert_allclose(mine.vector, theirs.vector, rtol=1e-5, atol=1e-5)
+
+
+@given(given_=client_models(), q=st.sampled_from([0.1, 1.0, 5.0]))
+def test_buffers_are_averaged_by_examples_whatever_q(given_: Reports, q: float) -> None:
+    merge = QFedAvg(q).merge(vector(0, 0, 0, 0, 0), 3, given_)
+    if given_.loss_before is None or not given_.loss_before.any():
+        return
+    buffers = np.array([model[3:] for model in given_.models], dtype=float)
+    expected = np.average(buffers, axis=0, weights=given_.n_k)
+    np.testing.assert_allclose(merge.vector[3:], expected, rtol=1e-5, atol=1e-6)
+
+
+@given(
+    losses=st.lists(st.floats(0.0, 20.0), min_size=2, max_size=5),
+    q=st.sampled_from([0.1, 1.0, 5.0]),
+    factor=st.floats(1.0, 50.0),
+)
+def test_a_larger_loss_never_lowers_a_share(losses: list[float], q: float, factor: float) -> None:
+    norms, p, higher = np.ones(len(losses)), np.ones(len(losses)), list(losses)
+    higher[0] = max(losses[0] * factor, losses[0])
+    before = q_ffl_weights(norms, np.array(losses), p, q, 10.0)
+    after = q_ffl_weights(norms, np.array(higher), p, q, 10.0)
+    assert after[0] / after.sum() >= before[0] / before.sum() - 1e-12
+
+
+@given(
+    losses=st.lists(st.floats(0.0, 1e300), min_size=1, max_size=5),
+    q=st.sampled_from([0.0, 0.5, 1.0, 15.0, 1000.0]),
+    norm=st.sampled_from([0.0, 1e-30, 1.0, 1e30]),
+)
+def test_extreme_losses_and_powers_never_overflow(
+    losses: list[float], q: float, norm: float
+) -> None:
+    count = len(losses)
+    a = q_ffl_weights(np.full(count, norm), np.array(losses), np.ones(count), q, 10.0)
+    assert np.isfinite(a).all()
+    assert a.min() >= 0.0
+    assert a.sum() <= 1.0 + 1e-9
+
+
+def test_weights_sum_to_less_than_one_and_the_rest_stays() -> None:
+    merge = QFedAvg(1.0, "none").merge(SENT, 2, BACK)
+    assert merge.weights.tolist() == pytest.approx([2 / 3, 1 / 6])
+
+
+def test_a_large_q_listens_to_the_worst_device() -> None:
+    weights = QFedAvg(15.0).merge(SENT, 2, BACK).weights
+    assert weights[0] > 1e6 * weights[1]
+
+
+def test_when_no_device_loses_anything_the_model_stays() -> None:
+    perfect = reports([[0.8, 1.0], [1.0, 0.9]], losses=[0.0, 0.0])
+    merge = QFedAvg(2.0).merge(SENT, 2, perfect)
+    assert merge.vector.tolist() == [1.0, 1.0]
+    assert merge.weights.tolist() == [0.0, 0.0]
+
+
+def test_uniform_sampling_multiplies_both_sums_by_the_share_of_examples() -> None:
+    """With p = [.75, .25]: Delta = [3, 0], [0, .125]; h = 18 + 1.5."""
+    uneven = reports([[0.8, 1.0], [1.0, 0.9]], losses=[2.0, 0.5], n_k=[3, 1])
+    merge = QFedAvg(1.0).merge(SENT, 2, uneven)
+    assert merge.vector.tolist() == pytest.approx([1 - 3 / 19.5, 1 - 0.125 / 19.5], abs=1e-6)
+
+
+def test_a_biased_selection_is_undone_when_asked() -> None:
+    rule = QFedAvg(0.0, weights="n_over_pi")
+    pair = reports([[0.8, 1.0], [1.0, 0.9]])
+    rule.merge(SENT, 2, pair)
+    for _ in range(2):
+        rule.merge(SENT, 2, reports([[0.8, 1.0]]))
+    assert rule.merge(SENT, 2, pair).weights.tolist() == pytest.approx([1 / 3, 2 / 3])
+
+
+def test_the_losses_must_be_there() -> None:
+    silent = Reports(BACK.rows, BACK.n_k, BACK.models, None, 0.1)
+    assert QFedAvg.needs_loss is True
+    with pytest.raises(ValueError, match="loss_before must be given"):
+        QFedAvg(1.0).merge(SENT, 2, silent)
+
+
+@pytest.mark.parametrize("q", [-1.0, float("nan"), float("inf")])
+def test_refuses_an_exponent_that_is_none(q: float) -> None:
+    with pytest.raises(ValueError, match="q must be finite and >= 0"):
+        QFedAvg(q)

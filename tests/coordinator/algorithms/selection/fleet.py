@@ -1,0 +1,39 @@
+"""Fleets written out by hand, for the tests of selectors."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from coordinator.algorithms.selection.base import Candidates, Outcomes
+
+
+def fleet(
+    tau_hat_s: Sequence[float],
+    *,
+    transfer_s: Sequence[float] | None = None,
+    width_s: Sequence[float] | None = None,
+    absent: Sequence[int] = (),
+    round_id: int = 1,
+) -> Candidates:
+    """Return a fleet with these predictions, everybody there but `absent`."""
+    n = len(tau_hat_s)
+    is_available = np.ones(n, dtype=np.bool_)
+    is_available[list(absent)] = False
+    return Candidates(
+        round=round_id,
+        is_available=is_available,
+        tau_hat_s=np.array(tau_hat_s, dtype=np.float64),
+        width_s=np.zeros(n) if width_s is None else np.array(width_s, dtype=np.float64),
+        transfer_hat_s=np.zeros(n) if transfer_s is None else np.array(transfer_s, dtype=float),
+        n_k=np.ones(n, dtype=np.int64),
+    )
+
+
+def outcomes(
+    n: int, selected: Sequence[int], merged: Sequence[int] | None = None, round_id: int = 1
+) -> Outcomes:
+    """Return what became of a round of `n` rows; all selected are merged unless told otherwise."""
+    is_selected, is_aggregated = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
+    is_selected[list(selected)] = True
+    is_aggregated[list(selected if merged is None else merged)] = True
+    return Outcomes(round=round_id, is_selected=is_selected, is_aggregated=is_aggregated)

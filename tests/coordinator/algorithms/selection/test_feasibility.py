@@ -1,0 +1,86 @@
+"""The feasibility condition against enumeration, and against queues that do diverge."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.algorithms.arrays import Floats
+from coordinator.algorithms.selection.feasibility import (
+    first_infeasible_k,
+    first_infeasible_k_in_trace,
+)
+
+
+def by_enumeration(availability: Floats, m: int, beta: float) -> int | None:
+    """Return the first k that fails, from all 2^k patterns of who is there."""
+    p = np.sort(availability)
+    for k in range(1, len(p) + 1):
+        expected = 0.0
+        for pattern in product([False, True], repeat=k):
+            chance = np.prod(np.where(pattern, p[:k], 1 - p[:k]))
+            expected += float(chance) * min(m, sum(pattern))
+        if k * beta > expected * (1 + 1e-9):
+            return k
+    return None
+
+
+@given(
+    availability=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=7),
+    m=st.integers(1, 5),
+    beta=st.sampled_from([0.0, 0.0971, 0.2339, 0.4177, 0.7351]),
+)
+def test_agrees_with_enumeration(availability: list[float], m: int, beta: float) -> None:
+    p = np.array(availability)
+    assert first_infeasible_k(p, m, beta) == by_enumeration(p, m, beta)
+
+
+def test_necessary_conditions_alone_are_not_enough() -> None:
+    """N beta <= m and beta <= availability, and yet the queues of this fleet diverge."""
+    assert first_infeasible_k(np.array([0.6, 0.6]), m=1, beta=0.5) == 2
+    assert first_infeasible_k(np.array([0.6, 0.6]), m=1, beta=0.42) is None
+
+
+def test_the_boundary_is_feasible() -> None:
+    assert first_infeasible_k(np.ones(40), m=6, beta=0.15) is None
+    assert first_infeasible_k(np.ones(41), m=6, beta=0.15) == 41
+    assert first_infeasible_k(np.full(40, 0.8), m=8, beta=0.15) is None
+
+
+def test_one_device_that_is_hardly_there_is_named_first() -> None:
+    assert first_infeasible_k(np.array([0.9, 0.1, 0.9]), m=2, beta=0.15) == 1
+
+
+def test_a_fleet_without_devices_promises_nothing() -> None:
+    assert first_infeasible_k(np.zeros(0), m=1, beta=0.5) is None
+
+
+def test_a_trace_of_devices_that_share_their_absence_fails_where_independent_ones_do_not() -> None:
+    """Both there, or neither: half of the rounds serve nobody."""
+    together = np.tile(np.array([[True, True], [False, False]]), (50, 1))
+    apart = np.tile(np.array([[True, False], [False, True]]), (50, 1))
+    assert first_infeasible_k_in_trace(together, m=1, beta=0.3) == 2
+    assert first_infeasible_k_in_trace(apart, m=1, beta=0.5) is None
+
+
+def test_a_long_independent_trace_agrees_with_its_probabilities() -> None:
+    rng = np.random.default_rng(11)
+    p = rng.uniform(0.2, 1.0, 12)
+    trace = rng.uniform(size=(20_000, 12)) < p
+    for beta in (0.1, 0.3, 0.45):
+        assert first_infeasible_k_in_trace(trace, 4, beta) == first_infeasible_k(p, 4, beta)
+
+
+@pytest.mark.parametrize(
+    ("availability", "m", "message"),
+    [
+        ([0.5, 1.2], 1, r"availability must be in \[0, 1\], got 1.2 at row 1"),
+        ([float("nan")], 1, r"availability must be in \[0, 1\], got nan at row 0"),
+        ([0.5], 0, "m must be >= 1, got 0"),
+    ],
+)
+def test_refuses_what_is_no_fleet(availability: list[float], m: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        first_infeasible_k(np.array(availability), m, 0.1)

@@ -1,0 +1,116 @@
+"""Fairness metrics: the worked examples, bounds, and devices without test data."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from coordinator.algorithms.arrays import Floats
+from coordinator.algorithms.fairness import (
+    gini,
+    jain,
+    rate_slack,
+    selection_rates,
+    summarise,
+)
+
+WORKED = [0.9, 0.8, 0.6, 0.95, 0.4, 0.7, 0.85, 0.75, 0.5, 0.65]
+shares = hnp.arrays(np.float64, st.integers(1, 30), elements=st.floats(0.0, 1.0))
+
+
+def of(accuracy: list[float], n: int = 20) -> tuple[np.ndarray, np.ndarray, Floats]:
+    correct = np.rint(np.array(accuracy) * n).astype(np.int64)
+    return np.full(len(accuracy), n), correct, np.ones(len(accuracy))
+
+
+def test_worked_example() -> None:
+    summary = summarise(*of(WORKED))
+    assert summary.devices == 10
+    assert summary.accuracy_mean == pytest.approx(0.71)
+    assert summary.accuracy_pooled == pytest.approx(0.71)
+    assert summary.accuracy_variance * 1e4 == pytest.approx(279.0)
+    assert np.sqrt(summary.accuracy_variance) == pytest.approx(0.167033, abs=1e-6)
+    assert summary.accuracy_worst10 == pytest.approx(0.4)
+    assert summary.accuracy_best10 == pytest.approx(0.95)
+    assert summary.accuracy_gini * 100 == pytest.approx(13.380282, abs=1e-6)
+    assert summary.accuracy_gap == pytest.approx(0.55)
+
+
+@pytest.mark.parametrize(
+    ("devices", "tail"), [(1, 1), (9, 1), (19, 1), (20, 2), (23, 2), (100, 10)]
+)
+def test_a_tenth_is_rounded_down_and_never_empty(devices: int, tail: int) -> None:
+    accuracy = [i / devices for i in range(devices)]
+    summary = summarise(*of(accuracy, n=devices))
+    assert summary.accuracy_worst10 == pytest.approx(np.mean(accuracy[:tail]))
+    assert summary.accuracy_best10 == pytest.approx(np.mean(accuracy[-tail:]))
+
+
+def test_a_device_counts_once_and_an_example_counts_once() -> None:
+    summary = summarise(np.array([90, 10]), np.array([90, 0]), np.array([9.0, 20.0]))
+    assert summary.accuracy_mean == 0.5
+    assert summary.accuracy_pooled == 0.9
+    assert summary.loss_mean == pytest.approx((0.1 + 2.0) / 2)
+    assert summary.loss_std == pytest.approx(0.95)
+
+
+def test_devices_without_test_data_are_left_out() -> None:
+    some = summarise(np.array([10, 0, 10]), np.array([10, 0, 5]), np.array([1.0, 0.0, 3.0]))
+    assert some == summarise(np.array([10, 10]), np.array([10, 5]), np.array([1.0, 3.0]))
+    with pytest.raises(ValueError, match="at least one device must have held-out examples, got"):
+        summarise(np.array([0, 0]), np.array([0, 0]), np.zeros(2))
+
+
+def test_a_diverged_model_is_summarised_without_a_warning() -> None:
+    summary = summarise(np.array([4, 4]), np.array([0, 0]), np.array([np.inf, 1.0]))
+    assert summary.loss_mean == np.inf
+    assert np.isnan(summary.loss_std)
+    assert np.isnan(summary.accuracy_gini)
+
+
+def test_jain_worked_example_and_limits() -> None:
+    assert jain(np.array([8, 4, 4, 0])) == pytest.approx(0.666667, abs=1e-6)
+    assert jain(np.array([3, 3, 3])) == pytest.approx(1.0)
+    assert jain(np.array([5, 0, 0, 0])) == pytest.approx(0.25)
+    assert np.isnan(jain(np.array([0, 0])))
+    assert np.isnan(jain(np.zeros(0)))
+
+
+def test_gini_limits() -> None:
+    assert gini(np.array([0.3, 0.3, 0.3])) == pytest.approx(0.0)
+    assert gini(np.array([0.0, 0.0, 0.0, 1.0])) == pytest.approx(0.75)
+    assert np.isnan(gini(np.zeros(4)))
+    assert np.isnan(gini(np.zeros(0)))
+
+
+@given(values=shares)
+def test_jain_and_gini_agree_with_their_definitions(values: Floats) -> None:
+    if values.sum() < 1e-3:
+        return
+    differences = np.abs(values[:, None] - values[None, :]).sum()
+    assert gini(values) == pytest.approx(differences / (2 * values.size * values.sum()), abs=1e-9)
+    cv2 = values.var() / values.mean() ** 2
+    assert jain(values) == pytest.approx(1.0 / (1.0 + cv2))
+
+
+@given(values=shares, seed=st.integers(0, 9))
+def test_neither_depends_on_order(values: Floats, seed: int) -> None:
+    shuffled = np.random.default_rng(seed).permutation(values)
+    np.testing.assert_allclose(gini(shuffled), gini(values))
+    np.testing.assert_allclose(jain(shuffled), jain(values))
+
+
+def test_rates_of_a_run_and_of_the_rounds_a_device_was_there() -> None:
+    counts = np.array([8, 4, 0])
+    assert selection_rates(counts, 16).tolist() == [0.5, 0.25, 0.0]
+    there = selection_rates(counts, np.array([16, 8, 0]))
+    assert there[:2].tolist() == [0.5, 0.5]
+    assert np.isnan(there[2])
+
+
+def test_the_guarantee_allows_for_the_open_debt() -> None:
+    """A rate of 0.10 keeps a promise of 0.15 after 500 rounds with a queue of 25."""
+    slack = rate_slack(np.array([50, 50]), 500, 0.15, np.array([25.0, 24.0]))
+    assert slack[0] == pytest.approx(0.0, abs=1e-12)
+    assert slack[1] < 0.0
