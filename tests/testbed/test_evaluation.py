@@ -7,8 +7,10 @@ from numpy.typing import NDArray
 
 from coordinator.algorithms.arrays import Vector
 from coordinator.ports import Evaluator
+from coordinator.task.catalogue import load_task
 from device_agent.engines.base import Engine, Examples
 from testbed.data_config import DataConfig, Iid
+from testbed.datasets import load
 from testbed.datasets.dataset import Dataset
 from testbed.datasets.errors import DataError
 from testbed.evaluation import BATCH, EvaluationStopped, FleetEvaluator
@@ -86,6 +88,18 @@ def test_scores_each_device_on_its_own_held_out_examples() -> None:
         assert scores[name].n == len(rows) == 500
         assert scores[name].correct == correct
         assert scores[name].loss_sum == pytest.approx(loss_sum, rel=1e-6)
+
+
+def test_a_model_of_zeros_is_as_wise_as_a_die_on_the_shipped_task() -> None:
+    data = FleetData(
+        load(DataConfig(), 0, {}), DataConfig(), devices=3, seed=0, names=("a", "b", "c")
+    )
+    task = load_task("softmax", data.dataset.x_shape, data.dataset.classes)
+    scores = FleetEvaluator(data, task).evaluate(np.zeros(task.spec.layout.n_values, np.float32))
+    for score, rows in zip(scores.values(), data.test_rows, strict=True):
+        assert score.n == len(rows)
+        assert score.loss_sum / score.n == pytest.approx(np.log(10), rel=1e-5)
+        assert score.correct == (data.dataset.y[rows] == 0).sum()  # the first of equal logits
 
 
 def test_a_device_counts_from_when_it_holds_a_shard() -> None:
