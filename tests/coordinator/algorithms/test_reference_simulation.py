@@ -1,7 +1,6 @@
-"""Whole policies in the paper's linear world, against recorded totals of our own simulation.
+"""Whole policies in the paper's linear world, against recorded results of our own simulation.
 
-The numbers are a regression band (five seeds each, T = 500, times deviate by 10 %), not the
-paper's: its figures give none.
+The numbers are a regression band (T = 500, ten seeds), not the paper's: its figures give none.
 """
 
 from functools import cache
@@ -16,7 +15,9 @@ from coordinator.algorithms.selection.rbcs_f import RbcsF
 from coordinator.algorithms.selection.uniform import Uniform
 from tests.coordinator.algorithms.world import BETA, ROUNDS, Run, draw_world, simulate
 
-SEEDS, NOISE = 4, 0.1
+SEEDS = 10
+MILD, WILD = 0.1, 1.0
+"""By how much of itself a time may deviate."""
 WEIGHTS = (0.0, 5.0, 20.0, 50.0)
 
 
@@ -29,36 +30,46 @@ def selector(policy: str) -> Selector:
 
 
 @cache
-def runs(policy: str) -> tuple[Run, ...]:
-    return tuple(simulate(selector(policy), draw_world(seed, NOISE)) for seed in range(SEEDS))
+def runs(policy: str, noise: float = MILD) -> tuple[Run, ...]:
+    return tuple(simulate(selector(policy), draw_world(seed, noise)) for seed in range(SEEDS))
 
 
-def mean_total_s(policy: str) -> float:
-    return float(np.mean([run.total_s for run in runs(policy)]))
-
-
-@pytest.mark.parametrize(
-    ("policy", "total_s"),
-    [("random", 3241), ("0", 3286), ("5", 1678), ("20", 1520), ("50", 1429)],
-)
-def test_total_time_is_within_five_percent(policy: str, total_s: float) -> None:
-    assert mean_total_s(policy) == pytest.approx(total_s, rel=0.05)
+def mean_total_s(policy: str, noise: float = MILD) -> float:
+    return float(np.mean([run.total_s for run in runs(policy, noise)]))
 
 
 @pytest.mark.parametrize(
-    ("policy", "mean_queue", "rates"),
+    ("policy", "mild_s", "wild_s"),
     [
-        ("5", 40, [0.305, 0.192, 0.157, 0.147]),
-        ("20", 144, [0.354, 0.169, 0.144, 0.133]),
-        ("50", 346, [0.404, 0.156, 0.133, 0.106]),
+        ("random", 3241, 4210),
+        ("0", 3286, 4245),
+        ("5", 1678, 2677),
+        ("20", 1520, 2411),
+        ("50", 1429, 2232),
     ],
 )
-def test_queues_and_group_rates_are_those_recorded(
-    policy: str, mean_queue: float, rates: list[float]
+def test_total_time_is_within_two_percent(policy: str, mild_s: float, wild_s: float) -> None:
+    assert mean_total_s(policy, MILD) == pytest.approx(mild_s, rel=0.02)
+    assert mean_total_s(policy, WILD) == pytest.approx(wild_s, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("policy", "mean_queue", "min_rate", "jain", "rates"),
+    [
+        ("0", 12, 0.190, 0.998, [0.212, 0.200, 0.195, 0.193]),
+        ("5", 40, 0.144, 0.910, [0.305, 0.192, 0.157, 0.147]),
+        ("20", 144, 0.126, 0.831, [0.354, 0.169, 0.144, 0.133]),
+        ("50", 346, 0.098, 0.735, [0.404, 0.156, 0.133, 0.106]),
+    ],
+)
+def test_queues_and_rates_are_those_recorded(
+    policy: str, mean_queue: float, min_rate: float, jain: float, rates: list[float]
 ) -> None:
     found = runs(policy)
-    assert np.mean([run.mean_queue for run in found]) == pytest.approx(mean_queue, rel=0.08)
-    assert np.mean([run.group_rates for run in found], axis=0) == pytest.approx(rates, abs=0.012)
+    assert np.mean([run.mean_queue for run in found]) == pytest.approx(mean_queue, rel=0.05)
+    assert np.mean([run.min_rate for run in found]) == pytest.approx(min_rate, abs=0.005)
+    assert np.mean([run.jain for run in found]) == pytest.approx(jain, abs=0.005)
+    assert np.mean([run.group_rates for run in found], axis=0) == pytest.approx(rates, abs=0.005)
 
 
 @pytest.mark.parametrize("V", WEIGHTS)

@@ -57,6 +57,10 @@ class Run:
         return rates
 
     @property
+    def min_rate(self) -> float:
+        return float(self.counts.min()) / ROUNDS
+
+    @property
     def jain(self) -> float:
         return jain(self.counts)
 
