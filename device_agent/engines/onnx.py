@@ -22,7 +22,7 @@ from wire.tensors import Tensor
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
 """All install the module `onnxruntime`; Jetson boards often carry the second."""
 
-EVALUATION_BATCH = 256
+EVALUATION_BATCH = 64
 """Examples per evaluation run: bounds the activations in memory."""
 
 _SEVERITY_ERROR = 3

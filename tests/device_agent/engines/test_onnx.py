@@ -1,0 +1,157 @@
+"""The onnxruntime engine on the shipped tasks."""
+
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from coordinator.task.catalogue import initial_vector, load_task, read_shipped
+from coordinator.task.recipes import SHIPPED
+from device_agent.engines.errors import EngineError, EngineMismatch
+from device_agent.engines.onnx import OnnxEngine, engine_version, release_memory, self_check
+from wire.artifact import Artifact, decode_artifact
+
+NAMES = [recipe.name for recipe in SHIPPED]
+
+
+@pytest.fixture(scope="module")
+def cnn() -> Artifact:
+    return load_task("cnn", (1, 8, 8), 10)
+
+
+def examples(n: int, *shape: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    rng = np.random.default_rng(n)
+    return rng.standard_normal((n, *shape)).astype(np.float32), rng.integers(0, 10, n)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_passes_the_self_check_of_every_shipped_task(name: str) -> None:
+    self_check(OnnxEngine(decode_artifact(read_shipped(name))))
+
+
+@pytest.mark.parametrize("field", ["loss", "gradient_l2"])
+def test_notices_when_it_computes_something_else(cnn: Artifact, field: str) -> None:
+    right = cnn.spec.selfcheck
+    check = msgspec.structs.replace(right, **{field: getattr(right, field) * 1.01})
+    spec = msgspec.structs.replace(cnn.spec, selfcheck=check)
+    engine = OnnxEngine(msgspec.structs.replace(cnn, spec=spec))
+    with pytest.raises(EngineMismatch, match=r"^onnxruntime .*cnn-1x8x8-10: self-check"):
+        self_check(engine)
+
+
+@pytest.mark.parametrize("n", [1, 3, 20])
+def test_a_mini_batch_of_any_size_is_the_mean_of_its_examples(cnn: Artifact, n: int) -> None:
+    engine, vector = OnnxEngine(cnn), initial_vector(cnn.spec, 1)
+    x, y = examples(n, 1, 8, 8)
+    loss, gradient = engine.gradient(vector, x, y)
+    together = gradient.copy()
+    losses, gradients = [], []
+    for i in range(n):
+        one_loss, one = engine.gradient(vector, x[i : i + 1], y[i : i + 1])
+        losses.append(one_loss)
+        gradients.append(one.copy())
+    assert loss == pytest.approx(np.mean(losses), rel=1e-5)
+    mean = np.mean(gradients, axis=0)
+    assert np.linalg.norm(together - mean) <= 1e-5 * np.linalg.norm(mean)
+
+
+def test_sees_changes_of_the_vector_in_place_and_other_vectors(cnn: Artifact) -> None:
+    engine, vector = OnnxEngine(cnn), initial_vector(cnn.spec, 1)
+    x, y = examples(4, 1, 8, 8)
+    before, _ = engine.gradient(vector, x, y)
+    vector *= 2.0
+    doubled, _ = engine.gradient(vector, x, y)
+    halved, _ = engine.gradient(vector * np.float32(0.5), x, y)
+    assert doubled != before
+    assert halved == pytest.approx(before, rel=1e-6)
+
+
+def test_never_writes_to_the_parameters(cnn: Artifact) -> None:
+    engine, vector = OnnxEngine(cnn), initial_vector(cnn.spec, 1)
+    before = vector.copy()
+    for n in (5, 2, 5):
+        engine.gradient(vector, *examples(n, 1, 8, 8))
+    engine.evaluate(vector, *examples(5, 1, 8, 8))
+    np.testing.assert_array_equal(vector, before)
+
+
+def test_evaluation_agrees_with_the_training_loss_and_adds_up_over_pieces(cnn: Artifact) -> None:
+    engine, vector = OnnxEngine(cnn), initial_vector(cnn.spec, 1)
+    x, y = examples(150, 1, 8, 8)
+    mean, _ = engine.gradient(vector, x, y)
+    loss_sum, correct = engine.evaluate(vector, x, y)
+    assert loss_sum == pytest.approx(150 * mean, rel=1e-5)
+    pieces = [engine.evaluate(vector, x[i : i + 50], y[i : i + 50]) for i in range(0, 150, 50)]
+    assert correct == sum(right for _, right in pieces)
+    assert isinstance(correct, int)
+
+
+@pytest.mark.parametrize("shape", [(784,), (28, 28), (1, 28, 28)])
+def test_reshapes_examples_of_the_right_size(shape: tuple[int, ...]) -> None:
+    task = load_task("softmax", shape, 10)
+    x, y = examples(6, 784)
+    loss, _ = OnnxEngine(task).gradient(initial_vector(task.spec, 1), x.reshape(6, *shape), y)
+    flat, _ = OnnxEngine(task).gradient(initial_vector(task.spec, 1), x, y)
+    assert loss == flat
+
+
+def test_takes_examples_that_are_not_contiguous(cnn: Artifact) -> None:
+    engine, vector = OnnxEngine(cnn), initial_vector(cnn.spec, 1)
+    x, y = examples(8, 1, 8, 8)
+    strided, _ = engine.gradient(vector, x[::2], y[::2])
+    copied, _ = engine.gradient(vector, x[::2].copy(), y[::2].copy())
+    assert strided == copied
+
+
+def test_refuses_examples_vectors_and_labels_that_do_not_fit(cnn: Artifact) -> None:
+    engine, vector = OnnxEngine(cnn), initial_vector(cnn.spec, 1)
+    x, y = examples(4, 1, 8, 8)
+    for bad_x, bad_y in ((x[:, :, :7], y), (x, y[:3]), (x[:0], y[:0]), (x, y[:, None])):
+        with pytest.raises(ValueError, match=r"x must be \(B, 1, 8, 8\)"):
+            engine.gradient(vector, bad_x, bad_y)
+    with pytest.raises(ValueError, match="x must be float32 and y int64"):
+        engine.gradient(vector, x.astype(np.int64), y)
+    bad_vectors: list[Any] = [vector[:-1], vector.astype(np.float64), np.repeat(vector, 2)[::2]]
+    for bad in bad_vectors:
+        with pytest.raises(ValueError, match="vector must be"):
+            engine.gradient(bad, x, y)
+        with pytest.raises(ValueError, match="vector must be"):
+            engine.evaluate(bad, x, y)
+
+
+def test_a_broken_graph_is_one_line(cnn: Artifact) -> None:
+    broken = msgspec.structs.replace(cnn, train=cnn.train[: len(cnn.train) // 2])
+    with pytest.raises(EngineError, match=r"cnn-1x8x8-10 \(train\): the graph must load") as error:
+        OnnxEngine(broken)
+    assert "\n" not in str(error.value)
+
+
+def test_more_threads_compute_the_same(cnn: Artifact) -> None:
+    vector = initial_vector(cnn.spec, 1)
+    x, y = examples(20, 1, 8, 8)
+    one, _ = OnnxEngine(cnn, threads=1).gradient(vector, x, y)
+    two, _ = OnnxEngine(cnn, threads=2).gradient(vector, x, y)
+    assert two == pytest.approx(one, rel=1e-5)
+
+
+def test_importing_the_engine_and_asking_its_version_loads_no_runtime() -> None:
+    code = (
+        "import sys, device_agent.trainer, device_agent.engines.onnx as engine;"
+        "print(engine.engine_version(), 'onnxruntime' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == [*engine_version().split(), "False"]
+
+
+def test_memory_can_be_released_at_any_time(cnn: Artifact) -> None:
+    engine = OnnxEngine(cnn)
+    release_memory()
+    self_check(engine)
+    del engine
+    release_memory()

@@ -1,0 +1,299 @@
+"""The trainer against worked examples, torch and its own promises."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from device_agent.engines.base import Examples
+from device_agent.trainer import TrainingDiverged, TrainResult, evaluate, train
+from wire.artifact import SelfCheck, TaskSpec
+from wire.messages import Hyperparameters
+from wire.tensors import Layout, Tensor
+
+Floats = NDArray[np.float32]
+Gradient = Callable[[Floats, Examples, int], list[float]]
+"""(vector, x of the mini-batch, number of the call) to the gradient."""
+
+
+class Formula:
+    """An engine whose gradient is a formula; it records the mini-batches it saw."""
+
+    def __init__(
+        self, gradient: Gradient, n_params: int = 1, n_buffers: int = 0, loss: float = 1.0
+    ) -> None:
+        tensors = (
+            Tensor(name="w", shape=(n_params,), offset=0),
+            Tensor(name="b", shape=(n_buffers,), offset=n_params, role="buffer"),
+        )
+        self.spec = TaskSpec(
+            name="formula",
+            model="formula",
+            layout=Layout(tensors=tensors),
+            x_shape=(),
+            classes=10,
+            opset=20,
+            selfcheck=SelfCheck(seed=0, batch=1, loss=0.0, gradient_l2=0.0),
+        )
+        self.batches: list[Examples] = []
+        self.loss = loss
+        self._gradient = gradient
+
+    def gradient(self, vector: Floats, x: Examples, y: NDArray[np.int64]) -> tuple[float, Floats]:
+        self.batches.append(x)
+        return self.loss, np.array(self._gradient(vector, x, len(self.batches)), np.float32)
+
+    def evaluate(self, vector: Floats, x: Examples, y: NDArray[np.int64]) -> tuple[float, int]:
+        self.batches.append(x)
+        return float(x.sum()), int((y == 0).sum())
+
+
+class CountingMeter:
+    """Counts the units of work."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+
+    def read(self, n_bytes: int) -> None:
+        raise AssertionError("training reads nothing from storage")
+
+
+def run(
+    engine: Formula,
+    start: list[float],
+    n: int = 1,
+    should_stop: Callable[[], bool] = lambda: False,
+    meter: CountingMeter | None = None,
+    *,
+    epochs: int = 1,
+    batch_size: int = 1,
+    learning_rate: float = 0.1,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    proximal: float = 0.0,
+    clip_norm: float | None = None,
+    max_steps: int | None = None,
+    seed: int = 0,
+) -> TrainResult:
+    x = np.arange(n, dtype=np.float32)
+    hyperparameters = Hyperparameters(
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        proximal=proximal,
+        clip_norm=clip_norm,
+        max_steps=max_steps,
+    )
+    return train(
+        engine,
+        np.array(start, np.float32),
+        x,
+        np.zeros(n, np.int64),
+        hyperparameters,
+        np.random.default_rng(seed),
+        meter or CountingMeter(),
+        should_stop,
+    )
+
+
+def constant(*values: float) -> Gradient:
+    return lambda vector, x, call: list(values)
+
+
+def test_takes_the_fedprox_step_of_the_worked_example() -> None:
+    # w_t = 1.0; the first gradient leads to w = 1.2, where grad = 0.5 and mu = 0.1 give 1.148.
+    engine = Formula(lambda vector, x, call: [-2.0] if call == 1 else [0.5])
+    result = run(engine, [1.0], n=2, proximal=0.1)
+    assert result.vector[0] == pytest.approx(1.148, abs=1e-6)
+
+
+def test_momentum_adds_up_to_the_norm_of_the_worked_example() -> None:
+    # rho = 0.9 and three steps: the coefficients 1, 1.9, 2.71 sum to 5.61.
+    result = run(Formula(constant(1.0)), [0.0], n=3, momentum=0.9)
+    assert result.vector[0] == pytest.approx(-0.1 * 5.61, abs=1e-6)
+
+
+def test_momentum_starts_anew_in_each_round() -> None:
+    engine = Formula(constant(1.0))
+    first = run(engine, [0.0], n=3, momentum=0.9)
+    second = run(engine, first.vector.tolist(), n=3, momentum=0.9)
+    assert second.vector[0] == pytest.approx(2 * first.vector[0], abs=1e-6)
+
+
+def test_the_proximal_term_follows_its_recursion() -> None:
+    # With a constant gradient 1 the update is -eta A, A <- A (1 - eta mu) + 1.
+    coefficient = 0.0
+    for _ in range(5):
+        coefficient = coefficient * (1 - 0.1 * 0.5) + 1
+    result = run(Formula(constant(1.0)), [3.0], n=5, proximal=0.5)
+    assert result.vector[0] == pytest.approx(3.0 - 0.1 * coefficient, abs=1e-6)
+
+
+def test_clipping_bounds_the_norm_over_all_parameters() -> None:
+    result = run(Formula(constant(3.0, 4.0), n_params=2), [0.0, 0.0], clip_norm=1.0)
+    np.testing.assert_allclose(result.vector, [-0.06, -0.08], atol=1e-7)
+
+
+def test_clipping_leaves_a_small_gradient_alone() -> None:
+    result = run(Formula(constant(0.3, 0.4), n_params=2), [0.0, 0.0], clip_norm=1.0)
+    np.testing.assert_allclose(result.vector, [-0.03, -0.04], atol=1e-7)
+
+
+def test_only_parameters_decay_and_move() -> None:
+    engine = Formula(constant(0.0), n_params=1, n_buffers=2)
+    result = run(engine, [1.0, 5.0, 6.0], weight_decay=0.5, proximal=1.0, momentum=0.9)
+    np.testing.assert_allclose(result.vector, [0.95, 5.0, 6.0], atol=1e-6)
+
+
+def test_keeps_what_the_engine_makes_of_buffers() -> None:
+    def moves_buffer(vector: Floats, x: Examples, call: int) -> list[float]:
+        vector[1] += 1.0
+        return [0.0]
+
+    result = run(Formula(moves_buffer, n_buffers=1), [0.0, 10.0], n=4, batch_size=2)
+    assert result.vector[1] == 12.0
+
+
+def test_does_not_change_the_global_model() -> None:
+    start = np.ones(1, np.float32)
+    train(
+        Formula(constant(1.0)),
+        start,
+        np.zeros(3, np.float32),
+        np.zeros(3, np.int64),
+        Hyperparameters(epochs=1, batch_size=1, learning_rate=0.1),
+        np.random.default_rng(0),
+        CountingMeter(),
+        lambda: False,
+    )
+    assert start[0] == 1.0
+
+
+@given(n=st.integers(1, 40), batch_size=st.integers(1, 45), epochs=st.integers(1, 3))
+@settings(max_examples=30, deadline=None)
+def test_every_epoch_visits_every_example_once(n: int, batch_size: int, epochs: int) -> None:
+    engine, meter = Formula(constant(0.0)), CountingMeter()
+    result = run(engine, [0.0], n=n, batch_size=batch_size, epochs=epochs, meter=meter)
+    per_epoch = -(-n // batch_size)
+    assert result.steps == meter.steps == epochs * per_epoch
+    for epoch in range(epochs):
+        seen = np.concatenate(engine.batches[epoch * per_epoch : (epoch + 1) * per_epoch])
+        np.testing.assert_array_equal(np.sort(seen), np.arange(n))
+
+
+def test_orders_each_epoch_anew_and_by_the_seed_alone() -> None:
+    first, again, other = (Formula(constant(0.0)) for _ in range(3))
+    run(first, [0.0], n=20, batch_size=20, epochs=2, seed=1)
+    run(again, [0.0], n=20, batch_size=20, epochs=2, seed=1)
+    run(other, [0.0], n=20, batch_size=20, epochs=2, seed=2)
+    assert not np.array_equal(first.batches[0], first.batches[1])
+    np.testing.assert_array_equal(np.array(first.batches), np.array(again.batches))
+    assert not np.array_equal(first.batches[0], other.batches[0])
+
+
+def test_max_steps_ends_training_in_the_middle_of_an_epoch() -> None:
+    assert run(Formula(constant(1.0)), [0.0], n=10, epochs=3, max_steps=12).steps == 12
+
+
+def test_stops_before_the_next_mini_batch_when_asked() -> None:
+    engine = Formula(constant(1.0))
+    result = run(engine, [0.0], n=10, should_stop=lambda: len(engine.batches) == 4)
+    assert result.steps == 4
+    assert result.vector[0] == pytest.approx(-0.4, abs=1e-6)
+
+
+def test_reports_no_loss_when_stopped_before_the_first_mini_batch() -> None:
+    result = run(Formula(constant(1.0)), [0.0], n=10, should_stop=lambda: True)
+    assert result.loss_train is None
+    assert result.steps == 0
+
+
+def test_reports_the_mean_loss_of_the_last_epoch_per_example() -> None:
+    losses = iter([9.0, 9.0, 1.0, 4.0])
+
+    class Improving(Formula):
+        def gradient(
+            self, vector: Floats, x: Examples, y: NDArray[np.int64]
+        ) -> tuple[float, Floats]:
+            self.loss = next(losses)
+            return super().gradient(vector, x, y)
+
+    result = run(Improving(constant(0.0)), [0.0], n=3, batch_size=2, epochs=2)
+    assert result.loss_train == pytest.approx((2 * 1.0 + 1 * 4.0) / 3)
+
+
+@pytest.mark.parametrize("loss", [np.nan, np.inf])
+def test_says_at_which_step_the_loss_left_the_finite(loss: float) -> None:
+    with pytest.raises(TrainingDiverged, match=r"the loss must be finite, got (nan|inf) at step 1"):
+        run(Formula(constant(1.0), loss=loss), [0.0])
+
+
+def test_finds_a_parameter_that_overflows_in_the_last_step() -> None:
+    with pytest.raises(TrainingDiverged, match="every parameter must be finite, got -inf"):
+        run(Formula(constant(3e38)), [0.0], learning_rate=100.0)
+
+
+def test_refuses_a_device_without_examples() -> None:
+    with pytest.raises(ValueError, match="at least one example, got 0"):
+        run(Formula(constant(0.0)), [0.0], n=0)
+
+
+@pytest.mark.parametrize("label", [-1, 10])
+def test_refuses_a_label_that_is_no_class(label: int) -> None:
+    y = np.array([0, label])
+    with pytest.raises(ValueError, match=r"every label must be in 0\.\.9"):
+        evaluate(
+            Formula(constant(0.0)),
+            np.zeros(1, np.float32),
+            np.zeros(2, np.float32),
+            y,
+            CountingMeter(),
+        )
+
+
+def test_evaluates_all_examples_in_measured_pieces() -> None:
+    meter, engine = CountingMeter(), Formula(constant(0.0))
+    x, y = np.ones(600, np.float32), np.repeat([0, 1], [150, 450])
+    loss, accuracy = evaluate(engine, np.zeros(1, np.float32), x, y, meter)
+    assert (loss, accuracy) == (1.0, 0.25)
+    assert meter.steps == len(engine.batches) == 3
+
+
+def test_refuses_to_report_a_loss_that_is_not_finite() -> None:
+    x = np.array([np.inf], np.float32)
+    with pytest.raises(TrainingDiverged, match="evaluation: the loss must be finite"):
+        evaluate(
+            Formula(constant(0.0)),
+            np.zeros(1, np.float32),
+            x,
+            np.zeros(1, np.int64),
+            CountingMeter(),
+        )
+
+
+def test_takes_the_same_steps_as_torch() -> None:
+    torch = pytest.importorskip("torch", reason="compares with torch.optim.SGD")
+    curvature = np.array([1.0, 0.3, 2.0], np.float32)
+    engine = Formula(lambda vector, x, call: (curvature * vector * call).tolist(), n_params=3)
+    start = [1.0, -2.0, 0.5]
+    result = run(
+        engine, start, n=7, batch_size=2, epochs=2, learning_rate=0.05, momentum=0.9,
+        weight_decay=0.01, proximal=0.2, clip_norm=0.8,
+    )  # fmt: skip
+    w = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
+    w_t = w.detach().clone()
+    optimiser = torch.optim.SGD([w], lr=0.05, momentum=0.9, weight_decay=0.01)
+    for call in range(1, 9):
+        w.grad = torch.tensor(curvature, dtype=torch.float64) * w.detach() * call
+        w.grad += 0.2 * (w.detach() - w_t)
+        torch.nn.utils.clip_grad_norm_([w], 0.8)
+        optimiser.step()
+    np.testing.assert_allclose(result.vector, w.detach().numpy(), atol=1e-5)
