@@ -1,0 +1,122 @@
+"""Round time of 20 unthrottled agents with a 1 MB model, and how soon the first round is done.
+
+    fairbed bench round-time [--agents 20] [--rounds 20] [--broker auto] [--json]
+
+MLP 784-318-10 (253,000 values), 320 training examples a device, batch 32, one epoch, everybody
+in every round, no evaluation. A round lasts from the dispatch to the next model, published.
+"""
+
+import argparse
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from coordinator.store import RunReader
+
+EXPERIMENT = """
+name = "round-time"
+rounds = {rounds}
+[data]
+dataset = "{data}"
+[model]
+name = "mlp"
+[training]
+batch_size = 32
+[selection]
+policy = "uniform"
+per_round = {agents}
+[evaluation]
+every = 0
+[broker]
+kind = "{broker}"
+[[fleet]]
+name = "agent"
+count = {agents}
+"""
+
+EXAMPLES = 400
+"""Per device; a fifth is held out."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmark and print what it measured; return the exit code."""
+    parser = argparse.ArgumentParser(prog="fairbed bench round-time", description=__doc__)
+    parser.add_argument("--agents", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--broker", default="auto")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    result = measure(options.agents, options.rounds, options.broker)
+    if options.json:
+        print(msgspec.json.encode(result).decode())
+    else:
+        for key, value in result.items():
+            print(f"{key:<22}{value:.3f}" if isinstance(value, float) else f"{key:<22}{value}")
+    return 0
+
+
+def measure(agents: int, rounds: int, broker: str) -> dict[str, float | int | str]:
+    """Return the times of one run, seconds."""
+    with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
+        folder = Path(name)
+        data = folder / "random.npz"
+        rng = np.random.default_rng(0)
+        n = EXAMPLES * agents
+        np.savez(
+            data,
+            x=rng.standard_normal((n, 784)).astype(np.float32),
+            y=np.arange(n) % 10,
+        )
+        path = folder / "experiment.toml"
+        path.write_text(
+            EXPERIMENT.format(agents=agents, rounds=rounds, data=data, broker=broker),
+            encoding="utf-8",
+        )
+        first_s = _run(path, folder / "run")
+        with RunReader(folder / "run") as reader:
+            closed = reader.rounds()
+            exchanges = reader.exchanges(0)
+    later = [row.duration_s for row in closed[1:]]
+    return {
+        "agents": agents,
+        "rounds": rounds,
+        "first_round_done_s": first_s,
+        "round_median_s": statistics.median(later),
+        "round_p95_s": float(np.percentile(later, 95)),
+        "close_median_s": statistics.median(row.close_s for row in closed[1:]),
+        "lag_p99_median_s": statistics.median(row.lag_p99_s for row in closed[1:]),
+        "merged": min(row.aggregated for row in closed),
+        **{
+            f"{phase}_median_s": statistics.median(
+                value
+                for x in exchanges
+                if x.round > 1 and (value := getattr(x, phase + "_s")) is not None
+            )
+            for phase in ("tau", "signal", "download", "train", "encode", "upload", "queued")
+        },
+    }
+
+
+def _run(experiment: Path, out: Path) -> float:
+    """Run the experiment; return the seconds from the command to the first closed round."""
+    command = [sys.executable, "-m", "testbed.cli", "run", str(experiment)]
+    command += ["--headless", "--json", "--out", str(out)]
+    started = time.perf_counter()
+    first = float("nan")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith(b"round ") and math.isnan(first):
+                first = time.perf_counter() - started
+            elif not line.startswith((b"round ", b"run ")):
+                sys.stderr.buffer.write(line)
+    if process.returncode:
+        raise SystemExit(f"round-time: the run failed with exit code {process.returncode}")
+    return first

@@ -1,0 +1,93 @@
+"""What becomes of an exchange in the books."""
+
+import numpy as np
+import pytest
+
+from coordinator.accounting import before, exchange_row, invalid_reason, observation, unaccounted_s
+from coordinator.algorithms.estimation.base import Prediction
+from coordinator.decisions import Choice
+from coordinator.registry import Registry
+from coordinator.round import Arrived, Checked, GaveUp, Offered, Round, Tick
+from tests.coordinator.builders import context, hello, offer
+
+TAU_S = 1.31 + 0.5
+"""Phases of `offer()` (download, load, train, encode) and half a second of upload."""
+
+
+def played(*, silence_s: float = 0.02, signal_s: float = 0.02) -> Round:
+    """A round whose only device has `silence_s` that no phase accounts for."""
+    game = Round(id=3, attempt=0, deadline_s=60.0, slots=1, wanted=1)
+    game.dispatch("pi-1", now=10.0)
+    game.on(Offered("pi-1", offer(3)), 10.0 + silence_s + 1.31)
+    game.on(Arrived("pi-1", 10.0 + silence_s + TAU_S, 400, 0), 12.0)
+    game.on(Checked("pi-1", None), 12.0)
+    game.exchanges["pi-1"].signal_s = signal_s
+    return game
+
+
+def choice() -> Choice:
+    return Choice(
+        round=3,
+        rows=np.array([0]),
+        is_available=np.array([True]),
+        context=np.array([[1.0, 1.0, 3.0]]),
+        prediction=Prediction(np.array([1.5]), np.array([0.2]), np.array([1.0])),
+    )
+
+
+def test_what_phases_and_signal_leave_is_unaccounted() -> None:
+    exchange = played(silence_s=0.05, signal_s=0.02).exchanges["pi-1"]
+    assert unaccounted_s(exchange) == pytest.approx(0.03)
+
+
+def test_a_clean_exchange_teaches_its_tau() -> None:
+    exchange = played().exchanges["pi-1"]
+    assert invalid_reason(exchange, lag_p99_s=0.001) == ""
+    seen = observation(exchange, row=0, lag_p99_s=0.001)
+    assert seen.tau_s == pytest.approx(TAU_S + 0.02)
+    assert seen.is_aggregated
+
+
+def test_a_lagging_stopwatch_makes_an_exchange_invalid_but_still_merged() -> None:
+    exchange = played().exchanges["pi-1"]
+    assert "lagged 20.0 ms" in invalid_reason(exchange, lag_p99_s=0.02)
+    seen = observation(exchange, row=0, lag_p99_s=0.02)
+    assert (seen.tau_s, seen.is_aggregated) == (None, True)
+
+
+def test_phases_that_exceed_tau_are_not_believed() -> None:
+    exchange = played(silence_s=-0.2).exchanges["pi-1"]
+    assert "reported phases exceed tau" in invalid_reason(exchange, lag_p99_s=0.0)
+
+
+def test_a_missed_deadline_is_a_lower_bound_and_a_failure_is_not() -> None:
+    late = Round(id=3, attempt=0, deadline_s=60.0, slots=1, wanted=1)
+    late.dispatch("pi-1", now=0.0)
+    late.on(Tick(), 60.0)
+    failed = Round(id=3, attempt=0, deadline_s=60.0, slots=1, wanted=1)
+    failed.dispatch("pi-1", now=0.0)
+    failed.on(GaveUp("pi-1", "training: out of memory"), 1.0)
+    assert observation(late.exchanges["pi-1"], 0, 0.0).timed_out
+    assert not observation(failed.exchanges["pi-1"], 0, 0.0).timed_out
+    assert invalid_reason(failed.exchanges["pi-1"], 0.0) == "training: out of memory"
+
+
+def test_the_row_keeps_the_context_known_before_selection() -> None:
+    registry = Registry()
+    registry.join("pi-1", hello(n_k=100), now=0.0)
+    registry.update_context("pi-1", context(mu_cores=2.0), now=8.0)
+    known = before(registry["pi-1"], choice(), now=9.5)
+    registry.update_context("pi-1", context(seq=2, mu_cores=0.1), now=11.0)
+    game = played()
+    row = exchange_row(
+        game.exchanges["pi-1"],
+        game,
+        known,
+        dispatched_at_s=10.0,
+        lag_p99_s=0.001,
+        model_bytes=400,
+    )
+    assert (row.mu_cores, row.context_age_s, row.s_not_previous) == (2.0, 1.5, 1)
+    assert (row.tau_hat_s, row.width_s, row.is_valid) == (1.5, 0.2, True)
+    assert row.outcome == "done"
+    assert row.tau_wall_s == pytest.approx(row.tau_s)

@@ -1,0 +1,112 @@
+"""Choosing and learning, without a network."""
+
+import msgspec
+import numpy as np
+
+from coordinator.algorithms.aggregation.build import make_aggregator
+from coordinator.algorithms.estimation.build import make_estimator
+from coordinator.algorithms.selection.build import make_selector
+from coordinator.config import (
+    AggregationConfig,
+    CoordinatorConfig,
+    EvaluationConfig,
+    ModelConfig,
+    RoundConfig,
+    SelectionConfig,
+    TrainingConfig,
+)
+from coordinator.decisions import Decisions, Observation
+from coordinator.registry import Registry
+from tests.coordinator.builders import context, hello
+
+MODEL_BITS = 8e6
+
+
+def decisions(**selection: object) -> Decisions:
+    config = CoordinatorConfig(
+        name="test",
+        seed_init=1,
+        seed_selection=2,
+        seed_training=3,
+        rounds=10,
+        model=ModelConfig(),
+        training=TrainingConfig(),
+        selection=SelectionConfig(**({"per_round": 2} | selection)),  # type: ignore[arg-type]
+        aggregation=AggregationConfig(),
+        round=RoundConfig(deadline_s=30.0),
+        evaluation=EvaluationConfig(),
+    )
+    return Decisions(
+        config,
+        make_selector(config.selection),
+        make_estimator(config.selection),
+        make_aggregator(config.aggregation),
+    )
+
+
+def fleet(n: int = 5) -> Registry:
+    registry = Registry()
+    for i in range(n):
+        registry.join(f"pi-{i}", hello(n_k=100), now=0.0)
+        registry.update_context(f"pi-{i}", context(), now=1.0)
+    return registry
+
+
+def observe(brain: Decisions, registry: Registry, round_id: int, tau_s: float) -> list[int]:
+    choice = brain.choose(round_id, registry, MODEL_BITS, now=1.0)
+    seen = [Observation(int(row), tau_s + int(row), True, False) for row in choice.rows]
+    brain.learn(choice, seen)
+    return [int(row) for row in choice.rows]
+
+
+def test_the_same_seed_and_round_choose_the_same_cohort() -> None:
+    registry = fleet()
+    first = decisions().choose(1, registry, MODEL_BITS, now=1.0)
+    second = decisions().choose(1, registry, MODEL_BITS, now=1.0)
+    assert first.rows.tolist() == second.rows.tolist()
+
+
+def test_a_restored_checkpoint_goes_on_as_if_nothing_had_happened() -> None:
+    registry = fleet()
+    straight = decisions()
+    for round_id in range(1, 6):
+        observe(straight, registry, round_id, 1.0)
+    resumed = decisions()
+    resumed.load_state(msgspec.msgpack.decode(msgspec.msgpack.encode(straight.to_state())))
+    futures = [
+        [observe(brain, registry, round_id, 1.0) for round_id in range(6, 16)]
+        for brain in (straight, resumed)
+    ]
+    assert futures[0] == futures[1]
+
+
+def test_only_valid_exchanges_teach_the_estimator() -> None:
+    registry, brain = fleet(2), decisions()
+    choice = brain.choose(1, registry, MODEL_BITS, now=1.0)
+    brain.learn(choice, [Observation(0, 4.0, True, False), Observation(1, None, True, False)])
+    predicted = brain.choose(2, registry, MODEL_BITS, now=1.0).prediction.tau_hat_s
+    assert predicted[0] > 1.0
+    assert predicted[1] == 0.0
+
+
+def test_a_timeout_teaches_the_deadline_only_when_asked_to() -> None:
+    for censored, learnt in (("drop", False), ("timeout", True)):
+        registry, brain = fleet(2), decisions(censored=censored)
+        choice = brain.choose(1, registry, MODEL_BITS, now=1.0)
+        brain.learn(choice, [Observation(0, None, False, True)])
+        predicted = brain.choose(2, registry, MODEL_BITS, now=1.0).prediction.tau_hat_s
+        assert bool(predicted[0] > 5.0) is learnt
+
+
+def test_queues_grow_in_a_round_with_nobody_available() -> None:
+    registry, brain = fleet(3), decisions(beta=0.2)
+    choice = brain.choose(1, registry, MODEL_BITS, now=99.0)
+    assert choice.rows.size == 0
+    brain.learn(choice, [])
+    np.testing.assert_allclose(brain.selector.queues(3), 0.2)
+
+
+def test_mini_batch_orders_differ_between_rounds_and_devices() -> None:
+    brain = decisions()
+    seeds = {brain.training_seed(r, d) for r in range(5) for d in range(5)}
+    assert len(seeds) == 25
