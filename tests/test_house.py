@@ -1,0 +1,121 @@
+"""The house around the code: the wrapper, the setup, the pins, the links."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parent.parent
+TIMEOUT_S = 60.0
+
+OLD_PYTHON = """#!/bin/sh
+case $1 in -V) echo Python 3.8.10 ;; *) exit 1 ;; esac
+"""
+BARE_PYTHON = """#!/bin/sh
+# New enough, but without ensurepip, virtualenv and pip.
+case $* in -V) echo Python 3.11.2 ;; *version_info*) ;; *) exit 1 ;; esac
+"""
+ECHO_RUNNER = """#!/bin/sh
+if [ "$1" = --version ]; then exit; fi
+pwd
+printf '[%s]' "$@"
+"""
+
+
+def _executable(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Return an empty checkout with the wrapper and the setup, and no `.venv` yet."""
+    folder = tmp_path / "a checkout"
+    for name in ("just", "tools/setup.sh", "pyproject.toml", "constraints.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def _run(*args: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        args,
+        cwd=cwd,
+        env={"PATH": "/usr/bin:/bin", "HOME": os.environ.get("HOME", "/"), **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+
+
+def test_the_wrapper_runs_in_the_checkout_and_passes_its_arguments_on(
+    checkout: Path, tmp_path: Path
+) -> None:
+    _executable(checkout / ".venv" / "bin" / "just", ECHO_RUNNER)
+    done = _run(checkout / "just", "test", "--", "-k", "two words", cwd=tmp_path)
+    assert done.stdout == f"{checkout}\n[test][--][-k][two words]"
+
+
+def test_the_wrapper_takes_a_runner_from_the_path(checkout: Path, tmp_path: Path) -> None:
+    folder = _executable(tmp_path / "bin" / "just", ECHO_RUNNER).parent
+    done = _run(checkout / "just", "demo", cwd=tmp_path, PATH=f"{folder}:/usr/bin:/bin")
+    assert done.stdout.endswith("[demo]")
+
+
+def test_the_wrapper_is_not_its_own_runner(checkout: Path) -> None:
+    old = _executable(checkout / "python", OLD_PYTHON)
+    done = _run("./just", "demo", cwd=checkout, PATH=f"{checkout}:/usr/bin:/bin", PYTHON=str(old))
+    assert done.returncode == 1
+    assert done.stderr.startswith("setup: Python must be 3.10 or newer")
+
+
+def test_setup_names_the_version_when_python_is_too_old(checkout: Path) -> None:
+    _executable(checkout / "old", OLD_PYTHON)
+    done = _run("sh", "tools/setup.sh", "demo", cwd=checkout, PYTHON="./old")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "setup: Python must be 3.10 or newer, got Python 3.8.10; "
+        "install one and name it: PYTHON=python3.12 ./just demo\n"
+    )
+
+
+def test_setup_tells_the_one_command_that_a_bare_debian_needs(checkout: Path) -> None:
+    _executable(checkout / "python3", BARE_PYTHON)
+    done = _run("sh", "tools/setup.sh", "demo", cwd=checkout, PYTHON="./python3")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "setup: Python must be able to build virtual environments, got ./python3 without "
+        "ensurepip; type: sudo apt-get install -y python3-venv\n"
+    )
+
+
+def test_setup_refuses_an_unknown_level(checkout: Path) -> None:
+    done = _run("sh", "tools/setup.sh", "all", cwd=checkout)
+    assert done.returncode == 2
+    assert done.stderr == "setup: level must be runner, demo, device or dev, got all\n"
+
+
+def test_torch_is_pinned_to_one_version_everywhere() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = re.findall(r"^torch==.*$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert len(pins) == 1
+    assert pins[0] in extras["optional-dependencies"]["torch"]
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))])
+def test_every_link_to_a_file_leads_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)", path.read_text())
+    missing = [k for k in links if "://" not in k and not (path.parent / k).exists()]
+    assert not missing
