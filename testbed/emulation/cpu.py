@@ -1,0 +1,89 @@
+"""A slow processor and slow storage, emulated by sleeping between steps of work.
+
+The device needs `cpu / q` seconds for work that took `cpu` seconds of this machine's processor,
+where q is its speed relative to ours, and `bytes / rate` seconds to read from its storage:
+
+    credit = wall - cpu / q - bytes / rate
+
+Negative credit is a deficit to sleep off. Positive credit means that this machine was late, busy
+with something else: later steps may catch up, but at most `MAX_CREDIT_S`, so that a device never
+runs in a burst faster than itself for long. What is late beyond that is lost, and counted.
+"""
+
+from dataclasses import dataclass
+
+MAX_CREDIT_S = 0.25
+"""Lateness that later steps may catch up, seconds. With it, steps of 2 to 20 ms at q = 0.05 to
+0.9 took 1.000 to 1.002 of their time on a quiet machine."""
+
+MIN_SLEEP_S = 0.5e-3
+"""Shorter deficits wait for the next step: waking up costs about 0.1 ms."""
+
+
+@dataclass(slots=True)
+class PacedSection:
+    """The account of one compute section; starts with no credit, whatever was before.
+
+    Readings of wall and processor time count from any origin, in seconds.
+    """
+
+    speed_ratio: float
+    """q: speed of the device relative to this machine; 1 or more is never slowed."""
+    storage_read_bytes_per_s: float | None
+    """Rate of the device's storage; None is not slowed."""
+    now: float
+    """Wall time at the start, and after each reading."""
+    cpu: float
+    """Processor time of the working thread at the start, and after each reading."""
+    credit_s: float = 0.0
+    wall_s: float = 0.0
+    lost_s: float = 0.0
+    """Lateness that cannot be caught up any more."""
+
+    def __post_init__(self) -> None:
+        if self.speed_ratio <= 0.0:
+            raise ValueError(f"speed_ratio must be > 0, got {self.speed_ratio}; see profiles")
+        rate = self.storage_read_bytes_per_s
+        if rate is not None and rate <= 0.0:
+            raise ValueError(f"storage_read_bytes_per_s must be > 0, got {rate}; see profiles")
+
+    def advance(self, now: float, cpu: float, read_bytes: int = 0) -> float:
+        """Account for the work since the last reading; return how long to sleep now, seconds."""
+        self._account(now, cpu, read_bytes)
+        return -self.credit_s if self.credit_s <= -MIN_SLEEP_S else 0.0
+
+    def finish(self, now: float, cpu: float) -> float:
+        """Account for the last work; return how long to sleep so that nothing is owed, seconds."""
+        self._account(now, cpu, 0)
+        return max(0.0, -self.credit_s)
+
+    @property
+    def starved_ratio(self) -> float:
+        """Share of the section by which it took longer than the device would have, 0 to 1."""
+        late_s = self.lost_s + max(0.0, self.credit_s)
+        return late_s / self.wall_s if self.wall_s > 0.0 else 0.0
+
+    def _account(self, now: float, cpu: float, read_bytes: int) -> None:
+        wall_s, cpu_s = now - self.now, cpu - self.cpu
+        self.now, self.cpu = now, cpu
+        self.wall_s += wall_s
+        self.credit_s += wall_s - cpu_s / self.speed_ratio
+        if self.storage_read_bytes_per_s is not None:
+            self.credit_s -= read_bytes / self.storage_read_bytes_per_s
+        if self.credit_s > MAX_CREDIT_S:
+            self.lost_s += self.credit_s - MAX_CREDIT_S
+            self.credit_s = MAX_CREDIT_S
+
+
+@dataclass(slots=True)
+class RecentShare:
+    """The share of its own speed that the device really had, averaged over recent sections."""
+
+    time_constant_s: float = 5.0
+    value: float = 1.0
+    """1 until a section has been late."""
+
+    def add(self, section: PacedSection) -> None:
+        """Take a finished section into the average; short ones weigh little."""
+        weight = section.wall_s / (section.wall_s + self.time_constant_s)
+        self.value += weight * (1.0 - section.starved_ratio - self.value)

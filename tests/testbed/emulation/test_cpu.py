@@ -1,0 +1,133 @@
+"""Pacing is exact in simulated time."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.emulation.cpu import MAX_CREDIT_S, MIN_SLEEP_S, PacedSection, RecentShare
+
+speed_ratios = st.floats(0.01, 1.0)
+steps = st.lists(st.floats(0.0, 0.2), min_size=1, max_size=60)
+
+
+def start(q: float, rate: float | None = None, now: float = 0.0, cpu: float = 0.0) -> PacedSection:
+    return PacedSection(speed_ratio=q, storage_read_bytes_per_s=rate, now=now, cpu=cpu)
+
+
+def run(section: PacedSection, cpu_s: Iterable[float], late_s: Iterable[float] = ()) -> float:
+    """Run steps that need `cpu_s` each and are held up by `late_s`; return the wall time."""
+    started = now = section.now
+    cpu = section.cpu
+    late = iter(late_s)
+    for step_s in cpu_s:
+        cpu += step_s
+        now += step_s + next(late, 0.0)
+        now += section.advance(now, cpu)
+    now += section.finish(now, cpu)
+    section.advance(now, cpu)
+    return now - started
+
+
+@given(speed_ratios, steps)
+def test_a_section_takes_the_time_of_the_slow_device(q: float, cpu_s: list[float]) -> None:
+    section = start(q)
+    assert run(section, cpu_s) == pytest.approx(sum(cpu_s) / q, abs=1e-9)
+    assert section.starved_ratio == pytest.approx(0.0, abs=1e-6)
+
+
+@given(speed_ratios, steps)
+def test_the_device_is_never_ahead_of_itself(q: float, cpu_s: list[float]) -> None:
+    section = start(q)
+    now = cpu = 0.0
+    for step_s in cpu_s:
+        now, cpu = now + step_s, cpu + step_s
+        now += section.advance(now, cpu)
+        assert now >= cpu / q - MIN_SLEEP_S - 1e-9
+
+
+@given(speed_ratios, steps, st.lists(st.floats(0.0, 1.0), max_size=60))
+def test_lateness_is_made_up_or_counted(q: float, cpu_s: list[float], late_s: list[float]) -> None:
+    section = start(q)
+    wall_s = run(section, cpu_s, late_s)
+    ideal_s = sum(cpu_s) / q
+    assert wall_s >= ideal_s - 1e-9
+    assert section.starved_ratio * wall_s == pytest.approx(wall_s - ideal_s, abs=1e-6)
+    assert 0.0 <= section.starved_ratio <= 1.0
+
+
+@given(st.lists(st.floats(0.0, 0.1), min_size=1, max_size=40), st.floats(0.3, 100.0))
+def test_a_long_pause_buys_only_the_capped_credit(cpu_s: list[float], pause_s: float) -> None:
+    q = 0.25
+    section = start(q)
+    section.advance(pause_s, 0.0)
+    now, cpu = pause_s, 0.0
+    for step_s in cpu_s:
+        now, cpu = now + step_s, cpu + step_s
+        now += section.advance(now, cpu)
+    now += section.finish(now, cpu)
+    assert now - pause_s >= sum(cpu_s) / q - MAX_CREDIT_S - 1e-9
+
+
+def test_every_section_starts_without_credit() -> None:
+    q = 0.5
+    first = start(q)
+    run(first, [0.1], [5.0])
+    second = start(q, now=first.now, cpu=first.cpu)
+    assert run(second, [0.1]) == pytest.approx(0.2)
+
+
+@given(st.floats(1.0, 50.0), steps)
+def test_a_device_faster_than_this_machine_is_not_slowed(q: float, cpu_s: list[float]) -> None:
+    assert run(start(q), cpu_s) == pytest.approx(sum(cpu_s))
+
+
+def test_a_device_faster_than_this_machine_counts_as_starved() -> None:
+    section = start(4.0)
+    run(section, [0.5, 0.5])
+    assert section.starved_ratio == pytest.approx(0.75)
+
+
+@given(st.integers(0, 10**9), st.floats(1e5, 1e9))
+def test_reading_takes_the_time_of_the_slow_storage(n_bytes: int, rate: float) -> None:
+    section = start(0.5, rate)
+    read_s = 1e-4  # ours is faster
+    sleep_s = section.advance(read_s, 0.0, n_bytes)
+    sleep_s += section.finish(read_s + sleep_s, 0.0)
+    assert sleep_s == pytest.approx(max(0.0, n_bytes / rate - read_s), abs=1e-6)
+
+
+def test_short_deficits_add_up_before_it_sleeps() -> None:
+    section = start(0.5)
+    step_s = MIN_SLEEP_S * 0.3
+    sleeps = []
+    now = cpu = 0.0
+    for _ in range(16):
+        now, cpu = now + step_s, cpu + step_s
+        sleeps.append(section.advance(now, cpu))
+        now += sleeps[-1]
+    assert [sleep for sleep in sleeps if sleep] == pytest.approx([MIN_SLEEP_S * 1.2] * 4)
+
+
+@pytest.mark.parametrize("q", [0.0, -1.0])
+def test_the_speed_ratio_must_be_positive(q: float) -> None:
+    with pytest.raises(ValueError, match=r"speed_ratio must be > 0, got"):
+        start(q)
+
+
+def test_the_storage_rate_must_be_positive() -> None:
+    with pytest.raises(ValueError, match=r"storage_read_bytes_per_s must be > 0, got 0.0"):
+        start(1.0, 0.0)
+
+
+def test_the_recent_share_follows_starvation() -> None:
+    share = RecentShare()
+    punctual = start(0.5)
+    run(punctual, [1.0])
+    share.add(punctual)
+    assert share.value == pytest.approx(1.0)
+    starved = start(0.5)
+    run(starved, [10.0], [20.0 + 10.0])  # twice as long as the device needs
+    share.add(starved)
+    assert 0.5 < share.value < 0.7

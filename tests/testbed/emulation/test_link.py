@@ -1,0 +1,103 @@
+"""A line keeps its rate, its delay and the order, whatever is sent when."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.emulation.link import MIN_CHUNK_BYTES, QUEUE_S, Line, set_up_s
+
+rates = st.floats(1e4, 1e9)
+delays = st.floats(0.0, 2.0)
+gaps = st.lists(st.tuples(st.floats(0.0, 0.5), st.integers(1, 1 << 18)), min_size=1, max_size=60)
+
+
+def arrivals(line: Line, pieces: list[tuple[float, int]]) -> list[tuple[float, float, int]]:
+    """Send each piece after its gap, cut as the rule says; return (sent, due, bytes)."""
+    now, found = 0.0, []
+    for gap_s, n_bytes in pieces:
+        now += gap_s
+        while n_bytes > 0:
+            piece = min(n_bytes, line.chunk_bytes)
+            found.append((now, line.send(now, piece), piece))
+            n_bytes -= piece
+    return found
+
+
+@given(rates, delays, gaps)
+def test_no_window_carries_more_than_the_rate_and_one_chunk(
+    rate: float, delay: float, pieces: list[tuple[float, int]]
+) -> None:
+    line = Line(rate, delay)
+    found = arrivals(line, pieces)[:200]
+    for first in range(len(found)):
+        carried = 0
+        for _, due, n_bytes in found[first:]:
+            carried += n_bytes
+            window_s = due - found[first][1]
+            assert 8 * carried <= rate * window_s * (1 + 1e-6) + 8 * line.chunk_bytes + 1e-3
+
+
+@given(st.none() | rates, delays, gaps)
+def test_nothing_overtakes_and_nothing_is_early(
+    rate: float | None, delay: float, pieces: list[tuple[float, int]]
+) -> None:
+    line = Line(rate, delay)
+    last = 0.0
+    for sent, due, n_bytes in arrivals(line, pieces):
+        on_the_line_s = 0.0 if rate is None else 8 * n_bytes / rate
+        assert due >= sent + on_the_line_s + delay - 1e-9
+        assert due >= last
+        last = due
+
+
+@given(rates, delays, st.integers(1, 10_000))
+def test_a_busy_line_is_used_in_full(rate: float, delay: float, chunks: int) -> None:
+    line = Line(rate, delay)
+    due = 0.0
+    for _ in range(min(chunks, 500)):
+        due = line.send(0.0, line.chunk_bytes)
+    sent = min(chunks, 500) * line.chunk_bytes
+    assert due == pytest.approx(8 * sent / rate + delay)
+
+
+@given(rates, delays)
+def test_a_sender_that_waits_when_full_keeps_the_queue_short(rate: float, delay: float) -> None:
+    line = Line(rate, delay)
+    now = 0.0
+    for _ in range(300):
+        line.send(now, line.chunk_bytes)
+        assert line.free_at - now <= QUEUE_S + 8 * line.chunk_bytes / rate + 1e-9
+        if line.is_full(now):
+            now = line.ready_at
+            assert now < line.free_at  # it goes on before the line runs dry
+
+
+def test_the_delay_may_shrink_without_overtaking() -> None:
+    line = Line(1e6, 1.0)
+    late = line.send(0.0, 1000)
+    line.delay_s = 0.0
+    assert line.send(0.0, 1000) >= late
+
+
+def test_without_rate_a_line_only_delays() -> None:
+    line = Line(None, 0.25)
+    assert [line.send(1.0, 1 << 18) for _ in range(3)] == [1.25] * 3
+    assert not line.is_full(1.0)
+
+
+def test_chunks_are_at_least_a_segment_and_2_ms_of_a_fast_line() -> None:
+    assert Line(1e5, 0.0).chunk_bytes == MIN_CHUNK_BYTES
+    assert Line(100e6, 0.0).chunk_bytes == 25_000
+
+
+def test_a_connection_takes_a_round_trip_to_open() -> None:
+    line = Line(8e6, 0.05)
+    assert line.send(10.0, 1000, not_before=10.0 + set_up_s(0.05)) == pytest.approx(10.151)
+
+
+@pytest.mark.parametrize(
+    ("rate", "delay", "name"), [(0.0, 0.0, "rate_bps"), (1.0, -1.0, "delay_s")]
+)
+def test_bad_numbers_are_refused(rate: float, delay: float, name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be >"):
+        Line(rate, delay)
