@@ -1,0 +1,381 @@
+"""The agent: listens to one coordinator, and does what the lifecycle's table allows.
+
+Messages are handled one by one and never wait; whatever takes time runs as a named task of one
+group. A fault of the coordinator costs a line in the log, a fault of ours a round.
+"""
+
+import logging
+import secrets
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeAlias
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from device_agent.bell import Bell
+from device_agent.cache import BlobCache
+from device_agent.capabilities import capabilities
+from device_agent.config import AgentConfig
+from device_agent.engines.onnx import OnnxEngine
+from device_agent.errors import NotPrepared, NotWanted
+from device_agent.examples import OwnData
+from device_agent.exchange import Pulls
+from device_agent.host import Host
+from device_agent.joining import Joining
+from device_agent.lifecycle import TRANSITIONS, Event, IllegalEvent, Phase, step
+from device_agent.link import LinkEstimate
+from device_agent.post import Post
+from device_agent.probe import Prober
+from device_agent.round import Kit
+from device_agent.rounds import Rounds
+from device_agent.telemetry import Telemetry
+from device_agent.worker import OpenEngine, Worker
+from wire.chunks import decode_chunk
+from wire.codec import decode_to_device, encode
+from wire.errors import DecodeError, Disconnected, Refused
+from wire.messages import (
+    Cancel,
+    CoordinatorStatus,
+    Goodbye,
+    Grant,
+    Hello,
+    LinkProbeReply,
+    Ping,
+    Pong,
+    Received,
+    Refuse,
+    Status,
+    ToDevice,
+    Train,
+    UploadAck,
+    Welcome,
+)
+from wire.topics import Topics
+from wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport, Will
+
+if sys.version_info >= (3, 11):
+    from typing import assert_never
+else:
+    from typing_extensions import assert_never
+
+_log = logging.getLogger(__name__)
+
+TransportFactory: TypeAlias = Callable[[Will], Transport]
+
+DEFAULT_TELEMETRY_S = 1.0
+"""Until the coordinator says otherwise."""
+
+
+class Agent:
+    """One device of the fleet.
+
+    Args:
+        config: What a person told us.
+        host: The machine, or what stands in for it.
+        transport_factory: Makes the link to the broker; given our last will.
+        open_engine: Opens the training engine of a task.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        host: Host,
+        transport_factory: TransportFactory,
+        open_engine: OpenEngine = OnnxEngine,
+    ) -> None:
+        self._config = config
+        self._host = host
+        self._transport_factory = transport_factory
+        self._open_engine = open_engine
+        self._name = config.name
+        self._topics = Topics(config.tenant)
+        self._boot = secrets.randbits(40)
+        self._phase = Phase.OFFLINE
+        self._scope = anyio.CancelScope()
+        self._fault: NotWanted | None = None
+        self._coordinator_boot: int | None = None
+        self._is_linked = False
+        self._is_coordinator_on = False
+        self._hello_bell = Bell()
+        self._hello_at = 0.0
+        self._preparing: tuple[Welcome, anyio.CancelScope] | None = None
+        self._chunk_topics = (f"{self._topics.base}/b/", self._topics.data(self._name))
+
+    @property
+    def phase(self) -> Phase:
+        """What the agent is doing."""
+        return self._phase
+
+    @property
+    def is_ready(self) -> bool:
+        """Task and data are on the device: it can take a `Train`."""
+        is_here = self._phase is Phase.IDLE or self._phase.is_working
+        return is_here and self._worker.is_prepared
+
+    async def run(self) -> None:
+        """Serve coordinators until cancelled, refused, or (with `once`) until a run is over.
+
+        Raises:
+            DataError: The device's own data cannot be used.
+            EngineError: The training engine is not installed.
+            NotWanted: The coordinator or the broker said no for good.
+        """
+        off = Status(state="off", boot=self._boot)
+        transport = self._transport_factory(Will(self._topics.status(self._name), encode(off)))
+        own_data = self._config.data_path
+        n_k = await anyio.to_thread.run_sync(OwnData(own_data).count) if own_data else None
+        can = capabilities(self._host.sensors, self._config.engine_threads)
+        self._hello = Hello(boot=self._boot, n_k=n_k, capabilities=can)
+        async with transport, anyio.create_task_group() as group:
+            self._furnish(transport, group)
+            try:
+                with self._scope:
+                    group.start_soon(self._telemetry.run, name=f"agent[{self._name}].telemetry")
+                    group.start_soon(self._greet, name=f"agent[{self._name}].hello")
+                    group.start_soon(self._prober.run, name=f"agent[{self._name}].probe")
+                    await self._listen(transport)
+            finally:
+                self._rounds.stop("the agent leaves")
+                with anyio.move_on_after(self._config.timeouts.leave_s, shield=True):
+                    await self._post.tell(off)
+                group.cancel_scope.cancel()
+        if self._fault is not None:
+            raise self._fault
+
+    def _furnish(self, transport: Transport, group: TaskGroup) -> None:
+        config, clock = self._config, self._host.clock
+        self._group = group
+        self._post = Post(transport, self._topics, self._name, group)
+        self._link = LinkEstimate()
+        self._pulls = Pulls(self._post, self._topics, clock)
+        cache = BlobCache(config.cache_path, config.cache_bytes)
+        self._worker = Worker(self._host, cache, self._open_engine, config.engine_threads)
+        kit = Kit(
+            name=self._name,
+            clock=clock,
+            post=self._post,
+            pulls=self._pulls,
+            worker=self._worker,
+            link=self._link,
+            timeouts=config.timeouts,
+        )
+        self._rounds = Rounds(kit, group, lambda: self._phase, self._step, self._settle)
+        self._prober = Prober(
+            self._name,
+            self._post,
+            self._link,
+            clock,
+            config.timeouts.probe_s,
+            lambda: self._phase in (Phase.IDLE, Phase.PREPARING),
+        )
+        self._joining = Joining(kit, cache, self._prober, config.data_path)
+        self._telemetry = Telemetry(
+            self._host,
+            self._post,
+            self._worker,
+            self._link,
+            boot=self._boot,
+            engine_threads=config.engine_threads,
+            period_s=config.telemetry_s or DEFAULT_TELEMETRY_S,
+            state=lambda: (self._phase, self.is_ready),
+        )
+
+    async def _greet(self) -> None:
+        """Say hello while nobody has welcomed us."""
+        clock = self._host.clock
+        while True:
+            left_s = self._hello_at - clock.now()
+            if self._phase is not Phase.JOINING:
+                await self._hello_bell.wait()
+            elif left_s > 0.0:
+                await self._hello_bell.wait(left_s)
+            else:
+                self._hello_at = clock.now() + self._config.timeouts.hello_s
+                await self._post.tell(self._hello)
+
+    def _hello_in(self, delay_s: float) -> None:
+        self._hello_at = self._host.clock.now() + delay_s
+        self._hello_bell.ring()
+
+    async def _listen(self, transport: Transport) -> None:
+        topics, name = self._topics, self._name
+        with suppress(Disconnected):  # the filters are remembered
+            await transport.subscribe(
+                topics.control(name), topics.control_all, topics.coordinator, qos=1
+            )
+        with suppress(Disconnected):
+            await transport.subscribe(topics.data(name), qos=0)
+        try:
+            async for event in transport.events():
+                self._on_incoming(event)
+        except Refused as exc:
+            self._finish(NotWanted(str(exc)))
+
+    def _on_incoming(self, event: Incoming) -> None:
+        match event:
+            case Packet():
+                self._on_packet(event)
+            case LinkUp():
+                self._on_link_up()
+            case LinkDown(reason=reason):
+                self._on_link_down(reason)
+
+    def _on_link_up(self) -> None:
+        self._is_linked = True
+        self._step(Event.LINK_UP)
+        self._post.say(Status(state="on", boot=self._boot))
+        self._pulls.on_link_up()
+        self._rounds.on_link_up()
+        self._prober.wake()
+        self._telemetry.send_now()
+
+    def _on_link_down(self, reason: str) -> None:
+        _log.warning("%s: link lost: %s", self._name, reason)
+        self._is_linked = self._is_coordinator_on = False
+        self._pulls.on_link_down()
+        self._step(Event.LINK_LOST)
+
+    def _on_packet(self, packet: Packet) -> None:
+        """Deal with one packet; whatever it holds, the agent goes on."""
+        arrived_s = self._host.clock.now()
+        if not packet.payload:  # a retained topic was cleared
+            return
+        try:
+            if packet.topic.startswith(self._chunk_topics):
+                self._pulls.on_chunk(decode_chunk(packet.payload))
+            else:
+                self._on_message(decode_to_device(packet.payload), arrived_s)
+        except DecodeError as exc:
+            _log.warning("%s: ignored what came on %s: %s", self._name, packet.topic, exc)
+
+    def _on_message(self, message: ToDevice, arrived_s: float) -> None:
+        match message:
+            case Ping(seq=seq):
+                self._post.say(Pong(seq=seq), qos=0)
+            case Train():
+                self._rounds.on_train(message, arrived_s)
+            case Grant() | UploadAck() | Received():
+                self._rounds.on_message(message)
+            case Cancel():
+                self._rounds.on_cancel(message)
+            case Welcome():
+                self._on_welcome(message)
+            case LinkProbeReply():
+                self._prober.on_reply(message)
+            case CoordinatorStatus():
+                self._on_coordinator(message)
+            case Refuse():
+                self._on_refuse(message)
+            case Goodbye():
+                self._on_goodbye(message)
+            case _:
+                assert_never(message)
+
+    def _on_coordinator(self, status: CoordinatorStatus) -> None:
+        is_known = status.boot == self._coordinator_boot
+        if status.state == "off":
+            if is_known and self._is_coordinator_on:
+                self._is_coordinator_on = False
+                self._step(Event.COORDINATOR_LEFT)
+            return
+        was_on, self._is_coordinator_on = self._is_coordinator_on, True
+        self._coordinator_boot = status.boot
+        if not is_known:
+            self._rounds.stop("another coordinator is on")
+            self._rounds.forget()
+            self._stop_preparing()
+        if not is_known or self._phase is Phase.WAITING:
+            self._step(Event.COORDINATOR_SEEN)
+            self._hello_in(0.0)
+        elif not was_on:
+            # One of us lost its link in the middle of something: greet, and repeat ourselves.
+            self._post.say(self._hello)
+            self._rounds.repeat()
+
+    def _on_welcome(self, welcome: Welcome) -> None:
+        if welcome.boot != self._coordinator_boot or Event.WELCOMED not in TRANSITIONS[self._phase]:
+            return
+        if self._config.telemetry_s is None:
+            self._telemetry.period_s = welcome.telemetry_s
+        if self._phase.is_working or (self._phase is Phase.IDLE and self._joining.is_done(welcome)):
+            return
+        if self._preparing is not None and self._preparing[0] == welcome:
+            return
+        self._stop_preparing()
+        self._step(Event.WELCOMED)
+        if self._joining.is_done(welcome):
+            self._step(Event.PREPARED)
+            return
+        scope = anyio.CancelScope()
+        self._preparing = (welcome, scope)
+        self._group.start_soon(self._prepare, welcome, scope, name=f"agent[{self._name}].prepare")
+
+    async def _prepare(self, welcome: Welcome, scope: anyio.CancelScope) -> None:
+        event = Event.UNPREPARED
+        with scope:
+            try:
+                await self._joining.prepare(welcome)
+                event = Event.PREPARED
+            except NotPrepared as exc:
+                _log.warning("%s: cannot train: %s", self._name, exc)
+        if self._preparing != (welcome, scope):
+            return
+        self._preparing = None
+        self._hello_in(self._config.timeouts.refused_s)
+        self._step(event)
+        self._settle()
+
+    def _stop_preparing(self) -> None:
+        if self._preparing is not None:
+            self._preparing[1].cancel()
+            self._preparing = None
+
+    def _on_refuse(self, refuse: Refuse) -> None:
+        if refuse.is_final:
+            self._finish(NotWanted(f"{self._name}: refused by the coordinator: {refuse.reason}"))
+            return
+        _log.warning("%s: refused by the coordinator: %s", self._name, refuse.reason)
+        self._hello_in(self._config.timeouts.refused_s)
+
+    def _on_goodbye(self, goodbye: Goodbye) -> None:
+        _log.info("%s: the coordinator says goodbye: %s", self._name, goodbye.reason)
+        if self._config.once:
+            self._finish(None)
+        elif self._phase.is_working:
+            self._rounds.stop("the run is over")
+            self._step(Event.ENDED)
+            self._settle()
+
+    def _finish(self, fault: NotWanted | None) -> None:
+        self._fault = fault
+        self._step(Event.FINISHED)
+        self._scope.cancel()
+
+    def _settle(self) -> None:
+        """What happened to link and coordinator during the work takes effect after it."""
+        if not self._is_linked:
+            self._step(Event.LINK_LOST)
+        elif not self._is_coordinator_on:
+            self._step(Event.COORDINATOR_LEFT)
+        elif self._phase is Phase.IDLE and not self._worker.is_prepared:
+            self._step(Event.COORDINATOR_SEEN)
+            self._hello_in(0.0)
+        self._prober.wake()
+
+    def _step(self, event: Event) -> None:
+        before, was_ready = self._phase, self.is_ready
+        try:
+            self._phase = step(before, event)
+        except IllegalEvent as exc:
+            _log.warning("%s: %s", self._name, exc)
+            return
+        if self._phase is before:
+            return
+        _log.info("%s round %s: %s", self._name, self._rounds.round_id or "-", self._phase)
+        if self._phase is Phase.IDLE or self.is_ready != was_ready:
+            self._telemetry.send_now()
+        else:
+            self._telemetry.send_soon()

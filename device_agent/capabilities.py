@@ -1,0 +1,36 @@
+"""What a device is: said once, in its hello."""
+
+import platform
+from importlib import metadata
+
+from device_agent.engines.onnx import engine_version
+from device_agent.host import Sensors
+from wire.messages import Capabilities
+
+DISTRIBUTION = "fairbed"
+
+
+def capabilities(sensors: Sensors, engine_threads: int) -> Capabilities:
+    """Return what this device is.
+
+    Raises:
+        EngineError: The training engine is not installed.
+    """
+    return Capabilities(
+        cores=sensors.cores(),
+        memory_bytes=sensors.memory_bytes(),
+        machine=platform.machine(),
+        python=platform.python_version(),
+        engine=engine_version(),
+        engine_threads=engine_threads,
+        agent=agent_version(),
+        model=sensors.board(),
+    )
+
+
+def agent_version() -> str:
+    """Return the version of this package, or `unknown` when it is not installed."""
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,82 @@
+"""`device-agent`: starts one agent on this machine.
+
+Everything heavy is imported after the arguments have been read, so that `--help` is quick.
+"""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+PASSWORD_VARIABLE = "FAIRBED_BROKER_PASSWORD"
+"""Holds the broker's password, so that it need not stand in the process list."""
+
+_KEYS = {
+    "broker": "broker_url",
+    "name": "name",
+    "data": "data",
+    "tenant": "tenant",
+    "cache": "cache_folder",
+    "once": "once",
+    "log_level": "log_level",
+}
+"""Flags that lay a value over the configuration file, and its key there."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the agent; return the exit code: 0 done, 1 failed, 2 bad usage or configuration."""
+    args = _parser().parse_args(argv)
+    from device_agent.errors import ConfigError, DataError, one_line
+
+    try:
+        _run(args)
+    except KeyboardInterrupt:
+        return 0
+    except Exception as exc:
+        if args.debug:
+            traceback.print_exc()
+        print(f"device-agent: {one_line(exc)}", file=sys.stderr)
+        return 2 if isinstance(exc, (ConfigError, DataError)) else 1
+    return 0
+
+
+def _run(args: argparse.Namespace) -> None:
+    from device_agent.config import load_config, with_password
+    from device_agent.process import log_to_stderr, run_agent
+    from device_agent.sensors import real_host
+
+    given = {key: getattr(args, flag) for flag, key in _KEYS.items()}
+    overrides = {key: value for key, value in given.items() if value is not None}
+    config = load_config(args.config, overrides)
+    password = os.environ.get(PASSWORD_VARIABLE)
+    if password is not None:
+        config = with_password(config, password)
+    log_to_stderr(config.log_level)
+    run_agent(config, real_host())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="device-agent",
+        description="Train on this device for a Fairbed coordinator.",
+        epilog=f"{PASSWORD_VARIABLE} in the environment holds the broker's password. "
+        "Exit codes: 0 done, 1 failed, 2 bad usage or configuration.",
+    )
+    parser.add_argument("--broker", metavar="URL", help="mqtt://[user[:password]@]host[:port]")
+    parser.add_argument("--name", help="this device's name: 1 to 32 of a-z, 0-9 and hyphen")
+    parser.add_argument("--data", metavar="FILE.npz", help="own data, arrays x and y")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file with these keys")
+    parser.add_argument("--tenant", help="which coordinator to serve (default: main)")
+    parser.add_argument("--cache", metavar="DIR", help="where tasks and shards are kept")
+    parser.add_argument(
+        "--once", action="store_true", default=None, help="stop when the run is over"
+    )
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
+    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""What a person can tell an agent, by flags or by a TOML file; defaults exist here only."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import msgspec
+from msgspec import Meta, Struct
+
+from device_agent.errors import ConfigError
+from wire.messages import DeviceName
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PositiveSeconds = Annotated[float, Meta(gt=0.0, le=1e6)]
+
+
+class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[timeouts]`: how long the agent waits for others, seconds."""
+
+    hello_s: PositiveSeconds = 2.0
+    """Between two `Hello` while no `Welcome` comes."""
+    refused_s: PositiveSeconds = 15.0
+    """Before the next `Hello` after a refusal that is not final."""
+    resend_s: PositiveSeconds = 5.0
+    """Between two `Offer` or `UploadDone` while the coordinator is silent."""
+    queue_s: PositiveSeconds = 3600.0
+    """For a grant, while other devices upload."""
+    probe_s: PositiveSeconds = 15.0
+    """For the reply to one link probe; a 64 KB probe passes at 35 kbit/s."""
+    prepare_s: PositiveSeconds = 600.0
+    """To pull task and data."""
+    leave_s: PositiveSeconds = 1.0
+    """To say goodbye to the broker on Ctrl-C."""
+
+
+class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that one agent needs to know."""
+
+    broker_url: str
+    """`mqtt://[user[:password]@]host[:port]` or `mqtts://...`."""
+    name: DeviceName
+    tenant: DeviceName = "main"
+    data: str | None = None
+    """An `.npz` file with arrays x and y; None asks the coordinator for a shard."""
+    cache_folder: str | None = None
+    """Where tasks and shards are kept; None is the platform's cache folder."""
+    cache_bytes: Annotated[int, Meta(ge=0)] = 4 * 1024**3
+    """Bound of the cache; what was not used for longest goes first."""
+    telemetry_s: PositiveSeconds | None = None
+    """Between two contexts; None follows the coordinator's wish, 1 s before it speaks."""
+    once: bool = False
+    """Stop when the run is over instead of waiting for the next coordinator."""
+    engine_threads: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Threads that one training step uses."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    timeouts: Timeouts = Timeouts()
+
+    @property
+    def cache_path(self) -> Path:
+        """Folder of the cache, which need not exist yet."""
+        if self.cache_folder is not None:
+            return Path(self.cache_folder).expanduser()
+        return default_cache_folder() / self.tenant / self.name
+
+    @property
+    def data_path(self) -> Path | None:
+        """File of the device's own data, or None."""
+        return None if self.data is None else Path(self.data).expanduser()
+
+
+def default_cache_folder() -> Path:
+    """Return where this platform keeps what can be fetched again."""
+    if "XDG_CACHE_HOME" in os.environ:
+        base = Path(os.environ["XDG_CACHE_HOME"])
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path.home() / ".cache"
+    return base / "fairbed" / "agent"
+
+
+def load_config(path: Path | None, overrides: dict[str, object]) -> AgentConfig:
+    """Return the configuration in `path` (if any), with flags laid over it.
+
+    Args:
+        path: TOML file with the keys of `AgentConfig`; None if everything comes by flags.
+        overrides: Values of flags that were given, by key.
+
+    Raises:
+        ConfigError: The file cannot be read, or a key or value breaks a rule.
+    """
+    where = "flags" if path is None else str(path)
+    values: dict[str, object] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+            raise ConfigError(f"{where}: must be a readable TOML file, {_one_line(exc)}") from exc
+    values.update(overrides)
+    for key, flag in (("broker_url", "--broker URL"), ("name", "--name NAME")):
+        if key not in values:
+            raise ConfigError(f"{where}: {key} is missing; give {flag} or put it into the file")
+    try:
+        return msgspec.convert(values, AgentConfig)
+    except msgspec.ValidationError as exc:
+        raise ConfigError(f"{where}: {_one_line(exc)}{_valid_keys(exc)}") from exc
+
+
+def with_password(config: AgentConfig, password: str) -> AgentConfig:
+    """Return `config` with the broker's password filled in, unless its URL names one.
+
+    Raises:
+        ConfigError: The URL names no user for the password.
+    """
+    parts = urlsplit(config.broker_url)
+    user, at, host = parts.netloc.rpartition("@")
+    if ":" in user:
+        return config
+    if not at or not user:
+        raise ConfigError("broker_url: needs a user for the password; write mqtt://USER@HOST")
+    netloc = f"{user}:{quote(password, safe='')}@{host}"
+    return msgspec.structs.replace(config, broker_url=urlunsplit(parts._replace(netloc=netloc)))
+
+
+def _one_line(exc: Exception) -> str:
+    return " ".join(str(exc).split())
+
+
+def _valid_keys(exc: msgspec.ValidationError) -> str:
+    if "unknown field" not in str(exc):
+        return ""
+    known = Timeouts if "$.timeouts" in str(exc) else AgentConfig
+    return f"; valid keys are {', '.join(known.__struct_fields__)}"

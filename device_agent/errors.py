@@ -1,0 +1,41 @@
+"""Errors of the agent.
+
+AgentError
+├── ConfigError     a flag or the configuration file breaks a rule
+├── DataError       the device's own data cannot be used
+├── NotWanted       the coordinator or the broker said no for good
+├── NotPrepared     task or data cannot be had or do not work; another welcome may help
+└── RoundFailed     this round cannot be finished; the next one may
+"""
+
+
+class AgentError(Exception):
+    """Base of the agent's own errors; the message is one line."""
+
+
+class ConfigError(AgentError):
+    """A flag or the configuration file breaks a rule."""
+
+
+class DataError(AgentError):
+    """The device's own data cannot be used."""
+
+
+class NotWanted(AgentError):
+    """The coordinator or the broker said no for good; trying again will not help."""
+
+
+class NotPrepared(AgentError):
+    """Task or data cannot be had or do not work."""
+
+
+class RoundFailed(AgentError):
+    """A round cannot be finished; the coordinator is told why."""
+
+
+def one_line(exc: BaseException) -> str:
+    """Return an error as one line, with its type when it says nothing itself."""
+    text = " ".join(str(exc).split())
+    if isinstance(exc, MemoryError):
+        return f"out of memory; {text or 'the model or the data is too large for this device'}"
+    return text or type(exc).__name__

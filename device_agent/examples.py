@@ -1,0 +1,116 @@
+"""The data that a device trains on: a shard from the cache, or a file of its own."""
+
+import zipfile
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_agent.cache import BlobCache
+from device_agent.engines.base import Examples
+from device_agent.errors import DataError, NotPrepared
+from device_agent.host import Meter
+from wire.messages import Manifest
+from wire.shard import decode_shard
+
+_UNREADABLE = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile)
+
+
+class ExampleSource(Protocol):
+    """Where the training examples come from when the device is cold."""
+
+    def load(self, meter: Meter) -> tuple[Examples, NDArray[np.int64]]:
+        """Read x, shape (n, *x_shape), and y, shape (n,); blocks on the disk."""
+        ...
+
+
+class CachedShard:
+    """A shard that the coordinator assigned and this device keeps."""
+
+    def __init__(self, cache: BlobCache, manifest: Manifest) -> None:
+        self._cache = cache
+        self._manifest = manifest
+
+    def load(self, meter: Meter) -> tuple[Examples, NDArray[np.int64]]:
+        """Read the shard from the cache.
+
+        Raises:
+            NotPrepared: It is not there any more.
+            DecodeError: It is not a shard.
+        """
+        blob = self._cache.get(self._manifest)
+        if blob is None:
+            raise NotPrepared("data: the shard is missing or corrupt on disk; it is pulled again")
+        meter.read(len(blob))
+        return decode_shard(blob).arrays()
+
+
+class OwnData:
+    """An `.npz` file with arrays `x` and `y` that never leaves the device.
+
+    x is float (as it is), uint8 (pixels, divided by 255) or integer (tokens); y are labels.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def load(self, meter: Meter) -> tuple[Examples, NDArray[np.int64]]:
+        """Read the file.
+
+        Raises:
+            DataError: It cannot be read, or its arrays break a rule.
+        """
+        x, y = self._read()
+        meter.read(self.path.stat().st_size)
+        return _checked_x(self.path, x, len(y)), _checked_y(self.path, y)
+
+    def count(self) -> int:
+        """Return n_k, and find out whether the file is any good.
+
+        Raises:
+            DataError: It cannot be read, or its arrays break a rule.
+        """
+        x, y = self._read()
+        _checked_x(self.path, x, len(y))
+        return len(_checked_y(self.path, y))
+
+    def _read(self) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+        if self.path.suffix != ".npz":
+            raise DataError(f"{self.path}: must be an .npz file with arrays x and y")
+        try:
+            with np.load(self.path, allow_pickle=False) as arrays:
+                missing = {"x", "y"} - set(arrays.files)
+                if missing:
+                    raise DataError(
+                        f"{self.path}: must hold arrays x and y, got "
+                        f"{', '.join(sorted(arrays.files)) or 'none'}"
+                    )
+                x, y = arrays["x"], arrays["y"]
+        except _UNREADABLE as exc:
+            raise DataError(f"{self.path}: must be a readable .npz file, got {exc}") from exc
+        if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:
+            raise DataError(
+                f"{self.path}: x must be (n, ...) and y (n,) with n >= 1, got {x.shape}, {y.shape}"
+            )
+        return x, y
+
+
+def _checked_x(path: Path, x: NDArray[np.generic], n: int) -> Examples:
+    if x.dtype == np.uint8:
+        pixels: NDArray[np.float32] = x.astype(np.float32) / np.float32(255.0)
+        return pixels
+    if x.dtype.kind == "f":
+        values = x.astype(np.float32)
+        if not np.isfinite(values).all():
+            raise DataError(f"{path}: every value of x must be a finite float32, got NaN or inf")
+        return values
+    if x.dtype.kind in "iu":
+        return x.astype(np.int64)
+    raise DataError(f"{path}: x must be float, uint8 or integer, got {x.dtype} for {n} examples")
+
+
+def _checked_y(path: Path, y: NDArray[np.generic]) -> NDArray[np.int64]:
+    if y.dtype.kind not in "iu":
+        raise DataError(f"{path}: y must be integer labels, got {y.dtype}")
+    return y.astype(np.int64)

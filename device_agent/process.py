@@ -1,0 +1,64 @@
+"""One agent as a process: its link, its signals, its end.
+
+The console script runs it with the real host; a testbed runs it with one of its own.
+"""
+
+import logging
+import signal
+import sys
+
+import anyio
+
+from device_agent.agent import Agent
+from device_agent.config import AgentConfig
+from device_agent.errors import ConfigError
+from device_agent.host import Host
+from wire.transport.base import Transport, Will
+from wire.transport.mqtt import MqttTransport
+
+_log = logging.getLogger(__name__)
+
+
+def run_agent(config: AgentConfig, host: Host) -> None:
+    """Serve until the run is over (with `once`), SIGINT or SIGTERM; blocks.
+
+    Raises:
+        AgentError: Bad configuration or data, or nobody wants us.
+        EngineError: The training engine is not installed.
+    """
+
+    def transport(will: Will) -> Transport:
+        # One id per name: after a power cut the broker replaces the dead session by ours, and
+        # its last will cannot come later and contradict us.
+        client_id = f"fairbed-{config.tenant}-{config.name}"
+        try:
+            return MqttTransport(config.broker_url, client_id, will=will)
+        except ValueError as exc:
+            raise ConfigError(str(exc)) from exc
+
+    anyio.run(_serve, Agent(config, host, transport))
+
+
+def log_to_stderr(level: str) -> None:
+    """One line per state change, on stderr."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level.upper(),
+        format="%(asctime)s %(levelname)-7s %(message)s",
+        force=True,
+    )
+
+
+async def _serve(agent: Agent) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(_stop_on_signal, group.cancel_scope, name="agent.signals")
+        await agent.run()
+        group.cancel_scope.cancel()
+
+
+async def _stop_on_signal(scope: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for received in signals:
+            _log.info("%s: leaving", received.name)
+            scope.cancel()
+            return

@@ -1,0 +1,262 @@
+"""One round of one device, from the arrival of `Train` to the coordinator's last word."""
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+import anyio.to_thread
+
+from device_agent.bell import Bell
+from device_agent.config import Timeouts
+from device_agent.errors import RoundFailed
+from device_agent.exchange import Pulls, Push
+from device_agent.host import Clock
+from device_agent.lifecycle import Event
+from device_agent.link import LinkEstimate, upload_chunk_bytes
+from device_agent.post import Post
+from device_agent.stopwatch import Stopwatch
+from device_agent.worker import Job, Trained, Worker
+from wire.messages import (
+    Grant,
+    Manifest,
+    Offer,
+    Phases,
+    Received,
+    Train,
+    UploadAck,
+    UploadDone,
+)
+from wire.transfer import Upload
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """What a round needs of the agent."""
+
+    name: str
+    clock: Clock
+    post: Post
+    pulls: Pulls
+    worker: Worker
+    link: LinkEstimate
+    timeouts: Timeouts
+
+
+class Round:
+    """Works on one `Train`; messages about it come in by the `on_` methods.
+
+    Args:
+        train: What the coordinator asks for.
+        arrived_s: When it came, on the kit's clock.
+        kit: The agent's means.
+        progress: Told of each event of the lifecycle, on the event loop.
+        progress_from_thread: The same, callable from the training thread.
+    """
+
+    def __init__(
+        self,
+        train: Train,
+        arrived_s: float,
+        kit: Kit,
+        progress: Callable[[Event], None],
+        progress_from_thread: Callable[[Event], None],
+    ) -> None:
+        self.train = train
+        self._kit = kit
+        self._watch = Stopwatch(kit.clock, arrived_s)
+        self._deadline_at = arrived_s + train.deadline_s
+        self._progress = progress
+        self._progress_from_thread = progress_from_thread
+        self._scope = anyio.CancelScope()
+        self._is_stopped = False
+        self._bell = Bell()
+        self._offer: Offer | None = None
+        self._grant: Grant | None = None
+        self._push: Push | None = None
+        self._sha256: bytes | None = None
+        self._done: UploadDone | None = None
+        self._received: Received | None = None
+
+    async def run(self) -> None:
+        """Work until the coordinator has said its last word, or `stop` was called.
+
+        Raises:
+            RoundFailed: The round cannot be finished, or took too long.
+        """
+        self._wake_at_deadline()
+        try:
+            with self._scope:
+                await self._work()
+        except RoundFailed:
+            if not (self._is_stopped or self._is_late()):
+                raise
+        if self._is_stopped or self._received is not None:
+            return
+        if self._offer is not None and self._grant is None:
+            raise RoundFailed(f"no grant within {self._kit.timeouts.queue_s:g} s")
+        raise RoundFailed(f"the deadline of {self.train.deadline_s:g} s has passed")
+
+    def stop(self) -> None:
+        """Give up at once; what the training thread still does is thrown away."""
+        self._is_stopped = True
+        self._scope.cancel()
+
+    def on_grant(self, grant: Grant) -> None:
+        """Take the permission to upload, again after the coordinator came back."""
+        if self._offer is None or grant.id != self._offer.manifest.id:
+            return
+        if self._push is not None:
+            self._push.on_grant(grant.window)
+        else:
+            self._grant = grant
+            self._bell.ring()
+
+    def on_ack(self, ack: UploadAck) -> None:
+        """Take the coordinator's bitmap.
+
+        Raises:
+            DecodeError: It is not one of this update.
+        """
+        if self._push is not None and ack.id == self._push.upload.manifest.id:
+            self._push.on_ack(ack.received)
+
+    def on_received(self, received: Received) -> None:
+        """Take the coordinator's last word."""
+        if self._push is not None and received.id == self._push.upload.manifest.id:
+            self._received = received
+            self._push.close()
+            self._bell.ring()
+
+    def on_link_up(self) -> None:
+        """Send again what was in flight."""
+        if self._push is not None:
+            self._push.on_link_up()
+
+    def repeat(self) -> None:
+        """Say again what the coordinator may have missed."""
+        if self._done is not None:
+            self._kit.post.say(self._done)
+        elif self._offer is not None and self._grant is None:
+            self._kit.post.say(self._offer)
+
+    def _should_stop(self) -> bool:
+        return self._is_stopped or self._is_late()
+
+    def _is_late(self) -> bool:
+        return self._kit.clock.now() >= self._deadline_at
+
+    def _wake_at_deadline(self) -> None:
+        left_s = self._deadline_at - self._kit.clock.now()
+        self._scope.deadline = anyio.current_time() + left_s
+
+    async def _work(self) -> None:
+        update = await self._train_and_offer()
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._hash, update)
+            grant = await self._wait_for_grant()
+            self._progress(Event.GRANTED)
+            assert self._offer is not None
+            upload = Upload(self._offer.manifest, update)
+            self._push = Push(upload, self._kit.post, self._kit.clock, self._say_done_if_ready)
+            await self._push.run(grant.window)
+            self._note_uplink(self._push)
+            received = await self._wait_for_last_word()
+        self._progress(Event.ANSWERED)
+        if not received.accepted:
+            _log.warning(
+                "%s round %d: not accepted: %s", self._kit.name, self.train.round, received.reason
+            )
+
+    async def _train_and_offer(self) -> memoryview:
+        kit, train = self._kit, self.train
+        if train.model.kind != "model" or train.model.size_bytes != kit.worker.model_bytes:
+            raise RoundFailed(
+                f"model: must be {kit.worker.model_bytes} bytes for this task, "
+                f"got {train.model.kind} of {train.model.size_bytes} bytes"
+            )
+        pull = await kit.pulls.fetch(train.model)
+        if pull.elapsed_s is not None:
+            kit.link.on_transfer("down", train.model.size_bytes, pull.elapsed_s, kit.clock.now())
+        trained = await kit.worker.compute(
+            Job(train, pull.download, self._watch, self._progress_from_thread, self._should_stop)
+        )
+        manifest = Manifest(
+            id=os.urandom(16),
+            kind="update",
+            size_bytes=len(trained.update),
+            chunk_bytes=upload_chunk_bytes(kit.link.uplink_bps),
+        )
+        self._watch.lap("encode")
+        self._offer = self._make_offer(trained, manifest, pull.download.rerequests)
+        kit.post.say(self._offer)
+        self._progress(Event.ENCODED)
+        return trained.update
+
+    def _make_offer(self, trained: Trained, manifest: Manifest, rerequests: int) -> Offer:
+        watch = self._watch
+        return Offer(
+            round=self.train.round,
+            attempt=self.train.attempt,
+            manifest=manifest,
+            phases=Phases(
+                download_s=watch["download"],
+                load_s=watch["load"],
+                evaluate_s=watch["evaluate"],
+                train_s=watch["train"],
+                train_cpu_s=trained.train_cpu_s,
+                encode_s=watch["encode"],
+            ),
+            n_k=trained.n_k,
+            steps=trained.steps,
+            was_cold=trained.was_cold,
+            loss_before=trained.loss_before,
+            loss_train=trained.loss_train,
+            download_rerequests=rerequests,
+            downlink_bps=self._kit.link.downlink_bps,
+        )
+
+    async def _hash(self, update: memoryview) -> None:
+        self._sha256 = await anyio.to_thread.run_sync(lambda: hashlib.sha256(update).digest())
+        self._say_done_if_ready()
+
+    async def _wait_for_grant(self) -> Grant:
+        """Wait for the grant; this time is the coordinator's and moves the deadline."""
+        timeouts, clock = self._kit.timeouts, self._kit.clock
+        offered_s, deadline_at = clock.now(), self._deadline_at
+        self._deadline_at = offered_s + timeouts.queue_s
+        self._wake_at_deadline()
+        while self._grant is None:
+            if not await self._bell.wait(timeouts.resend_s):
+                self.repeat()
+        self._deadline_at = deadline_at + (clock.now() - offered_s)
+        self._wake_at_deadline()
+        return self._grant
+
+    def _say_done_if_ready(self) -> None:
+        """Tell the hash as soon as it is known and every chunk has been sent."""
+        push = self._push
+        if self._done is None and self._sha256 is not None and push is not None and push.is_sent:
+            self._done = UploadDone(
+                round=self.train.round,
+                id=push.upload.manifest.id,
+                sha256=self._sha256,
+                resent_chunks=push.upload.resent,
+            )
+            self._kit.post.say(self._done)
+            self._progress(Event.SENT)
+
+    async def _wait_for_last_word(self) -> Received:
+        while self._received is None:
+            if not await self._bell.wait(self._kit.timeouts.resend_s):
+                self.repeat()
+        return self._received
+
+    def _note_uplink(self, push: Push) -> None:
+        if push.elapsed_s is not None:
+            n_bytes = push.upload.manifest.size_bytes
+            self._kit.link.on_transfer("up", n_bytes, push.elapsed_s, self._kit.clock.now())

@@ -1,0 +1,149 @@
+"""Which round a device works on: at most one, the newest it was asked for."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from anyio.abc import TaskGroup
+
+from device_agent.errors import RoundFailed
+from device_agent.lifecycle import TRANSITIONS, Event, Phase
+from device_agent.round import Kit, Round
+from wire.messages import Cancel, Failed, Grant, Received, Train, UploadAck
+
+_log = logging.getLogger(__name__)
+
+
+class Rounds:
+    """Starts, replaces and ends rounds; everything may arrive twice.
+
+    Args:
+        kit: What a round needs.
+        group: Runs the rounds.
+        phase: The agent's phase now.
+        step: Tells the agent what happened.
+        on_end: Called when a round is over and the agent is idle.
+    """
+
+    def __init__(
+        self,
+        kit: Kit,
+        group: TaskGroup,
+        phase: Callable[[], Phase],
+        step: Callable[[Event], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._kit = kit
+        self._group = group
+        self._phase = phase
+        self._step = step
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._current: Round | None = None
+        self._newest: tuple[int, int] | None = None
+        """Round and attempt of the newest `Train`; older ones are late duplicates."""
+        self._seen_round: int | None = None
+        self._failed: Failed | None = None
+        """What was said last of the newest round, to be said again when asked again."""
+
+    @property
+    def round_id(self) -> int | None:
+        """The newest round that this device was asked for."""
+        return self._seen_round
+
+    def on_train(self, train: Train, arrived_s: float) -> None:
+        """Begin a round, and drop the one before; a duplicate gets the last answer again."""
+        key = (train.round, train.attempt)
+        if self._newest is not None and key <= self._newest:
+            if key == self._newest:
+                self.repeat()
+            return
+        kit = self._kit
+        if Event.ASKED not in TRANSITIONS[self._phase()] or not kit.worker.is_prepared:
+            self._say_failed(train, "not ready: task and data are not prepared")
+            return
+        self.stop("a newer round was asked for")
+        missed = self._seen_round not in (train.round, train.round - 1)
+        if missed and not train.keep_warm and kit.worker.is_warm:
+            self._group.start_soon(kit.worker.drop, name=f"agent[{kit.name}].drop")
+        self._newest, self._seen_round, self._failed = key, train.round, None
+
+        def progress(event: Event) -> None:
+            if self._current is started:
+                self._step(event)
+
+        def progress_from_thread(event: Event) -> None:
+            self._loop.call_soon_threadsafe(progress, event)
+
+        started = Round(train, arrived_s, kit, progress, progress_from_thread)
+        self._current = started
+        self._step(Event.ASKED)
+        self._group.start_soon(self._run, started, name=f"agent[{kit.name}].round-{train.round}")
+
+    def on_message(self, message: Grant | UploadAck | Received) -> None:
+        """Hand a message to the round it is about; others are late.
+
+        Raises:
+            DecodeError: It does not fit the upload under way.
+        """
+        current = self._current
+        if current is None:
+            return
+        match message:
+            case UploadAck():
+                current.on_ack(message)
+            case Grant() if message.round == current.train.round:
+                current.on_grant(message)
+            case Received() if message.round == current.train.round:
+                current.on_received(message)
+
+    def on_cancel(self, cancel: Cancel) -> None:
+        """Stop working on a round that nobody wants any more."""
+        current = self._current
+        if current is not None and current.train.round == cancel.round:
+            self.stop(cancel.reason or "cancelled")
+            self._step(Event.ENDED)
+            self._on_end()
+
+    def on_link_up(self) -> None:
+        """Resume the upload, if there is one."""
+        if self._current is not None:
+            self._current.on_link_up()
+
+    def repeat(self) -> None:
+        """Say again what the coordinator may have missed."""
+        if self._current is not None:
+            self._current.repeat()
+        elif self._failed is not None:
+            self._kit.post.say(self._failed)
+
+    def stop(self, why: str) -> None:
+        """Drop the round under way without a word to the coordinator."""
+        current, self._current = self._current, None
+        if current is not None:
+            _log.info("%s round %d: dropped: %s", self._kit.name, current.train.round, why)
+            current.stop()
+
+    def forget(self) -> None:
+        """Another coordinator process may ask for any round; what is warm stays warm."""
+        self._newest = self._failed = None
+
+    async def _run(self, started: Round) -> None:
+        failure: RoundFailed | None = None
+        try:
+            await started.run()
+        except RoundFailed as exc:
+            failure = exc
+        if self._current is not started:
+            return
+        self._current = None
+        if failure is not None:
+            self._say_failed(started.train, str(failure))
+            self._step(Event.ENDED)
+        self._on_end()
+
+    def _say_failed(self, train: Train, reason: str) -> None:
+        phase = str(self._phase())
+        _log.warning("%s round %d: failed while %s: %s", self._kit.name, train.round, phase, reason)
+        self._failed = Failed(round=train.round, phase=phase, reason=reason)
+        self._kit.post.say(self._failed)

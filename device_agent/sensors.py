@@ -1,0 +1,229 @@
+"""What a real machine tells of itself; no reader ever raises.
+
+    free cores = min(idle cores of our affinity + own use,
+                     quota - what others use of it, for every group with a quota)
+
+averaged over some seconds: the device's mu is this, at most the engine's threads, times the
+clock ratio. Files are read below an injected root, CPU times come from an injected function, so
+that a test can put a whole machine into a folder.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import psutil
+
+from device_agent.cgroup import CpuQuota, cpu_quotas, memory_limit_bytes, read_text
+from device_agent.host import FreePace, Host
+
+SMOOTHING_S = 2.0
+"""Time constant of the average of free cores, seconds."""
+
+MIN_INTERVAL_S = 0.2
+"""CPU counters tick at 10 ms, so a shorter interval says little; seconds."""
+
+MIN_FREE_CORES = 0.05
+"""A device that is asked to train always gets some CPU, so mu stays above 0."""
+
+BUSY_RATIO = 0.3
+"""The clock counts when the agent used this much of a core; an idle one is clocked down."""
+
+_CPU_ZONES = ("cpu", "soc", "pkg", "core")
+"""Words in the type of a thermal zone that measures the processor."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuReading:
+    """Counters of one instant, seconds since some origin."""
+
+    now: float
+    idle_s: float
+    """Idle time summed over the CPUs of our affinity."""
+    own_s: float
+    """CPU time of this process."""
+
+
+CpuSource: TypeAlias = Callable[[Sequence[int]], CpuReading]
+
+
+def read_cpu(cpus: Sequence[int]) -> CpuReading:
+    """Return the counters of this machine, idle time over `cpus` only."""
+    times = psutil.cpu_times(percpu=True)
+    idle = sum(
+        times[cpu].idle + getattr(times[cpu], "iowait", 0.0) for cpu in cpus if cpu < len(times)
+    )
+    return CpuReading(now=time.monotonic(), idle_s=idle, own_s=time.process_time())
+
+
+@dataclass(slots=True)
+class FreeCores:
+    """Averages free cores over the last seconds from counters that only grow."""
+
+    cores: float
+    """Cores that this process may use."""
+    _last: CpuReading | None = None
+    _last_used_s: tuple[float | None, ...] = ()
+    _average: float | None = None
+
+    def update(self, reading: CpuReading, quotas: Sequence[tuple[float, float | None]]) -> float:
+        """Return the average free cores after `reading`.
+
+        Args:
+            reading: Counters of now.
+            quotas: For each binding quota its cores and the CPU seconds used by its group.
+        """
+        used = tuple(used_s for _, used_s in quotas)
+        last, last_used = self._last, self._last_used_s
+        elapsed_s = reading.now - last.now if last is not None else 0.0
+        if last is None or len(last_used) != len(used):
+            self._last, self._last_used_s = reading, used
+        elif elapsed_s >= MIN_INTERVAL_S:
+            own = max(0.0, reading.own_s - last.own_s) / elapsed_s
+            free = min(self.cores, max(0.0, reading.idle_s - last.idle_s) / elapsed_s + own)
+            for (quota, used_s), before_s in zip(quotas, last_used, strict=True):
+                if used_s is not None and before_s is not None:
+                    others = max(0.0, (used_s - before_s) / elapsed_s - own)
+                    free = min(free, quota - others)
+            self._blend(max(free, 0.0), elapsed_s)
+            self._last, self._last_used_s = reading, used
+        return self.cores if self._average is None else self._average
+
+    def _blend(self, free: float, elapsed_s: float) -> None:
+        if self._average is None:
+            self._average = free
+        else:
+            self._average += (1.0 - math.exp(-elapsed_s / SMOOTHING_S)) * (free - self._average)
+
+
+@dataclass(slots=True)
+class RealSensors:
+    """The machine this process runs on."""
+
+    root: Path = Path("/")
+    cpu_source: CpuSource = read_cpu
+    _cpus: list[int] = field(default_factory=list)
+    _quotas: list[CpuQuota] = field(default_factory=list)
+    _free: FreeCores = field(default_factory=lambda: FreeCores(cores=1.0))
+    _busy_clock_ratio: float | None = None
+    _clock_seen: CpuReading | None = None
+
+    def __post_init__(self) -> None:
+        self._cpus = _affinity()
+        self._quotas = cpu_quotas(self.root)
+        allowed = min([float(len(self._cpus)), *(quota.cores for quota in self._quotas)])
+        self._free = FreeCores(cores=allowed)
+        self.free_cores()
+
+    def cores(self) -> int:
+        """Cores that this agent may use, a part of one counted as one."""
+        return max(1, math.ceil(self._free.cores))
+
+    def free_cores(self) -> float:
+        """Cores that are idle or used by this agent, averaged; all of them if unknown."""
+        try:
+            reading = self.cpu_source(self._cpus)
+        except (OSError, RuntimeError, psutil.Error):
+            return self._free.cores
+        free = self._free.update(reading, [(q.cores, q.used_s()) for q in self._quotas])
+        return max(free, MIN_FREE_CORES)
+
+    def clock_ratio(self) -> float | None:
+        """Clock under load / nominal clock.
+
+        An idle processor is clocked down and says nothing about training, so the clock is taken
+        when this process has been busy since the last look; before that, the cap that the
+        governor has set.
+        """
+        try:
+            reading = self.cpu_source(self._cpus)
+        except (OSError, RuntimeError, psutil.Error):
+            return self._busy_clock_ratio
+        seen, self._clock_seen = self._clock_seen, reading
+        if seen is not None and reading.now > seen.now:
+            own = (reading.own_s - seen.own_s) / (reading.now - seen.now)
+            if own >= BUSY_RATIO:
+                self._busy_clock_ratio = self._frequency_ratio("scaling_cur_freq")
+        if self._busy_clock_ratio is None:
+            return self._frequency_ratio("scaling_max_freq")
+        return self._busy_clock_ratio
+
+    def memory_bytes(self) -> int:
+        """Memory of the machine, or of the tightest control group."""
+        try:
+            total = int(psutil.virtual_memory().total)
+        except (OSError, RuntimeError, psutil.Error):
+            total = 0
+        limit = memory_limit_bytes(self.root)
+        if limit is None:
+            return total
+        return min(limit, total) if total else limit
+
+    def temperature_celsius(self) -> float | None:
+        """Hottest processor zone, or the hottest of all zones if none says what it is."""
+        zones: list[tuple[bool, float]] = []
+        for folder in sorted((self.root / "sys/class/thermal").glob("thermal_zone*")):
+            kind = (read_text(folder / "type") or "").lower()
+            value = _positive(read_text(folder / "temp"))
+            if value is not None:
+                zones.append((any(word in kind for word in _CPU_ZONES), value / 1000.0))
+        return max(zones)[1] if zones else None
+
+    def board(self) -> str:
+        """Name in the device tree (Raspberry Pi, Jetson), or an empty string."""
+        return (read_text(self.root / "proc/device-tree/model") or "")[:120]
+
+    def _frequency_ratio(self, name: str) -> float | None:
+        ratios = []
+        for cpu in self._cpus:
+            folder = self.root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq"
+            current = _positive(read_text(folder / name))
+            nominal = _positive(read_text(folder / "cpuinfo_max_freq"))
+            if current is not None and nominal is not None:
+                ratios.append(current / nominal)
+        return sum(ratios) / len(ratios) if ratios else None
+
+
+def mu_cores(free_cores: float, engine_threads: int, clock_ratio: float | None) -> float:
+    """Return mu: the cores of this device that training can have, in nominal clocks.
+
+        mu = min(free cores, engine threads) * clock / nominal clock
+
+    An unknown clock counts as nominal. The result is positive.
+
+    Source:
+        design.md, section 2; the 1/mu of RBCS-F's context vector.
+    """
+    share = min(free_cores, float(engine_threads))
+    return max(share * (1.0 if clock_ratio is None else clock_ratio), MIN_FREE_CORES)
+
+
+class MonotonicClock:
+    """The clock of this machine."""
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return time.monotonic()
+
+
+def real_host() -> Host:
+    """Return the machine as it is."""
+    return Host(clock=MonotonicClock(), pace=FreePace(), sensors=RealSensors())
+
+
+def _affinity() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _positive(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value > 0.0 else None

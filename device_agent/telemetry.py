@@ -1,0 +1,116 @@
+"""The context that a device sends of itself: every second, and when something changes."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from device_agent.bell import Bell
+from device_agent.host import Clock, Host
+from device_agent.lifecycle import Phase
+from device_agent.link import LinkEstimate
+from device_agent.post import Post
+from device_agent.sensors import mu_cores
+from device_agent.worker import Worker
+from wire.messages import Context
+
+MIN_GAP_S = 0.25
+"""Contexts that tell a new phase of a round are at least this far apart: a round of 0.1 s
+passes eight of them. Readiness and the return to idle are never held back."""
+
+
+class Telemetry:
+    """Sends contexts, QoS 0: a lost one is made good by the next."""
+
+    def __init__(
+        self,
+        host: Host,
+        post: Post,
+        worker: Worker,
+        link: LinkEstimate,
+        *,
+        boot: int,
+        engine_threads: int,
+        period_s: float,
+        state: Callable[[], tuple[Phase, bool]],
+    ) -> None:
+        self.period_s = period_s
+        """Seconds between two contexts when nothing changes."""
+        self._host = host
+        self._post = post
+        self._worker = worker
+        self._link = link
+        self._boot = boot
+        self._engine_threads = engine_threads
+        self._state = state
+        self._cpu = CpuMeter(host.clock)
+        self._bell = Bell()
+        self._seq = 0
+        self._sent_at = float("-inf")
+        self._due_at = float("-inf")
+
+    async def run(self) -> None:
+        """Send for ever; without a link nothing is sent and nothing is kept."""
+        clock = self._host.clock
+        while True:
+            while (left_s := self._due_at - clock.now()) > 0.0:
+                await self._bell.wait(left_s)
+            self._sent_at = clock.now()
+            self._due_at = self._sent_at + self.period_s
+            await self._post.tell(self.context(), qos=0)
+
+    def send_now(self) -> None:
+        """Readiness has changed."""
+        self._send_by(self._host.clock.now())
+
+    def send_soon(self) -> None:
+        """The phase has changed."""
+        self._send_by(self._sent_at + min(MIN_GAP_S, self.period_s))
+
+    def context(self) -> Context:
+        """Return what the device knows of itself now."""
+        sensors, now = self._host.sensors, self._host.clock.now()
+        phase, is_ready = self._state()
+        self._seq += 1
+        return Context(
+            boot=self._boot,
+            seq=self._seq,
+            mu_cores=mu_cores(sensors.free_cores(), self._engine_threads, sensors.clock_ratio()),
+            downlink_bps=self._link.downlink_bps,
+            uplink_bps=self._link.uplink_bps,
+            link_age_s=self._link.age_s(now),
+            is_ready=is_ready,
+            n_k=self._worker.n_k,
+            is_warm=self._worker.is_warm,
+            phase=str(phase),
+            cpu_ratio=self._cpu.read(),
+            rss_bytes=rss_bytes(),
+            temperature_celsius=sensors.temperature_celsius(),
+        )
+
+    def _send_by(self, instant: float) -> None:
+        if instant < self._due_at:
+            self._due_at = instant
+            self._bell.ring()
+
+
+class CpuMeter:
+    """CPU that this process used since the last look, in cores."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last = (clock.now(), time.process_time())
+
+    def read(self) -> float | None:
+        """Return the cores used since the last call; None if no time has passed."""
+        (then, used_then), (now, used) = self._last, (self._clock.now(), time.process_time())
+        self._last = (now, used)
+        return (used - used_then) / (now - then) if now > then else None
+
+
+def rss_bytes(statm: Path = Path("/proc/self/statm")) -> int | None:
+    """Return the resident memory of this process; None where the system does not tell so."""
+    try:
+        return int(statm.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None

@@ -1,0 +1,97 @@
+"""One agent and one scripted coordinator on a broker in memory."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+import anyio
+import pytest
+
+from device_agent.agent import Agent
+from device_agent.config import AgentConfig, Timeouts
+from device_agent.host import FreePace, Host
+from device_agent.sensors import MonotonicClock, RealSensors
+from device_agent.worker import OpenEngine
+from tests.device_agent.coordinator import FakeCoordinator
+from tests.device_agent.softmax import open_softmax
+from wire.topics import Topics
+from wire.transport.memory import MemoryBroker
+
+NAME = "pi-07"
+
+QUICK = Timeouts(
+    hello_s=0.05, refused_s=0.05, resend_s=0.1, probe_s=5.0, prepare_s=20.0, queue_s=20.0
+)
+"""Short where only a retry depends on it."""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def real_host_for_tests() -> Host:
+    """Return this machine, unthrottled."""
+    return Host(clock=MonotonicClock(), pace=FreePace(), sensors=RealSensors())
+
+
+@dataclass
+class Stage:
+    """A broker, one agent that can be started, and the coordinator it meets."""
+
+    folder: Path
+    broker: MemoryBroker = field(default_factory=MemoryBroker)
+    topics: Topics = field(default_factory=Topics)
+    host: Host = field(default_factory=real_host_for_tests)
+    open_engine: OpenEngine = open_softmax
+    timeouts: Timeouts = QUICK
+    data: Path | None = None
+    once: bool = False
+    fault: Exception | None = None
+    """How the agent ended, if not by itself or by us."""
+
+    def agent(self) -> Agent:
+        """Return an agent that is not running yet."""
+        config = AgentConfig(
+            broker_url="mqtt://memory",
+            name=NAME,
+            data=None if self.data is None else str(self.data),
+            cache_folder=str(self.folder / "cache"),
+            once=self.once,
+            timeouts=self.timeouts,
+        )
+        return Agent(
+            config, self.host, lambda will: self.broker.transport(NAME, will), self.open_engine
+        )
+
+    def coordinator(self, boot: int = 1) -> FakeCoordinator:
+        """Return a coordinator that is not running yet."""
+        return FakeCoordinator(
+            self.broker.transport("coordinator"), self.topics, device=NAME, boot=boot
+        )
+
+    @asynccontextmanager
+    async def playing(self) -> AsyncIterator[tuple[Agent, FakeCoordinator]]:
+        """Run both for the length of a block."""
+        agent = self.agent()
+        async with anyio.create_task_group() as group, self.coordinator().running() as coordinator:
+            group.start_soon(self._run, agent)
+            yield agent, coordinator
+            group.cancel_scope.cancel()
+
+    async def _run(self, agent: Agent) -> None:
+        try:
+            await agent.run()
+        except Exception as exc:
+            self.fault = exc
+
+
+Play: TypeAlias = Callable[[], AbstractAsyncContextManager[tuple[Agent, FakeCoordinator]]]
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    """Return a stage whose settings a test may change before it plays."""
+    return Stage(folder=tmp_path)

@@ -1,0 +1,246 @@
+"""A small coordinator for one device that a test leads by the hand.
+
+It speaks the protocol over a real transport: it keeps public blobs as retained chunks, answers
+requests for private ones, takes uploads in, and otherwise does only what the test says.
+"""
+
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
+
+import anyio
+import numpy as np
+from numpy.typing import NDArray
+
+from wire.chunks import Chunk, chunk_slice, decode_chunk, encode_chunk, manifest_of
+from wire.codec import decode_from_device, encode
+from wire.errors import Disconnected
+from wire.messages import (
+    BlobKind,
+    ChunkRequest,
+    Context,
+    CoordinatorStatus,
+    FromDevice,
+    Grant,
+    Hello,
+    Hyperparameters,
+    LinkProbe,
+    LinkProbeReply,
+    Manifest,
+    Message,
+    Offer,
+    Received,
+    Train,
+    UploadAck,
+    UploadDone,
+    Welcome,
+)
+from wire.tensors import vector_from_bytes, vector_to_bytes
+from wire.topics import Topics
+from wire.transfer import Intake
+from wire.transport.base import LinkUp, Packet, Transport
+
+PATIENCE_S = 20.0
+WINDOW = 4
+CHUNK_BYTES = 1024
+
+M = TypeVar("M", bound=Message)
+
+
+class FakeCoordinator:
+    """The other side of one agent."""
+
+    def __init__(
+        self, transport: Transport, topics: Topics, device: str = "pi-07", boot: int = 1
+    ) -> None:
+        self.transport = transport
+        self.topics = topics
+        self.device = device
+        self.boot = boot
+        self.status_on = CoordinatorStatus(state="on", boot=boot, run="test")
+        self.intake: Intake | None = None
+        self.acknowledges = True
+        """Answer upload chunks with acks."""
+        self.answers_probes = True
+        self.chunks: list[int] = []
+        """Indices of upload chunks in the order of arrival."""
+        self.seen: dict[type, list[FromDevice]] = defaultdict(list)
+        """Every message so far, by type."""
+        self._private: tuple[Manifest, bytes] | None = None
+        self._changed = anyio.Event()
+        self._taken: dict[type, int] = defaultdict(int)
+        self._link_up = anyio.Event()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["FakeCoordinator"]:
+        """Serve for the length of a block."""
+        async with self.transport, anyio.create_task_group() as group:
+            group.start_soon(self._serve)
+            with anyio.fail_after(PATIENCE_S):
+                await self._link_up.wait()
+            await self.announce()
+            yield self
+            group.cancel_scope.cancel()
+
+    async def announce(self) -> None:
+        """Say that the coordinator is on."""
+        await self.transport.publish(
+            self.topics.coordinator, encode(self.status_on), qos=1, retain=True
+        )
+
+    async def tell(self, message: Message, qos: int = 1) -> None:
+        """Send a message to the device."""
+        await self.transport.publish(self.topics.control(self.device), encode(message), qos=qos)
+
+    async def expect(self, kind: type[M]) -> M:
+        """Return the next message of a type that no `expect` has returned yet."""
+        with anyio.fail_after(PATIENCE_S):
+            while len(self.seen[kind]) <= self._taken[kind]:
+                await self._changed.wait()
+        message = self.seen[kind][self._taken[kind]]
+        self._taken[kind] += 1
+        assert isinstance(message, kind)
+        return message
+
+    async def expect_context(self, *, is_ready: bool, phase: str | None = None) -> Context:
+        """Return the next context with this readiness (and phase)."""
+        while True:
+            context = await self.expect(Context)
+            if context.is_ready == is_ready and phase in (None, context.phase):
+                return context
+
+    async def publish_blob(
+        self, kind: BlobKind, data: bytes, chunk_bytes: int = CHUNK_BYTES
+    ) -> Manifest:
+        """Keep a public blob in the broker."""
+        manifest = manifest_of(data, kind, chunk_bytes)
+        for index in range(manifest.chunk_count):
+            await self.publish_chunk(manifest, index, data[chunk_slice(manifest, index)])
+        return manifest
+
+    async def publish_chunk(self, manifest: Manifest, index: int, payload: bytes) -> None:
+        """Keep one chunk in the broker."""
+        frame = encode_chunk(manifest.id, index, payload)
+        topic = self.topics.chunk(manifest.id.hex(), index)
+        await self.transport.publish(topic, frame, qos=0, retain=True)
+
+    def offer_shard(self, data: bytes) -> Manifest:
+        """Have a private blob ready."""
+        manifest = manifest_of(data, "shard", CHUNK_BYTES)
+        self._private = (manifest, data)
+        return manifest
+
+    async def welcome(self, task: Manifest, shard: Manifest | None) -> None:
+        """Wait for a hello, and take the device in."""
+        await self.expect(Hello)
+        await self.tell(Welcome(boot=self.boot, task=task, shard=shard, telemetry_s=0.05))
+
+    async def join(self, task: bytes, shard: bytes) -> Context:
+        """Take the device in with all it needs; return its first ready context."""
+        manifest = await self.publish_blob("task", task)
+        await self.welcome(manifest, self.offer_shard(shard))
+        return await self.expect_context(is_ready=True)
+
+    async def ask(
+        self,
+        round_id: int,
+        vector: NDArray[np.float32],
+        *,
+        attempt: int = 0,
+        needs_loss: bool = False,
+        learning_rate: float = 0.5,
+        deadline_s: float = 60.0,
+        epochs: int = 1,
+        keep_warm: bool = False,
+    ) -> Train:
+        """Publish a model and ask the device to train it."""
+        data = bytes(vector_to_bytes(vector))
+        train = Train(
+            round=round_id,
+            attempt=attempt,
+            model=await self.publish_blob("model", data),
+            hyperparameters=Hyperparameters(
+                epochs=epochs, batch_size=10, learning_rate=learning_rate
+            ),
+            seed=round_id,
+            needs_loss=needs_loss,
+            deadline_s=deadline_s,
+            keep_warm=keep_warm,
+        )
+        await self.tell(train)
+        return train
+
+    async def grant(self, offer: Offer) -> None:
+        """Let the device upload."""
+        if self.intake is None or self.intake.manifest.id != offer.manifest.id:
+            self.intake = Intake(offer.manifest, WINDOW)
+        await self.tell(Grant(round=offer.round, id=offer.manifest.id, window=WINDOW))
+
+    async def receive(self, offer: Offer) -> NDArray[np.float32]:
+        """Wait for the whole update, verify it, accept it, and return its vector."""
+        done = await self.expect(UploadDone)
+        intake = self.intake
+        assert intake is not None
+        with anyio.fail_after(PATIENCE_S):
+            while not intake.is_complete:
+                await self._changed.wait()
+        intake.verify(done.sha256)
+        await self.tell(Received(round=offer.round, id=offer.manifest.id, accepted=True))
+        return vector_from_bytes(bytes(intake.data), offer.manifest.size_bytes // 4)
+
+    async def play(
+        self, round_id: int, vector: NDArray[np.float32], **asked: bool
+    ) -> tuple[Offer, NDArray[np.float32]]:
+        """Play a whole round."""
+        await self.ask(round_id, vector, **asked)
+        offer = await self.expect(Offer)
+        await self.grant(offer)
+        update = await self.receive(offer)
+        await self.expect_context(is_ready=True, phase="idle")
+        return offer, update
+
+    async def _serve(self) -> None:
+        topics = self.topics
+        with suppress(Disconnected):  # the filters are remembered
+            await self.transport.subscribe(topics.up("+"), topics.status("+"), qos=1)
+        with suppress(Disconnected):
+            await self.transport.subscribe(topics.telemetry("+"), topics.upload("+"))
+        async for event in self.transport.events():
+            match event:
+                case LinkUp():
+                    self._link_up.set()
+                case Packet():
+                    await self._on_packet(event)
+            self._changed.set()
+            self._changed = anyio.Event()
+
+    async def _on_packet(self, packet: Packet) -> None:
+        _, channel = self.topics.device_of(packet.topic)
+        if channel == "upload":
+            await self._on_chunk(decode_chunk(packet.payload))
+            return
+        message = decode_from_device(packet.payload)
+        self.seen[type(message)].append(message)
+        match message:
+            case ChunkRequest():
+                await self._send_private(message)
+            case LinkProbe() if self.answers_probes:
+                reply = LinkProbeReply(seq=message.seq, payload=bytes(message.reply_bytes))
+                await self.tell(reply, qos=0)
+
+    async def _on_chunk(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk.index)
+        intake = self.intake
+        if intake is None or chunk.blob != intake.manifest.id:
+            return
+        if intake.on_chunk(chunk, 0.0) and self.acknowledges:
+            await self.tell(UploadAck(id=chunk.blob, received=intake.bitmap()), qos=0)
+
+    async def _send_private(self, request: ChunkRequest) -> None:
+        assert self._private is not None
+        manifest, data = self._private
+        assert request.id == manifest.id
+        for index in request.chunks:
+            frame = encode_chunk(manifest.id, index, data[chunk_slice(manifest, index)])
+            await self.transport.publish(self.topics.data(self.device), frame)
