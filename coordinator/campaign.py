@@ -84,6 +84,7 @@ class Campaign:
         self._listener = listener
         self._attempt = attempt
         self._model: Manifest | None = None
+        self._frozen: set[str] = set()
         self._may_run = anyio.Event()
         self._may_run.set()
 
@@ -109,6 +110,7 @@ class Campaign:
         await self._publish_model()
         for round_id in range(first_round, self._config.rounds + 1):
             await self._may_run.wait()
+            await self._fleet.wait_settled()
             await self._play(round_id)
             self._attempt = 0
 
@@ -159,6 +161,7 @@ class Campaign:
             await self._fleet.wait_change(self._config.round.void_wait_s)
         ended, lag = self._journal.now(), self._lag.p99_s()
         exchanges = list(played.exchanges.values())
+        dispatched = exchanges[0].dispatched if exchanges else dispatched
         done = [x for x in exchanges if x.stage is Stage.DONE]
         if done:
             await self._merge(round_id, done)
@@ -171,6 +174,7 @@ class Campaign:
         self._decisions.learn(
             choice, [observation(x, self._registry[x.device].row, lag) for x in exchanges]
         )
+        self._name_frozen(round_id)
         self._registry.close_round(
             names,
             trained=[x.device for x in exchanges if x.offer is not None],
@@ -224,6 +228,18 @@ class Campaign:
         )
         metric = await self._evaluate(round_id)
         self._listener(Progress(round=row, cohort=tuple(names), metric=metric))
+
+    def _name_frozen(self, round_id: int) -> None:
+        frozen = {self._registry.names()[row] for row in self._decisions.frozen()}
+        for name in sorted(frozen - self._frozen):
+            self._journal.event(
+                "frozen",
+                "fails time and again; its queue stands still until it succeeds",
+                level="warning",
+                device=name,
+                round_id=round_id,
+            )
+        self._frozen = frozen
 
     def checkpoint(self) -> bytes:
         """Return what a restarted coordinator needs beside the model."""

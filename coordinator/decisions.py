@@ -105,6 +105,11 @@ class Decisions:
             tau = np.array([taught[int(row)] for row in rows], dtype=np.float64)
             self.estimator.observe(rows, choice.context[rows], tau)
 
+    def frozen(self) -> list[int]:
+        """Return the rows whose queues stand still because they failed time and again."""
+        rows = getattr(self.selector, "frozen", None)
+        return [] if rows is None else [int(row) for row in rows]
+
     def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
         """Return the next model of a round in which something arrived."""
         return self.aggregator.merge(vector, n_params, reports)

@@ -26,6 +26,9 @@ from wire.shard import encode_shard
 MAX_DEVICES = 10_000
 """More hellos than this are refused: a run-away client must not grow the registry for ever."""
 
+REJOIN_S = 10.0
+"""After an outage the next round waits this long for the devices that were ready before it."""
+
 
 class Fleet:
     """Welcomes devices, keeps the registry up to date, answers link probes."""
@@ -50,6 +53,31 @@ class Fleet:
         self._boot = boot
         self._manifests: dict[str, Manifest] = {}
         self._changed = anyio.Event()
+        self._is_linked = anyio.Event()
+        self._missing = 0
+        self._rejoin_by = 0.0
+
+    def on_link_down(self) -> None:
+        """Nothing is current any more; no round begins until the fleet is back."""
+        if self._is_linked.is_set():
+            self._is_linked = anyio.Event()
+            self._missing = self.registry.forget_contexts()
+
+    def on_link_up(self) -> None:
+        """The broker is back: the devices will say hello again."""
+        self._is_linked.set()
+        self._rejoin_by = self._journal.now() + REJOIN_S
+
+    async def wait_settled(self) -> None:
+        """Wait for the broker, and after an outage for those who were there before it."""
+        while not self._is_linked.is_set():
+            await self._is_linked.wait()
+        while self._missing:
+            left = self._rejoin_by - self._journal.now()
+            if left <= 0 or self.registry.available(self._journal.now()).sum() >= self._missing:
+                self._missing = 0
+                return
+            await self.wait_change(left)
 
     async def wait_change(self, timeout_s: float) -> None:
         """Wait until a device came, left or said something new, or for `timeout_s`."""

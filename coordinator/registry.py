@@ -145,6 +145,14 @@ class Registry:
             device.busy_round, device.is_draining = None, False
         return True
 
+    def forget_contexts(self) -> int:
+        """Our link is gone, so nothing known is current; return how many devices were ready."""
+        ready = 0
+        for device in self:
+            ready += device.is_on and device.context is not None and device.context.is_ready
+            device.context_at = float("-inf")
+        return ready
+
     def heard(self, name: str, now: float) -> None:
         """Take note that something arrived from a device."""
         device = self._devices.get(name)

@@ -109,9 +109,7 @@ class Coordinator:
             raise self._failure
         return "stopped" if self._is_stopped else "done"
 
-    def note(
-        self, kind: str, text: str, level: Level = "info", device: str | None = None
-    ) -> None:
+    def note(self, kind: str, text: str, level: Level = "info", device: str | None = None) -> None:
         """Write down what the testbed noticed."""
         self._journal.event(kind, text, level=level, device=device)
 
@@ -166,7 +164,7 @@ class Coordinator:
             group,
             lambda command: self._on_command(command, campaign, player, fleet.registry),
         )
-        group.start_soon(self._pump, group, inbox, post, public, name="coordinator.pump")
+        group.start_soon(self._pump, group, inbox, fleet, post, public, name="coordinator.pump")
         group.start_soon(self._lag.run, name="coordinator.lag")
         group.start_soon(self._watch, player, fleet.registry, name="coordinator.presence")
         await public.publish(task_manifest, task)
@@ -177,17 +175,17 @@ class Coordinator:
             self._failure = exc
 
     async def _pump(
-        self, group: TaskGroup, inbox: Inbox, post: Post, public: PublicBlobs
+        self, group: TaskGroup, inbox: Inbox, fleet: Fleet, post: Post, public: PublicBlobs
     ) -> None:
         await inbox.subscribe(self._transport)
         try:
-            await self._receive(group, inbox, post, public)
+            await self._receive(group, inbox, fleet, post, public)
         except Refused as exc:
             self._failure = exc
             self._scope.cancel()
 
     async def _receive(
-        self, group: TaskGroup, inbox: Inbox, post: Post, public: PublicBlobs
+        self, group: TaskGroup, inbox: Inbox, fleet: Fleet, post: Post, public: PublicBlobs
     ) -> None:
         async for event in self._transport.events():
             match event:
@@ -195,18 +193,18 @@ class Coordinator:
                     await inbox.on_packet(event)
                 case LinkUp(count=count):
                     self._link_up_since = self._journal.now()
+                    fleet.on_link_up()
                     if count > 1:
                         self._journal.event("reconnected", "the broker is back")
                     group.start_soon(self._on_link_up, post, public)
                 case LinkDown(reason=reason):
                     self._link_up_since = None
+                    fleet.on_link_down()
                     self._journal.event("disconnected", reason, level="warning")
 
     async def _on_link_up(self, post: Post, public: PublicBlobs) -> None:
         await public.on_link_up()
-        await post.announce(
-            CoordinatorStatus(state="on", boot=self._boot, run=self._config.name)
-        )
+        await post.announce(CoordinatorStatus(state="on", boot=self._boot, run=self._config.name))
 
     async def _watch(self, player: Player, registry: Registry) -> None:
         while True:

@@ -1,0 +1,197 @@
+"""A whole run in one process: the real coordinator, real agents, a broker in memory."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import numpy as np
+from anyio.abc import TaskGroup
+
+from coordinator.algorithms.aggregation.build import make_aggregator
+from coordinator.algorithms.arrays import Vector
+from coordinator.algorithms.estimation.build import make_estimator
+from coordinator.algorithms.selection.build import make_selector
+from coordinator.campaign import Progress
+from coordinator.config import (
+    AggregationConfig,
+    CoordinatorConfig,
+    EvaluationConfig,
+    ModelConfig,
+    RoundConfig,
+    SelectionConfig,
+    TrainingConfig,
+)
+from coordinator.decisions import Decisions
+from coordinator.ports import Score
+from coordinator.service import Coordinator, End
+from coordinator.store import RunReader, Store
+from coordinator.task.catalogue import initial_vector, load_task
+from device_agent.agent import Agent
+from device_agent.config import AgentConfig
+from device_agent.errors import NotWanted
+from device_agent.sensors import real_host
+from wire.shard import Shard, make_shard
+from wire.topics import Topics
+from wire.transport.memory import MemoryBroker
+
+ARTIFACT = load_task("softmax", (60,), 10)
+EXAMPLES = 40
+
+
+@dataclass
+class Shards:
+    """Random data, for at most `limit` devices."""
+
+    limit: int = 100
+    given: list[str] = field(default_factory=list)
+
+    def shard(self, device: str) -> Shard | None:
+        if device not in self.given:
+            if len(self.given) == self.limit:
+                return None
+            self.given.append(device)
+        rng = np.random.default_rng(self.given.index(device))
+        x = rng.standard_normal((EXAMPLES, 60)).astype(np.float32)
+        return make_shard(x, np.argmax(x[:, :10], axis=1))
+
+
+class NormEvaluator:
+    """Scores a model by a number that depends on nothing but the model."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def evaluate(self, vector: Vector) -> Mapping[str, Score]:
+        self.calls += 1
+        return {"pi-0": Score(n=10, correct=7, loss_sum=float(np.abs(vector).sum()))}
+
+
+def make_config(rounds: int = 3, devices: int = 3, **sections: object) -> CoordinatorConfig:
+    """A short run over a small fleet."""
+    defaults: dict[str, object] = {
+        "model": ModelConfig(name="softmax"),
+        "training": TrainingConfig(),
+        "selection": SelectionConfig(per_round=2, beta=0.3),
+        "aggregation": AggregationConfig(),
+        "round": RoundConfig(min_devices=devices, deadline_s=30.0, join_timeout_s=30.0),
+        "evaluation": EvaluationConfig(),
+    }
+    return CoordinatorConfig(
+        name="lab",
+        seed_init=1,
+        seed_selection=2,
+        seed_training=3,
+        rounds=rounds,
+        **(defaults | sections),  # type: ignore[arg-type]
+    )
+
+
+class Lab:
+    """Broker, agents and coordinators that come and go in one test."""
+
+    def __init__(self, folder: Path, group: TaskGroup) -> None:
+        self.folder = folder
+        self.broker = MemoryBroker()
+        self.shards = Shards()
+        self.evaluator = NormEvaluator()
+        self.progress: list[Progress] = []
+        self.refused: dict[str, str] = {}
+        self.on_progress: Callable[[Progress], None] = lambda progress: None
+        self._group = group
+        self._agents: dict[str, anyio.CancelScope] = {}
+        self._boots = 0
+
+    def start_agent(self, name: str, data: Path | None = None) -> None:
+        """Start a real agent on its own cache."""
+        config = AgentConfig(
+            broker_url="mqtt://memory",
+            name=name,
+            cache_folder=str(self.folder / name),
+            data=None if data is None else str(data),
+        )
+        agent = Agent(config, real_host(), lambda will: self.broker.transport(name, will))
+        self._agents[name] = anyio.CancelScope()
+        self._group.start_soon(self._run_agent, name, agent)
+
+    def kill_agent(self, name: str) -> None:
+        """Let an agent vanish without a word."""
+        self.broker.disconnect(name, reconnects=False)
+        self._agents[name].cancel()
+
+    def coordinator(self, config: CoordinatorConfig, store: Store, attempt: int = 0) -> Coordinator:
+        """Return a coordinator over this broker."""
+        self._boots += 1
+        return Coordinator(
+            config,
+            artifact=ARTIFACT,
+            vector=initial_vector(ARTIFACT.spec, config.seed_init),
+            decisions=Decisions(
+                config,
+                make_selector(config.selection),
+                make_estimator(config.selection),
+                make_aggregator(config.aggregation),
+            ),
+            store=store,
+            shards=self.shards,
+            evaluator=self.evaluator,
+            transport=lambda will: self.broker.transport("coordinator", will),
+            topics=Topics(),
+            boot=self._boots,
+            attempt=attempt,
+            listener=self._listen,
+        )
+
+    def open_store(self) -> Store:
+        """Create the run's store, or reopen it."""
+        run = self.folder / "run"
+        if (run / "run.db").exists():
+            return Store.reopen(run)
+        return Store.create(
+            run,
+            run_id="lab",
+            name="lab",
+            experiment_toml="",
+            seed=1,
+            config_hash="",
+            version="0",
+            git_revision=None,
+        )
+
+    async def run(self, config: CoordinatorConfig) -> End:
+        """Run an experiment to its end."""
+        store = self.open_store()
+        try:
+            end = await self.coordinator(config, store).run()
+            store.set_status(end)
+            return end
+        finally:
+            store.close()
+
+    def reader(self) -> RunReader:
+        """Read what the run wrote."""
+        return RunReader(self.folder / "run")
+
+    def _listen(self, progress: Progress) -> None:
+        self.progress.append(progress)
+        self.on_progress(progress)
+
+    async def _run_agent(self, name: str, agent: Agent) -> None:
+        with self._agents[name]:
+            try:
+                await agent.run()
+            except NotWanted as exc:
+                self.refused[name] = str(exc)
+
+
+@asynccontextmanager
+async def lab(folder: Path, agents: int = 3, limit_s: float = 60.0) -> AsyncIterator[Lab]:
+    """A lab with agents pi-0, pi-1, ... that is gone after `limit_s` whatever happens."""
+    with anyio.fail_after(limit_s):
+        async with anyio.create_task_group() as group:
+            place = Lab(folder, group)
+            for i in range(agents):
+                place.start_agent(f"pi-{i}")
+            yield place
+            group.cancel_scope.cancel()

@@ -1,0 +1,157 @@
+"""The coordinator with real agents over a broker in memory."""
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.campaign import FleetMissingError
+from coordinator.config import AggregationConfig, EvaluationConfig, RoundConfig
+from tests.coordinator.lab import lab, make_config
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_fleet_trains_and_everything_is_written_down(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        assert await place.run(make_config(rounds=4)) == "done"
+    with place.reader() as reader:
+        rounds, exchanges = reader.rounds(), reader.exchanges(0)
+        assert [row.round for row in rounds] == [1, 2, 3, 4]
+        assert {row.status for row in rounds} == {"done"}
+        assert {row.aggregated for row in rounds} == {2}
+        assert len(exchanges) == 8
+        assert {x.outcome for x in exchanges} == {"done"}
+        assert len(reader.devices()) == 3
+        assert len(reader.metrics()) == 4
+        assert reader.run().status == "done"
+
+
+async def test_a_round_lasts_the_longest_tau_and_the_closing(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        await place.run(make_config(rounds=3))
+    with place.reader() as reader:
+        exchanges = reader.exchanges(0)
+        for row in reader.rounds():
+            longest = max(x.tau_wall_s or 0.0 for x in exchanges if x.round == row.round)
+            assert row.duration_s == pytest.approx(longest + row.close_s, abs=1e-9)
+            assert row.tau_max_s == pytest.approx(longest, abs=1e-9)
+
+
+async def test_phases_account_for_the_exchange(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        await place.run(make_config(rounds=4))
+    with place.reader() as reader:
+        for x in reader.exchanges(0):
+            assert x.tau_s is not None
+            assert x.unaccounted_s is not None
+            assert x.signal_s is not None
+            assert -0.005 < x.unaccounted_s < x.tau_s
+            assert x.tau_s == pytest.approx((x.tau_wall_s or 0.0) - x.queued_s)
+
+
+async def test_a_device_is_cold_exactly_when_it_missed_the_round_before(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        await place.run(make_config(rounds=8))
+    with place.reader() as reader:
+        exchanges = reader.exchanges(0)
+    trained = {(x.round, x.device) for x in exchanges}
+    for x in exchanges:
+        assert x.was_cold == ((x.round - 1, x.device) not in trained)
+        assert x.s_not_previous == int(x.was_cold)
+
+
+async def test_metrics_are_off_the_record(tmp_path: Path) -> None:
+    cohorts = []
+    for every in (0, 1):
+        async with lab(tmp_path / str(every)) as place:
+            await place.run(make_config(rounds=5, evaluation=EvaluationConfig(every=every)))
+            assert place.evaluator.calls == (1 if every == 0 else 5)
+        with place.reader() as reader:
+            cohorts.append(
+                [(x.round, x.device, x.was_cold, x.bytes_down) for x in reader.exchanges(0)]
+            )
+            rounds = reader.rounds()
+        assert all(row.close_s < 1.0 for row in rounds)
+    assert [c[:1] for c in cohorts[0]] == [c[:1] for c in cohorts[1]]
+
+
+async def test_q_fedavg_asks_for_the_loss_before_training(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        await place.run(make_config(rounds=2, aggregation=AggregationConfig(rule="q-fedavg")))
+    with place.reader() as reader:
+        for x in reader.exchanges(0):
+            assert x.loss_before is not None
+            assert x.evaluate_s is not None
+            assert x.evaluate_s > 0.0
+
+
+async def test_the_queue_invariant_holds_for_every_device(tmp_path: Path) -> None:
+    rounds, beta = 12, 0.3
+    async with lab(tmp_path, agents=4) as place:
+        config = make_config(rounds=rounds, devices=4)
+        await place.run(config)
+    with place.reader() as reader:
+        rows = [reader.selections(t) for t in range(1, rounds + 1)]
+    for i in range(4):
+        rate = sum(row[i].is_selected for row in rows) / rounds
+        assert rate >= beta - rows[-1][i].queue / rounds - 1e-12
+
+
+async def test_a_device_without_data_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    async with lab(tmp_path, agents=2) as place:
+        place.shards.limit = 2
+        place.start_agent("pi-9")
+        await place.run(make_config(rounds=2, devices=2))
+    with place.reader() as reader:
+        refused = [e for _, e in reader.events() if e.kind == "refused"]
+        names = {d.name for d in reader.devices()}
+    assert len(names) == 2
+    assert len(place.refused) == 1
+    assert "--data" in refused[0].text
+
+
+async def test_a_missing_fleet_is_one_clear_line(tmp_path: Path) -> None:
+    async with lab(tmp_path, agents=1) as place:
+        hurried = RoundConfig(min_devices=2, join_timeout_s=1.0)
+        with pytest.raises(FleetMissingError, match="2 devices must be ready within 1 s, got"):
+            await place.run(make_config(round=hurried))
+
+
+async def test_an_agent_killed_in_mid_run_costs_only_itself(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        place.on_progress = lambda p: place.kill_agent("pi-1") if p.round.round == 2 else None
+        assert await place.run(make_config(rounds=6)) == "done"
+    with place.reader() as reader:
+        later = [row for row in reader.rounds() if row.round > 3]
+        assert all(row.aggregated >= 1 for row in later)
+        assert any(e.kind == "left" and e.device == "pi-1" for _, e in reader.events())
+
+
+async def test_the_broker_may_forget_everything_in_mid_run(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        place.on_progress = lambda p: place.broker.restart() if p.round.round == 2 else None
+        assert await place.run(make_config(rounds=5)) == "done"
+    with place.reader() as reader:
+        assert [row.aggregated for row in reader.rounds()] == [2] * 5
+
+
+async def test_a_stopped_coordinator_goes_on_at_the_open_round(tmp_path: Path) -> None:
+    config = make_config(rounds=6)
+    async with lab(tmp_path) as place:
+        store = place.open_store()
+        first = place.coordinator(config, store)
+        place.on_progress = lambda p: first.stop() if p.round.round == 3 else None
+        assert await first.run() == "stopped"
+        store.close()
+        place.on_progress = lambda p: None
+        assert await place.run(config) == "done"
+    with place.reader() as reader:
+        assert [row.round for row in reader.rounds()] == [1, 2, 3, 4, 5, 6]
+        assert any(e.kind == "resumed" for _, e in reader.events())
+
+
+async def test_nothing_is_left_in_the_broker(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        await place.run(make_config(rounds=2))
+        kept = [topic for topic in place.broker.retained if "/b/" in topic]
+    assert kept == []
