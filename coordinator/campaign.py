@@ -8,7 +8,7 @@ import anyio.to_thread
 import msgspec
 import numpy as np
 
-from coordinator.accounting import before, exchange_row, observation, selection_rows
+from coordinator.accounting import before, exchange_row, finite, observation, selection_rows
 from coordinator.algorithms.aggregation.base import Reports
 from coordinator.algorithms.arrays import Vector
 from coordinator.algorithms.fairness import summarise
@@ -327,7 +327,7 @@ class Campaign:
                     device=name,
                     n=score.n,
                     accuracy=score.correct / score.n,
-                    loss=score.loss_sum / score.n,
+                    loss=finite(score.loss_sum / score.n),
                 )
             )
         summary = summarise(
@@ -345,8 +345,8 @@ class Campaign:
             accuracy_variance=summary.accuracy_variance,
             accuracy_gini=summary.accuracy_gini,
             accuracy_gap=summary.accuracy_gap,
-            loss_mean=summary.loss_mean,
-            loss_std=summary.loss_std,
+            loss_mean=finite(summary.loss_mean),
+            loss_std=finite(summary.loss_std),
             evaluate_s=evaluate_s,
         )
         store.add(row)

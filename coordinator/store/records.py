@@ -202,8 +202,9 @@ class MetricRow:
     """Population variance of the ratios."""
     accuracy_gini: float | None
     accuracy_gap: float
-    loss_mean: float
-    loss_std: float
+    loss_mean: float | None
+    """None when the model has diverged, like the next."""
+    loss_std: float | None
     evaluate_s: float
     """Off the record."""
 
@@ -219,7 +220,8 @@ class DeviceMetricRow:
     device: str
     n: int
     accuracy: float
-    loss: float
+    loss: float | None
+    """None when the model has diverged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
