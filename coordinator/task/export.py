@@ -70,7 +70,7 @@ def export_task(
         selfcheck=_UNKNOWN,
     )
     recorder = Recorder(copy.deepcopy(model), spec)
-    _check_known(recorder.training_loss())
+    _check_forward(recorder.training_loss(), spec)
     train = _training_graph(recorder.training(), spec)
     evaluate = _evaluation_graph(recorder.evaluation(), spec)
     reference = TorchReference(model, spec.layout)
@@ -81,20 +81,20 @@ def export_task(
     return artifact
 
 
-def _check_known(program: ExportedProgram) -> None:
-    """Find an unknown operation while its layer's name is still at hand."""
-    lowering = Lowering(GraphBuilder(), OPERATIONS)
-    for node in program.graph.nodes:
-        if node.op == "call_function":
-            lowering.handler(node)
+def _check_forward(program: ExportedProgram, spec: TaskSpec) -> None:
+    """Fail, if it must be, while nodes still know which layer made them."""
+    nodes = (node for node in program.graph.nodes if node.op == "placeholder")
+    for given, node in zip(program.graph_signature.input_specs, nodes, strict=True):
+        if given.kind == InputKind.PARAMETER and not node.users:
+            raise Unsupported(
+                f"{_tensor_name(given.target)}: the loss must depend on every parameter, got one "
+                "that it does not depend on; take it out of the model"
+            )
+    _lowered(program, spec, ("x", "y", "w"))
 
 
 def _training_graph(program: ExportedProgram, spec: TaskSpec) -> bytes:
-    """Write loss, gradients and buffer updates.
-
-    Raises:
-        Unsupported: The loss does not depend on a parameter.
-    """
+    """Write loss, gradients and buffer updates; a buffer that nothing updates stays as it is."""
     made: dict[str, fx.Node] = {}
     for result, node in zip(program.graph_signature.output_specs, _results(program), strict=True):
         if result.kind == OutputKind.LOSS_OUTPUT:
@@ -108,15 +108,7 @@ def _training_graph(program: ExportedProgram, spec: TaskSpec) -> bytes:
     outputs: list[Output] = [("loss", lowering.value(made["loss"]), number, ())]
     for tensor in spec.layout.tensors:
         name = f"{'g' if tensor.role == 'param' else 'nb'}.{tensor.name}"
-        if name in made:
-            value = lowering.value(made[name])
-        elif tensor.role == "buffer":
-            value = f"b.{tensor.name}"
-        else:
-            raise Unsupported(
-                f"{tensor.name}: the loss must depend on every parameter, got none that does "
-                "on this one; take it out of the model"
-            )
+        value = lowering.value(made[name]) if name in made else f"b.{tensor.name}"
         outputs.append((name, value, number, tensor.shape))
     return lowering.graph.serialise(_inputs(spec, ("x", "y", "w")), outputs)
 

@@ -29,15 +29,15 @@ class GraphBuilder:
 
     def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []
-        self._constants: dict[str, onnx.TensorProto] = {}
+        self._constants: dict[str, NDArray[Any]] = {}
         self._known: dict[tuple[object, ...], tuple[str, ...]] = {}
 
     def constant(self, value: NDArray[Any]) -> str:
         """Return the name of a constant."""
         key = ("constant", value.dtype.str, value.shape, value.tobytes())
         if key not in self._known:
-            name = f"c{len(self._constants)}"
-            self._constants[name] = numpy_helper.from_array(value, name)
+            name = f"constant{len(self._constants)}"
+            self._constants[name] = value
             self._known[key] = (name,)
         return self._known[key][0]
 
@@ -54,35 +54,35 @@ class GraphBuilder:
         key = (kind, outputs, inputs, repr(sorted(attributes.items())))
         if key not in self._known:
             start = sum(len(node.output) for node in self._nodes)
-            names = tuple(f"v{start + i}" for i in range(outputs))
+            names = tuple(f"value{start + i}" for i in range(outputs))
             self._nodes.append(helper.make_node(kind, list(inputs), list(names), **attributes))
             self._known[key] = names
         return self._known[key]
 
-    def serialise(
-        self,
-        inputs: Sequence[Input],
-        outputs: Sequence[Output],
-    ) -> bytes:
-        """Return the graph without what no output needs."""
+    def serialise(self, inputs: Sequence[Input], outputs: Sequence[Output]) -> bytes:
+        """Return the graph without what no output needs, its values numbered in order."""
         nodes = self._needed({value for _, value, _, _ in outputs})
-        made = {name for node in nodes for name in node.output}
+        made = [name for node in nodes for name in node.output]
         renamed: dict[str, str] = {}
         for name, value, _, _ in outputs:
             if value in made and value not in renamed:
                 renamed[value] = name
             else:  # an input, a constant, or a second output of the same value
                 nodes.append(helper.make_node("Identity", [value], [name]))
+        used = {name for node in nodes for name in node.input}
+        constants = [name for name in self._constants if name in used]
+        renamed |= {name: f"c{i}" for i, name in enumerate(constants)}
+        inner = [name for name in made if name not in renamed]
+        renamed |= {name: f"v{i}" for i, name in enumerate(inner)}
         for node in nodes:
             node.input[:] = [renamed.get(name, name) for name in node.input]
             node.output[:] = [renamed.get(name, name) for name in node.output]
-        used = {name for node in nodes for name in node.input}
         graph = helper.make_graph(
             nodes,
             "task",
             [helper.make_tensor_value_info(n, kind, list(shape)) for n, kind, shape in inputs],
             [helper.make_tensor_value_info(n, kind, list(shape)) for n, _, kind, shape in outputs],
-            [tensor for name, tensor in self._constants.items() if name in used],
+            [numpy_helper.from_array(self._constants[name], renamed[name]) for name in constants],
         )
         model = helper.make_model(
             graph,

@@ -104,7 +104,9 @@ class Lowering:
         if all(isinstance(size, int) for size in shape):
             return self.graph.ints([int(size) for size in shape])
         parts = [
-            self.graph.ints([int(size)]) if isinstance(size, int) else self.value(dim)
+            self.graph.ints([size])
+            if isinstance(size, int)
+            else self.graph.op("Unsqueeze", self.value(dim), self.graph.ints([0]))
             for dim, size in zip(dims, shape, strict=True)
         ]
         return self.graph.op("Concat", *parts, axis=0)
@@ -131,7 +133,11 @@ def meta(node: fx.Node) -> torch.Tensor:
 
 
 def dtype_of(node: fx.Node) -> torch.dtype:
-    """Return the dtype of an FX node's result."""
+    """Return the dtype of an FX node's result, a tensor or a number that depends on the batch."""
+    if isinstance(node.meta["val"], torch.SymInt | int):
+        return torch.int64
+    if isinstance(node.meta["val"], torch.SymFloat | float):
+        return torch.float32
     return meta(node).dtype
 
 

@@ -124,5 +124,5 @@ class Recorder:
             reason = next((line for line in str(exc).splitlines() if line), type(exc).__name__)
             raise Unsupported(
                 f"{self._spec.name}: torch must be able to record the model, got: {reason}; "
-                "take out data-dependent control flow"
+                "rewrite that part of it"
             ) from exc

@@ -3,7 +3,16 @@
 from collections.abc import Mapping
 
 from coordinator.task.lowering import Handler
-from coordinator.task.ops import convolution, elementwise, linear, pooling, reduction, shape
+from coordinator.task.ops import (
+    convolution,
+    elementwise,
+    linear,
+    normalization,
+    pooling,
+    reduction,
+    shape,
+    symbols,
+)
 
 OPERATIONS: Mapping[str, Handler] = {
     **elementwise.OPERATIONS,
@@ -12,4 +21,6 @@ OPERATIONS: Mapping[str, Handler] = {
     **linear.OPERATIONS,
     **convolution.OPERATIONS,
     **pooling.OPERATIONS,
+    **normalization.OPERATIONS,
+    **symbols.OPERATIONS,
 }

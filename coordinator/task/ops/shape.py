@@ -74,11 +74,6 @@ def _expand(lowering: Lowering, node: fx.Node) -> Value:
     )
 
 
-def _size(lowering: Lowering, node: fx.Node) -> Value:
-    axis = int(str(node.args[1]))
-    return lowering.graph.op("Shape", lowering.value(_source(node)), start=axis, end=axis + 1)
-
-
 def _pick(lowering: Lowering, node: fx.Node) -> Value:
     return lowering.output(_source(node), int(str(node.args[1])))
 
@@ -92,6 +87,5 @@ OPERATIONS: Mapping[str, Handler] = {
     "aten.squeeze.dims": _squeeze,
     "aten.squeeze.dim": _squeeze,
     "aten.expand.default": _expand,
-    "aten.sym_size.int": _size,
     "getitem": _pick,
 }

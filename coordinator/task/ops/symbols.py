@@ -1,0 +1,32 @@
+"""Arithmetic on the batch size: int64 or float32 scalars."""
+
+from collections.abc import Mapping
+
+from torch import fx
+
+from coordinator.task.lowering import Handler, Lowering, Value, dtype_of
+
+
+def _size(lowering: Lowering, node: fx.Node) -> Value:
+    source, axis = node.args
+    assert isinstance(source, fx.Node)
+    start = int(str(axis))
+    sizes = lowering.graph.op("Shape", lowering.value(source), start=start, end=start + 1)
+    return lowering.graph.op("Squeeze", sizes)
+
+
+def _arithmetic(kind: str) -> Handler:
+    def handler(lowering: Lowering, node: fx.Node) -> Value:
+        dtype = dtype_of(node)
+        return lowering.graph.op(kind, *(lowering.tensor(arg, dtype) for arg in node.args))
+
+    return handler
+
+
+OPERATIONS: Mapping[str, Handler] = {
+    "aten.sym_size.int": _size,
+    "add": _arithmetic("Add"),
+    "sub": _arithmetic("Sub"),
+    "mul": _arithmetic("Mul"),
+    "truediv": _arithmetic("Div"),
+}

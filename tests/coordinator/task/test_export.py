@@ -1,0 +1,216 @@
+"""Exports of models that are not shipped, against torch; `export_task` itself compares them."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: nothing can be exported")
+pytest.importorskip("onnx", reason="onnx is not installed: nothing can be exported")
+
+import onnx
+import torch
+from torch import nn
+
+from coordinator.task.catalogue import initial_vector, load_task
+from coordinator.task.errors import Unsupported, WrongArtifact
+from coordinator.task.export import export_task
+from coordinator.task.layouts import make_layout
+from coordinator.task.models import make_model
+from coordinator.task.recipes import Recipe, find_shipped
+from coordinator.task.reference import TorchReference
+from coordinator.task.selfcheck import verify
+from device_agent.engines.onnx import OnnxEngine, self_check
+from wire.artifact import Artifact
+from wire.selfcheck import selfcheck_inputs
+
+
+def export(model: nn.Module, *x_shape: int, classes: int = 3) -> Artifact:
+    return export_task(model, "test", "test", x_shape, classes)
+
+
+def head(features: int) -> list[nn.Module]:
+    return [nn.Flatten(), nn.Linear(features, 3)]
+
+
+MODELS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "few channels, stride that leaves a row over": (
+        nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.Conv2d(4, 4, 2, stride=2), *head(36)),
+        (3, 14, 14),
+    ),
+    "many channels, padding and dilation": (
+        nn.Sequential(
+            nn.Conv2d(2, 9, 3),
+            nn.ReLU(),
+            nn.Conv2d(9, 8, 3, padding=(1, 2), dilation=2),
+            *head(192),
+        ),
+        (2, 8, 8),
+    ),
+    "pooling that leaves a row and a column over": (
+        nn.Sequential(nn.Conv2d(1, 3, 2), nn.MaxPool2d((2, 3)), nn.ReLU(), *head(12)),
+        (1, 6, 9),
+    ),
+    "one-dimensional convolution without bias": (
+        nn.Sequential(nn.Conv1d(2, 10, 4, stride=2, bias=False), nn.Conv1d(10, 3, 3), *head(12)),
+        (2, 14),
+    ),
+    "batch normalization of images": (
+        nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), *head(48)),
+        (1, 6, 6),
+    ),
+    "batch normalization without scale": (
+        nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5, affine=False), nn.Linear(5, 3)),
+        (6,),
+    ),
+    "smooth activations": (
+        nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4), nn.Sigmoid(), nn.Linear(4, 3)),
+        (6,),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_exports_and_runs_on_the_device_engine(name: str) -> None:
+    model, x_shape = MODELS[name]
+    self_check(OnnxEngine(export(model, *x_shape)))
+
+
+def test_the_device_moves_the_running_statistics_as_torch_does() -> None:
+    model, x_shape = MODELS["batch normalization of images"]
+    artifact = export(model, *x_shape)
+    engine, reference = OnnxEngine(artifact), TorchReference(model, artifact.spec.layout)
+    n_params = artifact.spec.layout.n_params
+    vector = initial_vector(artifact.spec, 0)
+    assert vector[n_params:].tolist() == [0, 0, 0, 1, 1, 1]
+    for seed in range(4):
+        _, x, y = selfcheck_inputs(artifact.spec, seed, 5)
+        right = reference.step(vector, x, y)
+        engine.gradient(vector, x, y)
+        np.testing.assert_allclose(vector[n_params:], right.buffers, rtol=1e-5)
+    loss, correct = engine.evaluate(vector, x, y)
+    right_loss, right_correct = reference.evaluate(vector, x, y)
+    assert loss == pytest.approx(right_loss, rel=1e-5)
+    assert correct == right_correct
+
+
+@pytest.mark.parametrize("model", ["softmax", "mlp", "cnn"])
+def test_gradients_of_the_shipped_tasks_equal_float64_torch(model: str) -> None:
+    x_shape = (1, 28, 28)
+    artifact, recipe = load_task(model, x_shape, 10), find_shipped(model, x_shape, 10)
+    assert recipe is not None
+    engine = OnnxEngine(artifact)
+    reference = TorchReference(make_model(recipe), artifact.spec.layout)
+    vector, errors = initial_vector(artifact.spec, 3), []
+    for step, batch in enumerate((20, 13, 1, 20, 7)):
+        _, x, y = selfcheck_inputs(artifact.spec, step, batch)
+        right = reference.step(vector, x, y)
+        loss, gradient = engine.gradient(vector, x, y)
+        assert loss == pytest.approx(right.loss, rel=1e-5)
+        difference = np.linalg.norm(gradient - right.gradient)
+        errors.append(float(difference / np.linalg.norm(right.gradient)))
+        vector -= np.float32(0.05) * gradient
+    # A near-tie in a pooling window may cost one step 1e-3, so the median is judged.
+    assert np.median(errors) < 1e-5
+
+
+def test_gives_the_gradient_of_a_tie_to_the_first_of_the_largest() -> None:
+    model = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3))
+    image = nn.Sequential(nn.Conv2d(1, 1, 1), *model)
+    artifact = export(image, 1, 4, 4)
+    vector = initial_vector(artifact.spec, 0)
+    x, y = np.ones((2, 1, 4, 4), np.float32), np.array([0, 2])
+    _, gradient = OnnxEngine(artifact).gradient(vector, x, y)
+    right = TorchReference(image, artifact.spec.layout).step(vector, x, y)
+    np.testing.assert_allclose(gradient, right.gradient, rtol=1e-5, atol=1e-7)
+
+
+def test_two_exports_are_the_same_bytes() -> None:
+    recipe = Recipe("cnn", (1, 8, 8), 10, (4, 8, 6))
+    first, second = (
+        export_task(make_model(recipe), recipe.name, "cnn", recipe.x_shape, 10) for _ in range(2)
+    )
+    assert first == second
+
+
+def test_the_graphs_name_no_place_and_serve_any_batch_size() -> None:
+    for graph in (load_task("cnn", (1, 8, 8), 10).train, load_task("mlp", (64,), 10).evaluate):
+        model = onnx.load_from_string(graph)
+        assert (model.producer_name, model.ir_version) == ("fairbed", 10)
+        assert [entry.version for entry in model.opset_import] == [20]
+        assert not model.metadata_props
+        assert not any(node.doc_string or node.name for node in model.graph.node)
+        sizes = {i.name: i.type.tensor_type.shape.dim for i in model.graph.input}
+        assert sizes["x"][0].dim_param == sizes["y"][0].dim_param == "batch"
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (nn.Dropout(0.5), r"model\.1: aten\.native_dropout\.default must have a rule, got none"),
+        (nn.Conv2d(4, 4, 3, groups=2), r"model\.1: aten\.convolution\.default must be plain"),
+        (nn.MaxPool2d(3, stride=2), r"model\.1: .*max_pool2d.* must tile"),
+    ],
+)
+def test_an_unknown_operation_is_one_line_naming_the_layer(layer: nn.Module, message: str) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 1), layer, nn.Flatten(), nn.LazyLinear(3))
+    model(torch.zeros(2, 1, 8, 8))
+    with pytest.raises(Unsupported, match=message) as error:
+        export(model, 1, 8, 8)
+    assert "\n" not in str(error.value)
+
+
+class Branching(nn.Module):
+    """Depends on its input in a way that cannot be recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x)
+        return y * 2 if bool(y.sum() > 0) else y
+
+
+def test_a_model_that_cannot_be_recorded_is_one_line() -> None:
+    with pytest.raises(Unsupported, match="test: torch must be able to record the model") as error:
+        export(Branching(), 4)
+    assert "\n" not in str(error.value)
+
+
+class Idle(nn.Module):
+    """Carries a parameter that its output does not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.spare = nn.Linear(4, 3), nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x)
+        return y
+
+
+def test_a_parameter_without_gradient_is_named() -> None:
+    with pytest.raises(Unsupported, match="spare: the loss must depend on every parameter"):
+        export(Idle(), 4)
+
+
+def test_a_wrong_artifact_is_refused() -> None:
+    artifact = load_task("mlp", (64,), 10)
+    recipe = find_shipped("mlp", (64,), 10)
+    assert recipe is not None
+    model = make_model(recipe)
+    leaky = nn.Sequential(OrderedDict(model.named_children()))
+    leaky.relu1 = nn.LeakyReLU(0.05)  # the same tensors, another function
+    with pytest.raises(WrongArtifact, match=r"the exported loss must equal torch's within 0\.0001"):
+        verify(artifact, TorchReference(leaky, artifact.spec.layout))
+
+
+def test_a_layout_starts_other_tensors_as_the_module_does() -> None:
+    layer = nn.Embedding(50, 40)
+    layout = make_layout(nn.Sequential(layer, nn.LayerNorm(40)))
+    starts = {tensor.name: (tensor.init, tensor.init_bound) for tensor in layout.tensors}
+    assert starts["1.weight"] == ("ones", 0.0)
+    assert starts["1.bias"] == ("zeros", 0.0)
+    assert starts["0.weight"][0] == "uniform"
+    assert starts["0.weight"][1] / np.sqrt(3) == pytest.approx(layer.weight.std().item(), rel=1e-3)

@@ -1,0 +1,23 @@
+"""The shipped artifacts are what the exporter makes."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be exported")
+pytest.importorskip("onnx", reason="onnx is not installed: nothing can be exported")
+
+from coordinator.task.catalogue import read_shipped  # noqa: E402
+from coordinator.task.recipes import SHIPPED, Recipe  # noqa: E402
+from coordinator.task.ship import export_recipe  # noqa: E402
+
+EXPORTED_WITH = "2.13.0"
+
+
+@pytest.mark.skipif(
+    torch.__version__.split("+")[0] != EXPORTED_WITH,
+    reason=f"the artifacts were exported with torch {EXPORTED_WITH}, this is {torch.__version__}",
+)
+@pytest.mark.parametrize("recipe", SHIPPED, ids=lambda recipe: str(recipe.name))
+def test_the_shipped_file_equals_a_fresh_export(recipe: Recipe) -> None:
+    assert export_recipe(recipe) == read_shipped(recipe.name), (
+        f"{recipe.name}: the shipped artifact is outdated; run `python -m coordinator.task.ship`"
+    )

@@ -1,0 +1,80 @@
+"""The self-check: inputs that every side draws alike, and a verdict."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from wire.artifact import SelfCheck, TaskSpec
+from wire.selfcheck import (
+    Examples,
+    GradientFunction,
+    SelfCheckFailed,
+    run_selfcheck,
+    selfcheck_inputs,
+)
+from wire.tensors import Layout, Tensor
+
+CHECK = SelfCheck(seed=3, batch=2, loss=2.0, gradient_l2=5.0)
+
+
+def spec(**changes: object) -> TaskSpec:
+    layout = Layout(
+        tensors=(
+            Tensor(name="w", shape=(2,), offset=0),
+            Tensor(name="var", shape=(2,), offset=2, role="buffer"),
+        )
+    )
+    fields: dict[str, object] = {
+        "name": "tiny",
+        "model": "tiny",
+        "layout": layout,
+        "x_shape": (3,),
+        "classes": 4,
+        "opset": 20,
+        "selfcheck": CHECK,
+    }
+    return TaskSpec(**(fields | changes))  # type: ignore[arg-type]  # a test builder
+
+
+def engine(loss: float, *gradient: float) -> GradientFunction:
+    def compute(
+        vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
+    ) -> tuple[float, NDArray[np.float32]]:
+        return loss, np.array(gradient, np.float32)
+
+    return compute
+
+
+def test_draws_the_documented_inputs_in_the_documented_order() -> None:
+    vector, x, y = selfcheck_inputs(spec(), 3, 2)
+    rng = np.random.Generator(np.random.PCG64(3))
+    values = 0.1 * rng.standard_normal(4)
+    np.testing.assert_array_equal(vector[:2], values[:2].astype(np.float32))
+    np.testing.assert_array_equal(vector[2:], (np.abs(values[2:]) + 0.5).astype(np.float32))
+    np.testing.assert_array_equal(x, rng.standard_normal((2, 3)).astype(np.float32))
+    np.testing.assert_array_equal(y, rng.integers(0, 4, 2))
+    assert [a.dtype.name for a in (vector, x, y)] == ["float32", "float32", "int64"]
+
+
+def test_draws_tokens_for_integer_examples() -> None:
+    _, x, _ = selfcheck_inputs(spec(x_dtype="int64", x_classes=7), 3, 200)
+    assert x.dtype == np.int64
+    assert set(np.unique(x)) == set(range(7))
+
+
+def test_accepts_an_engine_within_the_tolerances() -> None:
+    run_selfcheck(spec(), engine(2.0 * (1 + 5e-5), 3.0, 4.0 * (1 - 5e-4)))
+
+
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [
+        (engine(2.001, 3.0, 4.0), "self-check loss must be 2 within 0.0001, got 2.001"),
+        (engine(2.0, 3.0, 4.1), "self-check gradient norm must be 5 within 0.001, got 5.08"),
+        (engine(float("nan"), 3.0, 4.0), "self-check loss must be 2 .* got nan"),
+        (engine(2.0, 3.0, float("inf")), "self-check gradient norm must be 5 .* got inf"),
+    ],
+)
+def test_names_what_is_off(compute: GradientFunction, message: str) -> None:
+    with pytest.raises(SelfCheckFailed, match=f"tiny: {message}"):
+        run_selfcheck(spec(), compute)
