@@ -1,5 +1,6 @@
 """From what happened in a round to the rows that the store keeps. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from coordinator.decisions import Choice, Decisions, Observation
 from coordinator.registry import Device, Registry, cold_start, mu_of
 from coordinator.round import Exchange, Round, Stage
-from coordinator.store.records import ExchangeRow, SelectionRow
+from coordinator.store.records import ExchangeRow, RoundRow, SelectionRow
 
 LAG_RATIO_LIMIT = 0.01
 """Loop lag (p99 of the round) above this share of tau makes an exchange invalid (design.md)."""
@@ -132,6 +133,52 @@ def exchange_row(
         s_seed_literal=known.s_seed_literal,
         tau_hat_s=known.tau_hat_s,
         width_s=known.width_s,
+    )
+
+
+def round_row(
+    played: Round,
+    dispatched_at_s: float,
+    ended_at_s: float,
+    closed_at_s: float,
+    *,
+    selections: Sequence[SelectionRow],
+    lag_p99_s: float,
+    model_bytes: int,
+    model_sha256: str,
+) -> RoundRow:
+    """Return the row of a closed round.
+
+    A round lasts from the dispatch to the last arrival (to the end of the waiting when somebody
+    did not arrive), and from there `close_s` until the next model is published.
+    """
+    exchanges = played.exchanges.values()
+    arrivals = [x.tau_wall_s for x in exchanges if x.tau_wall_s is not None]
+    is_complete = len(arrivals) == len(exchanges) > 0
+    tau_max_s = max(arrivals) if is_complete else ended_at_s - dispatched_at_s
+    duration_s = closed_at_s - dispatched_at_s
+    done = [x for x in exchanges if x.stage is Stage.DONE]
+    slowest = max(done, key=lambda x: x.tau_wall_s or 0.0, default=None)
+    queues = [row.queue for row in selections]
+    return RoundRow(
+        round=played.id,
+        attempt=played.attempt,
+        status="done" if done else "void",
+        dispatched_at_s=dispatched_at_s,
+        closed_at_s=closed_at_s,
+        duration_s=duration_s,
+        tau_max_s=tau_max_s,
+        close_s=duration_s - tau_max_s,
+        slowest=slowest.device if slowest else None,
+        selected=len(exchanges),
+        aggregated=len(done),
+        available=sum(row.is_available for row in selections),
+        queue_total=sum(queues),
+        queue_max=max(queues, default=0.0),
+        lag_p99_s=lag_p99_s,
+        bytes_down=model_bytes * sum(x.offer is not None for x in exchanges),
+        bytes_up=sum(x.bytes_up for x in exchanges),
+        model_sha256=model_sha256,
     )
 
 

@@ -1,6 +1,6 @@
 """The run of rounds: wait for the fleet, choose, play, merge, write down, evaluate, again."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import anyio
@@ -8,21 +8,21 @@ import anyio.to_thread
 import msgspec
 import numpy as np
 
-from coordinator.accounting import before, exchange_row, finite, observation, selection_rows
+from coordinator.accounting import before, exchange_row, observation, round_row, selection_rows
 from coordinator.algorithms.aggregation.base import Reports
 from coordinator.algorithms.arrays import Vector
-from coordinator.algorithms.fairness import summarise
 from coordinator.blobs import PublicBlobs
 from coordinator.config import CoordinatorConfig
 from coordinator.decisions import Choice, Decisions
 from coordinator.fleet import Fleet
+from coordinator.grades import metric_rows
 from coordinator.journal import Journal
 from coordinator.lag import LagMeter
 from coordinator.play import Player, slots
-from coordinator.ports import Evaluator, Score
+from coordinator.ports import Evaluator
 from coordinator.registry import Registry
 from coordinator.round import Exchange, Round, Stage
-from coordinator.store.records import DeviceMetricRow, MetricRow, RoundRow
+from coordinator.store.records import MetricRow, RoundRow
 from coordinator.uploads import Uploads
 from wire.artifact import TaskSpec
 from wire.chunks import DEFAULT_CHUNK_BYTES, manifest_of
@@ -183,32 +183,14 @@ class Campaign:
         selections = selection_rows(
             choice, self._registry, self._decisions, {x.device for x in done}
         )
-        last = (
-            ended
-            if any(x.arrived is None for x in exchanges) or not names
-            else max(x.arrived for x in exchanges if x.arrived is not None)
-        )
-        slowest = max(done, key=lambda x: x.tau_wall_s or 0.0, default=None)
-        queues = np.array([row.queue for row in selections])
-        row = RoundRow(
-            round=round_id,
-            attempt=self._attempt,
-            status="done" if done else "void",
-            dispatched_at_s=self._journal.at_s(dispatched),
-            closed_at_s=self._journal.at_s(closed),
-            duration_s=closed - dispatched,
-            tau_max_s=last - dispatched,
-            close_s=closed - last,
-            slowest=slowest.device if slowest else None,
-            selected=len(names),
-            aggregated=len(done),
-            available=int(choice.is_available.sum()),
-            queue_total=float(queues.sum()) if queues.size else 0.0,
-            queue_max=float(queues.max()) if queues.size else 0.0,
+        row = round_row(
+            played,
+            self._journal.at_s(dispatched),
+            self._journal.at_s(ended),
+            self._journal.at_s(closed),
+            selections=selections,
             lag_p99_s=lag,
-            bytes_down=self._task.layout.size_bytes
-            * sum(1 for x in exchanges if x.offer is not None),
-            bytes_up=sum(x.bytes_up for x in exchanges),
+            model_bytes=self._task.layout.size_bytes,
             model_sha256=_hash_of(self._model),
         )
         rows = [
@@ -311,46 +293,11 @@ class Campaign:
             return None
         started = self._journal.now()
         scores = await anyio.to_thread.run_sync(self._evaluator.evaluate, self.vector)
-        return self._record_scores(round_id, scores, self._journal.now() - started)
-
-    def _record_scores(
-        self, round_id: int, scores: Mapping[str, Score], evaluate_s: float
-    ) -> MetricRow | None:
-        tested = {name: score for name, score in scores.items() if score.n > 0}
-        if not tested:
-            return None
-        store = self._journal.store
-        for name, score in tested.items():
-            store.add(
-                DeviceMetricRow(
-                    round=round_id,
-                    device=name,
-                    n=score.n,
-                    accuracy=score.correct / score.n,
-                    loss=finite(score.loss_sum / score.n),
-                )
-            )
-        summary = summarise(
-            np.array([score.n for score in tested.values()], dtype=np.int64),
-            np.array([score.correct for score in tested.values()], dtype=np.int64),
-            np.array([score.loss_sum for score in tested.values()], dtype=np.float64),
-        )
-        row = MetricRow(
-            round=round_id,
-            at_s=self._journal.at_s(),
-            accuracy_mean=summary.accuracy_mean,
-            accuracy_pooled=summary.accuracy_pooled,
-            accuracy_worst10=summary.accuracy_worst10,
-            accuracy_best10=summary.accuracy_best10,
-            accuracy_variance=summary.accuracy_variance,
-            accuracy_gini=summary.accuracy_gini,
-            accuracy_gap=summary.accuracy_gap,
-            loss_mean=finite(summary.loss_mean),
-            loss_std=finite(summary.loss_std),
-            evaluate_s=evaluate_s,
-        )
-        store.add(row)
-        return row
+        took_s = self._journal.now() - started
+        devices, metric = metric_rows(round_id, scores, self._journal.at_s(), took_s)
+        for row in (*devices, *([metric] if metric else [])):
+            self._journal.store.add(row)
+        return metric
 
 
 def chunk_bytes(registry: Registry) -> int:
