@@ -295,8 +295,10 @@ class Campaign:
         scores = await anyio.to_thread.run_sync(self._evaluator.evaluate, self.vector)
         took_s = self._journal.now() - started
         devices, metric = metric_rows(round_id, scores, self._journal.at_s(), took_s)
-        for row in (*devices, *([metric] if metric else [])):
+        for row in devices:
             self._journal.store.add(row)
+        if metric is not None:
+            self._journal.store.add(metric)
         return metric
 
 
