@@ -94,7 +94,6 @@ class Agent:
         self._topics = Topics(config.tenant)
         self._boot = secrets.randbits(40)
         self._phase = Phase.OFFLINE
-        self._scope = anyio.CancelScope()
         self._fault: NotWanted | None = None
         self._coordinator_boot: int | None = None
         self._is_linked = False
@@ -146,7 +145,9 @@ class Agent:
             raise self._fault
 
     def _furnish(self, transport: Transport, group: TaskGroup) -> None:
+        """Make what lives as long as one run."""
         config, clock = self._config, self._host.clock
+        self._scope = anyio.CancelScope()
         self._group = group
         self._post = Post(transport, self._topics, self._name, group)
         self._link = LinkEstimate()

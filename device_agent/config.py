@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from device_agent.errors import ConfigError
-from wire.messages import DeviceName
+from wire.messages import DeviceName, is_device_name
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -106,6 +106,11 @@ def load_config(path: Path | None, overrides: dict[str, object]) -> AgentConfig:
     for key, flag in (("broker_url", "--broker URL"), ("name", "--name NAME")):
         if key not in values:
             raise ConfigError(f"{where}: {key} is missing; give {flag} or put it into the file")
+    for key in ("name", "tenant"):
+        if key in values and not is_device_name(str(values[key])):
+            raise ConfigError(
+                f"{where}: {key} must be 1 to 32 of a-z, 0-9 and hyphen, got {values[key]!r}"
+            )
     try:
         return msgspec.convert(values, AgentConfig)
     except msgspec.ValidationError as exc:

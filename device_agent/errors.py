@@ -35,6 +35,8 @@ class RoundFailed(AgentError):
 
 def one_line(exc: BaseException) -> str:
     """Return an error as one line, with its type when it says nothing itself."""
+    while nested := getattr(exc, "exceptions", None):  # the first of a group
+        exc = nested[0]
     text = " ".join(str(exc).split())
     if isinstance(exc, MemoryError):
         return f"out of memory; {text or 'the model or the data is too large for this device'}"

@@ -11,7 +11,8 @@ import anyio
 
 from device_agent.agent import Agent
 from device_agent.config import AgentConfig
-from device_agent.errors import ConfigError
+from device_agent.engines.errors import EngineError
+from device_agent.errors import AgentError, ConfigError
 from device_agent.host import Host
 from wire.transport.base import Transport, Will
 from wire.transport.mqtt import MqttTransport
@@ -50,10 +51,16 @@ def log_to_stderr(level: str) -> None:
 
 
 async def _serve(agent: Agent) -> None:
+    fault: Exception | None = None
     async with anyio.create_task_group() as group:
         group.start_soon(_stop_on_signal, group.cancel_scope, name="agent.signals")
-        await agent.run()
+        try:
+            await agent.run()
+        except (AgentError, EngineError) as exc:  # not wrapped into a group's error
+            fault = exc
         group.cancel_scope.cancel()
+    if fault is not None:
+        raise fault
 
 
 async def _stop_on_signal(scope: anyio.CancelScope) -> None:

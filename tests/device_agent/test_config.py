@@ -1,0 +1,73 @@
+"""What a person can tell an agent, and what it answers when that is wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from device_agent.config import AgentConfig, load_config, with_password
+from device_agent.errors import ConfigError
+
+FLAGS: dict[str, object] = {"broker_url": "mqtt://host", "name": "pi-07"}
+
+
+def test_flags_are_laid_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "agent.toml"
+    path.write_text('broker_url = "mqtt://a"\nname = "a"\n[timeouts]\nhello_s = 9.0\n')
+    config = load_config(path, {"name": "b"})
+    assert (config.broker_url, config.name, config.timeouts.hello_s) == ("mqtt://a", "b", 9.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('name = "a"', "broker_url is missing; give --broker URL"),
+        ('broker_url = "mqtt://a"', "name is missing; give --name NAME"),
+        ('broker_url = "mqtt://a"\nname = "A B"', "name must be 1 to 32 of a-z, 0-9 and hyphen"),
+        ('broker_url = "x"\nname = "a"\nbroker = 1', "unknown field `broker`; valid keys are"),
+        ('broker_url = "x"\nname = "a"\nonce = 3', r"Expected `bool`, got `int` - at `\$\.once`"),
+        (
+            'broker_url = "x"\nname = "a"\ntimeouts.hello_s = -1',
+            r"Expected `float` > 0\.0 - at `\$\.timeouts\.hello_s`",
+        ),
+        ('broker_url = "x"\nname = "a"\ntimeouts.hi = 1', "valid keys are hello_s, refused_s"),
+        ("name = ", "must be a readable TOML file"),
+    ],
+)
+def test_a_wrong_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "agent.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(path, {})
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="must be a readable TOML file"):
+        load_config(tmp_path / "none.toml", {})
+
+
+def test_the_cache_is_apart_for_each_tenant_and_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert load_config(None, FLAGS).cache_path == tmp_path / "fairbed/agent/main/pi-07"
+    assert load_config(None, FLAGS | {"cache_folder": "/x"}).cache_path == Path("/x")
+
+
+@pytest.mark.parametrize(
+    ("url", "filled"),
+    [
+        ("mqtt://me@host:1883", "mqtt://me:p%40ss@host:1883"),
+        ("mqtts://me:own@host?cafile=c", "mqtts://me:own@host?cafile=c"),
+    ],
+)
+def test_the_password_comes_from_the_environment_unless_the_url_has_one(
+    url: str, filled: str
+) -> None:
+    assert with_password(AgentConfig(broker_url=url, name="a"), "p@ss").broker_url == filled
+
+
+def test_a_password_needs_a_user() -> None:
+    with pytest.raises(ConfigError, match="needs a user for the password"):
+        with_password(AgentConfig(broker_url="mqtt://host", name="a"), "secret")
