@@ -9,158 +9,14 @@ clock: `now` is monotonic seconds, and `wake_at` says when `tick` has something 
 """
 
 import hashlib
-from collections import deque
-from dataclasses import dataclass
 
 from wire.chunks import Chunk, chunk_slice, encode_chunk
 from wire.errors import DecodeError
+from wire.flow import Flow
 from wire.messages import Manifest
 
 DEFAULT_WINDOW = 4
 """Chunks in flight of one device; never above 8, the most filters a SUBSCRIBE may hold at AWS."""
-
-RETRY_FLOOR_S = 2.0
-RETRY_CEILING_S = 60.0
-RETRY_FACTOR = 4.0
-"""A chunk is overdue after this many smoothed chunk times, but never before the floor."""
-
-SMOOTHING = 0.25
-"""Weight of the newest chunk time in the smoothed one."""
-
-ASSUMED_BPS = 1e6
-"""Rate of a slow link, bit/s: stands in for the chunk time until the first chunk has arrived."""
-
-
-@dataclass(slots=True)
-class _Ask:
-    """One chunk in flight."""
-
-    at: float
-    order: int
-    """Counts all asks of a transfer."""
-    is_first: bool
-    """Only a chunk asked for once tells its chunk time; of a repeated one nobody knows which
-    ask it answers (Karn's rule)."""
-
-
-class _Flow:
-    """Which chunks are in flight, which come next, and which are overdue.
-
-    A broker delivers in order over one connection, so as long as something arrives, a chunk is
-    overdue only when a later one has overtaken it. After a time-out the window halves (down to
-    `floor`) and the patience doubles; a new chunk restores the patience, a whole window of them
-    widens the window by one.
-    """
-
-    def __init__(self, manifest: Manifest, floor: int = 1) -> None:
-        self.has = bytearray(manifest.chunk_count)
-        self.missing = manifest.chunk_count
-        self.limit = 0
-        self.window = 0
-        self.floor = floor
-        self.flying: dict[int, _Ask] = {}
-        self.repeats = 0
-        self.untouched = 0
-        """Nothing from this chunk on has been asked for."""
-        self._again: deque[int] = deque()
-        self._orders = 0
-        self._newest_order = 0
-        self._arrived_at = 0.0
-        self._streak = 0
-        self._patience = 1.0
-        self._chunk_s = 8.0 * min(manifest.chunk_bytes, manifest.size_bytes) / ASSUMED_BPS
-        self._is_measured = False
-
-    def open(self, limit: int) -> None:
-        """Allow `limit` chunks in flight."""
-        self.limit = limit
-        self.floor = min(self.floor, limit)
-        self.window = limit
-
-    def fill(self, now: float) -> list[int]:
-        """Return what to ask for next, now in flight."""
-        asks: list[int] = []
-        while len(self.flying) < self.window:
-            index, is_first = self._next()
-            if index is None:
-                break
-            self._orders += 1
-            self.repeats += not is_first
-            self.flying[index] = _Ask(now, self._orders, is_first)
-            asks.append(index)
-        return asks
-
-    def settle(self, index: int, now: float) -> bool:
-        """Note that a chunk has arrived; return whether it is new."""
-        if self.has[index]:
-            return False
-        self.has[index] = 1
-        self.missing -= 1
-        self._arrived_at = now
-        self._patience = 1.0
-        ask = self.flying.pop(index, None)
-        if ask is not None:
-            self._newest_order = max(self._newest_order, ask.order)
-            if ask.is_first:
-                self._measure(now - ask.at)
-        self._streak += 1
-        if self._streak >= self.window:
-            self._streak = 0
-            self.window = min(self.limit, self.window + 1)
-        return True
-
-    def tick(self, now: float) -> list[int]:
-        """Return the overdue chunks to ask for again, as many as the halved window takes."""
-        overdue = [index for index, ask in self.flying.items() if self._due_at(ask) <= now]
-        if not overdue:
-            return []
-        self.window = max(self.floor, self.window // 2)
-        self._streak = 0
-        self._patience *= 2.0
-        self._release(overdue)
-        return self.fill(now)
-
-    def restart(self, now: float) -> list[int]:
-        """Return what to ask for after the link was lost with everything in flight."""
-        self._release(list(self.flying))
-        self.window = self.limit
-        self._patience = 1.0
-        return self.fill(now)
-
-    @property
-    def wake_at(self) -> float | None:
-        """When the first chunk in flight is overdue; None when nothing is in flight."""
-        if not self.missing:
-            return None
-        return min(map(self._due_at, self.flying.values()), default=None)
-
-    def _due_at(self, ask: _Ask) -> float:
-        is_overtaken = ask.order < self._newest_order
-        since = ask.at if is_overtaken else max(ask.at, self._arrived_at)
-        patience = max(RETRY_FLOOR_S, RETRY_FACTOR * self._chunk_s) * self._patience
-        return since + min(patience, RETRY_CEILING_S)
-
-    def _next(self) -> tuple[int | None, bool]:
-        while self._again:
-            index = self._again.popleft()
-            if not self.has[index]:
-                return index, False
-        while self.untouched < len(self.has):
-            index = self.untouched
-            self.untouched += 1
-            if not self.has[index]:
-                return index, True
-        return None, True
-
-    def _release(self, indices: list[int]) -> None:
-        self._again.extendleft(sorted(indices, reverse=True))
-        for index in indices:
-            del self.flying[index]
-
-    def _measure(self, chunk_s: float) -> None:
-        weight = SMOOTHING if self._is_measured else 1.0
-        self._chunk_s += weight * (chunk_s - self._chunk_s)
-        self._is_measured = True
 
 
 class _Pieces:
@@ -179,10 +35,6 @@ class _Pieces:
         if chunk.blob != self.manifest.id:
             raise DecodeError(
                 f"chunk: must be of blob {self.manifest.id.hex()}, got {chunk.blob.hex()}"
-            )
-        if not 0 <= chunk.index < self.manifest.chunk_count:
-            raise DecodeError(
-                f"chunk: index must be below {self.manifest.chunk_count}, got {chunk.index}"
             )
         place = chunk_slice(self.manifest, chunk.index)
         if len(chunk.payload) != place.stop - place.start:
@@ -223,7 +75,7 @@ class Download:
         self.received_bytes = 0
         """Payload bytes, duplicates included: what the link carried."""
         self._pieces = _Pieces(manifest)
-        self._flow = _Flow(manifest)
+        self._flow = Flow(manifest)
         self._flow.open(window)
 
     def start(self, now: float) -> list[int]:
@@ -306,7 +158,7 @@ class Upload:
             raise ValueError(f"upload: must hold {manifest.size_bytes} bytes, got {len(data)}")
         self.manifest = manifest
         self._data = memoryview(data)
-        self._flow = _Flow(manifest)
+        self._flow = Flow(manifest)
         self._acked = 0
         """Bitmap of what has been acknowledged."""
 
