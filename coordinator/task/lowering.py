@@ -115,6 +115,11 @@ class Lowering:
 Handler: TypeAlias = Callable[[Lowering, fx.Node], Value]
 
 
+def arguments(node: fx.Node) -> list[Any]:
+    """Return the positional arguments of an FX node; the operation's schema says what they are."""
+    return list(node.args)
+
+
 def operation_name(node: fx.Node) -> str:
     """Return the name of what an FX node calls, such as `aten.mm.default`."""
     return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else _plain(node)
@@ -167,4 +172,4 @@ def _refusal(node: fx.Node, problem: str) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     paths = [str(path) for path, _ in stack.values() if path]
     where = paths[-1] if paths else f"value {node.name}"
-    return f"{where}: {problem}; use layers that the shipped models use, or engine = 'torch'"
+    return f"{where}: {problem}; use layers that the shipped models use"

@@ -12,6 +12,7 @@ from coordinator.task.lowering import (
     Handler,
     Lowering,
     Value,
+    arguments,
     shape_of,
     static_shape,
     unsupported,
@@ -33,7 +34,7 @@ class _Window:
 
 def _window(node: fx.Node, weight: fx.Node, first: int) -> _Window:
     """Read stride, padding, dilation, transposed, output_padding, groups from argument `first`."""
-    stride, padding, dilation, transposed, _, groups = node.args[first : first + 6]
+    stride, padding, dilation, transposed, _, groups = arguments(node)[first : first + 6]
     if transposed or groups != 1:
         raise unsupported(node, f"must be plain, got transposed={transposed}, groups={groups}")
     kernel = static_shape(weight, 2)
@@ -46,11 +47,9 @@ def _window(node: fx.Node, weight: fx.Node, first: int) -> _Window:
 
 
 def _convolution(lowering: Lowering, node: fx.Node) -> Value:
-    x, weight, bias = node.args[:3]
-    assert isinstance(x, fx.Node)
-    assert isinstance(weight, fx.Node)
+    x, weight, bias = arguments(node)[:3]
     window = _window(node, weight, 3)
-    inputs = [lowering.value(arg) for arg in (x, weight, bias) if isinstance(arg, fx.Node)]
+    inputs = [lowering.value(arg) for arg in (x, weight, bias) if arg is not None]
     return lowering.graph.op(
         "Conv",
         *inputs,
@@ -62,13 +61,9 @@ def _convolution(lowering: Lowering, node: fx.Node) -> Value:
 
 
 def _convolution_backward(lowering: Lowering, node: fx.Node) -> Value:
-    gradient, x, weight = node.args[:3]
-    assert isinstance(gradient, fx.Node)
-    assert isinstance(x, fx.Node)
-    assert isinstance(weight, fx.Node)
+    gradient, x, weight = arguments(node)[:3]
+    mask = arguments(node)[10]
     window = _window(node, weight, 4)
-    mask = node.args[10]
-    assert isinstance(mask, Sequence)
     return (
         _x_gradient(lowering, gradient, x, weight, window) if mask[0] else "",
         _weight_gradient(lowering, gradient, x, weight, window) if mask[1] else "",

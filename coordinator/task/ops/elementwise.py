@@ -12,6 +12,7 @@ from coordinator.task.lowering import (
     Handler,
     Lowering,
     Value,
+    arguments,
     dtype_of,
     meta,
     operation_name,
@@ -62,7 +63,7 @@ def _arithmetic(kind: str) -> Handler:
 
 def _comparison(kind: str, is_negated: bool) -> Handler:
     def handler(lowering: Lowering, node: fx.Node) -> Value:
-        samples: list[Any] = [meta(a) if isinstance(a, fx.Node) else a for a in node.args]
+        samples = [meta(a) if isinstance(a, fx.Node) else a for a in arguments(node)]
         left, right = _operands(lowering, node, torch.result_type(samples[0], samples[1]))
         result = lowering.graph.op(kind, left, right)
         return lowering.graph.op("Not", result) if is_negated else result
@@ -73,7 +74,7 @@ def _comparison(kind: str, is_negated: bool) -> Handler:
 def _operands(lowering: Lowering, node: fx.Node, dtype: torch.dtype) -> list[str]:
     """Return both operands as the dtype, without expansions that broadcasting makes needless."""
     result = shape_of(node)
-    operands: list[Any] = list(node.args[:2])
+    operands = arguments(node)[:2]
     for i, operand in enumerate(operands):
         other = operands[1 - i]
         if _is_expand(operand) and isinstance(other, fx.Node) and shape_of(other) == result:
@@ -86,7 +87,7 @@ def _is_expand(arg: Any) -> bool:
 
 
 def _where(lowering: Lowering, node: fx.Node) -> Value:
-    condition, yes, no = node.args
+    condition, yes, no = arguments(node)
     dtype = dtype_of(node)
     active = _relu_output(condition)
     if active is not None and _is_zero(yes) and shape_of(active) == shape_of(node):
@@ -120,9 +121,7 @@ def _is_zero(arg: Any) -> bool:
 
 
 def _alias(lowering: Lowering, node: fx.Node) -> Value:
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    return lowering.value(source)
+    return lowering.value(arguments(node)[0])
 
 
 def _cast(lowering: Lowering, node: fx.Node) -> Value:
@@ -142,16 +141,14 @@ def _fill(number: Any, sizes: Sequence[Any], lowering: Lowering, node: fx.Node) 
 
 
 def _full(lowering: Lowering, node: fx.Node) -> Value:
-    sizes, number = node.args[:2]
-    assert isinstance(sizes, Sequence)
+    sizes, number = arguments(node)
     return _fill(number, sizes, lowering, node)
 
 
 def _full_like(lowering: Lowering, node: fx.Node) -> Value:
-    source, number = node.args[:2]
+    source, number = arguments(node)
     if all(isinstance(size, int) for size in shape_of(node)):
         return _fill(number, shape_of(node), lowering, node)
-    assert isinstance(source, fx.Node)
     scalar = lowering.graph.constant(np.array(number, NUMPY_TYPES[dtype_of(node)]))
     return lowering.graph.op("Expand", scalar, lowering.graph.op("Shape", lowering.value(source)))
 
@@ -163,7 +160,7 @@ def _scalar_tensor(lowering: Lowering, node: fx.Node) -> Value:
 def _arange(lowering: Lowering, node: fx.Node) -> Value:
     if not all(isinstance(a, int) for a in node.args):
         raise unsupported(node, f"must have fixed integer bounds, got {node.args}")
-    values = np.arange(*(int(str(a)) for a in node.args))
+    values = np.arange(*arguments(node))
     return lowering.graph.constant(values.astype(NUMPY_TYPES[dtype_of(node)]))
 
 

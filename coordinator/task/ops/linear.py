@@ -5,22 +5,22 @@ from typing import Any
 
 from torch import fx
 
-from coordinator.task.lowering import Handler, Lowering, Value
+from coordinator.task.lowering import Handler, Lowering, Value, arguments
 from coordinator.task.ops.shape import permutation
 
 
 def _mm(lowering: Lowering, node: fx.Node) -> Value:
-    return _gemm(lowering, node.args[0], node.args[1])
+    left, right = arguments(node)
+    return _gemm(lowering, left, right)
 
 
 def _addmm(lowering: Lowering, node: fx.Node) -> Value:
-    bias, left, right = node.args[:3]
-    assert isinstance(bias, fx.Node)
-    scale = {key: float(str(value)) for key, value in node.kwargs.items()}
+    bias, left, right = arguments(node)
+    scale: dict[str, Any] = dict(node.kwargs)  # alpha and beta mean the same in Gemm
     return _gemm(lowering, left, right, lowering.value(bias), **scale)
 
 
-def _gemm(lowering: Lowering, left: Any, right: Any, *bias: str, **scale: float) -> str:
+def _gemm(lowering: Lowering, left: fx.Node, right: fx.Node, *bias: str, **scale: float) -> str:
     (a, a_axes), (b, b_axes) = permutation(left), permutation(right)
     return lowering.graph.op(
         "Gemm",
@@ -34,9 +34,7 @@ def _gemm(lowering: Lowering, left: Any, right: Any, *bias: str, **scale: float)
 
 
 def _bmm(lowering: Lowering, node: fx.Node) -> Value:
-    left, right = node.args[:2]
-    assert isinstance(left, fx.Node)
-    assert isinstance(right, fx.Node)
+    left, right = arguments(node)
     return lowering.graph.op("MatMul", lowering.value(left), lowering.value(right))
 
 

@@ -3,9 +3,19 @@
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 from torch import fx
 
-from coordinator.task.lowering import Handler, Lowering, Value, shape_of, static_shape, unsupported
+from coordinator.task.lowering import (
+    ELEMENT_TYPES,
+    Handler,
+    Lowering,
+    Value,
+    arguments,
+    shape_of,
+    static_shape,
+    unsupported,
+)
 
 
 def _batch_norm_training(lowering: Lowering, node: fx.Node) -> Value:
@@ -13,10 +23,7 @@ def _batch_norm_training(lowering: Lowering, node: fx.Node) -> Value:
 
     The stock translation of this operation normalises by the running statistics instead.
     """
-    x, weight, bias, mean_node, variance_node, training, momentum, epsilon = node.args
-    assert isinstance(x, fx.Node)
-    assert isinstance(mean_node, fx.Node)
-    assert isinstance(variance_node, fx.Node)
+    x, weight, bias, mean_node, variance_node, training, momentum, epsilon = arguments(node)
     if not training:
         raise unsupported(node, f"must be training, got training={training}")
     graph, value = lowering.graph, lowering.value(x)
@@ -31,10 +38,10 @@ def _batch_norm_training(lowering: Lowering, node: fx.Node) -> Value:
     result = graph.op("Mul", centred, inverse)
     column = graph.ints([1, channels, *[1] * (len(shape_of(x)) - 2)])
     for kind, part in (("Mul", weight), ("Add", bias)):
-        if isinstance(part, fx.Node):
+        if part is not None:
             result = graph.op(kind, result, graph.op("Reshape", lowering.value(part), column))
     mean, variance = graph.op("Reshape", mean, flat), graph.op("Reshape", variance, flat)
-    size = graph.op("Cast", graph.op("Size", value), to=1)
+    size = graph.op("Cast", graph.op("Size", value), to=ELEMENT_TYPES[torch.float32])
     n = graph.op("Div", size, _scalar(lowering, channels))
     unbiased = graph.op("Div", n, graph.op("Sub", n, _scalar(lowering, 1.0)))
     return (
@@ -47,31 +54,31 @@ def _batch_norm_training(lowering: Lowering, node: fx.Node) -> Value:
 
 
 def _batch_norm_evaluation(lowering: Lowering, node: fx.Node) -> Value:
-    x, weight, bias, mean, variance, _, epsilon = node.args
-    assert isinstance(x, fx.Node)
-    assert isinstance(mean, fx.Node)
-    assert isinstance(variance, fx.Node)
-    channels = static_shape(x, 1)[0]
-    ones, zeros = np.ones(channels, np.float32), np.zeros(channels, np.float32)
-    inputs = [
-        lowering.value(part) if isinstance(part, fx.Node) else lowering.graph.constant(default)
-        for part, default in ((weight, ones), (bias, zeros), (mean, zeros), (variance, ones))
-    ]
+    x, weight, bias, mean, variance, _, epsilon = arguments(node)
+    ones = np.ones(static_shape(x, 1)[0], np.float32)
+    scale = lowering.graph.constant(ones) if weight is None else lowering.value(weight)
+    shift = lowering.graph.constant(0 * ones) if bias is None else lowering.value(bias)
     result = lowering.graph.op(
-        "BatchNormalization", lowering.value(x), *inputs, epsilon=float(str(epsilon))
+        "BatchNormalization",
+        lowering.value(x),
+        scale,
+        shift,
+        lowering.value(mean),
+        lowering.value(variance),
+        epsilon=epsilon,
     )
     return (result, "", "")
 
 
-def _move(lowering: Lowering, running: fx.Node, seen: str, momentum: object) -> str:
+def _move(lowering: Lowering, running: fx.Node, seen: str, momentum: float) -> str:
     """Return running + momentum (seen - running)."""
     graph, old = lowering.graph, lowering.value(running)
     step = graph.op("Mul", graph.op("Sub", seen, old), _scalar(lowering, momentum))
     return graph.op("Add", old, step)
 
 
-def _scalar(lowering: Lowering, number: object) -> str:
-    return lowering.graph.constant(np.array(float(str(number)), np.float32))
+def _scalar(lowering: Lowering, number: float) -> str:
+    return lowering.graph.constant(np.array(number, np.float32))
 
 
 OPERATIONS: Mapping[str, Handler] = {

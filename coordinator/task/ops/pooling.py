@@ -12,7 +12,7 @@ from coordinator.task.lowering import (
     Handler,
     Lowering,
     Value,
-    operation_name,
+    arguments,
     static_shape,
     unsupported,
 )
@@ -28,7 +28,7 @@ class _Tiling:
 def _tiling(node: fx.Node, x: fx.Node, first: int) -> _Tiling:
     """Read kernel, stride, padding, dilation, ceil_mode from argument `first` on."""
     defaults: list[Any] = [None, [], [0], [1], False]
-    given: list[Any] = list(node.args[first : first + 5])
+    given: list[Any] = arguments(node)[first : first + 5]
     kernel, stride, padding, dilation, ceil = given + defaults[len(given) :]
     kernel = [int(k) for k in kernel] * (2 if len(kernel) == 1 else 1)
     is_tiled = all(k == s for k, s in zip(kernel, stride or kernel, strict=True))
@@ -42,8 +42,7 @@ def _tiling(node: fx.Node, x: fx.Node, first: int) -> _Tiling:
 
 
 def _max_pool(lowering: Lowering, node: fx.Node) -> Value:
-    x = node.args[0]
-    assert isinstance(x, fx.Node)
+    x = arguments(node)[0]
     kernel = _tiling(node, x, 1).kernel
     pooled = lowering.graph.op("MaxPool", lowering.value(x), kernel_shape=kernel, strides=kernel)
     return (pooled, "")
@@ -56,9 +55,7 @@ def _max_pool_backward(lowering: Lowering, node: fx.Node) -> Value:
     slice to slice until one equals the maximum.
     """
     graph = lowering.graph
-    gradient, x = node.args[:2]
-    assert isinstance(gradient, fx.Node)
-    assert isinstance(x, fx.Node)
+    gradient, x = arguments(node)[:2]
     tiling = _tiling(node, x, 2)
     value, pooled = lowering.value(x), lowering.output(_pool_of(node), 0)
     left, zero = lowering.value(gradient), graph.constant(np.zeros((), np.float32))
@@ -73,11 +70,8 @@ def _max_pool_backward(lowering: Lowering, node: fx.Node) -> Value:
 
 
 def _pool_of(node: fx.Node) -> fx.Node:
-    indices = node.args[7]
-    assert isinstance(indices, fx.Node)
-    pool = indices.args[0]
-    if not isinstance(pool, fx.Node) or not operation_name(pool).startswith("aten.max_pool2d"):
-        raise unsupported(node, "must take its indices from the max-pooling itself")
+    indices: fx.Node = arguments(node)[7]
+    pool: fx.Node = arguments(indices)[0]
     return pool
 
 

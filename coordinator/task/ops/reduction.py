@@ -1,27 +1,21 @@
 """Along axes: sums, means, maxima, softmax."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from torch import fx
 
-from coordinator.task.lowering import Handler, Lowering, Value, dtype_of, shape_of
-
-
-def _argument(node: fx.Node, index: int, default: Any) -> Any:
-    return node.args[index] if len(node.args) > index else default
+from coordinator.task.lowering import Handler, Lowering, Value, arguments, dtype_of, shape_of
 
 
 def _reduce(kind: str) -> Handler:
     def handler(lowering: Lowering, node: fx.Node) -> Value:
-        source = node.args[0]
-        assert isinstance(source, fx.Node)
-        dims = _argument(node, 1, None)
-        keep = bool(_argument(node, 2, False))
+        source, *options = arguments(node)
+        dims = options[0] if options else []
+        keep = len(options) > 1 and options[1]
         inputs = [lowering.tensor(source, dtype_of(node))]
-        if isinstance(dims, Sequence) and dims:
+        if dims:
             rank = len(shape_of(source))
-            inputs.append(lowering.graph.ints(sorted(int(dim) % rank for dim in dims)))
+            inputs.append(lowering.graph.ints(sorted(dim % rank for dim in dims)))
         return lowering.graph.op(kind, *inputs, keepdims=int(keep))
 
     return handler
@@ -29,18 +23,16 @@ def _reduce(kind: str) -> Handler:
 
 def _softmax(kind: str) -> Handler:
     def handler(lowering: Lowering, node: fx.Node) -> Value:
-        value = lowering.tensor(node.args[0], dtype_of(node))
-        return lowering.graph.op(kind, value, axis=int(str(node.args[1])))
+        source, axis, _ = arguments(node)
+        return lowering.graph.op(kind, lowering.tensor(source, dtype_of(node)), axis=axis)
 
     return handler
 
 
 def _argmax(lowering: Lowering, node: fx.Node) -> Value:
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    axis = int(str(node.args[1]))
-    keep = bool(_argument(node, 2, False))
-    return lowering.graph.op("ArgMax", lowering.value(source), axis=axis, keepdims=int(keep))
+    source, axis, *keep = arguments(node)
+    keepdims = int(keep[0]) if keep else 0
+    return lowering.graph.op("ArgMax", lowering.value(source), axis=axis, keepdims=keepdims)
 
 
 OPERATIONS: Mapping[str, Handler] = {

@@ -1,7 +1,6 @@
 """Same values, another shape: views, transpositions, expansions."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import fx
 
@@ -9,6 +8,7 @@ from coordinator.task.lowering import (
     Handler,
     Lowering,
     Value,
+    arguments,
     operation_name,
     shape_of,
     unsupported,
@@ -16,8 +16,7 @@ from coordinator.task.lowering import (
 
 
 def _source(node: fx.Node) -> fx.Node:
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
+    source: fx.Node = arguments(node)[0]
     return source
 
 
@@ -34,9 +33,7 @@ def permutation(node: fx.Node) -> tuple[fx.Node, list[int]]:
     """Return what `node` transposes, and how, looking through transpositions in a row."""
     axes = list(range(len(shape_of(node))))
     while operation_name(node) == "aten.permute.default":
-        dims = node.args[1]
-        assert isinstance(dims, Sequence)
-        own = [int(str(dim)) % len(axes) for dim in dims]
+        own = [dim % len(axes) for dim in arguments(node)[1]]
         axes = [own[axis] for axis in axes]
         node = _source(node)
     return node, axes
@@ -50,32 +47,28 @@ def _permute(lowering: Lowering, node: fx.Node) -> Value:
 
 
 def _unsqueeze(lowering: Lowering, node: fx.Node) -> Value:
-    axis = lowering.graph.ints([int(str(node.args[1]))])
+    axis = lowering.graph.ints([arguments(node)[1]])
     return lowering.graph.op("Unsqueeze", lowering.value(_source(node)), axis)
 
 
 def _squeeze(lowering: Lowering, node: fx.Node) -> Value:
-    wanted: Any = node.args[1]
-    rank = len(shape_of(_source(node)))
-    axes = [int(a) % rank for a in (wanted if isinstance(wanted, Sequence) else [wanted])]
-    ones = [a for a in axes if shape_of(_source(node))[a] == 1]
+    source, wanted = arguments(node)
+    sizes = shape_of(source)
+    axes = [axis % len(sizes) for axis in (wanted if isinstance(wanted, Sequence) else [wanted])]
+    ones = sorted(axis for axis in axes if sizes[axis] == 1)
     if not ones:
-        return lowering.value(_source(node))
-    return lowering.graph.op(
-        "Squeeze", lowering.value(_source(node)), lowering.graph.ints(sorted(ones))
-    )
+        return lowering.value(source)
+    return lowering.graph.op("Squeeze", lowering.value(source), lowering.graph.ints(ones))
 
 
 def _expand(lowering: Lowering, node: fx.Node) -> Value:
-    dims = node.args[1]
-    assert isinstance(dims, Sequence)
-    return lowering.graph.op(
-        "Expand", lowering.value(_source(node)), lowering.sizes(dims, shape_of(node))
-    )
+    source, dims, *_ = arguments(node)
+    sizes = lowering.sizes(dims, shape_of(node))
+    return lowering.graph.op("Expand", lowering.value(source), sizes)
 
 
 def _pick(lowering: Lowering, node: fx.Node) -> Value:
-    return lowering.output(_source(node), int(str(node.args[1])))
+    return lowering.output(*arguments(node))
 
 
 OPERATIONS: Mapping[str, Handler] = {

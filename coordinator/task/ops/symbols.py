@@ -4,21 +4,19 @@ from collections.abc import Mapping
 
 from torch import fx
 
-from coordinator.task.lowering import Handler, Lowering, Value, dtype_of
+from coordinator.task.lowering import Handler, Lowering, Value, arguments, dtype_of
 
 
 def _size(lowering: Lowering, node: fx.Node) -> Value:
-    source, axis = node.args
-    assert isinstance(source, fx.Node)
-    start = int(str(axis))
-    sizes = lowering.graph.op("Shape", lowering.value(source), start=start, end=start + 1)
+    source, axis = arguments(node)
+    sizes = lowering.graph.op("Shape", lowering.value(source), start=axis, end=axis + 1)
     return lowering.graph.op("Squeeze", sizes)
 
 
 def _arithmetic(kind: str) -> Handler:
     def handler(lowering: Lowering, node: fx.Node) -> Value:
         dtype = dtype_of(node)
-        return lowering.graph.op(kind, *(lowering.tensor(arg, dtype) for arg in node.args))
+        return lowering.graph.op(kind, *(lowering.tensor(arg, dtype) for arg in arguments(node)))
 
     return handler
 
