@@ -143,9 +143,13 @@ class RunReader:
         """Return a number that changes when the writer has committed."""
         return int(self._query("PRAGMA data_version")[0][0])
 
+    def is_alive(self) -> bool:
+        """Tell whether a process owns the run."""
+        return is_locked(self.folder)
+
     def run(self) -> RunInfo:
         """Return the run at a glance."""
-        is_alive = is_locked(self.folder)  # before the status: a run may end in between
+        is_alive = self.is_alive()  # before the status: a run may end in between
         row = self._select(RunRow)[0]
         status = row.status if is_alive or row.status not in LIVE else "interrupted"
         accuracy = self._query("SELECT accuracy_mean FROM metric ORDER BY round DESC LIMIT 1")
@@ -181,6 +185,16 @@ class RunReader:
         """Return exchanges of rounds after `since_round`, by round and dispatch."""
         tail = "WHERE round > ? ORDER BY round, attempt, dispatched_at_s, device"
         return self._select(ExchangeRow, tail, (since_round,))
+
+    def exchanges_of(self, device: str, limit: int = 200) -> list[ExchangeRow]:
+        """Return the newest `limit` exchanges of a device, oldest first."""
+        tail = "WHERE device = ? ORDER BY round DESC, attempt DESC LIMIT ?"
+        return self._select(ExchangeRow, tail, (device, limit))[::-1]
+
+    def latest_exchanges(self) -> list[ExchangeRow]:
+        """Return each device's newest exchange that was measured."""
+        newest = "SELECT max(rowid) FROM exchange WHERE tau_s IS NOT NULL GROUP BY device"
+        return self._select(ExchangeRow, f"WHERE rowid IN ({newest}) ORDER BY round")
 
     def columns(
         self, record: type[Record], names: Sequence[str], tail: str = "", values: Sequence[Any] = ()

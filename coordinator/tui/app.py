@@ -1,0 +1,158 @@
+"""The control room as an application: reads the store four times a second, sends commands."""
+
+import secrets
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import ClassVar, Literal
+
+import anyio
+import anyio.to_thread
+from textual.app import App
+from textual.binding import Binding, BindingType
+
+from coordinator.store.errors import StoreError
+from coordinator.store.reader import LIVE, RunReader
+from coordinator.tui.feed import Feed
+from coordinator.tui.screens.device import DeviceDetail
+from coordinator.tui.screens.leave import Answer, Leave
+from coordinator.tui.screens.room import Room
+from coordinator.tui.view import RunView
+from coordinator.tui.widgets.fleet import FleetTable
+from wire.errors import WireError
+from wire.messages import Command
+
+ExitChoice = Literal["detach", "stop", "quit"]
+SendCommand = Callable[[Command], Awaitable[None]]
+
+REFRESH_S = 0.25
+"""However many events came, the screen changes four times a second."""
+COMMAND_TIMEOUT_S = 10.0
+
+
+class ControlRoom(App[ExitChoice]):
+    """Shows a run, live or finished.
+
+    Closing it never stops a run that was started elsewhere. `run` and `run_async` return what
+    the person chose: `stop` and `detach` only for an owned run that is still alive.
+    """
+
+    CSS_PATH = "app.tcss"
+    TITLE = "Fairbed"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("p", "toggle_pause", "Pause"),
+        Binding("x", "toggle_device", "Exclude"),
+        Binding("q", "leave", "Quit"),
+        Binding("ctrl+q,ctrl+c", "leave", "Quit", show=False, priority=True),
+    ]
+
+    def __init__(
+        self, reader: RunReader, *, send_command: SendCommand | None = None, owns_run: bool = False
+    ) -> None:
+        """Prepare the room.
+
+        Args:
+            reader: Of the run; the caller closes it.
+            send_command: Delivers an order to the coordinator; None for a run that nobody runs.
+            owns_run: The process of this terminal runs the coordinator, too.
+        """
+        super().__init__()
+        self._feed = Feed(reader)
+        self._send_command = send_command
+        self._owns_run = owns_run
+        self._is_reading = False
+        self.view = RunView()
+
+    async def on_mount(self) -> None:
+        """Show the run, and keep showing it."""
+        self.theme = "tokyo-night"
+        await self.push_screen(Room())
+        await self.refresh_view()
+        self.set_interval(REFRESH_S, self.refresh_view)
+
+    async def refresh_view(self) -> None:
+        """Read what is new and show it; a read that takes longer than a tick skips ticks."""
+        if self._is_reading:
+            return
+        self._is_reading = True
+        try:
+            view = await anyio.to_thread.run_sync(self._feed.refresh, self.view)
+            if view is not None:
+                self.view = view
+                await self._show()
+        except StoreError as exc:
+            self.notify(str(exc), severity="error", title="The run cannot be read")
+        finally:
+            self._is_reading = False
+
+    async def _show(self) -> None:
+        self.sub_title = self.view.info.run_id if self.view.info else ""
+        for screen in self.screen_stack:
+            if isinstance(screen, Room | DeviceDetail):
+                screen.show(self.view)
+            if isinstance(screen, DeviceDetail):
+                exchanges = partial(self._feed.reader.exchanges_of, screen.selected_device)
+                screen.show_exchanges(await anyio.to_thread.run_sync(exchanges))
+        self.refresh_bindings()
+
+    @property
+    def is_live(self) -> bool:
+        """The run can take orders."""
+        return self.view.info is not None and self.view.info.status in LIVE
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer orders only where somebody can carry them out."""
+        if action in ("toggle_pause", "toggle_device"):
+            return self.is_live and self._send_command is not None
+        return super().check_action(action, parameters)
+
+    def action_toggle_pause(self) -> None:
+        """Begin no further round, or go on."""
+        is_paused = self.view.info is not None and self.view.info.status == "paused"
+        self._order("resume" if is_paused else "pause")
+
+    def action_toggle_device(self) -> None:
+        """Take the device under the cursor out, or let it in again."""
+        screen = self.screen
+        name = screen.selected_device if isinstance(screen, Room | DeviceDetail) else None
+        device = self.view.device(name) if name else None
+        if device is not None:
+            self._order("include" if device.state == "excluded" else "exclude", device.name)
+
+    def action_leave(self) -> None:
+        """Close the room; ask first what becomes of an owned run, insisting means stop."""
+        if not (self._owns_run and self.is_live):
+            self.exit("quit")
+        elif isinstance(self.screen, Leave):
+            self.exit("stop")
+        else:
+            self.push_screen(Leave(), self._on_answer)
+
+    async def on_fleet_table_opened(self, message: FleetTable.Opened) -> None:
+        """Show one device."""
+        rows = await anyio.to_thread.run_sync(self._feed.reader.devices)
+        row = next((row for row in rows if row.name == message.device), None)
+        if row is not None:
+            await self.push_screen(DeviceDetail(row))
+            await self._show()
+
+    def _on_answer(self, answer: Answer | None) -> None:
+        if answer in ("stop", "detach"):
+            self.exit(answer)
+
+    def _order(
+        self, action: Literal["pause", "resume", "exclude", "include"], device: str | None = None
+    ) -> None:
+        command = Command(id=secrets.token_bytes(16), action=action, device=device)
+        self.run_worker(self._send(command), name=f"tui.{action}")
+
+    async def _send(self, command: Command) -> None:
+        if self._send_command is None:
+            return
+        what = f"{command.action} {command.device or 'the run'}"
+        try:
+            with anyio.fail_after(COMMAND_TIMEOUT_S):
+                await self._send_command(command)
+        except (WireError, OSError, TimeoutError) as exc:
+            self.notify(f"{what}: {exc or 'no answer'}", severity="error", title="Not delivered")
+        else:
+            self.notify(what, title="Asked for", timeout=3.0)

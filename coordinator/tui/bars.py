@@ -1,0 +1,54 @@
+"""Spans of time as a row of character cells, an eighth of a cell fine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.tui.spans import OVER, Span
+
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+"""Block i fills i eighths of a cell from the left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One character: `glyph` in the colour of `ink` on the colour of `paper`."""
+
+    glyph: str
+    ink: str | None
+    """Phase; None for the background."""
+    paper: str | None
+
+
+def bar(spans: Sequence[Span], scale_s: float, width: int) -> list[Cell]:
+    """Draw spans that do not overlap, in order, `scale_s` seconds over `width` cells.
+
+    A span that lasts is never invisible: it takes at least an eighth, at the cost of the next.
+    """
+    eighths: list[str | None] = [None] * (8 * width)
+    filled = 0
+    for span in spans:
+        if span.phase == OVER:
+            continue
+        start = max(round(8 * width * span.start_s / scale_s), filled) if scale_s > 0 else 0
+        end = round(8 * width * span.end_s / scale_s) if scale_s > 0 else 0
+        end = min(max(end, start + 1), len(eighths))
+        eighths[start:end] = [span.phase] * max(end - start, 0)
+        filled = max(filled, end)
+    return [_cell(eighths[8 * i : 8 * i + 8]) for i in range(width)]
+
+
+def gauge(ratio: float, width: int) -> str:
+    """Return a bar of `width` cells that is filled to `ratio`, 0 to 1."""
+    filled = round(8 * width * min(max(ratio, 0.0), 1.0))
+    whole, rest = divmod(filled, 8)
+    return ("█" * whole + (EIGHTHS[rest] if rest else "")).ljust(width)
+
+
+def _cell(eighths: Sequence[str | None]) -> Cell:
+    """Reduce eight eighths to two colours: the first, and what fills most of the rest."""
+    first = eighths[0]
+    rest = [phase for phase in eighths if phase != first]
+    if not rest:
+        return Cell(" " if first is None else "█", first, None)
+    other = max(dict.fromkeys(rest), key=rest.count)
+    return Cell(EIGHTHS[8 - len(rest)], first, other)

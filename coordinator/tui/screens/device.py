@@ -1,0 +1,134 @@
+"""One device: what it is, what it does, and every exchange it took part in."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.screen import Screen
+from textual.widgets import DataTable, Footer, Static
+
+from coordinator.quantities import MISSING, bandwidth, percent, ratio, seconds, size
+from coordinator.store.records import DeviceRow, ExchangeRow
+from coordinator.tui.view import DeviceView, RunView
+from coordinator.tui.widgets.header import RunHeader
+from coordinator.tui.widgets.plot import Curve, CurvePlot
+
+Column = tuple[str, Callable[[ExchangeRow], str]]
+COLUMNS: tuple[Column, ...] = (
+    ("round", lambda x: str(x.round)),
+    ("outcome", lambda x: x.outcome if x.is_valid or x.outcome != "done" else "done, invalid"),
+    ("predicted", lambda x: seconds(x.tau_hat_s)),
+    ("τ", lambda x: seconds(x.tau_s)),
+    ("download", lambda x: seconds(x.download_s)),
+    ("load", lambda x: seconds(x.load_s)),
+    ("evaluate", lambda x: seconds(x.evaluate_s)),
+    ("train", lambda x: seconds(x.train_s)),
+    ("encode", lambda x: seconds(x.encode_s)),
+    ("queued", lambda x: seconds(x.queued_s)),
+    ("upload", lambda x: seconds(x.upload_s)),
+    ("rest", lambda x: percent(x.unaccounted_s / x.tau_s if x.unaccounted_s and x.tau_s else None)),
+    ("loss", lambda x: ratio(x.loss_train)),
+    ("why", lambda x: x.why),
+)
+
+
+class DeviceDetail(Screen[None]):
+    """Shown over the room; the room's keys for a device act on this one."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,backspace,1", "app.pop_screen", "Back"),
+    ]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012 - as Textual declares it
+
+    def __init__(self, device: DeviceRow) -> None:
+        super().__init__()
+        self._device = device
+        self._listed: Sequence[ExchangeRow] = ()
+
+    @property
+    def selected_device(self) -> str:
+        """The device that is shown."""
+        return self._device.name
+
+    def compose(self) -> ComposeResult:
+        """Build the screen."""
+        yield RunHeader()
+        with Horizontal(id="device"):
+            yield Static(id="facts")
+            yield CurvePlot("Exchange time, s", id="tau")
+        yield DataTable[Text](id="exchanges", cursor_type="row", zebra_stripes=True)
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Name the panels."""
+        self.query_one("#facts").border_title = self._device.name
+        table = self.query_one(DataTable)
+        table.border_title = "Exchanges, newest first"
+        for heading, _ in COLUMNS:
+            table.add_column(Text(heading, justify="right"))
+        table.focus()
+
+    def show(self, view: RunView) -> None:
+        """Show what the run's view tells of the device."""
+        self.query_one(RunHeader).view = view
+        device = view.device(self._device.name)
+        if device is not None:
+            facts = device_facts(self._device, device)
+            width = max(len(label) for label, _ in facts) + 2
+            lines = [
+                Text(label.ljust(width), "dim").append(text, "not dim") for label, text in facts
+            ]
+            self.query_one("#facts", Static).update(Text("\n").join(lines))
+
+    def show_exchanges(self, rows: Sequence[ExchangeRow]) -> None:
+        """Show the device's exchanges, given oldest first."""
+        if list(rows) == list(self._listed):
+            return
+        self._listed = rows
+        table = self.query_one(DataTable)
+        table.clear()
+        for row in reversed(rows):
+            table.add_row(*(Text(text(row), justify="right") for _, text in COLUMNS))
+        self.query_one("#tau", CurvePlot).curves = (
+            Curve("predicted", "low", curve((x.round, x.tau_hat_s) for x in rows)),
+            Curve("measured", "main", curve((x.round, x.tau_s) for x in rows)),
+        )
+
+
+def curve(points: Iterable[tuple[int, float | None]]) -> tuple[tuple[float, float], ...]:
+    """Return the known points."""
+    return tuple((float(x), y) for x, y in points if y is not None)
+
+
+def device_facts(row: DeviceRow, device: DeviceView) -> list[tuple[str, str]]:
+    """Return what is known of a device, label and value."""
+    try:
+        capabilities = dict(json.loads(row.capabilities))
+    except ValueError:
+        capabilities = {}
+    machine = ", ".join(
+        str(capabilities[key]) for key in ("model", "machine", "engine") if capabilities.get(key)
+    )
+    source = "its own" if row.has_own_data else "a shard"
+    temperature = device.temperature_celsius
+    return [
+        ("profile", device.profile or MISSING),
+        ("machine", machine or MISSING),
+        ("cores", str(capabilities.get("cores", MISSING))),
+        ("data", f"{row.n_k} examples, {source}"),
+        ("state", device.state),
+        ("µ", f"{ratio(device.mu_cores, 2)} cores"),
+        (
+            "links",
+            f"{bandwidth(device.downlink_bps)} down, {bandwidth(device.uplink_bps)} up, bit/s",
+        ),
+        ("memory", size(device.rss_bytes)),
+        ("temperature", MISSING if temperature is None else f"{temperature:.0f} °C"),
+        ("selected", f"{device.selected} of {device.rounds} rounds, {device.aggregated} merged"),
+        ("debt Z", ratio(device.queue, 2)),
+        ("accuracy", f"{ratio(device.accuracy)}, loss {ratio(device.loss)}"),
+    ]

@@ -1,0 +1,35 @@
+"""Leaving a run that this terminal has started."""
+
+from typing import ClassVar, Literal
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Button, Label
+
+Answer = Literal["stop", "detach", "cancel"]
+
+
+class Leave(ModalScreen[Answer]):
+    """Asks what becomes of the run; Ctrl-C, which the application binds, means stop."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "dismiss('stop')", "Stop the run"),
+        Binding("l", "dismiss('detach')", "Leave it running"),
+        Binding("escape,c,q", "dismiss('cancel')", "Cancel"),
+    ]
+
+    def compose(self) -> ComposeResult:
+        """Build the question."""
+        with Vertical(id="question"):
+            yield Label("The run belongs to this terminal. What shall become of it?")
+            with Horizontal():
+                yield Button("[u]S[/u]top it", id="stop", variant="error")
+                yield Button("[u]L[/u]eave it running", id="detach", variant="primary")
+                yield Button("[u]C[/u]ancel", id="cancel")
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        """Answer."""
+        answers: dict[str | None, Answer] = {"stop": "stop", "detach": "detach"}
+        self.dismiss(answers.get(event.button.id, "cancel"))

@@ -1,0 +1,91 @@
+"""The whole run on one screen, or one part of it in full."""
+
+from typing import ClassVar, Literal
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container
+from textual.screen import Screen
+from textual.widgets import Footer
+
+from coordinator.tui.view import RunView
+from coordinator.tui.widgets.fleet import FleetTable
+from coordinator.tui.widgets.header import RunHeader
+from coordinator.tui.widgets.log import EventLog
+from coordinator.tui.widgets.plot import Curve, CurvePlot
+from coordinator.tui.widgets.timeline import Timeline
+
+Part = Literal["room", "fleet", "rounds", "plots", "events"]
+PARTS: tuple[Part, ...] = ("room", "fleet", "rounds", "plots", "events")
+
+
+class Room(Screen[None]):
+    """Fleet, timeline, plots and events; which parts fit is decided in `app.tcss`."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("1", "show_part('room')", "Room"),
+        Binding("2", "show_part('fleet')", "Fleet", show=False),
+        Binding("3", "show_part('rounds')", "Rounds"),
+        Binding("4", "show_part('plots')", "Plots"),
+        Binding("5", "show_part('events')", "Events"),
+    ]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012 - as Textual declares it
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012 - as Textual declares it
+
+    def compose(self) -> ComposeResult:
+        """Build the room."""
+        yield RunHeader()
+        yield FleetTable(id="fleet")
+        with Container(id="panels"):
+            yield Timeline(id="timeline")
+            yield CurvePlot("Accuracy", id="accuracy")
+            yield EventLog(id="events")
+            yield CurvePlot("Fairness debt Z", id="queues")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        """Begin with the whole room; let the keys act on the fleet."""
+        self.action_show_part("room")
+        self.app.theme_changed_signal.subscribe(self, lambda _theme: self._restyle())
+
+    def action_show_part(self, part: Part) -> None:
+        """Show everything, or one part in full."""
+        self.set_classes([*(c for c in self.classes if not c.startswith("part-")), f"part-{part}"])
+        self.query_one({"events": EventLog}.get(part, FleetTable)).focus()
+
+    def show(self, view: RunView) -> None:
+        """Show a view."""
+        self.query_one(RunHeader).view = view
+        self.query_one(FleetTable).show(view)
+        self.query_one(Timeline).rounds = view.rounds
+        self.query_one(EventLog).show(view)
+        self.query_one("#accuracy", CurvePlot).curves = accuracy_curves(view)
+        self.query_one("#queues", CurvePlot).curves = queue_curves(view)
+
+    @property
+    def selected_device(self) -> str | None:
+        """The device under the cursor."""
+        return self.query_one(FleetTable).selected_device
+
+    def _restyle(self) -> None:
+        self.query_one(FleetTable).restyle()
+        self.query_one(EventLog).restyle()
+        for plot in self.query(CurvePlot):
+            plot.redraw()
+
+
+def accuracy_curves(view: RunView) -> tuple[Curve, ...]:
+    """Return the accuracy over rounds: best and worst 10 % of the devices around the mean."""
+    return (
+        Curve("best 10 %", "high", tuple((m.round, m.accuracy_best10) for m in view.metrics)),
+        Curve("worst 10 %", "low", tuple((m.round, m.accuracy_worst10) for m in view.metrics)),
+        Curve("mean", "main", tuple((m.round, m.accuracy_mean) for m in view.metrics)),
+    )
+
+
+def queue_curves(view: RunView) -> tuple[Curve, ...]:
+    """Return the fairness debt over rounds: the fleet's sum and the largest of a device."""
+    return (
+        Curve("largest", "low", tuple((t, largest) for t, _, largest in view.queues)),
+        Curve("sum", "main", tuple((t, total) for t, total, _ in view.queues)),
+    )

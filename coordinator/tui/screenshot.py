@@ -1,0 +1,36 @@
+"""Draws a run folder as a picture of the control room, without a terminal.
+
+python -m coordinator.tui.screenshot runs/ID docs/images/tui.svg --size 120x40
+"""
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from coordinator.store.reader import RunReader
+from coordinator.tui.app import ControlRoom
+
+
+async def screenshot(folder: Path, size: tuple[int, int]) -> str:
+    """Return the SVG of a run at a size in columns and lines."""
+    with RunReader(folder) as reader:
+        app = ControlRoom(reader)
+        async with app.run_test(size=size) as pilot:
+            await pilot.pause()
+            return app.export_screenshot()
+
+
+def main() -> None:
+    """Write the picture."""
+    parser = argparse.ArgumentParser(prog="screenshot", description=__doc__)
+    parser.add_argument("run", type=Path, help="run folder")
+    parser.add_argument("out", type=Path, help="SVG file to write")
+    parser.add_argument("--size", default="120x40", help="COLUMNSxLINES")
+    args = parser.parse_args()
+    columns, lines = args.size.split("x")
+    svg = asyncio.run(screenshot(args.run, (int(columns), int(lines))))
+    args.out.write_text(svg, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

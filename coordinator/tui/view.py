@@ -1,0 +1,319 @@
+"""All that the control room shows, as one immutable value folded from rows of the store. Pure.
+
+`fold` takes what is new since the view it is given; `RunView.cursor` says what that is.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from coordinator.store.profile import profile_of
+from coordinator.store.reader import RunInfo, Tally
+from coordinator.store.records import (
+    CommandRow,
+    DeviceMetricRow,
+    DeviceRow,
+    EventRow,
+    ExchangeRow,
+    MetricRow,
+    RoundRow,
+    SelectionRow,
+    TelemetryRow,
+    TruthRow,
+)
+from coordinator.tui.spans import PHASE_OF_STATE, Span, extend, spans_of
+
+ROUNDS_KEPT = 24
+"""Rounds whose exchanges are kept for the timeline."""
+EVENTS_KEPT = 500
+SILENT_AFTER_S = 3.0
+"""A device whose last word is this much older than the fleet's is not available (design.md)."""
+
+OFFLINE = "offline"
+"""Every device of a run that nobody runs."""
+AWAY = frozenset({"gone", "silent"})
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """One line of the fleet table."""
+
+    name: str
+    profile: str = ""
+    n_k: int = 0
+    state: str = "joined"
+    """What it does, or: excluded, gone, silent, preparing, unwilling."""
+    mu_cores: float | None = None
+    downlink_bps: float | None = None
+    uplink_bps: float | None = None
+    tau_hat_s: float | None = None
+    """Prediction at the last selection."""
+    tau_s: float | None = None
+    """Last measured exchange."""
+    selected: int = 0
+    aggregated: int = 0
+    rounds: int = 0
+    """Rounds since it joined."""
+    queue: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    heard_s: float | None = None
+    """Run clock at its last context."""
+    cpu_ratio: float | None = None
+    rss_bytes: int | None = None
+    temperature_celsius: float | None = None
+
+    @property
+    def rate(self) -> float | None:
+        """Selections per round since it joined."""
+        return self.selected / self.rounds if self.rounds else None
+
+    @property
+    def is_working(self) -> bool:
+        """An exchange is under way."""
+        return self.state in PHASE_OF_STATE
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeView:
+    """One line of the timeline."""
+
+    device: str
+    outcome: str
+    """As stored; empty while it is open."""
+    tau_s: float | None
+    tau_hat_s: float | None
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundView:
+    """One round on the timeline."""
+
+    round: int
+    status: str
+    """done, void, or open."""
+    duration_s: float
+    """So far, for an open one."""
+    exchanges: tuple[ExchangeView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The newest rows that a view contains."""
+
+    resumes: int = -1
+    """Of the run; another value means that rows became void: begin with an empty view."""
+    round: int = 0
+    metric: int = 0
+    event: int = 0
+    telemetry: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """Rows that a view does not contain yet."""
+
+    info: RunInfo
+    cursor: Cursor
+    """After these rows."""
+    devices: Sequence[DeviceRow] = ()
+    """All of them, or none when nobody joined."""
+    truths: Sequence[TruthRow] = ()
+    rounds: Sequence[RoundRow] = ()
+    exchanges: Sequence[ExchangeRow] = ()
+    """Of `rounds`, and those of the open round that are over."""
+    measured: Sequence[ExchangeRow] = ()
+    """Each device's last measured exchange, for an empty view."""
+    tallies: Sequence[Tally] = ()
+    selections: Sequence[SelectionRow] = ()
+    """Of the newest round."""
+    metrics: Sequence[MetricRow] = ()
+    device_metrics: Sequence[DeviceMetricRow] = ()
+    """Of the newest evaluation."""
+    events: Sequence[tuple[int, EventRow]] = ()
+    telemetry: Sequence[TelemetryRow] = ()
+    """The latest of each device that was heard."""
+    commands: Sequence[CommandRow] = ()
+    """All."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """The run as it is shown."""
+
+    info: RunInfo | None = None
+    """None before the first read."""
+    cursor: Cursor = Cursor()
+    elapsed_s: float = 0.0
+    """The newest instant of the run clock that any row tells."""
+    devices: tuple[DeviceView, ...] = ()
+    """In the order of their rows."""
+    rounds: tuple[RoundView, ...] = ()
+    """Newest last; the open one, if any, is the last."""
+    metrics: tuple[MetricRow, ...] = ()
+    queues: tuple[tuple[int, float, float], ...] = ()
+    """Round, sum of Z, largest Z."""
+    events: tuple[tuple[int, EventRow], ...] = ()
+    open_since_s: float | None = None
+    """Run clock at the dispatch of the open round; None between rounds."""
+    open_spans: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
+    """Who works in the open round, from telemetry."""
+
+    @property
+    def beta(self) -> float | None:
+        """Guaranteed selection rate."""
+        return self.info.plan.beta if self.info else None
+
+    def device(self, name: str) -> DeviceView | None:
+        """Return a device by name."""
+        return next((device for device in self.devices if device.name == name), None)
+
+
+def fold(view: RunView, news: News) -> RunView:
+    """Return the view after the news; the one given is not changed."""
+    if news.cursor.resumes != view.cursor.resumes:
+        view = RunView()
+    closed_s = max((row.closed_at_s for row in news.rounds), default=None)
+    open_since_s, open_spans = _open_round(view, news, closed_s)
+    elapsed_s = max(
+        [
+            view.elapsed_s,
+            news.info.elapsed_s,
+            *(row.at_s for row in news.telemetry),
+            *(row.at_s for _, row in news.events),
+        ]
+    )
+    queues = tuple((row.round, row.queue_total, row.queue_max) for row in news.rounds)
+    return RunView(
+        info=news.info,
+        cursor=news.cursor,
+        elapsed_s=elapsed_s,
+        devices=_devices(view, news, elapsed_s),
+        rounds=_rounds(view, news, open_since_s, open_spans, elapsed_s),
+        metrics=view.metrics + tuple(news.metrics),
+        queues=view.queues + queues,
+        events=(view.events + tuple(news.events))[-EVENTS_KEPT:],
+        open_since_s=open_since_s,
+        open_spans=open_spans,
+    )
+
+
+def _open_round(
+    view: RunView, news: News, closed_s: float | None
+) -> tuple[float | None, Mapping[str, tuple[Span, ...]]]:
+    """Return when the open round was dispatched, and what each of its devices did since."""
+    since_s, spans = view.open_since_s, dict(view.open_spans)
+    if closed_s is not None:
+        since_s, spans = None, {}
+    if not news.info.is_alive:
+        return None, {}
+    for _, event in news.events:
+        if event.kind == "dispatched" and (event.round or 0) > news.cursor.round:
+            since_s = event.at_s
+    for row in sorted(news.telemetry, key=lambda row: row.at_s):
+        if closed_s is not None and row.at_s <= closed_s:
+            continue
+        is_working = row.phase in PHASE_OF_STATE
+        if is_working and since_s is None:
+            since_s = row.at_s
+        if since_s is not None and (is_working or row.device in spans):
+            spans[row.device] = extend(spans.get(row.device, ()), row.phase, row.at_s - since_s)
+    return since_s, spans
+
+
+def _rounds(
+    view: RunView,
+    news: News,
+    open_since_s: float | None,
+    open_spans: Mapping[str, tuple[Span, ...]],
+    elapsed_s: float,
+) -> tuple[RoundView, ...]:
+    kept = [row for row in view.rounds if row.status != "open"]
+    for row in news.rounds[-ROUNDS_KEPT:]:
+        exchanges = [
+            _exchange(x, row.dispatched_at_s, row.duration_s)
+            for x in news.exchanges
+            if (x.round, x.attempt) == (row.round, row.attempt)
+        ]
+        kept.append(RoundView(row.round, row.status, row.duration_s, tuple(exchanges)))
+    if open_since_s is not None:
+        lasted_s = max(elapsed_s - open_since_s, 0.0)
+        over = {
+            x.device: _exchange(x, open_since_s, lasted_s)
+            for x in news.exchanges
+            if x.round > news.cursor.round
+        }
+        working = {
+            name: ExchangeView(name, "", None, None, spans) for name, spans in open_spans.items()
+        }
+        exchanges = [*{**working, **over}.values()]
+        kept.append(RoundView(news.cursor.round + 1, "open", lasted_s, tuple(exchanges)))
+    return tuple(kept[-ROUNDS_KEPT:])
+
+
+def _exchange(row: ExchangeRow, round_start_s: float, round_s: float) -> ExchangeView:
+    spans = spans_of(row, round_start_s, round_s)
+    return ExchangeView(row.device, row.outcome, row.tau_s, row.tau_hat_s, spans)
+
+
+def _devices(view: RunView, news: News, elapsed_s: float) -> tuple[DeviceView, ...]:
+    devices = {device.name: device for device in view.devices}
+
+    def change(name: str, **changes: Any) -> None:
+        if name in devices:
+            devices[name] = replace(devices[name], **changes)
+
+    truths = {truth.name: truth for truth in news.truths}
+    for row in news.devices:
+        devices.setdefault(row.name, DeviceView(row.name))
+        change(row.name, profile=profile_of(row, truths.get(row.name)), n_k=row.n_k)
+    for x in (*news.measured, *news.exchanges):
+        if x.tau_s is not None:
+            change(x.device, tau_s=x.tau_s)
+    for tally in news.tallies:
+        if (known := devices.get(tally.device)) is not None:
+            change(
+                tally.device,
+                selected=known.selected + tally.selected,
+                aggregated=known.aggregated + tally.aggregated,
+                rounds=known.rounds + tally.rounds,
+            )
+    for chosen in news.selections:
+        change(chosen.device, tau_hat_s=chosen.tau_hat_s, queue=chosen.queue)
+    for score in news.device_metrics:
+        change(score.device, loss=score.loss, accuracy=score.accuracy)
+    for context in news.telemetry:
+        change(
+            context.device,
+            state=context.phase,
+            mu_cores=context.mu_cores,
+            downlink_bps=context.downlink_bps,
+            uplink_bps=context.uplink_bps,
+            heard_s=context.at_s,
+            cpu_ratio=context.cpu_ratio,
+            rss_bytes=context.rss_bytes,
+            temperature_celsius=context.temperature_celsius,
+        )
+    _note_absence(devices, news, elapsed_s)
+    return tuple(devices.values())
+
+
+def _note_absence(devices: dict[str, DeviceView], news: News, elapsed_s: float) -> None:
+    """Overrule what a device last said of itself by what is known of it since."""
+    ordered = {row.device: row.action for row in news.commands if row.device is not None}
+    left = {row.device: row.at_s for _, row in news.events if row.kind == "left" and row.device}
+    for name, device in devices.items():
+        state = device.state
+        if not news.info.is_alive:
+            state = OFFLINE
+        elif ordered.get(name) == "exclude":
+            state = "excluded"
+        elif left.get(name, -1.0) >= (device.heard_s or 0.0):
+            state = "gone"
+        elif device.heard_s is not None and elapsed_s - device.heard_s > SILENT_AFTER_S:
+            state = state if state in AWAY else "silent"
+        elif state == "excluded" and ordered.get(name) == "include":
+            state = "idle"
+        if state != device.state:
+            devices[name] = replace(device, state=state)

@@ -1,0 +1,116 @@
+"""The head of the control room: what runs, how far it is, how good it is."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.text import Text
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from coordinator.quantities import MISSING, clock, ratio, seconds
+from coordinator.tui.bars import gauge
+from coordinator.tui.view import AWAY, RunView
+
+GAP = 3
+"""Columns between two tiles."""
+GAUGE_WIDTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A label over a value; tiles that do not fit are left out, the least important first."""
+
+    label: str
+    value: Text
+    priority: int
+    """0 is the most important."""
+
+    @property
+    def width(self) -> int:
+        """Columns that it takes."""
+        return max(len(self.label), self.value.cell_len)
+
+
+class RunHeader(Widget):
+    """Two lines of tiles."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "header--label",
+        "header--value",
+        "header--brand",
+        "header--gauge",
+        "header--good",
+        "header--busy",
+        "header--bad",
+    }
+
+    view: reactive[RunView] = reactive(RunView)
+
+    def render(self) -> Text:
+        """Lay the tiles out from left to right, the last one flush right."""
+        label = self.get_component_rich_style("header--label", partial=True)
+        tiles = fitting(self._tiles(self.view), self.content_size.width)
+        used = sum(tile.width for tile in tiles) + GAP * (len(tiles) - 1)
+        slack = max(self.content_size.width - used, 0)
+        lines = Text(no_wrap=True), Text(no_wrap=True)
+        for i, tile in enumerate(tiles):
+            is_last = i == len(tiles) - 1
+            if is_last:
+                for line in lines:
+                    line.append(" " * slack)
+            gap = "" if is_last else " " * GAP
+            lines[0].append(tile.label.ljust(tile.width) + gap, label)
+            lines[1].append_text(tile.value)
+            lines[1].append(" " * (tile.width - tile.value.cell_len) + gap)
+        return Text("\n").join(lines)
+
+    def _tiles(self, view: RunView) -> list[Tile]:
+        info = view.info
+        if info is None:
+            return [Tile("FAIRBED", Text("reading the run store"), 0)]
+        value = self.get_component_rich_style("header--value", partial=True)
+        newest = view.metrics[-1] if view.metrics else None
+        last = next((row for row in reversed(view.rounds) if row.status == "done"), None)
+        debt = view.queues[-1][1] if view.queues else None
+        present = sum(device.state not in AWAY for device in view.devices)
+        devices = f"{present}/{len(view.devices)}" if info.is_alive else str(len(view.devices))
+
+        def plain(text: str) -> Text:
+            return Text(text, value)
+
+        return [
+            Tile("FAIRBED", self._brand(info.row.name), 0),
+            Tile("STATUS", self._status(info.status), 0),
+            Tile("ROUND", self._round(info.rounds_completed, info.plan.rounds), 0),
+            Tile("ACCURACY", plain(ratio(newest.accuracy_mean if newest else None)), 1),
+            Tile("WORST 10 %", plain(ratio(newest.accuracy_worst10 if newest else None)), 3),
+            Tile("LOSS", plain(ratio(newest.loss_mean if newest else None)), 5),
+            Tile("LAST ROUND", plain(f"{seconds(last.duration_s)} s" if last else MISSING), 4),
+            Tile("DEBT ΣZ", plain(ratio(debt, 2)), 6),
+            Tile("DEVICES", plain(devices), 7),
+            Tile("ELAPSED", plain(clock(view.elapsed_s)), 2),
+        ]
+
+    def _brand(self, name: str) -> Text:
+        return Text(name, self.get_component_rich_style("header--brand", partial=True))
+
+    def _status(self, status: str) -> Text:
+        kind = {"running": "good", "done": "good", "failed": "bad", "interrupted": "bad"}
+        style = self.get_component_rich_style(f"header--{kind.get(status, 'busy')}", partial=True)
+        return Text(f"● {status}", style)
+
+    def _round(self, completed: int, planned: int | None) -> Text:
+        value = self.get_component_rich_style("header--value", partial=True)
+        if not planned:
+            return Text(str(completed), value)
+        bar = gauge(completed / planned, GAUGE_WIDTH)
+        style = self.get_component_rich_style("header--gauge", partial=True)
+        return Text.assemble((f"{completed}/{planned} ", value), (bar, style))
+
+
+def fitting(tiles: list[Tile], width: int) -> list[Tile]:
+    """Return the tiles that fit into `width` columns, in order, dropping the least important."""
+    kept = list(tiles)
+    while len(kept) > 1 and sum(tile.width for tile in kept) + GAP * (len(kept) - 1) > width:
+        kept.remove(max(kept, key=lambda tile: tile.priority))
+    return kept

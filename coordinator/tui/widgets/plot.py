@@ -1,0 +1,89 @@
+"""Curves over rounds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual.content import Content
+from textual.events import Resize
+from textual.reactive import reactive
+from textual_plotext import PlotextPlot
+
+from coordinator.tui.ticks import label, ticks
+
+MAX_POINTS = 400
+"""More than a terminal has columns of dots."""
+COLUMNS_PER_TICK = 9
+LINES_PER_TICK = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line of a plot; points must be in order of x."""
+
+    label: str
+    style: str
+    """Component class without its prefix."""
+    points: tuple[tuple[float, float], ...]
+
+
+class CurvePlot(PlotextPlot):
+    """Curves from 0 up, in the colours of the theme; later curves lie over earlier ones."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"plot--main", "plot--low", "plot--high"}
+
+    curves: reactive[tuple[Curve, ...]] = reactive(())
+
+    def __init__(self, title: str, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._title = title
+        self.theme = "clear"  # the widget's own colours for canvas, axes and ticks
+
+    def on_resize(self, _event: Resize) -> None:
+        """Choose the ticks anew."""
+        self.redraw()
+
+    def watch_curves(self) -> None:
+        """Draw other curves."""
+        if self.is_mounted:
+            self.redraw()
+
+    def redraw(self) -> None:
+        """Draw the curves in the colours of the theme."""
+        title = Content(self._title)
+        self.plt.clear_figure()
+        self.plt.xaxes(True, False)
+        self.plt.yaxes(True, False)
+        for curve in self.curves:
+            colour = self.get_component_styles(f"plot--{curve.style}").color
+            title += Content.assemble("  ", ("■ ", colour.hex), curve.label)
+            if points := thinned(curve.points):
+                self.plt.plot(
+                    [x for x, _ in points],
+                    [y for _, y in points],
+                    marker="braille",
+                    color=colour.rgb,
+                )
+        self.border_title = title
+        self._set_axes([point for curve in self.curves for point in curve.points])
+        self.refresh()
+
+    def _set_axes(self, points: Sequence[tuple[float, float]]) -> None:
+        width, height = self.content_size
+        left = min((x for x, _ in points), default=0.0)
+        right = max(max((x for x, _ in points), default=1.0), left + 1.0)
+        top = max(max((y for _, y in points), default=1.0), 1e-3)
+        at_x = ticks(left, right, max(width // COLUMNS_PER_TICK, 1), is_whole=True)
+        at_y = ticks(0.0, top, max(height // LINES_PER_TICK, 1))
+        self.plt.xlim(left, right)
+        self.plt.ylim(0.0, max(top, at_y[-1]))
+        self.plt.xticks(at_x, [label(x) for x in at_x])
+        self.plt.yticks(at_y, [label(y) for y in at_y])
+
+
+def thinned(
+    points: Sequence[tuple[float, float]], limit: int = MAX_POINTS
+) -> list[tuple[float, float]]:
+    """Return at most `limit` points, evenly chosen, the last one included."""
+    step = max(-(-len(points) // limit), 1)
+    return list(points[::-step])[::-1]
