@@ -240,7 +240,7 @@ def _open_store(plan: RunPlan) -> tuple[Store, int]:
         ), 0
     store = Store.reopen(plan.folder)
     with RunReader(plan.folder) as reader:
-        return store, reader.run().resumes
+        return store, reader.run().row.resumes
 
 
 def _warn_if_infeasible(experiment: Experiment, coordinator: Coordinator) -> None:

@@ -1,0 +1,118 @@
+"""The TUI: on any run by `fairbed watch`, or on the one that `fairbed run` starts."""
+
+import argparse
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from coordinator.store import RunNotFoundError, RunReader, StoreError, resolve_run
+from coordinator.tui.app import ControlRoom, ExitChoice
+from testbed.commands import DONE, FAILED, RunError, UsageError
+from testbed.commands.run import close
+from testbed.control import send_command
+from testbed.endpoint import read_endpoint
+from testbed.run import DETACH, RunPlan
+
+START_S = 120.0
+"""A run writes its first row within this, or has failed."""
+
+STOP_S = 30.0
+"""A run stops in order within this; then it is killed."""
+
+LOG = "run.log"
+
+
+def main(options: argparse.Namespace) -> int:
+    """Open the TUI on a live or finished run; leaving it stops nothing."""
+    try:
+        _watch(resolve_run(options.runs, options.run), owns_run=False)
+    except RunNotFoundError as exc:
+        raise UsageError(str(exc)) from exc
+    except StoreError as exc:
+        raise RunError(str(exc)) from exc
+    return DONE
+
+
+def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> int:
+    """Run in a process of its own, watch it here, and print the summary at the end."""
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    log = plan.folder / LOG
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            _command(plan, options),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        _wait_for_store(plan.folder, process, log)
+        choice = _watch(plan.folder, owns_run=True)
+        if choice == "detach":
+            _detach(process)
+            print(f"left running; watch it again with: fairbed watch {plan.run_id}")
+            return DONE
+    finally:
+        _stop(process)
+    if process.returncode not in (DONE, FAILED):
+        raise RunError(f"the run ended with exit code {process.returncode}; see {log}")
+    return close(plan, as_json=False)
+
+
+def _watch(folder: Path, *, owns_run: bool) -> ExitChoice | None:
+    with RunReader(folder) as reader:
+        endpoint = read_endpoint(folder) if reader.run().is_alive else None
+        send = None if endpoint is None else partial(send_command, endpoint)
+        return ControlRoom(reader, send_command=send, owns_run=owns_run).run()
+
+
+def _command(plan: RunPlan, options: argparse.Namespace) -> list[str]:
+    command = [sys.executable, "-m", "testbed.cli", options.command]
+    if (plan.folder / "run.db").exists():
+        command += [str(plan.folder)]
+    else:
+        command += [str(options.experiment), "--out", str(plan.folder)]
+        command += [part for setting in options.set for part in ("--set", setting)]
+        command += [] if options.seed is None else ["--seed", str(options.seed)]
+    if options.command == "coordinator":
+        command += ["--listen", options.listen]
+    return [*command, "--headless", "--attached"]
+
+
+def _wait_for_store(folder: Path, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+            raise RunError(
+                lines[-1].removeprefix("fairbed: ") if lines else "the run did not start"
+            )
+        try:
+            with RunReader(folder) as reader:
+                if reader.run().is_alive:
+                    return
+        except StoreError:
+            pass
+        time.sleep(0.05)
+    raise RunError(f"the run did not start within {START_S:g} s; see {log}")
+
+
+def _detach(process: "subprocess.Popen[bytes]") -> None:
+    assert process.stdin is not None
+    process.stdin.write(DETACH)
+    process.stdin.close()
+    process.stdin = None
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """End an attached run in order: it stops when its standard input does."""
+    if process.stdin is None:
+        return
+    process.stdin.close()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
