@@ -63,13 +63,11 @@ async def _before() -> float:
         async with start_broker(folder=Path(folder)) as broker:
             command = [sys.executable, "-m", "device_agent.cli", "--broker", broker.url]
             command += ["--name", "agent-1", "--cache", folder, "--log-level", "warning"]
-            process = subprocess.Popen(guarded(command))
-            try:
+            async with await anyio.open_process(guarded(command)) as process:
                 await anyio.sleep(SETTLE_S)
-                return psutil.Process(process.pid).memory_info().rss / 2**20
-            finally:
-                process.kill()
-                process.wait()
+                rss = psutil.Process(process.pid).memory_info().rss
+                process.terminate()
+            return rss / 2**20
 
 
 def _with_session() -> float:
