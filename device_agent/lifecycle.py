@@ -127,7 +127,9 @@ TRANSITIONS: Mapping[Phase, Row] = {
     Phase.EVALUATING: _working(Phase.EVALUATING, {Event.EVALUATED: Phase.TRAINING}),
     Phase.TRAINING: _working(Phase.TRAINING, {Event.TRAINED: Phase.ENCODING}),
     Phase.ENCODING: _working(Phase.ENCODING, {Event.ENCODED: Phase.OFFERING}),
-    Phase.OFFERING: _working(Phase.OFFERING, {Event.GRANTED: Phase.UPLOADING}),
+    Phase.OFFERING: _working(
+        Phase.OFFERING, {Event.GRANTED: Phase.UPLOADING, Event.ANSWERED: Phase.IDLE}
+    ),
     Phase.UPLOADING: _working(
         Phase.UPLOADING, {Event.SENT: Phase.CONFIRMING, Event.ANSWERED: Phase.IDLE}
     ),

@@ -126,10 +126,11 @@ class Round:
             self._push.on_ack(ack.received)
 
     def on_received(self, received: Received) -> None:
-        """Take the coordinator's last word."""
-        if self._push is not None and received.id == self._push.upload.manifest.id:
+        """Take the coordinator's last word; it may come before we have sent anything."""
+        if self._offer is not None and received.id == self._offer.manifest.id:
             self._received = received
-            self._push.close()
+            if self._push is not None:
+                self._push.close()
             self._bell.ring()
 
     def on_link_up(self) -> None:
@@ -159,18 +160,24 @@ class Round:
         async with anyio.create_task_group() as group:
             group.start_soon(self._hash, update)
             grant = await self._wait_for_grant()
-            self._progress(Event.GRANTED)
-            assert self._offer is not None
-            upload = Upload(self._offer.manifest, update)
-            self._push = Push(upload, self._kit.post, self._kit.clock, self._say_done_if_ready)
-            await self._push.run(grant.window)
-            self._note_uplink(self._push)
+            if grant is not None:
+                await self._upload(update, grant)
             received = await self._wait_for_last_word()
         self._progress(Event.ANSWERED)
         if not received.accepted:
             _log.warning(
                 "%s round %d: not accepted: %s", self._kit.name, self.train.round, received.reason
             )
+
+    async def _upload(self, update: memoryview, grant: Grant) -> None:
+        assert self._offer is not None, "granted without an offer"
+        upload = Upload(self._offer.manifest, update)
+        push = Push(upload, self._kit.post, self._kit.clock, self._say_done_if_ready)
+        self._push = push
+        self._progress(Event.GRANTED)
+        await push.run(grant.window)
+        if push.elapsed_s is not None:
+            self._kit.link.on_transfer("up", len(update), push.elapsed_s, self._kit.clock.now())
 
     async def _train_and_offer(self) -> memoryview:
         kit, train = self._kit, self.train
@@ -224,13 +231,16 @@ class Round:
         self._sha256 = await anyio.to_thread.run_sync(lambda: hashlib.sha256(update).digest())
         self._say_done_if_ready()
 
-    async def _wait_for_grant(self) -> Grant:
-        """Wait for the grant; this time is the coordinator's and moves the deadline."""
+    async def _wait_for_grant(self) -> Grant | None:
+        """Wait for the grant; this time is the coordinator's and moves the deadline.
+
+        None means that the last word came instead.
+        """
         timeouts, clock = self._kit.timeouts, self._kit.clock
         offered_s, deadline_at = clock.now(), self._deadline_at
         self._deadline_at = offered_s + timeouts.queue_s
         self._wake_at_deadline()
-        while self._grant is None:
+        while self._grant is None and self._received is None:
             if not await self._bell.wait(timeouts.resend_s):
                 self.repeat()
         self._deadline_at = deadline_at + (clock.now() - offered_s)
@@ -255,8 +265,3 @@ class Round:
             if not await self._bell.wait(self._kit.timeouts.resend_s):
                 self.repeat()
         return self._received
-
-    def _note_uplink(self, push: Push) -> None:
-        if push.elapsed_s is not None:
-            n_bytes = push.upload.manifest.size_bytes
-            self._kit.link.on_transfer("up", n_bytes, push.elapsed_s, self._kit.clock.now())

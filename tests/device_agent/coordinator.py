@@ -180,6 +180,8 @@ class FakeCoordinator:
     async def receive(self, offer: Offer) -> NDArray[np.float32]:
         """Wait for the whole update, verify it, accept it, and return its vector."""
         done = await self.expect(UploadDone)
+        while done.id != offer.manifest.id:
+            done = await self.expect(UploadDone)
         intake = self.intake
         assert intake is not None
         with anyio.fail_after(PATIENCE_S):
@@ -195,6 +197,8 @@ class FakeCoordinator:
         """Play a whole round."""
         await self.ask(round_id, vector, **asked)
         offer = await self.expect(Offer)
+        while offer.round != round_id:
+            offer = await self.expect(Offer)
         await self.grant(offer)
         update = await self.receive(offer)
         await self.expect_context(is_ready=True, phase="idle")

@@ -34,7 +34,8 @@ class SoftmaxEngine:
             self._hook(self.gradients)
         probabilities = self._probabilities(vector, x)
         rows = np.arange(len(y))
-        loss = -np.log(probabilities[rows, y]).mean()
+        with np.errstate(divide="ignore"):
+            loss = -np.log(probabilities[rows, y]).mean()
         probabilities[rows, y] -= 1.0
         slope = probabilities / len(y)
         gradient = np.concatenate([(x.T @ slope).ravel(), slope.sum(axis=0)])

@@ -1,12 +1,32 @@
-"""An agent and a coordinator: joining, rounds, and what goes wrong between them."""
+"""An agent meets its coordinator: joining, being refused, leaving."""
 
+from pathlib import Path
+
+import anyio
+import msgspec
 import numpy as np
 import pytest
 
+from device_agent.errors import DataError, NotWanted
 from device_agent.lifecycle import Phase
-from tests.device_agent.conftest import Stage
-from tests.device_agent.softmax import N_VALUES, examples, softmax_task
-from wire.messages import Hello
+from tests.device_agent.conftest import NAME, Stage
+from tests.device_agent.coordinator import CHUNK_BYTES
+from tests.device_agent.softmax import FEATURES, N_VALUES, examples, softmax_artifact, softmax_task
+from wire.artifact import encode_artifact
+from wire.codec import decode_from_device, encode
+from wire.messages import (
+    ChunkRequest,
+    Context,
+    CoordinatorStatus,
+    Failed,
+    Goodbye,
+    Hello,
+    LinkProbe,
+    Ping,
+    Pong,
+    Refuse,
+    Status,
+)
 from wire.shard import encode_shard
 
 pytestmark = pytest.mark.anyio
@@ -26,17 +46,226 @@ async def test_joins_and_reports_what_it_is(stage: Stage) -> None:
         assert context.boot == hello.boot
         assert context.n_k == 40
         assert context.mu_cores > 0.0
+        assert not context.is_warm
         assert agent.phase is Phase.IDLE
 
 
-async def test_plays_a_round_and_is_warm_in_the_next(stage: Stage) -> None:
+async def test_says_hello_again_until_it_is_welcome(stage: Stage) -> None:
+    async with stage.playing() as (_, coordinator):
+        first, second = await coordinator.expect(Hello), await coordinator.expect(Hello)
+        assert first == second
+
+
+async def test_pulls_a_shard_once_and_then_takes_it_from_its_disk(stage: Stage) -> None:
     async with stage.playing() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
-        first, vector = await coordinator.play(1, ZEROS, needs_loss=True)
-        second, _ = await coordinator.play(2, vector)
-    assert (first.was_cold, second.was_cold) == (True, False)
-    assert first.loss_before == pytest.approx(np.log(3.0))
-    assert second.loss_before is None
-    assert first.steps == 4
-    assert first.n_k == 40
-    assert np.linalg.norm(vector) > 0.1
+        assert coordinator.seen[ChunkRequest]
+    async with stage.playing() as (_, coordinator):
+        await coordinator.join(TASK, SHARD)
+        assert not coordinator.seen[ChunkRequest]
+
+
+async def test_pulls_a_shard_again_that_its_disk_has_spoilt(stage: Stage) -> None:
+    async with stage.playing() as (_, coordinator):
+        await coordinator.join(TASK, SHARD)
+    (path,) = stage.folder.glob("cache/shard-*")
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    async with stage.playing() as (_, coordinator):
+        context = await coordinator.join(TASK, SHARD)
+        assert context.n_k == 40
+        assert coordinator.seen[ChunkRequest]
+
+
+async def test_brings_its_own_data(stage: Stage, tmp_path: Path) -> None:
+    stage.data = tmp_path / "own.npz"
+    x, y = examples(25).arrays()
+    np.savez(stage.data, x=x, y=y)
+    async with stage.playing() as (_, coordinator):
+        await coordinator.welcome(await coordinator.publish_blob("task", TASK), None)
+        context = await coordinator.expect_context(is_ready=True)
+        hello = coordinator.seen[Hello][0]
+        assert isinstance(hello, Hello)
+        assert (hello.n_k, context.n_k) == (25, 25)
+        assert not coordinator.seen[ChunkRequest]
+        offer, _ = await coordinator.play(1, ZEROS)
+        assert offer.n_k == 25
+
+
+async def test_own_data_that_is_not_there_ends_the_agent_at_once(stage: Stage) -> None:
+    stage.data = stage.folder / "none.npz"
+    with pytest.raises(DataError, match=r"must be a readable \.npz file"):
+        await stage.agent().run()
+
+
+@pytest.mark.parametrize(
+    ("task", "shard"),
+    [
+        (b"not a task", SHARD),
+        (TASK, b"not a shard"),
+        (softmax_task(features=FEATURES + 1), SHARD),
+        (softmax_task(classes=2), SHARD),
+    ],
+    ids=["no task", "no shard", "examples do not fit", "labels do not fit"],
+)
+async def test_is_not_ready_for_what_does_not_work_and_asks_again(
+    stage: Stage, task: bytes, shard: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stage.playing() as (agent, coordinator):
+        manifest = await coordinator.publish_blob("task", task)
+        await coordinator.welcome(manifest, coordinator.offer_shard(shard))
+        await coordinator.expect(Hello)
+        assert not agent.is_ready
+        (line,) = [r for r in caplog.messages if "cannot train" in r][:1]
+        assert line.startswith(f"{NAME}: cannot train: ")
+        await coordinator.join(TASK, SHARD)
+
+
+async def test_refuses_an_engine_that_computes_something_else(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    artifact = softmax_artifact()
+    check = msgspec.structs.replace(artifact.spec.selfcheck, loss=9.0)
+    spec = msgspec.structs.replace(artifact.spec, selfcheck=check)
+    wrong = encode_artifact(msgspec.structs.replace(artifact, spec=spec))
+    async with stage.playing() as (agent, coordinator):
+        manifest = await coordinator.publish_blob("task", wrong)
+        await coordinator.welcome(manifest, coordinator.offer_shard(SHARD))
+        await coordinator.expect(Hello)
+        assert not agent.is_ready
+        assert "self-check loss must be 9" in caplog.text
+
+
+async def test_answers_a_ping_at_once(stage: Stage) -> None:
+    async with stage.playing() as (_, coordinator):
+        await coordinator.expect(Hello)
+        await coordinator.tell(Ping(seq=7), qos=0)
+        assert (await coordinator.expect(Pong)).seq == 7
+
+
+async def test_a_train_before_it_is_ready_is_answered(stage: Stage) -> None:
+    async with stage.playing() as (_, coordinator):
+        await coordinator.expect(Hello)
+        await coordinator.ask(1, ZEROS)
+        failed = await coordinator.expect(Failed)
+        assert (failed.round, failed.phase) == (1, "joining")
+        assert failed.reason.startswith("not ready")
+
+
+async def test_a_final_refusal_ends_the_agent(stage: Stage) -> None:
+    async with stage.playing() as (agent, coordinator):
+        await coordinator.expect(Hello)
+        await coordinator.tell(Refuse(reason="the run is full", is_final=True))
+        status = await coordinator.expect(Status)
+        while status.state == "on":
+            status = await coordinator.expect(Status)
+        assert agent.phase is Phase.STOPPED
+    assert isinstance(stage.fault, NotWanted)
+    assert str(stage.fault) == f"{NAME}: refused by the coordinator: the run is full"
+
+
+async def test_a_refusal_that_is_not_final_is_tried_again(stage: Stage) -> None:
+    async with stage.playing() as (_, coordinator):
+        await coordinator.expect(Hello)
+        await coordinator.tell(Refuse(reason="not yet"))
+        await coordinator.expect(Hello)
+        await coordinator.join(TASK, SHARD)
+
+
+@pytest.mark.parametrize("once", [True, False])
+async def test_a_goodbye_stops_an_agent_that_serves_once(stage: Stage, once: bool) -> None:
+    stage.once = once
+    async with stage.playing() as (agent, coordinator):
+        await coordinator.join(TASK, SHARD)
+        await coordinator.transport.publish(
+            coordinator.topics.control_all, encode(Goodbye(reason="done")), qos=1
+        )
+        if once:
+            statuses = [await coordinator.expect(Status) for _ in range(2)]
+            assert [s.state for s in statuses] == ["on", "off"]
+            assert agent.phase is Phase.STOPPED
+        else:
+            await coordinator.expect(Context)
+            assert agent.phase is Phase.IDLE
+    assert stage.fault is None
+
+
+async def test_leaves_with_a_last_word_when_it_is_cancelled(stage: Stage) -> None:
+    async with stage.playing() as (_, coordinator):
+        await coordinator.join(TASK, SHARD)
+    farewell = stage.broker.retained[stage.topics.status(NAME)]
+    status = decode_from_device(farewell)
+    assert isinstance(status, Status)
+    assert status.state == "off"
+
+
+async def test_what_breaks_the_protocol_costs_one_line(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stage.playing() as (_, coordinator):
+        await coordinator.join(TASK, SHARD)
+        topic = coordinator.topics.control(NAME)
+        for payload in (b"\x01garbage", b"\x63", b"\x01" + b"\x91" * 2000):
+            await coordinator.transport.publish(topic, payload, qos=1)
+        await coordinator.transport.publish(coordinator.topics.data(NAME), b"FB junk")
+        await coordinator.play(1, ZEROS)
+    lines = [r for r in caplog.messages if "ignored what came on" in r]
+    assert len(lines) == 4
+    assert "got 99; update fairbed on this side" in lines[1]
+
+
+async def test_waits_while_the_coordinator_is_off_and_joins_the_next(stage: Stage) -> None:
+    async with stage.playing() as (agent, first):
+        await first.join(TASK, SHARD)
+        off = CoordinatorStatus(state="off", boot=first.boot)
+        await first.transport.publish(first.topics.coordinator, encode(off), qos=1, retain=True)
+        await first.expect_context(is_ready=False, phase="waiting")
+        assert agent.phase is Phase.WAITING
+        first.status_on = CoordinatorStatus(state="on", boot=2)
+        first.boot = 2
+        await first.announce()
+        assert (await first.join(TASK, SHARD)).is_ready
+
+
+async def test_measures_both_directions_before_it_is_ready(stage: Stage) -> None:
+    async with stage.playing() as (_, coordinator):
+        context = await coordinator.join(TASK, SHARD)
+        probes = [p for p in coordinator.seen[LinkProbe] if isinstance(p, LinkProbe)]
+        assert [(len(p.payload), p.reply_bytes) for p in probes] == [
+            (0, 0),
+            (0, 65536),
+            (65536, 0),
+        ]
+        assert context.downlink_bps is not None
+        assert context.uplink_bps is not None
+        assert context.link_age_s is not None
+
+
+async def test_a_large_pull_makes_the_downlink_probe_needless(stage: Stage) -> None:
+    shard = encode_shard(examples(1000))
+    assert len(shard) > 16 * CHUNK_BYTES
+    async with stage.playing() as (_, coordinator):
+        await coordinator.join(TASK, shard)
+        probes = [p for p in coordinator.seen[LinkProbe] if isinstance(p, LinkProbe)]
+        assert [(len(p.payload), p.reply_bytes) for p in probes] == [(0, 0), (65536, 0)]
+
+
+async def test_is_ready_without_a_rate_when_nobody_answers_its_probes(stage: Stage) -> None:
+    stage.timeouts = type(stage.timeouts)(probe_s=0.01)
+    async with stage.playing() as (_, coordinator):
+        coordinator.answers_probes = False
+        context = await coordinator.join(TASK, SHARD)
+        assert context.downlink_bps is None
+        assert context.uplink_bps is None
+
+
+async def test_runs_without_a_broker_until_one_is_there(stage: Stage) -> None:
+    stage.broker.stop()
+    async with anyio.create_task_group() as group:
+        agent = stage.agent()
+        group.start_soon(agent.run)
+        await anyio.wait_all_tasks_blocked()
+        assert agent.phase is Phase.OFFLINE
+        stage.broker.start()
+        async with stage.coordinator().running() as coordinator:
+            await coordinator.join(TASK, SHARD)
+        group.cancel_scope.cancel()
