@@ -102,7 +102,7 @@ class Inbox:
             case Offer():
                 start(self._player.on_offer, device, message)
             case UploadDone():
-                self._player.on_done(device, message)
+                start(self._player.on_done, device, message)
             case Failed():
                 self._player.on_failed(device, message)
             case Pong():

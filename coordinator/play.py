@@ -18,6 +18,7 @@ from coordinator.round import (
     Excluded,
     GaveUp,
     GrantUpload,
+    Misbehaved,
     Offered,
     Order,
     Round,
@@ -115,8 +116,7 @@ class Player:
             return
         fault = self._fault_in_offer(device, offer, train)
         if fault is not None:
-            self._journal.complaint("rejected", fault, device=device, round_id=offer.round)
-            self._on(GaveUp(device, fault))
+            self._on(Misbehaved(device, fault))
             return
         assert self._round is not None
         was_granted = self._round.exchanges[device].stage is Stage.GRANTED
@@ -140,12 +140,18 @@ class Player:
         if complete is not None:
             self._on_complete(device, complete)
 
-    def on_done(self, device: str, done: UploadDone) -> None:
-        """The hash of an update."""
-        if self._expected(device, done.round) is not None:
-            complete = self._uploads.on_done(device, done)
-            if complete is not None:
-                self._on_complete(device, complete)
+    async def on_done(self, device: str, done: UploadDone) -> None:
+        """The hash of an update, or a question what became of it."""
+        if self._round is None or self._expected(device, done.round) is None:
+            await self._post.tell(device, Cancel(round=done.round, reason="this round is over"))
+            return
+        exchange = self._round.exchanges[device]
+        if exchange.stage in (Stage.DONE, Stage.REJECTED):
+            await self._receive(device, self._round, exchange.why)
+            return
+        complete = self._uploads.on_done(device, done)
+        if complete is not None:
+            self._on_complete(device, complete)
 
     def on_failed(self, device: str, failed: Failed) -> None:
         """A device gives up."""
@@ -223,7 +229,7 @@ class Player:
                         stage.value, why, level="warning", device=device, round_id=played.id
                     )
                 self._uploads.forget(device)
-                if stage is Stage.REJECTED:
+                if stage is Stage.REJECTED and played.exchanges[device].offer is not None:
                     start(self._receive, device, played, why)
                 else:
                     start(self._post.tell, device, Cancel(round=played.id, reason=why))

@@ -77,6 +77,14 @@ class GaveUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Misbehaved:
+    """What a device sent breaks a rule."""
+
+    device: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Vanished:
     """A device has been gone for too long, or came back as another process."""
 
@@ -96,7 +104,7 @@ class Tick:
     """Time has passed."""
 
 
-Event: TypeAlias = Offered | Arrived | Checked | GaveUp | Vanished | Excluded | Tick
+Event: TypeAlias = Offered | Arrived | Checked | GaveUp | Misbehaved | Vanished | Excluded | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +186,7 @@ _STAGES: dict[type[Event], frozenset[Stage]] = {
     Arrived: frozenset({Stage.GRANTED}),
     Checked: frozenset({Stage.CHECKING}),
     GaveUp: frozenset({Stage.ASKED, Stage.QUEUED, Stage.GRANTED}),
+    Misbehaved: frozenset({Stage.ASKED, Stage.QUEUED, Stage.GRANTED}),
     Vanished: frozenset({Stage.ASKED, Stage.QUEUED, Stage.GRANTED}),
     Excluded: frozenset({Stage.ASKED, Stage.QUEUED, Stage.GRANTED}),
 }
@@ -254,6 +263,9 @@ class Round:
     def _gave_up(self, x: Exchange, event: GaveUp, now: float, orders: list[Order]) -> None:
         self._end(x, Stage.FAILED, event.why, orders)
 
+    def _misbehaved(self, x: Exchange, event: Misbehaved, now: float, orders: list[Order]) -> None:
+        self._end(x, Stage.REJECTED, event.why, orders)
+
     def _vanished(self, x: Exchange, event: Vanished, now: float, orders: list[Order]) -> None:
         self._end(x, Stage.LOST, event.why, orders)
 
@@ -299,6 +311,7 @@ _HANDLERS: dict[type[Event], Callable[..., None]] = {
     Arrived: Round._arrived,
     Checked: Round._checked,
     GaveUp: Round._gave_up,
+    Misbehaved: Round._misbehaved,
     Vanished: Round._vanished,
     Excluded: Round._excluded,
 }

@@ -15,6 +15,7 @@ from coordinator.round import (
     Excluded,
     GaveUp,
     GrantUpload,
+    Misbehaved,
     Offered,
     Round,
     Stage,
@@ -83,6 +84,7 @@ def test_a_queued_device_has_no_deadline() -> None:
     ("event", "stage"),
     [
         (GaveUp("a", "out of memory"), Stage.FAILED),
+        (Misbehaved("a", "wrong shape"), Stage.REJECTED),
         (Vanished("a", "gone"), Stage.LOST),
         (Excluded("a"), Stage.CANCELLED),
     ],
