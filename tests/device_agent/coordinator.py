@@ -79,7 +79,6 @@ class FakeCoordinator:
             group.start_soon(self._serve)
             with anyio.fail_after(PATIENCE_S):
                 await self._link_up.wait()
-            await self.announce()
             yield self
             group.cancel_scope.cancel()
 
@@ -110,6 +109,12 @@ class FakeCoordinator:
             if context.is_ready == is_ready and phase in (None, context.phase):
                 return context
 
+    async def expect_chunks(self, count: int) -> None:
+        """Wait until so many chunks of updates have come."""
+        with anyio.fail_after(PATIENCE_S):
+            while len(self.chunks) < count:
+                await self._changed.wait()
+
     async def publish_blob(
         self, kind: BlobKind, data: bytes, chunk_bytes: int = CHUNK_BYTES
     ) -> Manifest:
@@ -131,16 +136,17 @@ class FakeCoordinator:
         self._private = (manifest, data)
         return manifest
 
-    async def welcome(self, task: Manifest, shard: Manifest | None) -> None:
+    async def join(self, task: bytes, shard: bytes | None) -> Context:
+        """Take the device in with all it needs; return its first ready context."""
+        await self.welcome(task, shard)
+        return await self.expect_context(is_ready=True)
+
+    async def welcome(self, task: bytes, shard: bytes | None) -> None:
         """Wait for a hello, and take the device in."""
         await self.expect(Hello)
-        await self.tell(Welcome(boot=self.boot, task=task, shard=shard, telemetry_s=0.05))
-
-    async def join(self, task: bytes, shard: bytes) -> Context:
-        """Take the device in with all it needs; return its first ready context."""
         manifest = await self.publish_blob("task", task)
-        await self.welcome(manifest, self.offer_shard(shard))
-        return await self.expect_context(is_ready=True)
+        private = None if shard is None else self.offer_shard(shard)
+        await self.tell(Welcome(boot=self.boot, task=manifest, shard=private, telemetry_s=0.05))
 
     async def ask(
         self,
@@ -213,6 +219,7 @@ class FakeCoordinator:
         async for event in self.transport.events():
             match event:
                 case LinkUp():
+                    await self.announce()
                     self._link_up.set()
                 case Packet():
                     await self._on_packet(event)

@@ -1,6 +1,8 @@
 """Softmax regression in plain numpy: an `Engine` for tests that are not about the runtime."""
 
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -14,6 +16,9 @@ from wire.tensors import Layout, Tensor
 
 FEATURES, CLASSES = 6, 3
 N_VALUES = FEATURES * CLASSES + CLASSES
+
+GATE_S = 20.0
+"""A gate that nobody opens fails its test after this."""
 
 Hook = Callable[[int], None]
 
@@ -54,6 +59,26 @@ class SoftmaxEngine:
         powers = np.exp(scores - scores.max(axis=1, keepdims=True))
         ratios: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
         return ratios
+
+
+@dataclass
+class Gate:
+    """Holds the training thread before its n-th gradient until it is opened.
+
+    The first gradient of an engine that trains belongs to its first mini-batch.
+    """
+
+    at: int = 2
+    reached: threading.Event = field(default_factory=threading.Event)
+    opened: threading.Event = field(default_factory=threading.Event)
+
+    def open_engine(self, artifact: Artifact, threads: int) -> Engine:
+        return SoftmaxEngine(artifact.spec, self._hook)
+
+    def _hook(self, gradients: int) -> None:
+        if gradients == self.at and not self.opened.is_set():
+            self.reached.set()
+            assert self.opened.wait(GATE_S)
 
 
 def softmax_artifact(features: int = FEATURES, classes: int = CLASSES) -> Artifact:

@@ -81,8 +81,7 @@ async def test_brings_its_own_data(stage: Stage, tmp_path: Path) -> None:
     x, y = examples(25).arrays()
     np.savez(stage.data, x=x, y=y)
     async with stage.playing() as (_, coordinator):
-        await coordinator.welcome(await coordinator.publish_blob("task", TASK), None)
-        context = await coordinator.expect_context(is_ready=True)
+        context = await coordinator.join(TASK, None)
         hello = coordinator.seen[Hello][0]
         assert isinstance(hello, Hello)
         assert (hello.n_k, context.n_k) == (25, 25)
@@ -111,8 +110,7 @@ async def test_is_not_ready_for_what_does_not_work_and_asks_again(
     stage: Stage, task: bytes, shard: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with stage.playing() as (agent, coordinator):
-        manifest = await coordinator.publish_blob("task", task)
-        await coordinator.welcome(manifest, coordinator.offer_shard(shard))
+        await coordinator.welcome(task, shard)
         await coordinator.expect(Hello)
         assert not agent.is_ready
         (line,) = [r for r in caplog.messages if "cannot train" in r][:1]
@@ -128,8 +126,7 @@ async def test_refuses_an_engine_that_computes_something_else(
     spec = msgspec.structs.replace(artifact.spec, selfcheck=check)
     wrong = encode_artifact(msgspec.structs.replace(artifact, spec=spec))
     async with stage.playing() as (agent, coordinator):
-        manifest = await coordinator.publish_blob("task", wrong)
-        await coordinator.welcome(manifest, coordinator.offer_shard(SHARD))
+        await coordinator.welcome(wrong, SHARD)
         await coordinator.expect(Hello)
         assert not agent.is_ready
         assert "self-check loss must be 9" in caplog.text

@@ -1,7 +1,6 @@
 """Rounds of one agent: phases, cold and warm, duplicates, orders to stop, and failures."""
 
 import threading
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -11,9 +10,10 @@ from device_agent.engines.base import Engine
 from device_agent.lifecycle import Phase
 from device_agent.trainer import train as reference_train
 from tests.device_agent.conftest import Stage
-from tests.device_agent.coordinator import PATIENCE_S, FakeCoordinator
+from tests.device_agent.coordinator import FakeCoordinator
 from tests.device_agent.softmax import (
     N_VALUES,
+    Gate,
     SoftmaxEngine,
     examples,
     softmax_artifact,
@@ -28,23 +28,6 @@ pytestmark = pytest.mark.anyio
 TASK = softmax_task()
 SHARD = encode_shard(examples(40))
 ZEROS = np.zeros(N_VALUES, np.float32)
-
-
-@dataclass
-class Gate:
-    """Holds the training thread before its n-th gradient until it is opened."""
-
-    at: int = 2
-    reached: threading.Event = field(default_factory=threading.Event)
-    opened: threading.Event = field(default_factory=threading.Event)
-
-    def open_engine(self, artifact: Artifact, threads: int) -> Engine:
-        return SoftmaxEngine(artifact.spec, self._hook)
-
-    def _hook(self, gradients: int) -> None:
-        if gradients == self.at and not self.opened.is_set():
-            self.reached.set()
-            assert self.opened.wait(PATIENCE_S)
 
 
 async def training(coordinator: FakeCoordinator) -> None:
@@ -119,7 +102,8 @@ async def test_a_cold_start_opens_the_session_again(stage: Stage) -> None:
 
 
 async def test_a_duplicate_train_starts_nothing_new(stage: Stage) -> None:
-    gate = stage_with_gate(stage)
+    gate = Gate()
+    stage.open_engine = gate.open_engine
     async with stage.playing() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
         train = await coordinator.ask(1, ZEROS)
@@ -149,7 +133,8 @@ async def test_an_offer_is_repeated_until_it_is_granted(stage: Stage) -> None:
 async def test_a_newer_train_replaces_the_one_under_way(
     stage: Stage, round_id: int, attempt: int
 ) -> None:
-    gate = stage_with_gate(stage)
+    gate = Gate()
+    stage.open_engine = gate.open_engine
     async with stage.playing() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
         await coordinator.ask(1, ZEROS)
@@ -175,7 +160,8 @@ async def test_an_older_train_is_a_late_duplicate(stage: Stage) -> None:
 
 
 async def test_cancel_stops_the_round_between_two_mini_batches(stage: Stage) -> None:
-    gate = stage_with_gate(stage)
+    gate = Gate()
+    stage.open_engine = gate.open_engine
     async with stage.playing() as (agent, coordinator):
         await coordinator.join(TASK, SHARD)
         await coordinator.ask(1, ZEROS, epochs=1000)
@@ -322,13 +308,6 @@ async def test_a_shard_that_is_spoilt_between_rounds_is_pulled_again(stage: Stag
         assert "missing or corrupt on disk" in failed.reason
         await coordinator.join(TASK, SHARD)
         await coordinator.play(2, ZEROS)
-
-
-def stage_with_gate(stage: Stage) -> Gate:
-    """Hold the device in its second mini-batch of training (the first gradient is a check)."""
-    gate = Gate()
-    stage.open_engine = gate.open_engine
-    return gate
 
 
 def offers(coordinator: FakeCoordinator) -> list[Offer]:
