@@ -1,0 +1,172 @@
+"""Runs one agent on an emulated device: the agent's one seam, filled with a profile.
+
+Started by a backend as `python -m testbed.launcher` with a `Launch` in JSON on stdin, or in a
+fork of a warm process. The agent itself is the one that runs on a physical device.
+"""
+
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import msgspec
+from msgspec import Struct
+
+from device_agent.config import AgentConfig
+from device_agent.errors import one_line
+from device_agent.host import Host, Meter, Section
+from device_agent.sensors import MonotonicClock, real_host
+from testbed.emulation.cpu import PacedSection, RecentShare
+from testbed.emulation.device import EmulatedDevice
+from testbed.emulation.machine import EmulatedSensors
+from testbed.guard import die_with_parent
+
+STARVED_RATIO = 0.05
+"""A section that took this much longer than the device would have is worth a line in the log."""
+
+_log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+Sleep = Callable[[float], None]
+
+
+class Launch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that one agent process needs to know."""
+
+    agent: AgentConfig
+    device: EmulatedDevice | None
+    """None is this machine as it is."""
+    log_file: str
+    """Receives stdout and stderr, appended."""
+
+
+class _PacedMeter:
+    """Sleeps in the working thread whenever the device would still be at work."""
+
+    def __init__(self, section: PacedSection, wall: Clock, cpu: Clock, sleep: Sleep) -> None:
+        self._section, self._wall, self._cpu, self._sleep = section, wall, cpu, sleep
+
+    def step(self) -> None:
+        self.read(0)
+
+    def read(self, n_bytes: int) -> None:
+        pause_s = self._section.advance(self._wall(), self._cpu(), n_bytes)
+        if pause_s > 0.0:
+            self._sleep(pause_s)
+
+    def finish(self) -> None:
+        pause_s = self._section.finish(self._wall(), self._cpu())
+        if pause_s > 0.0:
+            self._sleep(pause_s)
+        self._section.advance(self._wall(), self._cpu())
+
+
+class EmulatedPace:
+    """Slows compute sections down to the speed of a device; `device_agent.host.Pace`.
+
+    Args:
+        device: The device to be as slow as.
+        share: Learns how much of its own speed the device really had.
+        wall: Monotonic seconds.
+        cpu: Processor seconds of the work; None takes those of the working thread, or of the
+            whole process when the engine uses several threads.
+        sleep: Sleeps in the working thread, seconds.
+    """
+
+    def __init__(
+        self,
+        device: EmulatedDevice,
+        share: RecentShare,
+        *,
+        wall: Clock = time.monotonic,
+        cpu: Clock | None = None,
+        sleep: Sleep = time.sleep,
+    ) -> None:
+        self._device, self._share = device, share
+        self._wall, self._sleep = wall, sleep
+        self._cpu = cpu or (time.thread_time if device.engine_threads == 1 else time.process_time)
+
+    @contextmanager
+    def section(self, name: Section) -> Iterator[Meter]:
+        """Enter a compute section; what is owed at its end is slept off before it is left."""
+        section = PacedSection(
+            speed_ratio=self._device.speed_ratio,
+            storage_read_bytes_per_s=self._device.storage_read_bytes_per_s,
+            now=self._wall(),
+            cpu=self._cpu(),
+        )
+        meter = _PacedMeter(section, self._wall, self._cpu, self._sleep)
+        yield meter
+        meter.finish()
+        self._share.add(section)
+        if section.starved_ratio > STARVED_RATIO:
+            _log.warning(
+                "%s took %.3f s, of which %.0f %% waiting for this machine: it is too busy",
+                name,
+                section.wall_s,
+                100.0 * section.starved_ratio,
+            )
+
+
+def host_for(device: EmulatedDevice | None) -> Host:
+    """Return the host that emulates `device`, or the real one."""
+    if device is None:
+        return real_host()
+    sensors = EmulatedSensors(device)
+    return Host(clock=MonotonicClock(), pace=EmulatedPace(device, sensors.share), sensors=sensors)
+
+
+def launch(spec: Launch) -> int:
+    """Run the agent until it ends; return the exit status: 0 done, 1 failed."""
+    from device_agent.process import log_to_stderr, run_agent
+
+    log_to_stderr(spec.agent.log_level)
+    try:
+        run_agent(spec.agent, host_for(spec.device))
+    except KeyboardInterrupt:
+        return 0
+    except Exception as exc:
+        sys.stderr.write(f"{spec.agent.name}: {type(exc).__name__}: {one_line(exc)}\n")
+        return 1
+    return 0
+
+
+def redirect_output(log_file: str) -> None:
+    """Send stdout and stderr of this process to the end of a file, and read nothing more.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    for opened in (log, nothing):
+        os.close(opened)
+
+
+def run_and_exit(spec: Launch) -> NoReturn:
+    """Run the agent in this process, which has no other purpose, and end it."""
+    status = 1
+    try:
+        redirect_output(spec.log_file)
+        status = launch(spec)
+    except BaseException:  # nothing may unwind into the code that forked us
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main() -> NoReturn:
+    """Run one agent from a `Launch` on stdin; the first argument is our parent's process id."""
+    die_with_parent(int(sys.argv[1]))
+    run_and_exit(msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch))
+
+
+if __name__ == "__main__":
+    main()
