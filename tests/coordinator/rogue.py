@@ -1,0 +1,162 @@
+"""Devices that break the rules, one rule each."""
+
+import hashlib
+import os
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+import anyio
+import numpy as np
+
+from tests.coordinator.builders import context, hello, phases
+from tests.coordinator.lab import ARTIFACT, Lab
+from wire.chunks import chunk_slice, encode_chunk
+from wire.codec import decode_to_device, encode
+from wire.messages import Grant, Manifest, Message, Offer, Train, UploadDone
+from wire.tensors import vector_to_bytes
+from wire.topics import Topics
+from wire.transport.base import LinkUp, Packet, Transport
+
+VECTOR_BYTES = ARTIFACT.spec.layout.size_bytes
+
+
+class Rogue:
+    """A device that joins like any other and then misbehaves in `on_train`."""
+
+    name = "rogue"
+
+    def __init__(self, misbehave: "Trick") -> None:
+        self._misbehave = misbehave
+        self._topics = Topics()
+        self.link: Transport
+        self.train: Train
+        self.pending: tuple[Manifest, bytes, bytes | None] | None = None
+        """What to upload when the grant comes."""
+
+    async def run(self, lab: Lab) -> None:
+        """Join, report readiness, and wait for a chance."""
+        self.link = lab.broker.transport(self.name)
+        async with self.link, anyio.create_task_group() as group:
+            group.start_soon(self._report)
+            async for event in self.link.events():
+                if isinstance(event, LinkUp):
+                    await self.link.subscribe(self._topics.control(self.name), qos=1)
+                    await self.say(hello(n_k=40))
+                elif isinstance(event, Packet):
+                    await self._on_packet(event.payload)
+
+    async def say(self, message: Message) -> None:
+        """Send a message as any device would."""
+        await self.link.publish(self._topics.up(self.name), encode(message), qos=1)
+
+    async def raw(self, payload: bytes) -> None:
+        """Send bytes where a message belongs."""
+        await self.link.publish(self._topics.up(self.name), payload, qos=1)
+
+    async def upload(self, manifest: Manifest, data: bytes, sha256: bytes | None = None) -> None:
+        """Send all chunks and the hash, without asking for credit."""
+        for index in range(manifest.chunk_count):
+            frame = encode_chunk(manifest.id, index, data[chunk_slice(manifest, index)])
+            await self.link.publish(self._topics.upload(self.name), frame)
+        await self.done(manifest, sha256 or hashlib.sha256(data).digest())
+
+    async def done(self, manifest: Manifest, sha256: bytes) -> None:
+        """Tell a hash."""
+        await self.say(UploadDone(round=self.train.round, id=manifest.id, sha256=sha256))
+
+    def offer(self, size_bytes: int = VECTOR_BYTES, **changes: object) -> Offer:
+        """An offer that is right but for the changes."""
+        manifest = Manifest(
+            id=os.urandom(16), kind="update", size_bytes=size_bytes, chunk_bytes=32 * 1024
+        )
+        fields: dict[str, object] = {
+            "round": self.train.round,
+            "attempt": self.train.attempt,
+            "manifest": manifest,
+            "phases": phases(),
+            "n_k": 40,
+            "steps": 2,
+            "was_cold": True,
+        }
+        return Offer(**(fields | changes))  # type: ignore[arg-type]
+
+    async def _on_packet(self, payload: bytes) -> None:
+        message = decode_to_device(payload)
+        if isinstance(message, Train):
+            self.train = message
+            await self._misbehave(self)
+        elif isinstance(message, Grant) and self.pending is not None:
+            await self.upload(*self.pending)
+
+    async def _report(self) -> None:
+        seq = 0
+        while True:
+            seq += 1
+            message = context(seq=seq, n_k=40)
+            try:
+                await self.link.publish(self._topics.telemetry(self.name), encode(message))
+            finally:
+                await anyio.sleep(0.2)
+
+
+Trick: TypeAlias = Callable[[Rogue], Awaitable[None]]
+
+
+async def sends_nan(rogue: Rogue) -> None:
+    """A vector with one value that is not a number."""
+    vector = np.zeros(ARTIFACT.spec.layout.n_values, np.float32)
+    vector[3] = np.nan
+    offer = rogue.offer()
+    rogue.pending = (offer.manifest, bytes(vector_to_bytes(vector)), None)
+    await rogue.say(offer)
+
+
+async def sends_wrong_hash(rogue: Rogue) -> None:
+    """A good vector with the hash of another."""
+    offer = rogue.offer()
+    rogue.pending = (offer.manifest, bytes(VECTOR_BYTES), bytes(32))
+    await rogue.say(offer)
+
+
+async def offers_wrong_shape(rogue: Rogue) -> None:
+    """One value too few."""
+    await rogue.say(rogue.offer(size_bytes=VECTOR_BYTES - 4))
+
+
+async def offers_far_too_much(rogue: Rogue) -> None:
+    """A gigabyte for a model of a few kilobytes."""
+    await rogue.say(rogue.offer(size_bytes=1 << 30))
+
+
+async def offers_another_round(rogue: Rogue) -> None:
+    """The answer to a question that nobody asked."""
+    await rogue.say(rogue.offer(round=99))
+
+
+async def claims_no_examples(rogue: Rogue) -> None:
+    """An update that no example stands behind."""
+    await rogue.say(rogue.offer(n_k=0))
+
+
+async def floods(rogue: Rogue) -> None:
+    """Chunks that nobody granted, out of range, corrupt, and of no known blob."""
+    offer = rogue.offer()
+    topic = Topics().upload(rogue.name)
+    await rogue.say(offer)
+    for index in (0, 7, 4_000_000):
+        await rogue.link.publish(topic, encode_chunk(offer.manifest.id, index, b"x" * 100))
+    await rogue.link.publish(topic, encode_chunk(os.urandom(16), 0, b"x"))
+    await rogue.link.publish(topic, b"FB not a chunk at all, but long enough to look like one")
+    await rogue.link.publish(topic, b"")
+
+
+async def speaks_nonsense(rogue: Rogue) -> None:
+    """Bytes that are no message, and a message of a newer protocol."""
+    await rogue.raw(b"")
+    await rogue.raw(b"\x01\xff\xfe not msgpack")
+    await rogue.raw(b"\x02" + encode(rogue.offer())[1:])
+
+
+async def pretends_to_be_the_coordinator(rogue: Rogue) -> None:
+    """A message that only the coordinator may send."""
+    await rogue.raw(encode(rogue.train))

@@ -1,0 +1,95 @@
+"""A device is never trusted: whatever it sends costs itself its round and nobody else anything."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from coordinator.config import RoundConfig, SelectionConfig
+from coordinator.store import RunReader
+from tests.coordinator import rogue
+from tests.coordinator.builders import hello
+from tests.coordinator.lab import lab, make_config
+from wire.codec import encode
+from wire.transport.base import LinkUp, Transport
+
+pytestmark = pytest.mark.anyio
+
+REJECTED = [
+    (rogue.sends_nan, "vector: every value must be finite, got nan at 3"),
+    (rogue.sends_wrong_hash, "sha256"),
+    (rogue.offers_wrong_shape, "update: must hold 610 float32 (2440 bytes), got 2436 bytes"),
+    (rogue.offers_far_too_much, "update: must hold 610 float32 (2440 bytes), got 1073741824 bytes"),
+    (rogue.claims_no_examples, "offer: n_k must be at least 1, got 0"),
+]
+
+IGNORED = [
+    (rogue.offers_another_round, None),
+    (rogue.floods, "bad chunk"),
+    (rogue.speaks_nonsense, "bad message"),
+    (rogue.pretends_to_be_the_coordinator, "bad message"),
+]
+
+IMPATIENT = RoundConfig(min_devices=3, deadline_s=1.5, join_timeout_s=30.0)
+EVERYBODY = SelectionConfig(policy="uniform", per_round=3)
+
+
+async def play_with(trick: rogue.Trick, folder: Path) -> None:
+    async with lab(folder, agents=2) as place, anyio.create_task_group() as group:
+        group.start_soon(rogue.Rogue(trick).run, place)
+        end = await place.run(make_config(rounds=2, round=IMPATIENT, selection=EVERYBODY))
+        assert end == "done"
+        group.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("trick", "why"), REJECTED, ids=[t.__name__ for t, _ in REJECTED])
+async def test_a_bad_update_is_rejected_with_its_reason(
+    trick: rogue.Trick, why: str, tmp_path: Path
+) -> None:
+    await play_with(trick, tmp_path)
+    with RunReader(tmp_path / "run") as reader:
+        exchanges = reader.exchanges(0)
+    mine = [x for x in exchanges if x.device == "rogue"]
+    others = [x for x in exchanges if x.device != "rogue"]
+    assert {x.outcome for x in mine} == {"rejected"}
+    assert all(why in x.why for x in mine)
+    assert [x.outcome for x in others] == ["done"] * 4
+
+
+@pytest.mark.parametrize(("trick", "kind"), IGNORED, ids=[t.__name__ for t, _ in IGNORED])
+async def test_nonsense_is_ignored_with_one_line_and_the_deadline_passes(
+    trick: rogue.Trick, kind: str | None, tmp_path: Path
+) -> None:
+    await play_with(trick, tmp_path)
+    with RunReader(tmp_path / "run") as reader:
+        exchanges = reader.exchanges(0)
+        events = [event for _, event in reader.events() if event.device == "rogue"]
+    assert {x.outcome for x in exchanges if x.device == "rogue"} == {"late"}
+    assert [x.outcome for x in exchanges if x.device != "rogue"] == ["done"] * 4
+    assert kind is None or 1 <= sum(event.kind == kind for event in events) <= 2
+    assert all("\n" not in event.text for event in events)
+
+
+async def test_a_device_with_a_bad_name_is_named_in_one_line(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        stranger = place.broker.transport("stranger")
+        async with stranger:
+            async for event in stranger.events():
+                if isinstance(event, LinkUp):
+                    break
+            place.on_progress = lambda p: None
+            async with anyio.create_task_group() as group:
+                group.start_soon(shout, stranger)
+                await place.run(make_config(rounds=3))
+                group.cancel_scope.cancel()
+    with place.reader() as reader:
+        texts = [event.text for _, event in reader.events() if event.kind == "bad message"]
+        names = {device.name for device in reader.devices()}
+    assert texts[0] == "device name: must be 1 to 32 of a-z, 0-9 and hyphen, got 'Pi_4'"
+    assert names == {"pi-0", "pi-1", "pi-2"}
+
+
+async def shout(link: Transport) -> None:
+    while True:
+        await link.publish("fairbed/main/d/Pi_4/up", encode(hello()), qos=1)
+        await anyio.sleep(0.05)
