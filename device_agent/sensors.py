@@ -49,6 +49,8 @@ class CpuReading:
 
 
 CpuSource: TypeAlias = Callable[[Sequence[int]], CpuReading]
+OwnSource: TypeAlias = Callable[[], tuple[float, float]]
+"""Now and the CPU time of this process, seconds since some origins."""
 
 
 def read_cpu(cpus: Sequence[int]) -> CpuReading:
@@ -58,6 +60,11 @@ def read_cpu(cpus: Sequence[int]) -> CpuReading:
         times[cpu].idle + getattr(times[cpu], "iowait", 0.0) for cpu in cpus if cpu < len(times)
     )
     return CpuReading(now=time.monotonic(), idle_s=idle, own_s=time.process_time())
+
+
+def read_own() -> tuple[float, float]:
+    """Return now and the CPU time of this process."""
+    return time.monotonic(), time.process_time()
 
 
 @dataclass(slots=True)
@@ -106,11 +113,12 @@ class RealSensors:
 
     root: Path = Path("/")
     cpu_source: CpuSource = read_cpu
+    own_source: OwnSource = read_own
     _cpus: list[int] = field(default_factory=list)
     _quotas: list[CpuQuota] = field(default_factory=list)
     _free: FreeCores = field(default_factory=lambda: FreeCores(cores=1.0))
     _busy_clock_ratio: float | None = None
-    _clock_seen: CpuReading | None = None
+    _own_seen: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         self._cpus = _affinity()
@@ -136,16 +144,12 @@ class RealSensors:
         """Clock under load / nominal clock.
 
         An idle processor is clocked down and says nothing about training, so the clock is taken
-        when this process has been busy since the last look; before that, the cap that the
-        governor has set.
+        when this process has been busy since the last look; the training thread looks once
+        after each round. Before that it is the cap that the governor has set.
         """
-        try:
-            reading = self.cpu_source(self._cpus)
-        except (OSError, RuntimeError, psutil.Error):
-            return self._busy_clock_ratio
-        seen, self._clock_seen = self._clock_seen, reading
-        if seen is not None and reading.now > seen.now:
-            own = (reading.own_s - seen.own_s) / (reading.now - seen.now)
+        seen, self._own_seen = self._own_seen, self.own_source()
+        if seen is not None and self._own_seen[0] > seen[0]:
+            own = (self._own_seen[1] - seen[1]) / (self._own_seen[0] - seen[0])
             if own >= BUSY_RATIO:
                 self._busy_clock_ratio = self._frequency_ratio("scaling_cur_freq")
         if self._busy_clock_ratio is None:

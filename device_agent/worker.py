@@ -245,6 +245,7 @@ class Worker:
         if job.should_stop():
             raise _Stopped
         watch.lap("train")
+        self._host.sensors.clock_ratio()  # while the processor is still hot
         job.progress(Event.TRAINED)
 
         with self._section("encode", job):
