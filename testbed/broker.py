@@ -343,25 +343,19 @@ def _configure_nats(setup: _Setup) -> list[str]:
 def _find_amqtt() -> list[str] | None:
     if importlib.util.find_spec("amqtt") is None:
         return None
-    return [sys.executable, "-m", "amqtt.scripts.broker_script"]
+    # -I: its folder is no place to import from.
+    return [sys.executable, "-I", str(Path(__file__).with_name("amqtt_broker.py"))]
 
 
 def _configure_amqtt(setup: _Setup) -> list[str]:
-    from argon2 import PasswordHasher  # comes with amqtt
-
-    passwords, config = setup.folder / "passwords", setup.folder / "amqtt.yaml"
-    # The password is random, so the cheapest hash will do: it is checked on amqtt's event loop.
-    hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
-    _write(passwords, f"{USER}:{hasher.hash(setup.password)}\n")
-    bind = f"{setup.host}:{setup.port}"
+    config = setup.folder / "amqtt.json"
     settings = {
-        "listeners": {"default": {"type": "tcp", "bind": bind, "max_connections": 0}},
-        "plugins": {
-            "amqtt.plugins.authentication.FileAuthPlugin": {"password_file": str(passwords)}
-        },
+        "bind": f"{setup.host}:{setup.port}",
+        "user": USER,
+        "password": setup.password,
     }
-    _write(config, json.dumps(settings, indent=1))  # JSON is YAML
-    return ["-c", str(config)]
+    _write(config, json.dumps(settings))
+    return [str(config)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import anyio
 
 from wire.errors import Disconnected
 from wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport, Will
+from wire.transport.filters import Filters, matches
 from wire.transport.inbox import Inbox
 
 
@@ -132,7 +133,7 @@ class MemoryTransport(Transport):
         self._broker = broker
         self._will = will
         self._inbox = Inbox()
-        self._filters: dict[str, int] = {}
+        self._filters = Filters()
         self._on_the_way: list[tuple[Packet, int]] = []
         self._is_flushing = False
         self._is_up = False
@@ -179,7 +180,7 @@ class MemoryTransport(Transport):
         Raises:
             Disconnected: The link is down; the filters are remembered all the same.
         """
-        self._filters.update(dict.fromkeys(filters, qos))
+        self._filters.add(filters, qos)
         self._check("subscribe")
         for pattern in filters:
             self._broker.replay(self, pattern, qos)
@@ -191,16 +192,13 @@ class MemoryTransport(Transport):
         Raises:
             Disconnected: The link is down; the filters are forgotten all the same.
         """
-        for pattern in filters:
-            self._filters.pop(pattern, None)
+        self._filters.discard(filters)
         self._check("unsubscribe")
         await anyio.lowlevel.checkpoint()
 
     def granted(self, topic: str) -> int | None:
         """Return the QoS at which `topic` is subscribed; None when it is not, or we are down."""
-        if not self._is_up:
-            return None
-        return max((q for f, q in self._filters.items() if matches(f, topic)), default=None)
+        return self._filters.qos_of(topic) if self._is_up else None
 
     def accept(self, packet: Packet, qos: int, *, swap: bool) -> None:
         """Put a packet on its way to the consumer."""
@@ -232,7 +230,7 @@ class MemoryTransport(Transport):
         self._is_up = True
         self._ups += 1
         self._inbox.put(LinkUp(self._ups))
-        for pattern, qos in self._filters.items():
+        for pattern, qos in self._filters.qos.items():
             self._broker.replay(self, pattern, qos)
 
     def _flush(self) -> None:
@@ -246,16 +244,3 @@ class MemoryTransport(Transport):
     def _check(self, action: str) -> None:
         if not self._is_up:
             raise Disconnected(f"memory: cannot {action} while down")
-
-
-def matches(pattern: str, topic: str) -> bool:
-    """Tell whether an MQTT topic filter covers `topic`."""
-    wanted, given = pattern.split("/"), topic.split("/")
-    if given[0].startswith("$") and wanted[0] in ("+", "#"):
-        return False
-    for i, level in enumerate(wanted):
-        if level == "#":
-            return True
-        if i >= len(given) or level not in ("+", given[i]):
-            return False
-    return len(wanted) == len(given)

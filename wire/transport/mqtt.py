@@ -23,6 +23,7 @@ from anyio.abc import TaskGroup
 from wire.errors import Disconnected, Refused
 from wire.transport.address import Address, parse_url, redact
 from wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport, Will
+from wire.transport.filters import Filters
 from wire.transport.inbox import Inbox
 
 __all__ = ["MqttTransport", "full_jitter", "parse_url", "redact"]
@@ -94,6 +95,8 @@ class MqttTransport(Transport):
         self.client_id = client_id
         self.trouble: str | None = "not connected yet"
         """Why the link is down; None while it is up."""
+        self.strays = 0
+        """Packets on topics that we have not subscribed to, or not any more; ignored."""
         self._address = parse_url(url)
         self._will = will
         self._keepalive_s = keepalive_s
@@ -101,7 +104,7 @@ class MqttTransport(Transport):
         self._publish_timeout_s = publish_timeout_s
         self._backoff = backoff or full_jitter(random.Random())
         self._inbox = Inbox()
-        self._filters: dict[str, int] = {}
+        self._filters = Filters()
         self._link: _Client | None = None
         self._ups = 0
         self._queued_bytes = 0
@@ -165,8 +168,8 @@ class MqttTransport(Transport):
             Disconnected: The link is down; the filters are remembered all the same.
             Refused: The broker does not allow it.
         """
+        self._filters.add(filters, qos)
         wanted = dict.fromkeys(filters, qos)
-        self._filters.update(wanted)
         await self._while_up(
             "subscribe", self._publish_timeout_s, lambda link: link.subscribe_all(wanted)
         )
@@ -177,8 +180,7 @@ class MqttTransport(Transport):
         Raises:
             Disconnected: The link is down; the filters are forgotten all the same.
         """
-        for name in filters:
-            self._filters.pop(name, None)
+        self._filters.discard(filters)
         await self._while_up(
             "unsubscribe",
             self._publish_timeout_s,
@@ -274,7 +276,7 @@ class MqttTransport(Transport):
             is_lost = True  # the scope was cancelled by `_cut`
         except (aiomqtt.MqttError, TimeoutError) as exc:
             is_lost = True
-            self._say(str(exc.__cause__ or exc) or "no answer to subscribe")
+            self._say(_reason(exc))
         finally:
             self._link = self._serving = None
             for scope in self._waiting:
@@ -289,9 +291,9 @@ class MqttTransport(Transport):
     async def _restore(self, link: "_Client") -> None:
         """Subscribe to all remembered filters, also those that come and go meanwhile."""
         done: dict[str, int] = {}
-        while done != self._filters:
-            todo = {name: q for name, q in self._filters.items() if done.get(name) != q}
-            gone = [name for name in done if name not in self._filters]
+        while done != (wanted := self._filters.qos):
+            todo = {name: q for name, q in wanted.items() if done.get(name) != q}
+            gone = [name for name in done if name not in wanted]
             await link.subscribe_all(todo)
             if gone:
                 await link.unsubscribe(gone, timeout=math.inf)
@@ -299,6 +301,11 @@ class MqttTransport(Transport):
 
     def _take(self, message: aiomqtt.Message) -> None:
         packet = Packet(message.topic.value, message.payload, message.retain)
+        if self._filters.qos_of(packet.topic) is None:
+            # Came too late, or was never asked for: amqtt (0.12.1) greets a new client with what
+            # is retained under the subscriptions of all others.
+            self.strays += 1
+            return
         if not self._inbox.put(packet, message.qos):
             self._cut("the incoming queue is full of unread control messages")
 
@@ -313,6 +320,15 @@ class MqttTransport(Transport):
         if reason != self.trouble:
             _log.warning("%s: %s is down: %s", self.url, self.client_id, reason)
         self.trouble = reason
+
+
+def _reason(error: Exception) -> str:
+    """Return why a link was lost, for people."""
+    if isinstance(error, TimeoutError):
+        return "no answer to subscribe"
+    code = getattr(error.__cause__, "rc", None)
+    text = str(code or error.__cause__ or error)
+    return "connection lost" if text == "Unspecified error" else text
 
 
 class _Client(aiomqtt.Client):
@@ -374,6 +390,9 @@ class _Client(aiomqtt.Client):
         """Close the socket without a goodbye, also one that a thread is just opening."""
         self._is_abandoned = True
         self._client._sock_close()
+        for future in (self._connected, self._disconnected):
+            if not future.cancel() and not future.cancelled():
+                future.exception()  # seen: asyncio complains about errors that nobody looks at
 
     def _queue_to_inbox(self, maxsize: int) -> "_Sink":
         return _Sink(self)
@@ -383,6 +402,12 @@ class _Client(aiomqtt.Client):
             sock.close()
             raise ConnectionAbortedError("the transport was left while it was connecting")
         super()._on_socket_open(client, userdata, sock)
+
+    def _on_disconnect(self, client: Any, userdata: Any, *details: Any) -> None:
+        if self._connected.done():
+            super()._on_disconnect(client, userdata, *details)
+        else:  # aiomqtt would wait for its time-out
+            self._connected.set_exception(aiomqtt.MqttError("closed before it answered"))
 
     def on_packet(self, message: aiomqtt.Message) -> None:
         """Take a packet from paho."""

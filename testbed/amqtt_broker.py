@@ -1,0 +1,67 @@
+"""amqtt as a program: one listener, one user, and two faults of its broker mended.
+
+Run by its path: `python -I amqtt_broker.py SETTINGS.json`, with `bind`, `user` and `password`.
+Seen in amqtt 0.12.1: a client that connects is sent whatever is retained under the subscriptions
+of all others, and when one of these subscribes meanwhile, the newcomer's session dies ("dictionary
+changed size during iteration"). Both happen whenever a fleet joins.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from amqtt.broker import Broker
+from amqtt.plugins.base import BaseAuthPlugin
+from amqtt.session import Session
+
+
+class OnePassword(BaseAuthPlugin):  # type: ignore[misc]  # amqtt publishes no types
+    """Lets the one user in."""
+
+    @dataclass
+    class Config:
+        """What amqtt reads from the settings."""
+
+        user: str
+        password: str
+
+    async def authenticate(self, *, session: Session) -> bool:
+        """Tell whether user and password are right."""
+        given = f"{session.username}:{session.password}".encode()
+        return hmac.compare_digest(given, f"{self.config.user}:{self.config.password}".encode())
+
+
+class MendedBroker(Broker):  # type: ignore[misc]  # amqtt publishes no types
+    """amqtt's broker; its loops over all subscriptions never let another task change them."""
+
+    async def _publish_retained_messages_for_subscription(
+        self, subscription: tuple[str, int], session: Session
+    ) -> None:
+        subscribers = self._subscriptions.get(subscription[0], ())
+        if any(subscriber is session for subscriber, _ in subscribers):
+            await super()._publish_retained_messages_for_subscription(subscription, session)
+
+    async def _topic_filtering(self, *_: Any, **__: Any) -> bool:
+        return True
+
+
+async def serve(bind: str, user: str, password: str) -> None:
+    """Run the broker until the process is killed."""
+    settings = {
+        "listeners": {"default": {"type": "tcp", "bind": bind}},
+        "plugins": {f"{__name__}.{OnePassword.__name__}": {"user": user, "password": password}},
+    }
+    broker = MendedBroker(settings)
+    await broker.start()
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("transitions").setLevel(logging.WARNING)
+    asyncio.run(serve(**json.loads(Path(sys.argv[1]).read_text())))

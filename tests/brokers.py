@@ -1,0 +1,76 @@
+"""Real brokers for tests, and links to them that can be cut."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import get_args
+
+import anyio
+import pytest
+from anyio.abc import ByteReceiveStream, ByteSendStream, SocketAttribute, SocketStream
+
+from testbed.broker import BrokerKind, find_broker
+
+
+def _param(kind: BrokerKind) -> object:
+    is_missing = find_broker(kind) is None
+    skip = pytest.mark.skipif(is_missing, reason=f"{kind} is not installed")
+    return pytest.param(kind, marks=[pytest.mark.broker, skip], id=kind)
+
+
+BROKERS = [_param(kind) for kind in get_args(BrokerKind)]
+"""Parameters for a fixture: each kind, skipped where it is not installed."""
+
+
+class Proxy:
+    """Passes bytes on to a broker until it is told to cut; made by `proxy_to`."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.port = 0
+        """Where clients connect, on loopback."""
+        self._upstream = (host, port)
+        self._open: set[anyio.CancelScope] = set()
+
+    def cut(self) -> None:
+        """Close all connections without a goodbye."""
+        for scope in self._open:
+            scope.cancel()
+
+    async def serve(self, client: SocketStream) -> None:
+        """Pass the bytes of one connection on."""
+        with anyio.CancelScope() as scope:
+            self._open.add(scope)
+            try:
+                async with (
+                    client,
+                    await anyio.connect_tcp(*self._upstream) as broker,
+                    anyio.create_task_group() as tasks,
+                ):
+                    tasks.start_soon(_pump, client, broker, scope)
+                    tasks.start_soon(_pump, broker, client, scope)
+            except OSError:
+                return  # the broker is down: the client finds its connection closed
+            finally:
+                self._open.discard(scope)
+
+
+async def _pump(source: ByteReceiveStream, to: ByteSendStream, scope: anyio.CancelScope) -> None:
+    try:
+        async for data in source:
+            await to.send(data)
+    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+        pass
+    scope.cancel()
+
+
+@asynccontextmanager
+async def proxy_to(host: str, port: int) -> AsyncIterator[Proxy]:
+    """Yield a proxy in front of a broker."""
+    proxy = Proxy(host, port)
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        proxy.port = listener.extra(SocketAttribute.local_port)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, proxy.serve)
+            try:
+                yield proxy
+            finally:
+                tasks.cancel_scope.cancel()

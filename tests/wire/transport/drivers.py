@@ -1,0 +1,142 @@
+"""What tests do with a transport: wait for things, and move a blob in the simplest way."""
+
+from collections.abc import Callable
+
+import anyio
+
+from wire.chunks import chunk_slice, decode_chunk, encode_chunk
+from wire.codec import decode_to_device, encode
+from wire.errors import DecodeError, Disconnected
+from wire.messages import Grant, Manifest, UploadAck
+from wire.transfer import Download, Intake, Upload
+from wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport
+
+WINDOW = 4
+
+
+async def up(transport: Transport) -> int:
+    """Wait for the link; return how many times it has come up."""
+    async for event in transport.events():
+        if isinstance(event, LinkUp):
+            return event.count
+    raise AssertionError("the transport was left")
+
+
+async def packets(transport: Transport, count: int) -> list[Packet]:
+    """Return the next packets; link changes between them are passed over."""
+    got: list[Packet] = []
+    async for event in transport.events():
+        if isinstance(event, Packet):
+            got.append(event)
+        if len(got) == count:
+            return got
+    raise AssertionError("the transport was left")
+
+
+async def next_or_timer(transport: Transport, wake_at: float | None) -> Incoming | None:
+    """Return the next event; None when `wake_at` comes first."""
+    after_s = None if wake_at is None else max(0.0, wake_at - anyio.current_time())
+    with anyio.move_on_after(after_s):
+        return await anext(transport.events())
+    return None
+
+
+async def offer(transport: Transport, manifest: Manifest, data: bytes, base: str) -> None:
+    """Keep a blob's chunks retained at the broker, whenever there is one; never returns."""
+    async for event in transport.events():
+        if isinstance(event, LinkUp):
+            try:
+                for index in range(manifest.chunk_count):
+                    body = encode_chunk(manifest.id, index, data[chunk_slice(manifest, index)])
+                    await transport.publish(f"{base}/{index}", body, retain=True)
+            except Disconnected:
+                continue
+
+
+async def pull(
+    transport: Transport,
+    manifest: Manifest,
+    base: str,
+    on_progress: Callable[[Download], None] = lambda download: None,
+) -> Download:
+    """Download a blob that is retained at the broker."""
+    download = Download(manifest, WINDOW)
+    while not download.is_complete:
+        event = await next_or_timer(transport, download.wake_at)
+        now = anyio.current_time()
+        asks: list[int] = []
+        done: list[str] = []
+        match event:
+            case None:
+                asks = download.tick(now)
+            case LinkUp():
+                asks = download.on_link_up(now)
+            case LinkDown():
+                continue
+            case Packet(topic, payload):
+                try:
+                    asks = download.on_chunk(decode_chunk(payload), now)
+                except DecodeError as exc:
+                    raise AssertionError("a broker does not alter bytes") from exc
+                done = [topic]
+        try:
+            if asks:
+                await transport.subscribe(*(f"{base}/{index}" for index in asks))
+            if done:
+                await transport.unsubscribe(*done)
+        except Disconnected:
+            continue
+        on_progress(download)
+    return download
+
+
+async def send(transport: Transport, upload: Upload, up_to: str, control: str) -> Upload:
+    """Upload a blob, as a device does."""
+    while not upload.is_acknowledged:
+        event = await next_or_timer(transport, upload.wake_at)
+        now = anyio.current_time()
+        indices: list[int] = []
+        try:
+            match event:
+                case None:
+                    indices = upload.tick(now)
+                case LinkUp():
+                    await transport.subscribe(control, qos=1)
+                    indices = upload.on_link_up(now)
+                case LinkDown():
+                    continue
+                case Packet(_, payload):
+                    match decode_to_device(payload):
+                        case Grant(window=window):
+                            indices = upload.on_grant(window, now)
+                        case UploadAck(received=received):
+                            indices = upload.on_ack(received, now)
+            for index in indices:
+                await transport.publish(up_to, upload.frame(index))
+        except Disconnected:
+            continue
+    return upload
+
+
+async def receive(
+    transport: Transport,
+    intakes: dict[str, tuple[Intake, str]],
+    on_progress: Callable[[Intake], None] = lambda intake: None,
+) -> None:
+    """Receive uploads, each on its topic, and acknowledge on its control topic."""
+    async for event in transport.events():
+        try:
+            match event:
+                case LinkUp():
+                    await transport.subscribe(*intakes)
+                    for intake, control in intakes.values():
+                        grant = Grant(round=1, id=intake.manifest.id, window=WINDOW)
+                        await transport.publish(control, encode(grant), qos=1, retain=True)
+                case Packet(topic, payload):
+                    intake, control = intakes[topic]
+                    if intake.on_chunk(decode_chunk(payload), anyio.current_time()):
+                        ack = UploadAck(id=intake.manifest.id, received=intake.bitmap())
+                        await transport.publish(control, encode(ack))
+                    on_progress(intake)
+        except Disconnected:
+            continue
