@@ -1,20 +1,31 @@
-"""What a run came to: the object behind `fairbed show RUN --json`.
-
-Keys only ever get added. A number that is not known is null (NaN is encoded as null too).
-`coordinator.summary_table` draws the same object for a terminal.
-"""
+"""What a run came to: computes the object behind `fairbed show RUN --json`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
 
 from coordinator.algorithms.arrays import Floats
 from coordinator.algorithms.fairness import jain, rate_slack
 from coordinator.store.profile import profile_of
 from coordinator.store.reader import RunReader, Tally
 from coordinator.store.records import DeviceRow, ExchangeRow, MetricRow, RoundRow, TruthRow
+from coordinator.summary_schema import (
+    Accuracy,
+    Bytes,
+    DeviceSummary,
+    EstimatorError,
+    Exchanges,
+    Fairness,
+    Loss,
+    ProfileSummary,
+    Queues,
+    RoundTimes,
+    Summary,
+)
+from coordinator.summary_table import summary_table
+
+__all__ = ["Summary", "summarise_run", "summary_table"]
 
 MAX_DEVICES = 1_000
 """Devices that are listed one by one."""
@@ -33,145 +44,6 @@ COLUMNS = (
     "train_s",
     "steps",
 )
-
-
-class Accuracy(Struct, frozen=True, kw_only=True):
-    """The latest evaluation, ratios over devices."""
-
-    mean: float | None
-    worst10: float | None
-    best10: float | None
-    variance: float | None
-    gini: float | None
-    gap: float | None
-    pooled: float | None
-
-
-class Loss(Struct, frozen=True, kw_only=True):
-    """The latest evaluation, nats over devices."""
-
-    mean: float | None
-    std: float | None
-
-
-class Exchanges(Struct, frozen=True, kw_only=True):
-    """Model exchanges; times of those that are done and valid."""
-
-    count: int
-    invalid: int
-    """Done, but may not teach the estimator."""
-    late: int
-    failed: int
-    """Failed, lost or rejected."""
-    median_s: float | None
-    p95_s: float | None
-    unaccounted_ratio: float | None
-    """Median of unaccounted_s / tau_s."""
-    unaccounted_median_s: float | None
-
-
-class EstimatorError(Struct, frozen=True, kw_only=True):
-    """Predictions against measurements in the second half of the rounds."""
-
-    mape_second_half: float | None
-    """Mean of |tau_hat - tau| / tau."""
-    median_ape: float | None
-    bias: float | None
-    """Mean of (tau_hat - tau) / tau; positive means too pessimistic."""
-
-
-class Queues(Struct, frozen=True, kw_only=True):
-    """Fairness debts Z over all rounds."""
-
-    mean_total: float | None
-    """Mean over rounds of the sum over devices."""
-    max: float | None
-
-
-class Bytes(Struct, frozen=True, kw_only=True):
-    """Models on the wire."""
-
-    down: int
-    up: int
-
-
-class Fairness(Struct, frozen=True, kw_only=True):
-    """How evenly devices were chosen."""
-
-    beta: float | None
-    """Guaranteed rate; None when the policy guarantees none."""
-    min_rate: float | None
-    """Lowest selections / rounds since it joined."""
-    jain: float | None
-    """Of the selections; 1 is equal."""
-    invariant_holds: bool | None
-    """rate >= beta - Z_T / T of every device; None without beta."""
-
-
-class ProfileSummary(Struct, frozen=True, kw_only=True):
-    """All devices of one kind."""
-
-    devices: int
-    speed: float | None
-    """Configured: reference cores that one of its cores is worth; None for real devices."""
-    train_s_median: float | None
-    step_s_median: float | None
-    """train_s / mini-batches: comparable between devices with unequal data."""
-
-
-class DeviceSummary(Struct, frozen=True, kw_only=True):
-    """One device."""
-
-    name: str
-    profile: str
-    n_k: int
-    selected: int
-    aggregated: int
-    rate: float | None
-    """Selected / rounds since it joined."""
-    queue: float | None
-    """Z after the last round."""
-    tau_s_median: float | None
-    train_s_median: float | None
-    accuracy: float | None
-    loss: float | None
-
-
-class RoundTimes(Struct, frozen=True, kw_only=True):
-    """How long rounds lasted, void ones not counted."""
-
-    median: float | None
-    p95: float | None
-
-
-class Summary(Struct, frozen=True, kw_only=True):
-    """A run, in numbers."""
-
-    run_id: str
-    name: str
-    seed: int
-    status: str
-    why: str
-    rounds_completed: int
-    rounds_planned: int | None
-    rounds_void: int
-    wall_s: float
-    """Run clock at the last thing recorded: everything included."""
-    virtual_s: float
-    """The experiment's time axis: the sum of all rounds, evaluation off the record."""
-    devices: int
-    selected: dict[str, int]
-    aggregated: dict[str, int]
-    accuracy: Accuracy
-    loss: Loss
-    exchange: Exchanges
-    estimator: EstimatorError
-    queues: Queues
-    bytes: Bytes
-    fairness: Fairness
-    round_s: RoundTimes
-    profiles: dict[str, ProfileSummary]
-    fleet: list[DeviceSummary]
 
 
 def summarise_run(reader: RunReader) -> Summary:

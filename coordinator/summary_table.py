@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from coordinator.quantities import MISSING, clock, percent, ratio, seconds, size
-from coordinator.summary import DeviceSummary, Summary
+from coordinator.summary_schema import DeviceSummary, Summary
 
 MAX_DEVICES = 40
 """Devices listed for a terminal."""

@@ -7,8 +7,9 @@ from coordinator.store.errors import (
     StoreVersionError,
 )
 from coordinator.store.reader import Counts, RunInfo, RunReader, Tally
+from coordinator.store.recovery import Checkpoint
 from coordinator.store.runs import Runs, find_runs, list_runs, resolve_run
-from coordinator.store.store import Checkpoint, Store
+from coordinator.store.store import Store
 
 __all__ = [
     "Checkpoint",

@@ -2,8 +2,8 @@
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 from coordinator.algorithms.arrays import Vector
@@ -19,10 +19,9 @@ from coordinator.store.connection import (
 )
 from coordinator.store.errors import StoreError
 from coordinator.store.lock import RunLock
-from coordinator.store.models import file_of, load_model, remove_models, save_model
+from coordinator.store.models import file_of, remove_models, save_model
 from coordinator.store.records import (
     CheckpointRow,
-    EventRow,
     ExchangeRow,
     Record,
     RoundRow,
@@ -30,9 +29,13 @@ from coordinator.store.records import (
     SelectionRow,
     TelemetryRow,
 )
+from coordinator.store.recovery import (
+    Checkpoint,
+    last_instant,
+    verified_checkpoint,
+    void_rounds_after,
+)
 from coordinator.store.schema import (
-    PER_ROUND,
-    RECORDS,
     check_version,
     create_schema,
     migrate,
@@ -54,17 +57,6 @@ RETENTION_EVERY = 2_000
 """Telemetry rows between two looks at the retention."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """The state after the last closed round."""
-
-    round: int
-    state: bytes
-    """As given to `close_round`."""
-    model: Vector
-    """Shape (n_values,), its sha256 verified."""
-
-
 class Store:
     """Writes one run. Thread-safe; only `close_round` and `close` wait for the disk.
 
@@ -77,8 +69,8 @@ class Store:
         self.folder = folder
         self._lock = lock
         self._path = folder / DATABASE
-        self._offset_s = _last_instant(connection)
-        self._checkpoint = _verified_checkpoint(folder, connection)
+        self._offset_s = last_instant(connection)
+        self._checkpoint = verified_checkpoint(folder, connection)
         self._dropped_before = int(
             connection.execute("SELECT telemetry_dropped FROM run").fetchone()[0]
         )
@@ -163,7 +155,9 @@ class Store:
             lock.release()
             raise
         try:
-            store._void_open_rounds()
+            last = store._checkpoint.round if store._checkpoint else 0
+            void = partial(void_rounds_after, round_id=last, at_s=store._offset_s, wall=_wall())
+            store._writer.run(void, CLOSE_ROUND_TIMEOUT_S)
         except BaseException:
             store.close()
             raise
@@ -268,59 +262,11 @@ class Store:
             finally:
                 self._lock.release()
 
-    def _void_open_rounds(self) -> None:
-        last = self._checkpoint.round if self._checkpoint else 0
-
-        def void(connection: sqlite3.Connection) -> None:
-            with transaction(connection):
-                voided = 0
-                for record in PER_ROUND:
-                    statement = f"DELETE FROM {table_of(record).name} WHERE round > ?"
-                    voided += connection.execute(statement, (last,)).rowcount
-                connection.execute("UPDATE run SET resumes = resumes + 1, why = ''")
-                if voided:
-                    table, event = table_of(EventRow), _voided(last, voided, self._offset_s)
-                    connection.execute(table.upsert(), table.encode(event))
-
-        self._writer.run(void, CLOSE_ROUND_TIMEOUT_S)
-
     def _forget_telemetry(self, now_s: float) -> None:
         self._writer.put(
             "DELETE FROM telemetry WHERE at_s < ? OR id <= (SELECT max(id) FROM telemetry) - ?",
             (now_s - TELEMETRY_MAX_AGE_S, TELEMETRY_MAX_ROWS),
         )
-
-
-def _verified_checkpoint(folder: Path, connection: sqlite3.Connection) -> Checkpoint | None:
-    """Return the newest checkpoint whose model file is intact.
-
-    Raises:
-        StoreError: There are checkpoints, and none is intact.
-    """
-    table = table_of(CheckpointRow)
-    problem: StoreError | None = None
-    for values in connection.execute(table.select("ORDER BY round DESC")).fetchall():
-        row = table.decode(values)
-        try:
-            model = load_model(folder, row.model_file, row.model_sha256)
-        except StoreError as exc:
-            problem = problem or exc
-        else:
-            return Checkpoint(row.round, row.state, model)
-    if problem:
-        raise problem
-    return None
-
-
-def _last_instant(connection: sqlite3.Connection) -> float:
-    """Return the latest instant in any table, seconds; 0 for a new run."""
-    last = 0.0
-    for record in RECORDS:
-        table = table_of(record)
-        for column in table.instants:
-            found = connection.execute(f"SELECT max({column}) FROM {table.name}").fetchone()
-            last = max(last, found[0] or 0.0)
-    return last
 
 
 def _fold_journal(connection: sqlite3.Connection) -> None:
@@ -331,18 +277,6 @@ def _fold_journal(connection: sqlite3.Connection) -> None:
     except sqlite3.OperationalError as exc:
         if "locked" not in str(exc):
             raise
-
-
-def _voided(last: int, rows: int, at_s: float) -> EventRow:
-    return EventRow(
-        at_s=at_s,
-        wall=_wall(),
-        level="info",
-        kind="voided",
-        round=last,
-        device=None,
-        text=f"{rows} rows of rounds after {last} are void: those rounds never closed",
-    )
 
 
 def _wall() -> str:

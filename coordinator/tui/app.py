@@ -60,6 +60,7 @@ class ControlRoom(App[ExitChoice]):
         self._send_command = send_command
         self._owns_run = owns_run
         self._is_reading = False
+        self._problem = ""
         self.view = RunView()
 
     async def on_mount(self) -> None:
@@ -76,11 +77,14 @@ class ControlRoom(App[ExitChoice]):
         self._is_reading = True
         try:
             view = await anyio.to_thread.run_sync(self._feed.refresh, self.view)
+            self._problem = ""
             if view is not None:
                 self.view = view
                 await self._show()
         except StoreError as exc:
-            self.notify(str(exc), severity="error", title="The run cannot be read")
+            if str(exc) != self._problem:
+                self.notify(str(exc), severity="error", title="The run cannot be read")
+            self._problem = str(exc)
         finally:
             self._is_reading = False
 

@@ -25,11 +25,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="screenshot", description=__doc__)
     parser.add_argument("run", type=Path, help="run folder")
     parser.add_argument("out", type=Path, help="SVG file to write")
-    parser.add_argument("--size", default="120x40", help="COLUMNSxLINES")
+    parser.add_argument("--size", type=_size, default=(120, 40), help="COLUMNSxLINES")
     args = parser.parse_args()
-    columns, lines = args.size.split("x")
-    svg = asyncio.run(screenshot(args.run, (int(columns), int(lines))))
+    svg = asyncio.run(screenshot(args.run, args.size))
     args.out.write_text(svg, encoding="utf-8")
+
+
+def _size(text: str) -> tuple[int, int]:
+    columns, _, lines = text.partition("x")
+    return int(columns), int(lines)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ import pytest
 
 from coordinator.store import RunReader
 from coordinator.store.records import ExchangeRow
-from coordinator.summary import Summary, summarise_run
-from coordinator.summary_table import summary_table
+from coordinator.summary import Summary, summarise_run, summary_table
 from tests.coordinator.store.fake_run import FakeRun, fake_run
 
 CONTRACT = {

@@ -33,10 +33,11 @@ class EventLog(RichLog):
         self._width = 0
 
     def on_resize(self, _event: Resize) -> None:
-        """Wrap every line anew; a hidden log is written when it is shown."""
+        """Wrap every line anew and show the end; a hidden log is written when it is shown."""
         if self.content_size.width != self._width:
             self._width = self.content_size.width
             self.restyle()
+        self.scroll_end(animate=False)
 
     def show(self, view: RunView) -> None:
         """Write what is new; after rows became void, everything."""

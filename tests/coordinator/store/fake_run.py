@@ -105,7 +105,7 @@ class FakeRun:
                     details="{}",
                 )
             )
-            self.event("joined", f"{name} joined with {self.n_k[row]} examples", device=name)
+            self.event("joined", f"4 cores, {self.n_k[row]} examples", device=name)
             self.telemetry(row, "idle")
         self.now_s = 2.0
         self.store.set_status("running")

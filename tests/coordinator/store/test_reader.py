@@ -1,0 +1,112 @@
+"""The reader: short, incremental, and never in the writer's way."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.store import RunNotFoundError, RunReader
+from coordinator.store.records import ExchangeRow
+from tests.coordinator.store.fake_run import FakeRun, fake_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[FakeRun]:
+    run = FakeRun(tmp_path / "run")
+    run.play(3)
+    run.store.flush()
+    yield run
+    run.store.close()
+
+
+@pytest.fixture
+def reader(run: FakeRun) -> Iterator[RunReader]:
+    with RunReader(run.folder) as reader:
+        yield reader
+
+
+def test_since_is_exclusive(reader: RunReader) -> None:
+    assert [row.round for row in reader.rounds(1)] == [2, 3]
+    assert {row.round for row in reader.exchanges(2)} == {3}
+    assert [row.round for row in reader.metrics(3)] == []
+    assert sum(tally.selected for tally in reader.tallies(2)) == 4
+
+
+def test_the_newest_events_come_oldest_first(reader: RunReader) -> None:
+    everything = reader.events()
+    ids = [number for number, _ in everything]
+    assert ids == sorted(ids)
+    assert reader.events(limit=4) == everything[-4:]
+    assert reader.events(since_id=ids[-3]) == everything[-2:]
+
+
+def test_the_latest_context_of_each_device_is_read(run: FakeRun, reader: RunReader) -> None:
+    latest = reader.telemetry_latest()
+    assert sorted(row.device for _, row in latest) == sorted(run.names)
+    newest = max(number for number, _ in latest)
+    assert reader.telemetry_latest(newest) == []
+    run.telemetry(4, "training")
+    run.store.flush()
+    assert [(row.device, row.phase) for _, row in reader.telemetry_latest(newest)] == [
+        (run.names[4], "training")
+    ]
+
+
+def test_exchanges_of_a_device_are_its_newest(run: FakeRun, reader: RunReader) -> None:
+    name = reader.exchanges(2)[0].device
+    rows = reader.exchanges_of(name, limit=1)
+    assert [(row.round, row.device) for row in rows] == [(3, name)]
+    assert {row.device for row in reader.latest_exchanges()} == {
+        row.device for row in reader.exchanges()
+    }
+
+
+def test_columns_are_those_asked_for(reader: RunReader) -> None:
+    rows = reader.columns(ExchangeRow, ("device", "tau_s"), "WHERE round = ?", (1,))
+    assert rows == [(row.device, row.tau_s) for row in reader.exchanges() if row.round == 1]
+
+
+def test_a_snapshot_sees_one_instant_and_does_not_hold_the_writer_up(
+    run: FakeRun, reader: RunReader
+) -> None:
+    with reader.snapshot():
+        before = reader.counts()
+        run.play(1)
+        run.store.flush()
+        assert reader.counts() == before
+    assert reader.counts().rounds == before.rounds + 1
+
+
+def test_the_data_version_tells_when_to_read_again(run: FakeRun, reader: RunReader) -> None:
+    before = reader.data_version()
+    assert reader.data_version() == before
+    run.event("note", "something new")
+    run.store.flush()
+    assert reader.data_version() != before
+
+
+def test_a_finished_run_is_read_where_nothing_can_be_written(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path / "run", rounds=2)
+    for path in [*folder.rglob("*"), folder]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        with RunReader(folder) as reader:
+            assert reader.run().status == "done"
+            assert len(reader.rounds()) == 2
+    finally:
+        folder.chmod(0o755)
+        (folder / "models").chmod(0o755)
+
+
+def test_a_folder_without_a_run_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RunNotFoundError, match=r"must be a run folder, got none with run.db"):
+        RunReader(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "rounds = 'many'", "not toml ["])
+def test_an_experiment_file_that_says_nothing_is_no_obstacle(run: FakeRun, text: str) -> None:
+    (run.folder / "experiment.toml").write_text(text)
+    with RunReader(run.folder) as reader:
+        assert reader.plan.rounds is None
+        assert reader.plan.beta is None
+        assert reader.run().rounds_completed == 3

@@ -1,0 +1,275 @@
+"""The control room at a terminal: what is on the screen, and what the keys do."""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from textual.pilot import Pilot
+
+from coordinator.store import RunReader
+from coordinator.tui.app import ControlRoom
+from coordinator.tui.screens.device import DeviceDetail
+from coordinator.tui.screens.leave import Leave
+from coordinator.tui.screens.room import PARTS, Room
+from tests.coordinator.store.fake_run import FakeRun, fake_run
+from tests.coordinator.tui.screen import lines_on
+from wire.errors import Disconnected
+from wire.messages import Command
+
+pytestmark = pytest.mark.anyio
+
+GOLDEN = Path(__file__).parent / "golden"
+WIDE, SMALL = (120, 40), (80, 24)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fake_run(tmp_path_factory.mktemp("runs") / "digits-run")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[FakeRun]:
+    run = FakeRun(tmp_path / "live-run")
+    run.play(3)
+    run.store.flush()
+    yield run
+    run.store.close()
+
+
+class Coordinator:
+    """Takes orders."""
+
+    def __init__(self) -> None:
+        self.orders: list[tuple[str, str | None]] = []
+
+    async def __call__(self, command: Command) -> None:
+        self.orders.append((command.action, command.device))
+
+
+@asynccontextmanager
+async def room(
+    folder: Path, size: tuple[int, int] = WIDE, **options: Any
+) -> AsyncIterator[tuple[ControlRoom, Pilot[Any]]]:
+    """Open a run's control room."""
+    with RunReader(folder) as reader:
+        app = ControlRoom(reader, **options)
+        async with app.run_test(size=size, notifications=True) as pilot:
+            await pilot.pause()
+            yield app, pilot
+
+
+def text_of(app: ControlRoom) -> str:
+    return "\n".join(lines_on(app))
+
+
+@pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x40", "80x24"])
+async def test_a_finished_run_looks_as_it_should(
+    finished: Path, size: tuple[int, int], golden: Callable[[Path, bytes], None]
+) -> None:
+    async with room(finished, size) as (app, _):
+        picture = text_of(app) + "\n"
+    golden(GOLDEN / f"room-{size[0]}x{size[1]}.txt", picture.encode())
+
+
+async def test_a_device_looks_as_it_should(
+    finished: Path, golden: Callable[[Path, bytes], None]
+) -> None:
+    async with room(finished) as (app, pilot):
+        await pilot.press("down", "enter")
+        await pilot.pause()
+        assert isinstance(app.screen, DeviceDetail)
+        golden(GOLDEN / "device-120x40.txt", (text_of(app) + "\n").encode())
+        await pilot.press("escape")
+        assert isinstance(app.screen, Room)
+
+
+@pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x40", "80x24"])
+async def test_every_part_can_be_shown_in_full(finished: Path, size: tuple[int, int]) -> None:
+    titles = {
+        "fleet": "Fleet · 12 devices",
+        "rounds": "Rounds by phase",
+        "plots": "Fairness debt Z",
+        "events": "─ Events ─",
+    }
+    async with room(finished, size) as (app, pilot):
+        for number, part in enumerate(PARTS[1:], start=2):
+            await pilot.press(str(number))
+            await pilot.pause()
+            shown = text_of(app)
+            assert [name for name, title in titles.items() if title in shown] == [part]
+        await pilot.press("1")
+        await pilot.pause()
+        assert titles["fleet"] in text_of(app)
+        assert titles["rounds"] in text_of(app)
+
+
+async def test_a_live_run_is_followed(run: FakeRun) -> None:
+    async with room(run.folder) as (app, pilot):
+        assert "● running" in text_of(app)
+        assert "3/30" in text_of(app)
+        run.begin_round()
+        run.store.flush()
+        await app.refresh_view()
+        await pilot.pause()
+        assert "round 4 open" in text_of(app)
+        assert "training" in text_of(app)
+        run.close_round()
+        run.store.set_status("paused")
+        run.store.flush()
+        await app.refresh_view()
+        await pilot.pause()
+        assert "● paused" in text_of(app)
+        assert "4/30" in text_of(app)
+
+
+async def test_a_run_that_nobody_has_joined_can_be_watched(tmp_path: Path) -> None:
+    empty = FakeRun(tmp_path / "empty", devices=0)
+    empty.store.flush()
+    async with room(empty.folder) as (app, pilot):
+        assert "nobody has joined" in text_of(app)
+        assert "no round yet" in text_of(app)
+        await pilot.press("enter", "x")
+    empty.store.close()
+
+
+async def test_p_pauses_and_resumes(run: FakeRun) -> None:
+    coordinator = Coordinator()
+    async with room(run.folder, send_command=coordinator) as (app, pilot):
+        await pilot.press("p")
+        await app.workers.wait_for_complete()
+        run.store.set_status("paused")
+        run.store.flush()
+        await app.refresh_view()
+        await pilot.press("p")
+        await app.workers.wait_for_complete()
+    assert coordinator.orders == [("pause", None), ("resume", None)]
+
+
+async def test_x_excludes_the_device_under_the_cursor_and_takes_it_back(run: FakeRun) -> None:
+    coordinator = Coordinator()
+    async with room(run.folder, send_command=coordinator) as (app, pilot):
+        await pilot.press("down", "down", "x")
+        await app.workers.wait_for_complete()
+        run.telemetry(2, "excluded")
+        run.store.flush()
+        await app.refresh_view()
+        await pilot.press("enter")
+        await pilot.pause()
+        await pilot.press("x")
+        await app.workers.wait_for_complete()
+    assert coordinator.orders == [("exclude", run.names[2]), ("include", run.names[2])]
+
+
+async def test_the_cursor_stays_on_its_device_when_others_change(run: FakeRun) -> None:
+    async with room(run.folder) as (app, pilot):
+        await pilot.press("down", "down", "down")
+        run.play(2)
+        run.store.flush()
+        await app.refresh_view()
+        await pilot.resize_terminal(*SMALL)
+        await pilot.pause()
+        assert isinstance(app.screen, Room)
+        assert app.screen.selected_device == run.names[3]
+
+
+async def test_orders_are_not_offered_where_nobody_can_carry_them_out(finished: Path) -> None:
+    coordinator = Coordinator()
+    async with room(finished, send_command=coordinator) as (app, pilot):
+        await pilot.press("p", "x")
+        assert "Pause" not in text_of(app)
+    assert coordinator.orders == []
+
+
+async def test_an_order_that_is_not_delivered_is_told(run: FakeRun) -> None:
+    async def fail(_command: Command) -> None:
+        raise Disconnected("the broker is gone")
+
+    async with room(run.folder, send_command=fail) as (app, pilot):
+        await pilot.press("p")
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        assert "the broker is gone" in text_of(app)
+
+
+@pytest.mark.parametrize("key", ["q", "ctrl+c", "ctrl+q"])
+async def test_closing_never_stops_a_run_of_somebody_else(run: FakeRun, key: str) -> None:
+    coordinator = Coordinator()
+    async with room(run.folder, send_command=coordinator) as (app, pilot):
+        await pilot.press(key)
+    assert app.return_value == "quit"
+    assert coordinator.orders == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "choice"),
+    [(["s"], "stop"), (["l"], "detach"), (["ctrl+c"], "stop"), (["enter"], "stop")],
+)
+async def test_leaving_an_own_run_asks_what_becomes_of_it(
+    run: FakeRun, keys: list[str], choice: str
+) -> None:
+    async with room(run.folder, owns_run=True) as (app, pilot):
+        await pilot.press("q")
+        await pilot.pause()
+        assert isinstance(app.screen, Leave)
+        assert "What shall become of it?" in text_of(app)
+        await pilot.press(*keys)
+    assert app.return_value == choice
+
+
+@pytest.mark.parametrize("key", ["escape", "c", "q"])
+async def test_leaving_can_be_taken_back(run: FakeRun, key: str) -> None:
+    async with room(run.folder, owns_run=True) as (app, pilot):
+        await pilot.press("q")
+        await pilot.pause()
+        await pilot.press(key)
+        await pilot.pause()
+        assert isinstance(app.screen, Room)
+        assert app.is_running
+
+
+async def test_an_own_run_that_is_over_is_left_without_a_question(finished: Path) -> None:
+    async with room(finished, owns_run=True) as (app, pilot):
+        await pilot.press("q")
+    assert app.return_value == "quit"
+
+
+async def test_a_store_that_breaks_is_told_once_and_the_view_stays(run: FakeRun) -> None:
+    async with room(run.folder) as (app, pilot):
+        app._feed.reader._connection.close()
+        for _ in range(3):
+            await app.refresh_view()
+        await pilot.pause()
+        assert len(app._notifications) == 1
+        assert "The run cannot be read" in text_of(app)
+        assert "3/30" in text_of(app)
+
+
+async def test_the_colours_follow_the_theme(finished: Path) -> None:
+    async with room(finished) as (app, pilot):
+        before = app.export_screenshot()
+        app.theme = "textual-light"
+        await pilot.pause()
+        assert app.export_screenshot() != before
+
+
+async def test_a_thousand_devices_can_be_watched(tmp_path: Path) -> None:
+    crowd = FakeRun(tmp_path / "crowd", devices=1_000)
+    crowd.play(2)
+    crowd.store.flush()
+    async with room(crowd.folder) as (app, pilot):
+        assert "Fleet · 1000 devices" in text_of(app)
+        crowd.play(1)
+        crowd.store.flush()
+        with anyio.fail_after(30.0):
+            await app.refresh_view()
+        await pilot.pause()
+        assert "3/30" in text_of(app)
+    crowd.store.close()

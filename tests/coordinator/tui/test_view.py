@@ -1,0 +1,202 @@
+"""The view: a pure fold, and the same however the news is cut into pieces."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.store import RunReader, Store
+from coordinator.store.records import CommandRow, EventRow
+from coordinator.tui.feed import Feed
+from coordinator.tui.view import ROUNDS_KEPT, RunView
+from tests.coordinator.store.fake_run import BETA, VOID_ROUND, FakeRun, fake_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[FakeRun]:
+    run = FakeRun(tmp_path / "run")
+    yield run
+    run.store.close()
+
+
+@pytest.fixture
+def feed(run: FakeRun) -> Iterator[Feed]:
+    with RunReader(run.folder) as reader:
+        yield Feed(reader)
+
+
+def next_view(run: FakeRun, feed: Feed, view: RunView) -> RunView:
+    run.store.flush()
+    return feed.refresh(view) or view
+
+
+def test_a_run_without_rounds_shows_who_joined(run: FakeRun, feed: Feed) -> None:
+    view = next_view(run, feed, RunView())
+    assert [device.name for device in view.devices] == run.names
+    assert view.devices[0].profile == "raspberry-pi-3b-plus"
+    assert view.devices[0].state == "idle"
+    assert view.devices[0].rate is None
+    assert view.rounds == ()
+
+
+def test_reading_piece_by_piece_comes_to_the_same_as_reading_at_once(
+    run: FakeRun, feed: Feed
+) -> None:
+    view = RunView()
+    for _ in range(10):
+        run.play(1)
+        view = next_view(run, feed, view)
+    with RunReader(run.folder) as reader:
+        at_once = Feed(reader).refresh(RunView())
+    assert at_once is not None
+    assert view.devices == at_once.devices
+    assert view.metrics == at_once.metrics
+    assert view.queues == at_once.queues
+    assert view.events == at_once.events
+    assert view.rounds == at_once.rounds
+
+
+def test_nothing_is_read_when_nothing_was_written(run: FakeRun, feed: Feed) -> None:
+    view = next_view(run, feed, RunView())
+    assert feed.refresh(view) is None
+    run.play(1)
+    run.store.flush()
+    assert feed.refresh(view) is not None
+
+
+def test_counts_are_those_of_the_store(run: FakeRun, feed: Feed) -> None:
+    run.play(5)
+    view = next_view(run, feed, RunView())
+    run.play(4)
+    view = next_view(run, feed, view)
+    tallies = {tally.device: tally for tally in feed.reader.tallies()}
+    for device in view.devices:
+        assert (device.selected, device.rounds) == (tallies[device.name].selected, 9)
+    assert view.beta == BETA
+    assert sum(device.queue or 0.0 for device in view.devices) == pytest.approx(view.queues[-1][1])
+
+
+def test_a_void_round_is_on_the_timeline_without_exchanges(run: FakeRun, feed: Feed) -> None:
+    run.play(VOID_ROUND)
+    view = next_view(run, feed, RunView())
+    assert view.rounds[-1].status == "void"
+    assert view.rounds[-1].exchanges == ()
+
+
+def test_only_the_newest_rounds_are_kept(run: FakeRun, feed: Feed) -> None:
+    run.play(ROUNDS_KEPT + 5)
+    view = next_view(run, feed, RunView())
+    assert [r.round for r in view.rounds] == list(range(6, ROUNDS_KEPT + 6))
+    assert len(view.queues) == ROUNDS_KEPT + 5
+
+
+def test_an_open_round_is_followed_by_what_devices_report(run: FakeRun, feed: Feed) -> None:
+    run.play(2)
+    cohort = run.begin_round()
+    view = next_view(run, feed, RunView())
+    for step, phase in enumerate(["training", "uploading", "idle"]):
+        run.now_s += 1.0 + step
+        for row in cohort:
+            run.telemetry(row, phase)
+        view = next_view(run, feed, view)
+    newest = view.rounds[-1]
+    assert (newest.round, newest.status) == (3, "open")
+    assert sorted(x.device for x in newest.exchanges) == sorted(run.names[row] for row in cohort)
+    for exchange in newest.exchanges:
+        assert [span.phase for span in exchange.spans] == ["train", "upload", ""]
+    assert newest.duration_s == pytest.approx(6.0)
+
+
+def test_a_round_that_closes_replaces_the_open_one(run: FakeRun, feed: Feed) -> None:
+    run.begin_round()
+    view = next_view(run, feed, RunView())
+    assert view.rounds[-1].status == "open"
+    run.close_round()
+    view = next_view(run, feed, view)
+    assert [(r.round, r.status) for r in view.rounds] == [(1, "done")]
+    assert view.open_since_s is None
+    assert {x.outcome for x in view.rounds[-1].exchanges} == {"done"}
+
+
+def test_an_exchange_that_is_stored_early_is_shown_early(run: FakeRun, feed: Feed) -> None:
+    row = run.begin_round()[0]
+    run.store.add(run.exchange(row))
+    view = next_view(run, feed, RunView())
+    outcomes = {x.device: x.outcome for x in view.rounds[-1].exchanges}
+    assert outcomes[run.names[row]] == "done"
+    assert len(outcomes) == 4
+
+
+def state_of(view: RunView, name: str) -> str:
+    device = view.device(name)
+    assert device is not None
+    return device.state
+
+
+def test_orders_of_people_show_at_once(run: FakeRun, feed: Feed) -> None:
+    name, view = run.names[3], next_view(run, feed, RunView())
+    for number, (action, state) in enumerate([("exclude", "excluded"), ("include", "idle")]):
+        run.store.add(CommandRow(id=str(number), at_s=3.0 + number, action=action, device=name))
+        view = next_view(run, feed, view)
+        assert state_of(view, name) == state
+
+
+def test_a_device_that_left_or_fell_silent_is_told_apart(run: FakeRun, feed: Feed) -> None:
+    view = next_view(run, feed, RunView())
+    run.now_s += 1.0
+    run.event("left", "the device went away", device=run.names[0])
+    run.now_s += 4.0
+    for row in range(2, run.devices):
+        run.telemetry(row, "idle")
+    view = next_view(run, feed, view)
+    assert [state_of(view, name) for name in run.names[:3]] == ["gone", "silent", "idle"]
+    run.telemetry(0, "idle")
+    run.telemetry(1, "idle")
+    view = next_view(run, feed, view)
+    assert [state_of(view, name) for name in run.names[:2]] == ["idle", "idle"]
+
+
+def test_nobody_works_in_a_finished_run(tmp_path: Path) -> None:
+    with RunReader(fake_run(tmp_path / "run", rounds=2)) as reader:
+        view = Feed(reader).refresh(RunView())
+    assert view is not None
+    assert view.info is not None
+    assert view.info.status == "done"
+    assert {device.state for device in view.devices} == {"offline"}
+    assert view.rounds[-1].status == "done"
+
+
+def test_a_resumed_run_forgets_what_became_void(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "run")
+    run.play(2)
+    run.begin_round()
+    with RunReader(run.folder) as reader:
+        feed = Feed(reader)
+        view = next_view(run, feed, RunView())
+        assert view.rounds[-1].status == "open"
+        run.store.close()
+        store = Store.reopen(run.folder)
+        store.add(
+            EventRow(
+                at_s=9.0, wall="", level="info", kind="x", round=None, device=None, text="again"
+            )
+        )
+        store.flush()
+        resumed = feed.refresh(view)
+        store.close()
+    assert resumed is not None
+    assert resumed.cursor.resumes == 1
+    assert [device.selected for device in resumed.devices] == [
+        device.selected for device in view.devices
+    ]
+    assert len(resumed.metrics) == 2
+
+
+def test_folding_does_not_change_the_view_it_is_given(run: FakeRun, feed: Feed) -> None:
+    run.play(1)
+    view = next_view(run, feed, RunView())
+    devices, rounds = view.devices, view.rounds
+    run.play(1)
+    newer = next_view(run, feed, view)
+    assert (view.devices, view.rounds) == (devices, rounds)
+    assert newer.cursor.round == 2
