@@ -24,12 +24,14 @@ from coordinator.service import Coordinator, End
 from coordinator.store import RunReader, Store
 from coordinator.task.catalogue import initial_vector, load_task
 from testbed.assignments import RememberedShards
+from testbed.backends.errors import BackendError
+from testbed.backends.process import Ended, ProcessBackend
 from testbed.broker import start_broker
 from testbed.datasets.loading import load
 from testbed.endpoint import Endpoint, read_endpoint, write_endpoint
 from testbed.evaluation import FleetEvaluator
 from testbed.experiment import Experiment
-from testbed.fleet import EmulatedFleet, plan_fleet
+from testbed.fleet import PlannedDevice, plan_fleet
 from testbed.shards import FleetData
 from wire.artifact import Artifact
 from wire.topics import Topics
@@ -88,18 +90,120 @@ async def run_experiment(
     return end
 
 
+async def _run(plan: RunPlan, listener: Callable[[Progress], None], stop: "_Stop") -> End:
+    experiment = plan.experiment
+    devices = plan_fleet(experiment) if plan.has_fleet else []
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    async with _endpoint(plan) as endpoint, _fleet(plan, devices, endpoint, stop):
+        names = [device.spec.name for device in devices]
+        data, artifact = await anyio.to_thread.run_sync(_load, plan, names)
+        store, attempt = await anyio.to_thread.run_sync(_open_store, plan)
+        evaluator = FleetEvaluator(data, artifact, threads=min(2, os.cpu_count() or 1))
+        try:
+            for device in devices:
+                store.add(device.truth())
+            stop.coordinator = _coordinator(
+                plan, artifact, data, store, evaluator, endpoint, attempt, listener
+            )
+            _warn_if_infeasible(experiment, stop.coordinator)
+            end = await stop.coordinator.run()
+            if stop.broken is not None:
+                raise stop.broken
+            await anyio.to_thread.run_sync(store.set_status, end)
+            return end
+        except BaseException as exc:
+            is_ours = isinstance(exc, Exception)
+            store.set_status("failed" if is_ours else "stopped", str(exc) if is_ours else "")
+            raise
+        finally:
+            evaluator.close()
+            store.close()
+
+
+@asynccontextmanager
+async def _fleet(
+    plan: RunPlan, devices: list[PlannedDevice], endpoint: Endpoint, stop: "_Stop"
+) -> AsyncIterator[None]:
+    """Run the emulated devices, if there are any."""
+    if not devices:
+        yield
+        return
+    async with ProcessBackend(
+        endpoint.url,
+        [device.spec for device in devices],
+        plan.folder,
+        tenant=endpoint.tenant,
+        on_end=stop.on_process_end,
+    ) as backend:
+        await backend.start()
+        yield
+
+
+def _coordinator(
+    plan: RunPlan,
+    artifact: Artifact,
+    data: FleetData,
+    store: Store,
+    evaluator: FleetEvaluator,
+    endpoint: Endpoint,
+    attempt: int,
+    listener: Callable[[Progress], None],
+) -> Coordinator:
+    config = plan.experiment.coordinator()
+    boot = secrets.randbits(40)
+
+    def transport(will: Will) -> MqttTransport:
+        return MqttTransport(endpoint.url, f"coordinator-{boot:x}", will=will)
+
+    return Coordinator(
+        config,
+        artifact=artifact,
+        vector=initial_vector(artifact.spec, config.seed_init),
+        decisions=Decisions(
+            config,
+            make_selector(config.selection),
+            make_estimator(config.selection),
+            make_aggregator(config.aggregation),
+        ),
+        store=store,
+        shards=RememberedShards(data, plan.folder),
+        evaluator=evaluator,
+        transport=transport,
+        topics=Topics(endpoint.tenant),
+        boot=boot,
+        attempt=attempt,
+        listener=listener,
+    )
+
+
 class _Stop:
-    """How a signal reaches the run, whatever it is doing."""
+    """How a signal, or the death of a part of the testbed, reaches the run."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
         self.coordinator: Coordinator | None = None
+        self.broken: BackendError | None = None
 
     def gently(self) -> None:
+        """End the run in order."""
         if self.coordinator is not None:
             self.coordinator.stop()
         else:
             self.scope.cancel()
+
+    def on_process_end(self, ended: Ended) -> None:
+        """A device may die and the run goes on; the proxies or the nursery may not."""
+        if ended.was_asked:
+            return
+        how = f"signal {-ended.status}" if ended.status < 0 else f"exit status {ended.status}"
+        if ended.is_device:
+            if self.coordinator is not None:
+                self.coordinator.note(
+                    "died", f"the agent ended with {how}; see its log", "warning", ended.name
+                )
+            return
+        self.broken = BackendError(f"{ended.name}: ended with {how}; the fleet is lost")
+        self.gently()
 
 
 async def _heed_signals(stop: _Stop, interrupted: Callable[[], None]) -> None:
@@ -112,61 +216,6 @@ async def _heed_signals(stop: _Stop, interrupted: Callable[[], None]) -> None:
                 stop.gently()
             else:
                 stop.scope.cancel()
-
-
-async def _run(plan: RunPlan, listener: Callable[[Progress], None], stop: _Stop) -> End:
-    experiment = plan.experiment
-    specs = plan_fleet(experiment) if plan.has_fleet else []
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    async with (
-        _endpoint(plan) as endpoint,
-        EmulatedFleet(
-            specs, endpoint, plan.folder, host_core_speed=experiment.emulation.host_core_speed
-        ) as fleet,
-    ):
-        data, artifact = await anyio.to_thread.run_sync(_load, plan, [s.name for s in specs])
-        vector = initial_vector(artifact.spec, experiment.seed_for("init"))
-        store, attempt = await anyio.to_thread.run_sync(_open_store, plan)
-        try:
-            for truth in fleet.truths():
-                store.add(truth)
-            config = experiment.coordinator()
-            topics = Topics(endpoint.tenant)
-            boot = secrets.randbits(40)
-
-            def transport(will: Will) -> MqttTransport:
-                return MqttTransport(endpoint.url, f"coordinator-{boot:x}", will=will)
-
-            stop.coordinator = Coordinator(
-                config,
-                artifact=artifact,
-                vector=vector,
-                decisions=Decisions(
-                    config,
-                    make_selector(config.selection),
-                    make_estimator(config.selection),
-                    make_aggregator(config.aggregation),
-                ),
-                store=store,
-                shards=RememberedShards(data, plan.folder),
-                evaluator=FleetEvaluator(data, artifact),
-                transport=transport,
-                topics=topics,
-                boot=boot,
-                attempt=attempt,
-                listener=listener,
-            )
-            fleet.report_to(stop.coordinator.note)
-            _warn_if_infeasible(experiment, stop.coordinator)
-            end = await stop.coordinator.run()
-            await anyio.to_thread.run_sync(store.set_status, end)
-            return end
-        except BaseException as exc:
-            why = str(exc) if isinstance(exc, Exception) else "interrupted"
-            store.set_status("failed" if isinstance(exc, Exception) else "stopped", why)
-            raise
-        finally:
-            store.close()
 
 
 async def _heed_stdin(stop: _Stop) -> None:

