@@ -125,6 +125,13 @@ def launch(spec: Launch) -> int:
     from device_agent.process import log_to_stderr, run_agent
 
     log_to_stderr(spec.agent.log_level)
+    if spec.device is not None:
+        _log.info(
+            "%s emulates: %s, at %.3f of a core of this machine",
+            spec.agent.name,
+            spec.device.title,
+            spec.device.speed_ratio,
+        )
     try:
         run_agent(spec.agent, host_for(spec.device))
     except KeyboardInterrupt:

@@ -1,0 +1,179 @@
+"""The agent processes of this machine, by name: started together, watched, ended together."""
+
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import anyio
+import msgspec
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from testbed.backends.errors import BackendError
+from testbed.backends.helper import ANSWER_TIMEOUT_S, Ended, OnEnd, end_helper, open_helper
+from testbed.backends.orders import Answer, Exited, NotStarted, Order, Signal, Start, Started
+from testbed.launcher import Launch
+
+if sys.version_info >= (3, 11):
+    from typing import assert_never
+else:
+    from typing_extensions import assert_never
+
+STOP_TIMEOUT_S = 3.0
+"""For agents to say goodbye; then they are killed."""
+
+MAX_LINE_BYTES = 1 << 16
+"""Of one answer of the nursery."""
+
+
+@dataclass(slots=True)
+class _Agent:
+    pid: int | None = None
+    """None before it has started and after it has ended."""
+    has_started: bool = False
+    refusal: str | None = None
+    """Why it could not be started."""
+    is_ending: bool = False
+    """We have asked for its end."""
+
+
+class Agents:
+    """Starts agents through a nursery and keeps track of them; made by `open_agents`."""
+
+    def __init__(self, nursery: Process, on_end: OnEnd) -> None:
+        self._nursery, self._on_end = nursery, on_end
+        self._agents: dict[str, _Agent] = {}
+        self._changed = anyio.Event()
+        self._ordering = anyio.Lock()
+        self._is_closing = False
+        self._is_lost = False
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of the agents that are alive."""
+        return {name: agent.pid for name, agent in self._agents.items() if agent.pid is not None}
+
+    async def start(self, launches: Sequence[Launch]) -> None:
+        """Start agents, all at once; return when every process exists.
+
+        Raises:
+            BackendError: The machine refused one, or the nursery is gone or silent.
+        """
+        asked = {launch.agent.name: _Agent() for launch in launches}
+        self._agents.update(asked)
+        await self._order([Start(launch=launch) for launch in launches])
+        await self._until(lambda: all(a.has_started or a.refusal for a in asked.values()))
+        for name, agent in asked.items():
+            if agent.refusal is not None:
+                raise BackendError(f"{name}: cannot be started, {agent.refusal}; use fewer devices")
+
+    async def end(self, names: Iterable[str], number: int) -> None:
+        """Send a signal to the agents that are alive; return when they are gone.
+
+        Raises:
+            BackendError: The nursery is gone or silent.
+        """
+        asked = [name for name in names if name in self.pids]
+        for name in asked:
+            self._agents[name].is_ending = True
+        await self._order([Signal(name=name, number=number) for name in asked])
+        await self._until(lambda: not any(name in self.pids for name in asked))
+
+    async def listen(self) -> None:
+        """Take in what the nursery says, until it ends."""
+        assert self._nursery.stdout is not None
+        lines = BufferedByteReceiveStream(self._nursery.stdout)
+        decoder = msgspec.json.Decoder(Answer)
+        try:
+            while True:
+                self._take(decoder.decode(await lines.receive_until(b"\n", MAX_LINE_BYTES)))
+        except (anyio.EndOfStream, anyio.IncompleteRead, anyio.ClosedResourceError):
+            status = await self._nursery.wait()
+        self._is_lost = True
+        for agent in self._agents.values():
+            agent.pid = None  # they die with the nursery
+        self._change()
+        self._on_end(
+            Ended(name="nursery", status=status, was_asked=self._is_closing, is_device=False)
+        )
+
+    async def close(self) -> None:
+        """End all agents, politely at first."""
+        self._is_closing = True
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(STOP_TIMEOUT_S):
+                with suppress(BackendError):  # then the nursery is gone, and they with it
+                    await self.end(list(self.pids), signal.SIGTERM)
+            await end_helper(self._nursery, signal.SIGKILL)
+
+    def _take(self, answer: Answer) -> None:
+        agent = self._agents[answer.name]
+        match answer:
+            case Started(pid=pid):
+                agent.pid, agent.has_started = pid, True
+            case NotStarted(reason=reason):
+                agent.refusal = reason
+            case Exited(name=name, status=status):
+                agent.pid = None
+                self._on_end(
+                    Ended(name=name, status=status, was_asked=agent.is_ending, is_device=True)
+                )
+            case _:
+                assert_never(answer)
+        self._change()
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        with anyio.move_on_after(ANSWER_TIMEOUT_S):
+            while not is_so():
+                if self._is_lost:
+                    raise BackendError(f"nursery: must be alive, but it has ended; {self._advice}")
+                await self._changed.wait()
+            return
+        raise BackendError(f"nursery: silent for {ANSWER_TIMEOUT_S:.0f} s; {self._advice}")
+
+    _advice = "see logs/nursery.log in the run's folder"
+
+    async def _order(self, orders: Iterable[Order]) -> None:
+        assert self._nursery.stdin is not None
+        lines = b"".join(msgspec.json.encode(order) + b"\n" for order in orders)
+        try:
+            with anyio.fail_after(ANSWER_TIMEOUT_S):
+                async with self._ordering:  # one after the other
+                    await self._nursery.stdin.send(lines)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError) as exc:
+            raise BackendError(f"nursery: takes no orders any more; {self._advice}") from exc
+
+
+@asynccontextmanager
+async def open_agents(
+    log: Path, method: Literal["fork", "spawn"], on_end: OnEnd
+) -> AsyncIterator[Agents]:
+    """Open a nursery; at the end all its agents are gone.
+
+    Args:
+        log: Receives what the nursery has to say.
+        method: How the nursery starts agents.
+        on_end: Called for every process that ends.
+
+    Raises:
+        BackendError: The machine refused a process.
+    """
+    try:
+        nursery = await open_helper("testbed.backends.nursery", method, log=log)
+    except OSError as exc:
+        raise BackendError(f"nursery: cannot be started, {exc}; end other processes") from exc
+    agents = Agents(nursery, on_end)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(agents.listen, name="backend.nursery")
+        try:
+            yield agents
+        finally:
+            await agents.close()

@@ -1,0 +1,45 @@
+"""One device of a fleet, as a backend takes it."""
+
+from dataclasses import dataclass
+
+from profiles import Link, Profile
+from testbed.backends.shape import Shape
+from testbed.emulation.device import EmulatedDevice, emulated_device
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """A device to start."""
+
+    name: str
+    device: EmulatedDevice | None = None
+    """None is this machine, not slowed."""
+    shape: Shape | None = None
+    """None is this machine's own link to the broker."""
+
+
+def device_spec(
+    name: str, profile: Profile | None, link: Link | None = None, host_core_speed: float = 1.0
+) -> DeviceSpec:
+    """Return the device that a profile describes, on another link if one is given.
+
+    Args:
+        name: Of the device.
+        profile: Its kind; None is this machine, not slowed, on its own link.
+        link: Instead of the profile's own.
+        host_core_speed: Speed of one core of this machine, in cores of the reference machine.
+
+    Raises:
+        ValueError: `host_core_speed` is not positive.
+    """
+    if link is None and profile is not None:
+        link = profile.link
+    return DeviceSpec(
+        name=name,
+        device=None if profile is None else emulated_device(profile, host_core_speed),
+        shape=None if link is None else _shape(link),
+    )
+
+
+def _shape(link: Link) -> Shape:
+    return Shape(down_bps=link.down_bps, up_bps=link.up_bps, delay_s=link.delay_s)

@@ -1,0 +1,64 @@
+"""Helper processes of a backend: our own modules, run beside us, that end with us."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+from anyio.abc import Process
+
+ANSWER_TIMEOUT_S = 60.0
+"""For a helper to do what it was asked, on a machine that is busy starting a fleet."""
+
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""A device's numpy shall use one core of this machine, and forking wants a single thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A process of the fleet has ended."""
+
+    name: str
+    """Of the device, or of the helper: `nursery`, `proxy-0`."""
+    status: int
+    """Exit status, or minus the number of the signal."""
+    was_asked: bool
+    """We ended it ourselves."""
+    is_device: bool
+    """False is a helper, without which the fleet cannot go on."""
+
+
+OnEnd = Callable[[Ended], None]
+"""Called on the event loop; must not wait."""
+
+
+async def open_helper(module: str, *arguments: str, log: Path) -> Process:
+    """Start `python -m module OUR_PID arguments...`, its stdin and stdout being ours.
+
+    It leads its own session: a Ctrl-C on our terminal is for us alone.
+
+    Raises:
+        OSError: The machine refused.
+    """
+    with log.open("ab") as stderr:
+        return await anyio.open_process(
+            [sys.executable, "-m", module, str(os.getpid()), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,
+            env={**os.environ, **_ONE_THREAD},
+        )
+
+
+async def end_helper(process: Process, number: int) -> None:
+    """Send a signal to a helper and all it has started; return when the helper is gone."""
+    with anyio.CancelScope(shield=True):
+        if process.returncode is None:
+            with suppress(ProcessLookupError):  # it was quicker
+                os.killpg(process.pid, number)
+        await process.aclose()

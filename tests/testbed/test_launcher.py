@@ -1,0 +1,197 @@
+"""An emulated host is as slow as its profile, and senses what its profile says."""
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import profiles
+from device_agent.config import AgentConfig
+from device_agent.sensors import RealSensors, mu_cores
+from testbed.emulation.cpu import RecentShare
+from testbed.emulation.device import EmulatedDevice, emulated_device
+from testbed.emulation.machine import EmulatedSensors
+from testbed.launcher import EmulatedPace, Launch, host_for
+
+ATTEMPTS = 12
+"""Real pacing is tried again when this machine was too busy to emulate anything."""
+
+STARVED_RATIO = 0.05
+
+
+def device(speed_ratio: float = 0.25, storage: float = 1e6, threads: int = 1) -> EmulatedDevice:
+    return EmulatedDevice(
+        title="A board",
+        cores=4,
+        memory_bytes=1 << 30,
+        background_load=0.5,
+        engine_threads=threads,
+        speed_ratio=speed_ratio,
+        storage_read_bytes_per_s=storage,
+    )
+
+
+class Machine:
+    """A machine whose time passes only when it works or sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.cpu_s = 5.0
+
+    def work(self, cpu_s: float, late_s: float = 0.0) -> None:
+        self.cpu_s += cpu_s
+        self.now_s += cpu_s + late_s
+
+    def sleep(self, duration_s: float) -> None:
+        self.now_s += duration_s
+
+    def pace(self, emulated: EmulatedDevice, share: RecentShare | None = None) -> EmulatedPace:
+        return EmulatedPace(
+            emulated,
+            share or RecentShare(),
+            wall=lambda: self.now_s,
+            cpu=lambda: self.cpu_s,
+            sleep=self.sleep,
+        )
+
+
+def test_a_section_lasts_as_long_as_on_the_device() -> None:
+    machine = Machine()
+    started = machine.now_s
+    with machine.pace(device(0.25)).section("train") as meter:
+        for _ in range(100):
+            machine.work(0.005)
+            meter.step()
+    assert machine.now_s - started == pytest.approx(100 * 0.005 / 0.25)
+
+
+def test_work_after_the_last_step_is_slowed_too() -> None:
+    machine = Machine()
+    started = machine.now_s
+    with machine.pace(device(0.1)).section("encode"):
+        machine.work(0.003)
+    assert machine.now_s - started == pytest.approx(0.03)
+
+
+def test_idle_time_buys_no_burst() -> None:
+    machine = Machine()
+    pace = machine.pace(device(0.5))
+    with pace.section("load"):
+        machine.work(0.1)
+    machine.sleep(60.0)
+    started = machine.now_s
+    with pace.section("train") as meter:
+        machine.work(0.1)
+        meter.step()
+    assert machine.now_s - started == pytest.approx(0.2)
+
+
+def test_reading_is_as_slow_as_the_storage() -> None:
+    machine = Machine()
+    started = machine.now_s
+    with machine.pace(device(storage=2e6)).section("load") as meter:
+        meter.read(1_000_000)
+    assert machine.now_s - started == pytest.approx(0.5)
+
+
+def test_a_section_that_fails_is_left_at_once() -> None:
+    machine = Machine()
+    started = machine.now_s
+    with (
+        suppress(ZeroDivisionError),
+        machine.pace(device(0.01)).section("train"),
+    ):
+        machine.work(0.1)
+        raise ZeroDivisionError
+    assert machine.now_s - started == pytest.approx(0.1)
+
+
+def test_starvation_lowers_mu() -> None:
+    machine = Machine()
+    sensors = EmulatedSensors(device())
+    assert mu_cores(sensors.free_cores(), 1, sensors.clock_ratio()) == 1.0
+    with machine.pace(device(0.5), sensors.share).section("train") as meter:
+        for _ in range(100):
+            machine.work(0.1, late_s=0.3)  # twice as long as the device needs
+            meter.step()
+    mu = mu_cores(sensors.free_cores(), 1, sensors.clock_ratio())
+    assert 0.45 < mu < 0.65
+
+
+def test_an_emulated_device_senses_its_profile() -> None:
+    sensors = host_for(emulated_device(profiles.load("raspberry-pi-3b-plus"))).sensors
+    assert sensors.cores() == 4
+    assert sensors.memory_bytes() == 1 << 30
+    assert sensors.free_cores() == pytest.approx(3.95)
+    assert sensors.clock_ratio() == 1.0
+    assert sensors.temperature_celsius() is None
+    assert sensors.board() == profiles.load("raspberry-pi-3b-plus").title
+
+
+def test_the_speed_ratio_is_relative_to_this_machine() -> None:
+    pi = profiles.load("raspberry-pi-4b")
+    assert emulated_device(pi).speed_ratio == pytest.approx(pi.core_speed)
+    assert emulated_device(pi, host_core_speed=2.0).speed_ratio == pytest.approx(
+        pi.core_speed / 2.0
+    )
+    with pytest.raises(ValueError, match=r"^emulation.host_core_speed must be > 0, got 0.0"):
+        emulated_device(pi, host_core_speed=0.0)
+
+
+def test_without_a_device_the_host_is_the_real_one() -> None:
+    assert isinstance(host_for(None).sensors, RealSensors)
+
+
+def steps_in(duration_s: float, q: float) -> tuple[int, float]:
+    """Train for `duration_s` at speed q; return the steps and the share of q that it had."""
+    weights = np.random.default_rng(0).random((128, 128))
+    share = RecentShare(time_constant_s=1e-9)  # remembers the last section only
+    steps = 0
+    ends = time.monotonic() + duration_s
+    with EmulatedPace(device(q), share).section("train") as meter:
+        while time.monotonic() < ends:
+            weights = np.tanh(weights)
+            steps += 1
+            meter.step()
+    return steps, share.value
+
+
+def test_twice_the_speed_takes_twice_the_steps() -> None:
+    # A ratio within one run, and only where no side was starved of this machine.
+    ratios: list[float] = []
+    for _ in range(ATTEMPTS):
+        runs = [steps_in(0.3, q) for q in (0.25, 0.5, 0.25)]
+        if min(share for _, share in runs) > 1.0 - STARVED_RATIO:
+            slow, fast, slow_again = (steps for steps, _ in runs)
+            ratios.append(2.0 * fast / (slow + slow_again))
+        if len(ratios) == 3:
+            assert np.median(ratios) == pytest.approx(2.0, rel=0.15)
+            return
+    pytest.skip("this machine was too busy to emulate anything")
+
+
+def test_the_launcher_appends_what_went_wrong_to_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "device.log"
+    log.write_text("before\n", encoding="utf-8")
+    spec = Launch(
+        agent=AgentConfig(broker_url="http://nowhere", name="device"),
+        device=device(),
+        log_file=str(log),
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "testbed.launcher", str(os.getpid())],
+        input=msgspec.json.encode(spec) + b"\n",
+        capture_output=True,
+        cwd=Path(__file__).parents[2],
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
+    first, *_, last = log.read_text(encoding="utf-8").splitlines()
+    assert first == "before"
+    assert last.startswith("device: ConfigError: broker address: must begin with mqtt://")
