@@ -155,6 +155,7 @@ class Campaign:
         self._lag.start()
         dispatched = self._journal.now()
         if names:
+            self._journal.event("dispatched", " ".join(names), round_id=round_id)
             await self._player.play(played, self._trains(choice, names))
         else:
             self._journal.event("void", "no device was available", round_id=round_id)

@@ -25,7 +25,8 @@ from coordinator.store import RunReader, Store
 from coordinator.task.catalogue import initial_vector, load_task
 from testbed.assignments import RememberedShards
 from testbed.backends.errors import BackendError
-from testbed.backends.process import Ended, ProcessBackend
+from testbed.backends.helper import Ended
+from testbed.backends.process import ProcessBackend
 from testbed.broker import start_broker
 from testbed.datasets.loading import load
 from testbed.endpoint import Endpoint, read_endpoint, write_endpoint
