@@ -122,7 +122,7 @@ class Campaign:
             if left <= 0:
                 raise FleetMissingError(
                     f"fleet: {wanted} devices must be ready within {limit:g} s, got {ready} ready "
-                    f"of {len(self._registry)} joined; look at their logs, or raise "
+                    f"of {self._registry.joined} joined; look at their logs, or raise "
                     "round.join_timeout_s"
                 )
             await self._fleet.wait_change(left)

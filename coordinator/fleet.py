@@ -8,7 +8,7 @@ from coordinator.blobs import PrivateBlobs
 from coordinator.journal import Journal
 from coordinator.ports import ShardSource
 from coordinator.post import Post
-from coordinator.registry import Device, Registry
+from coordinator.registry import NEVER, Device, Registry
 from coordinator.store.records import DeviceRow, TelemetryRow
 from wire.chunks import manifest_of
 from wire.messages import (
@@ -104,7 +104,7 @@ class Fleet:
                 )
                 return False
         is_new = known is None or known.boot != hello.boot
-        was_known = known is not None and known.boot != -1
+        was_known = known is not None and known.boot != NEVER
         device = self.registry.join(name, hello, self._journal.now())
         if shard is not None:
             device.n_registered = n_k

@@ -19,6 +19,9 @@ CONTEXT_MAX_AGE_S = 3.0
 MU_BOUNDS = (0.05, 64.0)
 """Clamp on the claimed CPU share, in cores (spec/algorithms.md, section 7)."""
 
+NEVER = -1
+"""Boot of a device that has not spoken yet."""
+
 _KEPT = ("name", "n_registered", "first_seen", "is_excluded", "trained_last", "selected_last")
 
 
@@ -28,8 +31,8 @@ class Device:
 
     name: str
     row: int
-    boot: int = -1
-    """Boot of the agent process that spoke last; -1 before any."""
+    boot: int = NEVER
+    """Boot of the agent process that spoke last."""
     capabilities: Capabilities | None = None
     has_own_data: bool = False
     n_registered: int = 0
@@ -68,7 +71,7 @@ class Device:
     def status(self, now: float) -> str:
         """Return the one word that a person reads."""
         if not self.is_on:
-            return "gone"
+            return "gone" if self.boot != NEVER else "awaited"
         if self.is_excluded:
             return "excluded"
         if self.context is None or now - self.context_at > CONTEXT_MAX_AGE_S:
@@ -104,12 +107,23 @@ class Registry:
         """Return all names; the index of a name is its row."""
         return list(self._devices)
 
+    def expect(self, names: Iterable[str]) -> None:
+        """Give devices that are to come their rows, in this order whoever joins first."""
+        for name in names:
+            if name not in self._devices:
+                self._devices[name] = Device(name=name, row=len(self._devices))
+
+    @property
+    def joined(self) -> int:
+        """How many devices have said hello, in this life of the coordinator."""
+        return sum(device.boot != NEVER for device in self)
+
     def join(self, name: str, hello: Hello, now: float) -> Device:
         """Take note of a hello; a device that is new gets the next row."""
-        device = self._devices.get(name)
-        if device is None:
-            device = Device(name=name, row=len(self._devices), first_seen=now)
-            self._devices[name] = device
+        self.expect([name])
+        device = self._devices[name]
+        if device.boot == NEVER and device.first_seen == 0.0:
+            device.first_seen = now
         if device.boot != hello.boot:
             device.context = None
             device.context_at = float("-inf")

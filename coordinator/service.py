@@ -5,7 +5,7 @@ It carries out what the tables and the decisions say, and contains no decision o
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 import anyio
@@ -64,6 +64,7 @@ class Coordinator:
         topics: Topics,
         boot: int,
         attempt: int = 0,
+        roster: Sequence[str] = (),
         listener: Callable[[Progress], None] = lambda progress: None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -75,6 +76,7 @@ class Coordinator:
         self._topics = topics
         self._boot = boot
         self._attempt = attempt
+        self._roster = roster
         self._listener = listener
         self._vector = vector
         self._decisions = decisions
@@ -154,6 +156,7 @@ class Coordinator:
             campaign.restore(checkpoint.state)
             first_round = checkpoint.round + 1
             self._journal.event("resumed", f"goes on with round {first_round}")
+        fleet.registry.expect(self._roster)
         inbox = Inbox(
             self._topics,
             fleet,

@@ -104,7 +104,7 @@ async def _run(plan: RunPlan, listener: Callable[[Progress], None], stop: "_Stop
             for device in devices:
                 store.add(device.truth())
             stop.coordinator = _coordinator(
-                plan, artifact, data, store, evaluator, endpoint, attempt, listener
+                plan, artifact, data, store, evaluator, endpoint, attempt, names, listener
             )
             _warn_if_infeasible(experiment, stop.coordinator)
             end = await stop.coordinator.run()
@@ -148,6 +148,7 @@ def _coordinator(
     evaluator: FleetEvaluator,
     endpoint: Endpoint,
     attempt: int,
+    roster: list[str],
     listener: Callable[[Progress], None],
 ) -> Coordinator:
     config = plan.experiment.coordinator()
@@ -173,6 +174,7 @@ def _coordinator(
         topics=Topics(endpoint.tenant),
         boot=boot,
         attempt=attempt,
+        roster=roster,
         listener=listener,
     )
 

@@ -130,3 +130,13 @@ def test_a_restored_registry_has_the_same_rows_and_waits_for_hellos() -> None:
     assert restored.names() == registry.names()
     assert restored.to_state() == registry.to_state()
     assert not restored.available(10.0).any()
+
+
+def test_expected_devices_have_their_rows_whoever_joins_first() -> None:
+    registry = Registry()
+    registry.expect(["pi-1", "pi-2"])
+    registry.join("pi-2", hello(n_k=100), now=5.0)
+    assert registry.names() == ["pi-1", "pi-2"]
+    assert (registry.joined, registry["pi-2"].first_seen) == (1, 5.0)
+    assert registry["pi-1"].status(5.0) == "awaited"
+    assert not registry.available(5.0).any()
