@@ -167,11 +167,13 @@ class Fleet:
     def _record(self, device: Device, was_known: bool) -> None:
         capabilities = device.capabilities
         assert capabilities is not None
+        if device.first_seen_s is None:
+            device.first_seen_s = self._journal.at_s()
         self._journal.store.add(
             DeviceRow(
                 name=device.name,
                 row=device.row,
-                first_seen_s=self._journal.at_s(device.first_seen),
+                first_seen_s=device.first_seen_s,
                 n_k=device.n_registered,
                 capabilities=msgspec.json.encode(capabilities).decode(),
                 has_own_data=device.has_own_data,

@@ -22,7 +22,7 @@ MU_BOUNDS = (0.05, 64.0)
 NEVER = -1
 """Boot of a device that has not spoken yet."""
 
-_KEPT = ("name", "n_registered", "first_seen", "is_excluded", "trained_last", "selected_last")
+_KEPT = ("name", "n_registered", "first_seen_s", "is_excluded", "trained_last", "selected_last")
 
 
 @dataclass(slots=True)
@@ -37,7 +37,8 @@ class Device:
     has_own_data: bool = False
     n_registered: int = 0
     """Training examples at joining: what it may claim at most."""
-    first_seen: float = 0.0
+    first_seen_s: float | None = None
+    """On the run's clock, which goes on over restarts; None before the first hello."""
     is_on: bool = False
     off_since: float | None = None
     """When its last will or farewell came; None while on."""
@@ -122,8 +123,6 @@ class Registry:
         """Take note of a hello; a device that is new gets the next row."""
         self.expect([name])
         device = self._devices[name]
-        if device.boot == NEVER and device.first_seen == 0.0:
-            device.first_seen = now
         if device.boot != hello.boot:
             device.context = None
             device.context_at = float("-inf")
