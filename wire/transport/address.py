@@ -1,6 +1,6 @@
 """Broker addresses: `mqtt://user:password@host:port` and `mqtts://...?cafile=ca.pem`."""
 
-import re
+import ssl
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -18,6 +18,19 @@ class Address:
     is_tls: bool = False
     cafile: str | None = None
     """Certificates to trust, PEM; None trusts those of the system."""
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Return what a TLS connection needs; None for a plain one.
+
+        Raises:
+            ValueError: The file of certificates cannot be read.
+        """
+        if not self.is_tls:
+            return None
+        try:
+            return ssl.create_default_context(cafile=self.cafile)
+        except OSError as exc:
+            raise ValueError(f"broker address: cannot read cafile {self.cafile}, {exc}") from exc
 
 
 def parse_url(url: str) -> Address:
@@ -60,4 +73,7 @@ def parse_url(url: str) -> Address:
 
 def redact(url: str) -> str:
     """Return `url` with its password hidden, fit for logs and messages."""
-    return re.sub(r"^([^/@]*//)?([^/@:]*):.*@", r"\1\2:***@", url)
+    head, at, tail = url.rpartition("@")
+    start = head.find("//") + 2 if "//" in head else 0
+    user, colon, _ = head[start:].partition(":")
+    return f"{head[:start]}{user}:***@{tail}" if at and colon else url

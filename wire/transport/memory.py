@@ -104,7 +104,7 @@ class MemoryBroker:
         """Know a client; one of the same id is thrown out, as MQTT demands."""
         other = self._clients.get(client.client_id)
         if other is not None and other is not client:
-            other.lose("another client took this id", reconnects=False)
+            other.throw_out()
         self._clients[client.client_id] = client
 
     def detach(self, client: "MemoryTransport") -> None:
@@ -219,6 +219,11 @@ class MemoryTransport(Transport):
             self._broker.route(self._will.topic, self._will.payload, 1, True)
         if reconnects:
             self.seek()
+
+    def throw_out(self) -> None:
+        """Lose the link for good to another client of the same id."""
+        self._is_left = True
+        self.lose("another client took this id", reconnects=False)
 
     def seek(self) -> None:
         """Connect in the next turn of the loop."""

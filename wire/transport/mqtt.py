@@ -11,20 +11,23 @@ import math
 import random
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 import aiomqtt
 import anyio
-from aiomqtt.exceptions import MqttConnectError
 from anyio.abc import TaskGroup
 
 from wire.errors import Disconnected, Refused
 from wire.transport.address import Address, parse_url, redact
+from wire.transport.backoff import full_jitter
 from wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport, Will
 from wire.transport.filters import Filters
 from wire.transport.inbox import Inbox
+from wire.transport.reasons import advice_on, reason_of
 
 __all__ = ["MqttTransport", "full_jitter", "parse_url", "redact"]
 
@@ -40,26 +43,7 @@ FLOOR_BPS = 100e3
 FILTERS_PER_SUBSCRIBE = 8
 """The most that AWS IoT Core takes in one packet."""
 
-_FINAL_CODES = {132, 133, 134, 135, 138}
-"""Protocol version, client id, user or password, authorisation, ban: no use in trying again.
-The other one of MQTT 3.1.1, server unavailable (136), passes."""
-
 _log = logging.getLogger(__name__)
-
-
-def full_jitter(
-    rng: random.Random, base_s: float = 0.1, cap_s: float = 5.0
-) -> Callable[[int], float]:
-    """Return a backoff: seconds to wait before the n-th retry in a row, n from 0.
-
-    The wait is uniform between half of `base_s` and `base_s` x 2^(n + 1), at most `cap_s`, so a
-    fleet that lost its broker comes back spread out, and a single hiccup costs 50 to 200 ms.
-    """
-
-    def backoff(retry: int) -> float:
-        return rng.uniform(base_s / 2, min(cap_s, base_s * 2.0 ** min(retry + 1, 30)))
-
-    return backoff
 
 
 class MqttTransport(Transport):
@@ -77,7 +61,7 @@ class MqttTransport(Transport):
         backoff: Seconds before the n-th retry in a row.
 
     Raises:
-        ValueError: The URL is not a broker's address.
+        ValueError: The URL is not a broker's address, or its certificates cannot be read.
     """
 
     def __init__(
@@ -98,6 +82,7 @@ class MqttTransport(Transport):
         self.strays = 0
         """Packets on topics that we have not subscribed to, or not any more; ignored."""
         self._address = parse_url(url)
+        self._tls = self._address.tls_context()
         self._will = will
         self._keepalive_s = keepalive_s
         self._connect_timeout_s = connect_timeout_s
@@ -106,6 +91,8 @@ class MqttTransport(Transport):
         self._inbox = Inbox()
         self._filters = Filters()
         self._link: _Client | None = None
+        self._early: list[aiomqtt.Message] = []
+        """What came before the link counted as up: `LinkUp` goes first."""
         self._ups = 0
         self._queued_bytes = 0
         self._waiting: set[anyio.CancelScope] = set()
@@ -160,6 +147,7 @@ class MqttTransport(Transport):
             )
         finally:
             self._queued_bytes -= len(body)
+        await asyncio.sleep(0)  # what the kernel took at once never waited: let others have a turn
 
     async def subscribe(self, *filters: str, qos: int = 0) -> None:
         """Subscribe, now and after each reconnect.
@@ -169,10 +157,8 @@ class MqttTransport(Transport):
             Refused: The broker does not allow it.
         """
         self._filters.add(filters, qos)
-        wanted = dict.fromkeys(filters, qos)
-        await self._while_up(
-            "subscribe", self._publish_timeout_s, lambda link: link.subscribe_all(wanted)
-        )
+        wanted, timeout_s = dict.fromkeys(filters, qos), self._publish_timeout_s
+        await self._while_up("subscribe", timeout_s, lambda link: link.subscribe_all(wanted))
 
     async def unsubscribe(self, *filters: str) -> None:
         """Unsubscribe and forget.
@@ -225,7 +211,7 @@ class MqttTransport(Transport):
                 self._inbox.fail(exc)
                 return
             except (aiomqtt.MqttError, OSError) as exc:
-                self._say(f"cannot connect: {exc}")
+                self._say(f"cannot connect: {reason_of(exc)}")
             retry = 0 if anyio.current_time() - up_since > STABLE_S else retry + 1
             await anyio.sleep(self._backoff(retry - 1 if retry else 0))
 
@@ -236,31 +222,26 @@ class MqttTransport(Transport):
             Refused: The broker said no.
             MqttError: It did not answer, or is not ready.
         """
-        link = _Client(self._address, self.client_id, self._will, self._keepalive_s, self._take)
+        link = _Client(
+            self._address, self.client_id, self._will, self._keepalive_s, self._tls, self._take
+        )
         link.timeout = self._connect_timeout_s
         try:
             await link.__aenter__()
-        except MqttConnectError as exc:
+        except BaseException as exc:
             link.abandon()
-            if getattr(exc.rc, "value", exc.rc) in _FINAL_CODES:
+            advice = advice_on(exc)
+            if advice is not None:
                 raise Refused(
-                    f"{self.url}: the broker refused {self.client_id!r}, {exc}; "
-                    "check user, password and client id"
+                    f"{self.url}: refused {self.client_id!r}, {reason_of(exc)}; {advice}"
                 ) from exc
-            raise
-        except aiomqtt.MqttError as exc:
-            link.abandon()
-            if "CERTIFICATE_VERIFY_FAILED" in str(exc):
-                raise Refused(f"{self.url}: {exc}; check ?cafile=") from exc
-            raise
-        except BaseException:
-            link.abandon()
             raise
         return link
 
     async def _serve(self, link: "_Client") -> None:
         """Announce the link, wait until it is lost, and say so; leave it cleanly otherwise."""
         is_up = is_lost = False
+        self._early = []
         try:
             with anyio.CancelScope() as self._serving:
                 with anyio.fail_after(self._connect_timeout_s):
@@ -270,13 +251,14 @@ class MqttTransport(Transport):
                 self._link = link
                 is_up = True
                 self._inbox.put(LinkUp(self._ups))
-                link.release()
+                for message in self._early:
+                    self._take(message)
                 _log.info("%s: %s is up (%d)", self.url, self.client_id, self._ups)
                 await anext(link.messages)  # never yields: packets go to the inbox
             is_lost = True  # the scope was cancelled by `_cut`
         except (aiomqtt.MqttError, TimeoutError) as exc:
             is_lost = True
-            self._say(_reason(exc))
+            self._say(reason_of(exc))
         finally:
             self._link = self._serving = None
             for scope in self._waiting:
@@ -300,11 +282,13 @@ class MqttTransport(Transport):
             done = {name: q for name, q in (done | todo).items() if name not in gone}
 
     def _take(self, message: aiomqtt.Message) -> None:
+        """Queue a packet; paho's reader calls this."""
+        if self._link is None:
+            self._early.append(message)
+            return
         packet = Packet(message.topic.value, message.payload, message.retain)
         if self._filters.qos_of(packet.topic) is None:
-            # Came too late, or was never asked for: amqtt (0.12.1) greets a new client with what
-            # is retained under the subscriptions of all others.
-            self.strays += 1
+            self.strays += 1  # too late, or never asked for, as amqtt 0.12 may send it
             return
         if not self._inbox.put(packet, message.qos):
             self._cut("the incoming queue is full of unread control messages")
@@ -322,17 +306,12 @@ class MqttTransport(Transport):
         self.trouble = reason
 
 
-def _reason(error: Exception) -> str:
-    """Return why a link was lost, for people."""
-    if isinstance(error, TimeoutError):
-        return "no answer to subscribe"
-    code = getattr(error.__cause__, "rc", None)
-    text = str(code or error.__cause__ or error)
-    return "connection lost" if text == "Unspecified error" else text
-
-
 class _Client(aiomqtt.Client):
-    """aiomqtt's client for one connection, with packets handed straight to `take`."""
+    """aiomqtt's client for one connection, with packets handed straight to `take`.
+
+    It overrides some private methods of aiomqtt 2.5, the end of that line (`aiomqtt<3`); the
+    transport suite would tell if one of them went away.
+    """
 
     def __init__(
         self,
@@ -340,11 +319,11 @@ class _Client(aiomqtt.Client):
         client_id: str,
         will: Will | None,
         keepalive_s: int,
+        tls: ssl.SSLContext | None,
         take: Callable[[aiomqtt.Message], None],
     ) -> None:
-        self._take = take
-        self._early: list[aiomqtt.Message] | None = []
         self._is_abandoned = False
+        self._loop_thread = threading.get_ident()
         super().__init__(
             address.host,
             address.port,
@@ -355,11 +334,9 @@ class _Client(aiomqtt.Client):
             clean_session=True,
             keepalive=keepalive_s,
             will=aiomqtt.Will(will.topic, will.payload, 1, True) if will else None,
-            queue_type=cast("type[asyncio.Queue[aiomqtt.Message]]", self._queue_to_inbox),
+            queue_type=cast("type[asyncio.Queue[aiomqtt.Message]]", partial(_Sink, take)),
             socket_options=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
-            tls_context=ssl.create_default_context(cafile=address.cafile)
-            if address.is_tls
-            else None,
+            tls_context=tls,
             logger=logging.getLogger(f"{__name__}.paho"),
         )
         self.pending_calls_threshold = 1 << 16
@@ -380,12 +357,6 @@ class _Client(aiomqtt.Client):
                 if code >= 128:
                     raise Refused(f"broker: subscribing to {name} is not allowed; check its ACL")
 
-    def release(self) -> None:
-        """Hand over what came before the link counted as up, then everything at once."""
-        early, self._early = self._early, None
-        for message in early or ():
-            self._take(message)
-
     def abandon(self) -> None:
         """Close the socket without a goodbye, also one that a thread is just opening."""
         self._is_abandoned = True
@@ -394,35 +365,35 @@ class _Client(aiomqtt.Client):
             if not future.cancel() and not future.cancelled():
                 future.exception()  # seen: asyncio complains about errors that nobody looks at
 
-    def _queue_to_inbox(self, maxsize: int) -> "_Sink":
-        return _Sink(self)
-
     def _on_socket_open(self, client: Any, userdata: Any, sock: Any) -> None:
         if self._is_abandoned:
             sock.close()
             raise ConnectionAbortedError("the transport was left while it was connecting")
         super()._on_socket_open(client, userdata, sock)
 
-    def _on_disconnect(self, client: Any, userdata: Any, *details: Any) -> None:
-        if self._connected.done():
-            super()._on_disconnect(client, userdata, *details)
-        else:  # aiomqtt would wait for its time-out
-            self._connected.set_exception(aiomqtt.MqttError("closed before it answered"))
+    def _on_socket_register_write(self, client: Any, userdata: Any, sock: Any) -> None:
+        """Write at once what the kernel takes; aiomqtt would wake the loop for each packet."""
+        if threading.get_ident() == self._loop_thread:
+            client.loop_write()
+            if client.socket() is None or not client.want_write():
+                return
+        super()._on_socket_register_write(client, userdata, sock)
 
-    def on_packet(self, message: aiomqtt.Message) -> None:
-        """Take a packet from paho."""
-        if self._early is None:
-            self._take(message)
-        else:
-            self._early.append(message)
+    def _on_disconnect(
+        self, client: Any, userdata: Any, flags: Any, code: Any, properties: Any = None
+    ) -> None:
+        if self._connected.done():
+            super()._on_disconnect(client, userdata, flags, code, properties)
+        else:  # before the answer to CONNECT: aiomqtt would wait for its time-out
+            self._connected.set_exception(aiomqtt.MqttCodeError(code))
 
 
 class _Sink(asyncio.Queue[aiomqtt.Message]):
     """Stands where aiomqtt keeps its queue; nothing ever waits in it."""
 
-    def __init__(self, client: _Client) -> None:
+    def __init__(self, take: Callable[[aiomqtt.Message], None], maxsize: int) -> None:
         super().__init__()
-        self._owner = client
+        self._take = take
 
     def put_nowait(self, item: aiomqtt.Message) -> None:
-        self._owner.on_packet(item)
+        self._take(item)

@@ -12,6 +12,8 @@ from wire.transfer import Download, Intake, Upload
 from wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport
 
 WINDOW = 4
+GRANT_S = 1.0
+"""Without a grant for so long, the sender looks again whether there is one."""
 
 
 async def up(transport: Transport) -> int:
@@ -91,13 +93,19 @@ async def pull(
 
 
 async def send(transport: Transport, upload: Upload, up_to: str, control: str) -> Upload:
-    """Upload a blob, as a device does."""
+    """Upload a blob, as a device does.
+
+    NATS may lose a retained packet that is published while we subscribe: without a grant we
+    subscribe again.
+    """
     while not upload.is_acknowledged:
-        event = await next_or_timer(transport, upload.wake_at)
+        event = await next_or_timer(transport, upload.wake_at or anyio.current_time() + GRANT_S)
         now = anyio.current_time()
         indices: list[int] = []
         try:
             match event:
+                case None if upload.wake_at is None:
+                    await transport.subscribe(control, qos=1)
                 case None:
                     indices = upload.tick(now)
                 case LinkUp():

@@ -1,0 +1,43 @@
+"""Topic filters, by the examples of MQTT 3.1.1, section 4.7."""
+
+import pytest
+
+from wire.transport.filters import Filters, matches
+
+
+@pytest.mark.parametrize(
+    ("pattern", "topic", "is_covered"),
+    [
+        ("sport/tennis/player1/#", "sport/tennis/player1", True),
+        ("sport/tennis/player1/#", "sport/tennis/player1/score/wimbledon", True),
+        ("sport/#", "sport", True),
+        ("#", "a/b", True),
+        ("sport/tennis/+", "sport/tennis/player1", True),
+        ("sport/tennis/+", "sport/tennis/player1/ranking", False),
+        ("sport/+", "sport", False),
+        ("sport/+", "sport/", True),
+        ("+/+", "/finance", True),
+        ("/+", "/finance", True),
+        ("+", "/finance", False),
+        ("#", "$SYS/uptime", False),
+        ("+/uptime", "$SYS/uptime", False),
+        ("$SYS/#", "$SYS/uptime", True),
+        ("a/b", "a/b", True),
+        ("a/b", "a/c", False),
+        ("a/b", "a", False),
+    ],
+)
+def test_covers(pattern: str, topic: str, is_covered: bool) -> None:
+    assert matches(pattern, topic) is is_covered
+
+
+def test_the_highest_qos_of_all_filters_counts() -> None:
+    filters = Filters()
+    filters.add(["a/+", "a/b"], 0)
+    filters.add(["a/#"], 1)
+    assert filters.qos_of("a/b") == 1
+    filters.discard(["a/#", "never"])
+    assert filters.qos_of("a/b") == 0
+    assert filters.qos_of("b") is None
+    filters.discard(["a/+", "a/b"])
+    assert filters.qos_of("a/b") is None
