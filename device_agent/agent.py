@@ -15,19 +15,19 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from device_agent.bell import Bell
 from device_agent.cache import BlobCache
 from device_agent.capabilities import capabilities
 from device_agent.config import AgentConfig
 from device_agent.engines.onnx import OnnxEngine
-from device_agent.errors import NotPrepared, NotWanted
+from device_agent.errors import NotWanted
 from device_agent.examples import OwnData
 from device_agent.exchange import Pulls
 from device_agent.host import Host
 from device_agent.joining import Joining
-from device_agent.lifecycle import TRANSITIONS, Event, IllegalEvent, Phase, step
+from device_agent.lifecycle import Event, IllegalEvent, Phase, step
 from device_agent.link import LinkEstimate
 from device_agent.post import Post
+from device_agent.preparation import Preparation
 from device_agent.probe import Prober
 from device_agent.round import Kit
 from device_agent.rounds import Rounds
@@ -98,9 +98,6 @@ class Agent:
         self._coordinator_boot: int | None = None
         self._is_linked = False
         self._is_coordinator_on = False
-        self._hello_bell = Bell()
-        self._hello_at = 0.0
-        self._preparing: tuple[Welcome, anyio.CancelScope] | None = None
         self._chunk_topics = (f"{self._topics.base}/b/", self._topics.data(self._name))
 
     @property
@@ -117,23 +114,36 @@ class Agent:
     async def run(self) -> None:
         """Serve coordinators until cancelled, refused, or (with `once`) until a run is over.
 
+        Cancelled, it still says goodbye: everybody is told at once instead of by the last will.
+
         Raises:
             DataError: The device's own data cannot be used.
             EngineError: The training engine is not installed.
             NotWanted: The coordinator or the broker said no for good.
         """
-        off = Status(state="off", boot=self._boot)
-        transport = self._transport_factory(Will(self._topics.status(self._name), encode(off)))
         own_data = self._config.data_path
         n_k = await anyio.to_thread.run_sync(OwnData(own_data).count) if own_data else None
         can = capabilities(self._host.sensors, self._config.engine_threads)
         self._hello = Hello(boot=self._boot, n_k=n_k, capabilities=can)
+        off = Status(state="off", boot=self._boot)
+        transport = self._transport_factory(Will(self._topics.status(self._name), encode(off)))
+        self._scope = anyio.CancelScope()
+        async with anyio.create_task_group() as watch:
+            watch.start_soon(self._leave_when_cancelled, name=f"agent[{self._name}].cancelled")
+            # The link has tasks of its own; a cancellation must not end them before the goodbye.
+            with anyio.CancelScope(shield=True):
+                await self._serve(transport, off)
+            watch.cancel_scope.cancel()
+        if self._fault is not None:
+            raise self._fault
+
+    async def _serve(self, transport: Transport, off: Status) -> None:
         async with transport, anyio.create_task_group() as group:
             self._furnish(transport, group)
             try:
                 with self._scope:
                     group.start_soon(self._telemetry.run, name=f"agent[{self._name}].telemetry")
-                    group.start_soon(self._greet, name=f"agent[{self._name}].hello")
+                    group.start_soon(self._joining.greet, name=f"agent[{self._name}].hello")
                     group.start_soon(self._prober.run, name=f"agent[{self._name}].probe")
                     await self._listen(transport)
             finally:
@@ -141,13 +151,16 @@ class Agent:
                 with anyio.move_on_after(self._config.timeouts.leave_s, shield=True):
                     await self._post.tell(off)
                 group.cancel_scope.cancel()
-        if self._fault is not None:
-            raise self._fault
+
+    async def _leave_when_cancelled(self) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self._scope.cancel()
 
     def _furnish(self, transport: Transport, group: TaskGroup) -> None:
         """Make what lives as long as one run."""
         config, clock = self._config, self._host.clock
-        self._scope = anyio.CancelScope()
         self._group = group
         self._post = Post(transport, self._topics, self._name, group)
         self._link = LinkEstimate()
@@ -172,7 +185,15 @@ class Agent:
             config.timeouts.probe_s,
             lambda: self._phase in (Phase.IDLE, Phase.PREPARING),
         )
-        self._joining = Joining(kit, cache, self._prober, config.data_path)
+        self._joining = Joining(
+            kit,
+            group,
+            Preparation(kit, cache, self._prober, config.data_path),
+            self._hello,
+            lambda: self._phase,
+            self._step,
+            self._settle,
+        )
         self._telemetry = Telemetry(
             self._host,
             self._post,
@@ -183,23 +204,6 @@ class Agent:
             period_s=config.telemetry_s or DEFAULT_TELEMETRY_S,
             state=lambda: (self._phase, self.is_ready),
         )
-
-    async def _greet(self) -> None:
-        """Say hello while nobody has welcomed us."""
-        clock = self._host.clock
-        while True:
-            left_s = self._hello_at - clock.now()
-            if self._phase is not Phase.JOINING:
-                await self._hello_bell.wait()
-            elif left_s > 0.0:
-                await self._hello_bell.wait(left_s)
-            else:
-                self._hello_at = clock.now() + self._config.timeouts.hello_s
-                await self._post.tell(self._hello)
-
-    def _hello_in(self, delay_s: float) -> None:
-        self._hello_at = self._host.clock.now() + delay_s
-        self._hello_bell.ring()
 
     async def _listen(self, transport: Transport) -> None:
         topics, name = self._topics, self._name
@@ -287,59 +291,27 @@ class Agent:
         if not is_known:
             self._rounds.stop("another coordinator is on")
             self._rounds.forget()
-            self._stop_preparing()
+            self._joining.stop()
         if not is_known or self._phase is Phase.WAITING:
             self._step(Event.COORDINATOR_SEEN)
-            self._hello_in(0.0)
+            self._joining.greet_now()
         elif not was_on:
             # One of us lost its link in the middle of something: greet, and repeat ourselves.
-            self._post.say(self._hello)
+            self._joining.repeat_hello()
             self._rounds.repeat()
 
     def _on_welcome(self, welcome: Welcome) -> None:
-        if welcome.boot != self._coordinator_boot or Event.WELCOMED not in TRANSITIONS[self._phase]:
-            return
-        if self._config.telemetry_s is None:
-            self._telemetry.period_s = welcome.telemetry_s
-        if self._phase.is_working or (self._phase is Phase.IDLE and self._joining.is_done(welcome)):
-            return
-        if self._preparing is not None and self._preparing[0] == welcome:
-            return
-        self._stop_preparing()
-        self._step(Event.WELCOMED)
-        if self._joining.is_done(welcome):
-            self._step(Event.PREPARED)
-            return
-        scope = anyio.CancelScope()
-        self._preparing = (welcome, scope)
-        self._group.start_soon(self._prepare, welcome, scope, name=f"agent[{self._name}].prepare")
-
-    async def _prepare(self, welcome: Welcome, scope: anyio.CancelScope) -> None:
-        event = Event.UNPREPARED
-        with scope:
-            try:
-                await self._joining.prepare(welcome)
-                event = Event.PREPARED
-            except NotPrepared as exc:
-                _log.warning("%s: cannot train: %s", self._name, exc)
-        if self._preparing != (welcome, scope):
-            return
-        self._preparing = None
-        self._hello_in(self._config.timeouts.refused_s)
-        self._step(event)
-        self._settle()
-
-    def _stop_preparing(self) -> None:
-        if self._preparing is not None:
-            self._preparing[1].cancel()
-            self._preparing = None
+        if welcome.boot == self._coordinator_boot:
+            if self._config.telemetry_s is None:
+                self._telemetry.period_s = welcome.telemetry_s
+            self._joining.on_welcome(welcome)
 
     def _on_refuse(self, refuse: Refuse) -> None:
         if refuse.is_final:
             self._finish(NotWanted(f"{self._name}: refused by the coordinator: {refuse.reason}"))
             return
         _log.warning("%s: refused by the coordinator: %s", self._name, refuse.reason)
-        self._hello_in(self._config.timeouts.refused_s)
+        self._joining.greet_later()
 
     def _on_goodbye(self, goodbye: Goodbye) -> None:
         _log.info("%s: the coordinator says goodbye: %s", self._name, goodbye.reason)
@@ -363,7 +335,7 @@ class Agent:
             self._step(Event.COORDINATOR_LEFT)
         elif self._phase is Phase.IDLE and not self._worker.is_prepared:
             self._step(Event.COORDINATOR_SEEN)
-            self._hello_in(0.0)
+            self._joining.greet_now()
         self._prober.wake()
 
     def _step(self, event: Event) -> None:

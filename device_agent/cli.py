@@ -44,8 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> None:
     from device_agent.config import load_config, with_password
-    from device_agent.process import log_to_stderr, run_agent
-    from device_agent.sensors import real_host
 
     given = {key: getattr(args, flag) for flag, key in _KEYS.items()}
     overrides = {key: value for key, value in given.items() if value is not None}
@@ -53,6 +51,11 @@ def _run(args: argparse.Namespace) -> None:
     password = os.environ.get(PASSWORD_VARIABLE)
     if password is not None:
         config = with_password(config, password)
+    # numpy's BLAS must not take cores that the engine was not given; it reads this when loaded.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", str(config.engine_threads))
+    from device_agent.process import log_to_stderr, run_agent
+    from device_agent.sensors import real_host
+
     log_to_stderr(config.log_level)
     run_agent(config, real_host())
 

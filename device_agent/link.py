@@ -31,8 +31,8 @@ MIN_TRANSFER_RATIO = 0.1
 SLOW_CHUNK_BYTES = 32 * 1024
 """Smallest chunk of an upload."""
 
-MIN_TRANSFER_S = 1e-5
-"""Shortest transfer time believed, seconds; keeps a coarse clock from reporting infinity."""
+MAX_BPS = 1e12
+"""Fastest link believed, bit/s; keeps a coarse clock from reporting infinity."""
 
 
 @dataclass(slots=True)
@@ -102,8 +102,8 @@ class LinkEstimate:
         """
         if n_bytes < MIN_SAMPLE_BYTES or elapsed_s < 0.0:
             return False
-        transfer_s = max(elapsed_s - self.rtt_s, MIN_TRANSFER_RATIO * elapsed_s, MIN_TRANSFER_S)
-        self._rates[direction].add(transfer_s / (8.0 * n_bytes), now)
+        transfer_s = max(elapsed_s - self.rtt_s, MIN_TRANSFER_RATIO * elapsed_s)
+        self._rates[direction].add(max(transfer_s / (8.0 * n_bytes), 1.0 / MAX_BPS), now)
         return True
 
     def wanted_probes(self, now: float) -> tuple[Direction, ...]:

@@ -77,6 +77,15 @@ class FreeCores:
     _last_used_s: tuple[float | None, ...] = ()
     _average: float | None = None
 
+    @property
+    def value(self) -> float:
+        """The average so far; all cores before there is one."""
+        return self.cores if self._average is None else self._average
+
+    def is_due(self, now: float) -> bool:
+        """Tell whether a new reading would say anything."""
+        return self._last is None or now - self._last.now >= MIN_INTERVAL_S
+
     def update(self, reading: CpuReading, quotas: Sequence[tuple[float, float | None]]) -> float:
         """Return the average free cores after `reading`.
 
@@ -98,7 +107,7 @@ class FreeCores:
                     free = min(free, quota - others)
             self._blend(max(free, 0.0), elapsed_s)
             self._last, self._last_used_s = reading, used
-        return self.cores if self._average is None else self._average
+        return self.value
 
     def _blend(self, free: float, elapsed_s: float) -> None:
         if self._average is None:
@@ -133,6 +142,8 @@ class RealSensors:
 
     def free_cores(self) -> float:
         """Cores that are idle or used by this agent, averaged; all of them if unknown."""
+        if not self._free.is_due(self.own_source()[0]):
+            return max(self._free.value, MIN_FREE_CORES)
         try:
             reading = self.cpu_source(self._cpus)
         except (OSError, RuntimeError, psutil.Error):

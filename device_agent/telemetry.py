@@ -18,6 +18,9 @@ MIN_GAP_S = 0.25
 """Contexts that tell a new phase of a round are at least this far apart: a round of 0.1 s
 passes eight of them. Readiness and the return to idle are never held back."""
 
+PHASE_DELAY_S = 0.05
+"""A new phase is told this much later, so that telling it does not delay its own work."""
+
 
 class Telemetry:
     """Sends contexts, QoS 0: a lost one is made good by the next."""
@@ -60,12 +63,13 @@ class Telemetry:
             await self._post.tell(self.context(), qos=0)
 
     def send_now(self) -> None:
-        """Readiness has changed."""
+        """Readiness has changed, or the device is idle again."""
         self._send_by(self._host.clock.now())
 
     def send_soon(self) -> None:
         """The phase has changed."""
-        self._send_by(self._sent_at + min(MIN_GAP_S, self.period_s))
+        gap_at = self._sent_at + min(MIN_GAP_S, self.period_s)
+        self._send_by(max(gap_at, self._host.clock.now() + PHASE_DELAY_S))
 
     def context(self) -> Context:
         """Return what the device knows of itself now."""

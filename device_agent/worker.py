@@ -256,8 +256,8 @@ class Worker:
             steps=result.steps,
             was_cold=was_cold,
             train_cpu_s=cpu_s,
-            loss_before=loss_before,
-            loss_train=result.loss_train,
+            loss_before=_not_negative(loss_before),
+            loss_train=_not_negative(result.loss_train),
         )
 
     @contextmanager
@@ -295,3 +295,8 @@ def _try_out(engine: Engine, x: Examples, y: NDArray[np.int64]) -> None:
             f"got {x.dtype} {x.shape[1:]}"
         )
     engine.evaluate(np.zeros(engine.spec.layout.n_values, np.float32), x[:1], y[:1])
+
+
+def _not_negative(loss: float | None) -> float | None:
+    """Return a loss as a message may carry it: rounding can leave one just below 0."""
+    return None if loss is None else max(0.0, loss)

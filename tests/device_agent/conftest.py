@@ -51,6 +51,8 @@ class Stage:
     once: bool = False
     fault: Exception | None = None
     """How the agent ended, if not by itself or by us."""
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    """The agent has returned."""
 
     def agent(self) -> Agent:
         """Return an agent that is not running yet."""
@@ -86,6 +88,7 @@ class Stage:
             await agent.run()
         except Exception as exc:
             self.fault = exc
+        self.ended.set()
 
 
 Play: TypeAlias = Callable[[], AbstractAsyncContextManager[tuple[Agent, FakeCoordinator]]]

@@ -10,7 +10,7 @@ import pytest
 from device_agent.errors import DataError, NotWanted
 from device_agent.lifecycle import Phase
 from tests.device_agent.conftest import NAME, Stage
-from tests.device_agent.coordinator import CHUNK_BYTES
+from tests.device_agent.coordinator import CHUNK_BYTES, PATIENCE_S
 from tests.device_agent.softmax import FEATURES, N_VALUES, examples, softmax_artifact, softmax_task
 from wire.artifact import encode_artifact
 from wire.codec import decode_from_device, encode
@@ -156,6 +156,8 @@ async def test_a_final_refusal_ends_the_agent(stage: Stage) -> None:
         while status.state == "on":
             status = await coordinator.expect(Status)
         assert agent.phase is Phase.STOPPED
+        with anyio.fail_after(PATIENCE_S):
+            await stage.ended.wait()
     assert isinstance(stage.fault, NotWanted)
     assert str(stage.fault) == f"{NAME}: refused by the coordinator: the run is full"
 

@@ -1,0 +1,108 @@
+"""The command line: what it refuses, in one line, with the right exit code."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from device_agent.cli import PASSWORD_VARIABLE, main
+
+BROKER = ("--broker", "mqtt://127.0.0.1:1")
+
+
+@pytest.fixture(autouse=True)
+def leaves_logging_as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
+    """Return the exit code and what went to stderr."""
+    code = main(args)
+    return code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--name", "a"), "flags: broker_url is missing; give --broker URL"),
+        (BROKER, "flags: name is missing; give --name NAME"),
+        ((*BROKER, "--name", "No"), "flags: name must be 1 to 32 of a-z, 0-9 and hyphen"),
+        ((*BROKER, "--name", "a", "--tenant", "x/y"), "flags: tenant must be 1 to 32"),
+        (("--broker", "ftp://x", "--name", "a"), "must begin with mqtt:// or mqtts://"),
+        ((*BROKER, "--name", "a", "--config", "none.toml"), "none.toml: must be a readable TOML"),
+        ((*BROKER, "--name", "a", "--data", "none.npz"), "none.npz: must be a readable .npz"),
+        ((*BROKER, "--name", "a", "--data", "data.csv"), "data.csv: must be an .npz file"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], args: tuple[str, ...], message: str
+) -> None:
+    code, said = run(capsys, *args)
+    assert code == 2
+    assert said.startswith("device-agent: ")
+    assert message in said
+    assert said.count("\n") == 1
+    assert "Traceback" not in said
+
+
+def test_debug_shows_where_it_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = run(capsys, "--name", "a", "--debug")
+    assert code == 2
+    assert "Traceback" in said
+
+
+def test_the_password_of_the_environment_needs_a_user(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PASSWORD_VARIABLE, "secret")
+    code, said = run(capsys, *BROKER, "--name", "a")
+    assert code == 2
+    assert "needs a user" in said
+    assert "secret" not in said
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"a": np.zeros(3)}, "must hold arrays x and y, got a"),
+        ({"x": np.zeros((3, 2)), "y": np.zeros(2, int)}, "y (n,) with n >= 1, got (3, 2), (2,)"),
+        ({"x": np.zeros((0, 2)), "y": np.zeros(0, int)}, "with n >= 1"),
+        ({"x": np.full((1, 2), np.nan), "y": np.zeros(1, int)}, "must be a finite float32"),
+        ({"x": np.zeros((1, 2)), "y": np.zeros(1)}, "y must be integer labels, got float64"),
+        ({"x": np.zeros((1, 2), complex), "y": np.zeros(1, int)}, "got complex128"),
+        ({"x": np.array([["a"]]), "y": np.zeros(1, int)}, "x must be float, uint8 or integer"),
+        ({"x": np.array([[None]]), "y": np.zeros(1, int)}, "must be a readable .npz file"),
+    ],
+)
+def test_bad_data_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arrays: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]],
+    message: str,
+) -> None:
+    path = tmp_path / "own.npz"
+    np.savez(path, allow_pickle=True, **arrays)
+    code, said = run(capsys, *BROKER, "--name", "a", "--data", str(path))
+    assert code == 2
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_help_loads_no_numpy() -> None:
+    code = (
+        "import sys; from device_agent.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('numpy', 'anyio', 'msgspec', 'aiomqtt') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.endswith("[]\n")
+    assert "usage: device-agent" in done.stdout

@@ -1,0 +1,122 @@
+"""The agent as a real process on a real broker, with the real engine."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import anyio
+import numpy as np
+import pytest
+
+from coordinator.task.catalogue import initial_vector, load_task
+from device_agent.telemetry import rss_bytes
+from testbed.broker import Broker, start_broker
+from tests.device_agent.coordinator import PATIENCE_S, FakeCoordinator
+from wire.artifact import encode_artifact
+from wire.codec import encode
+from wire.messages import Goodbye, Hello, Status
+from wire.shard import encode_shard, make_shard
+from wire.topics import Topics
+from wire.transport.mqtt import MqttTransport
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.broker,
+    pytest.mark.skipif(shutil.which("mosquitto") is None, reason="mosquitto is not installed"),
+]
+
+NAME = "pi-07"
+MAX_IDLE_RSS_BYTES = 48 * 1024**2
+"""Of an agent that has no task yet."""
+
+
+@contextmanager
+def agent_process(broker: Broker, folder: Path, *args: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `device-agent` for the length of a block."""
+    command = [sys.executable, "-m", "device_agent.cli", "--broker", broker.url, "--name", NAME]
+    with (folder / "agent.log").open("wb") as log:
+        process = subprocess.Popen([*command, "--cache", str(folder / "cache"), *args], stderr=log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@asynccontextmanager
+async def stage(folder: Path) -> AsyncIterator[tuple[Broker, FakeCoordinator]]:
+    """Run a broker and a coordinator for the length of a block."""
+    async with start_broker("mosquitto", folder=folder) as broker:
+        transport = MqttTransport(broker.url, "coordinator")
+        async with FakeCoordinator(transport, Topics(), NAME).running() as coordinator:
+            yield broker, coordinator
+
+
+async def ended(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of a process; return its exit code."""
+    with anyio.fail_after(PATIENCE_S):
+        return await anyio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
+
+
+async def test_trains_the_shipped_cnn_over_mosquitto(tmp_path: Path) -> None:
+    task = load_task("cnn", (1, 8, 8), 10)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((60, 1, 8, 8)).astype(np.float32)
+    vector = initial_vector(task.spec, 1)
+    async with stage(tmp_path) as (broker, coordinator):
+        with agent_process(broker, tmp_path, "--once") as process:
+            shard = encode_shard(make_shard(x, np.arange(60) % 10))
+            await coordinator.join(encode_artifact(task), shard)
+            first, vector = await coordinator.play(1, vector, needs_loss=True)
+            second, vector = await coordinator.play(2, vector, needs_loss=True)
+            assert (first.was_cold, second.was_cold) == (True, False)
+            assert first.loss_before is not None
+            assert second.loss_before is not None
+            assert second.loss_before < first.loss_before
+            await coordinator.transport.publish(
+                coordinator.topics.control_all, encode(Goodbye()), qos=1
+            )
+            assert await ended(process) == 0
+
+
+@pytest.mark.skipif(rss_bytes() is None, reason="this system does not tell")
+async def test_is_small_before_its_first_task_and_leaves_at_a_signal(tmp_path: Path) -> None:
+    async with stage(tmp_path) as (broker, coordinator):
+        with agent_process(broker, tmp_path) as process:
+            await coordinator.expect(Hello)
+            rss = rss_bytes(Path(f"/proc/{process.pid}/statm"))
+            assert rss is not None
+            assert rss <= MAX_IDLE_RSS_BYTES
+            os.kill(process.pid, signal.SIGINT)
+            status = await coordinator.expect(Status)
+            while status.state == "on":
+                status = await coordinator.expect(Status)
+            assert await ended(process) == 0
+
+
+async def test_the_broker_tells_when_it_is_killed(tmp_path: Path) -> None:
+    async with stage(tmp_path) as (broker, coordinator):
+        with agent_process(broker, tmp_path) as process:
+            hello = await coordinator.expect(Hello)
+            process.kill()
+            status = await coordinator.expect(Status)
+            while status.state == "on":
+                status = await coordinator.expect(Status)
+            assert status.boot == hello.boot
+
+
+async def test_a_broker_that_knows_it_not_ends_it(tmp_path: Path) -> None:
+    async with start_broker("mosquitto", folder=tmp_path) as broker:
+        broker_url = broker.url.replace(broker.password, "wrong")
+        command = [sys.executable, "-m", "device_agent.cli", "--broker", broker_url]
+        done = await anyio.run_process([*command, "--name", NAME], check=False)
+    said = done.stderr.decode()
+    assert done.returncode == 1
+    assert said.splitlines()[-1].startswith("device-agent: mqtt://")
+    assert "refused" in said.splitlines()[-1]
+    assert "wrong" not in said
