@@ -1,12 +1,14 @@
 """Real brokers for tests, and links to them that can be cut."""
 
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import get_args
 
 import anyio
 import pytest
-from anyio.abc import ByteReceiveStream, ByteSendStream, SocketAttribute, SocketStream
+from anyio.abc import ByteReceiveStream, ByteSendStream, ByteStream, SocketAttribute
+from anyio.streams.tls import TLSListener
 
 from testbed.broker import BrokerKind, find_broker
 
@@ -35,7 +37,7 @@ class Proxy:
         for scope in self._open:
             scope.cancel()
 
-    async def serve(self, client: SocketStream) -> None:
+    async def serve(self, client: ByteStream) -> None:
         """Pass the bytes of one connection on."""
         with anyio.CancelScope() as scope:
             self._open.add(scope)
@@ -63,13 +65,14 @@ async def _pump(source: ByteReceiveStream, to: ByteSendStream, scope: anyio.Canc
 
 
 @asynccontextmanager
-async def proxy_to(host: str, port: int) -> AsyncIterator[Proxy]:
-    """Yield a proxy in front of a broker."""
+async def proxy_to(host: str, port: int, tls: ssl.SSLContext | None = None) -> AsyncIterator[Proxy]:
+    """Yield a proxy in front of a broker; with `tls` its clients must speak TLS."""
     proxy = Proxy(host, port)
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
         proxy.port = listener.extra(SocketAttribute.local_port)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(listener.serve, proxy.serve)
+            served = TLSListener(listener, tls, standard_compatible=False) if tls else listener
+            tasks.start_soon(served.serve, proxy.serve)
             try:
                 yield proxy
             finally:

@@ -207,7 +207,7 @@ class MqttTransport(Transport):
                 await self._serve(link)
             except Refused as exc:
                 self.trouble = str(exc)
-                _log.error("%s", exc)
+                _log.error("%s", self.trouble)
                 self._inbox.fail(exc)
                 return
             except (aiomqtt.MqttError, OSError) as exc:

@@ -1,0 +1,76 @@
+"""The MQTT link over TLS, through a proxy that ends the encryption."""
+
+import gc
+import shutil
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import anyio
+import pytest
+
+from testbed.broker import start_broker
+from tests.brokers import proxy_to
+from tests.wire.transport.drivers import packets, up
+from wire.errors import Refused
+from wire.transport.mqtt import MqttTransport
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.broker,
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate"),
+]
+
+GIVE_UP_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A self-signed certificate for 127.0.0.1, with its key in the same file."""
+    path = tmp_path_factory.mktemp("tls") / "cert.pem"
+    subject = ["-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"]
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    files = ["-keyout", str(path), "-out", str(path)]
+    argv = ["openssl", "req", "-x509", "-nodes", *curve, *subject, *files]
+    subprocess.run(argv, check=True, capture_output=True)
+    return path
+
+
+@asynccontextmanager
+async def tls_broker(folder: Path, certificate: Path) -> AsyncIterator[str]:
+    """Yield the URL of a broker behind a proxy that speaks TLS."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    async with start_broker(folder=folder) as broker:
+        at = urlsplit(broker.url)
+        assert at.port is not None
+        async with proxy_to("127.0.0.1", at.port, context) as proxy:
+            yield broker.url.replace("mqtt:", "mqtts:").replace(f":{at.port}", f":{proxy.port}")
+
+
+async def test_packets_arrive_over_tls(tmp_path: Path, certificate: Path) -> None:
+    body = bytes(range(256)) * 2_000
+    with anyio.fail_after(GIVE_UP_S):
+        async with (
+            tls_broker(tmp_path, certificate) as url,
+            MqttTransport(f"{url}?cafile={certificate}", "me") as link,
+        ):
+            await up(link)
+            await link.subscribe("t")
+            await link.publish("t", body)
+            await link.publish("t", body, qos=1)
+            assert [packet.payload for packet in await packets(link, 2)] == [body, body]
+
+
+# paho leaves the socket of a failed handshake to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_an_unknown_certificate_is_refused(tmp_path: Path, certificate: Path) -> None:
+    with anyio.fail_after(GIVE_UP_S):
+        async with tls_broker(tmp_path, certificate) as url, MqttTransport(url, "me") as link:
+            with pytest.raises(Refused, match=r"check \?cafile="):
+                await anext(link.events())
+    del link
+    gc.collect()
