@@ -26,6 +26,7 @@ from testbed.emulation.machine import EmulatedSensors
 from testbed.guard import die_with_parent
 
 STARVED_RATIO = 0.05
+STARVED_S = 0.05
 """A section that took this much longer than the device would have is worth a line in the log."""
 
 _log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class EmulatedPace:
         yield meter
         meter.finish()
         self._share.add(section)
-        if section.starved_ratio > STARVED_RATIO:
+        if section.starved_ratio > STARVED_RATIO and section.late_s > STARVED_S:
             _log.warning(
                 "%s took %.3f s, of which %.0f %% waiting for this machine: it is too busy",
                 name,

@@ -58,10 +58,14 @@ class PacedSection:
         return max(0.0, -self.credit_s)
 
     @property
+    def late_s(self) -> float:
+        """Time by which the section took longer than it would have on the device."""
+        return self.lost_s + max(0.0, self.credit_s)
+
+    @property
     def starved_ratio(self) -> float:
-        """Share of the section by which it took longer than the device would have, 0 to 1."""
-        late_s = self.lost_s + max(0.0, self.credit_s)
-        return late_s / self.wall_s if self.wall_s > 0.0 else 0.0
+        """`late_s` as a share of the section, 0 to 1."""
+        return self.late_s / self.wall_s if self.wall_s > 0.0 else 0.0
 
     def _account(self, now: float, cpu: float, read_bytes: int) -> None:
         wall_s, cpu_s = now - self.now, cpu - self.cpu

@@ -195,3 +195,13 @@ def test_the_launcher_appends_what_went_wrong_to_the_log(tmp_path: Path) -> None
     first, *_, last = log.read_text(encoding="utf-8").splitlines()
     assert first == "before"
     assert last.startswith("device: ConfigError: broker address: must begin with mqtt://")
+
+
+@pytest.mark.parametrize(("late_s", "lines"), [(0.0, 0), (0.02, 0), (0.5, 1)])
+def test_a_section_that_was_starved_gets_a_line_in_the_log(
+    late_s: float, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Machine()
+    with machine.pace(device(0.5)).section("train"):
+        machine.work(0.001, late_s)
+    assert len(caplog.records) == lines
