@@ -39,7 +39,7 @@ drop_dashes := 'if [ "${1:-}" = -- ]; then shift; fi;'
 # Check everything that needs no run: lint, types, import rules.
 check: lint
     @mypy
-    @lint-imports
+    @lint-imports --no-logo
 
 # Run the tests that start a real broker.
 [no-exit-message]
@@ -51,7 +51,7 @@ check: lint
 test-py310 *args:
     #!/bin/sh
     set -eu
-    for python in python3.10 "$HOME"/.pyenv/versions/3.10*/bin/python3.10; do
+    for python in python3.10 "${HOME:-}"/.pyenv/versions/3.10*/bin/python3.10; do
         if "$python" -c '' 2>/dev/null; then
             PYTHON=$python sh tools/setup.sh device .venv310
             PATH=$PWD/.venv310/bin:$PATH
