@@ -1,5 +1,6 @@
 """Which device was given which shard, kept in the run's folder so that a restart gives the same."""
 
+import threading
 from pathlib import Path
 
 import msgspec
@@ -11,22 +12,24 @@ FILE = "shards.json"
 
 
 class RememberedShards:
-    """A `coordinator.ports.ShardSource` that writes each new assignment down."""
+    """A `coordinator.ports.ShardSource` that writes new assignments down; any thread may ask."""
 
     def __init__(self, data: FleetData, folder: Path) -> None:
         self._data = data
         self._path = folder / FILE
         self._written: dict[str, int] = {}
+        self._lock = threading.Lock()
 
     def shard(self, device: str) -> Shard | None:
         """Return the training data of `device`, or None when all shards are taken."""
         shard = self._data.shard(device)
-        assignments = self._data.assignments()
-        if assignments != self._written:
-            scratch = self._path.with_suffix(".tmp")
-            scratch.write_bytes(msgspec.json.encode(assignments))
-            scratch.replace(self._path)
-            self._written = assignments
+        with self._lock:
+            assignments = self._data.assignments()
+            if assignments != self._written:
+                scratch = self._path.with_suffix(".tmp")
+                scratch.write_bytes(msgspec.json.encode(assignments))
+                scratch.replace(self._path)
+                self._written = assignments
         return shard
 
     @staticmethod

@@ -24,6 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return FAILED
+    except Exception as exc:
+        if hasattr(options, "debug"):
+            raise
+        line = f"{type(exc).__name__}: {exc}".splitlines()[0]
+        print(f"fairbed: a fault in fairbed itself: {line}; --debug shows where", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print("fairbed: interrupted", file=sys.stderr)
         return 130

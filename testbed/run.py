@@ -2,8 +2,7 @@
 
 import os
 import secrets
-import signal
-import sys
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import numpy as np
+from anyio.abc import TaskGroup
 
 from coordinator.algorithms.aggregation.build import make_aggregator
 from coordinator.algorithms.estimation.build import make_estimator
@@ -22,25 +22,26 @@ from coordinator.campaign import Progress
 from coordinator.decisions import Decisions
 from coordinator.service import Coordinator, End
 from coordinator.store import RunReader, Store
+from coordinator.store.connection import DATABASE
 from coordinator.task.catalogue import initial_vector, load_task
 from testbed.assignments import RememberedShards
-from testbed.backends.errors import BackendError
-from testbed.backends.helper import Ended
 from testbed.backends.process import ProcessBackend
-from testbed.broker import start_broker
+from testbed.broker import Broker, BrokerError, start_broker
 from testbed.datasets.loading import load
+from testbed.endpoint import FILE as ENDPOINT_FILE
 from testbed.endpoint import Endpoint, read_endpoint, write_endpoint
 from testbed.evaluation import FleetEvaluator
 from testbed.experiment import Experiment
 from testbed.fleet import PlannedDevice, plan_fleet
 from testbed.shards import FleetData
+from testbed.stopping import Stop, heed_signals, heed_stdin
 from wire.artifact import Artifact
 from wire.topics import Topics
 from wire.transport.base import Will
 from wire.transport.mqtt import MqttTransport
 
-DETACH = b"d"
-"""What a TUI writes to the run it started before it leaves it alone."""
+BROKER_RESTARTS = 20
+"""More deaths than this are no accident."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,29 +74,33 @@ async def run_experiment(
     Raises:
         Exception: One of the one-line errors of the packages: data, profile, broker, store, ...
     """
+    is_new = not plan.folder.exists()
     async with anyio.create_task_group() as group:
-        stop = _Stop()
-        group.start_soon(_heed_signals, stop, interrupted, name="run.signals")
+        stop = Stop()
+        group.start_soon(heed_signals, stop, interrupted, name="run.signals")
         if is_attached:
-            group.start_soon(_heed_stdin, stop, name="run.stdin")
+            group.start_soon(heed_stdin, stop, name="run.stdin")
         end: End = "stopped"
         failure: Exception | None = None
         with stop.scope:
             try:
-                end = await _run(plan, listener, stop)
+                end = await _run(plan, listener, stop, group)
             except Exception as exc:  # leaves the group as itself, not in a group
-                failure = exc
+                failure = innermost(exc)
         group.cancel_scope.cancel()
+    _clean_up(plan.folder, is_new, end if failure is None else "failed")
     if failure is not None:
         raise failure
     return end
 
 
-async def _run(plan: RunPlan, listener: Callable[[Progress], None], stop: "_Stop") -> End:
+async def _run(
+    plan: RunPlan, listener: Callable[[Progress], None], stop: Stop, group: TaskGroup
+) -> End:
     experiment = plan.experiment
     devices = plan_fleet(experiment) if plan.has_fleet else []
     plan.folder.mkdir(parents=True, exist_ok=True)
-    async with _endpoint(plan) as endpoint, _fleet(plan, devices, endpoint, stop):
+    async with _endpoint(plan, stop, group) as endpoint, _fleet(plan, devices, endpoint, stop):
         names = [device.spec.name for device in devices]
         data, artifact = await anyio.to_thread.run_sync(_load, plan, names)
         store, attempt = await anyio.to_thread.run_sync(_open_store, plan)
@@ -121,9 +126,15 @@ async def _run(plan: RunPlan, listener: Callable[[Progress], None], stop: "_Stop
             store.close()
 
 
+def innermost(exc: Exception) -> Exception:
+    """Return the first cause inside exception groups: task groups wrap what went wrong in them."""
+    nested = getattr(exc, "exceptions", ())
+    return innermost(nested[0]) if nested and isinstance(nested[0], Exception) else exc
+
+
 @asynccontextmanager
 async def _fleet(
-    plan: RunPlan, devices: list[PlannedDevice], endpoint: Endpoint, stop: "_Stop"
+    plan: RunPlan, devices: list[PlannedDevice], endpoint: Endpoint, stop: Stop
 ) -> AsyncIterator[None]:
     """Run the emulated devices, if there are any."""
     if not devices:
@@ -179,61 +190,8 @@ def _coordinator(
     )
 
 
-class _Stop:
-    """How a signal, or the death of a part of the testbed, reaches the run."""
-
-    def __init__(self) -> None:
-        self.scope = anyio.CancelScope()
-        self.coordinator: Coordinator | None = None
-        self.broken: BackendError | None = None
-
-    def gently(self) -> None:
-        """End the run in order."""
-        if self.coordinator is not None:
-            self.coordinator.stop()
-        else:
-            self.scope.cancel()
-
-    def on_process_end(self, ended: Ended) -> None:
-        """A device may die and the run goes on; the proxies or the nursery may not."""
-        if ended.was_asked:
-            return
-        how = f"signal {-ended.status}" if ended.status < 0 else f"exit status {ended.status}"
-        if ended.is_device:
-            if self.coordinator is not None:
-                self.coordinator.note(
-                    "died", f"the agent ended with {how}; see its log", "warning", ended.name
-                )
-            return
-        self.broken = BackendError(f"{ended.name}: ended with {how}; the fleet is lost")
-        self.gently()
-
-
-async def _heed_signals(stop: _Stop, interrupted: Callable[[], None]) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-        count = 0
-        async for _ in signals:
-            count += 1
-            interrupted()
-            if count == 1:
-                stop.gently()
-            else:
-                stop.scope.cancel()
-
-
-async def _heed_stdin(stop: _Stop) -> None:
-    while True:
-        await anyio.wait_readable(sys.stdin.fileno())
-        word = os.read(sys.stdin.fileno(), 16)
-        if word.startswith(DETACH):
-            return
-        if not word:
-            stop.gently()
-            return
-
-
 @asynccontextmanager
-async def _endpoint(plan: RunPlan) -> AsyncIterator[Endpoint]:
+async def _endpoint(plan: RunPlan, stop: Stop, group: TaskGroup) -> AsyncIterator[Endpoint]:
     """Find or start the broker; a resumed run gets its old address again."""
     broker = plan.experiment.broker
     if broker.url != "embedded":
@@ -256,7 +214,35 @@ async def _endpoint(plan: RunPlan) -> AsyncIterator[Endpoint]:
             password=started.password,
         )
         write_endpoint(plan.folder, endpoint)
-        yield endpoint
+        keeper = anyio.CancelScope()
+        group.start_soon(_keep_up, started, keeper, stop, name="run.broker")
+        try:
+            yield endpoint
+        finally:
+            keeper.cancel()
+
+
+async def _keep_up(broker: Broker, scope: anyio.CancelScope, stop: Stop) -> None:
+    """Start the broker again when it dies, a bounded number of times."""
+    with scope:
+        for _ in range(BROKER_RESTARTS):
+            words = await broker.wait()
+            stop.note("broker", f"{broker.kind} died and is started again; it said: {words}")
+            try:
+                await broker.restart()
+            except BrokerError as exc:
+                stop.give_up(exc)
+                return
+        stop.give_up(BrokerError(f"{broker.kind}: died {BROKER_RESTARTS} times; see {broker.log}"))
+
+
+def _clean_up(folder: Path, is_new: bool, end: str) -> None:
+    """Leave what a person may read or go on with, and nothing else."""
+    if is_new and not (folder / DATABASE).exists():
+        shutil.rmtree(folder, ignore_errors=True)
+    elif end == "done":
+        shutil.rmtree(folder / "cache", ignore_errors=True)
+        (folder / ENDPOINT_FILE).unlink(missing_ok=True)
 
 
 def _load(plan: RunPlan, names: list[str]) -> tuple[FleetData, Artifact]:
@@ -279,7 +265,7 @@ def _load(plan: RunPlan, names: list[str]) -> tuple[FleetData, Artifact]:
 
 def _open_store(plan: RunPlan) -> tuple[Store, int]:
     """Return the run's store, and how often the run was opened before."""
-    if not (plan.folder / "run.db").exists():
+    if not (plan.folder / DATABASE).exists():
         return Store.create(
             plan.folder,
             run_id=plan.run_id,

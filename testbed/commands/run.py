@@ -15,6 +15,7 @@ import msgspec
 
 from coordinator.campaign import FleetMissingError
 from coordinator.store import RunReader, StoreError
+from coordinator.store.connection import DATABASE
 from coordinator.summary import summarise_run
 from coordinator.summary_table import summary_table
 from coordinator.task.errors import TaskError
@@ -65,7 +66,7 @@ def plan_run(options: argparse.Namespace) -> RunPlan:
     experiment, folder = _experiment(options)
     run_id = folder.name if folder else _new_id(experiment.name)
     folder = folder or options.out or RUNS / run_id
-    if (folder / "run.db").exists():
+    if (folder / DATABASE).exists():
         run_id = _check_resumable(folder, experiment)
     elif options.out is not None:
         run_id = folder.resolve().name
@@ -114,8 +115,8 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
         raise UsageError(str(exc)) from exc
     except EXPECTED as exc:
         raise RunError(str(exc)) from exc
-    if not (plan.folder / "run.db").exists():
-        raise RunError("stopped before the run began")
+    if not (plan.folder / DATABASE).exists():
+        raise RunError("stopped before the run began; nothing was kept")
     return close(plan, as_json=options.json)
 
 

@@ -8,12 +8,14 @@ from functools import partial
 from pathlib import Path
 
 from coordinator.store import RunNotFoundError, RunReader, StoreError, resolve_run
+from coordinator.store.connection import DATABASE
 from coordinator.tui.app import ControlRoom, ExitChoice
 from testbed.commands import DONE, FAILED, RunError, UsageError
 from testbed.commands.run import close
 from testbed.control import send_command
 from testbed.endpoint import read_endpoint
-from testbed.run import DETACH, RunPlan
+from testbed.run import RunPlan
+from testbed.stopping import DETACH
 
 START_S = 120.0
 """A run writes its first row within this, or has failed."""
@@ -70,7 +72,7 @@ def _watch(folder: Path, *, owns_run: bool) -> ExitChoice | None:
 
 def _command(plan: RunPlan, options: argparse.Namespace) -> list[str]:
     command = [sys.executable, "-m", "testbed.cli", options.command]
-    if (plan.folder / "run.db").exists():
+    if (plan.folder / DATABASE).exists():
         command += [str(plan.folder)]
     else:
         command += [str(options.experiment), "--out", str(plan.folder)]

@@ -1,0 +1,206 @@
+"""Whole runs as a person starts them: a real broker, real processes, real faults."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coordinator.store import RunReader, StoreError
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+EXPERIMENT = """
+name = "small"
+rounds = {rounds}
+[model]
+name = "softmax"
+[training]
+epochs = {epochs}
+[selection]
+per_round = 2
+beta = 0.3
+[round]
+deadline_s = 30.0
+[broker]
+kind = "mosquitto"
+[[fleet]]
+name = "pi"
+count = 3
+"""
+
+LIMIT_S = 90.0
+"""For a run that takes a few seconds on a quiet machine."""
+
+
+class Running:
+    """A `fairbed run` in a process of its own."""
+
+    def __init__(
+        self, folder: Path, rounds: int = 6, epochs: int = 1, *, resume: bool = False
+    ) -> None:
+        self.folder = folder / "run"
+        self.experiment = folder / "small.toml"
+        self.experiment.write_text(
+            EXPERIMENT.format(rounds=rounds, epochs=epochs), encoding="utf-8"
+        )
+        what = [str(self.folder)] if resume else [str(self.experiment), "--out", str(self.folder)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "testbed.cli", "run", *what, "--headless", "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def finish(self) -> tuple[int, str, str]:
+        """Wait for the end; return exit code, stdout and stderr."""
+        out, err = self.process.communicate(timeout=LIMIT_S)
+        return self.process.returncode, out, err
+
+    def family(self) -> list[psutil.Process]:
+        """Return every process that the run has started."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def wait_round(self, round_id: int) -> None:
+        """Wait until a round has closed."""
+        wait_until(lambda: self.rounds() >= round_id, f"round {round_id}")
+
+    def rounds(self) -> int:
+        """Return how many rounds have closed."""
+        try:
+            with RunReader(self.folder) as reader:
+                return len(reader.rounds())
+        except StoreError:
+            return 0
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {LIMIT_S:g} s for {what}"
+        time.sleep(0.02)
+
+
+def assert_gone(family: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == []
+
+
+@contextmanager
+def running(folder: Path, rounds: int = 6, epochs: int = 1) -> Iterator[Running]:
+    run = Running(folder, rounds, epochs)
+    try:
+        yield run
+    finally:
+        if run.process.poll() is None:
+            os.killpg(run.process.pid, signal.SIGKILL)
+        run.process.communicate()
+
+
+def test_a_run_ends_with_one_object_on_stdout_and_nothing_left(tmp_path: Path) -> None:
+    with running(tmp_path) as run:
+        run.wait_round(1)
+        family = run.family()
+        code, out, err = run.finish()
+    assert code == 0, err
+    summary = json.loads(out)
+    assert (summary["status"], summary["rounds_completed"]) == ("done", 6)
+    assert set(summary["selected"]) == {"pi-1", "pi-2", "pi-3"}
+    assert len([line for line in err.splitlines() if line.startswith("round ")]) == 6
+    assert_gone(family)
+    left = {path.name for path in run.folder.iterdir()}
+    assert {"run.db", "experiment.toml", "models", "logs", "broker.log"} <= left
+    assert not left & {"cache", "endpoint.json", "run.db-wal"}
+
+
+def test_a_killed_agent_costs_only_itself(tmp_path: Path) -> None:
+    with running(tmp_path, rounds=8) as run:
+        run.wait_round(2)
+        with RunReader(run.folder) as reader:
+            victim = reader.exchanges(0)[-1].device
+        agents = [p for p in run.family() if "nursery" in " ".join(p.cmdline())]
+        oldest = min(agents, key=lambda p: p.create_time())
+        next(p for p in agents if p.pid != oldest.pid).kill()
+        code, out, err = run.finish()
+    assert code == 0, err
+    assert json.loads(out)["rounds_completed"] == 8
+    with RunReader(run.folder) as reader:
+        events = [event for _, event in reader.events()]
+    assert any(event.kind == "died" and "signal 9" in event.text for event in events), victim
+
+
+def test_a_killed_broker_comes_back_and_the_run_goes_on(tmp_path: Path) -> None:
+    with running(tmp_path, rounds=10, epochs=20) as run:
+        for round_id in (2, 4):
+            run.wait_round(round_id)
+            next(p for p in run.family() if p.name() == "mosquitto").kill()
+        code, out, err = run.finish()
+    assert code == 0, err
+    assert json.loads(out)["rounds_completed"] == 10
+    with RunReader(run.folder) as reader:
+        kinds = [event.kind for _, event in reader.events()]
+        assert all(row.aggregated >= 1 for row in reader.rounds())
+    assert kinds.count("broker") == 2
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_run_leaves_no_process_and_goes_on_at_its_open_round(
+    signal_number: int, tmp_path: Path
+) -> None:
+    with running(tmp_path, rounds=40) as run:
+        run.wait_round(3)
+        family = run.family()
+        run.process.send_signal(signal_number)
+        code, _, err = run.finish()
+        closed = run.rounds()
+    assert code == (-9 if signal_number == signal.SIGKILL else 0), err
+    assert_gone(family)
+    assert 3 <= closed < 40
+    with RunReader(run.folder) as reader:
+        expected = "interrupted" if signal_number == signal.SIGKILL else "stopped"
+        assert reader.run().status == expected
+    again = Running(tmp_path, rounds=40, resume=True)
+    code, out, err = again.finish()
+    assert code == 0, err
+    assert json.loads(out)["rounds_completed"] == 40
+    with RunReader(run.folder) as reader:
+        assert [row.round for row in reader.rounds()] == list(range(1, 41))
+
+
+@pytest.mark.parametrize("moment_s", [0.3, 0.9, 1.5])
+def test_ctrl_c_before_the_first_round_leaves_nothing(moment_s: float, tmp_path: Path) -> None:
+    with running(tmp_path) as run:
+        wait_until(lambda: bool(run.folder.exists() or moment_s < 0.5), "the folder")
+        deadline = time.monotonic() + moment_s
+        wait_until(lambda: time.monotonic() >= deadline, "the moment")
+        family = run.family()
+        run.process.send_signal(signal.SIGINT)
+        code, _, err = run.finish()
+    assert code in (0, 1, 130), err
+    assert "Traceback" not in err
+    assert_gone(family)
+    assert not run.folder.exists() or (run.folder / "run.db").exists()
+
+
+def test_a_run_is_stopped_from_another_terminal(tmp_path: Path) -> None:
+    with running(tmp_path, rounds=500) as run:
+        run.wait_round(2)
+        stopped = subprocess.run(
+            [sys.executable, "-m", "testbed.cli", "stop", str(run.folder)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+        code, out, err = run.finish()
+    assert stopped.returncode == 0, stopped.stderr
+    assert code == 0, err
+    assert json.loads(out)["status"] == "stopped"
