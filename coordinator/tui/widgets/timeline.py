@@ -79,7 +79,7 @@ class Timeline(Widget):
     def _line(self, exchange: ExchangeView, scale_s: float, width: int) -> Text:
         name_width = min(NAME_WIDTH, max(width - NUMBER_WIDTH - MIN_BAR_WIDTH, 0))
         bar_width = max(width - name_width - NUMBER_WIDTH, 1)
-        name = exchange.device[: name_width - 1].ljust(name_width)
+        name = shortened(exchange.device, name_width - 1).ljust(name_width)
         line = Text(name, no_wrap=True)
         for cell in bar(exchange.spans, scale_s, bar_width):
             line.append(cell.glyph, self._cell_style(cell))
@@ -99,6 +99,13 @@ class Timeline(Widget):
 
     def _style(self, name: str) -> Style:
         return self.get_component_rich_style(f"timeline--{name}", partial=True)
+
+
+def shortened(name: str, width: int) -> str:
+    """Return a name in at most `width` characters; its end tells devices of a kind apart."""
+    if len(name) <= width:
+        return name
+    return f"…{name[len(name) - width + 1 :]}" if width > 0 else ""
 
 
 def fitting(rounds: tuple[RoundView, ...], height: int) -> list[RoundView]:
