@@ -7,13 +7,14 @@ from typing import get_args
 
 import anyio
 import pytest
+from _pytest.mark import ParameterSet
 from anyio.abc import ByteReceiveStream, ByteSendStream, ByteStream, SocketAttribute
 from anyio.streams.tls import TLSListener
 
 from testbed.broker import BrokerKind, find_broker
 
 
-def _param(kind: BrokerKind) -> object:
+def _param(kind: BrokerKind) -> ParameterSet:
     is_missing = find_broker(kind) is None
     skip = pytest.mark.skipif(is_missing, reason=f"{kind} is not installed")
     return pytest.param(kind, marks=[pytest.mark.broker, skip], id=kind)

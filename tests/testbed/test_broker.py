@@ -22,6 +22,7 @@ from testbed.broker import (
 )
 from tests.brokers import BROKERS
 from wire.codec import MAX_MESSAGE_BYTES
+from wire.errors import Disconnected
 from wire.transport.base import LinkDown, LinkUp
 from wire.transport.mqtt import MqttTransport
 
@@ -191,5 +192,16 @@ async def test_auto_takes_the_first_that_is_installed(tmp_path: Path) -> None:
             assert broker.kind == installed[0]
 
 
-def test_takes_the_largest_message() -> None:
-    assert MAX_PACKET_BYTES > MAX_MESSAGE_BYTES + 200
+@pytest.mark.parametrize("kind", [kind for kind in BROKERS if kind.id != "amqtt"])
+async def test_throws_out_who_sends_too_much(kind: BrokerKind, tmp_path: Path) -> None:
+    with anyio.fail_after(GIVE_UP_S):
+        async with (
+            start_broker(kind, folder=tmp_path) as broker,
+            MqttTransport(broker.url, "me") as link,
+        ):
+            assert await anext(link.events()) == LinkUp(1)
+            await link.publish("t", bytes(MAX_MESSAGE_BYTES), qos=1)
+            with pytest.raises(Disconnected):
+                await link.publish("t", bytes(2 * MAX_PACKET_BYTES), qos=1)
+            assert isinstance(await anext(link.events()), LinkDown)
+            assert await anext(link.events()) == LinkUp(2)

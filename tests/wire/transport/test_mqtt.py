@@ -213,7 +213,7 @@ async def test_nobody_there_is_a_trouble_that_can_be_read(caplog: pytest.LogCapt
     assert "secret" not in caplog.text
 
 
-async def test_leaving_while_a_broker_does_not_answer_is_quick() -> None:
+async def test_leaving_does_not_wait_for_a_broker_that_does_not_answer() -> None:
     connected = anyio.Event()
 
     async def talk(client: SocketStream) -> None:
@@ -221,13 +221,11 @@ async def test_leaving_while_a_broker_does_not_answer_is_quick() -> None:
         async for _ in client:
             pass
 
-    async with broker_that(talk) as url:
-        async with link_to(url) as link:
-            await connected.wait()
-            before = anyio.current_time()
-        # The time-out for an answer is 10 s; a hundredth of it is plenty on any machine.
-        assert anyio.current_time() - before < 5.0
-        assert link.trouble == "not connected yet"
+    with anyio.fail_after(GIVE_UP_S):
+        async with broker_that(talk) as url:
+            async with MqttTransport(url, "me", connect_timeout_s=10 * GIVE_UP_S) as link:
+                await connected.wait()
+            assert link.trouble == "not connected yet"
 
 
 def test_the_backoff_begins_quickly_grows_and_stays_below_its_cap() -> None:
