@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -55,7 +55,7 @@ class Round:
         arrived_s: When it came, on the kit's clock.
         kit: The agent's means.
         progress: Told of each event of the lifecycle, on the event loop.
-        progress_from_thread: The same, callable from the training thread.
+        progress_from_thread: Told of several, in the training thread.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Round:
         arrived_s: float,
         kit: Kit,
         progress: Callable[[Event], None],
-        progress_from_thread: Callable[[Event], None],
+        progress_from_thread: Callable[[Sequence[Event]], None],
     ) -> None:
         self.train = train
         self._kit = kit
@@ -192,6 +192,7 @@ class Round:
         trained = await kit.worker.compute(
             Job(train, pull.download, self._watch, self._progress_from_thread, self._should_stop)
         )
+        self._progress(Event.TRAINED)
         manifest = Manifest(
             id=os.urandom(16),
             kind="update",

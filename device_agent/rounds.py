@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from anyio.abc import TaskGroup
 
@@ -72,8 +72,12 @@ class Rounds:
             if self._current is started:
                 self._step(event)
 
-        def progress_from_thread(event: Event) -> None:
-            self._loop.call_soon_threadsafe(progress, event)
+        def progress_each(events: Sequence[Event]) -> None:
+            for event in events:
+                progress(event)
+
+        def progress_from_thread(events: Sequence[Event]) -> None:
+            self._loop.call_soon_threadsafe(progress_each, tuple(events))
 
         started = Round(train, arrived_s, kit, progress, progress_from_thread)
         self._current = started

@@ -52,6 +52,8 @@ CpuSource: TypeAlias = Callable[[Sequence[int]], CpuReading]
 OwnSource: TypeAlias = Callable[[], tuple[float, float]]
 """Now and the CPU time of this process, seconds since some origins."""
 
+Now: TypeAlias = Callable[[], float]
+
 
 def read_cpu(cpus: Sequence[int]) -> CpuReading:
     """Return the counters of this machine, idle time over `cpus` only."""
@@ -123,17 +125,20 @@ class RealSensors:
     root: Path = Path("/")
     cpu_source: CpuSource = read_cpu
     own_source: OwnSource = read_own
+    now: Now = time.monotonic
     _cpus: list[int] = field(default_factory=list)
     _quotas: list[CpuQuota] = field(default_factory=list)
     _free: FreeCores = field(default_factory=lambda: FreeCores(cores=1.0))
     _busy_clock_ratio: float | None = None
     _own_seen: tuple[float, float] | None = None
+    _has_clock: bool = False
 
     def __post_init__(self) -> None:
         self._cpus = _affinity()
         self._quotas = cpu_quotas(self.root)
         allowed = min([float(len(self._cpus)), *(quota.cores for quota in self._quotas)])
         self._free = FreeCores(cores=allowed)
+        self._has_clock = self._frequency_ratio("scaling_max_freq") is not None
         self.free_cores()
 
     def cores(self) -> int:
@@ -142,7 +147,7 @@ class RealSensors:
 
     def free_cores(self) -> float:
         """Cores that are idle or used by this agent, averaged; all of them if unknown."""
-        if not self._free.is_due(self.own_source()[0]):
+        if not self._free.is_due(self.now()):
             return max(self._free.value, MIN_FREE_CORES)
         try:
             reading = self.cpu_source(self._cpus)
@@ -158,6 +163,8 @@ class RealSensors:
         when this process has been busy since the last look; the training thread looks once
         after each round. Before that it is the cap that the governor has set.
         """
+        if not self._has_clock:
+            return None
         seen, self._own_seen = self._own_seen, self.own_source()
         if seen is not None and self._own_seen[0] > seen[0]:
             own = (self._own_seen[1] - seen[1]) / (self._own_seen[0] - seen[0])

@@ -6,7 +6,7 @@ drops both when it has to be cold, so that `load_s` is what a cold start costs.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
@@ -58,8 +58,8 @@ class Job:
     model: Download
     watch: Stopwatch
     """Running since `Train` arrived."""
-    progress: Callable[[Event], None]
-    """Called from the training thread."""
+    progress: Callable[[Sequence[Event]], None]
+    """Called from the training thread, before it sets about something that takes long."""
     should_stop: Callable[[], bool]
     """Asked from the training thread between mini-batches."""
 
@@ -213,20 +213,26 @@ class Worker:
         job.model.verify()
         vector = vector_from_bytes(job.model.data, task.spec.layout.n_values)
         watch.lap("download")
-        job.progress(Event.DOWNLOADED)
+        # Every word to the event loop wakes the other thread, so short phases are told together.
+        untold = [Event.DOWNLOADED]
 
         was_cold = self._warm is None
+        if was_cold:
+            job.progress(untold)
+            untold = []
         with self._section("load", job) as meter:
             warm = self._loaded(task, meter)
         watch.lap("load")
-        job.progress(Event.LOADED)
+        untold.append(Event.LOADED)
 
         loss_before = None
         if train.needs_loss:
+            job.progress(untold)
+            untold = []
             with self._section("evaluate", job) as meter:
                 loss_before, _ = trainer.evaluate(warm.engine, vector, warm.x, warm.y, meter)
         watch.lap("evaluate")
-        job.progress(Event.EVALUATED)
+        job.progress([*untold, Event.EVALUATED])
 
         rng = np.random.Generator(np.random.PCG64(train.seed))
         cpu_s = time.thread_time()
@@ -246,7 +252,6 @@ class Worker:
             raise _Stopped
         watch.lap("train")
         self._host.sensors.clock_ratio()  # while the processor is still hot
-        job.progress(Event.TRAINED)
 
         with self._section("encode", job):
             update = vector_to_bytes(result.vector)

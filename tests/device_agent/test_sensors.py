@@ -41,7 +41,7 @@ class Machine:
         return self.reading.now, self.reading.own_s
 
     def sensors(self) -> RealSensors:
-        return RealSensors(self.root, self.read_cpu, self.read_own)
+        return RealSensors(self.root, self.read_cpu, self.read_own, lambda: self.reading.now)
 
 
 @pytest.fixture
