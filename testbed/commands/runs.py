@@ -2,6 +2,8 @@
 
 import argparse
 import shutil
+import socket
+import sys
 import time
 from pathlib import Path
 
@@ -139,5 +141,24 @@ def _enroll(options: argparse.Namespace) -> int:
         raise UsageError(f"name: must be 1 to 32 of a-z, 0-9 and hyphen, got {options.name!r}")
     _, endpoint = live_endpoint(resolve_run(options.runs, options.run))
     tenant = "" if endpoint.tenant == "main" else f" --tenant {endpoint.tenant}"
-    print(f"device-agent --broker {endpoint.url} --name {options.name}{tenant}")
+    url = endpoint.url
+    for everywhere in ("0.0.0.0", "[::]"):
+        url = url.replace(f"@{everywhere}:", f"@{_own_address()}:")
+    print(f"device-agent --broker {url} --name {options.name}{tenant}")
+    if endpoint.host in ("127.0.0.1", "::1", "localhost"):
+        print(
+            "only this machine can join: the broker listens on loopback; for real devices start "
+            "the coordinator with --listen 0.0.0.0",
+            file=sys.stderr,
+        )
     return DONE
+
+
+def _own_address() -> str:
+    """Return the address of this machine on the way out; no packet is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 of RFC 5737, routed like any other
+            return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostname()
