@@ -28,12 +28,18 @@ class Ask:
     order: int
     """Counts all asks of a transfer."""
     is_first: bool
-    """Only a chunk asked for once tells its chunk time; of a repeated one nobody knows which
-    ask it answers (Karn's rule)."""
+    first_at: float
+    """When it was asked for first, on this link. Of a repeated chunk nobody knows which ask it
+    answers (Karn's rule): the time since the first is the most that it can have taken."""
 
 
 class Flow:
     """Which chunks are in flight, which come next, and which are overdue.
+
+    Args:
+        manifest: The blob.
+        floor: Narrowest window.
+        rate_bps: What the link is known to carry, bit/s; None or more counts as `ASSUMED_BPS`.
 
     A broker delivers in order over one connection, so as long as something arrives, a chunk is
     overdue only when a later one has overtaken it. After a time-out the window halves (down to
@@ -41,7 +47,7 @@ class Flow:
     widens the window by one.
     """
 
-    def __init__(self, manifest: Manifest, floor: int = 1) -> None:
+    def __init__(self, manifest: Manifest, floor: int = 1, rate_bps: float | None = None) -> None:
         self.has = bytearray(manifest.chunk_count)
         self.missing = manifest.chunk_count
         self.limit = 0
@@ -51,13 +57,15 @@ class Flow:
         self.repeats = 0
         self.untouched = 0
         """Nothing from this chunk on has been asked for."""
-        self._again: deque[int] = deque()
+        self._again: deque[tuple[int, float | None]] = deque()
+        """Chunks to ask for once more, and when they were asked for first."""
         self._orders = 0
         self._newest_order = 0
         self._arrived_at = 0.0
         self._streak = 0
         self._patience = 1.0
-        self._chunk_s = 8.0 * min(manifest.chunk_bytes, manifest.size_bytes) / ASSUMED_BPS
+        assumed_bps = min(ASSUMED_BPS, rate_bps or ASSUMED_BPS)
+        self._chunk_s = 8.0 * min(manifest.chunk_bytes, manifest.size_bytes) / assumed_bps
         self._is_measured = False
 
     def open(self, limit: int) -> None:
@@ -70,12 +78,14 @@ class Flow:
         """Return what to ask for next, now in flight."""
         asks: list[int] = []
         while len(self.flying) < self.window:
-            index, is_first = self._next()
+            index, is_first, first_at = self._next()
             if index is None:
                 break
             self._orders += 1
             self.repeats += not is_first
-            self.flying[index] = Ask(now, self._orders, is_first)
+            self.flying[index] = Ask(
+                now, self._orders, is_first, now if first_at is None else first_at
+            )
             asks.append(index)
         return asks
 
@@ -90,8 +100,7 @@ class Flow:
         ask = self.flying.pop(index, None)
         if ask is not None:
             self._newest_order = max(self._newest_order, ask.order)
-            if ask.is_first:
-                self._measure(now - ask.at)
+            self._measure(now - ask.first_at, is_certain=ask.is_first)
         self._streak += 1
         if self._streak >= self.window:
             self._streak = 0
@@ -111,7 +120,7 @@ class Flow:
 
     def restart(self, now: float) -> list[int]:
         """Return what to ask for after the link was lost with everything in flight."""
-        self._release(list(self.flying))
+        self._release(list(self.flying), is_new_link=True)
         self.window = self.limit
         self._patience = 1.0
         return self.fill(now)
@@ -129,24 +138,26 @@ class Flow:
         patience = max(RETRY_FLOOR_S, RETRY_FACTOR * self._chunk_s) * self._patience
         return since + min(patience, RETRY_CEILING_S)
 
-    def _next(self) -> tuple[int | None, bool]:
+    def _next(self) -> tuple[int | None, bool, float | None]:
         while self._again:
-            index = self._again.popleft()
+            index, first_at = self._again.popleft()
             if not self.has[index]:
-                return index, False
+                return index, False, first_at
         while self.untouched < len(self.has):
             index = self.untouched
             self.untouched += 1
             if not self.has[index]:
-                return index, True
-        return None, True
+                return index, True, None
+        return None, True, None
 
-    def _release(self, indices: list[int]) -> None:
-        self._again.extendleft(sorted(indices, reverse=True))
-        for index in indices:
-            del self.flying[index]
+    def _release(self, indices: list[int], *, is_new_link: bool = False) -> None:
+        for index in sorted(indices, reverse=True):
+            ask = self.flying.pop(index)
+            self._again.appendleft((index, None if is_new_link else ask.first_at))
 
-    def _measure(self, chunk_s: float) -> None:
+    def _measure(self, chunk_s: float, *, is_certain: bool) -> None:
+        if not is_certain and chunk_s <= self._chunk_s:
+            return
         weight = SMOOTHING if self._is_measured else 1.0
         self._chunk_s += weight * (chunk_s - self._chunk_s)
         self._is_measured = True

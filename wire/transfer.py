@@ -62,10 +62,13 @@ class Download:
     """Pull a blob: the same for retained chunks and for requests on a device's own topic.
 
     Every method that returns a list returns the chunks to ask for now. A chunk that nobody
-    asked for any more is as welcome as any other.
+    asked for any more is as welcome as any other. `rate_bps` is what the link is known to carry,
+    bit/s, so that a slow one is not asked again too soon.
     """
 
-    def __init__(self, manifest: Manifest, window: int = DEFAULT_WINDOW) -> None:
+    def __init__(
+        self, manifest: Manifest, window: int = DEFAULT_WINDOW, rate_bps: float | None = None
+    ) -> None:
         if window < 1:
             raise ValueError(f"window: must be at least 1, got {window}")
         self.manifest = manifest
@@ -75,7 +78,7 @@ class Download:
         self.received_bytes = 0
         """Payload bytes, duplicates included: what the link carried."""
         self._pieces = _Pieces(manifest)
-        self._flow = Flow(manifest)
+        self._flow = Flow(manifest, rate_bps=rate_bps)
         self._flow.open(window)
 
     def start(self, now: float) -> list[int]:
@@ -150,15 +153,17 @@ class Upload:
     """Send a blob under a credit window.
 
     Every method that returns a list returns the chunks to send now. Nothing is sent before the
-    first grant.
+    first grant. `rate_bps` is what the link is known to carry, bit/s.
     """
 
-    def __init__(self, manifest: Manifest, data: bytes | memoryview) -> None:
+    def __init__(
+        self, manifest: Manifest, data: bytes | memoryview, rate_bps: float | None = None
+    ) -> None:
         if len(data) != manifest.size_bytes:
             raise ValueError(f"upload: must hold {manifest.size_bytes} bytes, got {len(data)}")
         self.manifest = manifest
         self._data = memoryview(data)
-        self._flow = Flow(manifest)
+        self._flow = Flow(manifest, rate_bps=rate_bps)
         self._acked = 0
         """Bitmap of what has been acknowledged."""
 
