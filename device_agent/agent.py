@@ -164,7 +164,7 @@ class Agent:
         self._group = group
         self._post = Post(transport, self._topics, self._name, group)
         self._link = LinkEstimate()
-        self._pulls = Pulls(self._post, self._topics, clock)
+        self._pulls = Pulls(self._post, self._topics, clock, self._link)
         cache = BlobCache(config.cache_path, config.cache_bytes)
         self._worker = Worker(self._host, cache, self._open_engine, config.engine_threads)
         kit = Kit(

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from device_agent.bell import Bell
 from device_agent.host import Clock
+from device_agent.link import LinkEstimate
 from device_agent.post import Post
 from wire.chunks import Chunk
 from wire.errors import Disconnected
@@ -216,26 +217,30 @@ class Push:
 class Pulls:
     """The downloads under way, by blob; chunks are handed to the right one."""
 
-    def __init__(self, post: Post, topics: Topics, clock: Clock) -> None:
+    def __init__(self, post: Post, topics: Topics, clock: Clock, link: LinkEstimate) -> None:
         self._post = post
         self._topics = topics
         self._clock = clock
+        self._link = link
         self._by_blob: dict[bytes, Pull] = {}
 
     async def fetch(self, manifest: Manifest) -> Pull:
-        """Pull a blob; its hash is still to be compared."""
+        """Pull a blob, and learn the downlink from it; its hash is still to be compared."""
         source: Source
         if manifest.kind == "shard":
             source = PrivateSource(self._post, manifest)
         else:
             source = PublicSource(self._post, self._topics, manifest)
-        pull = Pull(Download(manifest), source, self._clock)
+        download = Download(manifest, rate_bps=self._link.downlink_bps)
+        pull = Pull(download, source, self._clock)
         self._by_blob[manifest.id] = pull
         try:
             await pull.run()
         finally:
             if self._by_blob.get(manifest.id) is pull:
                 del self._by_blob[manifest.id]
+        if pull.elapsed_s is not None:
+            self._link.on_transfer("down", manifest.size_bytes, pull.elapsed_s, self._clock.now())
         return pull
 
     def on_chunk(self, chunk: Chunk) -> None:

@@ -76,10 +76,7 @@ class Preparation:
                     raise NotPrepared(f"{kind}: {one_line(exc)}") from exc
 
     async def _pull(self, manifest: Manifest) -> None:
-        kit = self._kit
-        pull = await kit.pulls.fetch(manifest)
-        if pull.elapsed_s is not None:
-            kit.link.on_transfer("down", manifest.size_bytes, pull.elapsed_s, kit.clock.now())
+        pull = await self._kit.pulls.fetch(manifest)
 
         def keep() -> None:
             pull.download.verify()

@@ -171,7 +171,7 @@ class Round:
 
     async def _upload(self, update: memoryview, grant: Grant) -> None:
         assert self._offer is not None, "granted without an offer"
-        upload = Upload(self._offer.manifest, update)
+        upload = Upload(self._offer.manifest, update, self._kit.link.uplink_bps)
         push = Push(upload, self._kit.post, self._kit.clock, self._say_done_if_ready)
         self._push = push
         self._progress(Event.GRANTED)
@@ -187,8 +187,6 @@ class Round:
                 f"got {train.model.kind} of {train.model.size_bytes} bytes"
             )
         pull = await kit.pulls.fetch(train.model)
-        if pull.elapsed_s is not None:
-            kit.link.on_transfer("down", train.model.size_bytes, pull.elapsed_s, kit.clock.now())
         trained = await kit.worker.compute(
             Job(train, pull.download, self._watch, self._progress_from_thread, self._should_stop)
         )
