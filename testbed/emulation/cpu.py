@@ -16,10 +16,10 @@ MAX_CREDIT_S = 0.25
 """Lateness that later steps may catch up, seconds. With it, steps of 2 to 20 ms at q = 0.05 to
 0.9 took 1.000 to 1.002 of their time on a quiet machine."""
 
-MIN_SLEEP_S = 25e-3
-"""Shorter deficits wait for the next step. A step after each sleep finds the processor's caches
-cold and takes longer: sleeping after every step of 1.6 ms cost a slow device 18 % more processor
-time a step than a fast one. Nothing is owed at the end of a section."""
+MIN_SLEEP_S = 0.1
+"""Shorter deficits wait for the next step: after each sleep the processor's caches are cold. With
+a sleep after every step of 1.6 ms, a slow device took 18 % more processor time a step than a
+fast one. Nothing is owed at the end of a section."""
 
 
 @dataclass(slots=True)

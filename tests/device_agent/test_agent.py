@@ -225,6 +225,19 @@ async def test_waits_while_the_coordinator_is_off_and_joins_the_next(stage: Stag
         assert (await first.join(TASK, SHARD)).is_ready
 
 
+async def test_finds_a_coordinator_whose_announcement_the_broker_lost(stage: Stage) -> None:
+    async with stage.playing() as (_, coordinator):
+        await coordinator.join(TASK, SHARD)
+        off = CoordinatorStatus(state="off", boot=coordinator.boot)
+        topic = coordinator.topics.coordinator
+        await coordinator.transport.publish(topic, encode(off), qos=1, retain=True)
+        await coordinator.expect_context(is_ready=False, phase="waiting")
+        greetings = len(coordinator.seen[Hello])
+        stage.broker.retained[topic] = encode(CoordinatorStatus(state="on", boot=2))
+        await coordinator.expect(Hello)
+        assert len(coordinator.seen[Hello]) > greetings
+
+
 async def test_measures_both_directions_before_it_is_ready(stage: Stage) -> None:
     async with stage.playing() as (_, coordinator):
         context = await coordinator.join(TASK, SHARD)
