@@ -144,7 +144,7 @@ def test_a_wrong_experiment_is_exit_code_2_and_starts_nothing(
     for text, line in (
         ("nme = 3", "unknown key"),
         ('name = "x"\n[data]\ndataset = "mnist"\nfolder = "nowhere"', "nowhere"),
-        ('name = "x"\n[[fleet]]\nprofile = "pi-99"\n', "pi-99"),
+        ('name = "x"\n[[fleet]]\nprofile = "pi-99"\ncount=4\n', "pi-99"),
         ('name = "x"\n[[fleet]]\ncount=4\nlink = "smoke-signals"\n', "smoke-signals"),
         ('name = "x"\n[model]\nname = "gpt"\n[[fleet]]\ncount=4\n', "gpt"),
     ):
