@@ -145,12 +145,14 @@ def round_row(
     selections: Sequence[SelectionRow],
     lag_p99_s: float,
     model_bytes: int,
+    other_bytes: tuple[int, int],
     model_sha256: str,
 ) -> RoundRow:
     """Return the row of a closed round.
 
     A round lasts from the dispatch to the last arrival (to the end of the waiting when somebody
-    did not arrive), and from there `close_s` until the next model is published.
+    did not arrive), and from there `close_s` until the next model is published. Its bytes are
+    those of the models and, since the round before, `other_bytes` (down, up).
     """
     exchanges = played.exchanges.values()
     arrivals = [x.tau_wall_s for x in exchanges if x.tau_wall_s is not None]
@@ -176,8 +178,8 @@ def round_row(
         queue_total=sum(queues),
         queue_max=max(queues, default=0.0),
         lag_p99_s=lag_p99_s,
-        bytes_down=model_bytes * sum(x.offer is not None for x in exchanges),
-        bytes_up=sum(x.bytes_up for x in exchanges),
+        bytes_down=model_bytes * sum(x.offer is not None for x in exchanges) + other_bytes[0],
+        bytes_up=sum(x.bytes_up for x in exchanges) + other_bytes[1],
         model_sha256=model_sha256,
     )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import anyio
 
+from coordinator.traffic import Traffic
 from wire.chunks import chunk_slice, encode_chunk
 from wire.codec import decode_intent, encode
 from wire.errors import DecodeError, Disconnected
@@ -113,11 +114,11 @@ class PublicBlobs:
 class PrivateBlobs:
     """Blobs for one device each, sent chunk by chunk as it asks."""
 
-    def __init__(self, transport: Transport, topics: Topics) -> None:
+    def __init__(self, transport: Transport, topics: Topics, traffic: Traffic) -> None:
         self._transport = transport
         self._topics = topics
+        self._traffic = traffic
         self._blobs: dict[str, _Blob] = {}
-        self.bytes_down = 0
 
     def offer(self, device: str, manifest: Manifest, data: bytes) -> None:
         """Keep a blob ready for `device`; it replaces the one before."""
@@ -136,7 +137,7 @@ class PrivateBlobs:
             if index >= blob.manifest.chunk_count:
                 continue
             frame = blob.frame(index)
-            self.bytes_down += len(frame)
+            self._traffic.down_bytes += len(frame)
             try:
                 await self._transport.publish(self._topics.data(device), frame, qos=0)
             except Disconnected:

@@ -8,7 +8,14 @@ import anyio.to_thread
 import msgspec
 import numpy as np
 
-from coordinator.accounting import before, exchange_row, observation, round_row, selection_rows
+from coordinator.accounting import (
+    Before,
+    before,
+    exchange_row,
+    observation,
+    round_row,
+    selection_rows,
+)
 from coordinator.algorithms.aggregation.base import Reports
 from coordinator.algorithms.arrays import Vector
 from coordinator.blobs import PublicBlobs
@@ -23,6 +30,7 @@ from coordinator.ports import Evaluator
 from coordinator.registry import Registry
 from coordinator.round import Exchange, Round, Stage
 from coordinator.store.records import MetricRow, RoundRow
+from coordinator.traffic import Traffic
 from coordinator.uploads import Uploads
 from wire.artifact import TaskSpec
 from wire.chunks import DEFAULT_CHUNK_BYTES, manifest_of
@@ -65,6 +73,7 @@ class Campaign:
         public: PublicBlobs,
         journal: Journal,
         lag: LagMeter,
+        traffic: Traffic,
         evaluator: Evaluator | None,
         listener: Callable[[Progress], None],
         attempt: int,
@@ -80,6 +89,7 @@ class Campaign:
         self._public = public
         self._journal = journal
         self._lag = lag
+        self._traffic = traffic
         self._evaluator = evaluator
         self._listener = listener
         self._attempt = attempt
@@ -139,11 +149,13 @@ class Campaign:
                 await self._public.retire(old.id)
 
     async def _play(self, round_id: int) -> None:
+        """Choose, dispatch, and wait for what comes back."""
+        now = self._journal.now()
         choice = self._decisions.choose(
-            round_id, self._registry, 8.0 * self._task.layout.size_bytes, self._journal.now()
+            round_id, self._registry, 8.0 * self._task.layout.size_bytes, now
         )
         names = [self._registry.names()[row] for row in choice.rows.tolist()]
-        known = {name: before(self._registry[name], choice, self._journal.now()) for name in names}
+        known = {name: before(self._registry[name], choice, now) for name in names}
         played = Round(
             id=round_id,
             attempt=self._attempt,
@@ -153,37 +165,41 @@ class Campaign:
         )
         self._registry.open_round(names, round_id)
         self._lag.start()
-        dispatched = self._journal.now()
         if names:
             self._journal.event("dispatched", " ".join(names), round_id=round_id)
             await self._player.play(played, self._trains(choice, names))
+            now = next(iter(played.exchanges.values())).dispatched
         else:
             self._journal.event("void", "no device was available", round_id=round_id)
             await self._fleet.wait_change(self._config.round.void_wait_s)
+        await self._close(choice, played, known, now)
+
+    async def _close(
+        self, choice: Choice, played: Round, known: dict[str, Before], dispatched: float
+    ) -> None:
+        """Merge, learn, write down, evaluate."""
         ended, lag = self._journal.now(), self._lag.p99_s()
         exchanges = list(played.exchanges.values())
-        dispatched = exchanges[0].dispatched if exchanges else dispatched
         done = [x for x in exchanges if x.stage is Stage.DONE]
         if done:
-            await self._merge(round_id, done)
-        elif names:
+            await self._merge(played.id, done)
+        elif exchanges:
             self._journal.event(
-                "void", "no update arrived; the model stays", level="warning", round_id=round_id
+                "void", "no update arrived; the model stays", level="warning", round_id=played.id
             )
         closed = self._journal.now()
-
         self._decisions.learn(
             choice, [observation(x, self._registry[x.device].row, lag) for x in exchanges]
         )
-        self._name_frozen(round_id)
+        self._name_frozen(played.id)
         self._registry.close_round(
-            names,
+            known,
             trained=[x.device for x in exchanges if x.offer is not None],
             draining=[x.device for x in exchanges if x.stage in _DRAINING],
         )
-        selections = selection_rows(
-            choice, self._registry, self._decisions, {x.device for x in done}
-        )
+        aggregated = {x.device for x in done}
+        selections = selection_rows(choice, self._registry, self._decisions, aggregated)
+        model_bytes = self._task.layout.size_bytes
         row = round_row(
             played,
             self._journal.at_s(dispatched),
@@ -191,7 +207,8 @@ class Campaign:
             self._journal.at_s(closed),
             selections=selections,
             lag_p99_s=lag,
-            model_bytes=self._task.layout.size_bytes,
+            model_bytes=model_bytes,
+            other_bytes=self._traffic.take(),
             model_sha256=_hash_of(self._model),
         )
         rows = [
@@ -201,7 +218,7 @@ class Campaign:
                 known[x.device],
                 dispatched_at_s=self._journal.at_s(x.dispatched),
                 lag_p99_s=lag,
-                model_bytes=self._task.layout.size_bytes,
+                model_bytes=model_bytes,
             )
             for x in exchanges
         ]
@@ -209,8 +226,8 @@ class Campaign:
         await anyio.to_thread.run_sync(
             self._journal.store.close_round, row, selections, rows, self.checkpoint(), self.vector
         )
-        metric = await self._evaluate(round_id)
-        self._listener(Progress(round=row, cohort=tuple(names), metric=metric))
+        metric = await self._evaluate(played.id)
+        self._listener(Progress(round=row, cohort=tuple(known), metric=metric))
 
     def _name_frozen(self, round_id: int) -> None:
         frozen = {self._registry.names()[row] for row in self._decisions.frozen()}

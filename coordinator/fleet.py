@@ -10,6 +10,7 @@ from coordinator.ports import ShardSource
 from coordinator.post import Post
 from coordinator.registry import NEVER, Device, Registry
 from coordinator.store.records import DeviceRow, TelemetryRow
+from coordinator.traffic import Traffic
 from wire.chunks import manifest_of
 from wire.messages import (
     Context,
@@ -40,6 +41,7 @@ class Fleet:
         private: PrivateBlobs,
         shards: ShardSource,
         journal: Journal,
+        traffic: Traffic,
         *,
         task: Manifest,
         boot: int,
@@ -49,6 +51,7 @@ class Fleet:
         self._private = private
         self._shards = shards
         self._journal = journal
+        self._traffic = traffic
         self._task = task
         self._boot = boot
         self._manifests: dict[str, Manifest] = {}
@@ -145,6 +148,8 @@ class Fleet:
 
     async def on_probe(self, name: str, probe: LinkProbe) -> None:
         """Answer a link probe."""
+        self._traffic.up_bytes += len(probe.payload)
+        self._traffic.down_bytes += probe.reply_bytes
         reply = LinkProbeReply(seq=probe.seq, payload=bytes(probe.reply_bytes))
         await self._post.tell(name, reply, qos=0)
 

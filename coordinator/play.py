@@ -65,11 +65,6 @@ class Player:
         self._ping_seq = 0
         self._moved = anyio.Event()
 
-    @property
-    def round(self) -> Round | None:
-        """The round that is being played."""
-        return self._round
-
     async def play(self, played: Round, trains: Mapping[str, Train]) -> None:
         """Dispatch, then carry out what the table orders until nothing more can arrive."""
         self._round, self._trains = played, dict(trains)
@@ -119,11 +114,11 @@ class Player:
             self._on(Misbehaved(device, fault))
             return
         assert self._round is not None
-        was_granted = self._round.exchanges[device].stage is Stage.GRANTED
-        self._uploads.open(device, offer.manifest)
-        self._on(Offered(device, offer))
-        if was_granted:
-            await self._grant(device)
+        exchange = self._round.exchanges[device]
+        if exchange.stage is Stage.GRANTED and exchange.offer == offer:
+            await self._grant(device)  # it asks again: the grant was lost
+        else:
+            self._on(Offered(device, offer))
 
     async def on_frame(self, device: str, frame: bytes) -> None:
         """A chunk of an update."""
@@ -215,6 +210,9 @@ class Player:
         device = order.device
         match order:
             case GrantUpload():
+                offer = played.exchanges[device].offer
+                assert offer is not None
+                self._uploads.open(device, offer.manifest)
                 start(self._grant, device)
             case Check():
                 start(self._check, device, played)

@@ -3,7 +3,6 @@
 It carries out what the tables and the decisions say, and contains no decision of its own.
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
@@ -20,23 +19,22 @@ from coordinator.fleet import Fleet
 from coordinator.inbox import Inbox
 from coordinator.journal import Journal, Level
 from coordinator.lag import LagMeter
+from coordinator.orders import Orders
 from coordinator.play import Player
 from coordinator.ports import Evaluator, ShardSource
 from coordinator.post import Post
 from coordinator.presence import why_gone
 from coordinator.registry import Registry
 from coordinator.store import Store, StoreError
-from coordinator.store.records import CommandRow
+from coordinator.traffic import Traffic
 from coordinator.uploads import Uploads
 from wire.artifact import Artifact, encode_artifact
 from wire.chunks import manifest_of
 from wire.codec import encode
 from wire.errors import Refused
-from wire.messages import Command, CoordinatorStatus, Goodbye
+from wire.messages import CoordinatorStatus, Goodbye
 from wire.topics import Topics
 from wire.transport.base import LinkDown, LinkUp, Packet, Transport, Will
-
-_LOG = logging.getLogger(__name__)
 
 FAREWELL_S = 5.0
 """How long saying goodbye and clearing the broker may take."""
@@ -84,8 +82,6 @@ class Coordinator:
         self._lag = LagMeter(now)
         gone = CoordinatorStatus(state="off", boot=boot, run=config.name)
         self._transport = transport(Will(topics.coordinator, encode(gone)))
-        self._campaign: Campaign | None = None
-        self._commands: set[bytes] = set()
         self._scope = anyio.CancelScope()
         self._is_stopped = False
         self._failure: Exception | None = None
@@ -121,7 +117,8 @@ class Coordinator:
         self._scope.cancel()
 
     async def _serve(self, group: TaskGroup, post: Post, public: PublicBlobs) -> None:
-        private = PrivateBlobs(self._transport, self._topics)
+        traffic = Traffic()
+        private = PrivateBlobs(self._transport, self._topics, traffic)
         task = encode_artifact(self._artifact)
         task_manifest = manifest_of(task, "task")
         fleet = Fleet(
@@ -130,6 +127,7 @@ class Coordinator:
             private,
             self._shards,
             self._journal,
+            traffic,
             task=task_manifest,
             boot=self._boot,
         )
@@ -147,6 +145,7 @@ class Coordinator:
             public=public,
             journal=self._journal,
             lag=self._lag,
+            traffic=traffic,
             evaluator=self._evaluator,
             listener=self._listener,
             attempt=self._attempt,
@@ -165,7 +164,7 @@ class Coordinator:
             private,
             self._journal,
             group,
-            lambda command: self._on_command(command, campaign, player, fleet.registry),
+            Orders(campaign, player, fleet.registry, self._journal, self.stop).on_command,
         )
         group.start_soon(self._pump, group, inbox, fleet, post, public, name="coordinator.pump")
         group.start_soon(self._lag.run, name="coordinator.lag")
@@ -219,37 +218,6 @@ class Coordinator:
                 why = why_gone(registry[name], up_since, self._journal.now())
                 if why is not None:
                     player.vanish(name, why)
-
-    def _on_command(
-        self, command: Command, campaign: Campaign, player: Player, registry: Registry
-    ) -> None:
-        if command.id in self._commands:
-            return
-        self._commands.add(command.id)
-        self._store.add(
-            CommandRow(
-                id=command.id.hex(),
-                at_s=self._journal.at_s(),
-                action=command.action,
-                device=command.device,
-            )
-        )
-        self._journal.event("command", command.action, device=command.device)
-        match command.action:
-            case "pause":
-                campaign.pause()
-            case "resume":
-                campaign.resume()
-            case "stop":
-                self.stop()
-            case "exclude" | "include":
-                device = registry.get(command.device or "")
-                if device is None:
-                    self._journal.complaint("command", f"no device {command.device!r} has joined")
-                    return
-                device.is_excluded = command.action == "exclude"
-                if device.is_excluded:
-                    player.exclude(device.name)
 
     async def _farewell(self, post: Post, public: PublicBlobs) -> None:
         await post.tell_all(Goodbye(reason="the run is over"))

@@ -55,10 +55,8 @@ class Uploads:
         return None
 
     def open(self, device: str, manifest: Manifest) -> None:
-        """Make room for an update; a repeated offer of the same one keeps what has arrived."""
-        upload = self._open.get(device)
-        if upload is None or upload.intake.manifest.id != manifest.id:
-            self._open[device] = _Upload(Intake(manifest, WINDOW))
+        """Make room for the update of a device that is granted its upload."""
+        self._open[device] = _Upload(Intake(manifest, WINDOW))
 
     def on_frame(self, device: str, frame: bytes) -> tuple[bytes | None, Complete | None]:
         """Take a chunk; return the bitmap if an acknowledgement is due, and the end if it is one.

@@ -1,12 +1,18 @@
 """The coordinator with real agents over a broker in memory."""
 
+import secrets
 from pathlib import Path
 
+import anyio
 import pytest
 
-from coordinator.campaign import FleetMissingError
+from coordinator.campaign import FleetMissingError, Progress
 from coordinator.config import AggregationConfig, EvaluationConfig, RoundConfig
-from tests.coordinator.lab import lab, make_config
+from tests.coordinator.lab import Lab, lab, make_config
+from wire.codec import encode
+from wire.messages import Command
+from wire.topics import Topics
+from wire.transport.base import LinkUp
 
 pytestmark = pytest.mark.anyio
 
@@ -155,3 +161,68 @@ async def test_nothing_is_left_in_the_broker(tmp_path: Path) -> None:
         await place.run(make_config(rounds=2))
         kept = [topic for topic in place.broker.retained if "/b/" in topic]
     assert kept == []
+
+
+async def send(place: Lab, action: str, device: str | None = None, twice: bool = False) -> None:
+    message = Command(id=secrets.token_bytes(16), action=action, device=device)  # type: ignore[arg-type]
+    async with place.broker.transport("person") as person:
+        async for event in person.events():
+            if isinstance(event, LinkUp):
+                break
+        for _ in range(2 if twice else 1):
+            await person.publish(Topics().command, encode(message), qos=1)
+
+
+async def test_a_person_pauses_excludes_and_lets_go_on(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place, anyio.create_task_group() as group:
+        config = make_config(rounds=6)
+        paused = anyio.Event()
+
+        async def order_about() -> None:
+            await send(place, "pause", twice=True)
+            await send(place, "exclude", "pi-1")
+            await send(place, "exclude", "nobody")
+            paused.set()
+
+        def on_progress(progress: Progress) -> None:
+            if progress.round.round == 1:
+                group.start_soon(order_about)
+
+        place.on_progress = on_progress
+        ended: list[str] = []
+
+        async def run() -> None:
+            ended.append(await place.run(config))
+
+        group.start_soon(run)
+        await paused.wait()
+        await anyio.wait_all_tasks_blocked()
+        with place.reader() as reader:
+            assert reader.run().status == "paused"
+            closed = len(reader.rounds())
+        await send(place, "resume")
+    assert ended == ["done"]
+    assert closed < 6
+    with place.reader() as reader:
+        later = [x.device for x in reader.exchanges(0) if x.round > closed + 1]
+        assert later
+        assert "pi-1" not in later
+        assert [row.action for row in reader.commands()] == [
+            "pause",
+            "exclude",
+            "exclude",
+            "resume",
+        ]
+        complaints = [e.text for _, e in reader.events() if e.kind == "command"]
+        assert "no device 'nobody' is known to this run" in complaints
+
+
+async def test_a_stop_from_outside_ends_the_run(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place, anyio.create_task_group() as group:
+
+        def on_progress(progress: Progress) -> None:
+            if progress.round.round == 2:
+                group.start_soon(send, place, "stop")
+
+        place.on_progress = on_progress
+        assert await place.run(make_config(rounds=500)) == "stopped"
