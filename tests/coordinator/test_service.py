@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from coordinator.campaign import FleetMissingError, Progress
-from coordinator.config import AggregationConfig, EvaluationConfig, RoundConfig
+from coordinator.config import AggregationConfig, EvaluationConfig, RoundConfig, SelectionConfig
 from tests.coordinator.lab import Lab, lab, make_config
 from wire.codec import encode
 from wire.messages import Command
@@ -226,3 +226,37 @@ async def test_a_stop_from_outside_ends_the_run(tmp_path: Path) -> None:
 
         place.on_progress = on_progress
         assert await place.run(make_config(rounds=500)) == "stopped"
+
+
+async def test_a_round_in_which_nothing_arrives_is_void_and_counts_for_the_queues(
+    tmp_path: Path,
+) -> None:
+    hopeless = RoundConfig(min_devices=3, deadline_s=0.001, join_timeout_s=30.0, void_wait_s=0.05)
+    async with lab(tmp_path) as place:
+        assert await place.run(make_config(rounds=4, round=hopeless)) == "done"
+    with place.reader() as reader:
+        rounds = reader.rounds()
+        assert {row.status for row in rounds} == {"void"}
+        assert len({row.model_sha256 for row in rounds}) == 1
+        outcomes = {x.outcome for x in reader.exchanges(0)}
+        assert outcomes == {"late"}
+        unselected = [row for row in reader.selections(1) if not row.is_selected]
+        assert [row.queue for row in unselected] == [pytest.approx(0.3)]
+
+
+@pytest.mark.parametrize("policy", ["uniform", "fedcs"])
+async def test_the_peers_of_rbcs_f_run_too(policy: str, tmp_path: Path) -> None:
+    selection = SelectionConfig(policy=policy, per_round=2)  # type: ignore[arg-type]
+    async with lab(tmp_path) as place:
+        assert await place.run(make_config(rounds=4, selection=selection)) == "done"
+    with place.reader() as reader:
+        assert all(row.aggregated == 2 for row in reader.rounds())
+
+
+async def test_asking_more_than_wanted_cancels_the_slow(tmp_path: Path) -> None:
+    generous = RoundConfig(min_devices=3, over_select=1, join_timeout_s=30.0)
+    async with lab(tmp_path) as place:
+        assert await place.run(make_config(rounds=3, round=generous)) == "done"
+    with place.reader() as reader:
+        assert reader.rounds()[0].selected == 3
+        assert all(row.aggregated <= 2 for row in reader.rounds())
