@@ -7,6 +7,7 @@ unthrottled agent reports last over sixty rounds of the quickstart's CNN.
 """
 
 import argparse
+import compileall
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,8 @@ import anyio
 import msgspec
 import psutil
 
+import device_agent
+import wire
 from coordinator.store import RunReader
 from testbed.broker import start_broker
 from testbed.guard import guarded
@@ -59,6 +62,8 @@ def main(arguments: list[str]) -> int:
 
 
 async def _before() -> float:
+    for package in (device_agent, wire):  # compiling at the start would leave 4 MiB behind
+        compileall.compile_dir(package.__path__[0], quiet=1)
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
         async with start_broker(folder=Path(folder)) as broker:
             command = [sys.executable, "-m", "device_agent.cli", "--broker", broker.url]
