@@ -7,6 +7,7 @@ for its first task stays small.
 import ctypes
 import gc
 import sys
+from functools import cached_property
 from importlib import metadata
 from typing import Any
 
@@ -54,7 +55,7 @@ class OnnxEngine:
         threads: Threads of the runtime's kernels.
 
     Raises:
-        EngineError: onnxruntime is missing, or does not accept a graph.
+        EngineError: onnxruntime is missing, or does not accept the training graph.
     """
 
     def __init__(self, artifact: Artifact, threads: int = 1) -> None:
@@ -66,7 +67,8 @@ class OnnxEngine:
         self._buffers = np.zeros(layout.n_values - layout.n_params, np.float32)
         self._vector: NDArray[np.float32] | None = None
         self._train = _open(f"{self.spec.name} (train)", artifact.train, threads)
-        self._evaluate = _open(f"{self.spec.name} (evaluate)", artifact.evaluate, threads)
+        self._evaluation_graph = artifact.evaluate
+        self._threads = threads
         self._binding = self._train.io_binding()
         self._bind_outputs()
 
@@ -114,12 +116,17 @@ class OnnxEngine:
             batch = slice(start, start + EVALUATION_BATCH)
             feeds |= {"x": x[batch], "y": y[batch]}
             try:
-                loss, correct = self._evaluate.run(["loss_sum", "correct_sum"], feeds)
+                loss, correct = self._evaluation.run(["loss_sum", "correct_sum"], feeds)
             except Exception as exc:  # the runtime's errors share no base class
                 raise EngineError(f"{self.spec.name}: evaluation failed: {_line(exc)}") from exc
             loss_sum += float(loss)
             correct_sum += int(correct)
         return loss_sum, correct_sum
+
+    @cached_property
+    def _evaluation(self) -> Any:
+        """The session of the second graph; most rules never need one on a device."""
+        return _open(f"{self.spec.name} (evaluate)", self._evaluation_graph, self._threads)
 
     def _examples(self, x: Examples, y: NDArray[np.int64]) -> tuple[Examples, NDArray[np.int64]]:
         """Return x as (B, *x_shape) and y as (B,), contiguous and of the task's dtype."""
