@@ -1,18 +1,23 @@
 """All decisions of a run in one place: choose, merge, learn. Pure; a replay drives the same class.
 
-The shell asks `choose`, plays the round, and hands what came of it to `learn` and `merge`.
+The shell asks `choose`, plays the round while it feeds `begin_merge`, and tells `learn` what
+came of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from coordinator.algorithms.aggregation.base import Aggregator, Merge, Reports
+from coordinator.algorithms.aggregation.base import Accumulator, Aggregator, Streaming
+from coordinator.algorithms.aggregation.build import make_aggregator
+from coordinator.algorithms.aggregation.gathered import Gathered, Models
 from coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from coordinator.algorithms.estimation.base import Estimator, Prediction
+from coordinator.algorithms.estimation.build import make_estimator
 from coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
+from coordinator.algorithms.selection.build import make_selector
 from coordinator.config import CoordinatorConfig, SelectionConfig
 from coordinator.registry import Registry
 
@@ -110,9 +115,17 @@ class Decisions:
         rows = getattr(self.selector, "frozen", None)
         return [] if rows is None else [int(row) for row in rows]
 
-    def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
-        """Return the next model of a round in which something arrived."""
-        return self.aggregator.merge(vector, n_params, reports)
+    def begin_merge(
+        self, round_id: int, vector: Vector, n_params: int, models: Callable[[], Models]
+    ) -> Accumulator:
+        """Return the empty merge of a round that was sent `vector`, shape (n_values,).
+
+        `models` makes room for a whole round of models, for a rule that cannot do without.
+        """
+        rule, learning_rate = self.aggregator, self.config.training.learning_rate_at(round_id)
+        if isinstance(rule, Streaming):
+            return rule.begin(vector, n_params, learning_rate)
+        return Gathered(rule, vector, n_params, learning_rate, models())
 
     def training_seed(self, round_id: int, row: int) -> int:
         """Return the seed of a device's mini-batch order in a round."""
@@ -139,3 +152,13 @@ class Decisions:
     @staticmethod
     def _stream(seed: int, round_id: int) -> np.random.Generator:
         return np.random.default_rng(np.random.SeedSequence([seed, round_id, _SELECTION]))
+
+
+def make_decisions(config: CoordinatorConfig) -> Decisions:
+    """Return the decisions that a configuration names, without any memory yet."""
+    return Decisions(
+        config,
+        make_selector(config.selection),
+        make_estimator(config.selection),
+        make_aggregator(config.aggregation),
+    )

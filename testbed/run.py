@@ -14,12 +14,9 @@ import anyio.to_thread
 import numpy as np
 from anyio.abc import TaskGroup
 
-from coordinator.algorithms.aggregation.build import make_aggregator
-from coordinator.algorithms.estimation.build import make_estimator
-from coordinator.algorithms.selection.build import make_selector
 from coordinator.algorithms.selection.feasibility import first_infeasible_k
 from coordinator.campaign import Progress
-from coordinator.decisions import Decisions
+from coordinator.decisions import make_decisions
 from coordinator.service import Coordinator, End
 from coordinator.store import RunReader, Store
 from coordinator.store.connection import DATABASE
@@ -172,12 +169,7 @@ def _coordinator(
         config,
         artifact=artifact,
         vector=initial_vector(artifact.spec, config.seed_init),
-        decisions=Decisions(
-            config,
-            make_selector(config.selection),
-            make_estimator(config.selection),
-            make_aggregator(config.aggregation),
-        ),
+        decisions=make_decisions(config),
         store=store,
         shards=RememberedShards(data, plan.folder),
         evaluator=evaluator,

@@ -1,6 +1,6 @@
 """A whole run in one process: the real coordinator, real agents, a broker in memory."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,10 +9,7 @@ import anyio
 import numpy as np
 from anyio.abc import TaskGroup
 
-from coordinator.algorithms.aggregation.build import make_aggregator
 from coordinator.algorithms.arrays import Vector
-from coordinator.algorithms.estimation.build import make_estimator
-from coordinator.algorithms.selection.build import make_selector
 from coordinator.campaign import Progress
 from coordinator.config import (
     AggregationConfig,
@@ -23,13 +20,13 @@ from coordinator.config import (
     SelectionConfig,
     TrainingConfig,
 )
-from coordinator.decisions import Decisions
+from coordinator.decisions import make_decisions
 from coordinator.ports import Score
 from coordinator.service import Coordinator, End
 from coordinator.store import RunReader, Store
 from coordinator.task.catalogue import initial_vector, load_task
 from device_agent.agent import Agent
-from device_agent.config import AgentConfig
+from device_agent.config import AgentConfig, Timeouts
 from device_agent.errors import NotWanted
 from device_agent.sensors import real_host
 from wire.shard import Shard, make_shard
@@ -91,9 +88,10 @@ def make_config(rounds: int = 3, devices: int = 3, **sections: object) -> Coordi
 class Lab:
     """Broker, agents and coordinators that come and go in one test."""
 
-    def __init__(self, folder: Path, group: TaskGroup) -> None:
+    def __init__(self, folder: Path, group: TaskGroup, broker: MemoryBroker) -> None:
         self.folder = folder
-        self.broker = MemoryBroker()
+        self.broker = broker
+        self.roster: Sequence[str] = ()
         self.shards = Shards()
         self.evaluator = NormEvaluator()
         self.progress: list[Progress] = []
@@ -110,6 +108,7 @@ class Lab:
             name=name,
             cache_folder=str(self.folder / name),
             data=None if data is None else str(data),
+            timeouts=Timeouts(hello_s=0.5, resend_s=0.5),
         )
         agent = Agent(config, real_host(), lambda will: self.broker.transport(name, will))
         self._agents[name] = anyio.CancelScope()
@@ -127,12 +126,7 @@ class Lab:
             config,
             artifact=ARTIFACT,
             vector=initial_vector(ARTIFACT.spec, config.seed_init),
-            decisions=Decisions(
-                config,
-                make_selector(config.selection),
-                make_estimator(config.selection),
-                make_aggregator(config.aggregation),
-            ),
+            decisions=make_decisions(config),
             store=store,
             shards=self.shards,
             evaluator=self.evaluator,
@@ -140,6 +134,7 @@ class Lab:
             topics=Topics(),
             boot=self._boots,
             attempt=attempt,
+            roster=self.roster,
             listener=self._listen,
         )
 
@@ -186,11 +181,13 @@ class Lab:
 
 
 @asynccontextmanager
-async def lab(folder: Path, agents: int = 3, limit_s: float = 60.0) -> AsyncIterator[Lab]:
+async def lab(
+    folder: Path, agents: int = 3, limit_s: float = 60.0, broker: MemoryBroker | None = None
+) -> AsyncIterator[Lab]:
     """A lab with agents pi-0, pi-1, ... that is gone after `limit_s` whatever happens."""
     with anyio.fail_after(limit_s):
         async with anyio.create_task_group() as group:
-            place = Lab(folder, group)
+            place = Lab(folder, group, broker or MemoryBroker())
             for i in range(agents):
                 place.start_agent(f"pi-{i}")
             yield place

@@ -3,9 +3,6 @@
 import msgspec
 import numpy as np
 
-from coordinator.algorithms.aggregation.build import make_aggregator
-from coordinator.algorithms.estimation.build import make_estimator
-from coordinator.algorithms.selection.build import make_selector
 from coordinator.config import (
     AggregationConfig,
     CoordinatorConfig,
@@ -15,7 +12,7 @@ from coordinator.config import (
     SelectionConfig,
     TrainingConfig,
 )
-from coordinator.decisions import Decisions, Observation
+from coordinator.decisions import Decisions, Observation, make_decisions
 from coordinator.registry import Registry
 from tests.coordinator.builders import context, hello
 
@@ -36,12 +33,7 @@ def decisions(**selection: object) -> Decisions:
         round=RoundConfig(deadline_s=30.0),
         evaluation=EvaluationConfig(),
     )
-    return Decisions(
-        config,
-        make_selector(config.selection),
-        make_estimator(config.selection),
-        make_aggregator(config.aggregation),
-    )
+    return make_decisions(config)
 
 
 def fleet(n: int = 5) -> Registry:
