@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import anyio
 import anyio.to_thread
 import msgspec
-import numpy as np
 
 from coordinator.accounting import (
     Before,
@@ -16,7 +15,6 @@ from coordinator.accounting import (
     round_row,
     selection_rows,
 )
-from coordinator.algorithms.aggregation.base import Reports
 from coordinator.algorithms.arrays import Vector
 from coordinator.blobs import PublicBlobs
 from coordinator.config import CoordinatorConfig
@@ -25,13 +23,14 @@ from coordinator.fleet import Fleet
 from coordinator.grades import metric_rows
 from coordinator.journal import Journal
 from coordinator.lag import LagMeter
+from coordinator.merging import Merging
 from coordinator.play import Player, slots
 from coordinator.ports import Evaluator
 from coordinator.registry import Registry
-from coordinator.round import Exchange, Round, Stage
+from coordinator.round import Round, Stage
 from coordinator.store.records import MetricRow, RoundRow
 from coordinator.traffic import Traffic
-from coordinator.uploads import Uploads
+from coordinator.update_store import UpdateStore
 from wire.artifact import TaskSpec
 from wire.chunks import DEFAULT_CHUNK_BYTES, manifest_of
 from wire.messages import Hyperparameters, Manifest, Train
@@ -69,7 +68,6 @@ class Campaign:
         fleet: Fleet,
         *,
         player: Player,
-        uploads: Uploads,
         public: PublicBlobs,
         journal: Journal,
         lag: LagMeter,
@@ -85,7 +83,6 @@ class Campaign:
         self._fleet = fleet
         self._registry = fleet.registry
         self._player = player
-        self._uploads = uploads
         self._public = public
         self._journal = journal
         self._lag = lag
@@ -163,26 +160,33 @@ class Campaign:
             slots=slots(self._task.layout.size_bytes),
             wanted=self._config.selection.per_round,
         )
+        merging = self._begin_merge(round_id)
         self._registry.open_round(names, round_id)
         self._lag.start()
         if names:
             self._journal.event("dispatched", " ".join(names), round_id=round_id)
-            await self._player.play(played, self._trains(choice, names))
+            await self._player.play(played, self._trains(choice, names), merging)
             now = next(iter(played.exchanges.values())).dispatched
         else:
             self._journal.event("void", "no device was available", round_id=round_id)
             await self._fleet.wait_change(self._config.round.void_wait_s)
-        await self._close(choice, played, known, now)
+        await self._close(choice, played, known, now, merging)
 
     async def _close(
-        self, choice: Choice, played: Round, known: dict[str, Before], dispatched: float
+        self,
+        choice: Choice,
+        played: Round,
+        known: dict[str, Before],
+        dispatched: float,
+        merging: Merging,
     ) -> None:
         """Merge, learn, write down, evaluate."""
         ended, lag = self._journal.now(), self._lag.p99_s()
         exchanges = list(played.exchanges.values())
-        done = [x for x in exchanges if x.stage is Stage.DONE]
-        if done:
-            await self._merge(played.id, done)
+        aggregated = {x.device for x in exchanges if x.stage is Stage.DONE}
+        if aggregated:
+            self.vector = (await merging.finish()).vector
+            await self._publish_model()
         elif exchanges:
             self._journal.event(
                 "void", "no update arrived; the model stays", level="warning", round_id=played.id
@@ -197,7 +201,6 @@ class Campaign:
             trained=[x.device for x in exchanges if x.offer is not None],
             draining=[x.device for x in exchanges if x.stage in _DRAINING],
         )
-        aggregated = {x.device for x in done}
         selections = selection_rows(choice, self._registry, self._decisions, aggregated)
         model_bytes = self._task.layout.size_bytes
         row = round_row(
@@ -279,30 +282,15 @@ class Campaign:
             for name in names
         }
 
-    async def _merge(self, round_id: int, done: list[Exchange]) -> None:
-        needs_loss = self._decisions.aggregator.needs_loss
-        devices = [self._registry[x.device] for x in done]
-        offers = [x.offer for x in done if x.offer is not None]
-        reports = Reports(
-            rows=np.array([d.row for d in devices], dtype=np.int64),
-            n_k=np.array(
-                [
-                    min(offer.n_k, device.n_registered or offer.n_k)
-                    for offer, device in zip(offers, devices, strict=True)
-                ],
-                dtype=np.int64,
-            ),
-            models=[self._uploads.vectors[x.device] for x in done],
-            loss_before=np.array([offer.loss_before for offer in offers], dtype=np.float64)
-            if needs_loss
-            else None,
-            learning_rate=self._config.training.learning_rate_at(round_id),
+    def _begin_merge(self, round_id: int) -> Merging:
+        layout = self._task.layout
+        accumulator = self._decisions.begin_merge(
+            round_id,
+            self.vector,
+            layout.n_params,
+            lambda: UpdateStore(self._journal.store.folder, layout.n_values),
         )
-        merge = await anyio.to_thread.run_sync(
-            self._decisions.merge, self.vector, self._task.layout.n_params, reports
-        )
-        self.vector = merge.vector
-        await self._publish_model()
+        return Merging(accumulator, self._registry)
 
     async def _evaluate(self, round_id: int) -> MetricRow | None:
         every = self._config.evaluation.every

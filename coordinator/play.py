@@ -7,6 +7,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from coordinator.journal import Journal
+from coordinator.merging import Merging
 from coordinator.post import Post
 from coordinator.round import (
     Abandon,
@@ -43,11 +44,11 @@ from wire.messages import (
 
 UPLOAD_MEMORY_BYTES = 256_000_000
 MIN_SLOTS, MAX_SLOTS = 2, 16
-"""G = clamp(256 MB / vector, 2, 16) devices upload at the same time (design.md, Transfer)."""
+"""G = clamp(256 MB / vector, 2, 16) updates in memory at the same time (design.md, Transfer)."""
 
 
 def slots(vector_bytes: int) -> int:
-    """Return how many devices may upload at the same time."""
+    """Return how many updates may be in memory at the same time."""
     return min(max(UPLOAD_MEMORY_BYTES // max(vector_bytes, 1), MIN_SLOTS), MAX_SLOTS)
 
 
@@ -60,14 +61,18 @@ class Player:
         self._journal = journal
         self._group = group
         self._round: Round | None = None
+        self._merging: Merging | None = None
         self._trains: dict[str, Train] = {}
         self._pings: dict[int, tuple[str, float]] = {}
         self._ping_seq = 0
         self._moved = anyio.Event()
 
-    async def play(self, played: Round, trains: Mapping[str, Train]) -> None:
-        """Dispatch, then carry out what the table orders until nothing more can arrive."""
-        self._round, self._trains = played, dict(trains)
+    async def play(self, played: Round, trains: Mapping[str, Train], merging: Merging) -> None:
+        """Dispatch, then carry out what the table orders until nothing more can arrive.
+
+        The last accepted updates may still be on their way into `merging`.
+        """
+        self._round, self._trains, self._merging = played, dict(trains), merging
         self._uploads.clear()
         self._pings.clear()
         now = self._journal.now()
@@ -85,7 +90,7 @@ class Player:
 
     def finish(self) -> None:
         """Forget the round; what still arrives for it is too late."""
-        self._round = None
+        self._round, self._merging = None, None
         self._trains.clear()
         self._uploads.clear()
 
@@ -215,7 +220,8 @@ class Player:
                 self._uploads.open(device, offer.manifest)
                 start(self._grant, device)
             case Check():
-                start(self._check, device, played)
+                assert self._merging is not None
+                start(self._check, device, played, self._merging)
             case Accept():
                 start(self._receive, device, played, "")
             case Abandon(why=why):
@@ -249,10 +255,16 @@ class Player:
         grant = Grant(round=self._round.id, id=exchange.offer.manifest.id, window=WINDOW)
         await self._post.tell(device, grant)
 
-    async def _check(self, device: str, played: Round) -> None:
+    async def _check(self, device: str, played: Round, merging: Merging) -> None:
+        """Verify an update; if the table then accepts it, add it, and only then give it back."""
         fault = await self._uploads.check(device)
-        if self._round is played:
+        async with merging.turn:
+            if self._round is not played:
+                return
             self._on(Checked(device, fault))
+            exchange = played.exchanges[device]
+            if exchange.stage is Stage.DONE:
+                await merging.add(exchange, self._uploads.take(device))
 
     async def _receive(self, device: str, played: Round, fault: str) -> None:
         offer = played.exchanges[device].offer

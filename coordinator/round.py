@@ -201,7 +201,7 @@ class Round:
     attempt: int
     deadline_s: float
     slots: int
-    """Devices that may upload at the same time (G)."""
+    """Updates that may be on their way or being checked at the same time (G)."""
     wanted: int
     """Updates after which the round is over (per_round)."""
     exchanges: dict[str, Exchange] = field(default_factory=dict)
@@ -298,7 +298,8 @@ class Round:
                 self._end(x, Stage.CANCELLED, "enough updates had arrived", orders)
 
     def _grant_next(self, now: float, orders: list[Order]) -> None:
-        free = self.slots - len(self.in_stage(Stage.GRANTED))
+        taken = len(self.in_stage(Stage.GRANTED)) + len(self.in_stage(Stage.CHECKING))
+        free = self.slots - taken
         for device in self._queue[: max(free, 0)]:
             x = self.exchanges[device]
             x.stage, x.granted = Stage.GRANTED, now

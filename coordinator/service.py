@@ -141,7 +141,6 @@ class Coordinator:
             self._decisions,
             fleet,
             player=player,
-            uploads=uploads,
             public=public,
             journal=self._journal,
             lag=self._lag,

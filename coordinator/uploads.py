@@ -21,6 +21,8 @@ class _Upload:
     intake: Intake
     sha256: bytes | None = None
     resent: int = 0
+    vector: Vector | None = None
+    """The update, shape (n_values,), once it has been verified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +37,16 @@ class Complete:
 
 
 class Uploads:
-    """The open uploads of a round and the vectors that have been verified."""
+    """The open uploads of a round.
+
+    Memory is taken when one is granted, and given back as soon as the update is taken or nobody
+    wants it any more.
+    """
 
     def __init__(self, layout: Layout, now: Callable[[], float]) -> None:
         self._layout = layout
         self._now = now
         self._open: dict[str, _Upload] = {}
-        self.vectors: dict[str, Vector] = {}
 
     def fault_in_offer(self, manifest: Manifest) -> str | None:
         """Return what is wrong with an announced update, or None."""
@@ -87,21 +92,26 @@ class Uploads:
         if upload is None or upload.sha256 is None:
             return "update: incomplete"
         try:
-            vector = await anyio.to_thread.run_sync(self._verify, upload.intake, upload.sha256)
+            upload.vector = await anyio.to_thread.run_sync(
+                self._verify, upload.intake, upload.sha256
+            )
         except DecodeError as exc:
             return str(exc)
-        self.vectors[device] = vector
         return None
+
+    def take(self, device: str) -> Vector:
+        """Hand over a verified update, shape (n_values,), and forget it."""
+        vector = self._open.pop(device).vector
+        assert vector is not None, "only a checked update may be taken"
+        return vector
 
     def forget(self, device: str) -> None:
         """Free an upload that nobody wants any more."""
         self._open.pop(device, None)
-        self.vectors.pop(device, None)
 
     def clear(self) -> None:
         """End of the round: free everything."""
         self._open.clear()
-        self.vectors.clear()
 
     def _verify(self, intake: Intake, sha256: bytes) -> Vector:
         intake.verify(sha256)

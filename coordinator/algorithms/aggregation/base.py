@@ -1,9 +1,24 @@
 """What every aggregation rule sees and answers."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from coordinator.algorithms.arrays import Floats, Ints, Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One verified update."""
+
+    row: int
+    """Device row."""
+    n_k: int
+    """Training examples behind it, positive."""
+    model: Vector
+    """Model after local training, shape (n_values,), `[params | buffers]`, all finite."""
+    loss_before: float | None
+    """F_k(w_t) before local training, nats; None if the rule does not need it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,12 +29,18 @@ class Reports:
     """Device rows, shape (K,)."""
     n_k: Ints
     """Training examples behind each, shape (K,), all positive."""
-    models: list[Vector]
+    models: Sequence[Vector]
     """Models after local training, K vectors of shape (n_values,), `[params | buffers]`."""
     loss_before: Floats | None
     """F_k(w_t) before local training, nats, shape (K,); None if the rule does not need it."""
     learning_rate: float
     """Local step size eta_l of this round."""
+
+    def one_by_one(self) -> Iterator[Report]:
+        """Yield each of them alone."""
+        losses = [None] * len(self.models) if self.loss_before is None else self.loss_before
+        for row, n_k, model, loss in zip(self.rows, self.n_k, self.models, losses, strict=True):
+            yield Report(int(row), int(n_k), model, None if loss is None else float(loss))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +50,26 @@ class Merge:
     vector: Vector
     """The next global model, shape (n_values,)."""
     weights: Floats
-    """Effective mixing weight of each report, shape (K,)."""
+    """Effective mixing weight of each report, shape (K,), in the order they were given."""
+
+
+class Accumulator(Protocol):
+    """The merge of one round, fed while updates still arrive.
+
+    Nothing outside it changes before `finish`: a round that is given up leaves no trace.
+    """
+
+    def add(self, report: Report) -> None:
+        """Take an update into the merge; the model is not needed afterwards.
+
+        Raises:
+            ValueError: The rule needs a loss and the report has none.
+        """
+        ...
+
+    def finish(self) -> Merge:
+        """Return the next model; to be called once."""
+        ...
 
 
 class Aggregator(Protocol):
@@ -49,3 +89,19 @@ class Aggregator(Protocol):
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over a state that `to_state` returned."""
         ...
+
+
+@runtime_checkable
+class Streaming(Aggregator, Protocol):
+    """A rule that needs each update only once, so that memory does not grow with the cohort."""
+
+    def begin(self, vector: Vector, n_params: int, learning_rate: float) -> Accumulator:
+        """Return the empty merge of a round that was sent `vector`, shape (n_values,)."""
+        ...
+
+
+def merge_one_by_one(accumulator: Accumulator, reports: Reports) -> Merge:
+    """Return what a streaming rule makes of a round that is all there."""
+    for report in reports.one_by_one():
+        accumulator.add(report)
+    return accumulator.finish()

@@ -4,9 +4,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coordinator.algorithms.aggregation.base import Merge, Reports
-from coordinator.algorithms.aggregation.guard import normalised, usable, weighted_sum
+from coordinator.algorithms.aggregation.base import Merge, Report, Reports, merge_one_by_one
+from coordinator.algorithms.aggregation.guard import is_usable, normalised
 from coordinator.algorithms.aggregation.participation import Participation
+from coordinator.algorithms.aggregation.running import RunningSum, total_of
 from coordinator.algorithms.arrays import Vector
 
 
@@ -26,21 +27,16 @@ class FedAvg:
     needs_loss = False
 
     def __init__(self, weights: Literal["n", "n_over_pi"] = "n") -> None:
-        self._weights = weights
         self._participation = Participation()
+        self._corrects = weights == "n_over_pi"
+
+    def begin(self, vector: Vector, n_params: int, learning_rate: float) -> "Average":
+        """Return the empty average of a round that was sent `vector`, shape (n_values,)."""
+        return Average(vector, self._participation if self._corrects else None)
 
     def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
         """Return the next model, shape (n_values,), or the same one if no report is usable."""
-        weights = np.zeros(len(reports.models))
-        at = usable(vector, reports)
-        if at.size == 0:
-            return Merge(vector.copy(), weights)
-        n_k = reports.n_k[at].astype(np.float64)
-        if self._weights == "n_over_pi":
-            n_k = n_k / self._participation.observe(reports.rows[at])
-        weights[at] = normalised(n_k)
-        merged = weighted_sum([reports.models[k] for k in at], weights[at])
-        return Merge(merged.astype(np.float32), weights)
+        return merge_one_by_one(self.begin(vector, n_params, reports.learning_rate), reports)
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists, for the checkpoint."""
@@ -49,3 +45,34 @@ class FedAvg:
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over a state that `to_state` returned."""
         self._participation.load_state(state)
+
+
+class Average:
+    """One round of FedAvg as a fraction, sum_k a_k w_k over sum_k a_k, a_k = n_k or n_k / pi_k."""
+
+    def __init__(self, sent: Vector, participation: Participation | None) -> None:
+        self._sent = sent
+        self._participation = participation
+        self._sum = RunningSum(sent.size)
+        self._rows: list[int] = []
+        self._weights: list[float] = []
+
+    def add(self, report: Report) -> None:
+        """Take an update into the sum, with weight 0 if it is not usable."""
+        weight = 0.0
+        if is_usable(self._sent, report):
+            weight = float(report.n_k)
+            if self._participation is not None:
+                weight /= self._participation.rate(report.row)
+            self._sum.add(weight, report.model)
+            self._rows.append(report.row)
+        self._weights.append(weight)
+
+    def finish(self) -> Merge:
+        """Return the next model, shape (n_values,), or the same one if nothing was usable."""
+        weights = np.array(self._weights)
+        if not self._rows:
+            return Merge(self._sent.copy(), weights)
+        if self._participation is not None:
+            self._participation.observe(np.array(self._rows, dtype=np.int64))
+        return Merge(self._sum.divided_by(total_of(weights)), normalised(weights))

@@ -22,6 +22,12 @@ class Participation:
         self._merged: Ints = np.zeros(0, dtype=np.int64)
         self._rounds: Ints = np.zeros(0, dtype=np.int64)
 
+    def rate(self, row: int) -> float:
+        """Return the pi of a row if it is merged in this round."""
+        is_known = row < len(self._rounds)
+        merged, rounds = (self._merged[row], self._rounds[row]) if is_known else (0, 0)
+        return max(float((merged + 1) / (rounds + 1)), RATE_FLOOR)
+
     def observe(self, rows: Ints) -> Floats:
         """Count one round in which `rows`, shape (K,), are merged; return their pi, shape (K,)."""
         n = int(rows.max()) + 1

@@ -1,17 +1,22 @@
 """q-FedAvg: the more a device loses with the current model, the more its update counts."""
 
 import math
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from coordinator.algorithms.aggregation.base import Merge, Reports
-from coordinator.algorithms.aggregation.guard import normalised, usable, weighted_sum
+from coordinator.algorithms.aggregation.base import Merge, Report, Reports, merge_one_by_one
+from coordinator.algorithms.aggregation.guard import is_usable
 from coordinator.algorithms.aggregation.participation import Participation
-from coordinator.algorithms.arrays import Floats, Ints, Vector
+from coordinator.algorithms.aggregation.running import RunningSum, squared_distance, total_of
+from coordinator.algorithms.arrays import Floats, Vector
 
 SMALLEST_LOSS = 1e-10
 """Floor of a loss before it is raised to a power (q - 1 may be negative); nats."""
+
+HEADROOM = 512
+"""How many powers of two a coefficient may lie above the unit of its sum; float64 ends at 1023."""
 
 
 def q_ffl_weights(
@@ -43,8 +48,24 @@ def q_ffl_weights(
     floored = np.maximum(losses, SMALLEST_LOSS)
     power = np.exp(q * (np.log(floored) - np.log(floored.max())))
     h = power * (q / floored * lipschitz**2 * squared_norms + lipschitz)
-    a: Floats = p * power * lipschitz / (p * h).sum()
+    a: Floats = p * power * lipschitz / total_of(p * h)
     return a
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """What is left of an update that is in the sums."""
+
+    at: int
+    """Its place among the reports."""
+    row: int
+    n_k: int
+    p: float
+    loss: float
+    squared_norm: float
+    mantissa: float
+    exponent: int
+    """p F^q = mantissa 2^exponent, whatever the power."""
 
 
 class QFedAvg:
@@ -74,8 +95,21 @@ class QFedAvg:
         """
         if not (math.isfinite(q) and q >= 0.0):
             raise ValueError(f"q-fedavg: q must be finite and >= 0, got {q}; 0 is FedAvg")
-        self._q, self._sampling_weights, self._weights = q, sampling_weights, weights
+        self._q = q
+        self._counts_examples = sampling_weights == "uniform"
+        self._corrects = self._counts_examples and weights == "n_over_pi"
         self._participation = Participation()
+
+    def begin(self, vector: Vector, n_params: int, learning_rate: float) -> "QMerge":
+        """Return the empty merge of a round that was sent `vector`, shape (n_values,)."""
+        return QMerge(
+            vector,
+            n_params,
+            q=self._q,
+            lipschitz=1.0 / learning_rate,
+            counts_examples=self._counts_examples,
+            participation=self._participation if self._corrects else None,
+        )
 
     def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
         """Return the next model, shape (n_values,).
@@ -86,25 +120,7 @@ class QFedAvg:
         Raises:
             ValueError: The reports carry no losses at all.
         """
-        weights = np.zeros(len(reports.models))
-        at = usable(vector, reports, needs_loss=True)
-        losses = np.zeros(0) if reports.loss_before is None else reports.loss_before[at]
-        if at.size == 0 or (self._q > 0.0 and not losses.any()):
-            return Merge(vector.copy(), weights)
-        sent = vector[:n_params].astype(np.float64)
-        params = [reports.models[k][:n_params] for k in at]
-        buffers = [reports.models[k][n_params:] for k in at]
-        n_k = reports.n_k[at].astype(np.float64)
-        weights[at] = q_ffl_weights(
-            np.array([np.square(sent - w_k).sum() for w_k in params]),
-            losses,
-            self._p(n_k, reports.rows[at]),
-            self._q,
-            1.0 / reports.learning_rate,
-        )
-        moved = (1.0 - weights[at].sum()) * sent + weighted_sum(params, weights[at])
-        averaged = weighted_sum(buffers, normalised(n_k))
-        return Merge(np.concatenate([moved, averaged]).astype(np.float32), weights)
+        return merge_one_by_one(self.begin(vector, n_params, reports.learning_rate), reports)
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists, for the checkpoint."""
@@ -114,10 +130,97 @@ class QFedAvg:
         """Take over a state that `to_state` returned."""
         self._participation.load_state(state)
 
-    def _p(self, n_k: Floats, rows: Ints) -> Floats:
-        """Return the factor of each client, shape (K,), from its examples and its row."""
-        if self._sampling_weights == "none":
-            return np.ones(len(n_k))
-        if self._weights == "n_over_pi":
-            return normalised(n_k / self._participation.observe(rows))
-        return normalised(n_k)
+
+class QMerge:
+    """One round of q-FFL as running sums of c_k w_k, with c_k = p_k F_k^q in units of 2^unit.
+
+        w' = (sum_k c_k w_k + (H - C) w) / H,   C = sum_k c_k,   H = c_k / a_k = C / sum_k a_k
+
+    The unit follows the largest loss: it moves when a loss arrives that would overflow it, and
+    as it is a power of two, moving it rounds nothing.
+    """
+
+    def __init__(
+        self,
+        sent: Vector,
+        n_params: int,
+        *,
+        q: float,
+        lipschitz: float,
+        counts_examples: bool,
+        participation: Participation | None,
+    ) -> None:
+        self._sent, self._n_params = sent, n_params
+        self._q, self._lipschitz = q, lipschitz
+        self._counts_examples = counts_examples
+        self._participation = participation
+        self._params = RunningSum(n_params)
+        self._buffers = RunningSum(sent.size - n_params)
+        self._unit = 0
+        self._clients: list[_Client] = []
+        self._count = 0
+
+    def add(self, report: Report) -> None:
+        """Take an update into the sums, unless it is not usable.
+
+        Raises:
+            ValueError: The report has no loss.
+        """
+        at, self._count = self._count, self._count + 1
+        if not is_usable(self._sent, report, needs_loss=True):
+            return
+        client = self._client(at, report)
+        if not self._clients:
+            self._unit = client.exponent
+        elif client.exponent > self._unit + HEADROOM:
+            self._params.shift(self._unit - client.exponent)
+            self._unit = client.exponent
+        self._clients.append(client)
+        self._params.add(self._coefficient(client), report.model[: self._n_params])
+        self._buffers.add(float(report.n_k), report.model[self._n_params :])
+
+    def finish(self) -> Merge:
+        """Return the next model, shape (n_values,), or the same one if nothing moves it."""
+        weights, clients = np.zeros(self._count), self._clients
+        losses = np.array([client.loss for client in clients])
+        if not clients or (self._q > 0.0 and not losses.any()):
+            return Merge(self._sent.copy(), weights)
+        if self._participation is not None:
+            self._participation.observe(np.array([client.row for client in clients]))
+        a = q_ffl_weights(
+            np.array([client.squared_norm for client in clients]),
+            losses,
+            np.array([client.p for client in clients]),
+            self._q,
+            self._lipschitz,
+        )
+        weights[[client.at for client in clients]] = a
+        coefficients = total_of(np.array([self._coefficient(client) for client in clients]))
+        divisor = coefficients / total_of(a)
+        self._params.add(divisor - coefficients, self._sent[: self._n_params])
+        moved = self._params.divided_by(divisor)
+        averaged = self._buffers.divided_by(float(sum(client.n_k for client in clients)))
+        return Merge(np.concatenate([moved, averaged]), weights)
+
+    def _client(self, at: int, report: Report) -> _Client:
+        assert report.loss_before is not None
+        p = float(report.n_k) if self._counts_examples else 1.0
+        if self._participation is not None:
+            p /= self._participation.rate(report.row)
+        exponent = self._q * math.log2(max(report.loss_before, SMALLEST_LOSS))
+        whole = math.floor(exponent)
+        return _Client(
+            at=at,
+            row=report.row,
+            n_k=report.n_k,
+            p=p,
+            loss=report.loss_before,
+            squared_norm=squared_distance(
+                self._sent[: self._n_params], report.model[: self._n_params]
+            ),
+            mantissa=p * 2.0 ** (exponent - whole),
+            exponent=whole,
+        )
+
+    def _coefficient(self, client: _Client) -> float:
+        return math.ldexp(client.mantissa, client.exponent - self._unit)

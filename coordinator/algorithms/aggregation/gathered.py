@@ -1,0 +1,55 @@
+"""The merge of a rule that must see all updates at once."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from coordinator.algorithms.aggregation.base import Aggregator, Merge, Report, Reports
+from coordinator.algorithms.arrays import Vector
+
+
+class Models(Protocol):
+    """Where models are kept until the last one is there."""
+
+    def append(self, model: Vector) -> None:
+        """Keep a copy of a model, shape (n_values,)."""
+        ...
+
+    def all(self) -> Sequence[Vector]:
+        """Return what was kept, in that order."""
+        ...
+
+
+class Gathered:
+    """Keeps what arrives, and leaves the merge to the rule."""
+
+    def __init__(
+        self, rule: Aggregator, vector: Vector, n_params: int, learning_rate: float, models: Models
+    ) -> None:
+        self._rule = rule
+        self._vector = vector
+        self._n_params = n_params
+        self._learning_rate = learning_rate
+        self._models = models
+        self._rows: list[int] = []
+        self._n_k: list[int] = []
+        self._losses: list[float | None] = []
+
+    def add(self, report: Report) -> None:
+        """Keep an update."""
+        self._models.append(report.model)
+        self._rows.append(report.row)
+        self._n_k.append(report.n_k)
+        self._losses.append(report.loss_before)
+
+    def finish(self) -> Merge:
+        """Return the next model, by the rule's own `merge`."""
+        reports = Reports(
+            rows=np.array(self._rows, dtype=np.int64),
+            n_k=np.array(self._n_k, dtype=np.int64),
+            models=self._models.all(),
+            loss_before=np.array(self._losses, dtype=np.float64) if self._rule.needs_loss else None,
+            learning_rate=self._learning_rate,
+        )
+        return self._rule.merge(self._vector, self._n_params, reports)
