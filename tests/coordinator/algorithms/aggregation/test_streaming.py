@@ -1,0 +1,198 @@
+"""Merging while updates arrive: any order, no trace before the end, nothing kept but the sums."""
+
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.algorithms.aggregation import Gathered, Streaming, make_aggregator
+from coordinator.algorithms.aggregation.base import Merge, Report, Reports
+from coordinator.algorithms.aggregation.participation import Participation
+from coordinator.algorithms.aggregation.q_ffl import QFedAvg, q_ffl_weights
+from coordinator.algorithms.aggregation.running import BLOCK
+from coordinator.algorithms.arrays import Vector
+from tests.coordinator.algorithms.aggregation.rounds import reports, vector
+from tests.coordinator.algorithms.aggregation.test_every_aggregator import (
+    CONFIGS,
+    N_PARAMS,
+    SENT,
+    every_rule,
+    merged,
+)
+from tests.strategies import client_models
+
+
+def streaming(name: str) -> Streaming:
+    rule = make_aggregator(CONFIGS[name])
+    assert isinstance(rule, Streaming)
+    return rule
+
+
+def streamed(rule: Streaming, arrivals: list[Report], learning_rate: float = 0.1) -> Merge:
+    merge = rule.begin(SENT, N_PARAMS, learning_rate)
+    for report in arrivals:
+        merge.add(report)
+    return merge.finish()
+
+
+@every_rule
+@settings(max_examples=40)
+@given(given_=client_models(), data=st.data())
+def test_streaming_in_any_order_is_the_batch(
+    name: str, given_: Reports, data: st.DataObject
+) -> None:
+    order = data.draw(st.permutations(range(len(given_.rows))))
+    arrivals = list(given_.one_by_one())
+    stream = streamed(streaming(name), [arrivals[at] for at in order], given_.learning_rate)
+    batch = merged(name, given_)
+    np.testing.assert_array_equal(stream.vector, batch.vector)
+    np.testing.assert_array_equal(stream.weights, batch.weights[order])
+
+
+@every_rule
+def test_the_order_changes_no_bit_of_a_large_model(name: str) -> None:
+    """Fifty devices, two blocks of values that span 12 orders of magnitude, losses 13."""
+    rng = np.random.default_rng(5)
+    size = BLOCK + 100
+    scale = 10.0 ** rng.uniform(-6, 6, size)
+    sent = (scale * rng.standard_normal(size)).astype(np.float32)
+    arrivals = [
+        Report(
+            row=row,
+            n_k=int(rng.integers(1, 5000)),
+            model=(sent + 0.1 * scale * rng.standard_normal(size)).astype(np.float32),
+            loss_before=float(10.0 ** rng.uniform(-10, 3)),
+        )
+        for row in range(50)
+    ]
+    vectors = []
+    for order in (range(50), range(49, -1, -1), rng.permutation(50).tolist()):
+        merge = streaming(name).begin(sent, size - 50, 0.01)
+        for at in order:
+            merge.add(arrivals[at])
+        vectors.append(merge.finish().vector)
+    assert vectors[0].tobytes() == vectors[1].tobytes() == vectors[2].tobytes()
+
+
+@every_rule
+def test_agrees_with_the_plain_float64_formula(name: str) -> None:
+    rng = np.random.default_rng(6)
+    count, config = 20, CONFIGS[name]
+    given_ = reports(
+        rng.standard_normal((count, 5)).tolist(),
+        losses=rng.uniform(0.1, 3.0, count).tolist(),
+        n_k=rng.integers(1, 900, count).tolist(),
+    )
+    models = np.array(given_.models, dtype=np.float64)
+    share = given_.n_k / given_.n_k.sum()
+    expected = share @ models
+    if config.rule == "q-fedavg":
+        assert given_.loss_before is not None
+        sent = SENT[:N_PARAMS].astype(np.float64)
+        p = np.ones(count) if config.sampling_weights == "none" else share
+        norms = np.square(models[:, :N_PARAMS] - sent).sum(axis=1)
+        a = q_ffl_weights(norms, given_.loss_before, p, config.q, 1.0 / given_.learning_rate)
+        expected[:N_PARAMS] = sent + a @ (models[:, :N_PARAMS] - sent)
+    np.testing.assert_allclose(merged(name, given_).vector, expected, rtol=1e-6, atol=1e-7)
+
+
+@every_rule
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_never_enters(name: str, bad: float) -> None:
+    good = list(reports([[1, 2, 3, 4, 5], [3, 2, 1, 0, -1]], losses=[1.0, 2.0]).one_by_one())
+    poison = replace(good[0], row=9, model=vector(0, 0, 0, 0, bad))
+    clean = streamed(streaming(name), good)
+    for at in range(3):
+        merge = streamed(streaming(name), [*good[:at], poison, *good[at:]])
+        np.testing.assert_array_equal(merge.vector, clean.vector)
+        assert merge.weights[at] == 0.0
+
+
+@every_rule
+def test_a_round_that_is_given_up_leaves_no_trace(name: str) -> None:
+    given_up, untouched = streaming(name), streaming(name)
+    first = list(reports([[1, 2, 3, 4, 5]], rows=[3]).one_by_one())
+    later = list(reports([[0, 1, 0, 1, 0], [2, 2, 2, 2, 2]], rows=[0, 3]).one_by_one())
+    abandoned = given_up.begin(SENT, N_PARAMS, 0.1)
+    abandoned.add(first[0])
+    assert given_up.to_state() == untouched.to_state()
+    mine, theirs = streamed(given_up, later), streamed(untouched, later)
+    np.testing.assert_array_equal(mine.vector, theirs.vector)
+    assert given_up.to_state() == untouched.to_state()
+
+
+@every_rule
+def test_a_model_is_let_go_as_soon_as_it_is_added(name: str) -> None:
+    merge = streaming(name).begin(SENT, N_PARAMS, 0.1)
+    model = vector(1, 2, 3, 4, 5)
+    gone = weakref.ref(model)
+    merge.add(Report(row=0, n_k=4, model=model, loss_before=1.0))
+    del model
+    assert gone() is None
+    assert merge.finish().weights.shape == (1,)
+
+
+@pytest.mark.parametrize("q", [0.5, 15.0, 1000.0])
+@pytest.mark.parametrize("losses", [[1e-9, 1.0, 1e3, 1e9], [1e9, 1e3, 1.0, 0.0]])
+def test_a_much_larger_loss_may_arrive_at_any_time(q: float, losses: list[float]) -> None:
+    """The powers span up to 10^19000; what is small against the largest leaves no bit behind."""
+    rng = np.random.default_rng(7)
+    given_ = reports(rng.standard_normal((4, 5)).tolist(), losses=losses)
+    merge = QFedAvg(q, "none").merge(SENT, 5, given_)
+    models = np.array(given_.models, dtype=np.float64)
+    norms = np.square(models - SENT).sum(axis=1)
+    a = q_ffl_weights(norms, np.array(losses), np.ones(4), q, 10.0)
+    np.testing.assert_allclose(merge.vector, SENT + a @ (models - SENT), rtol=1e-6)
+    np.testing.assert_allclose(merge.weights, a, rtol=1e-12)
+
+
+@given(rounds=st.lists(st.sets(st.integers(0, 5), min_size=1), max_size=8))
+def test_the_rate_is_known_before_the_round_is_counted(rounds: list[set[int]]) -> None:
+    counts = Participation()
+    for present in rounds:
+        rows = sorted(present)
+        known = [counts.rate(row) for row in rows]
+        assert counts.observe(np.array(rows)).tolist() == known
+
+
+class Median:
+    """A rule that must see all updates at once."""
+
+    needs_loss = True
+
+    def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
+        """Return the coordinate-wise median."""
+        assert reports.loss_before is not None
+        share = reports.loss_before / reports.loss_before.sum()
+        return Merge(np.median(np.array(reports.models), axis=0).astype(np.float32), share)
+
+    def to_state(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take nothing."""
+
+
+class Kept(list[Vector]):
+    """Models in a list."""
+
+    def all(self) -> list[Vector]:
+        """Return them."""
+        return self
+
+
+def test_a_rule_that_needs_all_updates_gets_them_in_the_order_of_arrival() -> None:
+    given_ = reports([[1, 9], [2, 8], [7, 3]], losses=[1, 2, 5], rows=[4, 0, 2], n_k=[5, 6, 7])
+    rule = Median()
+    assert not isinstance(rule, Streaming)
+    merge = Gathered(rule, vector(0, 0), 2, 0.1, Kept())
+    for report in given_.one_by_one():
+        merge.add(report)
+    done = merge.finish()
+    assert done.vector.tolist() == [2.0, 8.0]
+    assert done.weights.tolist() == [0.125, 0.25, 0.625]
