@@ -32,13 +32,9 @@ from coordinator.store.records import MetricRow, RoundRow
 from coordinator.traffic import Traffic
 from coordinator.update_store import UpdateStore
 from wire.artifact import TaskSpec
-from wire.chunks import DEFAULT_CHUNK_BYTES, manifest_of
+from wire.chunks import manifest_of, suitable_chunk_bytes
 from wire.messages import Hyperparameters, Manifest, Train
 from wire.tensors import vector_to_bytes
-
-MIN_CHUNK = 32 * 1024
-CHUNK_TIME_S = 0.5
-"""A chunk should take the slowest device about this long (notes on MQTT, section 8)."""
 
 _DRAINING = frozenset({Stage.LATE, Stage.CANCELLED})
 
@@ -136,9 +132,8 @@ class Campaign:
 
     async def _publish_model(self) -> None:
         data = vector_to_bytes(self.vector)
-        manifest = await anyio.to_thread.run_sync(
-            manifest_of, data, "model", chunk_bytes(self._registry)
-        )
+        chunk_bytes = suitable_chunk_bytes(slowest_bps(self._registry), len(data))
+        manifest = await anyio.to_thread.run_sync(manifest_of, data, "model", chunk_bytes)
         old, self._model = self._model, manifest
         if old is None or old.id != manifest.id:
             await self._public.publish(manifest, data)
@@ -308,17 +303,14 @@ class Campaign:
         return metric
 
 
-def chunk_bytes(registry: Registry) -> int:
-    """Return the chunk size that suits the slowest known link: half a second of it, 32-256 KiB."""
+def slowest_bps(registry: Registry) -> float | None:
+    """Return the slowest downlink that a device has reported, bit/s; None before the first."""
     rates = [
         device.context.downlink_bps
         for device in registry
         if device.context is not None and device.context.downlink_bps is not None
     ]
-    if not rates:
-        return DEFAULT_CHUNK_BYTES
-    wanted = int(min(rates) / 8 * CHUNK_TIME_S) // 1024 * 1024
-    return min(max(wanted, MIN_CHUNK), DEFAULT_CHUNK_BYTES)
+    return min(rates, default=None)
 
 
 def _hash_of(manifest: Manifest | None) -> str:

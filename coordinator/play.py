@@ -26,8 +26,9 @@ from coordinator.round import (
     Stage,
     Tick,
     Vanished,
+    upload_window,
 )
-from coordinator.uploads import WINDOW, Complete, Uploads
+from coordinator.uploads import Complete, Uploads
 from wire.errors import DecodeError
 from wire.messages import (
     Cancel,
@@ -217,7 +218,7 @@ class Player:
             case GrantUpload():
                 offer = played.exchanges[device].offer
                 assert offer is not None
-                self._uploads.open(device, offer.manifest)
+                self._uploads.open(device, offer.manifest, upload_window(offer.manifest))
                 start(self._grant, device)
             case Check():
                 assert self._merging is not None
@@ -252,7 +253,8 @@ class Player:
         exchange = self._round.exchanges.get(device) if self._round else None
         if exchange is None or exchange.offer is None or self._round is None:
             return
-        grant = Grant(round=self._round.id, id=exchange.offer.manifest.id, window=WINDOW)
+        manifest = exchange.offer.manifest
+        grant = Grant(round=self._round.id, id=manifest.id, window=upload_window(manifest))
         await self._post.tell(device, grant)
 
     async def _check(self, device: str, played: Round, merging: Merging) -> None:

@@ -15,7 +15,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
-from wire.messages import Offer
+from wire.messages import Manifest, Offer
+
+FLIGHT_BYTES = 8 << 20
+"""What granted uploads together may have waiting for us in the broker."""
+
+LARGE_CHUNK_BYTES = 128 * 1024
 
 
 class Stage(str, Enum):
@@ -298,13 +303,30 @@ class Round:
                 self._end(x, Stage.CANCELLED, "enough updates had arrived", orders)
 
     def _grant_next(self, now: float, orders: list[Order]) -> None:
-        taken = len(self.in_stage(Stage.GRANTED)) + len(self.in_stage(Stage.CHECKING))
-        free = self.slots - taken
-        for device in self._queue[: max(free, 0)]:
-            x = self.exchanges[device]
+        """Grant in the order of the queue, as long as there are slots and room in the broker."""
+        granted = self.in_stage(Stage.GRANTED)
+        free = self.slots - len(granted) - len(self.in_stage(Stage.CHECKING))
+        flight = sum(flight_bytes(x.offer.manifest) for x in granted if x.offer is not None)
+        while self._queue and free > 0:
+            x = self.exchanges[self._queue[0]]
+            assert x.offer is not None, "queued without an offer"
+            own = flight_bytes(x.offer.manifest)
+            if flight and flight + own > FLIGHT_BYTES:
+                return
+            free, flight = free - 1, flight + own
             x.stage, x.granted = Stage.GRANTED, now
-            orders.append(GrantUpload(device))
-        del self._queue[: max(free, 0)]
+            orders.append(GrantUpload(x.device))
+            del self._queue[0]
+
+
+def upload_window(manifest: Manifest) -> int:
+    """Return how many chunks of an upload may be un-acknowledged: 4, of large ones 2."""
+    return 4 if manifest.chunk_bytes <= LARGE_CHUNK_BYTES else 2
+
+
+def flight_bytes(manifest: Manifest) -> int:
+    """Return how much of an upload may wait for us in the broker."""
+    return min(upload_window(manifest) * manifest.chunk_bytes, manifest.size_bytes)
 
 
 _HANDLERS: dict[type[Event], Callable[..., None]] = {

@@ -12,9 +12,6 @@ from wire.messages import Manifest, UploadDone
 from wire.tensors import Layout, vector_from_bytes
 from wire.transfer import Intake
 
-WINDOW = 4
-"""Un-acknowledged chunks per device (notes on MQTT: W = 4, never over 8)."""
-
 
 @dataclass(slots=True)
 class _Upload:
@@ -59,9 +56,9 @@ class Uploads:
             )
         return None
 
-    def open(self, device: str, manifest: Manifest) -> None:
-        """Make room for the update of a device that is granted its upload."""
-        self._open[device] = _Upload(Intake(manifest, WINDOW))
+    def open(self, device: str, manifest: Manifest, window: int) -> None:
+        """Make room for the update of a device that is granted `window` chunks at a time."""
+        self._open[device] = _Upload(Intake(manifest, window))
 
     def on_frame(self, device: str, frame: bytes) -> tuple[bytes | None, Complete | None]:
         """Take a chunk; return the bitmap if an acknowledgement is due, and the end if it is one.

@@ -9,8 +9,6 @@ second, because what the coordinator predicts is M / B.
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from wire.chunks import DEFAULT_CHUNK_BYTES
-
 Direction: TypeAlias = Literal["down", "up"]
 
 PROBE_BYTES = 64 * 1024
@@ -27,9 +25,6 @@ SMOOTHING = 0.5
 
 MIN_TRANSFER_RATIO = 0.1
 """At least this part of the elapsed time is taken for transfer, whatever the round trip says."""
-
-SLOW_CHUNK_BYTES = 32 * 1024
-"""Smallest chunk of an upload."""
 
 MAX_BPS = 1e12
 """Fastest link believed, bit/s; keeps a coarse clock from reporting infinity."""
@@ -127,14 +122,3 @@ class LinkEstimate:
         """Take note that a probe of `n_bytes` (both ways together) is on its way."""
         self.probe_bytes += n_bytes
         self._probed_at = now
-
-
-def upload_chunk_bytes(uplink_bps: float | None) -> int:
-    """Return the chunk size of an upload: half a second's worth, 32 to 256 KiB.
-
-    A slow link keeps its window short and its resends cheap; an unknown one counts as fast.
-    """
-    if uplink_bps is None:
-        return DEFAULT_CHUNK_BYTES
-    half_second = int(uplink_bps / 8.0 / 2.0)
-    return min(max(half_second, SLOW_CHUNK_BYTES), DEFAULT_CHUNK_BYTES)

@@ -15,10 +15,11 @@ from device_agent.errors import RoundFailed
 from device_agent.exchange import Pulls, Push
 from device_agent.host import Clock
 from device_agent.lifecycle import Event
-from device_agent.link import LinkEstimate, upload_chunk_bytes
+from device_agent.link import LinkEstimate
 from device_agent.post import Post
 from device_agent.stopwatch import Stopwatch
 from device_agent.worker import Job, Trained, Worker
+from wire.chunks import suitable_chunk_bytes
 from wire.messages import (
     Grant,
     Manifest,
@@ -195,7 +196,7 @@ class Round:
             id=os.urandom(16),
             kind="update",
             size_bytes=len(trained.update),
-            chunk_bytes=upload_chunk_bytes(kit.link.uplink_bps),
+            chunk_bytes=suitable_chunk_bytes(kit.link.uplink_bps, len(trained.update)),
         )
         self._watch.lap("encode")
         self._offer = self._make_offer(trained, manifest, pull.download.rerequests)

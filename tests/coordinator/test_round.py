@@ -23,6 +23,7 @@ from coordinator.round import (
     Vanished,
 )
 from tests.coordinator.builders import offer
+from wire.messages import MAX_CHUNK_BYTES, Manifest, Offer
 
 DEADLINE_S = 60.0
 
@@ -60,6 +61,32 @@ def test_waiting_for_a_slot_is_not_the_devices_time() -> None:
     played.on(arrived("b", at=109.0), 109.0)
     b = played.exchanges["b"]
     assert (b.tau_wall_s, b.queued_s(109.0), b.tau_s) == (9.0, 5.0, 4.0)
+
+
+def large_offer(chunk_bytes: int) -> Offer:
+    return offer(
+        manifest=Manifest(id=bytes(16), kind="update", size_bytes=10**7, chunk_bytes=chunk_bytes)
+    )
+
+
+def test_what_waits_in_the_broker_bounds_the_uploads_of_fast_devices() -> None:
+    played = started(*"abcdef")
+    orders = [
+        order
+        for device in "abcdef"
+        for order in played.on(Offered(device, large_offer(MAX_CHUNK_BYTES)), 101.0)
+    ]
+    assert orders == [GrantUpload(device) for device in "abcd"], "two chunks each: 7.9 of 8.4 MB"
+    assert played.on(arrived("c", at=102.0), 102.0) == [Check("c"), GrantUpload("e")]
+
+
+def test_slow_devices_upload_all_at_once() -> None:
+    names = [f"d{i}" for i in range(16)]
+    played = started(*names)
+    orders = [
+        order for name in names for order in played.on(Offered(name, large_offer(61 * 1024)), 101.0)
+    ]
+    assert orders == [GrantUpload(name) for name in names]
 
 
 def test_the_deadline_counts_without_the_time_in_the_queue() -> None:

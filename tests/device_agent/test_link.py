@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_agent.link import MAX_AGE_S, MAX_BPS, PROBE_BYTES, LinkEstimate, upload_chunk_bytes
+from device_agent.link import MAX_AGE_S, MAX_BPS, PROBE_BYTES, LinkEstimate
 
 
 def test_a_rate_is_bits_over_time_without_the_round_trip() -> None:
@@ -95,10 +95,3 @@ def test_rates_stay_positive_and_finite(
         link.on_transfer("down", n_bytes, elapsed_s, now)
         if link.downlink_bps is not None:
             assert 0.0 < link.downlink_bps <= MAX_BPS
-
-
-def test_chunks_of_an_upload_take_about_half_a_second() -> None:
-    assert upload_chunk_bytes(None) == 256 * 1024
-    assert upload_chunk_bytes(1e3) == 32 * 1024
-    assert upload_chunk_bytes(1e6) == 62_500
-    assert upload_chunk_bytes(1e9) == 256 * 1024

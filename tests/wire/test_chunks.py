@@ -13,6 +13,7 @@ from wire.chunks import (
     decode_chunk,
     encode_chunk,
     manifest_of,
+    suitable_chunk_bytes,
 )
 from wire.codec import decode, encode
 from wire.errors import DecodeError, EncodeError, VersionError
@@ -125,3 +126,23 @@ def test_announces_no_empty_blob_and_no_odd_chunks() -> None:
 
 def test_the_header_is_28_bytes() -> None:
     assert HEADER_BYTES == 28
+
+
+def test_a_chunk_takes_a_slow_link_about_half_a_second() -> None:
+    assert suitable_chunk_bytes(1e3, 10**7) == 32 * 1024
+    assert suitable_chunk_bytes(1e6, 10**7) == 61 * 1024
+    assert suitable_chunk_bytes(10e6, 10**7) == 256 * 1024
+    assert suitable_chunk_bytes(None, 10**7) == 256 * 1024
+
+
+def test_a_fast_link_takes_larger_chunks_if_the_blob_makes_four_of_them() -> None:
+    assert suitable_chunk_bytes(100e6, 10**7) == 610 * 1024
+    assert suitable_chunk_bytes(1e9, 10**7) == MAX_CHUNK_BYTES
+    assert suitable_chunk_bytes(1e9, 2 * 10**6) == 488 * 1024
+    assert suitable_chunk_bytes(1e9, 10**5) == 256 * 1024
+
+
+@given(st.floats(1.0, 1e12) | st.none(), st.integers(1, 2**31))
+def test_every_suitable_chunk_may_be_sent(rate_bps: float | None, size_bytes: int) -> None:
+    chunk_bytes = suitable_chunk_bytes(rate_bps, size_bytes)
+    assert MIN_CHUNK_BYTES <= chunk_bytes <= MAX_CHUNK_BYTES
