@@ -1,0 +1,166 @@
+"""The coordinator's side of the exchange benchmark: its chunk store and its uploads, no rounds."""
+
+import math
+import random
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+
+import anyio
+from anyio.abc import TaskGroup
+
+from benchmarks._device import Monotonic
+from coordinator.blobs import PublicBlobs
+from coordinator.play import slots
+from coordinator.post import Post
+from coordinator.round import FLIGHT_BYTES, flight_bytes, upload_window
+from coordinator.uploads import Complete, Uploads
+from wire.codec import decode_from_device
+from wire.errors import Disconnected
+from wire.messages import Grant, Manifest, Offer, Received, UploadAck, UploadDone
+from wire.tensors import Layout, Tensor
+from wire.topics import Topics
+from wire.transport.base import LinkUp, Packet
+from wire.transport.mqtt import MqttTransport
+
+NAME = "coordinator"
+BOOT = 1
+
+
+class Desk:
+    """Publishes models, grants uploads and takes them in.
+
+    As in a round, `slots` devices upload at a time, and the next is granted when one has ended.
+    """
+
+    def __init__(self, url: str, n_bytes: int, drop: float, seed: int, group: TaskGroup) -> None:
+        self.clock = Monotonic()
+        self.linked = anyio.Event()
+        self.dropped = 0
+        self._topics = Topics()
+        self._transport = MqttTransport(url, NAME)
+        self._post = Post(self._transport, self._topics)
+        self.public = PublicBlobs(self._transport, self._topics, BOOT)
+        layout = Layout(tensors=(Tensor(name="w", shape=(n_bytes // 4,), offset=0),))
+        self._uploads = Uploads(layout, self.clock.now)
+        self._n_slots = slots(n_bytes)
+        self._group = group
+        self._drop, self._dice = drop, random.Random(seed)
+        self._offers: dict[str, Manifest] = {}
+        self._queued: deque[str] = deque()
+        self._granted: set[str] = set()
+        self._complete: dict[str, Complete] = {}
+        self._verdicts: dict[str, Received] = {}
+        self._expected: set[str] = set()
+        self._all_here = anyio.Event()
+
+    async def run(self) -> None:
+        """Stay on the link until cancelled."""
+        async with self._transport:
+            with suppress(Disconnected):  # the filters are remembered until the link is up
+                await self._transport.subscribe(self._topics.up("+"), qos=1)
+            with suppress(Disconnected):
+                await self._transport.subscribe(self._topics.upload("+"), qos=0)
+            async for event in self._transport.events():
+                match event:
+                    case Packet():
+                        await self._on_packet(event)
+                    case LinkUp():
+                        self.linked.set()
+                        self._group.start_soon(self.public.on_link_up)
+                    case _:
+                        pass
+
+    def expect(self, names: Sequence[str]) -> None:
+        """Open the uploads of these devices."""
+        self._uploads.clear()
+        self._offers.clear()
+        self._queued.clear()
+        self._granted.clear()
+        self._complete.clear()
+        self._verdicts.clear()
+        self._expected = set(names)
+        self._all_here = anyio.Event()
+
+    async def wait_complete(self) -> float:
+        """Return when the last chunk of the last update came."""
+        await self._all_here.wait()
+        return max((complete.at for complete in self._complete.values()), default=math.nan)
+
+    async def check(self) -> bool:
+        """Verify every update, tell the devices, and free them; return whether all were right."""
+        is_right = True
+        for device in sorted(self._expected):
+            fault = await self._uploads.check(device)
+            is_right &= fault is None
+            id_ = self._offers[device].id
+            word = Received(round=1, id=id_, accepted=fault is None, reason=fault or "")
+            self._verdicts[device] = word
+            await self._post.tell(device, word)
+        self._uploads.clear()
+        return is_right
+
+    async def _on_packet(self, packet: Packet) -> None:
+        if "/b/" in packet.topic:
+            self._group.start_soon(self.public.on_intent, packet)
+            return
+        device, channel = self._topics.device_of(packet.topic)
+        if channel == "upload":
+            await self._on_frame(device, packet.payload)
+            return
+        match decode_from_device(packet.payload):
+            case Offer(manifest=manifest):
+                self._on_offer(device, manifest)
+            case UploadDone() if device in self._verdicts:  # it missed the last word
+                self._group.start_soon(self._post.tell, device, self._verdicts[device])
+            case UploadDone() as done:
+                self._on_complete(device, self._uploads.on_done(device, done))
+            case _:
+                pass
+
+    async def _on_frame(self, device: str, frame: bytes) -> None:
+        if self._drop and self._dice.random() < self._drop:
+            self.dropped += 1
+            return
+        bitmap, complete = self._uploads.on_frame(device, frame)
+        if bitmap is not None:
+            ack = UploadAck(id=self._offers[device].id, received=bitmap)
+            await self._post.tell(device, ack, qos=0)
+        self._on_complete(device, complete)
+
+    def _on_offer(self, device: str, manifest: Manifest) -> None:
+        if device not in self._expected:
+            return
+        if self._offers.get(device) == manifest:  # it asks again: the grant was lost, or waits
+            if device in self._granted:
+                self._group.start_soon(self._grant, device)
+            return
+        self._offers[device] = manifest
+        self._queued.append(device)
+        self._grant_next()
+
+    def _grant_next(self) -> None:
+        """Grant as `coordinator.round` does: as long as there are slots and room in the broker."""
+        while self._queued:
+            open_ = [self._offers[device] for device in self._granted - self._complete.keys()]
+            flight = sum(flight_bytes(manifest) for manifest in open_)
+            own = flight_bytes(self._offers[self._queued[0]])
+            if len(open_) >= self._n_slots or (open_ and flight + own > FLIGHT_BYTES):
+                return
+            device = self._queued.popleft()
+            self._granted.add(device)
+            self._uploads.open(device, self._offers[device], upload_window(self._offers[device]))
+            self._group.start_soon(self._grant, device)
+
+    async def _grant(self, device: str) -> None:
+        manifest = self._offers[device]
+        grant = Grant(round=1, id=manifest.id, window=upload_window(manifest))
+        await self._post.tell(device, grant)
+
+    def _on_complete(self, device: str, complete: Complete | None) -> None:
+        if complete is None or device in self._complete:
+            return
+        self._complete[device] = complete
+        self._grant_next()
+        if self._expected <= self._complete.keys():
+            self._all_here.set()

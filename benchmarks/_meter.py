@@ -1,0 +1,39 @@
+"""CPU time and peak memory of processes."""
+
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+MEGABYTE = 1e6
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of a process so far, seconds; the kernel may count it in 10 ms."""
+    times = psutil.Process(pid).cpu_times()
+    total: float = times.user + times.system
+    return total
+
+
+def peak_rss_bytes(pid: int) -> int:
+    """Return the peak of resident memory; where the kernel keeps none, what it is now."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        rss: int = psutil.Process(pid).memory_info().rss
+        return rss
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """Return the smallest value that `percent` of all values do not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else 0.0
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median; 0 of none."""
+    return statistics.median(values) if values else 0.0

@@ -1,0 +1,192 @@
+"""What the exchange benchmark does over and over: a pass of one kind, timed, then verified."""
+
+import socket
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from benchmarks._desk import Desk
+from benchmarks._device import random_vector
+from benchmarks._fleet import PHASE_S, Fleet
+from benchmarks._meter import MEGABYTE, cpu_s, peak_rss_bytes
+from benchmarks._orders import Copy, Direction, Pull, Send, Verify
+from benchmarks._tcp import serve, sha256
+from testbed.broker import Broker
+from wire.chunks import manifest_of, suitable_chunk_bytes
+
+Step = Callable[[], Coroutine[Any, Any, object]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One vector for each device, one way."""
+
+    wall_s: float
+    """From the order to the last byte of the last device."""
+    megabytes: float
+    """All devices together, 10^6 bytes."""
+    device_s: dict[str, float]
+    coordinator_ms: float
+    """CPU per MB delivered; of a download with its publication."""
+    agents_ms: float
+    broker_ms: float
+
+    @property
+    def mb_s(self) -> float:
+        """All devices together, 10^6 bytes a second."""
+        return self.megabytes / self.wall_s
+
+
+@dataclass(slots=True)
+class Findings:
+    """What the passes and the reports between them add up to."""
+
+    is_verified: bool = True
+    """Every vector so far had the hash of what was sent."""
+    repeats: int = 0
+    """Chunks asked for or sent more than once."""
+    dropped: int = 0
+    """Chunks lost on purpose."""
+    agent_rss_bytes: int = 0
+    broker_rss_bytes: int = 0
+    chunk_bytes: int = 0
+    """Of the last download."""
+    publish_s: list[float] = field(default_factory=list)
+
+
+class Passes:
+    """Runs passes over one broker, one desk and one fleet; one at a time.
+
+    Args:
+        fleet: The device processes, joined.
+        desk: The coordinator's side, linked.
+        broker: Between them.
+        server: Listens for the plain copy.
+        n_bytes: Of a vector.
+        chunk_bytes: Of downloads; None follows what the devices measured.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        desk: Desk,
+        broker: Broker,
+        server: socket.socket,
+        n_bytes: int,
+        chunk_bytes: int | None,
+    ) -> None:
+        self.findings = Findings()
+        self._fleet, self._desk, self._broker, self._server = fleet, desk, broker, server
+        self._n_bytes, self._chunk_bytes = n_bytes, chunk_bytes
+        self._model: bytes | None = None
+        """In the broker until the next one is, as in a run."""
+        self._slowest_bps: float | None = None
+        self._seed = 1 << 32
+        """Every model is a new one: nothing of the last stays in the broker."""
+
+    async def down(self, names: Sequence[str], disturb: Step | None = None) -> Pass:
+        """Publish a new model and have it pulled; `disturb` runs meanwhile."""
+        self._seed += 1
+        model = random_vector(self._n_bytes, self._seed)
+        chunk_bytes = self._chunk_bytes or suitable_chunk_bytes(self._slowest_bps, len(model))
+        manifest = manifest_of(model, "model", chunk_bytes)
+        self.findings.chunk_bytes = chunk_bytes
+
+        async def publish() -> None:
+            started_s = time.perf_counter()
+            await self._desk.public.publish(manifest, model)
+            self.findings.publish_s.append(time.perf_counter() - started_s)
+
+        order = Pull(manifest=manifest, names=list(names))
+        passed = await self._pass(order, before=publish, during=disturb)
+        if self._model is not None:
+            await self._desk.public.retire(self._model)
+        self._model = manifest.id
+        return passed
+
+    async def up(self, names: Sequence[str], disturb: Step | None = None) -> Pass:
+        """Have every update sent; `disturb` runs meanwhile."""
+        self._desk.expect(names)
+
+        async def check() -> None:
+            self.findings.is_verified &= await self._desk.check()
+
+        order = Send(names=list(names))
+        return await self._pass(
+            order, during=disturb, arrived=self._desk.wait_complete, after=check
+        )
+
+    async def copy(self, direction: Direction, names: Sequence[str]) -> Pass:
+        """Copy over plain TCP, as fast as asyncio can."""
+        self._seed += 1
+        vector = random_vector(self._n_bytes, self._seed)
+        order = Copy(direction=direction, sha256=sha256(vector), names=list(names))
+
+        async def move() -> float:
+            await serve(self._server, direction, vector, len(names))
+            return time.perf_counter()
+
+        if direction == "down":
+            return await self._pass(order, during=move)
+        return await self._pass(order, arrived=move)
+
+    async def _pass(
+        self,
+        order: Pull | Send | Copy,
+        *,
+        before: Step | None = None,
+        during: Step | None = None,
+        arrived: Callable[[], Awaitable[float]] | None = None,
+        after: Step | None = None,
+    ) -> Pass:
+        """Give an order and time it, until the devices have ended or `arrived` says when."""
+        n_devices = len(order.names)
+        ours_s, brokers_s = time.process_time(), self._broker_cpu_s()
+        if before is not None:
+            await before()
+        started_s = time.perf_counter()
+        with anyio.fail_after(PHASE_S):
+            async with anyio.create_task_group() as group:
+                if during is not None:
+                    group.start_soon(during)
+                await self._fleet.tell(order)
+                if arrived is not None:
+                    ended_s = await arrived()
+                else:
+                    ended = await self._fleet.ended()
+                    ended_s = time.perf_counter()
+        ours_s, brokers_s = time.process_time() - ours_s, self._broker_cpu_s() - brokers_s
+        if after is not None:
+            await after()
+        if arrived is not None:
+            ended = await self._fleet.ended()
+        await self._verify()
+        megabytes = n_devices * self._n_bytes / MEGABYTE
+        return Pass(
+            wall_s=ended_s - started_s,
+            megabytes=megabytes,
+            device_s={name: took_s for end in ended for name, took_s in end.seconds.items()},
+            coordinator_ms=1e3 * ours_s / megabytes,
+            agents_ms=1e3 * sum(end.cpu_s for end in ended) / megabytes,
+            broker_ms=1e3 * brokers_s / megabytes,
+        )
+
+    async def _verify(self) -> None:
+        """Have everything hashed, and take note of what the processes report."""
+        await self._fleet.tell(Verify())
+        reports, found = await self._fleet.checked(), self.findings
+        found.is_verified &= all(report.is_verified for report in reports)
+        found.repeats = sum(report.repeats for report in reports)
+        found.dropped = self._desk.dropped + sum(report.dropped for report in reports)
+        found.agent_rss_bytes = max(report.peak_rss_bytes for report in reports)
+        if self._broker.pid is not None:
+            rss = peak_rss_bytes(self._broker.pid)
+            found.broker_rss_bytes = max(found.broker_rss_bytes, rss)
+        rates = [rate for report in reports for rate in report.downlink_bps]
+        self._slowest_bps = min(rates, default=None)
+
+    def _broker_cpu_s(self) -> float:
+        return cpu_s(self._broker.pid) if self._broker.pid is not None else 0.0
