@@ -87,9 +87,11 @@ def _parser() -> argparse.ArgumentParser:
         sub = command(name, text)
         if name == "enroll":
             sub.add_argument("name", help="device name: 1 to 32 of a-z, 0-9 and hyphen")
-        sub.add_argument(
-            "run", nargs="?", default="latest", help="run id, its beginning, a folder, or latest"
-        )
+        which = "run id, its beginning, a folder, or latest"
+        if name == "rm":  # what cannot be undone is said in full
+            sub.add_argument("run", help=which)
+        else:
+            sub.add_argument("run", nargs="?", default="latest", help=which)
         sub.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
         if name == "show":
             sub.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -99,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 
     logs = command("logs", "what an emulated device wrote")
     logs.add_argument("name", help="device name")
-    logs.add_argument("run", nargs="?", default="latest")
+    logs.add_argument("run", nargs="?", default="latest", help="run id, folder, or latest")
     logs.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
 
     profiles = command("profiles", "device profiles: list, show, check")

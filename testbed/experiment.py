@@ -24,9 +24,11 @@ from coordinator.config import (
     SelectionConfig,
     TrainingConfig,
 )
+from coordinator.task.recipes import MODELS
 from testbed.data_config import DataConfig
-from testbed.explain import explain, override
+from testbed.explain import explain, first_not_finite, override
 from wire.messages import NAME_PATTERN
+from wire.transport.address import parse_url
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -107,6 +109,16 @@ class Experiment(Section, frozen=True, kw_only=True):
                 f"selection.per_round must be at most the {devices} devices of the fleet, "
                 f"got {self.selection.per_round}"
             )
+        if self.model.name not in MODELS and ":" not in self.model.name:
+            raise ValueError(
+                f"model.name: must be {', '.join(MODELS)} or package.module:factory, "
+                f"got {self.model.name!r}"
+            )
+        if self.broker.url != "embedded":
+            try:
+                parse_url(self.broker.url)
+            except ValueError as exc:
+                raise ValueError(str(exc).replace("broker address", "broker.url", 1)) from None
 
     @property
     def devices(self) -> int:
@@ -183,6 +195,9 @@ def parse_experiment(raw: dict[str, Any], where: str) -> Experiment:
     Raises:
         ExperimentError: It breaks a rule.
     """
+    problem = first_not_finite(raw)
+    if problem is not None:
+        raise ExperimentError(f"{where}: {problem}")
     try:
         return msgspec.convert(raw, Experiment)
     except msgspec.ValidationError as exc:

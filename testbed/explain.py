@@ -1,6 +1,7 @@
 """Say what is wrong with a configuration in one line: key path, rule, value, what to do."""
 
 import difflib
+import math
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -12,6 +13,16 @@ _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
+_WORDS = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "null": "left out",
+    "object": "a table",
+    "str": "a text",
+}
+"""What a person who writes TOML calls the types of the decoder."""
 
 
 def explain(error: msgspec.ValidationError, raw: Any, kind: type) -> str:
@@ -33,6 +44,18 @@ def explain(error: msgspec.ValidationError, raw: Any, kind: type) -> str:
         rule = f"must be one of {', '.join(map(repr, names))}"
     got = "" if isinstance(value, dict | list) else f", got {_short(value)}"
     return f"{where}: {rule}{got}" if where else rule
+
+
+def first_not_finite(raw: Any, where: str = "") -> str | None:
+    """Return one line about the first number of a document that is infinite or not a number."""
+    if isinstance(raw, float) and not math.isfinite(raw):
+        return f"{where}: must be a finite number, got {raw}"
+    items: Iterable[tuple[str, Any]] = ()
+    if isinstance(raw, dict):
+        items = ((_join(where, key), value) for key, value in raw.items())
+    elif isinstance(raw, list):
+        items = ((f"{where}[{i}]", value) for i, value in enumerate(raw))
+    return next(filter(None, (first_not_finite(value, path) for path, value in items)), None)
 
 
 def override(raw: dict[str, Any], setting: str) -> None:
@@ -133,9 +156,14 @@ def _suggest(name: str, names: list[str]) -> str:
 
 def _rule(what: str) -> str:
     what = what.replace("`", "").rstrip(".")
-    what = re.sub(r"^Expected (.*), got .*$", r"must be \1", what)
-    what = re.sub(r"^Expected ", "must be ", what)
-    return re.sub(r"^Invalid (enum )?value .*$", "must be a known name", what)
+    what = re.sub(r"^Invalid (enum )?value .*$", "must be a known name", what)
+    if not what.startswith("Expected "):
+        return what  # a rule of ours, said in our words
+    what = re.sub(r"^Expected (.*?)(, got .*)?$", r"must be \1", what)
+    if pattern := re.match(r"must be str matching regex '(.*)'$", what):
+        return f"must be a text that matches {pattern[1]}"
+    what = re.sub(r"\b(array|bool|float|int|null|object|str)\b", lambda m: _WORDS[m[1]], what)
+    return re.sub(r"(\d)\.0\b", r"\1", what).replace(" | ", " or ")
 
 
 def _short(value: Any) -> str:

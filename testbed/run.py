@@ -24,12 +24,14 @@ from coordinator.task.catalogue import initial_vector, load_task
 from testbed.assignments import RememberedShards
 from testbed.backends.process import ProcessBackend
 from testbed.broker import Broker, BrokerError, start_broker
+from testbed.broker_address import await_broker
 from testbed.datasets.loading import load
 from testbed.endpoint import FILE as ENDPOINT_FILE
 from testbed.endpoint import Endpoint, read_endpoint, write_endpoint
 from testbed.evaluation import FleetEvaluator
 from testbed.experiment import Experiment
 from testbed.fleet import PlannedDevice, plan_fleet
+from testbed.run_folder import clear, is_untouched
 from testbed.shards import FleetData
 from testbed.stopping import Stop, heed_signals, heed_stdin
 from wire.artifact import Artifact
@@ -71,7 +73,7 @@ async def run_experiment(
     Raises:
         Exception: One of the one-line errors of the packages: data, profile, broker, store, ...
     """
-    is_new = not plan.folder.exists()
+    is_new = is_untouched(plan.folder)
     async with anyio.create_task_group() as group:
         stop = Stop()
         group.start_soon(heed_signals, stop, interrupted, name="run.signals")
@@ -187,6 +189,7 @@ async def _endpoint(plan: RunPlan, stop: Stop, group: TaskGroup) -> AsyncIterato
     """Find or start the broker; a resumed run gets its old address again."""
     broker = plan.experiment.broker
     if broker.url != "embedded":
+        await await_broker(broker.url)
         endpoint = Endpoint(url=broker.url, tenant=broker.tenant)
         write_endpoint(plan.folder, endpoint)
         yield endpoint
@@ -231,7 +234,7 @@ async def _keep_up(broker: Broker, scope: anyio.CancelScope, stop: Stop) -> None
 def _clean_up(folder: Path, is_new: bool, end: str) -> None:
     """Leave what a person may read or go on with, and nothing else."""
     if is_new and not (folder / DATABASE).exists():
-        shutil.rmtree(folder, ignore_errors=True)
+        clear(folder)
     elif end == "done":
         shutil.rmtree(folder / "cache", ignore_errors=True)
         (folder / ENDPOINT_FILE).unlink(missing_ok=True)

@@ -1,7 +1,9 @@
 """`fairbed doctor`: what this machine can do, each line by trying it."""
 
 import argparse
+import logging
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,11 +16,10 @@ from testbed.backends.device import DeviceSpec
 from testbed.backends.errors import BackendError
 from testbed.backends.process import ProcessBackend
 from testbed.broker import BrokerError, BrokerKind, find_broker, start_broker
+from testbed.broker_address import await_broker
 from testbed.commands import DONE, FAILED, UsageError
 from testbed.datasets.catalogue import describe_all
 from testbed.experiment import Experiment, ExperimentError, load_experiment
-from wire.transport.base import LinkUp
-from wire.transport.mqtt import MqttTransport
 
 TRY_S = 30.0
 """Limit of one trial."""
@@ -39,6 +40,8 @@ class Line:
 
 def main(options: argparse.Namespace) -> int:
     """Try everything; return 1 if the experiment's own choice fails."""
+    level = logging.DEBUG if hasattr(options, "debug") else logging.CRITICAL
+    logging.basicConfig(level=level, stream=sys.stderr)  # what goes wrong is told on its line
     experiment = None
     if options.experiment is not None:
         try:
@@ -86,10 +89,10 @@ def _brokers(experiment: Experiment | None) -> Iterator[Line]:
         yield Line("broker", "auto", bool(works), found, "install one of them", True)
     if wanted is not None and wanted.url != "embedded":
         try:
-            anyio.run(_try_url, wanted.url)
+            anyio.run(await_broker, wanted.url)
             yield Line("broker", "url", True, "answers", "", True)
-        except Exception as exc:  # whatever it is, it is the finding
-            yield Line("broker", "url", False, str(exc), "check broker.url", True)
+        except BrokerError as exc:
+            yield Line("broker", "url", False, str(exc), "", True)
 
 
 async def _try_broker(kind: BrokerKind) -> float:
@@ -99,14 +102,6 @@ async def _try_broker(kind: BrokerKind) -> float:
     with tempfile.TemporaryDirectory(prefix="fairbed-doctor-") as folder, anyio.fail_after(TRY_S):
         async with start_broker(kind, folder=Path(folder)):
             return anyio.current_time() - started
-
-
-async def _try_url(url: str) -> None:
-    with anyio.fail_after(TRY_S):
-        async with MqttTransport(url, f"doctor-{os.getpid()}") as transport:
-            async for event in transport.events():
-                if isinstance(event, LinkUp):
-                    return
 
 
 def _backends(experiment: Experiment | None) -> Iterator[Line]:
@@ -135,12 +130,15 @@ def _engines(experiment: Experiment | None) -> Iterator[Line]:
     from device_agent.engines.errors import EngineError
     from device_agent.engines.onnx import OnnxEngine, engine_version, self_check
 
+    is_needed = experiment is not None
     try:
         artifact = load_task("softmax", (60,), 10)
         self_check(OnnxEngine(artifact))
-        yield Line("engine", "onnxruntime", True, f"{engine_version()}, gradients check", "", True)
+        found = f"{engine_version()}, gradients check"
+        yield Line("engine", "onnxruntime", True, found, "", is_needed)
     except (EngineError, TaskError, ImportError) as exc:
-        yield Line("engine", "onnxruntime", False, str(exc), "pip install onnxruntime", True)
+        hint = "pip install onnxruntime"
+        yield Line("engine", "onnxruntime", False, str(exc), hint, is_needed)
     try:
         import torch
 
@@ -155,12 +153,17 @@ def _datasets(experiment: Experiment | None) -> Iterator[Line]:
     from testbed.datasets.errors import DataError
     from testbed.datasets.loading import load
 
+    chosen = None if experiment is None else experiment.data.dataset
     for status in describe_all(os.environ):
-        found = f"{status.description} ({status.where})" if status.is_available else status.problem
-        yield Line("data", status.name, status.is_available, found, status.what_to_do)
+        if status.name != chosen:
+            problem = status.problem.removeprefix(f"{status.name}: ")
+            found = f"{status.description} ({status.where})" if status.is_available else problem
+            yield Line("data", status.name, status.is_available, found, status.what_to_do)
     if experiment is not None:
         try:
-            dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
-            yield Line("data", dataset.name, True, f"{dataset.n} examples", "", True)
+            data = load(experiment.data, experiment.seed_for("data"), os.environ)
+            found = f"{data.n:,} examples: {data.description} ({data.source})"
+            yield Line("data", experiment.data.dataset, True, found, "", True)
         except DataError as exc:
-            yield Line("data", experiment.data.dataset, False, str(exc), "", True)
+            problem = str(exc).removeprefix(f"{experiment.data.dataset}: ")
+            yield Line("data", experiment.data.dataset, False, problem, "", True)

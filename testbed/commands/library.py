@@ -75,7 +75,12 @@ def _check_profiles(what: list[str]) -> int:
 
 
 def _list_data(what: list[str]) -> int:
-    for status in describe_all(os.environ):
+    statuses = describe_all(os.environ)
+    known = [status.name for status in statuses]
+    for name in what:
+        if name not in known:
+            raise UsageError(f"data list: no data set {name!r}; there are: {', '.join(known)}")
+    for status in statuses:
         if not what or status.name in what:
             _print_status(status)
     return DONE
@@ -83,7 +88,10 @@ def _list_data(what: list[str]) -> int:
 
 def _verify_data(what: list[str]) -> int:
     names = what or [status.name for status in describe_all(os.environ) if status.is_available]
-    found = [verify(name, os.environ) for name in names]
+    try:
+        found = [verify(name, os.environ) for name in names]
+    except ValueError as exc:
+        raise UsageError(f"data verify: {exc}") from exc
     for status in found:
         _print_status(status)
     return DONE if all(status.is_available for status in found) else FAILED

@@ -28,6 +28,7 @@ from testbed.datasets.errors import DataError
 from testbed.experiment import Experiment, ExperimentError, load_experiment
 from testbed.progress import progress_line
 from testbed.run import RunPlan, run_experiment
+from testbed.run_folder import strangers
 from wire.errors import TransportError
 
 EXPECTED = (
@@ -48,7 +49,10 @@ BAD_INPUT = (DataError, ExperimentError, ProfileError)
 
 def main(options: argparse.Namespace) -> int:
     """Run an experiment or go on with a run; return the exit code."""
-    plan = plan_run(options)
+    try:
+        plan = plan_run(options)
+    except StoreError as exc:
+        raise RunError(str(exc)) from exc
     is_terminal = sys.stdout.isatty() and sys.stdin.isatty()
     if is_terminal and not (options.headless or options.json):
         from testbed.commands.watch import run_with_tui
@@ -67,9 +71,10 @@ def plan_run(options: argparse.Namespace) -> RunPlan:
     run_id = folder.name if folder else _new_id(experiment.name)
     folder = folder or options.out or RUNS / run_id
     if (folder / DATABASE).exists():
-        run_id = _check_resumable(folder, experiment)
+        run_id = _check_resumable(folder, experiment, is_named=path_is_run(options))
     elif options.out is not None:
         run_id = folder.resolve().name
+        check_new(folder)
     host, port = _listen(getattr(options, "listen", "127.0.0.1"))
     return RunPlan(
         experiment=experiment,
@@ -114,10 +119,17 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
     except BAD_INPUT as exc:
         raise UsageError(str(exc)) from exc
     except EXPECTED as exc:
-        raise RunError(str(exc)) from exc
+        raise RunError(without_errno(exc)) from exc
     if not (plan.folder / DATABASE).exists():
         raise RunError("stopped before the run began; nothing was kept")
     return close(plan, as_json=options.json)
+
+
+def without_errno(exc: Exception) -> str:
+    """Return the message; the system's own, about a file, in the form of ours."""
+    if isinstance(exc, OSError) and exc.filename and exc.strerror:
+        return f"{exc.filename}: must be usable, got: {exc.strerror}; choose another with --out"
+    return str(exc)
 
 
 def _say(out: TextIO, line: str) -> None:
@@ -128,9 +140,14 @@ def _say(out: TextIO, line: str) -> None:
 def _experiment(options: argparse.Namespace) -> tuple[Experiment, Path | None]:
     """Return the experiment, and the run's folder if that is what was named."""
     path: Path = options.experiment
-    folder = path if path.is_dir() else None
+    folder = path if path_is_run(options) else None
     if folder is not None:
         path = folder / "experiment.toml"
+        if not path.exists():
+            raise UsageError(
+                f"{folder}: must be an experiment file or the folder of a run, got a folder "
+                "without experiment.toml; fairbed runs lists the runs"
+            )
         if options.out is not None or options.set or options.seed is not None:
             raise UsageError(
                 f"{folder}: a run goes on as it began; leave out --out, --set and --seed"
@@ -141,13 +158,43 @@ def _experiment(options: argparse.Namespace) -> tuple[Experiment, Path | None]:
         raise UsageError(str(exc)) from exc
 
 
-def _check_resumable(folder: Path, experiment: Experiment) -> str:
+def path_is_run(options: argparse.Namespace) -> bool:
+    """Tell whether the command line names a folder, to go on with its run."""
+    path: Path = options.experiment
+    return path.is_dir()
+
+
+def check_new(folder: Path) -> None:
+    """See that a folder is free for a new run: `fairbed rm` will delete all that is in it.
+
+    Raises:
+        UsageError: It is a file, or holds something that is not of a run.
+    """
+    try:
+        found = strangers(folder)
+    except OSError as exc:
+        raise UsageError(f"--out {folder}: must be a folder, got: {exc.strerror}") from exc
+    if found:
+        raise UsageError(
+            f"--out {folder}: must be a new or empty folder, got one with {found[0]}; name another"
+        )
+
+
+def _check_resumable(folder: Path, experiment: Experiment, *, is_named: bool) -> str:
     with RunReader(folder) as reader:
         info = reader.run()
     if info.is_alive:
-        raise UsageError(f"{folder}: this run is live; watch it with: fairbed watch {info.run_id}")
+        raise UsageError(f"{folder}: this run is live; watch it with: fairbed watch {folder}")
     if info.status == "done":
-        raise UsageError(f"{folder}: this run is done; give another --out")
+        raise UsageError(
+            f"{folder}: this run is done; give another --out, or look at it with: "
+            f"fairbed watch {folder}"
+        )
+    if info.row.config_hash != experiment.hash() and is_named:
+        raise UsageError(
+            f"{folder}/experiment.toml: must be as it was when the run began, got a changed one; "
+            "undo the change, or start a new run from it with --out"
+        )
     if info.row.config_hash != experiment.hash():
         raise UsageError(
             f"{folder}: holds a run of another experiment; give another --out, or go on with it "
@@ -163,6 +210,8 @@ def _new_id(name: str) -> str:
 
 def _listen(text: str) -> tuple[str, int | None]:
     host, separator, port = text.rpartition(":")
+    if not (host if separator else text):
+        raise UsageError(f"--listen: must be HOST or HOST:PORT, got {text!r}; 0.0.0.0 is all")
     if not separator or text.endswith("]"):
         return text, None
     if not port.isdigit() or not 0 < int(port) < 1 << 16:

@@ -44,6 +44,8 @@ def main(options: argparse.Namespace) -> int:
         return command(options)
     except RunNotFoundError as exc:
         raise UsageError(str(exc)) from exc
+    except BrokenPipeError:
+        raise
     except (StoreError, TransportError, OSError) as exc:
         raise RunError(str(exc)) from exc
 
@@ -58,7 +60,9 @@ def live_endpoint(folder: Path) -> tuple[RunInfo, Endpoint]:
         info = reader.run()
     endpoint = read_endpoint(folder)
     if not info.is_alive or endpoint is None:
-        raise RunError(f"{info.run_id}: is not live, its status is {info.status}")
+        raise RunError(
+            f"{info.run_id}: is not live, its status is {info.status}; fairbed runs shows which are"
+        )
     return info, endpoint
 
 

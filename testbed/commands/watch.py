@@ -10,11 +10,12 @@ from pathlib import Path
 from coordinator.store import RunNotFoundError, RunReader, StoreError, resolve_run
 from coordinator.store.connection import DATABASE
 from coordinator.tui.app import ControlRoom, ExitChoice
-from testbed.commands import DONE, FAILED, RunError, UsageError
-from testbed.commands.run import close
+from testbed.commands import BAD_USAGE, DONE, FAILED, RUNS, RunError, UsageError
+from testbed.commands.run import close, without_errno
 from testbed.control import send_command
 from testbed.endpoint import read_endpoint
 from testbed.run import RunPlan
+from testbed.run_folder import LOG, clear
 from testbed.stopping import DETACH
 
 START_S = 120.0
@@ -23,11 +24,11 @@ START_S = 120.0
 STOP_S = 30.0
 """A run stops in order within this; then it is killed."""
 
-LOG = "run.log"
-
 
 def main(options: argparse.Namespace) -> int:
     """Open the TUI on a live or finished run; leaving it stops nothing."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("watch: needs a terminal, got none; without one there is: fairbed show")
     try:
         _watch(resolve_run(options.runs, options.run), owns_run=False)
     except RunNotFoundError as exc:
@@ -39,25 +40,35 @@ def main(options: argparse.Namespace) -> int:
 
 def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> int:
     """Run in a process of its own, watch it here, and print the summary at the end."""
-    plan.folder.mkdir(parents=True, exist_ok=True)
     log = plan.folder / LOG
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            _command(plan, options),
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
     try:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        output = log.open("ab")
+    except OSError as exc:
+        raise RunError(without_errno(exc)) from exc
+    print(f"run {plan.run_id}: starting broker and devices, in {plan.folder}", flush=True)
+    process = None
+    try:
+        with output:
+            process = subprocess.Popen(
+                _command(plan, options),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
         _wait_for_store(plan.folder, process, log)
         choice = _watch(plan.folder, owns_run=True)
         if choice == "detach":
             _detach(process)
-            print(f"left running; watch it again with: fairbed watch {plan.run_id}")
+            name = plan.run_id if plan.folder.parent == RUNS else plan.folder
+            print(f"left running; watch it again with: fairbed watch {name}")
             return DONE
     finally:
-        _stop(process)
+        if process is not None:
+            _stop(process)
+        if not (plan.folder / DATABASE).exists():
+            clear(plan.folder, with_log=True)
     if process.returncode not in (DONE, FAILED):
         raise RunError(f"the run ended with exit code {process.returncode}; see {log}")
     return close(plan, as_json=False)
@@ -88,9 +99,8 @@ def _wait_for_store(folder: Path, process: "subprocess.Popen[bytes]", log: Path)
     while time.monotonic() < deadline:
         if process.poll() is not None:
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-            raise RunError(
-                lines[-1].removeprefix("fairbed: ") if lines else "the run did not start"
-            )
+            line = lines[-1].removeprefix("fairbed: ") if lines else "the run did not start"
+            raise UsageError(line) if process.returncode == BAD_USAGE else RunError(line)
         try:
             with RunReader(folder) as reader:
                 if reader.run().is_alive:
