@@ -1,0 +1,176 @@
+"""One round of the real player and its merge, fed by made-up devices in the same process.
+
+A device makes each chunk when it sends it, so that all memory of a model is the coordinator's.
+"""
+
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskGroup
+
+from coordinator.algorithms.aggregation.base import Accumulator
+from coordinator.journal import Journal
+from coordinator.merging import Merging
+from coordinator.play import Player
+from coordinator.post import Post
+from coordinator.registry import Registry
+from coordinator.round import Round
+from coordinator.store import Store
+from coordinator.uploads import Uploads
+from wire.chunks import DEFAULT_CHUNK_BYTES, encode_chunk, manifest_of
+from wire.codec import decode_to_device
+from wire.messages import Grant, Hyperparameters, Manifest, Offer, Phases, Train, UploadDone
+from wire.tensors import Layout
+from wire.topics import Topics
+from wire.transport.base import LinkUp, Packet, Transport
+from wire.transport.memory import MemoryBroker
+
+ROUND = 1
+PHASES = Phases(
+    download_s=0.0, load_s=0.0, evaluate_s=0.0, train_s=0.0, train_cpu_s=0.0, encode_s=0.0
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device that has trained already."""
+
+    chunk: Callable[[int], bytes]
+    """Makes a chunk of its update."""
+    sha256: bytes
+    n_k: int = 1
+    loss_before: float | None = None
+    vanishes: bool = False
+    """Goes away when half of its update has been sent."""
+
+
+@dataclass
+class Crowd:
+    """A player, and the devices that talk to it."""
+
+    devices: Mapping[str, Device]
+    layout: Layout
+    player: Player
+    merging: Merging
+    link: Transport
+    group: TaskGroup
+    topics: Topics = field(default_factory=Topics)
+    arrived: list[str] = field(default_factory=list)
+    """Who has sent everything, in this order."""
+    _is_listening: anyio.Event = field(default_factory=anyio.Event)
+
+    async def play(self, slots: int, wanted: int, deadline_s: float = 600.0) -> Round:
+        """Play one round with every device."""
+        await self._is_listening.wait()
+        played = Round(id=ROUND, attempt=0, deadline_s=deadline_s, slots=slots, wanted=wanted)
+        await self.player.play(played, {name: _train() for name in self.devices}, self.merging)
+        return played
+
+    async def listen(self) -> None:
+        """Let each device answer what it is told."""
+        names = {self.topics.control(name): name for name in self.devices}
+        async for event in self.link.events():
+            if isinstance(event, LinkUp):
+                await self.link.subscribe(*names, qos=1)
+                self._is_listening.set()
+            elif isinstance(event, Packet):
+                name = names[event.topic]
+                match decode_to_device(event.payload):
+                    case Train():
+                        self.group.start_soon(self._offer, name)
+                    case Grant(id=blob):
+                        self.group.start_soon(self._upload, name, blob)
+                    case _:
+                        pass
+
+    async def _offer(self, name: str) -> None:
+        device = self.devices[name]
+        await self.player.on_offer(
+            name,
+            Offer(
+                round=ROUND,
+                manifest=self._manifest(os.urandom(16)),
+                phases=PHASES,
+                n_k=device.n_k,
+                steps=1,
+                was_cold=False,
+                loss_before=device.loss_before,
+            ),
+        )
+
+    async def _upload(self, name: str, blob: bytes) -> None:
+        device, count = self.devices[name], self._manifest(blob).chunk_count
+        for index in range(count):
+            if device.vanishes and index == count // 2:
+                self.player.vanish(name, "gone")
+                return
+            await self.player.on_frame(name, encode_chunk(blob, index, device.chunk(index)))
+            await anyio.lowlevel.checkpoint()
+        self.arrived.append(name)
+        await self.player.on_done(name, UploadDone(round=ROUND, id=blob, sha256=device.sha256))
+
+    def _manifest(self, blob: bytes) -> Manifest:
+        return Manifest(
+            id=blob,
+            kind="update",
+            size_bytes=self.layout.size_bytes,
+            chunk_bytes=DEFAULT_CHUNK_BYTES,
+        )
+
+
+@asynccontextmanager
+async def crowd(
+    devices: Mapping[str, Device], layout: Layout, accumulator: Accumulator, folder: Path
+) -> AsyncIterator[Crowd]:
+    """Bring a player and its devices together; what it writes goes into `folder`."""
+    broker, topics, registry = MemoryBroker(), Topics(), Registry()
+    registry.expect(devices)
+    store = Store.create(
+        folder,
+        run_id="crowd",
+        name="crowd",
+        experiment_toml="",
+        seed=0,
+        config_hash="",
+        version="0",
+        git_revision=None,
+    )
+    try:
+        async with (
+            broker.transport("coordinator") as ours,
+            broker.transport("crowd") as theirs,
+            anyio.create_task_group() as group,
+        ):
+            journal = Journal(store, time.perf_counter)
+            uploads = Uploads(layout, journal.now)
+            player = Player(Post(ours, topics), uploads, journal, group)
+            merging = Merging(accumulator, registry)
+            place = Crowd(devices, layout, player, merging, theirs, group)
+            group.start_soon(place.listen)
+            await _connected(ours)
+            yield place
+            group.cancel_scope.cancel()
+    finally:
+        store.close()
+
+
+async def _connected(link: Transport) -> None:
+    async for event in link.events():
+        if isinstance(event, LinkUp):
+            return
+
+
+def _train() -> Train:
+    return Train(
+        round=ROUND,
+        model=manifest_of(b"\0", "model"),
+        hyperparameters=Hyperparameters(epochs=1, batch_size=1, learning_rate=0.1),
+        seed=0,
+        needs_loss=False,
+        deadline_s=1.0,
+    )
