@@ -158,7 +158,7 @@ async def test_a_rule_that_needs_all_updates_finds_them_on_disk(tmp_path: Path) 
 
 
 async def test_memory_does_not_grow_with_the_number_of_devices(tmp_path: Path) -> None:
-    """Two slots, the update being added and the next model, beside the sums; 24 if all were kept."""
+    """Two slots, the update being added and the next model, beside the sums; kept, it were 24."""
     shared = device(0)
     fleet = {f"pi-{k}": shared for k in range(24)}
     accumulator = streaming("fedavg").begin(SENT, N_PARAMS, 0.1)
