@@ -63,6 +63,8 @@ def invalid_reason(exchange: Exchange, lag_p99_s: float) -> str:
     tau, rest = exchange.tau_s, unaccounted_s(exchange)
     if exchange.stage is not Stage.DONE or tau is None or rest is None:
         return exchange.why or exchange.stage.value
+    if exchange.is_disturbed:
+        return "the coordinator lost its own link meanwhile"
     if lag_p99_s > LAG_RATIO_LIMIT * tau:
         return f"the coordinator lagged {lag_p99_s * 1e3:.1f} ms, over 1 % of tau"
     if rest < UNACCOUNTED_FLOOR_S - (exchange.signal_s or 0.0):

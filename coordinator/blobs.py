@@ -60,7 +60,7 @@ class PublicBlobs:
                 await self._store(blob_id)
 
     async def on_intent(self, packet: Packet) -> None:
-        """Clear a blob that a coordinator before us left behind."""
+        """Clear a blob that does not live: an earlier coordinator's, or one we could not clear."""
         if not packet.payload:
             return
         try:
@@ -70,8 +70,8 @@ class PublicBlobs:
             await self._quietly(packet.topic, b"", qos=1)
             return
         async with self._lock:
-            if intent.boot != self._boot and intent.manifest.id not in self._live:
-                _LOG.info("clearing %s left by an earlier coordinator", intent.manifest.id.hex())
+            if intent.manifest.id not in self._live:
+                _LOG.info("clearing %s, which was left behind", intent.manifest.id.hex())
                 await self._clear(intent.manifest)
 
     async def clear_all(self) -> None:

@@ -36,7 +36,7 @@ from wire.chunks import manifest_of, suitable_chunk_bytes
 from wire.messages import Hyperparameters, Manifest, Train
 from wire.tensors import vector_to_bytes
 
-_DRAINING = frozenset({Stage.LATE, Stage.CANCELLED})
+_DRAINING = frozenset({Stage.LATE, Stage.CANCELLED, Stage.LOST})
 
 
 class FleetMissingError(Exception):
@@ -112,8 +112,10 @@ class Campaign:
         await self._wait_for_fleet()
         await self._publish_model()
         for round_id in range(first_round, self._config.rounds + 1):
-            await self._may_run.wait()
             await self._fleet.wait_settled()
+            while not self._may_run.is_set():
+                await self._may_run.wait()
+                await self._fleet.wait_settled()
             await self._play(round_id)
             self._attempt = 0
 
@@ -293,13 +295,24 @@ class Campaign:
         if self._evaluator is None or not (is_last or (every and round_id % every == 0)):
             return None
         started = self._journal.now()
-        scores = await anyio.to_thread.run_sync(self._evaluator.evaluate, self.vector)
+        try:
+            scores = await anyio.to_thread.run_sync(
+                self._evaluator.evaluate, self.vector, abandon_on_cancel=True
+            )
+        except Exception as exc:  # off the record: whatever went wrong, the training goes on
+            self._journal.event(
+                "not evaluated",
+                f"{type(exc).__name__}: {exc}",
+                level="warning",
+                round_id=round_id,
+            )
+            return None
         took_s = self._journal.now() - started
         devices, metric = metric_rows(round_id, scores, self._journal.at_s(), took_s)
         for row in devices:
-            self._journal.store.add(row)
+            self._journal.add(row)
         if metric is not None:
-            self._journal.store.add(metric)
+            self._journal.add(metric)
         return metric
 
 

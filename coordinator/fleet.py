@@ -73,17 +73,16 @@ class Fleet:
 
     async def wait_settled(self) -> None:
         """Wait for the broker, and after an outage for those who were there before it."""
-        while not self._is_linked.is_set():
+        while self._missing or not self._is_linked.is_set():
             await self._is_linked.wait()
-        while self._missing:
             left = self._rejoin_by - self._journal.now()
             if left <= 0 or self.registry.available(self._journal.now()).sum() >= self._missing:
                 self._missing = 0
-                return
-            await self.wait_change(left)
+            else:
+                await self.wait_change(left)
 
     async def wait_change(self, timeout_s: float) -> None:
-        """Wait until a device came, left or said something new, or for `timeout_s`."""
+        """Wait until a device became available or ceased to be, or for `timeout_s`."""
         changed = self._changed
         with anyio.move_on_after(timeout_s):
             await changed.wait()
@@ -94,18 +93,19 @@ class Fleet:
 
     async def on_hello(self, name: str, hello: Hello) -> bool:
         """Welcome a device or refuse it; tell whether its process is another than before."""
-        known = self.registry.get(name)
-        if known is None and len(self.registry) >= MAX_DEVICES:
-            await self._refuse(name, f"the run is full: {MAX_DEVICES} devices")
+        if name not in self.registry and len(self.registry) >= MAX_DEVICES:
+            self._refuse(name, f"the run is full: {MAX_DEVICES} devices")
+            return False
+        if hello.n_k == 0:
+            self._refuse(name, "its own data must hold at least 1 example, got 0")
             return False
         shard = None
         if hello.n_k is None:
             shard, n_k = await self._offer_shard(name)
             if shard is None:
-                await self._refuse(
-                    name, "no data left for this device; start it with --data FILE.npz"
-                )
+                self._refuse(name, "no data left for this device; start it with --data FILE.npz")
                 return False
+        known = self.registry.get(name)
         is_new = known is None or known.boot != hello.boot
         was_known = known is not None and known.boot != NEVER
         device = self.registry.join(name, hello, self._journal.now())
@@ -113,19 +113,25 @@ class Fleet:
             device.n_registered = n_k
         if is_new:
             self._record(device, was_known)
-        await self._post.tell(name, Welcome(boot=self._boot, task=self._task, shard=shard))
+        self._post.say(name, Welcome(boot=self._boot, task=self._task, shard=shard))
         return is_new and was_known
 
-    def on_context(self, name: str, context: Context) -> None:
-        """Take note of a context; the shard's memory is freed once the device has it."""
+    def on_context(self, name: str, context: Context) -> bool:
+        """Take note of a context, and tell whether it is a joined device's newest.
+
+        The shard's memory is freed once the device has it.
+        """
         now = self._journal.now()
+        known = self.registry.get(name)
+        was_available = known is not None and known.is_available(now)
         if not self.registry.update_context(name, context, now):
-            return
-        self._change()
+            return False
         device = self.registry[name]
+        if device.is_available(now) != was_available:
+            self._change()
         if context.is_ready:
             self._private.drop(name)
-        self._journal.store.add(
+        self._journal.add(
             TelemetryRow(
                 at_s=self._journal.at_s(now),
                 device=name,
@@ -139,6 +145,7 @@ class Fleet:
                 temperature_celsius=context.temperature_celsius,
             )
         )
+        return True
 
     def on_status(self, name: str, status: Status) -> None:
         """Take note of a farewell or a last will; `on` says nothing that a hello does not."""
@@ -146,12 +153,12 @@ class Fleet:
             self._journal.event("left", "the device went away", device=name)
             self._change()
 
-    async def on_probe(self, name: str, probe: LinkProbe) -> None:
+    def on_probe(self, name: str, probe: LinkProbe) -> None:
         """Answer a link probe."""
         self._traffic.up_bytes += len(probe.payload)
         self._traffic.down_bytes += probe.reply_bytes
         reply = LinkProbeReply(seq=probe.seq, payload=bytes(probe.reply_bytes))
-        await self._post.tell(name, reply, qos=0)
+        self._post.say(name, reply, qos=0)
 
     async def _offer_shard(self, name: str) -> tuple[Manifest | None, int]:
         shard = await anyio.to_thread.run_sync(self._shards.shard, name)
@@ -165,16 +172,16 @@ class Fleet:
         self._private.offer(name, manifest, data)
         return manifest, shard.n
 
-    async def _refuse(self, name: str, reason: str) -> None:
+    def _refuse(self, name: str, reason: str) -> None:
         self._journal.complaint("refused", reason, device=name)
-        await self._post.tell(name, Refuse(reason=reason, is_final=True))
+        self._post.say(name, Refuse(reason=reason, is_final=True))
 
     def _record(self, device: Device, was_known: bool) -> None:
         capabilities = device.capabilities
         assert capabilities is not None
         if device.first_seen_s is None:
             device.first_seen_s = self._journal.at_s()
-        self._journal.store.add(
+        self._journal.add(
             DeviceRow(
                 name=device.name,
                 row=device.row,

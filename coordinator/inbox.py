@@ -1,11 +1,13 @@
 """Every packet that reaches the coordinator, sorted to whom it concerns.
 
-One consumer, in order. What needs an answer from the broker runs as a task of its own, so that
-one slow publish never holds the stopwatch back.
+One consumer, in order. What has to wait runs as a task of its own, so that it never holds the
+stopwatch back; of one device at most `MAX_PENDING` such tasks at a time.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from anyio.abc import TaskGroup
 
@@ -31,6 +33,12 @@ from wire.messages import (
 from wire.topics import Topics
 from wire.transport.base import Packet, Transport
 
+MessageT = TypeVar("MessageT", Hello, ChunkRequest)
+
+MAX_PENDING = 16
+"""Hellos and requests of one device that are dealt with at a time: twice the widest window. More
+are dropped, and a device that means well asks again."""
+
 
 class Inbox:
     """Decodes packets, drops what breaks the protocol, and hands the rest on."""
@@ -54,6 +62,7 @@ class Inbox:
         self._journal = journal
         self._group = group
         self._on_command = on_command
+        self._pending: Counter[str] = Counter()
         self._intents = topics.base + "/b/"
 
     async def subscribe(self, transport: Transport) -> None:
@@ -64,7 +73,16 @@ class Inbox:
         with suppress(Disconnected):
             await transport.subscribe(t.telemetry("+"), t.upload("+"), qos=0)
 
-    async def on_packet(self, packet: Packet) -> None:
+    def on_link_up(self) -> None:
+        """Our own link is up."""
+        self._fleet.on_link_up()
+
+    def on_link_down(self) -> None:
+        """Our own link is gone."""
+        self._fleet.on_link_down()
+        self._player.on_link_down()
+
+    def on_packet(self, packet: Packet) -> None:
         """Deal with one packet; whatever it holds, the coordinator goes on."""
         if packet.topic.startswith(self._intents):
             self._group.start_soon(self._public.on_intent, packet)
@@ -79,7 +97,7 @@ class Inbox:
             return
         self._fleet.registry.heard(device, self._journal.now())
         if channel == "upload":
-            await self._player.on_frame(device, packet.payload)
+            self._player.on_frame(device, packet.payload)
             return
         if not packet.payload:
             return
@@ -88,30 +106,50 @@ class Inbox:
         except DecodeError as exc:
             self._journal.complaint("bad message", str(exc), device=device)
             return
-        await self._on_message(device, message)
+        self._on_message(device, message)
 
-    async def _on_message(self, device: str, message: FromDevice) -> None:
-        start = self._group.start_soon
+    def _on_message(self, device: str, message: FromDevice) -> None:
         match message:
-            case Context():
-                self._fleet.on_context(device, message)
+            case Context(phase=phase):
+                if self._fleet.on_context(device, message) and phase == "idle":
+                    self._player.on_idle(device)
             case Hello():
-                start(self._hello, device, message)
+                self._start(device, self._hello, message)
             case Status():
                 self._fleet.on_status(device, message)
             case Offer():
-                start(self._player.on_offer, device, message)
+                self._player.on_offer(device, message)
             case UploadDone():
-                start(self._player.on_done, device, message)
+                self._player.on_done(device, message)
             case Failed():
                 self._player.on_failed(device, message)
             case Pong():
                 self._player.on_pong(device, message)
             case ChunkRequest():
-                start(self._private.on_request, device, message)
+                self._start(device, self._private.on_request, message)
             case LinkProbe():
-                start(self._fleet.on_probe, device, message)
+                self._fleet.on_probe(device, message)
 
     async def _hello(self, device: str, hello: Hello) -> None:
         is_other_process = await self._fleet.on_hello(device, hello)
-        await self._player.on_hello(device, is_other_process)
+        self._player.on_hello(device, is_other_process)
+
+    def _start(
+        self, device: str, work: Callable[[str, MessageT], Awaitable[None]], message: MessageT
+    ) -> None:
+        if self._pending[device] >= MAX_PENDING:
+            self._journal.complaint("flood", "asks faster than it is served", device=device)
+            return
+        self._pending[device] += 1
+        name = f"coordinator.{type(message).__name__}[{device}]"
+        self._group.start_soon(self._work, device, work, message, name=name)
+
+    async def _work(
+        self, device: str, work: Callable[[str, MessageT], Awaitable[None]], message: MessageT
+    ) -> None:
+        try:
+            await work(device, message)
+        finally:
+            self._pending[device] -= 1
+            if not self._pending[device]:
+                del self._pending[device]

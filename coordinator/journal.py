@@ -5,8 +5,8 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Literal, TypeAlias
 
-from coordinator.store import Store
-from coordinator.store.records import EventRow
+from coordinator.store import Store, StoreError
+from coordinator.store.records import EventRow, Record
 
 _LOG = logging.getLogger("coordinator")
 Level: TypeAlias = Literal["info", "warning", "error"]
@@ -18,11 +18,21 @@ REPEAT_S = 10.0
 
 
 class Journal:
-    """Knows the time of the run and writes down what happens."""
+    """Knows the time of the run and writes down what happens.
 
-    def __init__(self, store: Store, now: Callable[[], float]) -> None:
+    Args:
+        store: Where to.
+        now: Monotonic seconds.
+        on_failure: Told when the store cannot take a row any more, so that nobody else who
+            writes something down has to care.
+    """
+
+    def __init__(
+        self, store: Store, now: Callable[[], float], on_failure: Callable[[StoreError], None]
+    ) -> None:
         self.store = store
         self.now = now
+        self._on_failure = on_failure
         self._zero = now() - store.resume_offset_s()
         self._complained: dict[tuple[str, str | None], float] = {}
         self.suppressed = 0
@@ -30,6 +40,13 @@ class Journal:
     def at_s(self, instant: float | None = None) -> float:
         """Return seconds since the run was created, for an instant of `now` (default: now)."""
         return (self.now() if instant is None else instant) - self._zero
+
+    def add(self, record: Record) -> None:
+        """Queue a row."""
+        try:
+            self.store.add(record)
+        except StoreError as exc:
+            self._on_failure(exc)
 
     def event(
         self,
@@ -41,7 +58,7 @@ class Journal:
         round_id: int | None = None,
     ) -> None:
         """Write down something that a person may want to know."""
-        self.store.add(
+        self.add(
             EventRow(
                 at_s=self.at_s(),
                 wall=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),

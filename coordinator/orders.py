@@ -1,5 +1,6 @@
 """Orders of people to a live run: written down, then carried out; twice the same acts once."""
 
+from collections import deque
 from collections.abc import Callable
 
 from coordinator.campaign import Campaign
@@ -8,6 +9,9 @@ from coordinator.play import Player
 from coordinator.registry import Registry
 from coordinator.store.records import CommandRow
 from wire.messages import Command
+
+REMEMBERED = 1_000
+"""Commands that are known again; a second copy comes within seconds."""
 
 
 class Orders:
@@ -26,14 +30,14 @@ class Orders:
         self._registry = registry
         self._journal = journal
         self._stop = stop
-        self._seen: set[bytes] = set()
+        self._seen: deque[bytes] = deque(maxlen=REMEMBERED)
 
     def on_command(self, command: Command) -> None:
         """Carry out a command, unless it was before."""
         if command.id in self._seen:
             return
-        self._seen.add(command.id)
-        self._journal.store.add(
+        self._seen.append(command.id)
+        self._journal.add(
             CommandRow(
                 id=command.id.hex(),
                 at_s=self._journal.at_s(),

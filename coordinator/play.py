@@ -1,7 +1,6 @@
 """One round as it is played: events go into the table, its orders go out over the wire."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import anyio
 from anyio.abc import TaskGroup
@@ -48,6 +47,10 @@ MIN_SLOTS, MAX_SLOTS = 2, 16
 """G = clamp(256 MB / vector, 2, 16) updates in memory at the same time (design.md, Transfer)."""
 
 
+ASK_AGAIN_S = 2.0
+"""A device that is idle this long after it was asked to train has not heard it."""
+
+
 def slots(vector_bytes: int) -> int:
     """Return how many updates may be in memory at the same time."""
     return min(max(UPLOAD_MEMORY_BYTES // max(vector_bytes, 1), MIN_SLOTS), MAX_SLOTS)
@@ -64,8 +67,10 @@ class Player:
         self._round: Round | None = None
         self._merging: Merging | None = None
         self._trains: dict[str, Train] = {}
-        self._pings: dict[int, tuple[str, float]] = {}
+        self._pings: dict[str, tuple[int, float]] = {}
+        """Number and instant of the last ping to each device."""
         self._ping_seq = 0
+        self._asked_at: dict[str, float] = {}
         self._moved = anyio.Event()
 
     async def play(self, played: Round, trains: Mapping[str, Train], merging: Merging) -> None:
@@ -80,7 +85,7 @@ class Player:
         for device in trains:
             played.dispatch(device, now)
         for device in trains:
-            self._group.start_soon(self._dispatch, device)
+            self._dispatch(device)
         while not played.is_over:
             moved = self._moved
             wake_at = played.wake_at()
@@ -95,7 +100,7 @@ class Player:
         self._trains.clear()
         self._uploads.clear()
 
-    async def on_hello(self, device: str, is_other_process: bool) -> None:
+    def on_hello(self, device: str, is_other_process: bool) -> None:
         """A device (re)connected: repeat what it may have missed, or give its exchange up."""
         exchange = self._round.exchanges.get(device) if self._round else None
         if exchange is None or not exchange.stage.is_open:
@@ -103,15 +108,29 @@ class Player:
         if is_other_process:
             self._on(Vanished(device, "the agent was restarted"))
         elif exchange.stage is Stage.ASKED:
-            await self._dispatch(device)
+            self._dispatch(device)
         elif exchange.stage is Stage.GRANTED:
-            await self._grant(device)
+            self._grant(device)
 
-    async def on_offer(self, device: str, offer: Offer) -> None:
+    def on_link_down(self) -> None:
+        """Our own link is gone: no open exchange lasts as long as the device made it."""
+        for device in self.open_devices():
+            assert self._round is not None
+            self._round.exchanges[device].is_disturbed = True
+
+    def on_idle(self, device: str) -> None:
+        """A device says that it has nothing to do: what it was asked, or its answer, was lost."""
+        exchange = self._round.exchanges.get(device) if self._round else None
+        if exchange is None or exchange.stage is not Stage.ASKED:
+            return
+        if self._journal.now() - self._asked_at[device] > ASK_AGAIN_S:
+            self._dispatch(device)
+
+    def on_offer(self, device: str, offer: Offer) -> None:
         """A device has trained."""
         train = self._expected(device, offer.round)
         if train is None or offer.attempt != train.attempt:
-            await self._post.tell(
+            self._post.say(
                 device, Cancel(round=offer.round, reason="this round is not open for you")
             )
             return
@@ -122,11 +141,11 @@ class Player:
         assert self._round is not None
         exchange = self._round.exchanges[device]
         if exchange.stage is Stage.GRANTED and exchange.offer == offer:
-            await self._grant(device)  # it asks again: the grant was lost
+            self._grant(device)  # it asks again: the grant was lost
         else:
             self._on(Offered(device, offer))
 
-    async def on_frame(self, device: str, frame: bytes) -> None:
+    def on_frame(self, device: str, frame: bytes) -> None:
         """A chunk of an update."""
         if self._round is None:
             return
@@ -137,18 +156,18 @@ class Player:
             return
         offer = self._round.exchanges[device].offer if device in self._round.exchanges else None
         if bitmap is not None and offer is not None:
-            await self._post.tell(device, UploadAck(id=offer.manifest.id, received=bitmap), qos=0)
+            self._post.say(device, UploadAck(id=offer.manifest.id, received=bitmap), qos=0)
         if complete is not None:
             self._on_complete(device, complete)
 
-    async def on_done(self, device: str, done: UploadDone) -> None:
+    def on_done(self, device: str, done: UploadDone) -> None:
         """The hash of an update, or a question what became of it."""
         if self._round is None or self._expected(device, done.round) is None:
-            await self._post.tell(device, Cancel(round=done.round, reason="this round is over"))
+            self._post.say(device, Cancel(round=done.round, reason="this round is over"))
             return
         exchange = self._round.exchanges[device]
         if exchange.stage in (Stage.DONE, Stage.REJECTED):
-            await self._receive(device, self._round, exchange.why)
+            self._receive(device, self._round, exchange.why)
             return
         complete = self._uploads.on_done(device, done)
         if complete is not None:
@@ -161,9 +180,10 @@ class Player:
 
     def on_pong(self, device: str, pong: Pong) -> None:
         """The echo came back."""
-        who, sent = self._pings.pop(pong.seq, ("", 0.0))
-        if self._round is not None and who == device and device in self._round.exchanges:
+        seq, sent = self._pings.get(device, (None, 0.0))
+        if self._round is not None and pong.seq == seq:
             self._round.exchanges[device].signal_s = self._journal.now() - sent
+            del self._pings[device]
 
     def vanish(self, device: str, why: str) -> None:
         """A device has been gone for too long."""
@@ -212,19 +232,18 @@ class Player:
         self._moved = anyio.Event()
 
     def _carry_out(self, order: Order, played: Round) -> None:
-        start: Callable[..., Any] = self._group.start_soon
         device = order.device
         match order:
             case GrantUpload():
                 offer = played.exchanges[device].offer
                 assert offer is not None
                 self._uploads.open(device, offer.manifest, upload_window(offer.manifest))
-                start(self._grant, device)
+                self._grant(device)
             case Check():
                 assert self._merging is not None
-                start(self._check, device, played, self._merging)
+                self._group.start_soon(self._check, device, played, self._merging)
             case Accept():
-                start(self._receive, device, played, "")
+                self._receive(device, played, "")
             case Abandon(why=why):
                 stage = played.exchanges[device].stage
                 if stage is Stage.CANCELLED:
@@ -235,27 +254,24 @@ class Player:
                     )
                 self._uploads.forget(device)
                 if stage is Stage.REJECTED and played.exchanges[device].offer is not None:
-                    start(self._receive, device, played, why)
+                    self._receive(device, played, why)
                 else:
-                    start(self._post.tell, device, Cancel(round=played.id, reason=why))
+                    self._post.say(device, Cancel(round=played.id, reason=why))
 
-    async def _dispatch(self, device: str) -> None:
-        train = self._trains.get(device)
-        if train is None:
-            return
-        self._group.start_soon(self._post.tell, device, train)
+    def _dispatch(self, device: str) -> None:
+        self._asked_at[device] = self._journal.now()
+        self._post.say(device, self._trains[device])
         self._ping_seq += 1
-        seq = self._ping_seq
-        self._pings[seq] = (device, self._journal.now())
-        await self._post.tell(device, Ping(seq=seq), qos=0)
+        self._pings[device] = (self._ping_seq, self._journal.now())
+        self._post.say(device, Ping(seq=self._ping_seq), qos=0)
 
-    async def _grant(self, device: str) -> None:
+    def _grant(self, device: str) -> None:
         exchange = self._round.exchanges.get(device) if self._round else None
         if exchange is None or exchange.offer is None or self._round is None:
             return
         manifest = exchange.offer.manifest
         grant = Grant(round=self._round.id, id=manifest.id, window=upload_window(manifest))
-        await self._post.tell(device, grant)
+        self._post.say(device, grant)
 
     async def _check(self, device: str, played: Round, merging: Merging) -> None:
         """Verify an update; if the table then accepts it, add it, and only then give it back."""
@@ -268,10 +284,10 @@ class Player:
             if exchange.stage is Stage.DONE:
                 await merging.add(exchange, self._uploads.take(device))
 
-    async def _receive(self, device: str, played: Round, fault: str) -> None:
+    def _receive(self, device: str, played: Round, fault: str) -> None:
         offer = played.exchanges[device].offer
         if offer is not None:
             word = Received(
                 round=played.id, id=offer.manifest.id, accepted=not fault, reason=fault[:500]
             )
-            await self._post.tell(device, word)
+            self._post.say(device, word)

@@ -1,6 +1,9 @@
 """The coordinator's outgoing mail: typed messages to one device or to all."""
 
 import logging
+from collections import Counter
+
+from anyio.abc import TaskGroup
 
 from wire.codec import encode
 from wire.errors import Disconnected
@@ -10,14 +13,29 @@ from wire.transport.base import Transport
 
 _LOG = logging.getLogger(__name__)
 
+MAX_PENDING = 16
+"""Messages to one device that wait for the broker at a time; an exchange needs about six."""
+
 
 class Post:
-    """Sends messages; what is lost with the link is sent again when the device says hello."""
+    """Sends messages; what is lost is sent again when the device says hello or asks again."""
 
-    def __init__(self, transport: Transport, topics: Topics) -> None:
+    def __init__(self, transport: Transport, topics: Topics, group: TaskGroup) -> None:
+        self.dropped = 0
+        """Messages to a device for which `MAX_PENDING` others waited already."""
         self._transport = transport
         self._topics = topics
-        self.control_bytes = 0
+        self._group = group
+        self._pending: Counter[str] = Counter()
+
+    def say(self, device: str, message: ToDevice, *, qos: int = 1) -> None:
+        """Send to one device in the background, so that one slow publish holds nobody up."""
+        if self._pending[device] >= MAX_PENDING:
+            self.dropped += 1
+            return
+        self._pending[device] += 1
+        name = f"coordinator.{type(message).__name__}[{device}]"
+        self._group.start_soon(self._say, device, message, qos, name=name)
 
     async def tell(self, device: str, message: ToDevice, *, qos: int = 1) -> bool:
         """Send to one device; tell whether the broker has it (QoS 1) or the link took it."""
@@ -31,8 +49,15 @@ class Post:
         """Publish the coordinator's retained presence."""
         return await self._publish(self._topics.coordinator, encode(status), qos=1, retain=True)
 
+    async def _say(self, device: str, message: ToDevice, qos: int) -> None:
+        try:
+            await self.tell(device, message, qos=qos)
+        finally:
+            self._pending[device] -= 1
+            if not self._pending[device]:
+                del self._pending[device]
+
     async def _publish(self, topic: str, body: bytes, *, qos: int, retain: bool = False) -> bool:
-        self.control_bytes += len(body)
         try:
             await self._transport.publish(topic, body, qos=qos, retain=retain)
         except Disconnected as exc:

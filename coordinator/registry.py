@@ -19,6 +19,9 @@ CONTEXT_MAX_AGE_S = 3.0
 MU_BOUNDS = (0.05, 64.0)
 """Clamp on the claimed CPU share, in cores (spec/algorithms.md, section 7)."""
 
+LINK_BOUNDS_BPS = (1e3, 1e12)
+"""Clamp on claimed rates, bit/s: what is slower carries no model, and none is faster."""
+
 NEVER = -1
 """Boot of a device that has not spoken yet."""
 
@@ -254,4 +257,5 @@ def _transfer_s(device: Device, model_bits: float) -> float:
     context = device.context
     if context is None or context.downlink_bps is None or context.uplink_bps is None:
         return float("nan")
-    return model_bits / context.downlink_bps + model_bits / context.uplink_bps
+    down_bps, up_bps = np.clip((context.downlink_bps, context.uplink_bps), *LINK_BOUNDS_BPS)
+    return float(model_bits / down_bps + model_bits / up_bps)

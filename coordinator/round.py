@@ -160,6 +160,8 @@ class Exchange:
     bytes_up: int = 0
     duplicates_up: int = 0
     resent_up: int = 0
+    is_disturbed: bool = False
+    """The coordinator lost its own link meanwhile."""
 
     def queued_s(self, now: float) -> float:
         """Return how long it has waited for its grant."""

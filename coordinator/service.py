@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup
 
 from coordinator.algorithms.arrays import Vector
 from coordinator.blobs import PrivateBlobs, PublicBlobs
-from coordinator.campaign import Campaign, FleetMissingError, Progress
+from coordinator.campaign import Campaign, Progress
 from coordinator.config import CoordinatorConfig
 from coordinator.decisions import Decisions
 from coordinator.fleet import Fleet
@@ -78,7 +78,7 @@ class Coordinator:
         self._listener = listener
         self._vector = vector
         self._decisions = decisions
-        self._journal = Journal(store, now)
+        self._journal = Journal(store, now, self._fail)
         self._lag = LagMeter(now)
         gone = CoordinatorStatus(state="off", boot=boot, run=config.name)
         self._transport = transport(Will(topics.coordinator, encode(gone)))
@@ -96,7 +96,7 @@ class Coordinator:
             Refused: The broker refused us.
         """
         async with self._transport, anyio.create_task_group() as group:
-            post = Post(self._transport, self._topics)
+            post = Post(self._transport, self._topics, group)
             public = PublicBlobs(self._transport, self._topics, self._boot)
             with self._scope:
                 await self._serve(group, post, public)
@@ -114,6 +114,11 @@ class Coordinator:
     def stop(self) -> None:
         """End the run now; its open round is given up."""
         self._is_stopped = True
+        self._scope.cancel()
+
+    def _fail(self, why: Exception) -> None:
+        """End the run now: it cannot go on."""
+        self._failure = self._failure or why
         self._scope.cancel()
 
     async def _serve(self, group: TaskGroup, post: Post, public: PublicBlobs) -> None:
@@ -165,42 +170,39 @@ class Coordinator:
             group,
             Orders(campaign, player, fleet.registry, self._journal, self.stop).on_command,
         )
-        group.start_soon(self._pump, group, inbox, fleet, post, public, name="coordinator.pump")
+        group.start_soon(self._pump, group, inbox, post, public, name="coordinator.pump")
         group.start_soon(self._lag.run, name="coordinator.lag")
         group.start_soon(self._watch, player, fleet.registry, name="coordinator.presence")
         await public.publish(task_manifest, task)
-        self._store.set_status("running")
         try:
+            self._store.set_status("running")
             await campaign.run(first_round)
-        except (FleetMissingError, StoreError) as exc:
-            self._failure = exc
+        except Exception as exc:  # whatever it is, the broker is left clean
+            self._fail(exc)
 
-    async def _pump(
-        self, group: TaskGroup, inbox: Inbox, fleet: Fleet, post: Post, public: PublicBlobs
-    ) -> None:
-        await inbox.subscribe(self._transport)
+    async def _pump(self, group: TaskGroup, inbox: Inbox, post: Post, public: PublicBlobs) -> None:
         try:
-            await self._receive(group, inbox, fleet, post, public)
-        except Refused as exc:
-            self._failure = exc
-            self._scope.cancel()
+            await inbox.subscribe(self._transport)
+            await self._receive(group, inbox, post, public)
+        except (Refused, StoreError) as exc:
+            self._fail(exc)
 
     async def _receive(
-        self, group: TaskGroup, inbox: Inbox, fleet: Fleet, post: Post, public: PublicBlobs
+        self, group: TaskGroup, inbox: Inbox, post: Post, public: PublicBlobs
     ) -> None:
         async for event in self._transport.events():
             match event:
                 case Packet():
-                    await inbox.on_packet(event)
+                    inbox.on_packet(event)
                 case LinkUp(count=count):
                     self._link_up_since = self._journal.now()
-                    fleet.on_link_up()
+                    inbox.on_link_up()
                     if count > 1:
                         self._journal.event("reconnected", "the broker is back")
                     group.start_soon(self._on_link_up, post, public)
                 case LinkDown(reason=reason):
                     self._link_up_since = None
-                    fleet.on_link_down()
+                    inbox.on_link_down()
                     self._journal.event("disconnected", reason, level="warning")
 
     async def _on_link_up(self, post: Post, public: PublicBlobs) -> None:

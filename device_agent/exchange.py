@@ -161,11 +161,11 @@ class Push:
         self.started_at = self._clock.now()
         self.on_grant(window)
         while not (self.upload.is_acknowledged or self._is_closed):
-            if await self._send_due() and self.upload.is_all_sent and not self.is_sent:
-                self.is_sent = True
-                self._on_sent()
+            if await self._send_due() and self.upload.is_all_sent:
+                self._say_sent()
             await self._bell.wait(_until(self.upload.wake_at, self._clock))
             self._due.extend(self.upload.tick(self._clock.now()))
+        self._say_sent()
 
     @property
     def elapsed_s(self) -> float | None:
@@ -201,6 +201,11 @@ class Push:
         """Stop sending: the coordinator needs nothing more."""
         self._is_closed = True
         self._bell.ring()
+
+    def _say_sent(self) -> None:
+        if not self.is_sent:
+            self.is_sent = True
+            self._on_sent()
 
     async def _send_due(self) -> bool:
         """Send what is due; tell whether all of it went out."""

@@ -110,7 +110,7 @@ def _working(phase: Phase, progress: Row) -> Row:
 
 TRANSITIONS: Mapping[Phase, Row] = {
     Phase.OFFLINE: {**_ALWAYS, Event.LINK_UP: Phase.WAITING, Event.LINK_LOST: Phase.OFFLINE},
-    Phase.WAITING: _LINKED,
+    Phase.WAITING: {**_LINKED, Event.ASKED: Phase.DOWNLOADING},
     Phase.JOINING: {
         **_LINKED,
         Event.WELCOMED: Phase.PREPARING,

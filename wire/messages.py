@@ -42,15 +42,18 @@ BlobKind: TypeAlias = Literal["task", "model", "shard", "update", "probe"]
 
 
 class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="m"):
-    """Base of all messages: immutable, keyword-only, no unknown fields, no NaN, no long text."""
+    """Base of all messages: immutable, keyword-only, no unknown fields, no NaN.
+
+    A text becomes one printable line: what a peer says must not steer a terminal or a log.
+    """
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
             value = getattr(self, field)
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{field} must be a finite number, got {value}")
-            if isinstance(value, str) and len(value) > MAX_TEXT:
-                force_setattr(self, field, value[: MAX_TEXT - 1] + "…")
+            if isinstance(value, str) and not (value.isprintable() and len(value) <= MAX_TEXT):
+                force_setattr(self, field, _one_line(value))
 
 
 class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
@@ -383,6 +386,11 @@ ToDevice: TypeAlias = (
     | CoordinatorStatus
 )
 AnyMessage: TypeAlias = FromDevice | ToDevice | Intent | Command
+
+
+def _one_line(text: str) -> str:
+    cut = text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+    return "".join(c if c.isprintable() else " " for c in cut)
 
 
 def is_device_name(name: str) -> bool:

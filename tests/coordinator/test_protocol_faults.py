@@ -1,0 +1,94 @@
+"""Every step of the protocol lost, repeated or cut off once: the run ends as without it."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import get_args
+
+import anyio
+import pytest
+
+from coordinator.config import RoundConfig, SelectionConfig
+from tests.coordinator.faulty import (
+    VICTIM,
+    Fault,
+    FaultyBroker,
+    message_of,
+    model_chunk,
+    update_chunk,
+)
+from tests.coordinator.lab import lab, make_config
+from wire.messages import (
+    ChunkRequest,
+    Grant,
+    Hello,
+    Offer,
+    Ping,
+    Pong,
+    Received,
+    Train,
+    UploadAck,
+    UploadDone,
+    Welcome,
+)
+
+pytestmark = pytest.mark.anyio
+
+NAMES = ("pi-0", "pi-1", "pi-2")
+EVERYBODY = SelectionConfig(policy="uniform", per_round=3)
+PATIENT = RoundConfig(min_devices=3, deadline_s=30.0, join_timeout_s=30.0)
+
+JOINING = {
+    "hello": message_of(Hello),
+    "welcome": message_of(Welcome),
+    "shard request": message_of(ChunkRequest),
+}
+ROUND = {
+    "train": message_of(Train, 1),
+    "ping": message_of(Ping),
+    "pong": message_of(Pong),
+    "model chunk": model_chunk,
+    "offer": message_of(Offer, 1),
+    "grant": message_of(Grant, 1),
+    "update chunk": update_chunk,
+    "upload ack": message_of(UploadAck),
+    "upload done": message_of(UploadDone, 1),
+    "received": message_of(Received, 1),
+}
+STEPS = JOINING | ROUND
+CASES = [(fault, step) for step in STEPS for fault in get_args(Fault)]
+
+
+async def play(folder: Path, broker: FaultyBroker) -> list[tuple[object, ...]]:
+    """Run two rounds of three devices; return what came of them."""
+    async with lab(folder, agents=0, broker=broker) as place:
+        place.roster = NAMES
+        for name in NAMES:
+            place.shards.shard(name)
+            place.start_agent(name)
+        assert await place.run(make_config(rounds=2, selection=EVERYBODY, round=PATIENT)) == "done"
+    with place.reader() as reader:
+        return [
+            *((row.round, row.status, row.model_sha256) for row in reader.rounds()),
+            *sorted((x.round, x.device, x.outcome) for x in reader.exchanges(0)),
+        ]
+
+
+@cache
+def undisturbed() -> list[tuple[object, ...]]:
+    """Return what comes of the run without any fault."""
+    with TemporaryDirectory() as folder:
+        broker = FaultyBroker(None, lambda topic, payload: False)
+        return anyio.run(play, Path(folder), broker)
+
+
+@pytest.mark.parametrize(("fault", "step"), CASES, ids=[f"{step} {fault}" for fault, step in CASES])
+async def test_a_fault_at_one_step_changes_nothing_in_the_end(
+    fault: Fault, step: str, tmp_path: Path
+) -> None:
+    is_it: Callable[[str, bytes], bool] = STEPS[step]
+    broker = FaultyBroker(fault, is_it)
+    came = await play(tmp_path, broker)
+    assert broker.has_struck, f"{VICTIM} has no such step"
+    assert came == await anyio.to_thread.run_sync(undisturbed)

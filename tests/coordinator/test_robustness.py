@@ -1,0 +1,227 @@
+"""What a live coordinator survives, and how it ends when it cannot."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+import pytest
+
+from coordinator.algorithms.arrays import Vector
+from coordinator.campaign import Progress
+from coordinator.config import RoundConfig, SelectionConfig
+from coordinator.ports import Score
+from coordinator.post import MAX_PENDING, Post
+from coordinator.store import StoreError
+from tests.coordinator.builders import context, hello
+from tests.coordinator.faulty import VICTIM, FaultyBroker, message_of
+from tests.coordinator.lab import Lab, NormEvaluator, lab, make_config
+from tests.coordinator.rogue import Rogue
+from tests.coordinator.test_service import send
+from wire.codec import encode
+from wire.messages import ChunkRequest, Failed, Ping, Train
+from wire.topics import Topics
+from wire.transport.base import LinkUp
+from wire.transport.memory import MemoryBroker, MemoryTransport
+
+pytestmark = pytest.mark.anyio
+
+EVERYBODY = SelectionConfig(policy="uniform", per_round=3)
+
+
+class BrokenEvaluator(NormEvaluator):
+    """Cannot evaluate anything."""
+
+    def evaluate(self, vector: Vector) -> Mapping[str, Score]:
+        raise OSError("no such engine")
+
+
+async def test_an_evaluation_that_fails_costs_only_its_metrics(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        place.evaluator = BrokenEvaluator()
+        assert await place.run(make_config(rounds=2)) == "done"
+    with place.reader() as reader:
+        assert reader.metrics() == []
+        told = [e.text for _, e in reader.events() if e.kind == "not evaluated"]
+        assert told == ["OSError: no such engine"] * 2
+
+
+async def test_a_full_disk_ends_the_run_with_one_error_and_a_clean_broker(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        store = place.open_store()
+
+        def fill_the_disk(progress: Progress) -> None:
+            if progress.round.round == 2:
+                store._writer.run(lambda c: c.execute("PRAGMA max_page_count = 1"), 5.0)
+
+        place.on_progress = fill_the_disk
+        with pytest.raises(StoreError, match="full"):
+            await place.coordinator(make_config(rounds=5_000), store).run()
+        kept = [topic for topic in place.broker.retained if "/b/" in topic]
+        store.close()
+    assert kept == []
+
+
+async def test_a_blob_that_was_retired_without_a_link_is_cleared_after_it(tmp_path: Path) -> None:
+    broker = FaultyBroker("coordinator cut before", lambda topic, data: "/c/" in topic and not data)
+    async with lab(tmp_path, broker=broker) as place:
+        assert await place.run(make_config(rounds=4)) == "done"
+    assert broker.has_struck
+    assert [topic for topic in broker.retained if "/b/" in topic] == []
+
+
+async def test_an_exchange_during_which_we_lost_our_link_teaches_nothing(tmp_path: Path) -> None:
+    broker = FaultyBroker("coordinator cut after", message_of(Train, 1))
+    async with lab(tmp_path, broker=broker) as place:
+        assert await place.run(make_config(rounds=2, selection=EVERYBODY)) == "done"
+    with place.reader() as reader:
+        first, second = reader.exchanges(0)[:3], reader.exchanges(0)[3:]
+    assert {x.why for x in first} == {"the coordinator lost its own link meanwhile"}
+    assert not any("link" in x.why for x in second)
+
+
+async def test_void_rounds_are_not_hurried_by_devices_that_only_talk(tmp_path: Path) -> None:
+    rounds = RoundConfig(min_devices=1, void_wait_s=0.4, join_timeout_s=30.0)
+
+    async def talk(place: Lab) -> None:
+        async with place.broker.transport("talker") as link:
+            async for event in link.events():
+                if isinstance(event, LinkUp):
+                    break
+            await link.publish(Topics().up("talker"), encode(hello(n_k=40)), qos=1)
+            seq = 0
+            while True:
+                seq += 1
+                message = context(seq=seq, is_ready=False)
+                await link.publish(Topics().telemetry("talker"), encode(message))
+                await anyio.sleep(0.02)
+
+    async with lab(tmp_path, agents=1) as place, anyio.create_task_group() as group:
+
+        def on_progress(progress: Progress) -> None:
+            if progress.round.round == 1:
+                group.start_soon(send, place, "exclude", "pi-0")
+
+        place.on_progress = on_progress
+        group.start_soon(talk, place)
+        assert await place.run(make_config(rounds=6, round=rounds)) == "done"
+        group.cancel_scope.cancel()
+    with place.reader() as reader:
+        void = [row for row in reader.rounds() if row.selected == 0]
+    assert void
+    assert all(row.duration_s >= 0.399 for row in void)
+
+
+async def floods(rogue: Rogue) -> None:
+    """Requests that each cost us more than they cost the sender, once."""
+    if rogue.pending is not None:
+        return
+    rogue.pending = (rogue.offer().manifest, b"", None)
+    wants = encode(ChunkRequest(id=bytes(16), chunks=list(range(64))))
+    greets = encode(hello())
+    async with anyio.create_task_group() as group:
+        for _ in range(400):
+            for message in (greets, wants, encode(rogue.offer(round=99))):
+                group.start_soon(rogue.raw, message)
+
+
+async def claims_an_absurd_link(rogue: Rogue) -> None:
+    """Rates whose squares are beyond any number."""
+    message = context(seq=1 << 30, n_k=40, downlink_bps=1e-300, uplink_bps=1e-300)
+    await rogue.link.publish(Topics().telemetry(rogue.name), encode(message))
+    await rogue.say(Failed(round=rogue.train.round, phase="training", reason="tired"))
+
+
+async def tries_to_steer_the_terminal(rogue: Rogue) -> None:
+    """A reason with an escape sequence and a second line."""
+    reason = "\x1b[2Jgone\nround 1 pi-0 done"
+    await rogue.say(Failed(round=rogue.train.round, phase="training", reason=reason))
+
+
+async def test_a_device_that_claims_an_absurd_link_cannot_end_the_run(tmp_path: Path) -> None:
+    config = make_config(rounds=6, round=RoundConfig(min_devices=3, join_timeout_s=30.0))
+    async with lab(tmp_path, agents=2) as place, anyio.create_task_group() as group:
+        group.start_soon(Rogue(claims_an_absurd_link).run, place)
+        assert await place.run(config) == "done"
+        group.cancel_scope.cancel()
+
+
+async def test_what_a_device_says_is_one_printable_line(tmp_path: Path) -> None:
+    config = make_config(rounds=2, selection=EVERYBODY)
+    async with lab(tmp_path, agents=2) as place, anyio.create_task_group() as group:
+        group.start_soon(Rogue(tries_to_steer_the_terminal).run, place)
+        assert await place.run(config) == "done"
+        group.cancel_scope.cancel()
+    with place.reader() as reader:
+        said = [x.why for x in reader.exchanges(0) if x.device == "rogue"]
+    assert said == ["training:  [2Jgone round 1 pi-0 done"] * 2
+
+
+async def test_a_device_without_examples_of_its_own_is_refused(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        link = place.broker.transport("empty")
+        async with link:
+            async for event in link.events():
+                if isinstance(event, LinkUp):
+                    break
+            place.on_progress = lambda progress: place.broker.route(
+                Topics().up("empty"), encode(hello(n_k=0)), 1, False
+            )
+            await place.run(make_config(rounds=2))
+    with place.reader() as reader:
+        refusals = [e.text for _, e in reader.events() if e.kind == "refused"]
+        assert {device.name for device in reader.devices()} == {"pi-0", "pi-1", "pi-2"}
+    assert refusals == ["its own data must hold at least 1 example, got 0"]
+
+
+async def test_a_device_whose_failure_was_not_heard_is_asked_again(tmp_path: Path) -> None:
+    is_train, is_failed = message_of(Train, 1), message_of(Failed, 1)
+
+    def spoil_the_task(topic: str, payload: bytes) -> bool:
+        if is_train(topic, payload):
+            for blob in (tmp_path / VICTIM).glob("task-*"):
+                blob.write_bytes(b"not a task")
+        return is_failed(topic, payload)
+
+    broker = FaultyBroker("lost", spoil_the_task)
+    async with lab(tmp_path, agents=2, broker=broker) as place:
+        assert await place.run(make_config(rounds=1, devices=2, selection=EVERYBODY)) == "done"
+    assert broker.has_struck
+    with place.reader() as reader:
+        outcomes = {x.device: x.outcome for x in reader.exchanges(0)}
+    assert outcomes == {"pi-0": "done", VICTIM: "failed"}
+
+
+class StuckTransport(MemoryTransport):
+    """A link on which nothing ever gets through."""
+
+    async def publish(
+        self, topic: str, payload: bytes | memoryview, *, qos: int = 0, retain: bool = False
+    ) -> None:
+        await anyio.sleep_forever()
+
+
+async def test_mail_to_a_device_that_takes_none_is_bounded() -> None:
+    async with anyio.create_task_group() as group:
+        post = Post(StuckTransport(MemoryBroker(), "coordinator"), Topics(), group)
+        for seq in range(10 * MAX_PENDING):
+            post.say("pi-0", Ping(seq=seq))
+        post.say("pi-1", Ping(seq=0))
+        assert post.dropped == 9 * MAX_PENDING
+        group.cancel_scope.cancel()
+
+
+async def test_a_flood_from_one_device_costs_nobody_else_anything(tmp_path: Path) -> None:
+    config = make_config(
+        rounds=2,
+        selection=EVERYBODY,
+        round=RoundConfig(min_devices=3, deadline_s=1.5, join_timeout_s=30.0),
+    )
+    async with lab(tmp_path, agents=2) as place, anyio.create_task_group() as group:
+        group.start_soon(Rogue(floods).run, place)
+        assert await place.run(config) == "done"
+        group.cancel_scope.cancel()
+    with place.reader() as reader:
+        others = [x.outcome for x in reader.exchanges(0) if x.device != "rogue"]
+        kinds = [e.kind for _, e in reader.events() if e.device == "rogue"]
+    assert others == ["done"] * 4
+    assert 1 <= kinds.count("flood") <= 3
