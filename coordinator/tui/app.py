@@ -16,7 +16,7 @@ from coordinator.tui.feed import Feed
 from coordinator.tui.screens.device import DeviceDetail
 from coordinator.tui.screens.leave import Answer, Leave
 from coordinator.tui.screens.room import Room
-from coordinator.tui.view import RunView
+from coordinator.tui.view import DeviceView, RunView
 from coordinator.tui.widgets.fleet import FleetTable
 from wire.errors import WireError
 from wire.messages import Command
@@ -39,8 +39,10 @@ class ControlRoom(App[ExitChoice]):
     CSS_PATH = "app.tcss"
     TITLE = "Fairbed"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("p", "toggle_pause", "Pause"),
-        Binding("x", "toggle_device", "Exclude"),
+        Binding("p", "pause", "Pause"),
+        Binding("p", "resume", "Resume"),
+        Binding("x", "exclude", "Exclude"),
+        Binding("x", "include", "Include"),
         Binding("q", "leave", "Quit"),
         Binding("ctrl+q,ctrl+c", "leave", "Quit", show=False, priority=True),
     ]
@@ -105,22 +107,44 @@ class ControlRoom(App[ExitChoice]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer orders only where somebody can carry them out."""
-        if action in ("toggle_pause", "toggle_device"):
-            return self.is_live and self._send_command is not None
-        return super().check_action(action, parameters)
+        if action not in ("pause", "resume", "exclude", "include"):
+            return super().check_action(action, parameters)
+        if not self.is_live or self._send_command is None:
+            return False
+        if action in ("pause", "resume"):
+            is_paused = self.view.info is not None and self.view.info.status == "paused"
+            return is_paused == (action == "resume")
+        device = self._selected_device
+        is_excluded = device is not None and device.state == "excluded"
+        return is_excluded == (action == "include")
 
-    def action_toggle_pause(self) -> None:
-        """Begin no further round, or go on."""
-        is_paused = self.view.info is not None and self.view.info.status == "paused"
-        self._order("resume" if is_paused else "pause")
-
-    def action_toggle_device(self) -> None:
-        """Take the device under the cursor out, or let it in again."""
-        screen = self.screen
+    @property
+    def _selected_device(self) -> DeviceView | None:
+        screen = self.screen_stack[-1] if self.screen_stack else None
         name = screen.selected_device if isinstance(screen, Room | DeviceDetail) else None
-        device = self.view.device(name) if name else None
-        if device is not None:
-            self._order("include" if device.state == "excluded" else "exclude", device.name)
+        return self.view.device(name) if name else None
+
+    def on_data_table_row_highlighted(self) -> None:
+        """Offer what can be done with the device under the cursor."""
+        self.refresh_bindings()
+
+    def action_pause(self) -> None:
+        """Begin no further round."""
+        self._order("pause")
+
+    def action_resume(self) -> None:
+        """Go on after a pause."""
+        self._order("resume")
+
+    def action_exclude(self) -> None:
+        """Take the device under the cursor out."""
+        if self._selected_device is not None:
+            self._order("exclude", self._selected_device.name)
+
+    def action_include(self) -> None:
+        """Let the device under the cursor in again."""
+        if self._selected_device is not None:
+            self._order("include", self._selected_device.name)
 
     def action_leave(self) -> None:
         """Close the room; ask first what becomes of an owned run, insisting means stop."""

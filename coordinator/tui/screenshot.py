@@ -5,10 +5,14 @@ python -m coordinator.tui.screenshot runs/ID docs/images/tui.svg --size 120x40
 
 import argparse
 import asyncio
+import re
 from pathlib import Path
 
 from coordinator.store.reader import RunReader
 from coordinator.tui.app import ControlRoom
+
+MONOSPACED = "'DejaVu Sans Mono', Menlo, Consolas, 'Liberation Mono', monospace"
+"""Fonts with braille and block glyphs come first."""
 
 
 async def screenshot(folder: Path, size: tuple[int, int]) -> str:
@@ -17,7 +21,17 @@ async def screenshot(folder: Path, size: tuple[int, int]) -> str:
         app = ControlRoom(reader)
         async with app.run_test(size=size) as pilot:
             await pilot.pause()
-            return app.export_screenshot()
+            return without_downloads(app.export_screenshot())
+
+
+def without_downloads(svg: str) -> str:
+    """Return the picture without the fonts that it would fetch from elsewhere.
+
+    A monospaced font that the reader has stands in; each run of text has its length written down,
+    so that columns stay aligned whatever the font.
+    """
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+    return svg.replace("font-family: Fira Code, monospace;", f"font-family: {MONOSPACED};")
 
 
 def main() -> None:

@@ -98,9 +98,7 @@ def _wait_for_store(folder: Path, process: "subprocess.Popen[bytes]", log: Path)
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-            line = lines[-1].removeprefix("fairbed: ") if lines else "the run did not start"
-            raise UsageError(line) if process.returncode == BAD_USAGE else RunError(line)
+            raise _why_not_started(process.returncode, log)
         try:
             with RunReader(folder) as reader:
                 if reader.run().is_alive:
@@ -109,6 +107,16 @@ def _wait_for_store(folder: Path, process: "subprocess.Popen[bytes]", log: Path)
             pass
         time.sleep(0.05)
     raise RunError(f"the run did not start within {START_S:g} s; see {log}")
+
+
+def _why_not_started(code: int, log: Path) -> UsageError | RunError:
+    """Return what the run said last, if that was about its end."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    said = lines[-1] if lines else ""
+    if not said.startswith("fairbed: "):
+        return RunError(f"the run ended with exit code {code} before it began; it said: {said!r}")
+    line = said.removeprefix("fairbed: ")
+    return UsageError(line) if code == BAD_USAGE else RunError(line)
 
 
 def _detach(process: "subprocess.Popen[bytes]") -> None:

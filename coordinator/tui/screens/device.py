@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
+from rich.table import Table
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -78,11 +79,12 @@ class DeviceDetail(Screen[None]):
         device = view.device(self._device.name)
         if device is not None:
             facts = device_facts(self._device, device)
-            width = max(len(label) for label, _ in facts) + 2
-            lines = [
-                Text(label.ljust(width), "dim").append(text, "not dim") for label, text in facts
-            ]
-            self.query_one("#facts", Static).update(Text("\n").join(lines))
+            table = Table.grid(padding=(0, 2))
+            table.add_column(style="dim", no_wrap=True)
+            table.add_column(ratio=1)  # what is long is wrapped under itself
+            for label, text in facts:
+                table.add_row(label, text)
+            self.query_one("#facts", Static).update(table)
 
     def show_exchanges(self, rows: Sequence[ExchangeRow]) -> None:
         """Show the device's exchanges, given oldest first."""

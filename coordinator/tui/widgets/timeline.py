@@ -1,5 +1,6 @@
 """Where the time of a round went: each exchange a bar, each phase a colour."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from rich.style import Style
@@ -13,6 +14,7 @@ from coordinator.tui.spans import MISSED, PHASES
 from coordinator.tui.view import ExchangeView, RoundView
 
 NAME_WIDTH = 16
+"""Always granted to names; more where that leaves the bars two thirds of the line."""
 NUMBER_WIDTH = 6
 MIN_BAR_WIDTH = 8
 MIN_ROUND_HEIGHT = 3
@@ -48,10 +50,11 @@ class Timeline(Widget):
             [round_.duration_s for round_ in shown]
             + [x.spans[-1].end_s for r in shown for x in r.exchanges if x.spans]
         )
+        name_width = width_of_names([x.device for r in shown for x in r.exchanges], width)
         lines = [self._legend(width)]
         for round_ in shown:
             lines.append(self._title(round_))
-            lines += [self._line(x, scale_s, width) for x in round_.exchanges]
+            lines += [self._line(x, scale_s, name_width, width) for x in round_.exchanges]
         return Text("\n", no_wrap=True).join(lines[:height])
 
     def _legend(self, width: int) -> Text:
@@ -76,8 +79,7 @@ class Timeline(Widget):
             (f"round {round_.round} ", self._style("title")), (what, self._style("dim"))
         )
 
-    def _line(self, exchange: ExchangeView, scale_s: float, width: int) -> Text:
-        name_width = min(NAME_WIDTH, max(width - NUMBER_WIDTH - MIN_BAR_WIDTH, 0))
+    def _line(self, exchange: ExchangeView, scale_s: float, name_width: int, width: int) -> Text:
         bar_width = max(width - name_width - NUMBER_WIDTH, 1)
         name = shortened(exchange.device, name_width - 1).ljust(name_width)
         line = Text(name, no_wrap=True)
@@ -99,6 +101,13 @@ class Timeline(Widget):
 
     def _style(self, name: str) -> Style:
         return self.get_component_rich_style(f"timeline--{name}", partial=True)
+
+
+def width_of_names(names: Sequence[str], width: int) -> int:
+    """Return how many of `width` columns names get, with the space after them."""
+    longest = max((len(name) + 1 for name in names), default=0)
+    wished = max(NAME_WIDTH, min(longest, width // 3))
+    return min(wished, max(width - NUMBER_WIDTH - MIN_BAR_WIDTH, 0))
 
 
 def shortened(name: str, width: int) -> str:

@@ -1,7 +1,9 @@
 """The control room at a terminal: what is on the screen, and what the keys do."""
 
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,22 @@ async def test_every_part_can_be_shown_in_full(finished: Path, size: tuple[int, 
         assert titles["rounds"] in text_of(app)
 
 
+async def test_a_long_fact_of_a_device_is_wrapped_under_itself(run: FakeRun) -> None:
+    machine = {"model": "Raspberry Pi Zero 2 W, 512 MB, microSD card of class A1, in a case"}
+    with RunReader(run.folder) as reader:
+        row = reader.devices()[0]
+    run.store.add(replace(row, capabilities=json.dumps(machine)))
+    run.store.flush()
+    async with room(run.folder) as (app, pilot):
+        await pilot.press("enter")
+        await pilot.pause()
+        lines = lines_on(app)
+    (first,) = [i for i, line in enumerate(lines) if "Raspberry Pi Zero 2 W" in line]
+    column = lines[first].index("Raspberry")
+    assert lines[first + 1][:column].strip(" │") == ""
+    assert lines[first + 1][column] != " "
+
+
 async def test_a_live_run_is_followed(run: FakeRun) -> None:
     async with room(run.folder) as (app, pilot):
         assert "● running" in text_of(app)
@@ -151,6 +169,20 @@ async def test_p_pauses_and_resumes(run: FakeRun) -> None:
         await pilot.press("p")
         await app.workers.wait_for_complete()
     assert coordinator.orders == [("pause", None), ("resume", None)]
+
+
+async def test_the_footer_names_what_a_key_would_do_now(run: FakeRun) -> None:
+    async with room(run.folder, send_command=Coordinator()) as (app, pilot):
+        assert "p Pause  x Exclude" in text_of(app)
+        run.telemetry(1, "excluded")
+        run.store.set_status("paused")
+        run.store.flush()
+        await app.refresh_view()
+        await pilot.pause()
+        assert "p Resume  x Exclude" in text_of(app)
+        await pilot.press("down")
+        await pilot.pause()
+        assert "p Resume  x Include" in text_of(app)
 
 
 async def test_x_excludes_the_device_under_the_cursor_and_takes_it_back(run: FakeRun) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from coordinator.store import RunReader, StoreError
@@ -155,6 +156,19 @@ def test_a_run_that_is_left_running_goes_on_without_its_terminal(
     stop = [sys.executable, "-m", "testbed.cli", "stop", str(out)]
     assert subprocess.run(stop, capture_output=True, check=False, timeout=LIMIT_S).returncode == 0
     assert status_of(out) == "stopped"
+
+
+def test_a_run_that_dies_while_it_starts_is_told_as_such(
+    experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
+) -> None:
+    out = tmp_path / "out"
+    terminal = start("run", str(experiment), "--out", str(out))
+    wait_until(lambda: "starting broker and devices" in terminal.text, "the first words")
+    wait_until(lambda: bool(psutil.Process(terminal.process.pid).children()), "the run")
+    psutil.Process(terminal.process.pid).children()[0].kill()
+    assert terminal.finish() == 1
+    assert "fairbed: the run ended with exit code -9 before it began" in terminal.text
+    assert not out.exists()
 
 
 def test_ctrl_c_while_the_run_is_starting_leaves_no_folder(
