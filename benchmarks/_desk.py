@@ -39,7 +39,7 @@ class Desk:
         self.dropped = 0
         self._topics = Topics()
         self._transport = MqttTransport(url, NAME)
-        self._post = Post(self._transport, self._topics)
+        self._post = Post(self._transport, self._topics, group)
         self.public = PublicBlobs(self._transport, self._topics, BOOT)
         layout = Layout(tensors=(Tensor(name="w", shape=(n_bytes // 4,), offset=0),))
         self._uploads = Uploads(layout, self.clock.now)
@@ -64,7 +64,7 @@ class Desk:
             async for event in self._transport.events():
                 match event:
                     case Packet():
-                        await self._on_packet(event)
+                        self._on_packet(event)
                     case LinkUp():
                         self.linked.set()
                         self._group.start_soon(self.public.on_link_up)
@@ -96,36 +96,37 @@ class Desk:
             id_ = self._offers[device].id
             word = Received(round=1, id=id_, accepted=fault is None, reason=fault or "")
             self._verdicts[device] = word
-            await self._post.tell(device, word)
-        self._uploads.clear()
+            self._post.say(device, word)
+        for device in self._expected:
+            self._uploads.release(device)
         return is_right
 
-    async def _on_packet(self, packet: Packet) -> None:
+    def _on_packet(self, packet: Packet) -> None:
         if "/b/" in packet.topic:
             self._group.start_soon(self.public.on_intent, packet)
             return
         device, channel = self._topics.device_of(packet.topic)
         if channel == "upload":
-            await self._on_frame(device, packet.payload)
+            self._on_frame(device, packet.payload)
             return
         match decode_from_device(packet.payload):
             case Offer(manifest=manifest):
                 self._on_offer(device, manifest)
             case UploadDone() if device in self._verdicts:  # it missed the last word
-                self._group.start_soon(self._post.tell, device, self._verdicts[device])
+                self._post.say(device, self._verdicts[device])
             case UploadDone() as done:
                 self._on_complete(device, self._uploads.on_done(device, done))
             case _:
                 pass
 
-    async def _on_frame(self, device: str, frame: bytes) -> None:
+    def _on_frame(self, device: str, frame: bytes) -> None:
         if self._drop and self._dice.random() < self._drop:
             self.dropped += 1
             return
         bitmap, complete = self._uploads.on_frame(device, frame)
         if bitmap is not None:
             ack = UploadAck(id=self._offers[device].id, received=bitmap)
-            await self._post.tell(device, ack, qos=0)
+            self._post.say(device, ack, qos=0)
         self._on_complete(device, complete)
 
     def _on_offer(self, device: str, manifest: Manifest) -> None:
@@ -133,7 +134,7 @@ class Desk:
             return
         if self._offers.get(device) == manifest:  # it asks again: the grant was lost, or waits
             if device in self._granted:
-                self._group.start_soon(self._grant, device)
+                self._grant(device)
             return
         self._offers[device] = manifest
         self._queued.append(device)
@@ -150,12 +151,12 @@ class Desk:
             device = self._queued.popleft()
             self._granted.add(device)
             self._uploads.open(device, self._offers[device], upload_window(self._offers[device]))
-            self._group.start_soon(self._grant, device)
+            self._grant(device)
 
-    async def _grant(self, device: str) -> None:
+    def _grant(self, device: str) -> None:
         manifest = self._offers[device]
         grant = Grant(round=1, id=manifest.id, window=upload_window(manifest))
-        await self._post.tell(device, grant)
+        self._post.say(device, grant)
 
     def _on_complete(self, device: str, complete: Complete | None) -> None:
         if complete is None or device in self._complete:

@@ -88,7 +88,7 @@ class Passes:
         """Every model is a new one: nothing of the last stays in the broker."""
 
     async def down(self, names: Sequence[str], disturb: Step | None = None) -> Pass:
-        """Publish a new model and have it pulled; `disturb` runs meanwhile."""
+        """Retire the last model, publish a new one and have it pulled; `disturb` runs meanwhile."""
         self._seed += 1
         model = random_vector(self._n_bytes, self._seed)
         chunk_bytes = self._chunk_bytes or suitable_chunk_bytes(self._slowest_bps, len(model))
@@ -97,15 +97,14 @@ class Passes:
 
         async def publish() -> None:
             started_s = time.perf_counter()
+            if self._model is not None:
+                await self._desk.public.retire(self._model)
             await self._desk.public.publish(manifest, model)
+            self._model = manifest.id
             self.findings.publish_s.append(time.perf_counter() - started_s)
 
         order = Pull(manifest=manifest, names=list(names))
-        passed = await self._pass(order, before=publish, during=disturb)
-        if self._model is not None:
-            await self._desk.public.retire(self._model)
-        self._model = manifest.id
-        return passed
+        return await self._pass(order, before=publish, during=disturb)
 
     async def up(self, names: Sequence[str], disturb: Step | None = None) -> Pass:
         """Have every update sent; `disturb` runs meanwhile."""

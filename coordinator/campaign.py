@@ -138,9 +138,9 @@ class Campaign:
         manifest = await anyio.to_thread.run_sync(manifest_of, data, "model", chunk_bytes)
         old, self._model = self._model, manifest
         if old is None or old.id != manifest.id:
-            await self._public.publish(manifest, data)
             if old is not None:
-                await self._public.retire(old.id)
+                await self._public.retire(old.id)  # first: the broker holds one model, not two
+            await self._public.publish(manifest, data)
 
     async def _play(self, round_id: int) -> None:
         """Choose, dispatch, and wait for what comes back."""

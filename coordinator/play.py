@@ -282,7 +282,8 @@ class Player:
             self._on(Checked(device, fault))
             exchange = played.exchanges[device]
             if exchange.stage is Stage.DONE:
-                await merging.add(exchange, self._uploads.take(device))
+                await merging.add(exchange, self._uploads.vector(device))
+                self._uploads.release(device)
 
     def _receive(self, device: str, played: Round, fault: str) -> None:
         offer = played.exchanges[device].offer

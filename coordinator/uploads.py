@@ -36,14 +36,16 @@ class Complete:
 class Uploads:
     """The open uploads of a round.
 
-    Memory is taken when one is granted, and given back as soon as the update is taken or nobody
-    wants it any more.
+    Memory is taken when one is granted. What an update occupied serves the next one as soon as
+    it is released: fresh memory costs as much time as the chunks that fill it. So what is kept
+    is one vector for each upload that was ever open at the same time, in this round or before.
     """
 
     def __init__(self, layout: Layout, now: Callable[[], float]) -> None:
         self._layout = layout
         self._now = now
         self._open: dict[str, _Upload] = {}
+        self._spare: list[bytearray] = []
 
     def fault_in_offer(self, manifest: Manifest) -> str | None:
         """Return what is wrong with an announced update, or None."""
@@ -58,7 +60,8 @@ class Uploads:
 
     def open(self, device: str, manifest: Manifest, window: int) -> None:
         """Make room for the update of a device that is granted `window` chunks at a time."""
-        self._open[device] = _Upload(Intake(manifest, window))
+        memory = self._spare.pop() if self._spare else None
+        self._open[device] = _Upload(Intake(manifest, window, memory))
 
     def on_frame(self, device: str, frame: bytes) -> tuple[bytes | None, Complete | None]:
         """Take a chunk; return the bitmap if an acknowledgement is due, and the end if it is one.
@@ -96,14 +99,20 @@ class Uploads:
             return str(exc)
         return None
 
-    def take(self, device: str) -> Vector:
-        """Hand over a verified update, shape (n_values,), and forget it."""
-        vector = self._open.pop(device).vector
-        assert vector is not None, "only a checked update may be taken"
+    def vector(self, device: str) -> Vector:
+        """Return a verified update, shape (n_values,), which lasts until it is released."""
+        vector = self._open[device].vector
+        assert vector is not None, "only a checked update has a vector"
         return vector
 
+    def release(self, device: str) -> None:
+        """Let the next upload have the memory of one that nothing refers to any more."""
+        upload = self._open.pop(device, None)
+        if upload is not None:
+            self._spare.append(upload.intake.data)
+
     def forget(self, device: str) -> None:
-        """Free an upload that nobody wants any more."""
+        """Free an upload that nobody wants any more; it may still be in the middle of a check."""
         self._open.pop(device, None)
 
     def clear(self) -> None:

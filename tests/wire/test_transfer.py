@@ -330,3 +330,19 @@ def test_an_intake_tells_a_wrong_hash() -> None:
     intake.on_chunk(piece(data, manifest, 0), 0.1)
     with pytest.raises(DecodeError, match="sha256 must be"):
         intake.verify(bytes(32))
+
+
+def test_an_intake_may_write_into_memory_that_was_used_before() -> None:
+    data, manifest = blob(3)
+    used = bytearray(b"\xff" * manifest.size_bytes)
+    intake = Intake(manifest, window=4, memory=used)
+    for index in range(3):
+        intake.on_chunk(piece(data, manifest, index), 0.0)
+    assert intake.data is used
+    assert used == data
+
+
+def test_the_memory_of_an_intake_is_as_large_as_its_blob() -> None:
+    _, manifest = blob(3)
+    with pytest.raises(ValueError, match="memory: must hold"):
+        Intake(manifest, window=4, memory=bytearray(manifest.size_bytes + 1))
