@@ -10,6 +10,8 @@ from wire.chunks import encode_chunk
 from wire.messages import Manifest, UploadDone
 from wire.tensors import Layout, Tensor, vector_to_bytes
 
+pytestmark = pytest.mark.anyio
+
 LAYOUT = Layout(tensors=(Tensor(name="w", shape=(1000,), offset=0),))
 
 
