@@ -6,6 +6,7 @@ from msgspec import Meta, Struct
 
 PositiveFloat = Annotated[float, Meta(gt=0.0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
+Duration = Annotated[float, Meta(gt=0.0, le=1e7)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
 
@@ -22,7 +23,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
 
 
 class TrainingConfig(Section, frozen=True, kw_only=True):
-    """`[training]`: local training on the device."""
+    """`[training]`: local training on the device; the bounds are those of the wire."""
 
     epochs: Annotated[int, Meta(ge=1, le=10_000)] = 1
     batch_size: Annotated[int, Meta(ge=1, le=1 << 20)] = 20
@@ -32,8 +33,8 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
     decay_every: PositiveInt = 10
     """Rounds."""
     momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
-    weight_decay: NonNegativeFloat = 0.0
-    proximal: NonNegativeFloat = 0.0
+    weight_decay: Annotated[float, Meta(ge=0.0, le=1e3)] = 0.0
+    proximal: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
     """FedProx mu."""
     clip_norm: PositiveFloat | None = None
     max_steps: PositiveInt | None = None
@@ -87,15 +88,15 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
 class RoundConfig(Section, frozen=True, kw_only=True):
     """`[round]`: when a round ends."""
 
-    deadline_s: PositiveFloat = 60.0
+    deadline_s: Duration = 60.0
     """Seconds from dispatch, upload queue not counted."""
     over_select: Annotated[int, Meta(ge=0)] = 0
     """Ask this many more than per_round; the first per_round are merged."""
-    void_wait_s: PositiveFloat = 1.0
+    void_wait_s: Duration = 1.0
     """How long a round with nobody available lasts."""
     min_devices: PositiveInt = 1
     """Wait for this many devices before round 1."""
-    join_timeout_s: PositiveFloat = 120.0
+    join_timeout_s: Duration = 120.0
     """Give up when fewer than min_devices have joined by then."""
 
 

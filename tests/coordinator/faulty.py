@@ -29,6 +29,8 @@ class FaultyBroker(MemoryBroker):
     def __init__(self, fault: Fault | None, is_it: Callable[[str, bytes], bool]) -> None:
         super().__init__()
         self.has_struck = False
+        self.on_strike: Callable[[], None] = lambda: None
+        """What else happens then; must not wait."""
         self._fault = fault
         self._is_it = is_it
 
@@ -37,6 +39,7 @@ class FaultyBroker(MemoryBroker):
             super().route(topic, payload, qos, retain)
             return
         self.has_struck = True
+        self.on_strike()
         what, _, when = self._fault.rpartition(" ")
         if when in ("after", "twice"):
             super().route(topic, payload, qos, retain)

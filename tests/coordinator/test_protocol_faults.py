@@ -1,6 +1,7 @@
 """Every step of the protocol lost, repeated or cut off once: the run ends as without it."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,7 @@ from tests.coordinator.faulty import (
     model_chunk,
     update_chunk,
 )
-from tests.coordinator.lab import lab, make_config
+from tests.coordinator.lab import Lab, lab, make_config
 from wire.messages import (
     ChunkRequest,
     Grant,
@@ -60,19 +61,34 @@ STEPS = JOINING | ROUND
 CASES = [(fault, step) for step in STEPS for fault in get_args(Fault)]
 
 
-async def play(folder: Path, broker: FaultyBroker) -> list[tuple[object, ...]]:
-    """Run two rounds of three devices; return what came of them."""
+CONFIG = make_config(rounds=2, selection=EVERYBODY, round=PATIENT)
+
+
+@asynccontextmanager
+async def fleet(folder: Path, broker: FaultyBroker) -> AsyncIterator[Lab]:
+    """Three devices whose rows and data do not depend on who joins first."""
     async with lab(folder, agents=0, broker=broker) as place:
         place.roster = NAMES
         for name in NAMES:
             place.shards.shard(name)
             place.start_agent(name)
-        assert await place.run(make_config(rounds=2, selection=EVERYBODY, round=PATIENT)) == "done"
+        yield place
+
+
+def history(place: Lab) -> list[tuple[object, ...]]:
+    """Return what came of a run."""
     with place.reader() as reader:
         return [
             *((row.round, row.status, row.model_sha256) for row in reader.rounds()),
             *sorted((x.round, x.device, x.outcome) for x in reader.exchanges(0)),
         ]
+
+
+async def play(folder: Path, broker: FaultyBroker) -> list[tuple[object, ...]]:
+    """Run two rounds of three devices; return what came of them."""
+    async with fleet(folder, broker) as place:
+        assert await place.run(CONFIG) == "done"
+    return history(place)
 
 
 @cache
@@ -92,3 +108,51 @@ async def test_a_fault_at_one_step_changes_nothing_in_the_end(
     came = await play(tmp_path, broker)
     assert broker.has_struck, f"{VICTIM} has no such step"
     assert came == await anyio.to_thread.run_sync(undisturbed)
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_coordinator_killed_at_one_step_goes_on_as_if_it_had_lived(
+    step: str, tmp_path: Path
+) -> None:
+    broker = FaultyBroker("lost", STEPS[step])
+    async with fleet(tmp_path, broker) as place:
+        life = anyio.CancelScope()
+
+        def kill() -> None:
+            broker.disconnect("coordinator", reconnects=False)
+            life.cancel()
+
+        broker.on_strike = kill
+        with life:
+            await place.run(CONFIG)
+        store = place.open_store()
+        try:
+            assert await place.coordinator(CONFIG, store, attempt=1).run() == "done"
+        finally:
+            store.close()
+    assert broker.has_struck
+    assert history(place) == await anyio.to_thread.run_sync(undisturbed)
+    assert [topic for topic in broker.retained if "/b/" in topic] == []
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_an_agent_killed_and_started_again_at_one_step_costs_only_its_own_round(
+    step: str, tmp_path: Path
+) -> None:
+    broker = FaultyBroker("lost", STEPS[step])
+    async with fleet(tmp_path, broker) as place:
+
+        def restart() -> None:
+            place.kill_agent(VICTIM)
+            place.start_agent(VICTIM)
+
+        broker.on_strike = restart
+        assert await place.run(CONFIG) == "done"
+    assert broker.has_struck
+    with place.reader() as reader:
+        outcomes = {(x.round, x.device): x.outcome for x in reader.exchanges(0)}
+        assert [row.status for row in reader.rounds()] == ["done", "done"]
+    mine = [outcome for (_, device), outcome in outcomes.items() if device == VICTIM]
+    assert set(outcomes.values()) - set(mine) <= {"done"}
+    assert sorted(mine) in (["done"], ["done", "done"], ["done", "lost"], ["lost"])
+    assert step in ROUND or mine == ["done", "done"]

@@ -53,6 +53,8 @@ def test_the_resolved_experiment_is_the_same_experiment(path: Path, tmp_path: Pa
             "emulation.host_core_speed: must be a finite number, got",
         ),
         ("training.learning_rate=nan", "training.learning_rate: must be a finite number, got nan"),
+        ("training.weight_decay=1e4", "training.weight_decay: must be a number <= 1000"),
+        ("round.deadline_s=1e9", "round.deadline_s: must be a number <= 1"),
         (
             "broker.url=localhost",
             "broker.url: must begin with mqtt:// or mqtts://, got 'localhost'",
