@@ -51,6 +51,10 @@ READY_S = 20.0
 STOP_S = 3.0
 """From the polite signal to the other one."""
 
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(16 << 20)}
+"""For glibc, others ignore it: keep up to 16 MiB of freed memory instead of returning it chunk by
+chunk, which costs mosquitto 0.8 ms of processor time per MB that it passes on."""
+
 POLL_S = 0.01
 PORT_ATTEMPTS = 3
 LOG_LINES = 3
@@ -159,6 +163,7 @@ class Broker:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
+                    env=os.environ | ALLOCATOR,
                     start_new_session=True,  # Ctrl-C is for us: the broker goes last
                 )
             except OSError as exc:
