@@ -15,6 +15,7 @@ from coordinator.round import (
     Check,
     Checked,
     Event,
+    Exchange,
     Excluded,
     GaveUp,
     GrantUpload,
@@ -134,13 +135,15 @@ class Player:
                 device, Cancel(round=offer.round, reason="this round is not open for you")
             )
             return
+        assert self._round is not None
+        exchange = self._round.exchanges[device]
+        if not exchange.stage.is_open:
+            self._say_last_word(exchange, self._round)
+            return
         fault = self._fault_in_offer(device, offer, train)
         if fault is not None:
             self._on(Misbehaved(device, fault))
-            return
-        assert self._round is not None
-        exchange = self._round.exchanges[device]
-        if exchange.stage is Stage.GRANTED and exchange.offer == offer:
+        elif exchange.stage is Stage.GRANTED and exchange.offer == offer:
             self._grant(device)  # it asks again: the grant was lost
         else:
             self._on(Offered(device, offer))
@@ -166,8 +169,8 @@ class Player:
             self._post.say(device, Cancel(round=done.round, reason="this round is over"))
             return
         exchange = self._round.exchanges[device]
-        if exchange.stage in (Stage.DONE, Stage.REJECTED):
-            self._receive(device, self._round, exchange.why)
+        if not exchange.stage.is_open:
+            self._say_last_word(exchange, self._round)
             return
         complete = self._uploads.on_done(device, done)
         if complete is not None:
@@ -243,7 +246,7 @@ class Player:
                 assert self._merging is not None
                 self._group.start_soon(self._check, device, played, self._merging)
             case Accept():
-                self._receive(device, played, "")
+                self._say_last_word(played.exchanges[device], played)
             case Abandon(why=why):
                 stage = played.exchanges[device].stage
                 if stage is Stage.CANCELLED:
@@ -253,10 +256,7 @@ class Player:
                         stage.value, why, level="warning", device=device, round_id=played.id
                     )
                 self._uploads.forget(device)
-                if stage is Stage.REJECTED and played.exchanges[device].offer is not None:
-                    self._receive(device, played, why)
-                else:
-                    self._post.say(device, Cancel(round=played.id, reason=why))
+                self._say_last_word(played.exchanges[device], played)
 
     def _dispatch(self, device: str) -> None:
         self._asked_at[device] = self._journal.now()
@@ -285,10 +285,11 @@ class Player:
                 await merging.add(exchange, self._uploads.vector(device))
                 self._uploads.release(device)
 
-    def _receive(self, device: str, played: Round, fault: str) -> None:
-        offer = played.exchanges[device].offer
-        if offer is not None:
-            word = Received(
-                round=played.id, id=offer.manifest.id, accepted=not fault, reason=fault[:500]
-            )
-            self._post.say(device, word)
+    def _say_last_word(self, exchange: Exchange, played: Round) -> None:
+        """Tell a device what became of its exchange, also when it asks again."""
+        stage, offer, why = exchange.stage, exchange.offer, exchange.why
+        word: Received | Cancel = Cancel(round=played.id, reason=why)
+        if offer is not None and stage in (Stage.DONE, Stage.REJECTED):
+            is_accepted = stage is Stage.DONE
+            word = Received(round=played.id, id=offer.manifest.id, accepted=is_accepted, reason=why)
+        self._post.say(exchange.device, word)

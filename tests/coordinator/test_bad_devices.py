@@ -10,7 +10,8 @@ from coordinator.store import RunReader
 from tests.coordinator import rogue
 from tests.coordinator.builders import hello
 from tests.coordinator.lab import lab, make_config
-from wire.codec import encode
+from wire.codec import decode_to_device, encode
+from wire.messages import Cancel
 from wire.transport.base import LinkUp, Transport
 
 pytestmark = pytest.mark.anyio
@@ -93,3 +94,33 @@ async def shout(link: Transport) -> None:
     while True:
         await link.publish("fairbed/main/d/Pi_4/up", encode(hello()), qos=1)
         await anyio.sleep(0.05)
+
+
+class Stubborn(rogue.Rogue):
+    """Offers what was rejected once more, as if the answer had been lost."""
+
+    def __init__(self) -> None:
+        super().__init__(rogue.offers_wrong_shape)
+        self.answers: list[Cancel] = []
+
+    async def _on_packet(self, payload: bytes) -> None:
+        message = decode_to_device(payload)
+        if isinstance(message, Cancel):
+            self.answers.append(message)
+            if len(self.answers) < 3:
+                await rogue.offers_wrong_shape(self)
+            return
+        await super()._on_packet(payload)
+
+
+async def test_a_device_that_did_not_hear_its_rejection_hears_it_again(tmp_path: Path) -> None:
+    one_of_two = RoundConfig(min_devices=2, deadline_s=1.5, join_timeout_s=30.0)
+    async with lab(tmp_path, agents=0) as place, anyio.create_task_group() as group:
+        stubborn, silent = Stubborn(), rogue.Rogue(rogue.offers_another_round)
+        silent.name = "silent"
+        for device in (stubborn, silent):
+            group.start_soon(device.run, place)
+        assert await place.run(make_config(rounds=1, round=one_of_two, selection=EVERYBODY))
+        group.cancel_scope.cancel()
+    reason = "update: must hold 610 float32 (2440 bytes), got 2436 bytes"
+    assert [word.reason for word in stubborn.answers] == [reason] * 3
