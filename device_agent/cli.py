@@ -60,6 +60,16 @@ def _run(args: argparse.Namespace) -> None:
     run_agent(config, real_host())
 
 
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for: that costs an import."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"device-agent {version('fairbed')}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="device-agent",
@@ -67,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"{PASSWORD_VARIABLE} in the environment holds the broker's password. "
         "Exit codes: 0 done, 1 failed, 2 bad usage or configuration.",
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and stop")
     parser.add_argument("--broker", metavar="URL", help="mqtt://[user[:password]@]host[:port]")
     parser.add_argument("--name", help="this device's name: 1 to 32 of a-z, 0-9 and hyphen")
     parser.add_argument("--data", metavar="FILE.npz", help="own data, arrays x and y")

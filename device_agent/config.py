@@ -1,6 +1,7 @@
 """What a person can tell an agent, by flags or by a TOML file; defaults exist here only."""
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -114,7 +115,7 @@ def load_config(path: Path | None, overrides: dict[str, object]) -> AgentConfig:
     try:
         return msgspec.convert(values, AgentConfig)
     except msgspec.ValidationError as exc:
-        raise ConfigError(f"{where}: {_one_line(exc)}{_valid_keys(exc)}") from exc
+        raise ConfigError(f"{where}: {_explained(exc)}") from exc
 
 
 def with_password(config: AgentConfig, password: str) -> AgentConfig:
@@ -137,8 +138,20 @@ def _one_line(exc: Exception) -> str:
     return " ".join(str(exc).split())
 
 
-def _valid_keys(exc: msgspec.ValidationError) -> str:
-    if "unknown field" not in str(exc):
-        return ""
-    known = Timeouts if "$.timeouts" in str(exc) else AgentConfig
-    return f"; valid keys are {', '.join(known.__struct_fields__)}"
+_RULE = re.compile(r"^(?P<rule>.*?)(?:, got `(?P<got>[^`]*)`)?(?: - at `\$\.(?P<key>[^`]*)`)?$")
+_UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]*)`")
+
+
+def _explained(exc: msgspec.ValidationError) -> str:
+    """Return the decoder's complaint as key, rule, value and what to do."""
+    said = _one_line(exc)
+    if unknown := _UNKNOWN.search(said):
+        in_timeouts = "$.timeouts" in said
+        known = (Timeouts if in_timeouts else AgentConfig).__struct_fields__
+        key = f"timeouts.{unknown['name']}" if in_timeouts else unknown["name"]
+        return f"{key}: unknown key; valid keys are {', '.join(known)}"
+    match = _RULE.match(said)
+    if match is None or match["key"] is None:
+        return said
+    got = f", got {match['got']}" if match["got"] else ""
+    return f"{match['key']}: {match['rule'].replace('Expected', 'must be').replace('`', '')}{got}"

@@ -79,7 +79,7 @@ class OwnData:
         if self.path.suffix != ".npz":
             raise DataError(f"{self.path}: must be an .npz file with arrays x and y")
         try:
-            with np.load(self.path, allow_pickle=False) as arrays:
+            with np.load(_zipped(self.path), allow_pickle=False) as arrays:
                 missing = {"x", "y"} - set(arrays.files)
                 if missing:
                     raise DataError(
@@ -88,12 +88,26 @@ class OwnData:
                     )
                 x, y = arrays["x"], arrays["y"]
         except _UNREADABLE as exc:
-            raise DataError(f"{self.path}: must be a readable .npz file, got {exc}") from exc
+            why = exc.strerror if isinstance(exc, OSError) and exc.strerror else exc
+            raise DataError(
+                f"{self.path}: must be a readable .npz file, got: {why}; check the path"
+            ) from exc
         if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(y) == 0:
             raise DataError(
                 f"{self.path}: x must be (n, ...) and y (n,) with n >= 1, got {x.shape}, {y.shape}"
             )
         return x, y
+
+
+def _zipped(path: Path) -> Path:
+    """Return the path of what is an archive at least; numpy would try pickle on anything else."""
+    with path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            raise DataError(
+                f"{path}: must be an .npz file, got something else; write it with "
+                "numpy.savez(FILE, x=..., y=...)"
+            )
+    return path
 
 
 def _checked_x(path: Path, x: NDArray[np.generic], n: int) -> Examples:

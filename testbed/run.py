@@ -102,7 +102,8 @@ async def _run(
     async with _endpoint(plan, stop, group) as endpoint, _fleet(plan, devices, endpoint, stop):
         names = [device.spec.name for device in devices]
         data, artifact = await anyio.to_thread.run_sync(_load, plan, names)
-        store, attempt = await anyio.to_thread.run_sync(_open_store, plan)
+        with anyio.CancelScope(shield=True):  # else a store that was just made is never closed
+            store, attempt = await anyio.to_thread.run_sync(_open_store, plan)
         evaluator = FleetEvaluator(data, artifact, threads=min(2, os.cpu_count() or 1))
         try:
             for device in devices:

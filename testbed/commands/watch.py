@@ -46,9 +46,9 @@ def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> int:
         output = log.open("ab")
     except OSError as exc:
         raise RunError(without_errno(exc)) from exc
-    print(f"run {plan.run_id}: starting broker and devices, in {plan.folder}", flush=True)
     process = None
     try:
+        print(f"run {plan.run_id}: starting broker and devices, in {plan.folder}", flush=True)
         with output:
             process = subprocess.Popen(
                 _command(plan, options),

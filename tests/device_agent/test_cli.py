@@ -53,6 +53,44 @@ def test_bad_usage_is_one_line_and_exit_code_2(
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("foo = 1", "agent.toml: foo: unknown key; valid keys are broker_url, name"),
+        ("timeouts = {foo = 1}", "agent.toml: timeouts.foo: unknown key; valid keys are hello_s"),
+        ('cache_bytes = "x"', "agent.toml: cache_bytes: must be int, got str"),
+        ("cache_bytes = -1", "agent.toml: cache_bytes: must be int >= 0"),
+    ],
+)
+def test_a_wrong_key_in_the_file_is_named(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "agent.toml"
+    path.write_text(text, encoding="utf-8")
+    code, said = run(capsys, *BROKER, "--name", "a", "--config", str(path))
+    assert code == 2
+    assert message in said
+    assert "$" not in said
+
+
+def test_a_file_that_is_no_archive_is_not_unpickled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.npz"
+    path.write_bytes(b"cos\nsystem\n")
+    code, said = run(capsys, *BROKER, "--name", "a", "--data", str(path))
+    assert code == 2
+    assert "numpy.savez(FILE, x=..., y=...)" in said
+    assert "pickle" not in said
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0
+    assert capsys.readouterr().out.startswith("device-agent ")
+
+
 def test_debug_shows_where_it_happened(capsys: pytest.CaptureFixture[str]) -> None:
     code, said = run(capsys, "--name", "a", "--debug")
     assert code == 2

@@ -100,10 +100,11 @@ def start() -> Iterator[Callable[..., Terminal]]:
         terminal.close()
 
 
-def wait_until(holds: Callable[[], bool], what: str) -> None:
+def wait_until(holds: Callable[[], bool], what: str | Callable[[], str]) -> None:
     deadline = time.monotonic() + LIMIT_S
     while not holds():
-        assert time.monotonic() < deadline, f"waited {LIMIT_S:g} s for {what}"
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {LIMIT_S:g} s for {what if isinstance(what, str) else what()}")
         time.sleep(0.02)
 
 
@@ -180,4 +181,7 @@ def test_ctrl_c_while_the_run_is_starting_leaves_no_folder(
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.finish() == 130
     assert "Traceback" not in terminal.text
-    wait_until(lambda: not out.exists() or status_of(out) == "stopped", "nothing half done")
+    wait_until(
+        lambda: not out.exists() or status_of(out) == "stopped",
+        lambda: f"nothing half done, got {status_of(out)}, {[*out.iterdir()]}",
+    )
