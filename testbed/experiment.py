@@ -130,10 +130,15 @@ class Experiment(Section, frozen=True, kw_only=True):
         own: int | None = getattr(self.seeds, purpose)
         return self.seed if own is None else own
 
-    def coordinator(self) -> CoordinatorConfig:
-        """Return what the coordinator needs to know; an emulated fleet is waited for whole."""
+    def coordinator(self, *, starts_fleet: bool = True) -> CoordinatorConfig:
+        """Return what the coordinator needs to know.
+
+        Args:
+            starts_fleet: `[[fleet]]` is emulated, so it is waited for whole; otherwise devices
+                join by themselves, and how many there will be nobody knows.
+        """
         settings = self.round
-        if self.fleet and settings.min_devices == 1:
+        if self.fleet and starts_fleet and settings.min_devices == 1:
             settings = msgspec.structs.replace(settings, min_devices=self.devices)
         return CoordinatorConfig(
             name=self.name,

@@ -162,7 +162,7 @@ def _coordinator(
     roster: list[str],
     listener: Callable[[Progress], None],
 ) -> Coordinator:
-    config = plan.experiment.coordinator()
+    config = plan.experiment.coordinator(starts_fleet=plan.has_fleet)
     boot = secrets.randbits(40)
 
     def transport(will: Will) -> MqttTransport:

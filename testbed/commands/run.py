@@ -107,6 +107,8 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
     )
     kind = f"{plan.experiment.devices} emulated devices" if plan.has_fleet else "own devices"
     _say(out, f"run {plan.run_id}: {plan.experiment.rounds} rounds, {kind}, in {plan.folder}")
+    if not plan.has_fleet:
+        _say(out, f"a device joins by the line that this prints: fairbed enroll NAME {plan.folder}")
     play = functools.partial(
         run_experiment,
         plan,

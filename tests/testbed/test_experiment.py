@@ -111,6 +111,15 @@ def test_an_emulated_fleet_is_waited_for_whole() -> None:
     assert experiment.coordinator().round.min_devices == 7
 
 
+def test_devices_that_join_by_themselves_need_not_be_as_many_as_the_fleet() -> None:
+    experiment = parse_experiment({"name": "x", "fleet": [{"count": 7}]}, "test")
+    assert experiment.coordinator(starts_fleet=False).round.min_devices == 1
+    experiment = parse_experiment(
+        {"name": "x", "fleet": [{"count": 7}], "round": {"min_devices": 3}}, "test"
+    )
+    assert experiment.coordinator(starts_fleet=False).round.min_devices == 3
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
