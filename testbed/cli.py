@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
     except Exception as exc:
         if hasattr(options, "debug"):
-            raise
+            traceback.print_exc()
         line = f"{type(exc).__name__}: {exc}".splitlines()[0]
         print(f"fairbed: a fault in fairbed itself: {line}; --debug shows where", file=sys.stderr)
         return FAILED
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _fail(options: argparse.Namespace, exc: Exception, code: int) -> int:
     if hasattr(options, "debug"):
-        raise exc
+        traceback.print_exception(exc)
     print(f"fairbed: {exc}", file=sys.stderr)
     return code
 

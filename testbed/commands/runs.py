@@ -124,7 +124,7 @@ def _remove(options: argparse.Namespace) -> int:
     with RunReader(folder) as reader:
         info = reader.run()
     if info.is_alive:
-        raise UsageError(f"{info.run_id}: is live; stop it first: fairbed stop {info.run_id}")
+        raise UsageError(f"{info.run_id}: is live; stop it first: fairbed stop {folder}")
     shutil.rmtree(folder)
     print(f"{info.run_id}: deleted")
     return DONE

@@ -70,7 +70,10 @@ def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> int:
         if not (plan.folder / DATABASE).exists():
             clear(plan.folder, with_log=True)
     if process.returncode not in (DONE, FAILED):
-        raise RunError(f"the run ended with exit code {process.returncode}; see {log}")
+        raise RunError(
+            f"the run ended with exit code {process.returncode}; see {log}, and go on with it "
+            f"by: fairbed run {plan.folder}"
+        )
     return close(plan, as_json=False)
 
 
@@ -91,6 +94,7 @@ def _command(plan: RunPlan, options: argparse.Namespace) -> list[str]:
         command += [] if options.seed is None else ["--seed", str(options.seed)]
     if options.command == "coordinator":
         command += ["--listen", options.listen]
+    command += ["--debug"] if hasattr(options, "debug") else []
     return [*command, "--headless", "--attached"]
 
 

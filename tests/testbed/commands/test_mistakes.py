@@ -120,6 +120,15 @@ def test_a_place_to_listen_needs_a_host(
         assert "--listen: must be HOST or HOST:PORT" in error_of(capsys)
 
 
+def test_debug_adds_where_it_happened_and_changes_nothing_else(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", "nope", "--runs", str(runs), "--debug"]) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert said.splitlines()[-1].startswith("fairbed: ")
+
+
 def test_nothing_is_deleted_unless_it_is_named(runs: Path) -> None:
     with pytest.raises(SystemExit) as left:
         main(["rm", "--runs", str(runs)])
