@@ -119,6 +119,8 @@ async def _run(
             return end
         except BaseException as exc:
             is_ours = isinstance(exc, Exception)
+            if is_ours and stop.coordinator is not None:
+                stop.coordinator.note("failed", str(exc), "error")
             store.set_status("failed" if is_ours else "stopped", str(exc) if is_ours else "")
             raise
         finally:

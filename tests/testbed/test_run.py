@@ -137,6 +137,21 @@ def test_a_killed_agent_costs_only_itself(tmp_path: Path) -> None:
     assert any(event.kind == "died" and "signal 9" in event.text for event in events), victim
 
 
+def test_a_run_that_fails_says_why_in_its_events(tmp_path: Path) -> None:
+    with running(tmp_path, rounds=500) as run:
+        run.wait_round(2)
+        agents = [p for p in run.family() if "nursery" in " ".join(p.cmdline())]
+        min(agents, key=lambda p: p.create_time()).kill()
+        code, _, err = run.finish()
+    assert code == 1
+    assert err.splitlines()[-1] == "fairbed: nursery: ended with signal 9; the fleet is lost"
+    with RunReader(run.folder) as reader:
+        assert reader.run().status == "failed"
+        last = [event for _, event in reader.events()][-1]
+    assert (last.kind, last.level) == ("failed", "error")
+    assert "the fleet is lost" in last.text
+
+
 def test_a_killed_broker_comes_back_and_the_run_goes_on(tmp_path: Path) -> None:
     with running(tmp_path, rounds=10, epochs=20) as run:
         for round_id in (2, 4):
