@@ -225,3 +225,25 @@ async def test_a_flood_from_one_device_costs_nobody_else_anything(tmp_path: Path
         kinds = [e.kind for _, e in reader.events() if e.device == "rogue"]
     assert others == ["done"] * 4
     assert 1 <= kinds.count("flood") <= 3
+
+
+async def test_a_resumed_run_keeps_every_row_and_takes_in_whoever_is_new(tmp_path: Path) -> None:
+    config = make_config(rounds=6)
+    async with lab(tmp_path) as place:
+        place.roster = ("pi-0", "pi-1", "pi-2")
+        store = place.open_store()
+        first = place.coordinator(config, store)
+        place.on_progress = lambda p: first.stop() if p.round.round == 3 else None
+        assert await first.run() == "stopped"
+        store.close()
+        place.on_progress = lambda p: None
+        place.kill_agent("pi-1")
+        place.start_agent("pi-3")
+        place.roster = ("pi-9", "pi-2")  # one that never comes
+        assert await place.run(config) == "done"
+    with place.reader() as reader:
+        rows = {device.name: device.row for device in reader.devices()}
+        assert [row.status for row in reader.rounds()] == ["done"] * 6
+        assert {x.outcome for x in reader.exchanges(0)} == {"done"}
+        assert {row.device for row in reader.selections(6)} == {*rows, "pi-9"}
+    assert rows == {"pi-0": 0, "pi-1": 1, "pi-2": 2, "pi-3": 4}
