@@ -107,7 +107,7 @@ class Player:
         if exchange is None or not exchange.stage.is_open:
             return
         if is_other_process:
-            self._on(Vanished(device, "the agent was restarted"))
+            self._on(Vanished(device, "the agent was restarted, or another one has its name"))
         elif exchange.stage is Stage.ASKED:
             self._dispatch(device)
         elif exchange.stage is Stage.GRANTED:
