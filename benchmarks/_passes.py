@@ -15,7 +15,7 @@ from benchmarks._meter import MEGABYTE, cpu_s, peak_rss_bytes
 from benchmarks._orders import Copy, Direction, Pull, Send, Verify
 from benchmarks._tcp import serve, sha256
 from testbed.broker import Broker
-from wire.chunks import manifest_of, suitable_chunk_bytes
+from wire.chunks import RETAINED_CHUNK_BYTES, manifest_of, suitable_chunk_bytes
 
 Step = Callable[[], Coroutine[Any, Any, object]]
 
@@ -91,7 +91,9 @@ class Passes:
         """Retire the last model, publish a new one and have it pulled; `disturb` runs meanwhile."""
         self._seed += 1
         model = random_vector(self._n_bytes, self._seed)
-        chunk_bytes = self._chunk_bytes or suitable_chunk_bytes(self._slowest_bps, len(model))
+        chunk_bytes = self._chunk_bytes or suitable_chunk_bytes(
+            self._slowest_bps, len(model), RETAINED_CHUNK_BYTES
+        )
         manifest = manifest_of(model, "model", chunk_bytes)
         self.findings.chunk_bytes = chunk_bytes
 

@@ -32,7 +32,7 @@ from coordinator.store.records import MetricRow, RoundRow
 from coordinator.traffic import Traffic
 from coordinator.update_store import UpdateStore
 from wire.artifact import TaskSpec
-from wire.chunks import manifest_of, suitable_chunk_bytes
+from wire.chunks import RETAINED_CHUNK_BYTES, manifest_of, suitable_chunk_bytes
 from wire.messages import Hyperparameters, Manifest, Train
 from wire.tensors import vector_to_bytes
 
@@ -134,7 +134,9 @@ class Campaign:
 
     async def _publish_model(self) -> None:
         data = vector_to_bytes(self.vector)
-        chunk_bytes = suitable_chunk_bytes(slowest_bps(self._registry), len(data))
+        chunk_bytes = suitable_chunk_bytes(
+            slowest_bps(self._registry), len(data), RETAINED_CHUNK_BYTES
+        )
         manifest = await anyio.to_thread.run_sync(manifest_of, data, "model", chunk_bytes)
         old, self._model = self._model, manifest
         if old is None or old.id != manifest.id:

@@ -30,6 +30,9 @@ HEADER_BYTES = _HEADER.size + _CRC.size
 SLOW_CHUNK_BYTES = 32 * 1024
 DEFAULT_CHUNK_BYTES = 256 * 1024
 
+RETAINED_CHUNK_BYTES = 480 * 1024
+"""Of a public blob at most: NATS 2.15 loses larger retained messages under twenty readers."""
+
 CHUNK_TIME_S = 0.5
 """A chunk should not take a slow link longer than this; a window of four then takes 2 s."""
 
@@ -111,7 +114,9 @@ def manifest_of(
     )
 
 
-def suitable_chunk_bytes(rate_bps: float | None, size_bytes: int) -> int:
+def suitable_chunk_bytes(
+    rate_bps: float | None, size_bytes: int, limit_bytes: int = MAX_CHUNK_BYTES
+) -> int:
     """Return the chunk size of a blob on a link: 32 to 256 KiB, up to 960 KiB on a fast one.
 
     A slow link keeps its window short and its resends cheap. A fast one saves processor time,
@@ -120,12 +125,13 @@ def suitable_chunk_bytes(rate_bps: float | None, size_bytes: int) -> int:
     Args:
         rate_bps: What the link was measured to carry, bit/s; None is unknown, and takes 256 KiB.
         size_bytes: Of the blob.
+        limit_bytes: Largest chunk for a fast link.
     """
     if rate_bps is None:
         return DEFAULT_CHUNK_BYTES
     bytes_per_s = rate_bps / 8.0
     slow = min(max(bytes_per_s * CHUNK_TIME_S, SLOW_CHUNK_BYTES), DEFAULT_CHUNK_BYTES)
-    fast = min(bytes_per_s * FAST_CHUNK_TIME_S, size_bytes / 4, MAX_CHUNK_BYTES)
+    fast = min(bytes_per_s * FAST_CHUNK_TIME_S, size_bytes / 4, limit_bytes)
     return int(max(slow, fast)) // 1024 * 1024
 
 

@@ -19,6 +19,9 @@ SMOOTHING = 0.25
 ASSUMED_BPS = 1e6
 """Rate of a slow link, bit/s: stands in for the chunk time until the first chunk has arrived."""
 
+DOUBT = 16.0
+"""A link is believed to carry at least the measured rate divided by this."""
+
 
 @dataclass(slots=True)
 class Ask:
@@ -39,7 +42,8 @@ class Flow:
     Args:
         manifest: The blob.
         floor: Narrowest window.
-        rate_bps: What the link is known to carry, bit/s; None or more counts as `ASSUMED_BPS`.
+        rate_bps: What the link was measured to carry, bit/s, or None. It counts as `ASSUMED_BPS`
+            unless it is slower, or so fast that even a `DOUBT`-th of it is more.
 
     A broker delivers in order over one connection, so as long as something arrives, a chunk is
     overdue only when a later one has overtaken it. After a time-out the window halves (down to
@@ -64,7 +68,8 @@ class Flow:
         self._arrived_at = 0.0
         self._streak = 0
         self._patience = 1.0
-        assumed_bps = min(ASSUMED_BPS, rate_bps or ASSUMED_BPS)
+        measured_bps = rate_bps or ASSUMED_BPS
+        assumed_bps = max(min(ASSUMED_BPS, measured_bps), measured_bps / DOUBT)
         self._chunk_s = 8.0 * min(manifest.chunk_bytes, manifest.size_bytes) / assumed_bps
         self._is_measured = False
 

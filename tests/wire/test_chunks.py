@@ -140,6 +140,7 @@ def test_a_fast_link_takes_larger_chunks_if_the_blob_makes_four_of_them() -> Non
     assert suitable_chunk_bytes(1e9, 10**7) == MAX_CHUNK_BYTES
     assert suitable_chunk_bytes(1e9, 2 * 10**6) == 488 * 1024
     assert suitable_chunk_bytes(1e9, 10**5) == 256 * 1024
+    assert suitable_chunk_bytes(1e9, 10**7, 480 * 1024) == 480 * 1024
 
 
 @given(st.floats(1.0, 1e12) | st.none(), st.integers(1, 2**31))
