@@ -18,6 +18,9 @@ from coordinator.tui.view import DeviceView, RunView
 from coordinator.tui.widgets.header import RunHeader
 from coordinator.tui.widgets.plot import Curve, CurvePlot
 
+TALL = 32
+"""Lines from which facts and exchanges have room below each other; the room's own bound."""
+
 Column = tuple[str, Callable[[ExchangeRow], str]]
 COLUMNS: tuple[Column, ...] = (
     ("round", lambda x: str(x.round)),
@@ -44,6 +47,7 @@ class DeviceDetail(Screen[None]):
         Binding("escape,backspace,1", "app.pop_screen", "Back"),
     ]
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012 - as Textual declares it
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (TALL, "-tall")]  # noqa: RUF012 - as Textual declares it
 
     def __init__(self, device: DeviceRow) -> None:
         super().__init__()
@@ -79,12 +83,8 @@ class DeviceDetail(Screen[None]):
         device = view.device(self._device.name)
         if device is not None:
             facts = device_facts(self._device, device)
-            table = Table.grid(padding=(0, 2))
-            table.add_column(style="dim", no_wrap=True)
-            table.add_column(ratio=1)  # what is long is wrapped under itself
-            for label, text in facts:
-                table.add_row(label, text)
-            self.query_one("#facts", Static).update(table)
+            columns = 1 if self.app.size.height >= TALL else 2  # room for exchanges below
+            self.query_one("#facts", Static).update(side_by_side(facts, columns))
 
     def show_exchanges(self, rows: Sequence[ExchangeRow]) -> None:
         """Show the device's exchanges, given oldest first."""
@@ -104,6 +104,18 @@ class DeviceDetail(Screen[None]):
 def curve(points: Iterable[tuple[int, float | None]]) -> tuple[tuple[float, float], ...]:
     """Return the known points."""
     return tuple((float(x), y) for x, y in points if y is not None)
+
+
+def side_by_side(facts: Sequence[tuple[str, str]], columns: int) -> Table:
+    """Return labels and values, read down and then right; what is long is wrapped under itself."""
+    table = Table.grid(padding=(0, 2), expand=True)
+    for _ in range(columns):
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(ratio=1)
+    lines = -(-len(facts) // columns)
+    for line in range(lines):
+        table.add_row(*(cell for fact in facts[line::lines] for cell in fact))
+    return table
 
 
 def device_facts(row: DeviceRow, device: DeviceView) -> list[tuple[str, str]]:

@@ -113,6 +113,16 @@ async def test_every_part_can_be_shown_in_full(finished: Path, size: tuple[int, 
         assert titles["rounds"] in text_of(app)
 
 
+async def test_a_device_on_a_small_terminal_shows_facts_and_exchanges(finished: Path) -> None:
+    async with room(finished, SMALL) as (app, pilot):
+        await pilot.press("enter")
+        await pilot.pause()
+        lines = lines_on(app)
+    for fact in ("profile", "accuracy", "debt Z"):
+        assert any(fact in line for line in lines), fact
+    assert sum(" done " in line for line in lines) >= 5
+
+
 async def test_a_long_fact_of_a_device_is_wrapped_under_itself(run: FakeRun) -> None:
     machine = {"model": "Raspberry Pi Zero 2 W, 512 MB, microSD card of class A1, in a case"}
     with RunReader(run.folder) as reader:
