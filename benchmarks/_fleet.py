@@ -25,7 +25,6 @@ from benchmarks._orders import (
     Pull,
     Quit,
     Send,
-    Verify,
 )
 from benchmarks._tcp import copy, sha256
 from testbed.guard import die_with_parent
@@ -164,7 +163,7 @@ class _Crew:
                 seconds = await self._all(names, lambda device: device.push(chunk_bytes))
             case Copy(names=names):
                 seconds = await self._all(names, lambda device: self._copy(device, order))
-            case _:
+            case _:  # Verify
                 self._verify()
                 return self.report()
         return Ended(seconds=seconds, cpu_s=time.process_time() - started_s)
@@ -201,6 +200,3 @@ class _Crew:
                 device.verify()
         except DecodeError:
             self._is_verified = False
-
-
-__all__ = ["Fleet", "Verify", "fork_fleet"]
