@@ -1,12 +1,20 @@
 """`fairbed`: parse, load, run. Everything heavy is imported by the command that needs it."""
 
 import argparse
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from testbed.commands import BAD_USAGE, FAILED, RUNS, RunError, UsageError, dispatch
+
+
+def console() -> int:
+    """Be the process `fairbed`: run one command; return its exit code."""
+    code = main()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done but the interpreter's own end
+    return code
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,4 +150,4 @@ def _version() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(console())
