@@ -20,7 +20,7 @@ from coordinator.play import Player
 from coordinator.post import Post
 from coordinator.registry import Registry
 from coordinator.round import Round
-from coordinator.store import Store
+from coordinator.store import Store, StoreError
 from coordinator.uploads import Uploads
 from wire.chunks import DEFAULT_CHUNK_BYTES, encode_chunk, manifest_of
 from wire.codec import decode_to_device
@@ -82,15 +82,15 @@ class Crowd:
                 name = names[event.topic]
                 match decode_to_device(event.payload):
                     case Train():
-                        self.group.start_soon(self._offer, name)
+                        self._offer(name)
                     case Grant(id=blob):
                         self.group.start_soon(self._upload, name, blob)
                     case _:
                         pass
 
-    async def _offer(self, name: str) -> None:
+    def _offer(self, name: str) -> None:
         device = self.devices[name]
-        await self.player.on_offer(
+        self.player.on_offer(
             name,
             Offer(
                 round=ROUND,
@@ -109,10 +109,10 @@ class Crowd:
             if device.vanishes and index == count // 2:
                 self.player.vanish(name, "gone")
                 return
-            await self.player.on_frame(name, encode_chunk(blob, index, device.chunk(index)))
+            self.player.on_frame(name, encode_chunk(blob, index, device.chunk(index)))
             await anyio.lowlevel.checkpoint()
         self.arrived.append(name)
-        await self.player.on_done(name, UploadDone(round=ROUND, id=blob, sha256=device.sha256))
+        self.player.on_done(name, UploadDone(round=ROUND, id=blob, sha256=device.sha256))
 
     def _manifest(self, blob: bytes) -> Manifest:
         return Manifest(
@@ -146,9 +146,9 @@ async def crowd(
             broker.transport("crowd") as theirs,
             anyio.create_task_group() as group,
         ):
-            journal = Journal(store, time.perf_counter)
+            journal = Journal(store, time.perf_counter, _raise)
             uploads = Uploads(layout, journal.now)
-            player = Player(Post(ours, topics), uploads, journal, group)
+            player = Player(Post(ours, topics, group), uploads, journal, group)
             merging = Merging(accumulator, registry)
             place = Crowd(devices, layout, player, merging, theirs, group)
             group.start_soon(place.listen)
@@ -157,6 +157,10 @@ async def crowd(
             group.cancel_scope.cancel()
     finally:
         store.close()
+
+
+def _raise(failure: StoreError) -> None:
+    raise failure
 
 
 async def _connected(link: Transport) -> None:
