@@ -76,7 +76,8 @@ async def run_experiment(
     is_new = is_untouched(plan.folder)
     async with anyio.create_task_group() as group:
         stop = Stop()
-        group.start_soon(heed_signals, stop, interrupted, name="run.signals")
+        # Before the first file: from here on nothing is left behind by a Ctrl-C.
+        await group.start(heed_signals, stop, interrupted, name="run.signals")
         if is_attached:
             group.start_soon(heed_stdin, stop, name="run.stdin")
         end: End = "stopped"

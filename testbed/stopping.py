@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 
 import anyio
+from anyio.abc import TaskStatus
 
 from coordinator.service import Coordinator
 from testbed.backends.errors import BackendError
@@ -51,9 +52,15 @@ class Stop:
         self.gently()
 
 
-async def heed_signals(stop: Stop, interrupted: Callable[[], None]) -> None:
+async def heed_signals(
+    stop: Stop,
+    interrupted: Callable[[], None],
+    *,
+    task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+) -> None:
     """End the run in order at the first signal, at once at the second."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        task_status.started()
         count = 0
         async for _ in signals:
             count += 1
