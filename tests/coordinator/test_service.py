@@ -197,7 +197,7 @@ async def test_a_person_pauses_excludes_and_lets_go_on(tmp_path: Path) -> None:
         group.start_soon(run)
         await paused.wait()
         with place.reader() as reader, anyio.fail_after(20):
-            while len(reader.commands()) < 3 or reader.run().status != "paused":  # noqa: ASYNC110  # another process could not be asked either
+            while len(reader.commands()) < 3 or reader.run().status != "paused":  # noqa: ASYNC110
                 await anyio.sleep(0.02)
             closed = len(reader.rounds())
         await send(place, "resume")
