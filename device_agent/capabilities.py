@@ -1,10 +1,10 @@
 """What a device is: said once, in its hello."""
 
 import platform
-from importlib import metadata
 
 from device_agent.engines.onnx import engine_version
 from device_agent.host import Sensors
+from device_agent.lean import installed_version
 from wire.messages import Capabilities
 
 DISTRIBUTION = "fairbed"
@@ -30,7 +30,4 @@ def capabilities(sensors: Sensors, engine_threads: int) -> Capabilities:
 
 def agent_version() -> str:
     """Return the version of this package, or `unknown` when it is not installed."""
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return "unknown"
+    return installed_version(DISTRIBUTION) or "unknown"

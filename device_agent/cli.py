@@ -53,6 +53,9 @@ def _run(args: argparse.Namespace) -> None:
         config = with_password(config, password)
     # numpy's BLAS must not take cores that the engine was not given; it reads this when loaded.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", str(config.engine_threads))
+    from device_agent.lean import spare_memory
+
+    spare_memory()
     from device_agent.process import log_to_stderr, run_agent
     from device_agent.sensors import real_host
 

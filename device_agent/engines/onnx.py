@@ -8,7 +8,6 @@ import ctypes
 import gc
 import sys
 from functools import cached_property
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from device_agent.engines.base import Engine, Examples
 from device_agent.engines.errors import EngineError, EngineMismatch
+from device_agent.lean import installed_version
 from wire.artifact import Artifact
 from wire.selfcheck import SelfCheckFailed, run_selfcheck
 from wire.tensors import Tensor
@@ -36,10 +36,9 @@ def engine_version() -> str:
         EngineError: It is not installed.
     """
     for name in DISTRIBUTIONS:
-        try:
-            return f"onnxruntime {metadata.version(name)}"
-        except metadata.PackageNotFoundError:
-            continue
+        version = installed_version(name)
+        if version is not None:
+            return f"onnxruntime {version}"
     raise EngineError("engine: onnxruntime must be installed; run `pip install onnxruntime`")
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from device_agent.lean import spare_memory
 from testbed.backends.orders import Answer, Exited, NotStarted, Order, Signal, Start, Started
 from testbed.guard import die_with_parent
 from testbed.launcher import Launch, run_and_exit
@@ -143,6 +144,7 @@ def main() -> None:
     die_with_parent(int(sys.argv[1]))
     nursery = Nursery(fork if sys.argv[2] == "fork" else spawn)
     if sys.argv[2] == "fork":
+        spare_memory()
         for module in _WARM:
             importlib.import_module(module)
         gc.collect()
