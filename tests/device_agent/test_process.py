@@ -35,7 +35,7 @@ pytestmark = [
 NAME = "pi-07"
 MAX_IDLE_OWN_PAGES = 28 * 1024**2 // os.sysconf("SC_PAGE_SIZE")
 """Memory that an agent without a task has for itself. Beside it stand 18 to 24 MiB of libraries'
-files, as much as the system sees fit to map: 44 to 48 MiB resident in all."""
+files, as much as the system sees fit to map: 42 to 46 MiB resident in all."""
 
 
 @contextmanager
