@@ -33,6 +33,8 @@ pytestmark = [
 ]
 
 NAME = "pi-07"
+MAX_IDLE_PAGES = 48 * 1024**2 // os.sysconf("SC_PAGE_SIZE")
+"""All that is resident of an agent without a task."""
 MAX_IDLE_OWN_PAGES = 28 * 1024**2 // os.sysconf("SC_PAGE_SIZE")
 """Memory that an agent without a task has for itself. Beside it stand 18 to 24 MiB of libraries'
 files, as much as the system sees fit to map: 42 to 46 MiB resident in all."""
@@ -96,6 +98,7 @@ async def test_is_small_before_its_first_task_and_leaves_at_a_signal(tmp_path: P
             await coordinator.expect(Hello)
             statm = Path(f"/proc/{process.pid}/statm").read_text()  # noqa: ASYNC240  # no disk
             resident, of_files = statm.split()[1:3]
+            assert int(resident) <= MAX_IDLE_PAGES
             assert int(resident) - int(of_files) <= MAX_IDLE_OWN_PAGES
             os.kill(process.pid, signal.SIGINT)
             status = await coordinator.expect(Status)
