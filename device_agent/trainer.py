@@ -137,14 +137,12 @@ class _Descent:
         self._h = hyperparameters
         self._start = params.copy() if hyperparameters.proximal else None
         self._velocity = np.zeros_like(params) if hyperparameters.momentum else None
-        self._scratch = np.empty_like(params)
 
     def step(self, gradient: NDArray[np.float32]) -> None:
-        """Take one step; `gradient`, shape (n_params,), is only read."""
-        h, direction = self._h, self._scratch
+        """Take one step; `gradient`, shape (n_params,), is used up."""
+        h, direction = self._h, gradient
         # A diverging run overflows here; `train` finds it by its loss and says so.
         with np.errstate(over="ignore", invalid="ignore"):
-            np.copyto(direction, gradient)
             if self._start is not None:
                 direction += np.float32(h.proximal) * (self._params - self._start)
             if h.clip_norm is not None:

@@ -43,7 +43,9 @@ class Shard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.x_dtype == "int64":
             return x.astype(np.int64), y
         if self.x_dtype == "uint8":
-            return x.astype(np.float32) / np.float32(255.0), y
+            pixels = x.astype(np.float32)
+            pixels /= np.float32(255.0)
+            return pixels, y
         if not np.isfinite(x).all():
             raise DecodeError("shard: every feature must be finite, got NaN or infinity")
         return x.astype(np.float32), y

@@ -21,7 +21,7 @@ class Engine(Protocol):
         """Return the mean loss (nats) of a mini-batch and its gradient, shape (n_params,).
 
         `vector`, shape (n_values,), is read; its buffer part is updated in place if the model
-        has buffers. The returned array is reused by the next call.
+        has buffers. The returned array is the caller's to change, until the next call reuses it.
         """
         ...
 

@@ -77,7 +77,7 @@ class OnnxEngine:
         """Return the mean loss (nats) of a mini-batch and its gradient, shape (n_params,).
 
         `vector`, shape (n_values,), must stay alive until the next call with another one. The
-        returned array is overwritten by the next call.
+        returned array may be changed; the next call overwrites it.
 
         Raises:
             ValueError: A shape or dtype does not fit the task.
@@ -225,6 +225,9 @@ def _open(what: str, graph: bytes, threads: int) -> Any:
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = _SEVERITY_ERROR
+    # A memory plan is kept for every shape of the input, and the last mini-batch of an epoch has
+    # one of its own: without plans a step takes as long, and a CNN's agent 5 to 14 MB less.
+    options.enable_mem_pattern = False
     # Idle kernel threads sleep: spinning would be billed to every other agent of the machine.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
