@@ -33,7 +33,7 @@ from coordinator.traffic import Traffic
 from coordinator.update_store import UpdateStore
 from wire.artifact import TaskSpec
 from wire.chunks import RETAINED_CHUNK_BYTES, manifest_of, suitable_chunk_bytes
-from wire.messages import Hyperparameters, Manifest, Train
+from wire.messages import Manifest, Train
 from wire.tensors import vector_to_bytes
 
 _DRAINING = frozenset({Stage.LATE, Stage.CANCELLED, Stage.LOST})
@@ -257,17 +257,7 @@ class Campaign:
 
     def _trains(self, choice: Choice, names: list[str]) -> dict[str, Train]:
         assert self._model is not None
-        t = self._config.training
-        hyperparameters = Hyperparameters(
-            epochs=t.epochs,
-            batch_size=t.batch_size,
-            learning_rate=t.learning_rate_at(choice.round),
-            momentum=t.momentum,
-            weight_decay=t.weight_decay,
-            proximal=t.proximal,
-            clip_norm=t.clip_norm,
-            max_steps=t.max_steps,
-        )
+        hyperparameters = self._config.training.hyperparameters(choice.round)
         return {
             name: Train(
                 round=choice.round,

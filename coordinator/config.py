@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from wire.messages import Hyperparameters
+
 PositiveFloat = Annotated[float, Meta(gt=0.0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
 Duration = Annotated[float, Meta(gt=0.0, le=1e7)]
@@ -42,6 +44,19 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
     def learning_rate_at(self, round_id: int) -> float:
         """Return the learning rate of a round (1 for the first)."""
         return self.learning_rate * self.learning_rate_decay ** ((round_id - 1) // self.decay_every)
+
+    def hyperparameters(self, round_id: int) -> Hyperparameters:
+        """Return what a device is told for a round (1 for the first)."""
+        return Hyperparameters(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate_at(round_id),
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            proximal=self.proximal,
+            clip_norm=self.clip_norm,
+            max_steps=self.max_steps,
+        )
 
 
 class SelectionConfig(Section, frozen=True, kw_only=True):

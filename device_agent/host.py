@@ -23,7 +23,7 @@ class Clock(Protocol):
 class Meter(Protocol):
     """Handed out by a compute section."""
 
-    def step(self) -> None:
+    def step(self, n_examples: int) -> None:
         """Called after each unit of work (a mini-batch); an emulated host sleeps here."""
         ...
 
@@ -87,7 +87,7 @@ class FreePace:
 
 
 class _FreeMeter:
-    def step(self) -> None:
+    def step(self, n_examples: int) -> None:
         pass
 
     def read(self, n_bytes: int) -> None:

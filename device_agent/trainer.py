@@ -88,7 +88,7 @@ def train(
         descent.step(gradient)
         loss_sum += loss * len(batch)
         seen += len(batch)
-        meter.step()
+        meter.step(len(batch))
     if not np.isfinite(work).all():
         raise _diverged("every parameter", work[~np.isfinite(work)][0], steps)
     return TrainResult(vector=work, steps=steps, loss_train=loss_sum / seen if seen else None)
@@ -121,7 +121,7 @@ def evaluate(
         loss, correct = engine.evaluate(vector, x[batch], y[batch])
         loss_sum += loss
         correct_sum += correct
-        meter.step()
+        meter.step(len(y[batch]))
     if not np.isfinite(loss_sum):
         raise TrainingDiverged(
             f"evaluation: the loss must be finite, got {loss_sum}; lower learning_rate"

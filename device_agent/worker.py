@@ -104,8 +104,8 @@ class _StoppableMeter:
         self._meter = meter
         self._should_stop = should_stop
 
-    def step(self) -> None:
-        self._meter.step()
+    def step(self, n_examples: int) -> None:
+        self._meter.step(n_examples)
         if self._should_stop():
             raise _Stopped
 

@@ -23,6 +23,7 @@ from device_agent.sensors import MonotonicClock, real_host
 from testbed.emulation.cpu import PacedSection, RecentShare
 from testbed.emulation.device import EmulatedDevice
 from testbed.emulation.machine import EmulatedSensors
+from testbed.emulation.work import StepCost, WorkCosts
 from testbed.guard import die_with_parent
 
 STARVED_RATIO = 0.05
@@ -41,6 +42,8 @@ class Launch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     agent: AgentConfig
     device: EmulatedDevice | None
     """None is this machine as it is."""
+    costs: WorkCosts | None = None
+    """What steps of training are charged; None charges the processor time that they take."""
     log_file: str
     """Receives stdout and stderr, appended."""
 
@@ -48,22 +51,38 @@ class Launch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class _PacedMeter:
     """Sleeps in the working thread whenever the device would still be at work."""
 
-    def __init__(self, section: PacedSection, wall: Clock, cpu: Clock, sleep: Sleep) -> None:
-        self._section, self._wall, self._cpu, self._sleep = section, wall, cpu, sleep
+    def __init__(
+        self,
+        section: PacedSection,
+        cost: StepCost | None,
+        wall: Clock,
+        cpu: Clock,
+        sleep: Sleep,
+    ) -> None:
+        self._section, self._cost = section, cost
+        self._wall, self._cpu, self._sleep = wall, cpu, sleep
+        self._uncharged_s = 0.0
+        """Processor time that steps took beyond their cost so far."""
 
-    def step(self) -> None:
+    def step(self, n_examples: int) -> None:
+        if self._cost is not None:
+            cost_s = self._cost.seconds(n_examples)
+            self._uncharged_s = self._cpu() - self._section.cpu - cost_s
         self.read(0)
 
     def read(self, n_bytes: int) -> None:
-        pause_s = self._section.advance(self._wall(), self._cpu(), n_bytes)
-        if pause_s > 0.0:
-            self._sleep(pause_s)
+        self._pause(self._section.advance(self._wall(), self._charged(), n_bytes))
 
     def finish(self) -> None:
-        pause_s = self._section.finish(self._wall(), self._cpu())
-        if pause_s > 0.0:
-            self._sleep(pause_s)
-        self._section.advance(self._wall(), self._cpu())
+        self._pause(self._section.finish(self._wall(), self._charged()))
+        self._section.advance(self._wall(), self._charged())
+
+    def _charged(self) -> float:
+        return self._cpu() - self._uncharged_s
+
+    def _pause(self, duration_s: float) -> None:
+        if duration_s > 0.0:
+            self._sleep(duration_s)
 
 
 class EmulatedPace:
@@ -72,6 +91,7 @@ class EmulatedPace:
     Args:
         device: The device to be as slow as.
         share: Learns how much of its own speed the device really had.
+        costs: What steps are charged; None charges the processor time that they take.
         wall: Monotonic seconds.
         cpu: Processor seconds of the work; None takes those of the working thread, or of the
             whole process when the engine uses several threads.
@@ -82,12 +102,13 @@ class EmulatedPace:
         self,
         device: EmulatedDevice,
         share: RecentShare,
+        costs: WorkCosts | None = None,
         *,
         wall: Clock = time.monotonic,
         cpu: Clock | None = None,
         sleep: Sleep = time.sleep,
     ) -> None:
-        self._device, self._share = device, share
+        self._device, self._share, self._costs = device, share, costs
         self._wall, self._sleep = wall, sleep
         self._cpu = cpu or (time.thread_time if device.engine_threads == 1 else time.process_time)
 
@@ -100,7 +121,8 @@ class EmulatedPace:
             now=self._wall(),
             cpu=self._cpu(),
         )
-        meter = _PacedMeter(section, self._wall, self._cpu, self._sleep)
+        cost = None if self._costs is None else self._costs.of(name)
+        meter = _PacedMeter(section, cost, self._wall, self._cpu, self._sleep)
         yield meter
         meter.finish()
         self._share.add(section)
@@ -113,12 +135,13 @@ class EmulatedPace:
             )
 
 
-def host_for(device: EmulatedDevice | None) -> Host:
+def host_for(device: EmulatedDevice | None, costs: WorkCosts | None = None) -> Host:
     """Return the host that emulates `device`, or the real one."""
     if device is None:
         return real_host()
     sensors = EmulatedSensors(device)
-    return Host(clock=MonotonicClock(), pace=EmulatedPace(device, sensors.share), sensors=sensors)
+    pace = EmulatedPace(device, sensors.share, costs)
+    return Host(clock=MonotonicClock(), pace=pace, sensors=sensors)
 
 
 def launch(spec: Launch) -> int:
@@ -134,7 +157,7 @@ def launch(spec: Launch) -> int:
             spec.device.speed_ratio,
         )
     try:
-        run_agent(spec.agent, host_for(spec.device))
+        run_agent(spec.agent, host_for(spec.device, spec.costs))
     except KeyboardInterrupt:
         return 0
     except Exception as exc:

@@ -25,7 +25,9 @@ from testbed.assignments import RememberedShards
 from testbed.backends.process import ProcessBackend
 from testbed.broker import Broker, BrokerError, start_broker
 from testbed.broker_address import await_broker
+from testbed.calibration import Probe, work_costs
 from testbed.datasets.loading import load
+from testbed.emulation.work import WorkCosts
 from testbed.endpoint import FILE as ENDPOINT_FILE
 from testbed.endpoint import Endpoint, read_endpoint, write_endpoint
 from testbed.evaluation import FleetEvaluator
@@ -34,7 +36,7 @@ from testbed.fleet import PlannedDevice, plan_fleet
 from testbed.run_folder import clear, is_untouched
 from testbed.shards import FleetData
 from testbed.stopping import Stop, heed_signals, heed_stdin
-from wire.artifact import Artifact
+from wire.artifact import Artifact, encode_artifact
 from wire.topics import Topics
 from wire.transport.base import Will
 from wire.transport.mqtt import MqttTransport
@@ -100,9 +102,14 @@ async def _run(
     experiment = plan.experiment
     devices = plan_fleet(experiment) if plan.has_fleet else []
     plan.folder.mkdir(parents=True, exist_ok=True)
-    async with _endpoint(plan, stop, group) as endpoint, _fleet(plan, devices, endpoint, stop):
+    async with (
+        _endpoint(plan, stop, group) as endpoint,
+        _fleet(plan, devices, endpoint, stop) as backend,
+    ):
         names = [device.spec.name for device in devices]
         data, artifact = await anyio.to_thread.run_sync(_load, plan, names)
+        if backend is not None:
+            await backend.start(await _costs(plan, devices, artifact))
         with anyio.CancelScope(shield=True):  # else a store that was just made is never closed
             store, attempt = await anyio.to_thread.run_sync(_open_store, plan)
         evaluator = FleetEvaluator(data, artifact, threads=min(2, os.cpu_count() or 1))
@@ -138,10 +145,10 @@ def innermost(exc: Exception) -> Exception:
 @asynccontextmanager
 async def _fleet(
     plan: RunPlan, devices: list[PlannedDevice], endpoint: Endpoint, stop: Stop
-) -> AsyncIterator[None]:
-    """Run the emulated devices, if there are any."""
+) -> AsyncIterator[ProcessBackend | None]:
+    """Make ready for the emulated devices, if there are any; end them all at the end."""
     if not devices:
-        yield
+        yield None
         return
     async with ProcessBackend(
         endpoint.url,
@@ -150,8 +157,18 @@ async def _fleet(
         tenant=endpoint.tenant,
         on_end=stop.on_process_end,
     ) as backend:
-        await backend.start()
-        yield
+        yield backend
+
+
+async def _costs(
+    plan: RunPlan, devices: list[PlannedDevice], artifact: Artifact
+) -> WorkCosts | None:
+    """Return what steps of training cost here, if any device is to be slower than this machine."""
+    if all(device.profile is None for device in devices):
+        return None
+    hyperparameters = plan.experiment.training.hyperparameters(1)
+    probe = Probe(artifact=encode_artifact(artifact), hyperparameters=hyperparameters)
+    return await work_costs(plan.folder, probe)
 
 
 def _coordinator(

@@ -8,7 +8,10 @@ from testbed.endpoint import FILE as ENDPOINT
 LOG = "run.log"
 """What a run says that a TUI started: opened and, when the run never began, removed by the TUI."""
 
-OWN = {LOG, ENDPOINT, "broker.log", "cache", "experiment.toml", "lock", "logs", "models"}
+WORK = "work.json"
+"""What steps of training cost on this machine: a resumed run goes on with the same devices."""
+
+OWN = {LOG, ENDPOINT, WORK, "broker.log", "cache", "experiment.toml", "lock", "logs", "models"}
 """Names of what a run writes before its first row."""
 
 

@@ -22,6 +22,7 @@ from testbed.backends.device import DeviceSpec
 from testbed.backends.errors import BackendError
 from testbed.backends.helper import Ended, OnEnd
 from testbed.backends.shaping import shaped_ports
+from testbed.emulation.work import WorkCosts
 from testbed.launcher import Launch
 from wire.messages import is_device_name
 from wire.transport.address import Address, parse_url
@@ -66,6 +67,7 @@ class ProcessBackend:
         self._stack = AsyncExitStack()
         self._agents: Agents | None = None
         self._ports: dict[str, int] = {}
+        self._costs: WorkCosts | None = None
 
     @property
     def pids(self) -> dict[str, int]:
@@ -112,12 +114,16 @@ class ProcessBackend:
         """End everything: agents politely at first, then all that is left."""
         await self._stack.aclose()
 
-    async def start(self) -> None:
+    async def start(self, costs: WorkCosts | None = None) -> None:
         """Start all devices at once; return when every process exists.
+
+        Args:
+            costs: What emulated devices are charged for steps; None charges processor time.
 
         Raises:
             BackendError: The machine refused one, or the nursery is gone.
         """
+        self._costs = costs
         await self._running.start([self._launch(name) for name in self._fleet])
 
     async def kill(self, name: str) -> None:
@@ -164,6 +170,7 @@ class ProcessBackend:
                 log_level=self._log_level,
             ),
             device=device,
+            costs=None if device is None else self._costs,
             log_file=str(self.log_file(name)),
         )
 

@@ -19,7 +19,7 @@ class Storage:
     def __init__(self) -> None:
         self.read_bytes = 0
 
-    def step(self) -> None:
+    def step(self, n_examples: int) -> None:
         pass
 
     def read(self, n_bytes: int) -> None:

@@ -36,7 +36,7 @@ async def training(coordinator: FakeCoordinator) -> None:
 
 
 class Unpaced:
-    def step(self) -> None:
+    def step(self, n_examples: int) -> None:
         pass
 
     def read(self, n_bytes: int) -> None:

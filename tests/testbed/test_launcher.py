@@ -17,6 +17,7 @@ from device_agent.sensors import RealSensors, mu_cores
 from testbed.emulation.cpu import RecentShare
 from testbed.emulation.device import EmulatedDevice, emulated_device
 from testbed.emulation.machine import EmulatedSensors
+from testbed.emulation.work import StepCost, WorkCosts
 from testbed.launcher import EmulatedPace, Launch, host_for
 
 ATTEMPTS = 12
@@ -51,10 +52,16 @@ class Machine:
     def sleep(self, duration_s: float) -> None:
         self.now_s += duration_s
 
-    def pace(self, emulated: EmulatedDevice, share: RecentShare | None = None) -> EmulatedPace:
+    def pace(
+        self,
+        emulated: EmulatedDevice,
+        share: RecentShare | None = None,
+        costs: WorkCosts | None = None,
+    ) -> EmulatedPace:
         return EmulatedPace(
             emulated,
             share or RecentShare(),
+            costs,
             wall=lambda: self.now_s,
             cpu=lambda: self.cpu_s,
             sleep=self.sleep,
@@ -67,8 +74,50 @@ def test_a_section_lasts_as_long_as_on_the_device() -> None:
     with machine.pace(device(0.25)).section("train") as meter:
         for _ in range(100):
             machine.work(0.005)
-            meter.step()
+            meter.step(1)
     assert machine.now_s - started == pytest.approx(100 * 0.005 / 0.25)
+
+
+COSTS = WorkCosts(
+    train=StepCost(fixed_s=0.001, per_example_s=0.0002),
+    evaluate=StepCost(fixed_s=0.0, per_example_s=0.0001),
+)
+
+
+def test_a_step_is_charged_what_it_cost_in_the_calibration() -> None:
+    machine = Machine()
+    started = machine.now_s
+    with machine.pace(device(0.25), costs=COSTS).section("train") as meter:
+        for took_s in (0.003, 0.009, 0.004, 0.012):  # caches, neighbours
+            machine.work(took_s)
+            meter.step(20)
+    assert machine.now_s - started == pytest.approx(4 * (0.001 + 20 * 0.0002) / 0.25)
+
+
+def test_what_is_no_step_is_charged_the_time_that_it_took() -> None:
+    machine = Machine()
+    started = machine.now_s
+    with machine.pace(device(0.5, storage=1e6), costs=COSTS).section("evaluate") as meter:
+        machine.work(0.007)
+        meter.step(100)
+        machine.work(0.002)
+        meter.read(1_000)
+        machine.work(0.003)
+    with machine.pace(device(0.5), costs=COSTS).section("load"):
+        machine.work(0.004)
+    expected_s = (0.01 + 0.002 + 0.003) / 0.5 + 0.001 + 0.004 / 0.5
+    assert machine.now_s - started == pytest.approx(expected_s)
+
+
+def test_steps_that_take_longer_here_than_on_the_device_make_it_late() -> None:
+    machine, share = Machine(), RecentShare(time_constant_s=1e-9)
+    started = machine.now_s
+    with machine.pace(device(0.5), share, COSTS).section("train") as meter:
+        for _ in range(100):
+            machine.work(0.02)  # the device: 0.01
+            meter.step(20)
+    assert machine.now_s - started == pytest.approx(100 * 0.02)
+    assert share.value == pytest.approx(0.5)
 
 
 def test_work_after_the_last_step_is_slowed_too() -> None:
@@ -88,7 +137,7 @@ def test_idle_time_buys_no_burst() -> None:
     started = machine.now_s
     with pace.section("train") as meter:
         machine.work(0.1)
-        meter.step()
+        meter.step(1)
     assert machine.now_s - started == pytest.approx(0.2)
 
 
@@ -119,7 +168,7 @@ def test_starvation_lowers_mu() -> None:
     with machine.pace(device(0.5), sensors.share).section("train") as meter:
         for _ in range(100):
             machine.work(0.1, late_s=0.3)  # twice as long as the device needs
-            meter.step()
+            meter.step(1)
     mu = mu_cores(sensors.free_cores(), 1, sensors.clock_ratio())
     assert 0.45 < mu < 0.65
 
@@ -159,7 +208,7 @@ def train_for(duration_s: float, q: float) -> tuple[float, float]:
     with EmulatedPace(device(q), share).section("train") as meter:
         while time.monotonic() < ends:
             weights = np.tanh(weights)
-            meter.step()
+            meter.step(1)
     return time.thread_time() - cpu_s, share.value
 
 

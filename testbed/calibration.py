@@ -1,0 +1,151 @@
+"""Measures what the steps of a task cost on this machine, in a process of its own.
+
+    python -m testbed.calibration PARENT < Probe in JSON > WorkCosts in JSON
+
+It runs the agent's own training loop, so that everything is counted that a device does in a step.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import anyio
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from device_agent import trainer
+from device_agent.engines.onnx import OnnxEngine
+from testbed.backends.errors import BackendError
+from testbed.emulation.work import StepCost, WorkCosts, fit_cost
+from testbed.guard import die_with_parent
+from testbed.run_folder import WORK
+from wire.artifact import decode_artifact
+from wire.messages import Hyperparameters
+from wire.selfcheck import selfcheck_inputs
+
+MEASURE_S = 0.4
+"""For training steps, and once more for evaluation steps."""
+
+MIN_STEPS = 4
+"""Of each size, however long they take; the first is not counted."""
+
+TIMEOUT_S = 120.0
+
+SMALL_EVALUATION = trainer.EVALUATION_BATCH // 4
+
+_CALM_RATE = 1e-6
+"""Learning rate that leaves the model where it is: the cost of a step is wanted, no descent."""
+
+
+class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to measure."""
+
+    artifact: bytes
+    hyperparameters: Hyperparameters
+
+
+async def work_costs(folder: Path, probe: Probe) -> WorkCosts:
+    """Return the costs that a run's folder keeps; measure them if it has none yet.
+
+    Raises:
+        BackendError: They cannot be measured.
+        OSError: They cannot be kept.
+    """
+    path = anyio.Path(folder / WORK)
+    try:
+        return msgspec.json.decode(await path.read_bytes(), type=WorkCosts)
+    except (FileNotFoundError, msgspec.DecodeError):
+        costs = await _measured(probe)
+    await path.write_bytes(msgspec.json.encode(costs))
+    return costs
+
+
+async def _measured(probe: Probe) -> WorkCosts:
+    command = [sys.executable, "-m", "testbed.calibration", str(os.getpid())]
+    try:
+        with anyio.fail_after(TIMEOUT_S):
+            done = await anyio.run_process(
+                command, input=msgspec.json.encode(probe), stderr=subprocess.PIPE, check=False
+            )
+    except (OSError, TimeoutError) as exc:
+        reason = f"took over {TIMEOUT_S:g} s" if isinstance(exc, TimeoutError) else str(exc)
+        raise BackendError(f"calibration: cannot be run, {reason}; try again") from exc
+    if done.returncode != 0:
+        words = (done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
+        raise BackendError(f"calibration: a step of training must run here, it said: {words}")
+    return msgspec.json.decode(done.stdout, type=WorkCosts)
+
+
+def measure(probe: Probe) -> WorkCosts:
+    """Run steps of two sizes by turns and return what they cost, by the median."""
+    engine = OnnxEngine(decode_artifact(probe.artifact))
+    return WorkCosts(
+        train=_train_cost(engine, probe.hyperparameters), evaluate=_evaluate_cost(engine)
+    )
+
+
+class _Lap:
+    """A meter that notes the processor time between steps."""
+
+    def __init__(self) -> None:
+        self.costs_s: dict[int, list[float]] = defaultdict(list)
+        self._deadline = time.monotonic() + MEASURE_S
+        self._last = time.thread_time()
+
+    def step(self, n_examples: int) -> None:
+        now = time.thread_time()
+        self.costs_s[n_examples].append(now - self._last)
+        self._last = now
+
+    def read(self, n_bytes: int) -> None:
+        pass
+
+    def is_enough(self) -> bool:
+        counts = [len(costs) for costs in self.costs_s.values()]
+        has_both = len(counts) == 2 and min(counts) >= MIN_STEPS
+        return has_both and time.monotonic() >= self._deadline
+
+    def cost(self) -> StepCost:
+        medians = [(n, float(np.median(s[1:]))) for n, s in sorted(self.costs_s.items())]
+        return fit_cost(*medians)
+
+
+def _train_cost(engine: OnnxEngine, hyperparameters: Hyperparameters) -> StepCost:
+    large = min(max(2, hyperparameters.batch_size), trainer.EVALUATION_BATCH)
+    vector, x, y = selfcheck_inputs(engine.spec, seed=0, batch=large + max(1, large // 4))
+    calm = msgspec.structs.replace(
+        hyperparameters,
+        epochs=10_000,
+        batch_size=large,
+        learning_rate=_CALM_RATE,
+        max_steps=None,
+    )
+    lap = _Lap()
+    rng = np.random.Generator(np.random.PCG64(0))
+    trainer.train(engine, vector, x, y, calm, rng, lap, lap.is_enough)
+    return lap.cost()
+
+
+def _evaluate_cost(engine: OnnxEngine) -> StepCost:
+    batch = trainer.EVALUATION_BATCH + SMALL_EVALUATION
+    vector, x, y = selfcheck_inputs(engine.spec, seed=0, batch=batch)
+    lap = _Lap()
+    while not lap.is_enough():
+        trainer.evaluate(engine, vector, x, y, lap)
+    return lap.cost()
+
+
+def main() -> int:
+    """Measure what stdin asks for; the first argument is our parent's process id."""
+    die_with_parent(int(sys.argv[1]))
+    probe = msgspec.json.decode(sys.stdin.buffer.read(), type=Probe)
+    sys.stdout.write(msgspec.json.encode(measure(probe)).decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
