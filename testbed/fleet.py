@@ -1,5 +1,6 @@
 """The emulated fleet of an experiment: which devices there are, and what each is meant to be."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -36,6 +37,15 @@ class PlannedDevice:
             delay_s=link.delay_s if link else 0.0,
             details=msgspec.json.encode({"profile": profile, "link": link}).decode(),
         )
+
+
+def peak_cores(devices: Sequence[PlannedDevice], at_once: int) -> float:
+    """Return the cores of this machine that the `at_once` fastest emulated devices need together.
+
+    A device that is not throttled takes what it gets and needs nothing.
+    """
+    ratios = (planned.spec.device.speed_ratio for planned in devices if planned.spec.device)
+    return sum(sorted(ratios, reverse=True)[:at_once])
 
 
 def plan_fleet(experiment: Experiment) -> list[PlannedDevice]:

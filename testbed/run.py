@@ -21,6 +21,7 @@ from coordinator.service import Coordinator, End
 from coordinator.store import RunReader, Store
 from coordinator.store.connection import DATABASE
 from coordinator.task.catalogue import initial_vector, load_task
+from device_agent.sensors import real_host
 from testbed.assignments import RememberedShards
 from testbed.backends.process import ProcessBackend
 from testbed.broker import Broker, BrokerError, start_broker
@@ -32,7 +33,7 @@ from testbed.endpoint import FILE as ENDPOINT_FILE
 from testbed.endpoint import Endpoint, read_endpoint, write_endpoint
 from testbed.evaluation import FleetEvaluator
 from testbed.experiment import Experiment
-from testbed.fleet import PlannedDevice, plan_fleet
+from testbed.fleet import PlannedDevice, peak_cores, plan_fleet
 from testbed.run_folder import clear, is_untouched
 from testbed.shards import FleetData
 from testbed.stopping import Stop, heed_signals, heed_stdin
@@ -120,6 +121,7 @@ async def _run(
                 plan, artifact, data, store, evaluator, endpoint, attempt, names, listener
             )
             _warn_if_infeasible(experiment, stop.coordinator)
+            _warn_if_crowded(experiment, devices, stop.coordinator)
             end = await stop.coordinator.run()
             if stop.broken is not None:
                 raise stop.broken
@@ -307,5 +309,20 @@ def _warn_if_infeasible(experiment: Experiment, coordinator: Coordinator) -> Non
             "infeasible",
             f"beta {selection.beta:g} cannot hold for {k} devices with {selection.per_round} per "
             f"round; use beta <= {selection.per_round / experiment.devices:.3f}",
+            "warning",
+        )
+
+
+def _warn_if_crowded(
+    experiment: Experiment, devices: list[PlannedDevice], coordinator: Coordinator
+) -> None:
+    at_once = experiment.selection.per_round + experiment.round.over_select
+    needed, cores = peak_cores(devices, at_once), real_host().sensors.cores()
+    if needed > cores:
+        fitting = experiment.emulation.host_core_speed * needed / cores
+        coordinator.note(
+            "crowded",
+            f"{at_once} devices at once may need {needed:.1f} cores of this machine, which has "
+            f"{cores}: they will be late; use emulation.host_core_speed >= {fitting:.2g}",
             "warning",
         )

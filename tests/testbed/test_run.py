@@ -31,9 +31,22 @@ beta = 0.3
 deadline_s = 30.0
 [broker]
 kind = "mosquitto"
+{fleet}
+"""
+
+UNTHROTTLED = """
 [[fleet]]
 name = "pi"
 count = 3
+"""
+
+EMULATED = """
+[emulation]
+host_core_speed = {host_core_speed}
+[[fleet]]
+profile = "raspberry-pi-4b"
+[[fleet]]
+profile = "raspberry-pi-zero-2w"
 """
 
 LIMIT_S = 90.0
@@ -44,12 +57,18 @@ class Running:
     """A `fairbed run` in a process of its own."""
 
     def __init__(
-        self, folder: Path, rounds: int = 6, epochs: int = 1, *, resume: bool = False
+        self,
+        folder: Path,
+        rounds: int = 6,
+        epochs: int = 1,
+        fleet: str = UNTHROTTLED,
+        *,
+        resume: bool = False,
     ) -> None:
         self.folder = folder / "run"
         self.experiment = folder / "small.toml"
         self.experiment.write_text(
-            EXPERIMENT.format(rounds=rounds, epochs=epochs), encoding="utf-8"
+            EXPERIMENT.format(rounds=rounds, epochs=epochs, fleet=fleet), encoding="utf-8"
         )
         what = [str(self.folder)] if resume else [str(self.experiment), "--out", str(self.folder)]
         self.process = subprocess.Popen(
@@ -95,8 +114,10 @@ def assert_gone(family: list[psutil.Process]) -> None:
 
 
 @contextmanager
-def running(folder: Path, rounds: int = 6, epochs: int = 1) -> Iterator[Running]:
-    run = Running(folder, rounds, epochs)
+def running(
+    folder: Path, rounds: int = 6, epochs: int = 1, fleet: str = UNTHROTTLED
+) -> Iterator[Running]:
+    run = Running(folder, rounds, epochs, fleet)
     try:
         yield run
     finally:
@@ -119,6 +140,29 @@ def test_a_run_ends_with_one_object_on_stdout_and_nothing_left(tmp_path: Path) -
     left = {path.name for path in run.folder.iterdir()}
     assert {"run.db", "experiment.toml", "models", "logs", "broker.log"} <= left
     assert not left & {"cache", "endpoint.json", "run.db-wal"}
+
+
+def test_devices_are_as_fast_as_their_profiles_say_relative_to_each_other(tmp_path: Path) -> None:
+    # So slow that no neighbour can make them late: each needs some hundredths of a core.
+    with running(tmp_path, 3, 40, EMULATED.format(host_core_speed=10.0)) as run:
+        code, out, err = run.finish()
+    assert code == 0, err
+    profiles = json.loads(out)["profiles"]
+    fast, slow = profiles["raspberry-pi-4b"], profiles["raspberry-pi-zero-2w"]
+    ratio = slow["train_s_median"] / fast["train_s_median"]
+    assert ratio == pytest.approx(fast["speed"] / slow["speed"], rel=0.1)
+    with RunReader(run.folder) as reader:
+        assert not [event for _, event in reader.events() if event.level == "warning"]
+
+
+def test_a_fleet_that_this_machine_cannot_carry_is_warned_of(tmp_path: Path) -> None:
+    with running(tmp_path, 1, 1, EMULATED.format(host_core_speed=0.001)) as run:
+        code, _, err = run.finish()
+    assert code == 0, err
+    with RunReader(run.folder) as reader:
+        warnings = [event.text for _, event in reader.events() if event.kind == "crowded"]
+    assert len(warnings) == 1
+    assert "2 devices at once may need 639.0 cores of this machine" in warnings[0]
 
 
 def test_a_killed_agent_costs_only_itself(tmp_path: Path) -> None:
