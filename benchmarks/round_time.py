@@ -1,9 +1,10 @@
 """Round time of 20 unthrottled agents with a 1 MB model, and how soon the first round is done.
 
-    fairbed bench round-time [--agents 20] [--rounds 20] [--broker auto] [--json]
+    fairbed bench round-time [--agents 20] [--rounds 20] [--broker auto] [--echo] [--json]
 
 MLP 784-318-10 (253,000 values), 320 training examples a device, batch 32, one epoch, everybody
 in every round, no evaluation. A round lasts from the dispatch to the next model, published.
+With `--echo` a device takes one step instead of an epoch, so that the exchange is what is left.
 """
 
 import argparse
@@ -29,6 +30,7 @@ dataset = "{data}"
 name = "mlp"
 [training]
 batch_size = 32
+max_steps = {steps}
 [selection]
 policy = "uniform"
 per_round = {agents}
@@ -44,6 +46,9 @@ count = {agents}
 EXAMPLES = 400
 """Per device; a fifth is held out."""
 
+STEPS = 10
+"""Mini-batches of an epoch."""
+
 
 def main(arguments: list[str]) -> int:
     """Run the benchmark and print what it measured; return the exit code."""
@@ -51,9 +56,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--agents", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--broker", default="auto")
+    parser.add_argument("--echo", action="store_true", help="one step of training, no epoch")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    result = measure(options.agents, options.rounds, options.broker)
+    result = measure(options.agents, options.rounds, options.broker, is_echo=options.echo)
     if options.json:
         print(msgspec.json.encode(result).decode())
     else:
@@ -62,7 +68,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def measure(agents: int, rounds: int, broker: str) -> dict[str, float | int | str]:
+def measure(
+    agents: int, rounds: int, broker: str, *, is_echo: bool
+) -> dict[str, float | int | str]:
     """Return the times of one run, seconds."""
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
         folder = Path(name)
@@ -76,7 +84,13 @@ def measure(agents: int, rounds: int, broker: str) -> dict[str, float | int | st
         )
         path = folder / "experiment.toml"
         path.write_text(
-            EXPERIMENT.format(agents=agents, rounds=rounds, data=data, broker=broker),
+            EXPERIMENT.format(
+                agents=agents,
+                rounds=rounds,
+                data=data,
+                broker=broker,
+                steps=1 if is_echo else STEPS,
+            ),
             encoding="utf-8",
         )
         first_s = _run(path, folder / "run")

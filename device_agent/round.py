@@ -96,6 +96,8 @@ class Round:
         except RoundFailed:
             if not (self._is_stopped or self._is_late()):
                 raise
+        finally:
+            self._push = None  # it knows us, too, and holds the update
         if self._is_stopped or self._received is not None:
             return
         if self._offer is not None and self._grant is None:

@@ -68,8 +68,10 @@ class Rounds:
             self._group.start_soon(kit.worker.drop, name=f"agent[{kit.name}].drop")
         self._newest, self._seen_round, self._failed = key, train.round, None
 
+        # By `train`: one that knew the round would keep it, and its update, until garbage is
+        # collected.
         def progress(event: Event) -> None:
-            if self._current is started:
+            if self._current is not None and self._current.train is train:
                 self._step(event)
 
         def progress_each(events: Sequence[Event]) -> None:
@@ -133,16 +135,16 @@ class Rounds:
         self._newest = self._failed = None
 
     async def _run(self, started: Round) -> None:
-        failure: RoundFailed | None = None
+        failure: str | None = None
         try:
             await started.run()
         except RoundFailed as exc:
-            failure = exc
+            failure = str(exc)
         if self._current is not started:
             return
         self._current = None
         if failure is not None:
-            self._say_failed(started.train, str(failure))
+            self._say_failed(started.train, failure)
             self._step(Event.ENDED)
         self._on_end()
 

@@ -1,0 +1,85 @@
+"""A run in a process of its own, watched from outside: its rounds, its processes, their memory."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from testbed.guard import guarded
+
+KINDS = ("coordinator", "broker", "nursery", "agents")
+
+
+class LiveRun:
+    """A headless run; made by `live_run`."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", folder: Path) -> None:
+        self._process = process
+        self.folder = folder
+
+    def rounds(self) -> Iterator[int]:
+        """Yield the number of each round as it closes, until the run ends.
+
+        Raises:
+            SystemExit: The run failed.
+        """
+        assert self._process.stderr is not None
+        said = b""
+        for line in self._process.stderr:
+            if line.startswith(b"round "):
+                yield int(line.split()[1].split(b"/")[0])
+            else:
+                said = line
+        if self._process.wait():
+            raise SystemExit(f"the run failed: {said.decode(errors='replace').strip()}")
+
+    def processes(self) -> dict[str, list[psutil.Process]]:
+        """Return the processes of the run by kind, one of `KINDS`."""
+        coordinator = psutil.Process(self._process.pid)
+        kinds: dict[str, list[psutil.Process]] = {kind: [] for kind in KINDS}
+        kinds["coordinator"].append(coordinator)
+        for child in coordinator.children(recursive=True):
+            words = " ".join(child.cmdline())
+            if "testbed.backends.nursery" in words:
+                is_agent = child.ppid() != coordinator.pid
+                kinds["agents" if is_agent else "nursery"].append(child)
+            elif any(name in words for name in ("mosquitto", "nats-server", "amqtt")):
+                kinds["broker"].append(child)
+        return kinds
+
+    def rss_mib(self) -> dict[str, float]:
+        """Return the resident memory of the largest process of each kind."""
+        return {
+            kind: max((p.memory_info().rss for p in members), default=0) / 2**20
+            for kind, members in self.processes().items()
+        }
+
+    def pss_mib(self, kind: str) -> list[float]:
+        """Return the proportional memory of each process of a kind: shared pages shared out."""
+        return [p.memory_full_info().pss / 2**20 for p in self.processes()[kind]]
+
+    def cpu_s(self) -> dict[str, float]:
+        """Return the processor time that the processes of each kind have used together."""
+        return {
+            kind: sum(sum(p.cpu_times()[:2]) for p in members)
+            for kind, members in self.processes().items()
+        }
+
+
+@contextmanager
+def live_run(experiment: str, folder: Path) -> Iterator[LiveRun]:
+    """Run an experiment, given as the text of its file, under `folder`; end it at the end."""
+    path = folder / "experiment.toml"
+    path.write_text(experiment, encoding="utf-8")
+    command = [sys.executable, "-m", "testbed.cli", "run", str(path), "--headless", "--json"]
+    command += ["--out", str(folder / "run")]
+    with subprocess.Popen(
+        guarded(command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            yield LiveRun(process, folder / "run")
+        finally:
+            process.terminate()

@@ -1,0 +1,95 @@
+"""What a large fleet costs this machine: start, memory after training, processor when idle.
+
+    fairbed bench idle-fleet [--agents 200] [--model mlp] [--seconds 20] [--json]
+
+Unthrottled agents, forked from one warm process, train in two rounds; then the run is paused and
+what agents, coordinator and broker use is what their contexts at 1 Hz cost. Linux only.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import anyio
+import msgspec
+import numpy as np
+
+from benchmarks._live import live_run
+from testbed.control import make_command, send_command
+from testbed.endpoint import read_endpoint
+
+EXPERIMENT = """
+name = "idle-fleet"
+rounds = 1000
+[data]
+dataset = "{data}"
+[model]
+name = "{model}"
+[selection]
+policy = "uniform"
+per_round = {agents}
+[evaluation]
+every = 0
+[[fleet]]
+name = "agent"
+count = {agents}
+"""
+
+ROUNDS = 2
+SETTLE_S = 3.0
+"""After the pause, for the open round to end."""
+
+EXAMPLES = 100
+"""Per device; a fifth is held out."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmark and print what it measured; return the exit code."""
+    parser = argparse.ArgumentParser(prog="fairbed bench idle-fleet", description=__doc__)
+    parser.add_argument("--agents", type=int, default=200)
+    parser.add_argument("--model", default="mlp", help="mlp has 253,000 values: 1 MB")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    result = measure(options.agents, options.model, options.seconds)
+    if options.json:
+        print(msgspec.json.encode(result).decode())
+    else:
+        for key, value in result.items():
+            print(f"{key:<28}{value:.3f}")
+    return 0
+
+
+def measure(agents: int, model: str, seconds: float) -> dict[str, float]:
+    """Return seconds, MiB, and cores in use when idle."""
+    with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
+        folder = Path(name)
+        data = folder / "random.npz"
+        rng = np.random.default_rng(0)
+        n = EXAMPLES * agents
+        x = rng.standard_normal((n, 784)).astype(np.float32)
+        np.savez(data, x=x, y=np.arange(n) % 10)
+        started = time.monotonic()
+        with live_run(EXPERIMENT.format(agents=agents, model=model, data=data), folder) as run:
+            rounds = run.rounds()
+            next(rounds)
+            first_s = time.monotonic() - started
+            for _ in range(ROUNDS - 1):
+                next(rounds)
+            endpoint = read_endpoint(run.folder)
+            assert endpoint is not None
+            anyio.run(send_command, endpoint, make_command("pause"))
+            time.sleep(SETTLE_S)
+            memory = run.pss_mib("agents")
+            before, since = run.cpu_s(), time.monotonic()
+            time.sleep(seconds)
+            after, wall_s = run.cpu_s(), time.monotonic() - since
+    return {
+        "agents": float(len(memory)),
+        "first_round_done_s": first_s,
+        "pss_median_mib": statistics.median(memory),
+        "pss_max_mib": max(memory),
+        **{f"idle_cores_{k}": (after[k] - before[k]) / wall_s for k in after if k != "nursery"},
+    }

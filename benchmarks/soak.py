@@ -1,0 +1,110 @@
+"""Memory of every process over a long run: it should be flat.
+
+    fairbed bench soak [--rounds 2000] [--agents 20] [--model mlp] [--broker auto] [--json]
+
+Unthrottled agents, 80 training examples each, everybody in every round, evaluated every 100th.
+Resident memory is taken at 20 moments; `growth` compares the mean of the last quarter with that
+of the second one, so that what a process needs once is not called growth.
+"""
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from benchmarks._live import KINDS, live_run
+from coordinator.store import RunReader
+
+EXPERIMENT = """
+name = "soak"
+rounds = {rounds}
+[data]
+dataset = "{data}"
+[model]
+name = "{model}"
+[selection]
+policy = "uniform"
+per_round = {agents}
+[evaluation]
+every = 100
+[broker]
+kind = "{broker}"
+[[fleet]]
+name = "agent"
+count = {agents}
+"""
+
+MOMENTS = 20
+
+EXAMPLES = 100
+"""Per device; a fifth is held out."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmark and print what it measured; return the exit code."""
+    parser = argparse.ArgumentParser(prog="fairbed bench soak", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--agents", type=int, default=20)
+    parser.add_argument("--model", default="mlp", help="mlp has 253,000 values: 1 MB")
+    parser.add_argument("--broker", default="auto")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    if options.rounds < MOMENTS:
+        parser.error(f"--rounds: must be at least {MOMENTS}, got {options.rounds}")
+    result = measure(options.rounds, options.agents, options.model, options.broker)
+    if options.json:
+        print(msgspec.json.encode(result).decode())
+        return 0
+    print(
+        f"{'round':>8}" + "".join(f"{kind:>14}" for kind in KINDS) + "   MiB, the largest of each"
+    )
+    for moment in result["moments"]:
+        print(f"{moment['round']:>8.0f}" + "".join(f"{moment[kind]:>14.1f}" for kind in KINDS))
+    print(f"{'growth':>8}" + "".join(f"{result['growth'][kind]:>14.1%}" for kind in KINDS))
+    print(
+        f"{result['rounds']} rounds, median {result['round_median_s']:.3f} s; "
+        f"{result['merged']} of {result['asked']} updates merged; "
+        f"store {result['store_mib']:.1f} MiB"
+    )
+    return 0
+
+
+def measure(rounds: int, agents: int, model: str, broker: str) -> dict[str, object]:
+    """Return the memory of a run over its rounds, MiB."""
+    moments: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
+        folder = Path(name)
+        data = folder / "random.npz"
+        rng = np.random.default_rng(0)
+        n = EXAMPLES * agents
+        x = rng.standard_normal((n, 784)).astype(np.float32)
+        np.savez(data, x=x, y=np.arange(n) % 10)
+        text = EXPERIMENT.format(
+            rounds=rounds, agents=agents, model=model, broker=broker, data=data
+        )
+        with live_run(text, folder) as run:
+            for round_id in run.rounds():
+                if round_id % (rounds // MOMENTS) == 0 and round_id < rounds:
+                    moments.append({"round": round_id, **run.rss_mib()})
+            store_mib = (run.folder / "run.db").stat().st_size / 2**20
+            with RunReader(run.folder) as reader:
+                closed = reader.rounds()
+    return {
+        "rounds": len(closed),
+        "agents": agents,
+        "asked": rounds * agents,
+        "merged": sum(row.aggregated for row in closed),
+        "round_median_s": statistics.median(row.duration_s for row in closed),
+        "moments": moments,
+        "growth": {kind: _growth([moment[kind] for moment in moments]) for kind in KINDS},
+        "store_mib": store_mib,
+    }
+
+
+def _growth(values: list[float]) -> float:
+    quarter = len(values) // 4
+    second, last = values[quarter : 2 * quarter], values[-quarter:]
+    return statistics.mean(last) / statistics.mean(second) - 1.0

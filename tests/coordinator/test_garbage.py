@@ -1,0 +1,41 @@
+"""Rounds leave nothing behind that only the garbage collector would find: it would be models."""
+
+import gc
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from coordinator.campaign import Progress
+from coordinator.config import SelectionConfig
+from coordinator.merging import Merging
+from device_agent.exchange import Pull, Push
+from device_agent.round import Round
+from tests.coordinator.lab import lab, make_config
+from wire.transfer import Download, Intake, Upload
+
+OF_A_ROUND = (Round, Push, Pull, Upload, Download, Intake, Merging)
+DEVICES = 3
+EVERYBODY = SelectionConfig(policy="uniform", per_round=DEVICES)
+
+
+@pytest.mark.anyio
+async def test_a_round_is_gone_when_the_next_one_runs(tmp_path: Path) -> None:
+    alive: Counter[str] = Counter()
+
+    def count(progress: Progress) -> None:
+        seen = [type(o).__name__ for o in gc.get_objects() if isinstance(o, OF_A_ROUND)]
+        for name, number in Counter(seen).items():
+            alive[name] = max(alive[name], number)
+
+    async with lab(tmp_path, DEVICES) as place:
+        place.on_progress = count
+        gc.collect()
+        gc.disable()
+        try:
+            # Everybody in every round: a device that missed one collects garbage by itself.
+            await place.run(make_config(12, DEVICES, selection=EVERYBODY))
+        finally:
+            gc.enable()
+    assert alive
+    assert all(number <= DEVICES for number in alive.values()), alive
