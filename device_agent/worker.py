@@ -19,7 +19,7 @@ from device_agent import trainer
 from device_agent.cache import BlobCache
 from device_agent.engines.base import Engine, Examples
 from device_agent.engines.errors import EngineError
-from device_agent.engines.onnx import OnnxEngine, release_memory, self_check
+from device_agent.engines.onnx import OnnxEngine, release_memory, self_check, trim_heap
 from device_agent.errors import AgentError, NotPrepared, RoundFailed, one_line
 from device_agent.examples import ExampleSource
 from device_agent.host import Host, Meter, Section
@@ -275,6 +275,7 @@ class Worker:
             x, y = task.examples.load(meter)
             artifact = self._artifact(task.manifest)
             self._warm = _Warm(self._open_engine(artifact, self._threads), x, y)
+            trim_heap()
         return self._warm
 
     def _artifact(self, manifest: Manifest) -> Artifact:

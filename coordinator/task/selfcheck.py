@@ -4,16 +4,20 @@ Run with stock onnxruntime, through plain `session.run`, on purpose not through 
 engine: two independent readers of the same graphs.
 """
 
+import os
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from coordinator.task.errors import WrongArtifact
 from coordinator.task.reference import TorchReference
 from wire.artifact import Artifact, SelfCheck, TaskSpec
 from wire.selfcheck import Examples, run_selfcheck, selfcheck_inputs
+
+# Before the import, which reads it: the runtime would report its use over the network.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+import onnxruntime
 
 BATCHES = (8, 3)
 """Two sizes, the second as at the end of an epoch that the first does not divide."""

@@ -6,8 +6,10 @@ for its first task stays small.
 
 import ctypes
 import gc
+import os
 import sys
-from functools import cached_property
+from collections.abc import Callable
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -195,16 +197,25 @@ def self_check(engine: Engine) -> None:
 
 
 def release_memory() -> None:
-    """Hand memory of dropped engines back to the system; call it after dropping the last one.
-
-    The runtime's arena goes with its session, but glibc keeps the freed pages (a CNN's agent:
-    about 30 MB) until asked to trim its heap. Elsewhere this only collects garbage.
-    """
+    """Hand memory of dropped engines back to the system; call it after dropping the last one."""
     gc.collect()
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Hand freed pages back to the system, which glibc keeps until asked; 1 ms.
+
+    The runtime's arena goes with its session (a CNN's agent: about 30 MB), and opening a session
+    takes 15 MB for a moment. Nothing happens where there is no glibc.
+    """
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], object] | None:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 def _state(tensor: Tensor) -> str:
@@ -212,7 +223,16 @@ def _state(tensor: Tensor) -> str:
     return f"{'p' if tensor.role == 'param' else 'b'}.{tensor.name}"
 
 
-def _open(what: str, graph: bytes, threads: int) -> Any:
+def load_runtime() -> Any:
+    """Import onnxruntime and return the module; it tells nobody that it is used.
+
+    Since 1.29 it would report each session to its maker, over the network and from a thread of
+    its own, and keep an identifier of the device on disk.
+
+    Raises:
+        EngineError: It is not there, or does not work here.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read once, by the import
     try:
         import onnxruntime
     except ImportError as exc:
@@ -220,6 +240,11 @@ def _open(what: str, graph: bytes, threads: int) -> Any:
             f"engine: onnxruntime must be importable, got {_line(exc)}; "
             "run `pip install onnxruntime`"
         ) from exc
+    return onnxruntime
+
+
+def _open(what: str, graph: bytes, threads: int) -> Any:
+    onnxruntime = load_runtime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

@@ -5,9 +5,9 @@ to stdout.
 
 With `fork` it imports once what all agents import and forks each agent: some 10 ms where a new
 interpreter costs 300 ms, and the agents share that memory. It runs no event loop and has one
-thread, so a fork copies nothing that is half done; onnxruntime, which starts threads, is imported
-by each agent for itself. With `spawn` each agent is a new interpreter: for systems whose
-frameworks do not survive a fork (macOS).
+thread, so a fork copies nothing that is half done; onnxruntime starts none before a session is
+opened, which each agent does for itself. With `spawn` each agent is a new interpreter: for systems
+whose frameworks do not survive a fork (macOS).
 
 The agents die with this process, and this process with its parent (`testbed.guard`).
 """
@@ -19,9 +19,12 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import msgspec
 
+from device_agent.engines.errors import EngineError
+from device_agent.engines.onnx import load_runtime
 from device_agent.lean import spare_memory
 from testbed.backends.orders import Answer, Exited, NotStarted, Order, Signal, Start, Started
 from testbed.guard import die_with_parent
@@ -147,6 +150,8 @@ def main() -> None:
         spare_memory()
         for module in _WARM:
             importlib.import_module(module)
+        with suppress(EngineError):  # each agent will say it
+            load_runtime()
         gc.collect()
         gc.freeze()  # a collection in an agent then leaves the shared pages alone
     nursery.serve()

@@ -1,7 +1,9 @@
 """The onnxruntime engine on the shipped tasks."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -147,6 +149,26 @@ def test_importing_the_engine_and_asking_its_version_loads_no_runtime() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.split() == [*engine_version().split(), "False"]
+
+
+def test_the_runtime_leaves_no_trace_of_its_use(tmp_path: Path) -> None:
+    code = (
+        "import device_agent.engines.onnx as engine, os, sys; engine.load_runtime();"
+        "print(len(os.listdir('/proc/self/task')) if sys.platform == 'linux' else 1)"
+    )
+    quiet = {"HOME": str(tmp_path), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    drop = ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME", "CI")  # CI would switch it off, too
+    environment = {key: value for key, value in os.environ.items() if key not in drop}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env=environment | quiet,
+    )
+    assert done.stdout.strip() == "1", "a thread of its own"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_memory_can_be_released_at_any_time(cnn: Artifact) -> None:
