@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from benchmarks._live import KINDS, live_run
 from coordinator.store import RunReader
@@ -58,22 +59,33 @@ def main(arguments: list[str]) -> int:
     if options.json:
         print(msgspec.json.encode(result).decode())
         return 0
+    print(f"{'round':>8}{''.join(f'{kind:>14}' for kind in KINDS)}   MiB, the largest of each")
+    for moment in result.moments:
+        print(f"{moment['round']:>8.0f}{''.join(f'{moment[kind]:>14.1f}' for kind in KINDS)}")
+    print(f"{'growth':>8}{''.join(f'{result.growth[kind]:>14.1%}' for kind in KINDS)}")
     print(
-        f"{'round':>8}" + "".join(f"{kind:>14}" for kind in KINDS) + "   MiB, the largest of each"
-    )
-    for moment in result["moments"]:
-        print(f"{moment['round']:>8.0f}" + "".join(f"{moment[kind]:>14.1f}" for kind in KINDS))
-    print(f"{'growth':>8}" + "".join(f"{result['growth'][kind]:>14.1%}" for kind in KINDS))
-    print(
-        f"{result['rounds']} rounds, median {result['round_median_s']:.3f} s; "
-        f"{result['merged']} of {result['asked']} updates merged; "
-        f"store {result['store_mib']:.1f} MiB"
+        f"{result.rounds} rounds, median {result.round_median_s:.3f} s; "
+        f"{result.merged} of {result.asked} updates merged; store {result.store_mib:.1f} MiB"
     )
     return 0
 
 
-def measure(rounds: int, agents: int, model: str, broker: str) -> dict[str, object]:
-    """Return the memory of a run over its rounds, MiB."""
+class Result(Struct, frozen=True, kw_only=True):
+    """Memory over a run."""
+
+    rounds: int
+    agents: int
+    asked: int
+    merged: int
+    round_median_s: float
+    moments: list[dict[str, float]]
+    """Round, and resident MiB of the largest process of each kind."""
+    growth: dict[str, float]
+    store_mib: float
+
+
+def measure(rounds: int, agents: int, model: str, broker: str) -> Result:
+    """Return the memory of a run over its rounds."""
     moments: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
         folder = Path(name)
@@ -92,16 +104,16 @@ def measure(rounds: int, agents: int, model: str, broker: str) -> dict[str, obje
             store_mib = (run.folder / "run.db").stat().st_size / 2**20
             with RunReader(run.folder) as reader:
                 closed = reader.rounds()
-    return {
-        "rounds": len(closed),
-        "agents": agents,
-        "asked": rounds * agents,
-        "merged": sum(row.aggregated for row in closed),
-        "round_median_s": statistics.median(row.duration_s for row in closed),
-        "moments": moments,
-        "growth": {kind: _growth([moment[kind] for moment in moments]) for kind in KINDS},
-        "store_mib": store_mib,
-    }
+    return Result(
+        rounds=len(closed),
+        agents=agents,
+        asked=rounds * agents,
+        merged=sum(row.aggregated for row in closed),
+        round_median_s=statistics.median(row.duration_s for row in closed),
+        moments=moments,
+        growth={kind: _growth([moment[kind] for moment in moments]) for kind in KINDS},
+        store_mib=store_mib,
+    )
 
 
 def _growth(values: list[float]) -> float:
