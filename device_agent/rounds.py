@@ -4,12 +4,16 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+import anyio
 from anyio.abc import TaskGroup
 
 from device_agent.errors import RoundFailed
 from device_agent.lifecycle import TRANSITIONS, Event, Phase
 from device_agent.round import Kit, Round
 from wire.messages import Cancel, Failed, Grant, Received, Train, UploadAck
+
+REST_S = 1.0
+"""After a round, unless the next one has come: rounds in a row reuse the memory at once."""
 
 _log = logging.getLogger(__name__)
 
@@ -147,6 +151,12 @@ class Rounds:
             self._say_failed(started.train, failure)
             self._step(Event.ENDED)
         self._on_end()
+        self._group.start_soon(self._rest, self._newest, name=f"agent[{self._kit.name}].rest")
+
+    async def _rest(self, newest: tuple[int, int] | None) -> None:
+        await anyio.sleep(REST_S)
+        if self._newest == newest:
+            await self._kit.worker.rest()
 
     def _say_failed(self, train: Train, reason: str) -> None:
         phase = str(self._phase())

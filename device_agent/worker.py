@@ -160,6 +160,10 @@ class Worker:
         """Let go of session and data, and hand the memory back."""
         await self._in_thread(self._drop)
 
+    async def rest(self) -> None:
+        """Stay warm, but hand back what the last round left free."""
+        await self._in_thread(trim_heap)
+
     async def compute(self, job: Job) -> Trained:
         """Verify the model, load, evaluate, train and encode; the laps are on `job.watch`.
 

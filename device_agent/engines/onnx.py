@@ -8,6 +8,7 @@ import ctypes
 import gc
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from functools import cache, cached_property
 from typing import Any
@@ -66,7 +67,8 @@ class OnnxEngine:
         self._loss = np.zeros((), np.float32)
         self._gradient = np.zeros(layout.n_params, np.float32)
         self._buffers = np.zeros(layout.n_values - layout.n_params, np.float32)
-        self._vector: NDArray[np.float32] | None = None
+        self._bound: weakref.ref[NDArray[np.float32]] | None = None
+        """The vector that the binding points into; not kept alive, it is as large as the model."""
         self._train = _open(f"{self.spec.name} (train)", artifact.train, threads)
         self._evaluation_graph = artifact.evaluate
         self._threads = threads
@@ -78,15 +80,15 @@ class OnnxEngine:
     ) -> tuple[float, NDArray[np.float32]]:
         """Return the mean loss (nats) of a mini-batch and its gradient, shape (n_params,).
 
-        `vector`, shape (n_values,), must stay alive until the next call with another one. The
-        returned array may be changed; the next call overwrites it.
+        `vector` has shape (n_values,). The returned array may be changed; the next call overwrites
+        it.
 
         Raises:
             ValueError: A shape or dtype does not fit the task.
             EngineError: The runtime failed.
         """
         x, y = self._examples(x, y)
-        if vector is not self._vector:
+        if self._bound is None or self._bound() is not vector:
             self._bind_vector(vector)
         self._bind("x", x)
         self._bind("y", y)
@@ -164,7 +166,7 @@ class OnnxEngine:
         views = self.spec.layout.views(self._checked(vector))
         for tensor in self.spec.layout.tensors:
             self._bind(_state(tensor), views[tensor.name])
-        self._vector = vector  # keeps the bound memory alive
+        self._bound = weakref.ref(vector)
 
     def _bind_outputs(self) -> None:
         self._bind_output("loss", self._loss)

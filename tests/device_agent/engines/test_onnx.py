@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,18 @@ def test_importing_the_engine_and_asking_its_version_loads_no_runtime() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.split() == [*engine_version().split(), "False"]
+
+
+def test_a_vector_is_free_after_its_last_step(cnn: Artifact) -> None:
+    engine = OnnxEngine(cnn)
+    x, y = examples(8, 1, 8, 8)
+    vector = initial_vector(cnn.spec, 1)
+    first, _ = engine.gradient(vector, x, y)
+    gone = weakref.ref(vector)
+    del vector
+    assert gone() is None
+    again, _ = engine.gradient(initial_vector(cnn.spec, 1), x, y)
+    assert again == first
 
 
 def test_the_runtime_leaves_no_trace_of_its_use(tmp_path: Path) -> None:
