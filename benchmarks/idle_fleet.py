@@ -14,9 +14,8 @@ from pathlib import Path
 
 import anyio
 import msgspec
-import numpy as np
 
-from benchmarks._live import live_run
+from benchmarks._live import live_run, save_random_examples
 from testbed.control import make_command, send_command
 from testbed.endpoint import read_endpoint
 
@@ -67,10 +66,7 @@ def measure(agents: int, model: str, seconds: float) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
         folder = Path(name)
         data = folder / "random.npz"
-        rng = np.random.default_rng(0)
-        n = EXAMPLES * agents
-        x = rng.standard_normal((n, 784)).astype(np.float32)
-        np.savez(data, x=x, y=np.arange(n) % 10)
+        save_random_examples(data, EXAMPLES * agents)
         started = time.monotonic()
         with live_run(EXPERIMENT.format(agents=agents, model=model, data=data), folder) as run:
             rounds = run.rounds()

@@ -8,10 +8,7 @@ With `--echo` a device takes one step instead of an epoch, so that the exchange 
 """
 
 import argparse
-import math
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,6 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from benchmarks._live import live_run, save_random_examples
 from coordinator.store import RunReader
 
 EXPERIMENT = """
@@ -75,28 +73,21 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
         folder = Path(name)
         data = folder / "random.npz"
-        rng = np.random.default_rng(0)
-        n = EXAMPLES * agents
-        np.savez(
-            data,
-            x=rng.standard_normal((n, 784)).astype(np.float32),
-            y=np.arange(n) % 10,
+        save_random_examples(data, EXAMPLES * agents)
+        steps = 1 if is_echo else STEPS
+        text = EXPERIMENT.format(
+            agents=agents, rounds=rounds, data=data, broker=broker, steps=steps
         )
-        path = folder / "experiment.toml"
-        path.write_text(
-            EXPERIMENT.format(
-                agents=agents,
-                rounds=rounds,
-                data=data,
-                broker=broker,
-                steps=1 if is_echo else STEPS,
-            ),
-            encoding="utf-8",
-        )
-        first_s = _run(path, folder / "run")
-        with RunReader(folder / "run") as reader:
-            closed = reader.rounds()
-            exchanges = reader.exchanges(0)
+        started = time.perf_counter()
+        with live_run(text, folder) as run:
+            closings = run.rounds()
+            next(closings)
+            first_s = time.perf_counter() - started
+            for _ in closings:
+                pass
+            with RunReader(run.folder) as reader:
+                closed = reader.rounds()
+                exchanges = reader.exchanges(0)
     later = [row.duration_s for row in closed[1:]]
     return {
         "agents": agents,
@@ -116,21 +107,3 @@ def measure(
             for phase in ("tau", "signal", "download", "train", "encode", "upload", "queued")
         },
     }
-
-
-def _run(experiment: Path, out: Path) -> float:
-    """Run the experiment; return the seconds from the command to the first closed round."""
-    command = [sys.executable, "-m", "testbed.cli", "run", str(experiment)]
-    command += ["--headless", "--json", "--out", str(out)]
-    started = time.perf_counter()
-    first = float("nan")
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if line.startswith(b"round ") and math.isnan(first):
-                first = time.perf_counter() - started
-            elif not line.startswith((b"round ", b"run ")):
-                sys.stderr.buffer.write(line)
-    if process.returncode:
-        raise SystemExit(f"round-time: the run failed with exit code {process.returncode}")
-    return first

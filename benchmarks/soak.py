@@ -13,10 +13,9 @@ import tempfile
 from pathlib import Path
 
 import msgspec
-import numpy as np
 from msgspec import Struct
 
-from benchmarks._live import KINDS, live_run
+from benchmarks._live import KINDS, live_run, save_random_examples
 from coordinator.store import RunReader
 
 EXPERIMENT = """
@@ -90,10 +89,7 @@ def measure(rounds: int, agents: int, model: str, broker: str) -> Result:
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
         folder = Path(name)
         data = folder / "random.npz"
-        rng = np.random.default_rng(0)
-        n = EXAMPLES * agents
-        x = rng.standard_normal((n, 784)).astype(np.float32)
-        np.savez(data, x=x, y=np.arange(n) % 10)
+        save_random_examples(data, EXAMPLES * agents)
         text = EXPERIMENT.format(
             rounds=rounds, agents=agents, model=model, broker=broker, data=data
         )

@@ -1,0 +1,48 @@
+"""The benchmarks that watch whole runs, small enough to be quick."""
+
+import json
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from benchmarks import idle_fleet, round_time, soak
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+
+def numbers(output: str) -> dict[str, float]:
+    values: dict[str, float] = json.loads(output)
+    return values
+
+
+@pytest.mark.parametrize("echo", [[], ["--echo"]])
+def test_round_time_tells_how_long_a_round_takes(
+    echo: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert round_time.main(["--agents", "3", "--rounds", "4", "--json", *echo]) == 0
+    result = numbers(capsys.readouterr().out)
+    assert (result["agents"], result["rounds"], result["merged"]) == (3, 4, 3)
+    assert 0.0 < result["round_median_s"] < result["first_round_done_s"]
+
+
+def test_soak_follows_the_memory_of_every_process(capsys: pytest.CaptureFixture[str]) -> None:
+    assert soak.main(["--rounds", "20", "--agents", "2", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["merged"] == result["asked"] == 40
+    assert len(result["moments"]) == 19
+    assert all(min(moment.values()) > 0.0 for moment in result["moments"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="proportional memory is known on Linux only")
+def test_idle_fleet_tells_what_agents_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    assert idle_fleet.main(["--agents", "2", "--seconds", "1", "--json"]) == 0
+    result = numbers(capsys.readouterr().out)
+    assert result["agents"] == 2
+    assert 1.0 < result["pss_median_mib"] <= result["pss_max_mib"]
+    assert 0.0 < result["idle_cores_agents"] < 1.0
+
+
+def test_a_run_that_fails_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"the run failed: fairbed: .*model\.name"):
+        soak.main(["--rounds", "20", "--agents", "1", "--model", "resnet"])
