@@ -5,97 +5,43 @@ A message is received valid or not at all: msgspec checks types and bounds when 
 messages; they travel as chunks (`wire.chunks`, `wire.transfer`) that a `Manifest` announces.
 
 Durations are seconds on one clock, that of the side that names them; instants never cross.
+
+Keys are only ever added. A peer of before refuses keys that it does not know, so a later key is
+left out where there is nothing to say (`UNSET`, or a default that is omitted), and the coordinator
+says more only to a device that told it can understand it.
 """
 
-import math
-import re
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta, Struct
-from msgspec.structs import force_setattr
+from msgspec import UNSET, Meta, UnsetType
 
-PROTOCOL_VERSION = 1
-
-MAX_VECTOR_BYTES = 1 << 31
-"""The largest blob anybody may announce: 2 GiB, beyond what an edge device holds."""
-
-MIN_CHUNK_BYTES = 1 << 10
-MAX_CHUNK_BYTES = 960 * 1024
-"""With its header a chunk stays below 1 MB, NATS' and EMQX' default payload limit."""
-
-MAX_TEXT = 500
-"""Characters of any text; longer ones are cut by whoever builds the message."""
-
-NAME_PATTERN = r"\A[a-z0-9-]{1,32}\Z"
-
-DeviceName: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
-Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e7)]
-Positive: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e15)]
-Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 40)]
-RoundId: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
-BlobId: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
-Sha256: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
-Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
-ChunkList: TypeAlias = Annotated[list[Annotated[int, Meta(ge=0, le=1 << 22)]], Meta(max_length=64)]
-Bitmap: TypeAlias = Annotated[bytes, Meta(max_length=1 << 19)]
-BlobKind: TypeAlias = Literal["task", "model", "shard", "update", "probe"]
-
-
-class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="m"):
-    """Base of all messages: immutable, keyword-only, no unknown fields, no NaN.
-
-    A text becomes one printable line: what a peer says must not steer a terminal or a log.
-    """
-
-    def __post_init__(self) -> None:
-        for field in self.__struct_fields__:
-            value = getattr(self, field)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{field} must be a finite number, got {value}")
-            if isinstance(value, str) and not (value.isprintable() and len(value) <= MAX_TEXT):
-                force_setattr(self, field, _one_line(value))
-
-
-class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
-    """Announce a blob: what it is, how large, how it is cut."""
-
-    id: BlobId
-    """For what is downloaded: the first 16 bytes of its sha256. For an update: random."""
-    kind: BlobKind
-    size_bytes: Annotated[int, Meta(ge=1, le=MAX_VECTOR_BYTES)]
-    chunk_bytes: Annotated[int, Meta(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)]
-    sha256: Sha256 | None = None
-    """None exactly for an update, whose hash follows in `UploadDone`."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.sha256 is None) != (self.kind == "update"):
-            raise ValueError(f"sha256 must be given exactly for downloads, got kind {self.kind}")
-        if self.sha256 is not None and self.id != self.sha256[:16]:
-            raise ValueError("id must be the first 16 bytes of sha256 for a download")
-
-    @property
-    def chunk_count(self) -> int:
-        """Number of chunks; all but the last hold `chunk_bytes`."""
-        return -(-self.size_bytes // self.chunk_bytes)
-
-
-class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters"):
-    """How a device trains in one round."""
-
-    epochs: Annotated[int, Meta(ge=1, le=10_000)]
-    batch_size: Annotated[int, Meta(ge=1, le=1 << 20)]
-    learning_rate: Positive
-    """Already decayed by the coordinator's round schedule."""
-    momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
-    weight_decay: Annotated[float, Meta(ge=0.0, le=1e3)] = 0.0
-    proximal: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
-    """FedProx mu; 0 means no proximal term."""
-    clip_norm: Positive | None = None
-    """L2 bound of one gradient over all parameters; None means no clipping."""
-    max_steps: Annotated[int, Meta(ge=1)] | None = None
-    """Stop after this many mini-batches; None means all epochs in full."""
-
+# Whoever reads a message finds its parts here, too.
+from wire.parts import MAX_CHUNK_BYTES as MAX_CHUNK_BYTES
+from wire.parts import MAX_TEXT as MAX_TEXT
+from wire.parts import MAX_VECTOR_BYTES as MAX_VECTOR_BYTES
+from wire.parts import MIN_CHUNK_BYTES as MIN_CHUNK_BYTES
+from wire.parts import NAME_PATTERN as NAME_PATTERN
+from wire.parts import PROTOCOL_VERSION as PROTOCOL_VERSION
+from wire.parts import (
+    Bitmap,
+    BlobId,
+    ChunkList,
+    CodecName,
+    Count,
+    Positive,
+    RoundId,
+    Seconds,
+    Sha256,
+    Text,
+)
+from wire.parts import BlobKind as BlobKind
+from wire.parts import Coding as Coding
+from wire.parts import DeviceName as DeviceName
+from wire.parts import Hyperparameters as Hyperparameters
+from wire.parts import Manifest as Manifest
+from wire.parts import Message as Message
+from wire.parts import Packed as Packed
+from wire.parts import is_device_name as is_device_name
 
 # --- presence, retained -------------------------------------------------------------------------
 
@@ -143,6 +89,8 @@ class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
     """Agent version."""
     model: Text = ""
     """Board name if the machine tells it (`Raspberry Pi 4 Model B Rev 1.4`)."""
+    codecs: Annotated[tuple[CodecName, ...], Meta(max_length=32)] | UnsetType = UNSET
+    """Codecs that it knows beside float32 (`wire.codecs.CODECS`), and perhaps some of tomorrow."""
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
@@ -179,7 +127,7 @@ class Context(Message, frozen=True, kw_only=True, tag="context"):
     temperature_celsius: float | None = None
 
 
-class Phases(Message, frozen=True, kw_only=True, tag="phases"):
+class Phases(Message, frozen=True, kw_only=True, omit_defaults=True, tag="phases"):
     """How long each phase of one round took on the device's clock.
 
     The phases are laps of one stopwatch: together they last from the arrival of `Train` to the
@@ -187,7 +135,7 @@ class Phases(Message, frozen=True, kw_only=True, tag="phases"):
     """
 
     download_s: Seconds
-    """From the arrival of `Train` to the verified model vector."""
+    """From the arrival of `Train` to the verified blob."""
     load_s: Seconds
     """Reading the data and opening the session; about 0 when warm."""
     evaluate_s: Seconds
@@ -196,6 +144,8 @@ class Phases(Message, frozen=True, kw_only=True, tag="phases"):
     train_cpu_s: Seconds
     """CPU time of the training thread during `train_s`."""
     encode_s: Seconds
+    decode_s: Seconds = 0.0
+    """From the verified blob to the model vector, between `download_s` and `load_s`."""
 
 
 class Offer(Message, frozen=True, kw_only=True, tag="offer"):
@@ -217,6 +167,8 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer"):
     """Mean loss of the last local epoch, in nats."""
     download_rerequests: Count = 0
     downlink_bps: Positive | None = None
+    pulled: BlobId | UnsetType = UNSET
+    """The blob that the model came in; left out if it was `Train.model`."""
 
 
 class UploadDone(Message, frozen=True, kw_only=True, tag="upload-done"):
@@ -287,6 +239,8 @@ class Train(Message, frozen=True, kw_only=True, tag="train"):
     """Time the coordinator will wait from dispatch; past it the device may stop."""
     keep_warm: bool = False
     """Keep session and data in memory even after a missed round."""
+    coding: Coding | UnsetType = UNSET
+    """Left out where model and update travel as float32."""
 
 
 class Grant(Message, frozen=True, kw_only=True, tag="grant"):
@@ -386,13 +340,3 @@ ToDevice: TypeAlias = (
     | CoordinatorStatus
 )
 AnyMessage: TypeAlias = FromDevice | ToDevice | Intent | Command
-
-
-def _one_line(text: str) -> str:
-    cut = text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
-    return "".join(c if c.isprintable() else " " for c in cut)
-
-
-def is_device_name(name: str) -> bool:
-    """Tell whether `name` may be a device's: 1 to 32 of a-z, 0-9 and hyphen."""
-    return re.fullmatch(NAME_PATTERN, name) is not None

@@ -9,6 +9,7 @@ from wire.messages import (
     Cancel,
     Capabilities,
     ChunkRequest,
+    Coding,
     Command,
     Context,
     CoordinatorStatus,
@@ -22,6 +23,7 @@ from wire.messages import (
     LinkProbeReply,
     Manifest,
     Offer,
+    Packed,
     Phases,
     Ping,
     Pong,
@@ -66,6 +68,25 @@ PI = Capabilities(
 PHASES = Phases(
     download_s=0.75, load_s=0.0, evaluate_s=0.25, train_s=1.5, train_cpu_s=1.25, encode_s=0.125
 )
+NEWER = Capabilities(
+    cores=4,
+    memory_bytes=4 << 30,
+    machine="aarch64",
+    python="3.11.2",
+    engine="onnxruntime 1.31.1",
+    engine_threads=2,
+    agent="0.2.0",
+    codecs=("int8", "top-k", "delta", "of-tomorrow"),
+)
+DECODED = Phases(
+    download_s=0.75,
+    load_s=0.0,
+    evaluate_s=0.25,
+    train_s=1.5,
+    train_cpu_s=1.25,
+    encode_s=0.125,
+    decode_s=0.0625,
+)
 PLAIN_SGD = Hyperparameters(epochs=1, batch_size=20, learning_rate=0.1)
 FULL_SGD = Hyperparameters(
     epochs=2,
@@ -86,6 +107,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "intent": Intent(manifest=MODEL, boot=23),
     "hello": Hello(boot=17, capabilities=CAPABILITIES),
     "hello-with-data": Hello(boot=17, capabilities=PI, n_k=600),
+    "hello-with-codecs": Hello(boot=17, capabilities=NEWER),
     "context": Context(boot=17, seq=0, mu_cores=1.0),
     "context-full": Context(
         boot=17,
@@ -117,6 +139,15 @@ MESSAGES: Mapping[str, AnyMessage] = {
         download_rerequests=2,
         downlink_bps=8e6,
     ),
+    "offer-coded": Offer(
+        round=3,
+        manifest=UPDATE,
+        phases=DECODED,
+        n_k=600,
+        steps=30,
+        was_cold=False,
+        pulled=UPDATE_ID,
+    ),
     "upload-done": UploadDone(round=3, id=UPDATE_ID, sha256=DIGEST),
     "upload-done-resent": UploadDone(round=3, id=UPDATE_ID, sha256=DIGEST, resent_chunks=2),
     "failed": Failed(round=3, phase="train", reason="loss became NaN after 12 mini-batches"),
@@ -143,6 +174,40 @@ MESSAGES: Mapping[str, AnyMessage] = {
         needs_loss=True,
         deadline_s=60.0,
         keep_warm=True,
+    ),
+    "train-coded": Train(
+        round=3,
+        model=MODEL,
+        hyperparameters=PLAIN_SGD,
+        seed=99,
+        needs_loss=False,
+        deadline_s=60.0,
+        coding=Coding(
+            up="top-k",
+            top_k=250,
+            run="digits-12-a1b2",
+            merged=2,
+            model=Packed(manifest=TASK, codec="int8", base=DIGEST),
+            keeps_model=True,
+        ),
+    ),
+    "train-coded-down": Train(
+        round=3,
+        model=MODEL,
+        hyperparameters=PLAIN_SGD,
+        seed=99,
+        needs_loss=False,
+        deadline_s=60.0,
+        coding=Coding(model=Packed(manifest=TASK, codec="float16")),
+    ),
+    "train-coded-up": Train(
+        round=3,
+        model=MODEL,
+        hyperparameters=PLAIN_SGD,
+        seed=99,
+        needs_loss=False,
+        deadline_s=60.0,
+        coding=Coding(up="int8"),
     ),
     "grant": Grant(round=3, id=UPDATE_ID, window=4),
     "upload-ack": UploadAck(id=UPDATE_ID, received=b"\x0b"),

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from tests.conftest import Golden
+from tests.wire.codecs.vectors import CODECS, layout_of
 from tests.wire.messages import MESSAGES
 from tests.wire.test_artifact import ARTIFACT
 from wire.artifact import decode_artifact, encode_artifact
 from wire.chunks import decode_chunk, encode_chunk
 from wire.codec import decode, encode
+from wire.codecs import pack, unpack
 from wire.messages import PROTOCOL_VERSION, AnyMessage
 from wire.shard import decode_shard, encode_shard, make_shard
 from wire.tensors import vector_from_bytes, vector_to_bytes
@@ -41,6 +43,19 @@ def test_vector_bytes(golden: Golden) -> None:
     np.testing.assert_array_equal(vector_from_bytes(path.read_bytes(), 4), VECTOR)
 
 
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_packed_bytes(name: str, golden: Golden) -> None:
+    codec, path = CODECS[name], FOLDER / f"packed-{name}.bin"
+    params = np.array([0.0, -127.0, 2.0, 64.0, 1.0, -1.0, 0.5, -0.5], dtype=np.float32)
+    params[6:] *= 0.0 if name == "int8" else 1.0  # whole levels, so that nothing is random
+    payload = codec.encode(params, np.random.default_rng(0))
+    golden(path, pack(codec, len(params), payload, VECTOR))
+    vector = unpack(path.read_bytes(), codec, layout_of(len(params), len(VECTOR)))
+    np.testing.assert_array_equal(vector[len(params) :], VECTOR)
+    if name != "top-k":
+        np.testing.assert_array_equal(vector[: len(params)], params)
+
+
 def test_shard_bytes(golden: Golden) -> None:
     path = FOLDER / "shard.bin"
     shard = make_shard(np.arange(8, dtype=np.uint8).reshape(2, 2, 2), np.array([1, 0]))
@@ -55,7 +70,7 @@ def test_task_bytes(golden: Golden) -> None:
 
 
 def test_the_folder_holds_nothing_else() -> None:
-    expected = {*MESSAGES, "chunk", "vector", "shard", "task"}
+    expected = {*MESSAGES, "chunk", "vector", "shard", "task", *(f"packed-{c}" for c in CODECS)}
     assert {path.stem for path in FOLDER.iterdir()} == expected
 
 
