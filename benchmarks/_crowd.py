@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
+import numpy as np
 from anyio.abc import TaskGroup
 
 from coordinator.algorithms.aggregation.base import Accumulator
@@ -31,6 +32,9 @@ from wire.transport.base import LinkUp, Packet, Transport
 from wire.transport.memory import MemoryBroker
 
 ROUND = 1
+NO_MODEL = np.zeros(0, dtype=np.float32)
+"""What the devices were sent: of no use to updates that come whole."""
+
 PHASES = Phases(
     download_s=0.0, load_s=0.0, evaluate_s=0.0, train_s=0.0, train_cpu_s=0.0, encode_s=0.0
 )
@@ -68,7 +72,8 @@ class Crowd:
         """Play one round with every device."""
         await self._is_listening.wait()
         played = Round(id=ROUND, attempt=0, deadline_s=deadline_s, slots=slots, wanted=wanted)
-        await self.player.play(played, {name: _train() for name in self.devices}, self.merging)
+        trains = {name: _train() for name in self.devices}
+        await self.player.play(played, trains, self.merging, NO_MODEL)
         return played
 
     async def listen(self) -> None:

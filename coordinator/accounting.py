@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from coordinator.coding import codecs_of, pulled_blob
 from coordinator.decisions import Choice, Decisions, Observation
 from coordinator.registry import Device, Registry, cold_start, mu_of
 from coordinator.round import Exchange, Round, Stage
 from coordinator.store.records import ExchangeRow, RoundRow, SelectionRow
+from wire.messages import Train
 
 LAG_RATIO_LIMIT = 0.01
 """Loop lag (p99 of the round) above this share of tau makes an exchange invalid (design.md)."""
@@ -54,7 +56,7 @@ def unaccounted_s(exchange: Exchange) -> float | None:
     if tau is None or offer is None or upload is None:
         return None
     p = offer.phases
-    phases = p.download_s + p.load_s + p.evaluate_s + p.train_s + p.encode_s + upload
+    phases = p.download_s + p.decode_s + p.load_s + p.evaluate_s + p.train_s + p.encode_s + upload
     return tau - phases - (exchange.signal_s or 0.0)
 
 
@@ -87,12 +89,13 @@ def exchange_row(
     played: Round,
     known: Before,
     *,
+    train: Train,
     dispatched_at_s: float,
     lag_p99_s: float,
-    model_bytes: int,
 ) -> ExchangeRow:
     """Return the row of one exchange; `known` is what was known when it was selected."""
     offer = exchange.offer
+    pulled, codecs = pulled_blob(train, offer), codecs_of(train, offer)
     phases = offer.phases if offer is not None else None
     why = invalid_reason(exchange, lag_p99_s)
     return ExchangeRow(
@@ -115,7 +118,11 @@ def exchange_row(
         train_cpu_s=phases.train_cpu_s if phases else None,
         encode_s=phases.encode_s if phases else None,
         upload_s=exchange.upload_s,
-        bytes_down=model_bytes if offer is not None else 0,
+        decode_s=phases.decode_s if phases else None,
+        coordinator_decode_s=exchange.decode_s,
+        codec_down=codecs[0],
+        codec_up=codecs[1],
+        bytes_down=pulled.size_bytes if pulled is not None else 0,
         bytes_up=exchange.bytes_up,
         rerequests_down=offer.download_rerequests if offer else 0,
         resent_up=exchange.resent_up,
@@ -146,15 +153,17 @@ def round_row(
     *,
     selections: Sequence[SelectionRow],
     lag_p99_s: float,
-    model_bytes: int,
+    bytes_down: int,
     other_bytes: tuple[int, int],
     model_sha256: str,
+    coordinator_encode_s: float | None,
 ) -> RoundRow:
     """Return the row of a closed round.
 
     A round lasts from the dispatch to the last arrival (to the end of the waiting when somebody
     did not arrive), and from there `close_s` until the next model is published. Its bytes are
-    those of the models and, since the round before, `other_bytes` (down, up).
+    those of the models (`bytes_down`) and updates and, since the round before, `other_bytes`
+    (down, up).
     """
     exchanges = played.exchanges.values()
     arrivals = [x.tau_wall_s for x in exchanges if x.tau_wall_s is not None]
@@ -180,9 +189,10 @@ def round_row(
         queue_total=sum(queues),
         queue_max=max(queues, default=0.0),
         lag_p99_s=lag_p99_s,
-        bytes_down=model_bytes * sum(x.offer is not None for x in exchanges) + other_bytes[0],
+        bytes_down=bytes_down + other_bytes[0],
         bytes_up=sum(x.bytes_up for x in exchanges) + other_bytes[1],
         model_sha256=model_sha256,
+        coordinator_encode_s=coordinator_encode_s,
     )
 
 

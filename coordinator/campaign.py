@@ -17,6 +17,7 @@ from coordinator.accounting import (
 )
 from coordinator.algorithms.arrays import Vector
 from coordinator.blobs import PublicBlobs
+from coordinator.coding import Agreement
 from coordinator.config import CoordinatorConfig
 from coordinator.decisions import Choice, Decisions
 from coordinator.fleet import Fleet
@@ -26,15 +27,13 @@ from coordinator.lag import LagMeter
 from coordinator.merging import Merging
 from coordinator.play import Player, slots
 from coordinator.ports import Evaluator
-from coordinator.registry import Registry
 from coordinator.round import Round, Stage
 from coordinator.store.records import MetricRow, RoundRow
 from coordinator.traffic import Traffic
 from coordinator.update_store import UpdateStore
+from coordinator.versions import Versions
 from wire.artifact import TaskSpec
-from wire.chunks import RETAINED_CHUNK_BYTES, manifest_of, suitable_chunk_bytes
 from wire.messages import Manifest, Train
-from wire.tensors import vector_to_bytes
 
 _DRAINING = frozenset({Stage.LATE, Stage.CANCELLED, Stage.LOST})
 
@@ -74,19 +73,18 @@ class Campaign:
     ) -> None:
         self._config = config
         self._task = task
-        self.vector = vector
         self._decisions = decisions
         self._fleet = fleet
         self._registry = fleet.registry
         self._player = player
-        self._public = public
         self._journal = journal
         self._lag = lag
         self._traffic = traffic
         self._evaluator = evaluator
         self._listener = listener
         self._attempt = attempt
-        self._model: Manifest | None = None
+        self._agreement = Agreement(config.exchange, task.layout, journal.store.run_id)
+        self._versions = Versions(self._agreement, vector, public, fleet.registry, journal)
         self._frozen: set[str] = set()
         self._may_run = anyio.Event()
         self._may_run.set()
@@ -110,7 +108,9 @@ class Campaign:
             FleetMissingError: Too few devices joined in time.
         """
         await self._wait_for_fleet()
-        await self._publish_model()
+        # A checkpoint's model was a version already: it goes out as it is.
+        rng = self._decisions.encoding_stream(0) if first_round == 1 else None
+        await self._versions.publish(self._versions.vector, rng)
         for round_id in range(first_round, self._config.rounds + 1):
             await self._fleet.wait_settled()
             while not self._may_run.is_set():
@@ -132,23 +132,11 @@ class Campaign:
                 )
             await self._fleet.wait_change(left)
 
-    async def _publish_model(self) -> None:
-        data = vector_to_bytes(self.vector)
-        chunk_bytes = suitable_chunk_bytes(
-            slowest_bps(self._registry), len(data), RETAINED_CHUNK_BYTES
-        )
-        manifest = await anyio.to_thread.run_sync(manifest_of, data, "model", chunk_bytes)
-        old, self._model = self._model, manifest
-        if old is None or old.id != manifest.id:
-            if old is not None:
-                await self._public.retire(old.id)  # first: the broker holds one model, not two
-            await self._public.publish(manifest, data)
-
     async def _play(self, round_id: int) -> None:
         """Choose, dispatch, and wait for what comes back."""
         now = self._journal.now()
         choice = self._decisions.choose(
-            round_id, self._registry, 8.0 * self._task.layout.size_bytes, now
+            round_id, self._registry, self._versions.transfer_bits(), now
         )
         names = [self._registry.names()[row] for row in choice.rows.tolist()]
         known = {name: before(self._registry[name], choice, now) for name in names}
@@ -156,26 +144,27 @@ class Campaign:
             id=round_id,
             attempt=self._attempt,
             deadline_s=self._config.round.deadline_s,
-            slots=slots(self._task.layout.size_bytes),
+            slots=slots(self._agreement.memory_bytes),
             wanted=self._config.selection.per_round,
         )
-        merging = self._begin_merge(round_id)
+        merging, trains = self._begin_merge(round_id), self._trains(choice, names)
         self._registry.open_round(names, round_id)
         self._lag.start()
         if names:
             self._journal.event("dispatched", " ".join(names), round_id=round_id)
-            await self._player.play(played, self._trains(choice, names), merging)
+            await self._player.play(played, trains, merging, self._versions.vector)
             now = next(iter(played.exchanges.values())).dispatched
         else:
             self._journal.event("void", "no device was available", round_id=round_id)
             await self._fleet.wait_change(self._config.round.void_wait_s)
-        await self._close(choice, played, known, now, merging)
+        await self._close(choice, played, known, trains, now, merging)
 
     async def _close(
         self,
         choice: Choice,
         played: Round,
         known: dict[str, Before],
+        trains: dict[str, Train],
         dispatched: float,
         merging: Merging,
     ) -> None:
@@ -183,9 +172,10 @@ class Campaign:
         ended, lag = self._journal.now(), self._lag.p99_s()
         exchanges = list(played.exchanges.values())
         aggregated = {x.device for x in exchanges if x.stage is Stage.DONE}
+        self._note_versions(played)
         if aggregated:
-            self.vector = (await merging.finish()).vector
-            await self._publish_model()
+            merged = (await merging.finish()).vector
+            await self._versions.publish(merged, self._decisions.encoding_stream(played.id))
         elif exchanges:
             self._journal.event(
                 "void", "no update arrived; the model stays", level="warning", round_id=played.id
@@ -201,7 +191,17 @@ class Campaign:
             draining=[x.device for x in exchanges if x.stage in _DRAINING],
         )
         selections = selection_rows(choice, self._registry, self._decisions, aggregated)
-        model_bytes = self._task.layout.size_bytes
+        rows = [
+            exchange_row(
+                x,
+                played,
+                known[x.device],
+                train=trains[x.device],
+                dispatched_at_s=self._journal.at_s(x.dispatched),
+                lag_p99_s=lag,
+            )
+            for x in exchanges
+        ]
         row = round_row(
             played,
             self._journal.at_s(dispatched),
@@ -209,27 +209,27 @@ class Campaign:
             self._journal.at_s(closed),
             selections=selections,
             lag_p99_s=lag,
-            model_bytes=model_bytes,
+            bytes_down=sum(x.bytes_down for x in rows),
             other_bytes=self._traffic.take(),
-            model_sha256=_hash_of(self._model),
+            model_sha256=_hash_of(self._versions.manifest),
+            coordinator_encode_s=self._versions.encode_s if aggregated else None,
         )
-        rows = [
-            exchange_row(
-                x,
-                played,
-                known[x.device],
-                dispatched_at_s=self._journal.at_s(x.dispatched),
-                lag_p99_s=lag,
-                model_bytes=model_bytes,
-            )
-            for x in exchanges
-        ]
         self._player.finish()
+        model = self._versions.vector
         await anyio.to_thread.run_sync(
-            self._journal.store.close_round, row, selections, rows, self.checkpoint(), self.vector
+            self._journal.store.close_round, row, selections, rows, self.checkpoint(), model
         )
         metric = await self._evaluate(played.id)
         self._listener(Progress(round=row, cohort=tuple(known), metric=metric))
+
+    def _note_versions(self, played: Round) -> None:
+        """Remember who has this version, and whose update enters the next."""
+        for exchange in played.exchanges.values():
+            device = self._registry[exchange.device]
+            if exchange.offer is not None:
+                device.holds = self._versions.manifest.sha256
+            if exchange.stage is Stage.DONE:
+                device.merged_round = played.id
 
     def _name_frozen(self, round_id: int) -> None:
         frozen = {self._registry.names()[row] for row in self._decisions.frozen()}
@@ -256,17 +256,17 @@ class Campaign:
         self._decisions.load_state(kept["decisions"])
 
     def _trains(self, choice: Choice, names: list[str]) -> dict[str, Train]:
-        assert self._model is not None
         hyperparameters = self._config.training.hyperparameters(choice.round)
         return {
             name: Train(
                 round=choice.round,
                 attempt=self._attempt,
-                model=self._model,
+                model=self._versions.manifest,
                 hyperparameters=hyperparameters,
                 seed=self._decisions.training_seed(choice.round, self._registry[name].row),
                 needs_loss=self._decisions.aggregator.needs_loss,
                 deadline_s=self._config.round.deadline_s,
+                coding=self._versions.coding(self._registry[name]),
             )
             for name in names
         }
@@ -275,7 +275,7 @@ class Campaign:
         layout = self._task.layout
         accumulator = self._decisions.begin_merge(
             round_id,
-            self.vector,
+            self._versions.vector,
             layout.n_params,
             lambda: UpdateStore(self._journal.store.folder, layout.n_values),
         )
@@ -289,7 +289,7 @@ class Campaign:
         started = self._journal.now()
         try:
             scores = await anyio.to_thread.run_sync(
-                self._evaluator.evaluate, self.vector, abandon_on_cancel=True
+                self._evaluator.evaluate, self._versions.vector, abandon_on_cancel=True
             )
         except Exception as exc:  # off the record: whatever went wrong, the training goes on
             self._journal.event(
@@ -308,15 +308,5 @@ class Campaign:
         return metric
 
 
-def slowest_bps(registry: Registry) -> float | None:
-    """Return the slowest downlink that a device has reported, bit/s; None before the first."""
-    rates = [
-        device.context.downlink_bps
-        for device in registry
-        if device.context is not None and device.context.downlink_bps is not None
-    ]
-    return min(rates, default=None)
-
-
-def _hash_of(manifest: Manifest | None) -> str:
-    return manifest.sha256.hex() if manifest is not None and manifest.sha256 is not None else ""
+def _hash_of(manifest: Manifest) -> str:
+    return manifest.sha256.hex() if manifest.sha256 is not None else ""

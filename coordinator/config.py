@@ -115,6 +115,17 @@ class RoundConfig(Section, frozen=True, kw_only=True):
     """Give up when fewer than min_devices have joined by then."""
 
 
+class ExchangeConfig(Section, frozen=True, kw_only=True):
+    """`[exchange]`: how models and updates travel; a device that cannot is served float32."""
+
+    up: Literal["float32", "float16", "int8", "top-k"] = "float32"
+    """Codec of the updates."""
+    down: Literal["float32", "float16", "int8", "delta"] = "float32"
+    """Codec of the models; delta sends who has the version before its int8 changes."""
+    top_k: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.01
+    """Share of the parameters that top-k sends; what is left out is owed to the next update."""
+
+
 class EvaluationConfig(Section, frozen=True, kw_only=True):
     """`[evaluation]`: metrics, off the record."""
 
@@ -136,3 +147,4 @@ class CoordinatorConfig(Section, frozen=True, kw_only=True):
     aggregation: AggregationConfig
     round: RoundConfig
     evaluation: EvaluationConfig
+    exchange: ExchangeConfig = ExchangeConfig()

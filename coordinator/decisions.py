@@ -21,7 +21,7 @@ from coordinator.algorithms.selection.build import make_selector
 from coordinator.config import CoordinatorConfig, SelectionConfig
 from coordinator.registry import Registry
 
-_SELECTION, _TRAINING = 0, 1
+_SELECTION, _TRAINING, _ENCODING = 0, 1, 2
 """Purposes of random streams within a round (spec/algorithms.md, 0.4.8)."""
 
 
@@ -66,10 +66,23 @@ class Decisions:
         self.estimator = estimator
         self.aggregator = aggregator
 
-    def choose(self, round_id: int, registry: Registry, model_bits: float, now: float) -> Choice:
-        """Return this round's cohort; `model_bits` is the size of the model on the wire."""
+    def choose(
+        self,
+        round_id: int,
+        registry: Registry,
+        transfer_bits: tuple[float | Floats, float | Floats],
+        now: float,
+    ) -> Choice:
+        """Return this round's cohort.
+
+        Args:
+            round_id: The round, which also picks the random stream.
+            registry: All devices, N of them.
+            transfer_bits: What an exchange takes down and up, bits, each (N,) or one for all.
+            now: Monotonic seconds.
+        """
         settings = self.config.selection
-        context = registry.contexts(model_bits, settings.cold_start_coding)
+        context = registry.contexts(*transfer_bits, settings.cold_start_coding)
         prediction = self.estimator.predict(context)
         candidates = Candidates(
             round=round_id,
@@ -131,6 +144,12 @@ class Decisions:
         """Return the seed of a device's mini-batch order in a round."""
         stream = np.random.SeedSequence([self.config.seed_training, round_id, row, _TRAINING])
         return int(stream.generate_state(1, np.uint32)[0])
+
+    def encoding_stream(self, round_id: int) -> np.random.Generator:
+        """Return what rounds the model that a round leaves; 0 is the first one."""
+        return np.random.default_rng(
+            np.random.SeedSequence([self.config.seed_training, round_id, _ENCODING])
+        )
 
     def to_state(self) -> dict[str, Any]:
         """Return the state of all three as plain numbers and lists."""

@@ -5,6 +5,8 @@ import anyio.to_thread
 import msgspec
 
 from coordinator.blobs import PrivateBlobs
+from coordinator.coding import missing_codecs
+from coordinator.config import ExchangeConfig
 from coordinator.journal import Journal
 from coordinator.ports import ShardSource
 from coordinator.post import Post
@@ -45,6 +47,7 @@ class Fleet:
         *,
         task: Manifest,
         boot: int,
+        exchange: ExchangeConfig,
     ) -> None:
         self.registry = registry
         self._post = post
@@ -54,6 +57,7 @@ class Fleet:
         self._traffic = traffic
         self._task = task
         self._boot = boot
+        self._exchange = exchange
         self._manifests: dict[str, Manifest] = {}
         self._changed = anyio.Event()
         self._is_linked = anyio.Event()
@@ -196,3 +200,11 @@ class Fleet:
             f"{capabilities.cores} cores, {capabilities.engine}, {device.n_registered} examples",
             device=device.name,
         )
+        missing = missing_codecs(self._exchange, capabilities)
+        if missing:
+            self._journal.event(
+                "codec",
+                f"knows no {' and no '.join(missing)}: is served float32; update its agent",
+                level="warning",
+                device=device.name,
+            )

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import anyio
 from anyio.abc import TaskGroup
 
+from coordinator.algorithms.arrays import Vector
+from coordinator.coding import pulled_blob, update_codec
 from coordinator.journal import Journal
 from coordinator.merging import Merging
 from coordinator.post import Post
@@ -52,9 +54,9 @@ ASK_AGAIN_S = 2.0
 """A device that is idle this long after it was asked to train has not heard it."""
 
 
-def slots(vector_bytes: int) -> int:
-    """Return how many updates may be in memory at the same time."""
-    return min(max(UPLOAD_MEMORY_BYTES // max(vector_bytes, 1), MIN_SLOTS), MAX_SLOTS)
+def slots(update_bytes: int) -> int:
+    """Return how many updates of this size may be in memory at the same time."""
+    return min(max(UPLOAD_MEMORY_BYTES // max(update_bytes, 1), MIN_SLOTS), MAX_SLOTS)
 
 
 class Player:
@@ -74,13 +76,21 @@ class Player:
         self._asked_at: dict[str, float] = {}
         self._moved = anyio.Event()
 
-    async def play(self, played: Round, trains: Mapping[str, Train], merging: Merging) -> None:
+    async def play(
+        self, played: Round, trains: Mapping[str, Train], merging: Merging, model: Vector
+    ) -> None:
         """Dispatch, then carry out what the table orders until nothing more can arrive.
 
         The last accepted updates may still be on their way into `merging`.
+
+        Args:
+            played: The table.
+            trains: What each device is asked.
+            merging: Where the updates go.
+            model: What the devices are sent, shape (n_values,).
         """
         self._round, self._trains, self._merging = played, dict(trains), merging
-        self._uploads.clear()
+        self._uploads.begin(model)
         self._pings.clear()
         now = self._journal.now()
         for device in trains:
@@ -208,9 +218,11 @@ class Player:
         return self._trains.get(device)
 
     def _fault_in_offer(self, device: str, offer: Offer, train: Train) -> str | None:
-        fault = self._uploads.fault_in_offer(offer.manifest)
+        fault = self._uploads.fault_in_offer(offer.manifest, update_codec(train))
         if fault is not None:
             return fault
+        if pulled_blob(train, offer) is None:
+            return "offer: the model must have come in a blob that was announced"
         if offer.n_k < 1:
             return f"offer: n_k must be at least 1, got {offer.n_k}"
         if train.needs_loss and offer.loss_before is None:
@@ -240,7 +252,8 @@ class Player:
             case GrantUpload():
                 offer = played.exchanges[device].offer
                 assert offer is not None
-                self._uploads.open(device, offer.manifest, upload_window(offer.manifest))
+                codec = update_codec(self._trains[device])
+                self._uploads.open(device, offer.manifest, upload_window(offer.manifest), codec)
                 self._grant(device)
             case Check():
                 assert self._merging is not None
@@ -279,8 +292,9 @@ class Player:
         async with merging.turn:
             if self._round is not played:
                 return
-            self._on(Checked(device, fault))
             exchange = played.exchanges[device]
+            exchange.decode_s = self._uploads.decode_s(device)
+            self._on(Checked(device, fault))
             if exchange.stage is Stage.DONE:
                 await merging.add(exchange, self._uploads.vector(device))
                 self._uploads.release(device)

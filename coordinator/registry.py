@@ -25,7 +25,15 @@ LINK_BOUNDS_BPS = (1e3, 1e12)
 NEVER = -1
 """Boot of a device that has not spoken yet."""
 
-_KEPT = ("name", "n_registered", "first_seen_s", "is_excluded", "trained_last", "selected_last")
+_KEPT = (
+    "name",
+    "n_registered",
+    "first_seen_s",
+    "is_excluded",
+    "trained_last",
+    "selected_last",
+    "merged_round",
+)
 
 
 @dataclass(slots=True)
@@ -59,6 +67,10 @@ class Device:
     """Completed local training in the previous round (s_{t,n} = 0)."""
     selected_last: bool = False
     """Was selected in the previous round."""
+    merged_round: int | None = None
+    """Last round that its update entered the model of."""
+    holds: bytes | None = None
+    """Hash of the model that this process of it pulled last."""
 
     def is_available(self, now: float) -> bool:
         """Tell I_{t,n} at this instant."""
@@ -127,7 +139,7 @@ class Registry:
         self.expect([name])
         device = self._devices[name]
         if device.boot != hello.boot:
-            device.context = None
+            device.context = device.holds = None
             device.context_at = float("-inf")
             device.boot = hello.boot
             if device.is_draining:
@@ -191,23 +203,31 @@ class Registry:
         """Return the training examples of each device, shape (N,); claims are clamped."""
         return np.fromiter((claimed_n_k(d) for d in self), dtype=np.int64, count=len(self))
 
-    def contexts(self, model_bits: float, coding: str) -> Floats:
-        """Return c = [1/mu, s, M/B_down + M/B_up] of each device, shape (N, 3).
+    def contexts(self, down_bits: float | Floats, up_bits: float | Floats, coding: str) -> Floats:
+        """Return c = [1/mu, s, M_down/B_down + M_up/B_up] of each device, shape (N, 3).
 
         A link that nobody has measured yet counts as the fleet's median, or as no time at all
         when no device has measured its own.
 
         Args:
-            model_bits: Size M of the model, bits.
+            down_bits: Size of the model as it travels, bits, for each device (N,) or for all.
+            up_bits: Size of an update, likewise.
             coding: `not_previous` (s = 1 iff it did not complete training in the last round) or
                 `seed_literal` (s = 1 iff it was selected in the last round).
         """
-        transfer = np.array([_transfer_s(d, model_bits) for d in self], dtype=np.float64)
+        down, up = (np.broadcast_to(bits, len(self)).tolist() for bits in (down_bits, up_bits))
+        each = zip(self, down, up, strict=True)
+        transfer = np.array([_transfer_s(*exchange) for exchange in each], dtype=np.float64)
         known = transfer[np.isfinite(transfer)]
         transfer[~np.isfinite(transfer)] = np.median(known) if known.size else 0.0
         inverse_mu = np.array([1.0 / mu_of(d) for d in self], dtype=np.float64)
         cold = np.array([cold_start(d, coding) for d in self], dtype=np.float64)
         return np.stack([inverse_mu, cold, transfer], axis=1) if len(self) else np.zeros((0, 3))
+
+    def slowest_bps(self) -> float | None:
+        """Return the slowest downlink that a device has reported, bit/s; None before the first."""
+        rates = [d.context.downlink_bps for d in self if d.context is not None]
+        return min((rate for rate in rates if rate is not None), default=None)
 
     def open_round(self, selected: Iterable[str], round_id: int) -> None:
         """Take note of who is at work from now on."""
@@ -253,9 +273,9 @@ def cold_start(device: Device, coding: str) -> int:
     return int(not device.trained_last)
 
 
-def _transfer_s(device: Device, model_bits: float) -> float:
+def _transfer_s(device: Device, down_bits: float, up_bits: float) -> float:
     context = device.context
     if context is None or context.downlink_bps is None or context.uplink_bps is None:
         return float("nan")
     down_bps, up_bps = np.clip((context.downlink_bps, context.uplink_bps), *LINK_BOUNDS_BPS)
-    return float(model_bits / down_bps + model_bits / up_bps)
+    return float(down_bits / down_bps + up_bits / up_bps)

@@ -160,6 +160,8 @@ class Exchange:
     bytes_up: int = 0
     duplicates_up: int = 0
     resent_up: int = 0
+    decode_s: float | None = None
+    """Decoding the update here, off the loop; None if it came as it is."""
     is_disturbed: bool = False
     """The coordinator lost its own link meanwhile."""
 

@@ -135,6 +135,7 @@ class Coordinator:
             traffic,
             task=task_manifest,
             boot=self._boot,
+            exchange=self._config.exchange,
         )
         uploads = Uploads(self._artifact.spec.layout, self._journal.now)
         player = Player(post, uploads, self._journal, group)

@@ -7,6 +7,7 @@ import anyio.to_thread
 
 from coordinator.algorithms.arrays import Vector
 from wire.chunks import decode_chunk
+from wire.codecs import Codec, packed_bytes, unpack
 from wire.errors import DecodeError
 from wire.messages import Manifest, UploadDone
 from wire.tensors import Layout, vector_from_bytes
@@ -16,10 +17,13 @@ from wire.transfer import Intake
 @dataclass(slots=True)
 class _Upload:
     intake: Intake
+    codec: Codec | None
+    """None is float32 as it is."""
     sha256: bytes | None = None
     resent: int = 0
     vector: Vector | None = None
     """The update, shape (n_values,), once it has been verified."""
+    decode_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +40,44 @@ class Complete:
 class Uploads:
     """The open uploads of a round.
 
-    Memory is taken when one is granted. What an update occupied serves the next one as soon as
-    it is released: fresh memory costs as much time as the chunks that fill it. So what is kept
-    is one vector for each upload that was ever open at the same time, in this round or before.
+    Memory is taken when one is granted. What an update occupied serves the next one of its size
+    as soon as it is released: fresh memory costs as much time as the chunks that fill it. So what
+    is kept is one blob for each upload that was ever open at the same time, in this round or
+    before. A coded update is decoded into a vector of its own, which goes with its release.
     """
 
     def __init__(self, layout: Layout, now: Callable[[], float]) -> None:
         self._layout = layout
         self._now = now
         self._open: dict[str, _Upload] = {}
-        self._spare: list[bytearray] = []
+        self._spare: dict[int, list[bytearray]] = {}
+        self._model: Vector | None = None
 
-    def fault_in_offer(self, manifest: Manifest) -> str | None:
+    def begin(self, model: Vector) -> None:
+        """Begin a round that was sent `model`, shape (n_values,): coded updates change it."""
+        self._open.clear()
+        self._model = model
+
+    def fault_in_offer(self, manifest: Manifest, codec: Codec | None = None) -> str | None:
         """Return what is wrong with an announced update, or None."""
         if manifest.kind != "update":
             return f"manifest: kind must be update, got {manifest.kind}"
-        if manifest.size_bytes != self._layout.size_bytes:
+        expected = packed_bytes(codec, self._layout)
+        if manifest.size_bytes != expected:
+            what = "float32" if codec is None else "values as agreed"
             return (
-                f"update: must hold {self._layout.n_values} float32 "
-                f"({self._layout.size_bytes} bytes), got {manifest.size_bytes} bytes"
+                f"update: must hold {self._layout.n_values} {what} "
+                f"({expected} bytes), got {manifest.size_bytes} bytes"
             )
         return None
 
-    def open(self, device: str, manifest: Manifest, window: int) -> None:
+    def open(
+        self, device: str, manifest: Manifest, window: int, codec: Codec | None = None
+    ) -> None:
         """Make room for the update of a device that is granted `window` chunks at a time."""
-        memory = self._spare.pop() if self._spare else None
-        self._open[device] = _Upload(Intake(manifest, window, memory))
+        spare = self._spare.get(manifest.size_bytes)
+        memory = spare.pop() if spare else None
+        self._open[device] = _Upload(Intake(manifest, window, memory), codec)
 
     def on_frame(self, device: str, frame: bytes) -> tuple[bytes | None, Complete | None]:
         """Take a chunk; return the bitmap if an acknowledgement is due, and the end if it is one.
@@ -87,14 +103,12 @@ class Uploads:
         return self._complete(upload)
 
     async def check(self, device: str) -> str | None:
-        """Verify an update off the loop; keep its vector, or return what is wrong with it."""
+        """Verify and decode an update off the loop; return what is wrong with it, or None."""
         upload = self._open.get(device)
         if upload is None or upload.sha256 is None:
             return "update: incomplete"
         try:
-            upload.vector = await anyio.to_thread.run_sync(
-                self._verify, upload.intake, upload.sha256
-            )
+            await anyio.to_thread.run_sync(self._verify, upload, upload.sha256)
         except DecodeError as exc:
             return str(exc)
         return None
@@ -105,11 +119,17 @@ class Uploads:
         assert vector is not None, "only a checked update has a vector"
         return vector
 
+    def decode_s(self, device: str) -> float | None:
+        """Return what decoding a checked update took; None if it came as it is."""
+        upload = self._open.get(device)
+        return None if upload is None else upload.decode_s
+
     def release(self, device: str) -> None:
         """Let the next upload have the memory of one that nothing refers to any more."""
         upload = self._open.pop(device, None)
         if upload is not None:
-            self._spare.append(upload.intake.data)
+            data = upload.intake.data
+            self._spare.setdefault(len(data), []).append(data)
 
     def forget(self, device: str) -> None:
         """Free an upload that nobody wants any more; it may still be in the middle of a check."""
@@ -118,10 +138,19 @@ class Uploads:
     def clear(self) -> None:
         """End of the round: free everything."""
         self._open.clear()
+        self._model = None
 
-    def _verify(self, intake: Intake, sha256: bytes) -> Vector:
+    def _verify(self, upload: _Upload, sha256: bytes) -> None:
+        intake, codec, model = upload.intake, upload.codec, self._model
         intake.verify(sha256)
-        return vector_from_bytes(intake.data, self._layout.n_values)
+        if codec is None:
+            upload.vector = vector_from_bytes(intake.data, self._layout.n_values)
+            return
+        if model is None:
+            raise DecodeError("update: its round is over")
+        started = self._now()
+        upload.vector = unpack(intake.data, codec, self._layout, model)
+        upload.decode_s = self._now() - started
 
     @staticmethod
     def _complete(upload: _Upload) -> Complete | None:

@@ -5,6 +5,7 @@ import platform
 from device_agent.engines.onnx import engine_version
 from device_agent.host import Sensors
 from device_agent.lean import installed_version
+from wire.codecs import CODECS
 from wire.messages import Capabilities
 
 DISTRIBUTION = "fairbed"
@@ -25,6 +26,7 @@ def capabilities(sensors: Sensors, engine_threads: int) -> Capabilities:
         engine_threads=engine_threads,
         agent=agent_version(),
         model=sensors.board(),
+        codecs=CODECS,
     )
 
 

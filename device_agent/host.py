@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-Section: TypeAlias = Literal["load", "evaluate", "train", "encode"]
+Section: TypeAlias = Literal["decode", "load", "evaluate", "train", "encode"]
 
 
 class Clock(Protocol):

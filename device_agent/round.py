@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import anyio
 import anyio.to_thread
+from msgspec import UNSET
 
 from device_agent.bell import Bell
 from device_agent.config import Timeouts
@@ -30,7 +31,7 @@ from wire.messages import (
     UploadAck,
     UploadDone,
 )
-from wire.transfer import Upload
+from wire.transfer import Download, Upload
 
 _log = logging.getLogger(__name__)
 
@@ -184,12 +185,7 @@ class Round:
 
     async def _train_and_offer(self) -> memoryview:
         kit, train = self._kit, self.train
-        if train.model.kind != "model" or train.model.size_bytes != kit.worker.model_bytes:
-            raise RoundFailed(
-                f"model: must be {kit.worker.model_bytes} bytes for this task, "
-                f"got {train.model.kind} of {train.model.size_bytes} bytes"
-            )
-        pull = await kit.pulls.fetch(train.model)
+        pull = await kit.pulls.fetch(kit.worker.blob_for(train))
         trained = await kit.worker.compute(
             Job(train, pull.download, self._watch, self._progress_from_thread, self._should_stop)
         )
@@ -201,13 +197,13 @@ class Round:
             chunk_bytes=suitable_chunk_bytes(kit.link.uplink_bps, len(trained.update)),
         )
         self._watch.lap("encode")
-        self._offer = self._make_offer(trained, manifest, pull.download.rerequests)
+        self._offer = self._make_offer(trained, manifest, pull.download)
         kit.post.say(self._offer)
         self._progress(Event.ENCODED)
         return trained.update
 
-    def _make_offer(self, trained: Trained, manifest: Manifest, rerequests: int) -> Offer:
-        watch = self._watch
+    def _make_offer(self, trained: Trained, manifest: Manifest, model: Download) -> Offer:
+        watch, pulled = self._watch, model.manifest.id
         return Offer(
             round=self.train.round,
             attempt=self.train.attempt,
@@ -219,14 +215,16 @@ class Round:
                 train_s=watch["train"],
                 train_cpu_s=trained.train_cpu_s,
                 encode_s=watch["encode"],
+                decode_s=watch["decode"],
             ),
             n_k=trained.n_k,
             steps=trained.steps,
             was_cold=trained.was_cold,
             loss_before=trained.loss_before,
             loss_train=trained.loss_train,
-            download_rerequests=rerequests,
+            download_rerequests=model.rerequests,
             downlink_bps=self._kit.link.downlink_bps,
+            pulled=UNSET if pulled == self.train.model.id else pulled,
         )
 
     async def _hash(self, update: memoryview) -> None:

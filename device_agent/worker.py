@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from device_agent import trainer
 from device_agent.cache import BlobCache
+from device_agent.coding import Coder
 from device_agent.engines.base import Engine, Examples
 from device_agent.engines.errors import EngineError
 from device_agent.engines.onnx import OnnxEngine, release_memory, self_check, trim_heap
@@ -27,9 +28,9 @@ from device_agent.lifecycle import Event
 from device_agent.stopwatch import Stopwatch
 from device_agent.trainer import TrainingDiverged
 from wire.artifact import Artifact, TaskSpec, decode_artifact
-from wire.errors import DecodeError
+from wire.errors import DecodeError, EncodeError
 from wire.messages import Manifest, Train
-from wire.tensors import vector_from_bytes, vector_to_bytes
+from wire.tensors import Layout, vector_from_bytes
 from wire.transfer import Download
 
 _log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ _EXPECTED = (
     EngineError,
     TrainingDiverged,
     DecodeError,
+    EncodeError,
     ValueError,
     OSError,
     MemoryError,
@@ -56,6 +58,7 @@ class Job:
 
     train: Train
     model: Download
+    """Of `train.model`, or of the packed blob that becomes it."""
     watch: Stopwatch
     """Running since `Train` arrived."""
     progress: Callable[[Sequence[Event]], None]
@@ -69,7 +72,7 @@ class Trained:
     """What one round's work leaves."""
 
     update: memoryview
-    """Little-endian float32 bytes of `[params | buffers]`."""
+    """`[params | buffers]` as little-endian float32, or as the round's codec wants it."""
     n_k: int
     steps: int
     was_cold: bool
@@ -126,6 +129,7 @@ class Worker:
         self._limiter = anyio.CapacityLimiter(1)
         self._task: _Task | None = None
         self._warm: _Warm | None = None
+        self._coder = Coder()
 
     @property
     def is_prepared(self) -> bool:
@@ -142,10 +146,15 @@ class Worker:
         """Training examples of the device; 0 before it is prepared."""
         return self._task.n_k if self._task is not None else 0
 
-    @property
-    def model_bytes(self) -> int | None:
-        """Size of the model vector; None before the worker is prepared."""
-        return self._task.spec.layout.size_bytes if self._task is not None else None
+    def blob_for(self, train: Train) -> Manifest:
+        """Return what to pull for a round: the model, or a smaller blob that becomes it.
+
+        Raises:
+            RoundFailed: It does not fit the task.
+        """
+        if self._task is None:
+            raise RoundFailed("task: not here any more")
+        return self._coder.blob_for(train, self._task.spec.layout)
 
     async def prepare(self, task: Manifest, examples: ExampleSource) -> None:
         """Try task and data together, then let go of both: the first round is a cold one.
@@ -165,7 +174,7 @@ class Worker:
         await self._in_thread(trim_heap)
 
     async def compute(self, job: Job) -> Trained:
-        """Verify the model, load, evaluate, train and encode; the laps are on `job.watch`.
+        """Verify, decode, load, evaluate, train and encode; the laps are on `job.watch`.
 
         Raises:
             RoundFailed: Something does not work; the message says what.
@@ -214,9 +223,8 @@ class Worker:
         task, train, watch = self._task, job.train, job.watch
         if task is None:
             raise NotPrepared("task: not here any more")
-        job.model.verify()
-        vector = vector_from_bytes(job.model.data, task.spec.layout.n_values)
-        watch.lap("download")
+        layout = task.spec.layout
+        vector = self._model(job, layout)
         # Every word to the event loop wakes the other thread, so short phases are told together.
         untold = [Event.DOWNLOADED]
 
@@ -258,7 +266,7 @@ class Worker:
         self._host.sensors.clock_ratio()  # while the processor is still hot
 
         with self._section("encode", job):
-            update = vector_to_bytes(result.vector)
+            update = self._coder.encode(train, layout, vector, result.vector)
         return Trained(
             update=update,
             n_k=task.n_k,
@@ -268,6 +276,20 @@ class Worker:
             loss_before=_not_negative(loss_before),
             loss_train=_not_negative(result.loss_train),
         )
+
+    def _model(self, job: Job, layout: Layout) -> NDArray[np.float32]:
+        """Return the model of a round, shape (n_values,), and end two laps."""
+        job.model.verify()
+        if job.model.manifest.id == job.train.model.id:
+            vector = vector_from_bytes(job.model.data, layout.n_values)
+            job.watch.lap("download")
+        else:
+            job.watch.lap("download")
+            with self._section("decode", job):
+                vector = self._coder.decode(job.train, layout, job.model.data)
+        self._coder.keep(job.train, vector)
+        job.watch.lap("decode")
+        return vector
 
     @contextmanager
     def _section(self, name: Section, job: Job) -> Iterator[Meter]:

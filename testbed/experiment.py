@@ -16,6 +16,7 @@ from coordinator.config import (
     AggregationConfig,
     CoordinatorConfig,
     EvaluationConfig,
+    ExchangeConfig,
     ModelConfig,
     PositiveFloat,
     PositiveInt,
@@ -97,6 +98,7 @@ class Experiment(Section, frozen=True, kw_only=True):
     aggregation: AggregationConfig = AggregationConfig()
     round: RoundConfig = RoundConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    exchange: ExchangeConfig = ExchangeConfig()
     broker: BrokerConfig = BrokerConfig()
     fleet: tuple[FleetConfig, ...] = ()
     emulation: EmulationConfig = EmulationConfig()
@@ -152,6 +154,7 @@ class Experiment(Section, frozen=True, kw_only=True):
             aggregation=self.aggregation,
             round=settings,
             evaluation=self.evaluation,
+            exchange=self.exchange,
         )
 
     def resolved_toml(self) -> str:

@@ -102,6 +102,8 @@ class RoundRow:
     bytes_down: int
     bytes_up: int
     model_sha256: str
+    coordinator_encode_s: float | None
+    """Packing the next model at the coordinator, part of close_s; None if it was not packed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +159,14 @@ class ExchangeRow:
     encode_s: float | None
     upload_s: float | None
     """From grant to last chunk, at the coordinator."""
+    decode_s: float | None
+    """From the model's blob to its vector, at the device."""
+    coordinator_decode_s: float | None
+    """From the update's blob to its vector, off the loop and outside tau; None for float32."""
+    codec_down: str
+    """What brought the model: float32, float16, int8 or delta."""
+    codec_up: str
+    """What the update came in: float32, float16, int8 or top-k."""
     bytes_down: int
     bytes_up: int
     rerequests_down: int

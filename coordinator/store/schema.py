@@ -63,7 +63,15 @@ INDICES: tuple[str, ...] = (
     "CREATE INDEX telemetry_device ON telemetry (device)",
 )
 
-MIGRATIONS: tuple[str, ...] = ()
+_ADD_CODECS = """
+ALTER TABLE exchange ADD COLUMN decode_s REAL;
+ALTER TABLE exchange ADD COLUMN coordinator_decode_s REAL;
+ALTER TABLE exchange ADD COLUMN codec_down TEXT NOT NULL DEFAULT 'float32';
+ALTER TABLE exchange ADD COLUMN codec_up TEXT NOT NULL DEFAULT 'float32';
+ALTER TABLE round ADD COLUMN coordinator_encode_s REAL
+"""
+
+MIGRATIONS: tuple[str, ...] = (_ADD_CODECS,)
 """Script i turns a store of version i + 1 into one of version i + 2; only ever appended to."""
 
 _SQL_TYPES = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL", bytes: "BLOB"}

@@ -74,6 +74,7 @@ class Store:
         self._dropped_before = int(
             connection.execute("SELECT telemetry_dropped FROM run").fetchone()[0]
         )
+        self.run_id = str(connection.execute("SELECT run_id FROM run").fetchone()[0])
         self._telemetry_count = 0
         self._writer = Writer(self._path, connection)
 

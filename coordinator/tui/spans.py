@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.store.records import ExchangeRow
 
-PHASES = ("download", "load", "evaluate", "train", "encode", "queued", "upload")
+PHASES = ("download", "decode", "load", "evaluate", "train", "encode", "queued", "upload")
 """In the order of an exchange."""
 MISSED = "missed"
 """What is left of the round for a device that did not make it."""
@@ -42,6 +42,7 @@ def spans_of(row: ExchangeRow, round_start_s: float, round_s: float) -> tuple[Sp
     """
     lasted = [
         row.download_s,
+        row.decode_s,
         row.load_s,
         row.evaluate_s,
         row.train_s,

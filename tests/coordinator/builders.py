@@ -3,7 +3,16 @@
 import os
 
 from wire.chunks import manifest_of
-from wire.messages import Capabilities, Context, Hello, Manifest, Offer, Phases
+from wire.messages import (
+    Capabilities,
+    Context,
+    Hello,
+    Hyperparameters,
+    Manifest,
+    Offer,
+    Phases,
+    Train,
+)
 
 CAPABILITIES = Capabilities(
     cores=4,
@@ -65,3 +74,11 @@ def offer(round_id: int = 1, *, train_s: float = 1.0, manifest: Manifest | None 
 
 
 MODEL = manifest_of(b"\0" * 400, "model")
+TRAIN = Train(
+    round=3,
+    model=MODEL,
+    hyperparameters=Hyperparameters(epochs=1, batch_size=20, learning_rate=0.1),
+    seed=1,
+    needs_loss=False,
+    deadline_s=60.0,
+)

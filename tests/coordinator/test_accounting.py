@@ -8,7 +8,7 @@ from coordinator.algorithms.estimation.base import Prediction
 from coordinator.decisions import Choice
 from coordinator.registry import Registry
 from coordinator.round import Arrived, Checked, GaveUp, Offered, Round, Tick
-from tests.coordinator.builders import context, hello, offer
+from tests.coordinator.builders import TRAIN, context, hello, offer
 
 TAU_S = 1.31 + 0.5
 """Phases of `offer()` (download, load, train, encode) and half a second of upload."""
@@ -83,9 +83,9 @@ def test_the_row_keeps_the_context_known_before_selection() -> None:
         game.exchanges["pi-1"],
         game,
         known,
+        train=TRAIN,
         dispatched_at_s=10.0,
         lag_p99_s=0.001,
-        model_bytes=400,
     )
     assert (row.mu_cores, row.context_age_s, row.s_not_previous) == (2.0, 1.5, 1)
     assert (row.tau_hat_s, row.width_s, row.is_valid) == (1.5, 0.2, True)

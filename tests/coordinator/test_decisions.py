@@ -16,7 +16,8 @@ from coordinator.decisions import Decisions, Observation, make_decisions
 from coordinator.registry import Registry
 from tests.coordinator.builders import context, hello
 
-MODEL_BITS = 8e6
+BOTH_WAYS = (8e6, 8e6)
+"""Bits down and up."""
 
 
 def decisions(**selection: object) -> Decisions:
@@ -45,7 +46,7 @@ def fleet(n: int = 5) -> Registry:
 
 
 def observe(brain: Decisions, registry: Registry, round_id: int, tau_s: float) -> list[int]:
-    choice = brain.choose(round_id, registry, MODEL_BITS, now=1.0)
+    choice = brain.choose(round_id, registry, BOTH_WAYS, now=1.0)
     seen = [Observation(int(row), tau_s + int(row), True, False) for row in choice.rows]
     brain.learn(choice, seen)
     return [int(row) for row in choice.rows]
@@ -53,8 +54,8 @@ def observe(brain: Decisions, registry: Registry, round_id: int, tau_s: float) -
 
 def test_the_same_seed_and_round_choose_the_same_cohort() -> None:
     registry = fleet()
-    first = decisions().choose(1, registry, MODEL_BITS, now=1.0)
-    second = decisions().choose(1, registry, MODEL_BITS, now=1.0)
+    first = decisions().choose(1, registry, BOTH_WAYS, now=1.0)
+    second = decisions().choose(1, registry, BOTH_WAYS, now=1.0)
     assert first.rows.tolist() == second.rows.tolist()
 
 
@@ -74,9 +75,9 @@ def test_a_restored_checkpoint_goes_on_as_if_nothing_had_happened() -> None:
 
 def test_only_valid_exchanges_teach_the_estimator() -> None:
     registry, brain = fleet(2), decisions()
-    choice = brain.choose(1, registry, MODEL_BITS, now=1.0)
+    choice = brain.choose(1, registry, BOTH_WAYS, now=1.0)
     brain.learn(choice, [Observation(0, 4.0, True, False), Observation(1, None, True, False)])
-    predicted = brain.choose(2, registry, MODEL_BITS, now=1.0).prediction.tau_hat_s
+    predicted = brain.choose(2, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
     assert predicted[0] > 1.0
     assert predicted[1] == 0.0
 
@@ -84,15 +85,15 @@ def test_only_valid_exchanges_teach_the_estimator() -> None:
 def test_a_timeout_teaches_the_deadline_only_when_asked_to() -> None:
     for censored, learnt in (("drop", False), ("timeout", True)):
         registry, brain = fleet(2), decisions(censored=censored)
-        choice = brain.choose(1, registry, MODEL_BITS, now=1.0)
+        choice = brain.choose(1, registry, BOTH_WAYS, now=1.0)
         brain.learn(choice, [Observation(0, None, False, True)])
-        predicted = brain.choose(2, registry, MODEL_BITS, now=1.0).prediction.tau_hat_s
+        predicted = brain.choose(2, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
         assert bool(predicted[0] > 5.0) is learnt
 
 
 def test_queues_grow_in_a_round_with_nobody_available() -> None:
     registry, brain = fleet(3), decisions(beta=0.2)
-    choice = brain.choose(1, registry, MODEL_BITS, now=99.0)
+    choice = brain.choose(1, registry, BOTH_WAYS, now=99.0)
     assert choice.rows.size == 0
     brain.learn(choice, [])
     np.testing.assert_allclose(brain.selector.queues(3), 0.2)

@@ -31,13 +31,18 @@ COLUMNS: tuple[Column, ...] = (
     ("load", lambda x: seconds(x.load_s)),
     ("evaluate", lambda x: seconds(x.evaluate_s)),
     ("train", lambda x: seconds(x.train_s)),
-    ("encode", lambda x: seconds(x.encode_s)),
+    ("coding", lambda x: seconds(_coding_s(x))),
     ("queued", lambda x: seconds(x.queued_s)),
     ("upload", lambda x: seconds(x.upload_s)),
     ("rest", lambda x: percent(x.unaccounted_s / x.tau_s if x.unaccounted_s and x.tau_s else None)),
     ("loss", lambda x: ratio(x.loss_train)),
     ("why", lambda x: x.why),
 )
+
+
+def _coding_s(row: ExchangeRow) -> float | None:
+    """Return decoding the model and encoding the update together; None before both are done."""
+    return None if row.encode_s is None else row.encode_s + (row.decode_s or 0.0)
 
 
 class DeviceDetail(Screen[None]):

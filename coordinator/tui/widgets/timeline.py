@@ -19,7 +19,14 @@ NUMBER_WIDTH = 6
 MIN_BAR_WIDTH = 8
 MIN_ROUND_HEIGHT = 3
 """A round is begun where its title and two exchanges fit."""
-SHORT = {"download": "down", "evaluate": "eval", "encode": "enc", "queued": "wait", "upload": "up"}
+SHORT = {
+    "download": "down",
+    "decode": "dec",
+    "evaluate": "eval",
+    "encode": "enc",
+    "queued": "wait",
+    "upload": "up",
+}
 """Names in the legend where the whole ones do not fit."""
 
 

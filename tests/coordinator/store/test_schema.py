@@ -13,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.store.errors import StoreVersionError
-from coordinator.store.records import DeviceMetricRow, DeviceRow, Record
+from coordinator.store.records import (
+    DeviceMetricRow,
+    DeviceRow,
+    ExchangeRow,
+    Record,
+    RoundRow,
+)
 from coordinator.store.schema import (
     MIGRATIONS,
     RECORDS,
@@ -105,6 +111,7 @@ def test_migrations_run_in_order_from_the_version_found(connection: sqlite3.Conn
         "ALTER TABLE device ADD COLUMN extra TEXT",
         "UPDATE device SET extra = name || '!'",
     )
+    connection.execute("PRAGMA user_version = 1")
     write(
         connection,
         DeviceRow(name="a", row=0, first_seen_s=0, n_k=1, capabilities="", has_own_data=True),
@@ -115,6 +122,26 @@ def test_migrations_run_in_order_from_the_version_found(connection: sqlite3.Conn
     assert connection.execute("SELECT extra FROM device").fetchone() == ("a!",)
     migrate(connection, scripts)
     assert schema_version(connection) == 3
+
+
+def test_a_store_of_before_the_codecs_reads_as_float32(connection: sqlite3.Connection) -> None:
+    added = {
+        "exchange": ["decode_s", "coordinator_decode_s", "codec_down", "codec_up"],
+        "round": ["coordinator_encode_s"],
+    }
+    for table, columns in added.items():
+        for column in columns:
+            connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+    connection.execute("PRAGMA user_version = 1")
+    names = [c.name for c in table_of(ExchangeRow).columns if c.name not in added["exchange"]]
+    values = ", ".join("1" if name != "device" else "'a'" for name in names)
+    connection.execute(f"INSERT INTO exchange ({', '.join(names)}) VALUES ({values})")
+    migrate(connection)
+    row = read(connection, ExchangeRow)[0]
+    assert isinstance(row, ExchangeRow)
+    assert (row.device, row.tau_s, row.codec_down, row.codec_up) == ("a", 1, "float32", "float32")
+    assert row.decode_s is row.coordinator_decode_s is None
+    assert read(connection, RoundRow) == []
 
 
 @pytest.mark.parametrize(("found", "advice"), [(99, "update Fairbed"), (0, "not a run store")])

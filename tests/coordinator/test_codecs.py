@@ -1,0 +1,206 @@
+"""Runs whose models and updates travel encoded, by every codec, also when something goes wrong."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import anyio
+import pytest
+
+from coordinator.config import (
+    AggregationConfig,
+    CoordinatorConfig,
+    ExchangeConfig,
+    RoundConfig,
+    SelectionConfig,
+)
+from coordinator.store.records import ExchangeRow
+from tests.coordinator.faulty import (
+    VICTIM,
+    Fault,
+    FaultyBroker,
+    message_of,
+    model_chunk,
+    update_chunk,
+)
+from tests.coordinator.lab import ARTIFACT, Lab, lab, make_config
+from wire.messages import Message, Offer, Received, Train
+
+pytestmark = pytest.mark.anyio
+
+NAMES = ("pi-0", "pi-1", "pi-2")
+EVERYBODY = SelectionConfig(policy="uniform", per_round=3)
+PATIENT = RoundConfig(min_devices=3, deadline_s=30.0, join_timeout_s=30.0)
+EXCHANGES = {
+    "up float16": ExchangeConfig(up="float16"),
+    "up int8": ExchangeConfig(up="int8"),
+    "up top-k": ExchangeConfig(up="top-k", top_k=0.05),
+    "down float16": ExchangeConfig(down="float16"),
+    "down int8": ExchangeConfig(down="int8"),
+    "down delta": ExchangeConfig(down="delta"),
+    "both": ExchangeConfig(up="top-k", top_k=0.05, down="delta"),
+}
+ALL = pytest.mark.parametrize("name", EXCHANGES)
+VECTOR_BYTES = ARTIFACT.spec.layout.size_bytes
+ROUNDS = 3
+
+History = list[tuple[object, ...]]
+
+
+def config_of(name: str, rounds: int = ROUNDS, rule: str = "fedavg") -> CoordinatorConfig:
+    return make_config(
+        rounds=rounds,
+        selection=EVERYBODY,
+        round=PATIENT,
+        aggregation=AggregationConfig(rule=rule),  # type: ignore[arg-type]
+        exchange=EXCHANGES[name],
+    )
+
+
+@asynccontextmanager
+async def fleet(folder: Path, broker: FaultyBroker | None = None) -> AsyncIterator[Lab]:
+    """Three devices whose rows and data do not depend on who joins first."""
+    async with lab(folder, agents=0, broker=broker) as place:
+        place.roster = NAMES
+        for name in NAMES:
+            place.shards.shard(name)
+            place.start_agent(name)
+        yield place
+
+
+def history(place: Lab) -> History:
+    """Return what came of a run."""
+    with place.reader() as reader:
+        return [
+            *((row.round, row.status, row.model_sha256) for row in reader.rounds()),
+            *sorted((x.round, x.device, x.outcome) for x in reader.exchanges(0)),
+        ]
+
+
+def exchanges(place: Lab) -> list[ExchangeRow]:
+    with place.reader() as reader:
+        return list(reader.exchanges(0))
+
+
+async def _play(folder: Path, name: str, rule: str) -> History:
+    async with fleet(folder) as place:
+        assert await place.run(config_of(name, rule=rule)) == "done"
+    return history(place)
+
+
+@cache
+def undisturbed(name: str, rule: str = "fedavg") -> History:
+    """Return what comes of the run without any fault."""
+    with TemporaryDirectory() as folder:
+        return anyio.run(_play, Path(folder), name, rule)
+
+
+async def expected(name: str, rule: str = "fedavg") -> History:
+    return await anyio.to_thread.run_sync(undisturbed, name, rule)
+
+
+@ALL
+async def test_every_codec_brings_model_and_update_for_less(name: str, tmp_path: Path) -> None:
+    wanted = EXCHANGES[name]
+    async with fleet(tmp_path) as place:
+        assert await place.run(config_of(name)) == "done"
+    rows = exchanges(place)
+    assert {x.outcome for x in rows} == {"done"}
+    assert {x.codec_up for x in rows} == {wanted.up}
+    for x in rows:
+        has_base = wanted.down != "delta" or x.round > 1
+        assert x.codec_down == (wanted.down if has_base else "float32")
+        assert (x.bytes_down < VECTOR_BYTES) is (x.codec_down != "float32")
+        assert (x.bytes_up < VECTOR_BYTES) is (wanted.up != "float32")
+        assert (x.coordinator_decode_s is not None) is (wanted.up != "float32")
+        assert x.decode_s is not None
+        assert x.unaccounted_s is not None
+        assert x.unaccounted_s > -0.005
+    with place.reader() as reader:
+        packed = [row.coordinator_encode_s is not None for row in reader.rounds()]
+    assert packed == [wanted.down != "float32"] * ROUNDS
+
+
+@ALL
+@pytest.mark.parametrize("rule", ["fedavg", "q-fedavg"])
+async def test_the_same_run_comes_out_bit_for_bit_whoever_is_first(
+    name: str, rule: str, tmp_path: Path
+) -> None:
+    for again in range(2):
+        assert await _play(tmp_path / str(again), name, rule) == await expected(name, rule)
+
+
+CASES: list[tuple[str, Fault, Callable[[str, bytes], bool]]] = [
+    ("model chunk", "lost", model_chunk),
+    ("update chunk", "lost", update_chunk),
+    ("update chunk", "device cut after", update_chunk),
+    ("update chunk", "coordinator cut before", update_chunk),
+    ("offer", "broker restarted after", message_of(Offer, 1)),
+    ("received", "lost", message_of(Received, 1)),
+    ("train", "twice", message_of(Train, 2)),
+]
+
+
+@pytest.mark.parametrize("name", ["up int8", "down float16", "both"])
+@pytest.mark.parametrize(("step", "fault", "is_it"), CASES, ids=[f"{s} {f}" for s, f, _ in CASES])
+async def test_a_fault_changes_nothing_in_the_end(
+    name: str, step: str, fault: Fault, is_it: Callable[[str, bytes], bool], tmp_path: Path
+) -> None:
+    broker = FaultyBroker(fault, is_it)
+    async with fleet(tmp_path, broker) as place:
+        assert await place.run(config_of(name)) == "done"
+    assert broker.has_struck
+    assert history(place) == await expected(name)
+
+
+@ALL
+@pytest.mark.parametrize("step", [Offer, Received, Train])
+async def test_a_coordinator_killed_in_the_second_round_goes_on_as_if_it_had_lived(
+    name: str, step: type[Message], tmp_path: Path
+) -> None:
+    broker = FaultyBroker("lost", message_of(step, 2))
+    async with fleet(tmp_path, broker) as place:
+        life = anyio.CancelScope()
+
+        def kill() -> None:
+            broker.disconnect("coordinator", reconnects=False)
+            life.cancel()
+
+        broker.on_strike = kill
+        with life:
+            await place.run(config_of(name))
+        store = place.open_store()
+        try:
+            assert await place.coordinator(config_of(name), store, attempt=1).run() == "done"
+        finally:
+            store.close()
+    assert broker.has_struck
+    assert history(place) == await expected(name)
+    assert [topic for topic in broker.retained if "/b/" in topic] == []
+
+
+@ALL
+async def test_a_restarted_device_pulls_the_whole_model_and_owes_nothing(
+    name: str, tmp_path: Path
+) -> None:
+    broker = FaultyBroker("lost", message_of(Offer, 2))
+    async with fleet(tmp_path, broker) as place:
+
+        def restart() -> None:
+            place.kill_agent(VICTIM)
+            place.start_agent(VICTIM)
+
+        broker.on_strike = restart
+        assert await place.run(config_of(name, rounds=6)) == "done"
+    assert broker.has_struck
+    rows = [x for x in exchanges(place) if x.device == VICTIM]
+    assert [x.outcome for x in rows if x.round == 2] == ["lost"]
+    later = [x for x in rows if x.round > 2]
+    assert {x.outcome for x in later} <= {"done"}
+    if EXCHANGES[name].down == "delta" and later:
+        assert later[0].codec_down == "float32"
+        assert {x.codec_down for x in later[1:] if x.round - 1 in {y.round for y in later}} <= {
+            "delta"
+        }
