@@ -1,5 +1,6 @@
 """What a run came to: computes the object behind `fairbed show RUN --json`."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,6 +44,13 @@ COLUMNS = (
     "tau_hat_s",
     "train_s",
     "steps",
+    "encode_s",
+    "decode_s",
+    "coordinator_decode_s",
+    "bytes_down",
+    "bytes_up",
+    "codec_down",
+    "codec_up",
 )
 
 
@@ -116,12 +124,15 @@ class _Table:
         by_name = dict(zip(COLUMNS, columns, strict=True))
         self.device = np.array(by_name["device"], dtype=object)
         self.outcome = np.array(by_name["outcome"], dtype=object)
-        self.round, self.tau_s, self.unaccounted_s, self.tau_hat_s, self.train_s, self.steps = (
-            np.array(by_name[name], dtype=np.float64)
-            for name in ("round", "tau_s", "unaccounted_s", "tau_hat_s", "train_s", "steps")
-        )
+        self.codec_down = np.array(by_name["codec_down"], dtype=object)
+        self.codec_up = np.array(by_name["codec_up"], dtype=object)
+        texts = ("device", "outcome", "codec_down", "codec_up")
+        self.numbers = {
+            name: np.array(by_name[name], dtype=np.float64) for name in COLUMNS if name not in texts
+        }
+        self.tau_s, self.train_s = self.numbers["tau_s"], self.numbers["train_s"]
         self.done = self.outcome == "done"
-        self.valid = self.done & np.array(by_name["is_valid"], dtype=bool) & (self.tau_s > 0.0)
+        self.valid = self.done & (self.numbers["is_valid"] == 1.0) & (self.tau_s > 0.0)
 
 
 def _last_metric(reader: RunReader) -> int:
@@ -145,9 +156,10 @@ def _model(row: MetricRow | None) -> dict[str, Any]:
 
 
 def _exchanges(table: _Table) -> Exchanges:
-    tau_s, rest_s = table.tau_s[table.valid], table.unaccounted_s[table.valid]
+    seen = {name: values[table.valid] for name, values in table.numbers.items()}
+    tau_s, rest_s = seen["tau_s"], seen["unaccounted_s"]
     return Exchanges(
-        count=len(table.round),
+        count=len(table.device),
         invalid=int((table.done & ~table.valid).sum()),
         late=int((table.outcome == "late").sum()),
         failed=int(np.isin(table.outcome, FAILURES).sum()),
@@ -155,13 +167,21 @@ def _exchanges(table: _Table) -> Exchanges:
         p95_s=_percentile(tau_s, 95),
         unaccounted_ratio=_median(rest_s / tau_s),
         unaccounted_median_s=_median(rest_s),
+        encode_median_s=_median(seen["encode_s"]),
+        decode_median_s=_median(seen["decode_s"]),
+        coordinator_decode_median_s=_median(seen["coordinator_decode_s"]),
+        down_median_bytes=_median(seen["bytes_down"]),
+        up_median_bytes=_median(seen["bytes_up"]),
+        codecs_down=dict(Counter(table.codec_down[table.done].tolist())),
+        codecs_up=dict(Counter(table.codec_up[table.done].tolist())),
     )
 
 
 def _estimator(table: _Table, rounds: int) -> EstimatorError:
-    counted = table.valid & (table.round > rounds / 2) & np.isfinite(table.tau_hat_s)
+    round_ids, tau_hat_s = table.numbers["round"], table.numbers["tau_hat_s"]
+    counted = table.valid & (round_ids > rounds / 2) & np.isfinite(tau_hat_s)
     tau_s = table.tau_s[counted]
-    error: Floats = (table.tau_hat_s[counted] - tau_s) / tau_s
+    error: Floats = (tau_hat_s[counted] - tau_s) / tau_s
     return EstimatorError(
         mape_second_half=float(np.abs(error).mean()) if error.size else None,
         median_ape=_median(np.abs(error)),
@@ -210,12 +230,13 @@ def _profiles(
         members = [device.name for device in devices if kinds[device.name] == kind]
         speeds = [truths[name].cpu_speed for name in members if name in truths]
         rows = table.valid & (kind_of_row == kind)
-        stepped = rows & (table.steps > 0)
+        steps = table.numbers["steps"]
+        stepped = rows & (steps > 0)
         summaries[kind] = ProfileSummary(
             devices=len(members),
             speed=_median(speeds),
             train_s_median=_median(table.train_s[rows]),
-            step_s_median=_median(table.train_s[stepped] / table.steps[stepped]),
+            step_s_median=_median(table.train_s[stepped] / steps[stepped]),
         )
     return summaries
 

@@ -39,6 +39,18 @@ class Exchanges(Struct, frozen=True, kw_only=True):
     unaccounted_ratio: float | None
     """Median of unaccounted_s / tau_s."""
     unaccounted_median_s: float | None
+    encode_median_s: float | None
+    """Of the update, at the device."""
+    decode_median_s: float | None
+    """Of the model, at the device."""
+    coordinator_decode_median_s: float | None
+    """Of the update, outside the exchange time; None for float32."""
+    down_median_bytes: float | None
+    """What one exchange carried."""
+    up_median_bytes: float | None
+    codecs_down: dict[str, int]
+    """Exchanges by the codec that was really used."""
+    codecs_up: dict[str, int]
 
 
 class EstimatorError(Struct, frozen=True, kw_only=True):

@@ -1,23 +1,28 @@
 """Devices that break the rules, one rule each."""
 
 import hashlib
+import math
 import os
+import struct
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 import anyio
 import numpy as np
+from msgspec import UNSET, UnsetType, structs
 
-from tests.coordinator.builders import context, hello, phases
+from tests.coordinator.builders import CAPABILITIES, context, phases
 from tests.coordinator.lab import ARTIFACT, Lab
 from wire.chunks import chunk_slice, encode_chunk
 from wire.codec import decode_to_device, encode
-from wire.messages import Grant, Manifest, Message, Offer, Train, UploadDone
+from wire.codecs import Int8Blocks, pack, packed_bytes
+from wire.messages import Grant, Hello, Manifest, Message, Offer, Train, UploadDone
 from wire.tensors import vector_to_bytes
 from wire.topics import Topics
 from wire.transport.base import LinkUp, Packet, Transport
 
 VECTOR_BYTES = ARTIFACT.spec.layout.size_bytes
+PACKED_BYTES = packed_bytes(Int8Blocks(), ARTIFACT.spec.layout)
 
 
 class Rogue:
@@ -25,8 +30,9 @@ class Rogue:
 
     name = "rogue"
 
-    def __init__(self, misbehave: "Trick") -> None:
+    def __init__(self, misbehave: "Trick", codecs: tuple[str, ...] | UnsetType = UNSET) -> None:
         self._misbehave = misbehave
+        self._codecs = codecs
         self._topics = Topics()
         self.link: Transport
         self.train: Train
@@ -41,7 +47,8 @@ class Rogue:
             async for event in self.link.events():
                 if isinstance(event, LinkUp):
                     await self.link.subscribe(self._topics.control(self.name), qos=1)
-                    await self.say(hello(n_k=40))
+                    capabilities = structs.replace(CAPABILITIES, codecs=self._codecs)
+                    await self.say(Hello(boot=1, capabilities=capabilities, n_k=40))
                 elif isinstance(event, Packet):
                     await self._on_packet(event.payload)
 
@@ -109,6 +116,36 @@ async def sends_nan(rogue: Rogue) -> None:
     offer = rogue.offer()
     rogue.pending = (offer.manifest, bytes(vector_to_bytes(vector)), None)
     await rogue.say(offer)
+
+
+async def behaves(rogue: Rogue) -> None:
+    """A whole vector, as every device of any version can send it."""
+    offer = rogue.offer()
+    rogue.pending = (offer.manifest, bytes(VECTOR_BYTES), None)
+    await rogue.say(offer)
+
+
+async def packs_garbage(rogue: Rogue) -> None:
+    """As many bytes as were agreed on, but of no vector."""
+    offer = rogue.offer(size_bytes=PACKED_BYTES)
+    rogue.pending = (offer.manifest, bytes(PACKED_BYTES), None)
+    await rogue.say(offer)
+
+
+async def packs_infinity(rogue: Rogue) -> None:
+    """Changes that a scale makes infinite."""
+    layout = ARTIFACT.spec.layout
+    payload = bytearray(Int8Blocks().size_bytes(layout.n_params))
+    payload[:4] = struct.pack("<f", math.inf)
+    data = pack(Int8Blocks(), layout.n_params, bytes(payload), np.zeros(0, np.float32))
+    offer = rogue.offer(size_bytes=PACKED_BYTES)
+    rogue.pending = (offer.manifest, data, None)
+    await rogue.say(offer)
+
+
+async def claims_another_blob(rogue: Rogue) -> None:
+    """The model came in a blob that nobody announced."""
+    await rogue.say(rogue.offer(size_bytes=PACKED_BYTES, pulled=bytes(16)))
 
 
 async def sends_wrong_hash(rogue: Rogue) -> None:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import anyio
 import pytest
+from msgspec import UNSET
 
-from coordinator.config import RoundConfig, SelectionConfig
+from coordinator.config import ExchangeConfig, RoundConfig, SelectionConfig
 from coordinator.store import RunReader
 from tests.coordinator import rogue
 from tests.coordinator.builders import hello
@@ -35,11 +36,26 @@ IMPATIENT = RoundConfig(min_devices=3, deadline_s=1.5, join_timeout_s=30.0)
 EVERYBODY = SelectionConfig(policy="uniform", per_round=3)
 
 
-async def play_with(trick: rogue.Trick, folder: Path) -> None:
+PACKED = [
+    (rogue.packs_garbage, "packed vector: must start with b'FC'"),
+    (rogue.packs_infinity, "int8: every scale must be finite and at least 0, got inf"),
+    (rogue.sends_nan, "update: must hold 610 values as agreed (626 bytes), got 2440 bytes"),
+    (rogue.claims_another_blob, "offer: the model must have come in a blob that was announced"),
+]
+
+
+async def play_with(
+    trick: rogue.Trick, folder: Path, exchange: ExchangeConfig | None = None, *codecs: str
+) -> None:
     async with lab(folder, agents=2) as place, anyio.create_task_group() as group:
-        group.start_soon(rogue.Rogue(trick).run, place)
-        end = await place.run(make_config(rounds=2, round=IMPATIENT, selection=EVERYBODY))
-        assert end == "done"
+        group.start_soon(rogue.Rogue(trick, codecs or UNSET).run, place)
+        config = make_config(
+            rounds=2,
+            round=IMPATIENT,
+            selection=EVERYBODY,
+            exchange=exchange or ExchangeConfig(),
+        )
+        assert await place.run(config) == "done"
         group.cancel_scope.cancel()
 
 
@@ -55,6 +71,33 @@ async def test_a_bad_update_is_rejected_with_its_reason(
     assert {x.outcome for x in mine} == {"rejected"}
     assert all(why in x.why for x in mine)
     assert [x.outcome for x in others] == ["done"] * 4
+
+
+@pytest.mark.parametrize(("trick", "why"), PACKED, ids=[t.__name__ for t, _ in PACKED])
+async def test_a_bad_packed_update_is_rejected_with_its_reason(
+    trick: rogue.Trick, why: str, tmp_path: Path
+) -> None:
+    await play_with(trick, tmp_path, ExchangeConfig(up="int8"), "int8")
+    with RunReader(tmp_path / "run") as reader:
+        exchanges = reader.exchanges(0)
+    mine = [x for x in exchanges if x.device == "rogue"]
+    assert {x.outcome for x in mine} == {"rejected"}
+    assert all(why in x.why for x in mine)
+    assert [x.outcome for x in exchanges if x.device != "rogue"] == ["done"] * 4
+
+
+@pytest.mark.parametrize("codecs", [(), ("of-tomorrow",)], ids=["silent", "stranger"])
+async def test_a_device_without_the_codecs_of_the_run_is_served_float32(
+    codecs: tuple[str, ...], tmp_path: Path
+) -> None:
+    await play_with(rogue.behaves, tmp_path, ExchangeConfig(up="int8", down="float16"), *codecs)
+    with RunReader(tmp_path / "run") as reader:
+        exchanges = reader.exchanges(0)
+        lines = [e.text for _, e in reader.events() if e.kind == "codec" and e.device == "rogue"]
+    used = {(x.device == "rogue", x.codec_down, x.codec_up) for x in exchanges}
+    assert used == {(True, "float32", "float32"), (False, "float16", "int8")}
+    assert {x.outcome for x in exchanges} == {"done"}
+    assert lines == ["knows no float16 and no int8: is served float32; update its agent"]
 
 
 @pytest.mark.parametrize(("trick", "kind"), IGNORED, ids=[t.__name__ for t, _ in IGNORED])

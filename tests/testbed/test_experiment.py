@@ -46,6 +46,10 @@ def test_the_resolved_experiment_is_the_same_experiment(path: Path, tmp_path: Pa
             "data.dataset=imagenet",
             "data: dataset must be a known name or end in .npz",
         ),
+        ("exchange.up=gzip", "exchange.up: must be one of 'float16', 'float32', 'int8', 'top-k'"),
+        ("exchange.down=top-k", "exchange.down: must be one of 'delta', 'float16', 'float32', "),
+        ("exchange.top_k=0", "exchange.top_k: must be a number > 0, got 0"),
+        ("exchange.topk=0.1", "exchange.topk: unknown key; did you mean 'top_k'?"),
         ("selection.per_round=40", "selection.per_round must be at most the 12 devices"),
         ("selection.alpha=[]", "selection.alpha: must be a number or a text"),
         (
