@@ -4,8 +4,6 @@ A device that does not know a codec of the run gets the same model, and sends it
 float32.
 """
 
-from dataclasses import dataclass
-
 from msgspec import UNSET, UnsetType
 
 from coordinator.config import ExchangeConfig
@@ -15,14 +13,22 @@ from wire.messages import Capabilities, Coding, Manifest, Offer, Packed, Train
 from wire.tensors import Layout
 
 
-@dataclass(frozen=True, slots=True)
 class Agreement:
-    """The codecs of `[exchange]`, device by device."""
+    """The codecs of `[exchange]`, device by device.
 
-    config: ExchangeConfig
-    layout: Layout
-    run: str
-    """Id of the run, to which what a device owes belongs."""
+    Args:
+        config: What the experiment wants.
+        layout: Of the model.
+        run: Id of the run, to which what a device owes belongs.
+    """
+
+    def __init__(self, config: ExchangeConfig, layout: Layout, run: str) -> None:
+        self.config = config
+        self.layout = layout
+        self._run = run
+        self._top_k = max(1, round(config.top_k * layout.n_params))
+        self._whole_bytes = layout.size_bytes
+        self._coded_bytes = packed_bytes(codec_named(config.up, self._top_k), layout)
 
     @property
     def down(self) -> Codec | None:
@@ -32,8 +38,7 @@ class Agreement:
     @property
     def memory_bytes(self) -> int:
         """What one upload takes at most: its vector, and what that is decoded from."""
-        is_coded = self.config.up != "float32"
-        return self.layout.size_bytes + is_coded * self._up_bytes(self.config.up)
+        return self._whole_bytes + (self.config.up != "float32") * self._coded_bytes
 
     def coding(self, device: Device, packed: Packed | None) -> Coding | UnsetType:
         """Return how a device gets the model and sends its update.
@@ -50,7 +55,7 @@ class Agreement:
             return Coding(
                 up=up,
                 top_k=self._top_k,
-                run=self.run,
+                run=self._run,
                 merged=device.merged_round,
                 model=model,
                 keeps_model=keeps,
@@ -60,27 +65,21 @@ class Agreement:
 
     def sizes(self, device: Device, packed: Packed | None) -> tuple[int, int]:
         """Return the bytes down and up that an exchange with a device is going to take."""
-        coding = self.coding(device, packed)
-        if coding is UNSET:
-            return self.layout.size_bytes, self.layout.size_bytes
-        model, down = coding.model, self.layout.size_bytes
-        if model is not None and model.base in (None, device.holds):
-            down = model.manifest.size_bytes
-        return down, self._up_bytes(coding.up)
-
-    @property
-    def _top_k(self) -> int:
-        return max(1, round(self.config.top_k * self.layout.n_params))
-
-    def _up_bytes(self, name: str) -> int:
-        return packed_bytes(codec_named(name, self._top_k), self.layout)
+        missing = missing_codecs(self.config, device.capabilities)
+        down, up = self._whole_bytes, self._whole_bytes
+        if packed and self.config.down not in missing and packed.base in (None, device.holds):
+            down = packed.manifest.size_bytes
+        if self.config.up not in missing:
+            up = self._coded_bytes
+        return down, up
 
 
 def missing_codecs(config: ExchangeConfig, capabilities: Capabilities | None) -> list[str]:
     """Return which of the run's codecs a device does not know."""
-    told = capabilities.codecs if capabilities is not None else UNSET
-    known = () if told is UNSET else told
-    return sorted({config.up, config.down} - {"float32", *known})
+    wanted = {config.up, config.down} - {"float32"}
+    if not wanted or capabilities is None or capabilities.codecs is UNSET:
+        return sorted(wanted)
+    return sorted(wanted.difference(capabilities.codecs))
 
 
 def update_codec(train: Train) -> Codec | None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from coordinator.accounting import before, exchange_row, invalid_reason, observation, unaccounted_s
 from coordinator.algorithms.estimation.base import Prediction
@@ -38,6 +39,14 @@ def choice() -> Choice:
 def test_what_phases_and_signal_leave_is_unaccounted() -> None:
     exchange = played(silence_s=0.05, signal_s=0.02).exchanges["pi-1"]
     assert unaccounted_s(exchange) == pytest.approx(0.03)
+
+
+def test_decoding_is_a_phase_of_the_device() -> None:
+    exchange = played(silence_s=0.05, signal_s=0.02).exchanges["pi-1"]
+    assert exchange.offer is not None
+    slower = structs.replace(exchange.offer.phases, decode_s=0.01)
+    exchange.offer = structs.replace(exchange.offer, phases=slower)
+    assert unaccounted_s(exchange) == pytest.approx(0.02)
 
 
 def test_a_clean_exchange_teaches_its_tau() -> None:

@@ -92,6 +92,18 @@ def test_exchange_times_are_those_of_valid_done_exchanges(
     assert summary.exchange.unaccounted_ratio == pytest.approx(median(ratios))
 
 
+def test_what_was_encoded_is_counted_by_what_was_really_used(tmp_path: Path) -> None:
+    def change(row: ExchangeRow) -> ExchangeRow:
+        packed = replace(row, codec_up="int8", bytes_up=100, coordinator_decode_s=0.25)
+        return packed if row.round == 2 else replace(row, coordinator_decode_s=None)
+
+    exchange = changed(tmp_path / "r", change).exchange
+    assert (exchange.codecs_down, exchange.codecs_up) == ({"float32": 8}, {"float32": 4, "int8": 4})
+    assert (exchange.down_median_bytes, exchange.coordinator_decode_median_s) == (40_000, 0.25)
+    assert (exchange.encode_median_s, exchange.decode_median_s) == (0.01, 0.0)
+    assert exchange.up_median_bytes == (40_000 + 100) / 2
+
+
 def test_prediction_errors_are_of_the_second_half(summary: Summary, reader: RunReader) -> None:
     rows = [row for row in valid(reader) if row.round > 15 and row.tau_hat_s is not None]
     errors = [((row.tau_hat_s or 0.0) - tau(row)) / tau(row) for row in rows]
