@@ -63,9 +63,20 @@ def _facts(s: Summary) -> list[str]:
             f"Jain {ratio(fair.jain)}, queues {ratio(s.queues.mean_total, 2)} in sum, "
             f"{ratio(s.queues.max, 2)} at most",
         ),
-        ("traffic", f"{size(s.bytes.down)} down, {size(s.bytes.up)} up"),
+        (
+            "traffic",
+            f"{size(s.bytes.down)} down{_named(x.codecs_down)}, "
+            f"{size(s.bytes.up)} up{_named(x.codecs_up)}",
+        ),
     ]
     return [f"{label:<11}{text}" for label, text in pairs]
+
+
+def _named(codecs: dict[str, int]) -> str:
+    """Return what the exchanges travelled as, most frequent first; nothing for float32 alone."""
+    if set(codecs) <= {"float32"}:
+        return ""
+    return " as " + " and ".join(sorted(codecs, key=lambda name: -codecs[name]))
 
 
 def _fleet(summary: Summary) -> list[str]:

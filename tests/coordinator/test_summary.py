@@ -9,6 +9,7 @@ from statistics import mean, median
 import msgspec
 import numpy as np
 import pytest
+from msgspec import structs
 
 from coordinator.store import RunReader
 from coordinator.store.records import ExchangeRow
@@ -139,6 +140,15 @@ def test_profiles_can_be_compared_by_the_time_of_a_step(
     assert slow.step_s_median is not None
     assert fast.step_s_median is not None
     assert slow.step_s_median / fast.step_s_median == pytest.approx(0.25 / 0.06, rel=0.15)
+
+
+def test_the_table_names_codecs_only_where_there_are_any(summary: Summary) -> None:
+    assert " down as " not in summary_table(summary)
+    coded = structs.replace(
+        summary,
+        exchange=structs.replace(summary.exchange, codecs_down={"float32": 1, "delta": 9}),
+    )
+    assert " down as delta and float32, " in summary_table(coded)
 
 
 def changed(path: Path, change: Callable[[ExchangeRow], ExchangeRow]) -> Summary:
