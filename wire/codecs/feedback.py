@@ -33,6 +33,7 @@ def encode_with_feedback(
         Stich et al., NeurIPS 2018, Algorithm 1 (arXiv:1809.07599); Karimireddy et al., ICML
         2019, Algorithm 2 and Lemma 3 (arXiv:1901.09847).
     """
-    wanted = update if owed is None else update + owed
+    with np.errstate(over="ignore"):  # the codec refuses what is not finite
+        wanted = update if owed is None else update + owed
     payload = codec.encode(wanted, rng)
     return payload, wanted - codec.decode(memoryview(payload), len(wanted))

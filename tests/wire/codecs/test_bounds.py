@@ -134,6 +134,12 @@ def test_with_feedback_nothing_is_lost(
     np.testing.assert_allclose(arrived + owed, true, rtol=0.0, atol=slack)
 
 
+def test_a_sum_beyond_float32_is_refused() -> None:
+    huge = np.full(4, 3e38, np.float32)
+    with pytest.raises(EncodeError, match="must be finite"):
+        encode_with_feedback(TopK(2), huge, huge, rng_of(0))
+
+
 @given(size=st.integers(2, 300), seed=seeds)
 def test_what_top_k_owes_stays_bounded(size: int, seed: int) -> None:
     rng = rng_of(seed)
