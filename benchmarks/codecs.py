@@ -73,6 +73,7 @@ HEADINGS = (
     ("kB down", 8),
     ("kB up", 8),
     ("tau s", 7),
+    ("wire s", 8),
     ("encode ms", 10),
     ("decode ms", 10),
     ("coord. decode", 14),
@@ -233,6 +234,7 @@ def _numbers(case: _Case) -> dict[str, float | int | None]:
         "down_kb": statistics.mean(x.bytes_down for x in rows) / 1e3,
         "up_kb": statistics.mean(x.bytes_up for x in rows) / 1e3,
         "tau_s": statistics.median(x.tau_s for x in rows if x.tau_s is not None),
+        "wire_s": statistics.median((x.download_s or 0.0) + (x.upload_s or 0.0) for x in rows),
         "unaccounted_ratio": statistics.median(
             x.unaccounted_s / x.tau_s for x in rows if x.tau_s and x.unaccounted_s is not None
         ),
@@ -257,6 +259,7 @@ def _print(result: dict[str, dict[str, float | int | None]]) -> None:
             f"{n['down_kb']:.1f}",
             f"{n['up_kb']:.1f}",
             f"{n['tau_s']:.2f}",
+            f"{n['wire_s']:.2f}",
             *(
                 "–" if n[key] is None else f"{n[key]:.1f}"
                 for key in ("encode_ms", "decode_ms", "coordinator_decode_ms")
