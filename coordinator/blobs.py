@@ -17,6 +17,10 @@ from wire.messages import ChunkRequest, Intent, Manifest
 from wire.topics import Topics
 from wire.transport.base import Packet, Transport
 
+REPEAT_S = 1.0
+"""A chunk of a public blob is published again at most this often: half the floor of a re-request
+(`wire.flow`), so that a device that means well is heard each time."""
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -37,6 +41,8 @@ class PublicBlobs:
         self._topics = topics
         self._boot = boot
         self._live: dict[bytes, _Blob] = {}
+        self._repeated: dict[tuple[bytes, int], float] = {}
+        """When a chunk of a live blob was last published again."""
         self._lock = anyio.Lock()
 
     async def publish(self, manifest: Manifest, data: bytes | memoryview) -> None:
@@ -49,6 +55,7 @@ class PublicBlobs:
         """Take a blob out of the broker."""
         async with self._lock:
             blob = self._live.pop(blob_id, None)
+            self._repeated = {key: at for key, at in self._repeated.items() if key[0] != blob_id}
             if blob is not None:
                 await self._clear(blob.manifest)
 
@@ -73,6 +80,28 @@ class PublicBlobs:
             if intent.manifest.id not in self._live:
                 _LOG.info("clearing %s, which was left behind", intent.manifest.id.hex())
                 await self._clear(intent.manifest)
+
+    async def on_request(self, request: ChunkRequest) -> bool:
+        """Publish chunks again that a device misses; tell whether the blob is one of ours.
+
+        Each at most every `REPEAT_S`, for all devices together.
+        """
+        if request.id not in self._live:
+            return False
+        async with self._lock:
+            blob = self._live.get(request.id)
+            if blob is None:
+                return True
+            for index in request.chunks:
+                key, now = (request.id, index), anyio.current_time()
+                is_known = index < blob.manifest.chunk_count
+                if not is_known or now - self._repeated.get(key, -REPEAT_S) < REPEAT_S:
+                    continue
+                self._repeated[key] = now
+                await self._quietly(
+                    self._topics.chunk(request.id.hex(), index), blob.frame(index), qos=0
+                )
+        return True
 
     async def clear_all(self) -> None:
         """Leave nothing in the broker."""

@@ -126,13 +126,17 @@ class Inbox:
             case Pong():
                 self._player.on_pong(device, message)
             case ChunkRequest():
-                self._start(device, self._private.on_request, message)
+                self._start(device, self._request, message)
             case LinkProbe():
                 self._fleet.on_probe(device, message)
 
     async def _hello(self, device: str, hello: Hello) -> None:
         is_other_process = await self._fleet.on_hello(device, hello)
         self._player.on_hello(device, is_other_process)
+
+    async def _request(self, device: str, request: ChunkRequest) -> None:
+        if not await self._public.on_request(request):
+            await self._private.on_request(device, request)
 
     def _start(
         self, device: str, work: Callable[[str, MessageT], Awaitable[None]], message: MessageT

@@ -13,6 +13,7 @@ from anyio.abc import TaskGroup
 from coordinator.algorithms.arrays import Vector
 from coordinator.blobs import PrivateBlobs, PublicBlobs
 from coordinator.campaign import Campaign, Progress
+from coordinator.claim import Claim
 from coordinator.config import CoordinatorConfig
 from coordinator.decisions import Decisions
 from coordinator.fleet import Fleet
@@ -82,6 +83,7 @@ class Coordinator:
         self._lag = LagMeter(now)
         gone = CoordinatorStatus(state="off", boot=boot, run=config.name)
         self._transport = transport(Will(topics.coordinator, encode(gone)))
+        self._claim = Claim(self._transport, topics, boot, on_lost=self._fail)
         self._scope = anyio.CancelScope()
         self._is_stopped = False
         self._failure: Exception | None = None
@@ -91,6 +93,7 @@ class Coordinator:
         """Play the experiment to its end; return how it ended.
 
         Raises:
+            AnotherCoordinatorError: The topic tree is another coordinator's.
             FleetMissingError: Too few devices joined in time.
             StoreError: The run cannot be written down any more.
             Refused: The broker refused us.
@@ -100,8 +103,9 @@ class Coordinator:
             public = PublicBlobs(self._transport, self._topics, self._boot)
             with self._scope:
                 await self._serve(group, post, public)
-            with anyio.move_on_after(FAREWELL_S, shield=True):
-                await self._farewell(post, public)
+            if self._claim.give_up():
+                with anyio.move_on_after(FAREWELL_S, shield=True):
+                    await self._farewell(post, public)
             group.cancel_scope.cancel()
         if self._failure is not None:
             raise self._failure
@@ -172,10 +176,16 @@ class Coordinator:
             Orders(campaign, player, fleet.registry, self._journal, self.stop).on_command,
         )
         group.start_soon(self._pump, group, inbox, post, public, name="coordinator.pump")
+        group.start_soon(self._insist, post, public, name="coordinator.claim")
         group.start_soon(self._lag.run, name="coordinator.lag")
         group.start_soon(self._watch, player, fleet.registry, name="coordinator.presence")
-        await public.publish(task_manifest, task)
         try:
+            await (
+                self._claim.take()
+            )  # until then nothing is written to the tree, and nobody answered
+            await inbox.subscribe(self._transport)
+            await self._on_link_up(post, public)
+            await public.publish(task_manifest, task)
             self._store.set_status("running")
             await campaign.run(first_round)
         except Exception as exc:  # whatever it is, the broker is left clean
@@ -183,32 +193,42 @@ class Coordinator:
 
     async def _pump(self, group: TaskGroup, inbox: Inbox, post: Post, public: PublicBlobs) -> None:
         try:
-            await inbox.subscribe(self._transport)
-            await self._receive(group, inbox, post, public)
+            async for event in self._transport.events():
+                match event:
+                    case Packet() if event.topic == self._topics.coordinator:
+                        self._claim.on_packet(event)
+                    case Packet():
+                        inbox.on_packet(event)
+                    case LinkUp(count=count):
+                        self._link_up_since = self._journal.now()
+                        inbox.on_link_up()
+                        self._claim.on_link_up()
+                        if count > 1:
+                            self._journal.event("reconnected", "the broker is back")
+                        if self._claim.is_ours:
+                            group.start_soon(self._on_link_up, post, public)
+                    case LinkDown(reason=reason):
+                        self._link_up_since = None
+                        inbox.on_link_down()
+                        self._journal.event("disconnected", reason, level="warning")
         except (Refused, StoreError) as exc:
             self._fail(exc)
 
-    async def _receive(
-        self, group: TaskGroup, inbox: Inbox, post: Post, public: PublicBlobs
-    ) -> None:
-        async for event in self._transport.events():
-            match event:
-                case Packet():
-                    inbox.on_packet(event)
-                case LinkUp(count=count):
-                    self._link_up_since = self._journal.now()
-                    inbox.on_link_up()
-                    if count > 1:
-                        self._journal.event("reconnected", "the broker is back")
-                    group.start_soon(self._on_link_up, post, public)
-                case LinkDown(reason=reason):
-                    self._link_up_since = None
-                    inbox.on_link_down()
-                    self._journal.event("disconnected", reason, level="warning")
-
     async def _on_link_up(self, post: Post, public: PublicBlobs) -> None:
         await public.on_link_up()
-        await post.announce(CoordinatorStatus(state="on", boot=self._boot, run=self._config.name))
+        await self._say_on(post)
+
+    async def _say_on(self, post: Post) -> None:
+        if self._claim.is_ours:
+            on = CoordinatorStatus(state="on", boot=self._boot, run=self._config.name)
+            await post.announce(on)
+
+    async def _insist(self, post: Post, public: PublicBlobs) -> None:
+        """Say that we are on, whenever somebody asks or another status hides it."""
+        while True:
+            if await self._claim.doubted():
+                await public.on_link_up()
+            await self._say_on(post)
 
     async def _watch(self, player: Player, registry: Registry) -> None:
         while True:

@@ -38,14 +38,24 @@ class PublicSource:
     def __init__(self, post: Post, topics: Topics, manifest: Manifest) -> None:
         self._post = post
         self._topics = topics
+        self._id = manifest.id
         self._blob = manifest.id.hex()
+        self._asked: set[int] = set()
 
     def ask(self, indices: Sequence[int]) -> None:
-        """Subscribe, which makes the broker send what it keeps."""
+        """Subscribe, which makes the broker send what it keeps.
+
+        What was asked for in vain may never have reached the broker: the coordinator is told.
+        """
         self._post.subscribe(*(self._topics.chunk(self._blob, index) for index in indices))
+        again = [index for index in indices if index in self._asked]
+        if again:
+            self._post.say(ChunkRequest(id=self._id, chunks=again), qos=0)
+        self._asked.update(indices)
 
     def release(self, indices: Sequence[int]) -> None:
         """Unsubscribe."""
+        self._asked.difference_update(indices)
         self._post.unsubscribe(*(self._topics.chunk(self._blob, index) for index in indices))
 
 

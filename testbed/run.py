@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 
 from coordinator.algorithms.selection.feasibility import first_infeasible_k
 from coordinator.campaign import Progress
+from coordinator.claim import look
 from coordinator.decisions import make_decisions
 from coordinator.service import Coordinator, End
 from coordinator.store import RunReader, Store
@@ -213,6 +214,7 @@ async def _endpoint(plan: RunPlan, stop: Stop, group: TaskGroup) -> AsyncIterato
     broker = plan.experiment.broker
     if broker.url != "embedded":
         await await_broker(broker.url)
+        await look(MqttTransport(broker.url, f"look-{secrets.token_hex(4)}"), Topics(broker.tenant))
         endpoint = Endpoint(url=broker.url, tenant=broker.tenant)
         write_endpoint(plan.folder, endpoint)
         yield endpoint

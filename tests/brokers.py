@@ -32,14 +32,19 @@ class Proxy:
         """Where clients connect, on loopback."""
         self._upstream = (host, port)
         self._open: set[anyio.CancelScope] = set()
+        self._is_shut = False
 
-    def cut(self) -> None:
-        """Close all connections without a goodbye."""
+    def cut(self, *, for_good: bool = False) -> None:
+        """Close all connections without a goodbye; `for_good` those that come later, too."""
+        self._is_shut = for_good
         for scope in self._open:
             scope.cancel()
 
     async def serve(self, client: ByteStream) -> None:
         """Pass the bytes of one connection on."""
+        if self._is_shut:
+            await client.aclose()
+            return
         with anyio.CancelScope() as scope:
             self._open.add(scope)
             try:

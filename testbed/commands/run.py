@@ -14,6 +14,7 @@ import anyio
 import msgspec
 
 from coordinator.campaign import FleetMissingError
+from coordinator.claim import AnotherCoordinatorError
 from coordinator.store import RunReader, StoreError
 from coordinator.store.connection import DATABASE
 from coordinator.summary import summarise_run
@@ -32,6 +33,7 @@ from testbed.run_folder import strangers
 from wire.errors import TransportError
 
 EXPECTED = (
+    AnotherCoordinatorError,
     BackendError,
     BrokerError,
     EngineError,

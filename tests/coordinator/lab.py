@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import anyio
 import numpy as np
@@ -31,6 +32,7 @@ from device_agent.errors import NotWanted
 from device_agent.sensors import real_host
 from wire.shard import Shard, make_shard
 from wire.topics import Topics
+from wire.transport.base import Transport, Will
 from wire.transport.memory import MemoryBroker
 
 ARTIFACT = load_task("softmax", (60,), 10)
@@ -85,12 +87,24 @@ def make_config(rounds: int = 3, devices: int = 3, **sections: object) -> Coordi
     )
 
 
+class Links(Protocol):
+    """Where agents and coordinators get their links from: a broker in memory, or a real one."""
+
+    def transport(self, client_id: str, will: Will | None = None) -> Transport:
+        """Return a client's link."""
+        ...
+
+    def disconnect(self, client_id: str, *, reconnects: bool = True) -> None:
+        """Break a client's link without a goodbye."""
+        ...
+
+
 class Lab:
     """Broker, agents and coordinators that come and go in one test."""
 
-    def __init__(self, folder: Path, group: TaskGroup, broker: MemoryBroker) -> None:
+    def __init__(self, folder: Path, group: TaskGroup, links: Links) -> None:
         self.folder = folder
-        self.broker = broker
+        self.links = links
         self.roster: Sequence[str] = ()
         self.shards = Shards()
         self.evaluator = NormEvaluator()
@@ -101,6 +115,12 @@ class Lab:
         self._agents: dict[str, anyio.CancelScope] = {}
         self._boots = 0
 
+    @property
+    def broker(self) -> MemoryBroker:
+        """The broker in memory."""
+        assert isinstance(self.links, MemoryBroker)
+        return self.links
+
     def start_agent(self, name: str, data: Path | None = None) -> None:
         """Start a real agent on its own cache."""
         config = AgentConfig(
@@ -110,16 +130,22 @@ class Lab:
             data=None if data is None else str(data),
             timeouts=Timeouts(hello_s=0.5, resend_s=0.5),
         )
-        agent = Agent(config, real_host(), lambda will: self.broker.transport(name, will))
+        agent = Agent(config, real_host(), lambda will: self.links.transport(name, will))
         self._agents[name] = anyio.CancelScope()
         self._group.start_soon(self._run_agent, name, agent)
 
     def kill_agent(self, name: str) -> None:
         """Let an agent vanish without a word."""
-        self.broker.disconnect(name, reconnects=False)
+        self.links.disconnect(name, reconnects=False)
         self._agents[name].cancel()
 
-    def coordinator(self, config: CoordinatorConfig, store: Store, attempt: int = 0) -> Coordinator:
+    def coordinator(
+        self,
+        config: CoordinatorConfig,
+        store: Store,
+        attempt: int = 0,
+        client_id: str = "coordinator",
+    ) -> Coordinator:
         """Return a coordinator over this broker."""
         self._boots += 1
         return Coordinator(
@@ -130,7 +156,7 @@ class Lab:
             store=store,
             shards=self.shards,
             evaluator=self.evaluator,
-            transport=lambda will: self.broker.transport("coordinator", will),
+            transport=lambda will: self.links.transport(client_id, will),
             topics=Topics(),
             boot=self._boots,
             attempt=attempt,
@@ -138,9 +164,9 @@ class Lab:
             listener=self._listen,
         )
 
-    def open_store(self) -> Store:
-        """Create the run's store, or reopen it."""
-        run = self.folder / "run"
+    def open_store(self, name: str = "run") -> Store:
+        """Create a run's store, or reopen it."""
+        run = self.folder / name
         if (run / "run.db").exists():
             return Store.reopen(run)
         return Store.create(
@@ -182,7 +208,7 @@ class Lab:
 
 @asynccontextmanager
 async def lab(
-    folder: Path, agents: int = 3, limit_s: float = 60.0, broker: MemoryBroker | None = None
+    folder: Path, agents: int = 3, limit_s: float = 60.0, broker: Links | None = None
 ) -> AsyncIterator[Lab]:
     """A lab with agents pi-0, pi-1, ... that is gone after `limit_s` whatever happens."""
     with anyio.fail_after(limit_s):

@@ -16,7 +16,16 @@ from tests.coordinator.lab import ARTIFACT, Lab
 from wire.chunks import chunk_slice, encode_chunk
 from wire.codec import decode_to_device, encode
 from wire.codecs import Int8Blocks, pack, packed_bytes
-from wire.messages import Grant, Hello, Manifest, Message, Offer, Train, UploadDone
+from wire.messages import (
+    CoordinatorStatus,
+    Grant,
+    Hello,
+    Manifest,
+    Message,
+    Offer,
+    Train,
+    UploadDone,
+)
 from wire.tensors import vector_to_bytes
 from wire.topics import Topics
 from wire.transport.base import LinkUp, Packet, Transport
@@ -46,9 +55,8 @@ class Rogue:
             group.start_soon(self._report)
             async for event in self.link.events():
                 if isinstance(event, LinkUp):
-                    await self.link.subscribe(self._topics.control(self.name), qos=1)
-                    capabilities = structs.replace(CAPABILITIES, codecs=self._codecs)
-                    await self.say(Hello(boot=1, capabilities=capabilities, n_k=40))
+                    mine = (self._topics.control(self.name), self._topics.coordinator)
+                    await self.link.subscribe(*mine, qos=1)
                 elif isinstance(event, Packet):
                     await self._on_packet(event.payload)
 
@@ -89,7 +97,10 @@ class Rogue:
 
     async def _on_packet(self, payload: bytes) -> None:
         message = decode_to_device(payload)
-        if isinstance(message, Train):
+        if isinstance(message, CoordinatorStatus) and message.state == "on":
+            capabilities = structs.replace(CAPABILITIES, codecs=self._codecs)
+            await self.say(Hello(boot=1, capabilities=capabilities, n_k=40))
+        elif isinstance(message, Train):
             self.train = message
             await self._misbehave(self)
         elif isinstance(message, Grant) and self.pending is not None:

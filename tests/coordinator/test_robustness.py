@@ -20,7 +20,7 @@ from tests.coordinator.test_service import send
 from wire.codec import encode
 from wire.messages import ChunkRequest, Failed, Ping, Train
 from wire.topics import Topics
-from wire.transport.base import LinkUp
+from wire.transport.base import LinkUp, Packet
 from wire.transport.memory import MemoryBroker, MemoryTransport
 
 pytestmark = pytest.mark.anyio
@@ -86,6 +86,8 @@ async def test_void_rounds_are_not_hurried_by_devices_that_only_talk(tmp_path: P
         async with place.broker.transport("talker") as link:
             async for event in link.events():
                 if isinstance(event, LinkUp):
+                    await link.subscribe(Topics().coordinator, qos=1)
+                elif isinstance(event, Packet) and b"on" in event.payload:
                     break
             await link.publish(Topics().up("talker"), encode(hello(n_k=40)), qos=1)
             seq = 0

@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import psutil
 import pytest
 
 from coordinator.store import RunReader, StoreError
+from testbed.broker import start_broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -64,6 +67,7 @@ class Running:
         fleet: str = UNTHROTTLED,
         *,
         resume: bool = False,
+        url: str = "",
     ) -> None:
         self.folder = folder / "run"
         self.experiment = folder / "small.toml"
@@ -71,6 +75,7 @@ class Running:
             EXPERIMENT.format(rounds=rounds, epochs=epochs, fleet=fleet), encoding="utf-8"
         )
         what = [str(self.folder)] if resume else [str(self.experiment), "--out", str(self.folder)]
+        what += ["--set", f"broker.url={url}"] if url else []
         self.process = subprocess.Popen(
             [sys.executable, "-m", "testbed.cli", "run", *what, "--headless", "--json"],
             stdout=subprocess.PIPE,
@@ -115,9 +120,9 @@ def assert_gone(family: list[psutil.Process]) -> None:
 
 @contextmanager
 def running(
-    folder: Path, rounds: int = 6, epochs: int = 1, fleet: str = UNTHROTTLED
+    folder: Path, rounds: int = 6, epochs: int = 1, fleet: str = UNTHROTTLED, url: str = ""
 ) -> Iterator[Running]:
-    run = Running(folder, rounds, epochs, fleet)
+    run = Running(folder, rounds, epochs, fleet, url=url)
     try:
         yield run
     finally:
@@ -208,6 +213,28 @@ def test_a_killed_broker_comes_back_and_the_run_goes_on(tmp_path: Path) -> None:
         kinds = [event.kind for _, event in reader.events()]
         assert all(row.aggregated >= 1 for row in reader.rounds())
     assert kinds.count("broker") == 2
+
+
+@pytest.mark.anyio
+async def test_a_second_run_on_the_same_broker_is_refused_and_hurts_nothing(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    async with start_broker("mosquitto", folder=tmp_path) as broker:
+        with running(first, rounds=60, url=broker.url) as run:
+            await anyio.to_thread.run_sync(run.wait_round, 2)
+            with running(second, url=broker.url) as late:
+                code, _, err = await anyio.to_thread.run_sync(late.finish)
+            assert code == 1
+            assert err.splitlines()[-1].startswith("fairbed: fairbed/main: must have one coordin")
+            assert "Traceback" not in err
+            assert not late.folder.exists()
+            assert run.rounds() < 60, "the first run was over before the second one asked"
+            code, _, err = await anyio.to_thread.run_sync(run.finish)
+    assert code == 0, err
+    with RunReader(run.folder) as reader:
+        assert {x.outcome for x in reader.exchanges(0)} == {"done"}
+        assert not {"rejoined", "left"} & {event.kind for _, event in reader.events()}
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
