@@ -70,6 +70,7 @@ class Campaign:
         evaluator: Evaluator | None,
         listener: Callable[[Progress], None],
         attempt: int,
+        max_chunk_bytes: int,
     ) -> None:
         self._config = config
         self._task = task
@@ -84,7 +85,14 @@ class Campaign:
         self._listener = listener
         self._attempt = attempt
         self._agreement = Agreement(config.exchange, task.layout, journal.store.run_id)
-        self._versions = Versions(self._agreement, vector, public, fleet.registry, journal)
+        self._versions = Versions(
+            self._agreement,
+            vector,
+            public,
+            fleet.registry,
+            journal,
+            max_chunk_bytes=max_chunk_bytes,
+        )
         self._frozen: set[str] = set()
         self._may_run = anyio.Event()
         self._may_run.set()

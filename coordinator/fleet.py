@@ -13,7 +13,7 @@ from coordinator.post import Post
 from coordinator.registry import NEVER, Device, Registry
 from coordinator.store.records import DeviceRow, TelemetryRow
 from coordinator.traffic import Traffic
-from wire.chunks import manifest_of
+from wire.chunks import DEFAULT_CHUNK_BYTES, manifest_of
 from wire.messages import (
     Context,
     Hello,
@@ -48,6 +48,7 @@ class Fleet:
         task: Manifest,
         boot: int,
         exchange: ExchangeConfig,
+        max_chunk_bytes: int,
     ) -> None:
         self.registry = registry
         self._post = post
@@ -58,6 +59,7 @@ class Fleet:
         self._task = task
         self._boot = boot
         self._exchange = exchange
+        self._max_chunk_bytes = max_chunk_bytes
         self._manifests: dict[str, Manifest] = {}
         self._changed = anyio.Event()
         self._is_linked = anyio.Event()
@@ -117,7 +119,13 @@ class Fleet:
             device.n_registered = n_k
         if is_new:
             self._record(device, was_known)
-        self._post.say(name, Welcome(boot=self._boot, task=self._task, shard=shard))
+        welcome = Welcome(
+            boot=self._boot,
+            task=self._task,
+            shard=shard,
+            max_chunk_bytes=self._max_chunk_bytes,
+        )
+        self._post.say(name, welcome)
         return is_new and was_known
 
     def on_context(self, name: str, context: Context) -> bool:
@@ -171,7 +179,9 @@ class Fleet:
         data = await anyio.to_thread.run_sync(encode_shard, shard)
         manifest = self._manifests.get(name)
         if manifest is None:
-            manifest = await anyio.to_thread.run_sync(manifest_of, data, "shard")
+            manifest = await anyio.to_thread.run_sync(
+                manifest_of, data, "shard", min(DEFAULT_CHUNK_BYTES, self._max_chunk_bytes)
+            )
             self._manifests[name] = manifest
         self._private.offer(name, manifest, data)
         return manifest, shard.n

@@ -30,10 +30,10 @@ from coordinator.store import Store, StoreError
 from coordinator.traffic import Traffic
 from coordinator.uploads import Uploads
 from wire.artifact import Artifact, encode_artifact
-from wire.chunks import manifest_of
+from wire.chunks import DEFAULT_CHUNK_BYTES, manifest_of
 from wire.codec import encode
 from wire.errors import Refused
-from wire.messages import CoordinatorStatus, Goodbye
+from wire.messages import MAX_CHUNK_BYTES, CoordinatorStatus, Goodbye
 from wire.topics import Topics
 from wire.transport.base import LinkDown, LinkUp, Packet, Transport, Will
 
@@ -62,6 +62,7 @@ class Coordinator:
         transport: Callable[[Will], Transport],
         topics: Topics,
         boot: int,
+        max_chunk_bytes: int = MAX_CHUNK_BYTES,
         attempt: int = 0,
         roster: Sequence[str] = (),
         listener: Callable[[Progress], None] = lambda progress: None,
@@ -74,6 +75,7 @@ class Coordinator:
         self._evaluator = evaluator
         self._topics = topics
         self._boot = boot
+        self._max_chunk_bytes = max_chunk_bytes
         self._attempt = attempt
         self._roster = roster
         self._listener = listener
@@ -129,7 +131,7 @@ class Coordinator:
         traffic = Traffic()
         private = PrivateBlobs(self._transport, self._topics, traffic)
         task = encode_artifact(self._artifact)
-        task_manifest = manifest_of(task, "task")
+        task_manifest = manifest_of(task, "task", min(DEFAULT_CHUNK_BYTES, self._max_chunk_bytes))
         fleet = Fleet(
             Registry(),
             post,
@@ -140,6 +142,7 @@ class Coordinator:
             task=task_manifest,
             boot=self._boot,
             exchange=self._config.exchange,
+            max_chunk_bytes=self._max_chunk_bytes,
         )
         uploads = Uploads(self._artifact.spec.layout, self._journal.now)
         player = Player(post, uploads, self._journal, group)
@@ -158,6 +161,7 @@ class Coordinator:
             evaluator=self._evaluator,
             listener=self._listener,
             attempt=self._attempt,
+            max_chunk_bytes=self._max_chunk_bytes,
         )
         first_round = 1
         if checkpoint is not None:

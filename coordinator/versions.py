@@ -19,7 +19,7 @@ from coordinator.registry import Device, Registry
 from wire.chunks import RETAINED_CHUNK_BYTES, manifest_of, suitable_chunk_bytes
 from wire.codecs import Codec, pack, unpack
 from wire.errors import EncodeError
-from wire.messages import Coding, Manifest, Packed
+from wire.messages import MAX_CHUNK_BYTES, Coding, Manifest, Packed
 from wire.tensors import vector_to_bytes
 
 
@@ -41,6 +41,7 @@ class Versions:
         public: Where the blobs go.
         registry: Whose slowest link the chunks must suit.
         journal: Knows the time, and is told what cannot be packed.
+        max_chunk_bytes: What the broker takes.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class Versions:
         public: PublicBlobs,
         registry: Registry,
         journal: Journal,
+        *,
+        max_chunk_bytes: int = MAX_CHUNK_BYTES,
     ) -> None:
         self.vector = vector
         """The model that devices train, shape (n_values,)."""
@@ -59,6 +62,7 @@ class Versions:
         self._public = public
         self._registry = registry
         self._journal = journal
+        self._max_chunk_bytes = min(RETAINED_CHUNK_BYTES, max_chunk_bytes)
         self._manifest: Manifest | None = None
         self._packed: Packed | None = None
 
@@ -136,4 +140,5 @@ class Versions:
         return Packed(manifest=blob, codec="float16" if is_half else "int8", base=base)
 
     def _chunk_bytes(self, size_bytes: int) -> int:
-        return suitable_chunk_bytes(self._registry.slowest_bps(), size_bytes, RETAINED_CHUNK_BYTES)
+        rate_bps = self._registry.slowest_bps()
+        return suitable_chunk_bytes(rate_bps, size_bytes, self._max_chunk_bytes)

@@ -316,6 +316,7 @@ class Agent:
         if welcome.boot == self._coordinator_boot:
             if self._config.telemetry_s is None:
                 self._telemetry.period_s = welcome.telemetry_s
+            self._link.max_chunk_bytes = welcome.max_chunk_bytes
             self._joining.on_welcome(welcome)
 
     def _on_refuse(self, refuse: Refuse) -> None:

@@ -9,6 +9,8 @@ second, because what the coordinator predicts is M / B.
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from wire.messages import MAX_CHUNK_BYTES
+
 Direction: TypeAlias = Literal["down", "up"]
 
 PROBE_BYTES = 64 * 1024
@@ -53,6 +55,8 @@ class LinkEstimate:
 
     probe_bytes: int = 0
     """Bytes that probes have moved so far, both ways."""
+    max_chunk_bytes: int = MAX_CHUNK_BYTES
+    """The largest chunk that the broker takes, as far as we were told."""
     _rates: dict[Direction, _Rate] = field(default_factory=lambda: {"down": _Rate(), "up": _Rate()})
     _rtt_s: float | None = None
     _probed_at: float | None = None

@@ -194,7 +194,9 @@ class Round:
             id=os.urandom(16),
             kind="update",
             size_bytes=len(trained.update),
-            chunk_bytes=suitable_chunk_bytes(kit.link.uplink_bps, len(trained.update)),
+            chunk_bytes=suitable_chunk_bytes(
+                kit.link.uplink_bps, len(trained.update), kit.link.max_chunk_bytes
+            ),
         )
         self._watch.lap("encode")
         self._offer = self._make_offer(trained, manifest, pull.download)

@@ -73,6 +73,7 @@ class _Setup:
     host: str
     port: int
     password: str
+    max_packet_bytes: int
 
 
 def find_broker(kind: BrokerKind) -> list[str] | None:
@@ -88,6 +89,7 @@ async def start_broker(
     port: int | None = None,
     host: str = "127.0.0.1",
     password: str | None = None,
+    max_packet_bytes: int = MAX_PACKET_BYTES,
 ) -> AsyncIterator["Broker"]:
     """Run a broker for as long as the context lasts.
 
@@ -97,13 +99,16 @@ async def start_broker(
         port: None takes a free one.
         host: The one address it listens on.
         password: None makes a random one; a restarted coordinator gives the old one.
+        max_packet_bytes: Largest packet that it takes; amqtt has no limit.
 
     Raises:
         BrokerError: None is installed, or it does not come up.
     """
     kind, command = _choose(choice)
     for attempt in range(PORT_ATTEMPTS):
-        broker = Broker(kind, command, folder, host, port or _free_port(host), password)
+        broker = Broker(
+            kind, command, folder, host, port or _free_port(host), password, max_packet_bytes
+        )
         try:
             await broker.start()
             break
@@ -128,12 +133,13 @@ class Broker:
         host: str,
         port: int,
         password: str | None = None,
+        max_packet_bytes: int = MAX_PACKET_BYTES,
     ) -> None:
         self.kind = kind
         self.log = folder / "broker.log"
         self.port = port
         self.password = password or secrets.token_urlsafe(24)
-        self._setup = _Setup(folder / f"broker-{port}", host, port, self.password)
+        self._setup = _Setup(folder / f"broker-{port}", host, port, self.password, max_packet_bytes)
         self._command = command
         self._process: Process | None = None
 
@@ -303,7 +309,7 @@ def _configure_mosquitto(setup: _Setup) -> list[str]:
         f"password_file {passwords}",
         "persistence false",
         "log_dest stderr",
-        f"max_packet_size {MAX_PACKET_BYTES}",
+        f"max_packet_size {setup.max_packet_bytes}",
         f"max_queued_messages {MAX_QUEUED_MESSAGES}",
         f"max_queued_bytes {MAX_QUEUED_BYTES}",
         "max_inflight_messages 100",
@@ -335,7 +341,7 @@ def _configure_nats(setup: _Setup) -> list[str]:
         "server_name": f"{USER}-{setup.port}",
         "host": setup.host,
         "port": -1,  # NATS' own protocol; nobody uses it
-        "max_payload": MAX_PACKET_BYTES,
+        "max_payload": setup.max_packet_bytes,
         "max_pending": MAX_QUEUED_BYTES,
         "authorization": {"user": USER, "password": setup.password},
         "jetstream": {"store_dir": str(setup.folder / "jetstream")},  # QoS 1 and retained

@@ -1,12 +1,15 @@
 """Whether a broker that is not ours can be used, asked before anything else is started."""
 
 import os
+import secrets
 
 import anyio
 
 from testbed.broker import BrokerError
 from wire.errors import TransportError
+from wire.topics import Topics
 from wire.transport.base import LinkUp
+from wire.transport.limit import CHUNK_SIZES, largest_chunk
 from wire.transport.mqtt import MqttTransport
 
 ANSWER_S = 10.0
@@ -39,3 +42,22 @@ async def await_broker(url: str, within_s: float | None = None) -> None:
             f"broker.url: {transport.url} must answer within {limit_s:g} s, got {why}; start "
             "the broker, correct the address, or leave the key out for an embedded one"
         ) from exc
+
+
+async def find_chunk_limit(url: str, topics: Topics) -> int:
+    """Return the largest chunk that the broker at `url` takes, bytes.
+
+    Raises:
+        BrokerError: It takes none, or refuses us.
+    """
+    probe = secrets.token_hex(8)
+    try:
+        largest = await largest_chunk(MqttTransport(url, f"limit-{probe}"), topics.limit(probe))
+    except TransportError as exc:
+        raise BrokerError(f"broker.url: {exc}") from exc
+    if not largest:
+        raise BrokerError(
+            f"broker.url: the broker must take messages of {CHUNK_SIZES[0] // 1024} KiB, got one "
+            "that does not pass them on; raise its payload limit"
+        )
+    return largest

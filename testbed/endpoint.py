@@ -10,6 +10,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from wire.messages import MAX_CHUNK_BYTES
+
 FILE = "endpoint.json"
 
 
@@ -23,6 +25,8 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Address the embedded broker listens on; None for a broker that is not ours."""
     port: int | None = None
     password: str | None = None
+    max_chunk_bytes: int = MAX_CHUNK_BYTES
+    """The largest chunk that the broker takes."""
 
 
 def write_endpoint(folder: Path, endpoint: Endpoint) -> None:

@@ -26,7 +26,7 @@ from device_agent.sensors import real_host
 from testbed.assignments import RememberedShards
 from testbed.backends.process import ProcessBackend
 from testbed.broker import Broker, BrokerError, start_broker
-from testbed.broker_address import await_broker
+from testbed.broker_address import await_broker, find_chunk_limit
 from testbed.calibration import Probe, work_costs
 from testbed.datasets.loading import load
 from testbed.emulation.work import WorkCosts
@@ -202,6 +202,7 @@ def _coordinator(
         transport=transport,
         topics=Topics(endpoint.tenant),
         boot=boot,
+        max_chunk_bytes=endpoint.max_chunk_bytes,
         attempt=attempt,
         roster=roster,
         listener=listener,
@@ -215,7 +216,11 @@ async def _endpoint(plan: RunPlan, stop: Stop, group: TaskGroup) -> AsyncIterato
     if broker.url != "embedded":
         await await_broker(broker.url)
         await look(MqttTransport(broker.url, f"look-{secrets.token_hex(4)}"), Topics(broker.tenant))
-        endpoint = Endpoint(url=broker.url, tenant=broker.tenant)
+        endpoint = Endpoint(
+            url=broker.url,
+            tenant=broker.tenant,
+            max_chunk_bytes=await find_chunk_limit(broker.url, Topics(broker.tenant)),
+        )
         write_endpoint(plan.folder, endpoint)
         yield endpoint
         return

@@ -125,14 +125,14 @@ def suitable_chunk_bytes(
     Args:
         rate_bps: What the link was measured to carry, bit/s; None is unknown, and takes 256 KiB.
         size_bytes: Of the blob.
-        limit_bytes: Largest chunk for a fast link.
+        limit_bytes: Largest chunk that the broker takes.
     """
     if rate_bps is None:
-        return DEFAULT_CHUNK_BYTES
+        return min(DEFAULT_CHUNK_BYTES, limit_bytes)
     bytes_per_s = rate_bps / 8.0
     slow = min(max(bytes_per_s * CHUNK_TIME_S, SLOW_CHUNK_BYTES), DEFAULT_CHUNK_BYTES)
-    fast = min(bytes_per_s * FAST_CHUNK_TIME_S, size_bytes / 4, limit_bytes)
-    return int(max(slow, fast)) // 1024 * 1024
+    fast = min(bytes_per_s * FAST_CHUNK_TIME_S, size_bytes / 4)
+    return int(min(max(slow, fast), limit_bytes)) // 1024 * 1024
 
 
 def chunk_slice(manifest: Manifest, index: int) -> slice:

@@ -215,7 +215,7 @@ class Pong(Message, frozen=True, kw_only=True, tag="pong"):
 # --- coordinator to device ----------------------------------------------------------------------
 
 
-class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
+class Welcome(Message, frozen=True, kw_only=True, omit_defaults=True, tag="welcome"):
     """A device has joined: pull these, then report `is_ready`."""
 
     boot: Count
@@ -224,6 +224,8 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     shard: Manifest | None
     """Private data to pull; None when the device brought its own."""
     telemetry_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 1.0
+    max_chunk_bytes: Annotated[int, Meta(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)] = MAX_CHUNK_BYTES
+    """The largest chunk that the broker takes, as the coordinator found out."""
 
 
 class Train(Message, frozen=True, kw_only=True, tag="train"):

@@ -11,6 +11,7 @@
     fairbed/t/ctl                    messages to all devices
     fairbed/t/b/<blob>/intent        Intent, retained
     fairbed/t/b/<blob>/c/<k>         public chunks, retained, QoS 0
+    fairbed/t/limit/<id>             what the coordinator finds the broker's payload limit with
 
 The coordinator subscribes with `+`, never with `#`, on bulk. Dots and spaces are forbidden in
 names, because NATS maps slashes to dots.
@@ -85,6 +86,10 @@ class Topics:
     def chunk(self, blob: str, index: int) -> str:
         """One retained chunk of a public blob, by hexadecimal id."""
         return f"{self.base}/b/{blob}/c/{index}"
+
+    def limit(self, probe: str) -> str:
+        """Messages of one client to itself, of sizes that the broker may not take."""
+        return f"{self.base}/limit/{probe}"
 
     def device_of(self, topic: str) -> tuple[str, str]:
         """Return (device name, channel) of a topic that a device published on.

@@ -30,6 +30,8 @@ from device_agent.agent import Agent
 from device_agent.config import AgentConfig, Timeouts
 from device_agent.errors import NotWanted
 from device_agent.sensors import real_host
+from wire.artifact import Artifact
+from wire.messages import MAX_CHUNK_BYTES
 from wire.shard import Shard, make_shard
 from wire.topics import Topics
 from wire.transport.base import Transport, Will
@@ -44,6 +46,8 @@ class Shards:
     """Random data, for at most `limit` devices."""
 
     limit: int = 100
+    width: int = 60
+    """Features of an example."""
     given: list[str] = field(default_factory=list)
 
     def shard(self, device: str) -> Shard | None:
@@ -52,7 +56,7 @@ class Shards:
                 return None
             self.given.append(device)
         rng = np.random.default_rng(self.given.index(device))
-        x = rng.standard_normal((EXAMPLES, 60)).astype(np.float32)
+        x = rng.standard_normal((EXAMPLES, self.width)).astype(np.float32)
         return make_shard(x, np.argmax(x[:, :10], axis=1))
 
 
@@ -102,11 +106,13 @@ class Links(Protocol):
 class Lab:
     """Broker, agents and coordinators that come and go in one test."""
 
-    def __init__(self, folder: Path, group: TaskGroup, links: Links) -> None:
+    def __init__(self, folder: Path, group: TaskGroup, links: Links, artifact: Artifact) -> None:
         self.folder = folder
+        self.artifact = artifact
+        self.max_chunk_bytes = MAX_CHUNK_BYTES
         self.links = links
         self.roster: Sequence[str] = ()
-        self.shards = Shards()
+        self.shards = Shards(width=artifact.spec.x_shape[0])
         self.evaluator = NormEvaluator()
         self.progress: list[Progress] = []
         self.refused: dict[str, str] = {}
@@ -150,8 +156,8 @@ class Lab:
         self._boots += 1
         return Coordinator(
             config,
-            artifact=ARTIFACT,
-            vector=initial_vector(ARTIFACT.spec, config.seed_init),
+            artifact=self.artifact,
+            vector=initial_vector(self.artifact.spec, config.seed_init),
             decisions=make_decisions(config),
             store=store,
             shards=self.shards,
@@ -159,6 +165,7 @@ class Lab:
             transport=lambda will: self.links.transport(client_id, will),
             topics=Topics(),
             boot=self._boots,
+            max_chunk_bytes=self.max_chunk_bytes,
             attempt=attempt,
             roster=self.roster,
             listener=self._listen,
@@ -208,12 +215,16 @@ class Lab:
 
 @asynccontextmanager
 async def lab(
-    folder: Path, agents: int = 3, limit_s: float = 60.0, broker: Links | None = None
+    folder: Path,
+    agents: int = 3,
+    limit_s: float = 60.0,
+    broker: Links | None = None,
+    artifact: Artifact = ARTIFACT,
 ) -> AsyncIterator[Lab]:
     """A lab with agents pi-0, pi-1, ... that is gone after `limit_s` whatever happens."""
     with anyio.fail_after(limit_s):
         async with anyio.create_task_group() as group:
-            place = Lab(folder, group, broker or MemoryBroker())
+            place = Lab(folder, group, broker or MemoryBroker(), artifact)
             for i in range(agents):
                 place.start_agent(f"pi-{i}")
             yield place

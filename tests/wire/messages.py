@@ -157,6 +157,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "pong": Pong(seq=7),
     "welcome": Welcome(boot=23, task=TASK, shard=None),
     "welcome-with-shard": Welcome(boot=23, task=TASK, shard=SHARD, telemetry_s=0.5),
+    "welcome-small-chunks": Welcome(boot=23, task=TASK, shard=None, max_chunk_bytes=112 * 1024),
     "train": Train(
         round=3,
         model=MODEL,

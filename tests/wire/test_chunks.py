@@ -143,6 +143,12 @@ def test_a_fast_link_takes_larger_chunks_if_the_blob_makes_four_of_them() -> Non
     assert suitable_chunk_bytes(1e9, 10**7, 480 * 1024) == 480 * 1024
 
 
+@pytest.mark.parametrize("rate_bps", [None, 1e3, 10e6, 1e9])
+def test_none_is_larger_than_what_the_broker_takes(rate_bps: float | None) -> None:
+    limit_bytes = 112 * 1024
+    assert suitable_chunk_bytes(rate_bps, 10**7, limit_bytes) <= limit_bytes
+
+
 @given(st.floats(1.0, 1e12) | st.none(), st.integers(1, 2**31))
 def test_every_suitable_chunk_may_be_sent(rate_bps: float | None, size_bytes: int) -> None:
     chunk_bytes = suitable_chunk_bytes(rate_bps, size_bytes)
