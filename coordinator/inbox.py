@@ -76,6 +76,7 @@ class Inbox:
     def on_link_up(self) -> None:
         """Our own link is up."""
         self._fleet.on_link_up()
+        self._player.on_link_up()
 
     def on_link_down(self) -> None:
         """Our own link is gone."""

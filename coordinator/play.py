@@ -74,6 +74,7 @@ class Player:
         """Number and instant of the last ping to each device."""
         self._ping_seq = 0
         self._asked_at: dict[str, float] = {}
+        self._is_linked = False
         self._moved = anyio.Event()
 
     async def play(
@@ -95,6 +96,8 @@ class Player:
         now = self._journal.now()
         for device in trains:
             played.dispatch(device, now)
+        if not self._is_linked:
+            played.hold(now)
         for device in trains:
             self._dispatch(device)
         while not played.is_over:
@@ -125,9 +128,16 @@ class Player:
 
     def on_link_down(self) -> None:
         """Our own link is gone: no open exchange lasts as long as the device made it."""
-        for device in self.open_devices():
-            assert self._round is not None
-            self._round.exchanges[device].is_disturbed = True
+        self._is_linked = False
+        if self._round is not None:
+            self._round.hold(self._journal.now())
+
+    def on_link_up(self) -> None:
+        """Our own link is back."""
+        self._is_linked = True
+        if self._round is not None:
+            self._round.go_on(self._journal.now())
+            self._move()
 
     def on_idle(self, device: str) -> None:
         """A device says that it has nothing to do: what it was asked, or its answer, was lost."""
@@ -243,6 +253,9 @@ class Player:
             return
         for order in self._round.on(event, self._journal.now()):
             self._carry_out(order, self._round)
+        self._move()
+
+    def _move(self) -> None:
         self._moved.set()
         self._moved = anyio.Event()
 

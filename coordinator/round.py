@@ -7,7 +7,8 @@ come back. Everything a person may ask about an exchange later is written down h
       │                  │                        │                    │
       └──────────────────┴── late, failed, lost, cancelled ────────────┴──> rejected
 
-The deadline counts t - queued: a device that waits for a grant waits for us.
+The deadline counts t - queued - outage: a device that waits for a grant, or for our link to come
+back, waits for us.
 """
 
 from collections.abc import Callable, Sequence
@@ -164,6 +165,8 @@ class Exchange:
     """Decoding the update here, off the loop; None if it came as it is."""
     is_disturbed: bool = False
     """The coordinator lost its own link meanwhile."""
+    outage_s: float = 0.0
+    """For how long, while it was this device's turn; no part of its deadline."""
 
     def queued_s(self, now: float) -> float:
         """Return how long it has waited for its grant."""
@@ -215,10 +218,29 @@ class Round:
     """Updates after which the round is over (per_round)."""
     exchanges: dict[str, Exchange] = field(default_factory=dict)
     _queue: list[str] = field(default_factory=list)
+    _held_since: float | None = None
 
     def dispatch(self, device: str, now: float) -> None:
         """Take note that `device` was asked to train."""
         self.exchanges[device] = Exchange(device=device, dispatched=now)
+
+    def hold(self, now: float) -> None:
+        """Our own link is down: no deadline passes until `go_on`."""
+        if self._held_since is not None:
+            return
+        self._held_since = now
+        for x in self.exchanges.values():
+            x.is_disturbed |= x.stage.is_open
+
+    def go_on(self, now: float) -> None:
+        """Our link is back: what it was down is given to whoever could not use it."""
+        held_since, self._held_since = self._held_since, None
+        if held_since is None:
+            return
+        for x in self.exchanges.values():
+            if self._has_deadline(x):
+                turn = x.dispatched if x.granted is None else x.granted
+                x.outage_s += now - max(held_since, turn)
 
     @property
     def is_over(self) -> bool:
@@ -231,6 +253,8 @@ class Round:
 
     def wake_at(self) -> float | None:
         """Return when the next deadline passes; None if none can."""
+        if self._held_since is not None:
+            return None
         return min(
             (self._deadline(x) for x in self.exchanges.values() if self._has_deadline(x)),
             default=None,
@@ -292,9 +316,11 @@ class Round:
 
     def _deadline(self, x: Exchange) -> float:
         waited = x.queued_s(x.granted) if x.granted is not None else 0.0
-        return x.dispatched + self.deadline_s + waited
+        return x.dispatched + self.deadline_s + waited + x.outage_s
 
     def _pass_deadlines(self, now: float, orders: list[Order]) -> None:
+        if self._held_since is not None:
+            return
         for x in self.exchanges.values():
             if self._has_deadline(x) and now >= self._deadline(x):
                 self._end(x, Stage.LATE, f"no update within {self.deadline_s:g} s", orders)

@@ -253,6 +253,7 @@ class Agent:
         _log.warning("%s: link lost: %s", self._name, reason)
         self._is_linked = self._is_coordinator_on = False
         self._pulls.on_link_down()
+        self._rounds.hold()
         self._step(Event.LINK_LOST)
 
     def _on_packet(self, packet: Packet) -> None:
@@ -296,8 +297,10 @@ class Agent:
         if status.state == "off":
             if is_known and self._is_coordinator_on:
                 self._is_coordinator_on = False
+                self._rounds.hold()
                 self._step(Event.COORDINATOR_LEFT)
             return
+        self._rounds.go_on()
         was_on, self._is_coordinator_on = self._is_coordinator_on, True
         self._coordinator_boot = status.boot
         if not is_known:

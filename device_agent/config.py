@@ -32,6 +32,8 @@ class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Between two `Offer` or `UploadDone` while the coordinator is silent."""
     queue_s: PositiveSeconds = 3600.0
     """For a grant, while other devices upload."""
+    outage_s: PositiveSeconds = 600.0
+    """For a coordinator or a broker that went away in mid-round, beside the deadline."""
     probe_s: PositiveSeconds = 15.0
     """For the reply to one link probe; a 64 KB probe passes at 35 kbit/s."""
     prepare_s: PositiveSeconds = 600.0

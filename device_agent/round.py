@@ -72,6 +72,9 @@ class Round:
         self._kit = kit
         self._watch = Stopwatch(kit.clock, arrived_s)
         self._deadline_at = arrived_s + train.deadline_s
+        self._held_since: float | None = None
+        self._outage_s = 0.0
+        """What the coordinator's absences add to the deadline."""
         self._progress = progress
         self._progress_from_thread = progress_from_thread
         self._scope = anyio.CancelScope()
@@ -149,15 +152,34 @@ class Round:
         elif self._offer is not None and self._grant is None:
             self._kit.post.say(self._offer)
 
+    def hold(self) -> None:
+        """Nobody is there to hear us: `outage_s` more, of which `go_on` takes back the rest."""
+        if self._held_since is None:
+            self._held_since = self._kit.clock.now()
+            self._put_off(self._kit.timeouts.outage_s)
+
+    def go_on(self) -> None:
+        """The coordinator is on again."""
+        held_since, self._held_since = self._held_since, None
+        if held_since is not None:
+            held_s = self._kit.clock.now() - held_since
+            self._put_off(min(held_s - self._kit.timeouts.outage_s, 0.0))
+
+    def _put_off(self, delay_s: float) -> None:
+        self._outage_s += delay_s
+        self._wake_at_deadline()
+
     def _should_stop(self) -> bool:
         return self._is_stopped or self._is_late()
 
     def _is_late(self) -> bool:
-        return self._kit.clock.now() >= self._deadline_at
+        return self._left_s() <= 0.0
+
+    def _left_s(self) -> float:
+        return self._deadline_at + self._outage_s - self._kit.clock.now()
 
     def _wake_at_deadline(self) -> None:
-        left_s = self._deadline_at - self._kit.clock.now()
-        self._scope.deadline = anyio.current_time() + left_s
+        self._scope.deadline = anyio.current_time() + self._left_s()
 
     async def _work(self) -> None:
         update = await self._train_and_offer()

@@ -115,6 +115,16 @@ class Rounds:
             self._step(Event.ENDED)
             self._on_end()
 
+    def hold(self) -> None:
+        """Coordinator or broker are away: the deadline waits for them."""
+        if self._current is not None:
+            self._current.hold()
+
+    def go_on(self) -> None:
+        """The coordinator is on."""
+        if self._current is not None:
+            self._current.go_on()
+
     def on_link_up(self) -> None:
         """Resume the upload, if there is one."""
         if self._current is not None:

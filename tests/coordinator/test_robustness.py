@@ -18,7 +18,7 @@ from tests.coordinator.lab import Lab, NormEvaluator, lab, make_config
 from tests.coordinator.rogue import Rogue
 from tests.coordinator.test_service import send
 from wire.codec import encode
-from wire.messages import ChunkRequest, Failed, Ping, Train
+from wire.messages import ChunkRequest, Failed, Offer, Ping, Train
 from wire.topics import Topics
 from wire.transport.base import LinkUp, Packet
 from wire.transport.memory import MemoryBroker, MemoryTransport
@@ -77,6 +77,28 @@ async def test_an_exchange_during_which_we_lost_our_link_teaches_nothing(tmp_pat
         first, second = reader.exchanges(0)[:3], reader.exchanges(0)[3:]
     assert {x.why for x in first} == {"the coordinator lost its own link meanwhile"}
     assert not any("link" in x.why for x in second)
+
+
+async def test_an_outage_of_our_own_link_kills_no_work(tmp_path: Path) -> None:
+    deadline_s = 1.0
+    rounds = RoundConfig(min_devices=3, deadline_s=deadline_s, join_timeout_s=30.0)
+    broker = FaultyBroker("lost", message_of(Offer, 1))
+    async with lab(tmp_path, broker=broker) as place, anyio.create_task_group() as group:
+
+        async def outage() -> None:
+            broker.disconnect("coordinator", reconnects=False)
+            await anyio.sleep(1.5 * deadline_s)
+            broker.reconnect("coordinator")
+
+        def strike() -> None:
+            group.start_soon(outage)
+
+        broker.on_strike = strike
+        config = make_config(rounds=2, selection=EVERYBODY, round=rounds)
+        assert await place.run(config) == "done"
+    assert broker.has_struck
+    with place.reader() as reader:
+        assert [x.outcome for x in reader.exchanges(0)] == ["done"] * 6
 
 
 async def test_void_rounds_are_not_hurried_by_devices_that_only_talk(tmp_path: Path) -> None:

@@ -63,6 +63,31 @@ def test_waiting_for_a_slot_is_not_the_devices_time() -> None:
     assert (b.tau_wall_s, b.queued_s(109.0), b.tau_s) == (9.0, 5.0, 4.0)
 
 
+def test_no_deadline_passes_while_our_own_link_is_down() -> None:
+    played = started("a", "b")
+    played.hold(now=130.0)
+    assert played.wake_at() is None
+    assert played.on(Tick(), 1000.0) == []
+    played.go_on(now=1030.0)
+    assert played.wake_at() == 100.0 + 900.0 + DEADLINE_S
+    played.on(Offered("a", offer()), 1040.0)
+    assert played.on(Tick(), 1059.9) == []
+    assert [type(order) for order in played.on(Tick(), 1060.0)] == [Abandon, Abandon]
+
+
+def test_an_outage_gives_back_only_what_it_took_from_a_device() -> None:
+    played = started("a", "b", slots=1)
+    played.on(Offered("a", offer()), 101.0)
+    played.on(Offered("b", offer()), 102.0)
+    played.on(arrived("a", at=104.0), 104.0)
+    played.hold(now=105.0)
+    played.on(Checked("a", None), 107.0)  # off the loop: it needs no link, and makes room for b
+    played.hold(now=108.0)
+    played.go_on(now=115.0)
+    played.go_on(now=116.0)
+    assert played.wake_at() == 100.0 + DEADLINE_S + (107.0 - 102.0) + (115.0 - 107.0)
+
+
 def large_offer(chunk_bytes: int) -> Offer:
     return offer(
         manifest=Manifest(id=bytes(16), kind="update", size_bytes=10**7, chunk_bytes=chunk_bytes)

@@ -6,6 +6,7 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 import pytest
+from msgspec import structs
 
 from device_agent.lifecycle import Phase
 from tests.device_agent.conftest import NAME, Stage
@@ -200,6 +201,7 @@ async def test_trains_on_while_the_link_is_down_and_offers_when_it_is_back(stage
 
 
 async def test_goes_offline_after_a_round_that_ended_without_a_link(stage: Stage) -> None:
+    stage.timeouts = structs.replace(stage.timeouts, outage_s=0.05)
     async with stage.playing() as (agent, coordinator):
         await coordinator.join(TASK, SHARD)
         cut = Cut(coordinator, after=0)

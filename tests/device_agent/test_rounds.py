@@ -2,8 +2,10 @@
 
 import threading
 
+import anyio
 import numpy as np
 import pytest
+from msgspec import structs
 from numpy.typing import NDArray
 
 from device_agent.engines.base import Engine
@@ -20,7 +22,8 @@ from tests.device_agent.softmax import (
     softmax_task,
 )
 from wire.artifact import Artifact
-from wire.messages import Cancel, Failed, Grant, Hyperparameters, Offer, Received
+from wire.codec import encode
+from wire.messages import Cancel, CoordinatorStatus, Failed, Grant, Hyperparameters, Offer, Received
 from wire.shard import encode_shard
 
 pytestmark = pytest.mark.anyio
@@ -201,6 +204,35 @@ async def test_waiting_for_the_grant_does_not_count_against_the_deadline(stage: 
         await coordinator.grant(offer)
         await coordinator.receive(offer)
         assert not coordinator.seen[Failed]
+
+
+async def test_a_coordinator_that_is_off_does_not_use_up_the_deadline(stage: Stage) -> None:
+    deadline_s = 0.5
+    async with stage.playing() as (_, coordinator):
+        await coordinator.join(TASK, SHARD)
+        await coordinator.ask(1, ZEROS, deadline_s=deadline_s)
+        offer = await coordinator.expect(Offer)
+        await coordinator.grant(offer)
+        off = CoordinatorStatus(state="off", boot=coordinator.boot)
+        await coordinator.transport.publish(coordinator.topics.coordinator, encode(off), qos=1)
+        await anyio.sleep(1.5 * deadline_s)
+        await coordinator.announce()
+        await coordinator.receive(offer)
+        await coordinator.expect_context(is_ready=True, phase="idle")
+        assert not coordinator.seen[Failed]
+
+
+async def test_a_coordinator_that_stays_away_is_not_waited_for(stage: Stage) -> None:
+    stage.timeouts = structs.replace(stage.timeouts, outage_s=0.1)
+    async with stage.playing() as (_, coordinator):
+        await coordinator.join(TASK, SHARD)
+        await coordinator.ask(1, ZEROS, deadline_s=0.5)
+        offer = await coordinator.expect(Offer)
+        await coordinator.grant(offer)
+        off = CoordinatorStatus(state="off", boot=coordinator.boot)
+        await coordinator.transport.publish(coordinator.topics.coordinator, encode(off), qos=1)
+        failed = await coordinator.expect(Failed)
+        assert failed.reason == "the deadline of 0.5 s has passed"
 
 
 async def test_a_rejected_update_ends_the_round(
