@@ -75,8 +75,7 @@ class MqttTransport(Transport):
         publish_timeout_s: float = 60.0,
         backoff: Callable[[int], float] | None = None,
     ) -> None:
-        self.url = redact(url)
-        self.client_id = client_id
+        self.url, self.client_id = redact(url), client_id
         self.trouble: str | None = "not connected yet"
         """Why the link is down; None while it is up."""
         self.strays = 0
@@ -84,17 +83,14 @@ class MqttTransport(Transport):
         self._address = parse_url(url)
         self._tls = self._address.tls_context()
         self._will = will
-        self._keepalive_s = keepalive_s
-        self._connect_timeout_s = connect_timeout_s
+        self._keepalive_s, self._connect_timeout_s = keepalive_s, connect_timeout_s
         self._publish_timeout_s = publish_timeout_s
         self._backoff = backoff or full_jitter(random.Random())
-        self._inbox = Inbox()
-        self._filters = Filters()
+        self._inbox, self._filters = Inbox(), Filters()
         self._link: _Client | None = None
         self._early: list[aiomqtt.Message] = []
         """What came before the link counted as up: `LinkUp` goes first."""
-        self._ups = 0
-        self._queued_bytes = 0
+        self._ups = self._queued_bytes = 0
         self._waiting: set[anyio.CancelScope] = set()
         self._serving: anyio.CancelScope | None = None
         self._tasks: TaskGroup | None = None
@@ -228,6 +224,8 @@ class MqttTransport(Transport):
         link.timeout = self._connect_timeout_s
         try:
             await link.__aenter__()
+            if link.is_lost:  # aiomqtt forgets what happens before `__aenter__` returns
+                raise aiomqtt.MqttError("connection lost")
         except BaseException as exc:
             link.abandon()
             advice = advice_on(exc)
@@ -322,7 +320,7 @@ class _Client(aiomqtt.Client):
         tls: ssl.SSLContext | None,
         take: Callable[[aiomqtt.Message], None],
     ) -> None:
-        self._is_abandoned = False
+        self.is_lost = self._is_abandoned = False
         self._loop_thread = threading.get_ident()
         super().__init__(
             address.host,
@@ -382,8 +380,11 @@ class _Client(aiomqtt.Client):
     def _on_disconnect(
         self, client: Any, userdata: Any, flags: Any, code: Any, properties: Any = None
     ) -> None:
+        self.is_lost = True
         if self._connected.done():
             super()._on_disconnect(client, userdata, flags, code, properties)
+            if self._disconnected.done() and not self._disconnected.cancelled():
+                self._disconnected.exception()  # seen, even if `__aenter__` throws it away
         else:  # before the answer to CONNECT: aiomqtt would wait for its time-out
             self._connected.set_exception(aiomqtt.MqttCodeError(code))
 

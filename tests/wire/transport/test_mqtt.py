@@ -1,7 +1,9 @@
 """The MQTT link against brokers that misbehave: each is a few scripted bytes on a socket."""
 
 import logging
+import os
 import random
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -119,6 +121,24 @@ async def test_a_link_that_hangs_up_is_told_once_and_made_anew() -> None:
             hang_up.set()
             assert await anext(link.events()) == LinkDown("connection lost")
             assert await anext(link.events()) == LinkUp(2)
+
+
+async def test_a_link_that_is_lost_as_it_comes_up_is_made_anew() -> None:
+    async def hangs_up(client: SocketStream) -> None:
+        await client.receive()
+        with socket.socket(fileno=os.dup(client.extra(SocketAttribute.raw_socket).fileno())) as raw:
+            raw.send(ACCEPTED)
+            raw.shutdown(socket.SHUT_RDWR)  # both are there before the client has a turn
+
+    async def talk(client: SocketStream) -> None:
+        connected.set()
+        await stays(ACCEPTED)(client)
+
+    connected = anyio.Event()
+    with anyio.fail_after(GIVE_UP_S):
+        async with broker_that(hangs_up, talk) as url, link_to(url) as link:
+            assert isinstance(await anext(link.events()), LinkUp)
+            await connected.wait()
 
 
 async def test_retained_packets_of_old_subscriptions_come_after_the_new_link() -> None:
