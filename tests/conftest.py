@@ -9,6 +9,8 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from tests.ledger import LEDGER, Ledger
+
 settings.register_profile("fairbed", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("explore", max_examples=10_000, deadline=None, print_blob=True)
 settings.load_profile("fairbed")
@@ -29,6 +31,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--snap", action="store_true", help="write golden files instead of comparing with them"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEDGER] = Ledger()
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    lines = config.stash[LEDGER].lines
+    if lines:
+        terminalreporter.section("time lost to faults, beside a run without them")
+        for line in sorted(lines):
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def ledger(request: pytest.FixtureRequest) -> Ledger:
+    """Where fault tests write down what a fault cost."""
+    return request.config.stash[LEDGER]
 
 
 @pytest.fixture(scope="session")

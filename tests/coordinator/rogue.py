@@ -5,9 +5,11 @@ import math
 import os
 import struct
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeAlias
 
 import anyio
+import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType, structs
 
@@ -16,7 +18,10 @@ from tests.coordinator.lab import ARTIFACT, Lab
 from wire.chunks import chunk_slice, encode_chunk
 from wire.codec import decode_to_device, encode
 from wire.codecs import Int8Blocks, pack, packed_bytes
+from wire.errors import Disconnected
 from wire.messages import (
+    MAX_VECTOR_BYTES,
+    ChunkRequest,
     CoordinatorStatus,
     Grant,
     Hello,
@@ -43,6 +48,7 @@ class Rogue:
         self._misbehave = misbehave
         self._codecs = codecs
         self._topics = Topics()
+        self.vector_bytes = VECTOR_BYTES
         self.link: Transport
         self.train: Train
         self.pending: tuple[Manifest, bytes, bytes | None] | None = None
@@ -50,7 +56,8 @@ class Rogue:
 
     async def run(self, lab: Lab) -> None:
         """Join, report readiness, and wait for a chance."""
-        self.link = lab.broker.transport(self.name)
+        self.vector_bytes = lab.artifact.spec.layout.size_bytes
+        self.link = lab.links.transport(self.name)
         async with self.link, anyio.create_task_group() as group:
             group.start_soon(self._report)
             async for event in self.link.events():
@@ -79,10 +86,15 @@ class Rogue:
         """Tell a hash."""
         await self.say(UploadDone(round=self.train.round, id=manifest.id, sha256=sha256))
 
-    def offer(self, size_bytes: int = VECTOR_BYTES, **changes: object) -> Offer:
+    def offer(
+        self, size_bytes: int | None = None, chunk_bytes: int = 32 * 1024, **changes: object
+    ) -> Offer:
         """An offer that is right but for the changes."""
         manifest = Manifest(
-            id=os.urandom(16), kind="update", size_bytes=size_bytes, chunk_bytes=32 * 1024
+            id=os.urandom(16),
+            kind="update",
+            size_bytes=size_bytes or self.vector_bytes,
+            chunk_bytes=chunk_bytes,
         )
         fields: dict[str, object] = {
             "round": self.train.round,
@@ -111,10 +123,9 @@ class Rogue:
         while True:
             seq += 1
             message = context(seq=seq, n_k=40)
-            try:
+            with suppress(Disconnected):
                 await self.link.publish(self._topics.telemetry(self.name), encode(message))
-            finally:
-                await anyio.sleep(0.2)
+            await anyio.sleep(0.2)
 
 
 Trick: TypeAlias = Callable[[Rogue], Awaitable[None]]
@@ -208,3 +219,41 @@ async def speaks_nonsense(rogue: Rogue) -> None:
 async def pretends_to_be_the_coordinator(rogue: Rogue) -> None:
     """A message that only the coordinator may send."""
     await rogue.raw(encode(rogue.train))
+
+
+async def grants_itself_everything(rogue: Rogue) -> None:
+    """The whole update and its hash again and again, without a grant."""
+    offer = rogue.offer()
+    await rogue.say(offer)
+    for _ in range(200):
+        await rogue.upload(offer.manifest, bytes(rogue.vector_bytes), bytes(32))
+
+
+async def offers_ten_gigabytes(rogue: Rogue) -> None:
+    """More than any manifest may announce, and then the most that one may."""
+    body = encode(rogue.offer())
+    offer = msgspec.msgpack.decode(body[1:])
+    offer["manifest"]["size_bytes"] = 10_000_000_000
+    await rogue.raw(body[:1] + msgspec.msgpack.encode(offer))
+    await rogue.say(rogue.offer(size_bytes=MAX_VECTOR_BYTES))
+
+
+async def never_sends_the_last_chunk(rogue: Rogue) -> None:
+    """All chunks but one, and the hash of all."""
+    offer = rogue.offer(chunk_bytes=2048)
+    data = bytes(rogue.vector_bytes)
+    await rogue.say(offer)
+    await anyio.sleep(0.3)  # the grant has come
+    for index in range(offer.manifest.chunk_count - 1):
+        frame = encode_chunk(offer.manifest.id, index, data[chunk_slice(offer.manifest, index)])
+        await rogue.link.publish(Topics().upload(rogue.name), frame)
+    await rogue.done(offer.manifest, hashlib.sha256(data).digest())
+
+
+async def asks_for_chunks_for_ever(rogue: Rogue) -> None:
+    """Every chunk of the model, as fast as the broker takes the question."""
+    chunks = list(range(rogue.train.model.chunk_count))
+    for blob in (rogue.train.model.id, bytes(16)) * 5_000:
+        await rogue.link.publish(
+            Topics().up(rogue.name), encode(ChunkRequest(id=blob, chunks=chunks))
+        )

@@ -1,0 +1,67 @@
+"""What the fault tests measured: time lost and memory taken, printed at the end of a session."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import psutil
+import pytest
+
+SAMPLE_S = 0.02
+MEGABYTE = 1e6
+
+
+@dataclass
+class Ledger:
+    """One line for each fault on each broker."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def note(self, broker: str, fault: str, *, lost_s: float, peaks: "Peaks | None" = None) -> None:
+        """Write down how much longer it took than without the fault, and what grew by how much."""
+        memory = "" if peaks is None else f", memory {peaks}"
+        self.lines.append(f"{broker:<10}{fault:<44}{lost_s:+8.2f} s{memory}")
+
+
+LEDGER = pytest.StashKey[Ledger]()
+
+
+@dataclass
+class Peaks:
+    """How much the resident memory of processes grew at most, bytes; by name."""
+
+    grown: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {n / MEGABYTE:+.1f} MB" for name, n in self.grown.items())
+
+    def stay_below(self, megabytes: float) -> None:
+        """Check that nothing grew by more."""
+        assert max(self.grown.values()) < megabytes * MEGABYTE, str(self)
+
+
+@asynccontextmanager
+async def watch_memory(**pids: int) -> AsyncIterator[Peaks]:
+    """Sample the memory of this process and of others for the length of a block.
+
+    A process that a test restarts is watched as long as it lives.
+    """
+    peaks = Peaks()
+
+    async def sample(name: str, process: psutil.Process) -> None:
+        start = process.memory_info().rss
+        peaks.grown[name] = 0
+        while True:
+            await anyio.sleep(SAMPLE_S)
+            try:
+                peaks.grown[name] = max(peaks.grown[name], process.memory_info().rss - start)
+            except psutil.NoSuchProcess:
+                return
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(sample, "tests", psutil.Process())
+        for name, pid in pids.items():
+            group.start_soon(sample, name, psutil.Process(pid))
+        yield peaks
+        group.cancel_scope.cancel()
