@@ -70,7 +70,8 @@ class Fleet:
         """Nothing is current any more; no round begins until the fleet is back."""
         if self._is_linked.is_set():
             self._is_linked = anyio.Event()
-            self._missing = self.registry.forget_contexts()
+            # An outage may come before everybody is back from the last one.
+            self._missing = max(self._missing, self.registry.forget_contexts())
 
     def on_link_up(self) -> None:
         """The broker is back: the devices will say hello again."""

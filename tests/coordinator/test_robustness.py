@@ -101,6 +101,24 @@ async def test_an_outage_of_our_own_link_kills_no_work(tmp_path: Path) -> None:
         assert [x.outcome for x in reader.exchanges(0)] == ["done"] * 6
 
 
+async def test_several_outages_in_a_row_are_waited_out_like_one(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place, anyio.create_task_group() as group:
+
+        async def outages() -> None:
+            for _ in range(30):
+                place.broker.restart()
+                await anyio.sleep(0.003)
+
+        def on_progress(progress: Progress) -> None:
+            if progress.round.round == 2:
+                group.start_soon(outages)
+
+        place.on_progress = on_progress
+        assert await place.run(make_config(rounds=5, selection=EVERYBODY)) == "done"
+    with place.reader() as reader:
+        assert [row.selected for row in reader.rounds()] == [3] * 5
+
+
 async def test_void_rounds_are_not_hurried_by_devices_that_only_talk(tmp_path: Path) -> None:
     rounds = RoundConfig(min_devices=1, void_wait_s=0.4, join_timeout_s=30.0)
 
