@@ -1,5 +1,6 @@
 """What the exchange benchmark does over and over: a pass of one kind, timed, then verified."""
 
+import math
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -7,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+import anyio.to_thread
 
+from benchmarks._deaf import deafen
 from benchmarks._desk import Desk
 from benchmarks._device import random_vector
 from benchmarks._fleet import PHASE_S, Fleet
@@ -16,6 +19,9 @@ from benchmarks._orders import Copy, Direction, Pull, Send, Verify
 from benchmarks._tcp import serve, sha256
 from testbed.broker import Broker
 from wire.chunks import RETAINED_CHUNK_BYTES, manifest_of, suitable_chunk_bytes
+from wire.messages import Manifest
+from wire.topics import Topics
+from wire.transfer import DEFAULT_WINDOW
 
 Step = Callable[[], Coroutine[Any, Any, object]]
 
@@ -67,6 +73,7 @@ class Passes:
         server: Listens for the plain copy.
         n_bytes: Of a vector.
         chunk_bytes: Of downloads; None follows what the devices measured.
+        n_deaf: Clients that ask for the first chunks of the first model and never read them.
     """
 
     def __init__(
@@ -77,10 +84,13 @@ class Passes:
         server: socket.socket,
         n_bytes: int,
         chunk_bytes: int | None,
+        n_deaf: int = 0,
     ) -> None:
         self.findings = Findings()
         self._fleet, self._desk, self._broker, self._server = fleet, desk, broker, server
         self._n_bytes, self._chunk_bytes = n_bytes, chunk_bytes
+        self._n_deaf = n_deaf
+        self._deaf: list[socket.socket] = []
         self._model: bytes | None = None
         """In the broker until the next one is, as in a run."""
         self._slowest_bps: float | None = None
@@ -91,8 +101,10 @@ class Passes:
         """Retire the last model, publish a new one and have it pulled; `disturb` runs meanwhile."""
         self._seed += 1
         model = random_vector(self._n_bytes, self._seed)
+        # A run knows the rates before its first model; here the first pass stands for the probes.
+        rate_bps = self._slowest_bps or math.inf
         chunk_bytes = self._chunk_bytes or suitable_chunk_bytes(
-            self._slowest_bps, len(model), RETAINED_CHUNK_BYTES
+            rate_bps, len(model), RETAINED_CHUNK_BYTES
         )
         manifest = manifest_of(model, "model", chunk_bytes)
         self.findings.chunk_bytes = chunk_bytes
@@ -103,10 +115,23 @@ class Passes:
                 await self._desk.public.retire(self._model)
             await self._desk.public.publish(manifest, model)
             self._model = manifest.id
+            if len(self._deaf) < self._n_deaf:
+                await anyio.to_thread.run_sync(self._deafen, manifest)
             self.findings.publish_s.append(time.perf_counter() - started_s)
 
         order = Pull(manifest=manifest, names=list(names))
         return await self._pass(order, before=publish, during=disturb)
+
+    def close(self) -> None:
+        """Let the deaf go."""
+        for link in self._deaf:
+            link.close()
+
+    def _deafen(self, manifest: Manifest) -> None:
+        asked = range(min(DEFAULT_WINDOW, manifest.chunk_count))
+        topics = [Topics().chunk(manifest.id.hex(), index) for index in asked]
+        for i in range(self._n_deaf):
+            self._deaf.append(deafen(self._broker.url, f"deaf-{i}", topics))
 
     async def up(self, names: Sequence[str], disturb: Step | None = None) -> Pass:
         """Have every update sent; `disturb` runs meanwhile."""

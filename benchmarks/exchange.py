@@ -2,7 +2,7 @@
 
     fairbed bench exchange [--agents 20] [--size 10] [--broker auto] [--processes N] [--json]
                            [--repeats 5] [--chunk KIB] [--drop 0.01]
-                           [--slow 1mbit:1] [--kill-broker-at 50%]
+                           [--slow 1mbit:1] [--kill-broker-at 50%] [--deaf 4]
 
 The coordinator's chunk store, uploads and grants, the agent's pulls and pushes, and a real
 broker; no training. Four kinds of pass take turns: copy down, ours down, copy up, ours up. Each
@@ -54,6 +54,7 @@ class Options:
     kill_at: tuple[float, bool] | None
     """Seconds, or part of the undisturbed time if the second is true."""
     drop: float
+    n_deaf: int
     seed: int
 
     @property
@@ -113,6 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--slow", metavar="RATE:N", help="N more devices behind a slow link, such as 1mbit:1")
     add("--kill-broker-at", metavar="AT", help="restart the broker after 0.2 s, or at 50%%")
     add("--drop", type=float, default=0.0, help="share of chunks to lose, such as 0.01")
+    add("--deaf", type=int, default=0, metavar="N", help="N more that ask for chunks, never read")
     add("--seed", type=int, default=0)
     add("--json", action="store_true")
     return parser
@@ -128,8 +130,16 @@ def _options(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Opti
     agents = given.agents + int(slow[3])
     processes = given.processes or agents
     n_bytes = int(given.size * MEGABYTE) // 4 * 4
-    if given.agents < 1 or not 1 <= processes <= agents or given.repeats < 1 or n_bytes < 4096:
-        parser.error("--agents, --processes, --repeats: must be at least 1, --size 0.01")
+    if (
+        given.deaf < 0
+        or given.agents < 1
+        or not 1 <= processes <= agents
+        or given.repeats < 1
+        or n_bytes < 4096
+    ):
+        parser.error("--agents, --repeats: must be at least 1, --size 0.01, --deaf 0")
+    if not 1 <= processes <= agents:
+        parser.error(f"--processes: must be in 1 to {agents}, got {processes}")
     if not 0.0 <= given.drop < 1.0:
         parser.error(f"--drop: must be in [0, 1), got {given.drop}")
     is_part = kill[2] == "%"
@@ -146,6 +156,7 @@ def _options(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Opti
         if given.kill_broker_at
         else None,
         drop=given.drop,
+        n_deaf=given.deaf,
         seed=given.seed,
     )
 
@@ -172,8 +183,19 @@ async def _measure(options: Options, fleet: Fleet) -> Result:
             with anyio.fail_after(READY_S):
                 await desk.linked.wait()
             await _join(options, fleet, broker, ports, server)
-            passes = Passes(fleet, desk, broker, server, options.n_bytes, options.chunk_bytes)
-            result = await _run(options, passes, broker)
+            passes = Passes(
+                fleet,
+                desk,
+                broker,
+                server,
+                options.n_bytes,
+                options.chunk_bytes,
+                options.n_deaf,
+            )
+            try:
+                result = await _run(options, passes, broker)
+            finally:
+                passes.close()
             fleet.close()
             group.cancel_scope.cancel()
     memory = {
@@ -246,6 +268,7 @@ def _result(options: Options, passes: Passes, broker: Broker, series: Series) ->
         "broker": broker.kind,
         "agents": len(options.fast),
         "processes": options.processes,
+        "deaf": options.n_deaf,
         "size_mb": options.n_bytes / MEGABYTE,
         "chunk_kib": passes.findings.chunk_bytes / 1024,
         "tcp_down_mb_s": ceiling,

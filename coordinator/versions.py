@@ -16,7 +16,12 @@ from coordinator.blobs import PublicBlobs
 from coordinator.coding import Agreement
 from coordinator.journal import Journal
 from coordinator.registry import Device, Registry
-from wire.chunks import RETAINED_CHUNK_BYTES, manifest_of, suitable_chunk_bytes
+from wire.chunks import (
+    RETAINED_CHUNK_BYTES,
+    manifest_of,
+    settled_chunk_bytes,
+    suitable_chunk_bytes,
+)
 from wire.codecs import Codec, pack, unpack
 from wire.errors import EncodeError
 from wire.messages import MAX_CHUNK_BYTES, Coding, Manifest, Packed
@@ -92,7 +97,7 @@ class Versions:
         if encoded is not None:
             vector = encoded.vector
         data = vector_to_bytes(vector)
-        chunk_bytes = self._chunk_bytes(len(data))
+        chunk_bytes = self._chunk_bytes(len(data), old)
         manifest = await anyio.to_thread.run_sync(manifest_of, data, "model", chunk_bytes)
         self.vector, self.encode_s = vector, encoded.took_s if encoded else None
         if old is not None and old.id == manifest.id:
@@ -131,7 +136,8 @@ class Versions:
             values = vector[:n] if base is None else vector[:n] - base[:n]
         blob = pack(codec, n, codec.encode(values, rng), vector[n:])
         decoded = unpack(blob, codec, self._agreement.layout, base)
-        manifest = manifest_of(blob, "model", self._chunk_bytes(len(blob)))
+        last = None if self._packed is None else self._packed.manifest
+        manifest = manifest_of(blob, "model", self._chunk_bytes(len(blob), last))
         return _Encoded(blob, decoded, manifest, self._journal.now() - started)
 
     def _describe(self, blob: Manifest, old: Manifest | None) -> Packed:
@@ -139,6 +145,7 @@ class Versions:
         is_half = self._agreement.config.down == "float16"
         return Packed(manifest=blob, codec="float16" if is_half else "int8", base=base)
 
-    def _chunk_bytes(self, size_bytes: int) -> int:
+    def _chunk_bytes(self, size_bytes: int, last: Manifest | None) -> int:
         rate_bps = self._registry.slowest_bps()
-        return suitable_chunk_bytes(rate_bps, size_bytes, self._max_chunk_bytes)
+        suitable = suitable_chunk_bytes(rate_bps, size_bytes, self._max_chunk_bytes)
+        return settled_chunk_bytes(None if last is None else last.chunk_bytes, suitable)

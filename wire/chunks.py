@@ -135,6 +135,16 @@ def suitable_chunk_bytes(
     return int(min(max(slow, fast), limit_bytes)) // 1024 * 1024
 
 
+def settled_chunk_bytes(last_bytes: int | None, suitable_bytes: int) -> int:
+    """Return the chunk size of the next blob of a kind: the last one's, within a factor of two.
+
+    A broker's heap keeps the holes that chunks of another size leave (docs/exchange.md).
+    """
+    if last_bytes is not None and last_bytes / 2 <= suitable_bytes <= last_bytes * 2:
+        return last_bytes
+    return suitable_bytes
+
+
 def chunk_slice(manifest: Manifest, index: int) -> slice:
     """Return where chunk `index` lies in the blob.
 

@@ -189,10 +189,7 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
 
 
 class ChunkRequest(Message, frozen=True, kw_only=True, tag="chunk-request"):
-    """A device pulls chunks of a private blob; they come back on its data topic, QoS 0.
-
-    Of a public blob it asks for those that the broker does not seem to have.
-    """
+    """A device pulls chunks of a private blob, or misses some of a public one in the broker."""
 
     id: BlobId
     chunks: ChunkList

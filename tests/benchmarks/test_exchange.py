@@ -79,6 +79,11 @@ def test_a_slow_device_is_held_against_its_own_link() -> None:
     assert result["verified"]
 
 
+def test_devices_that_never_read_cost_the_others_nothing() -> None:
+    result = bench("--agents", "2", "--deaf", "2", "--chunk", "32")
+    assert (result["deaf"], result["verified"]) == (2, True)
+
+
 def test_a_percentile_is_one_of_the_values() -> None:
     assert percentile([3.0, 1.0, 2.0], 50) == 2.0
     assert percentile(list(range(1, 101)), 95) == 95

@@ -13,6 +13,7 @@ from wire.chunks import (
     decode_chunk,
     encode_chunk,
     manifest_of,
+    settled_chunk_bytes,
     suitable_chunk_bytes,
 )
 from wire.codec import decode, encode
@@ -141,6 +142,12 @@ def test_a_fast_link_takes_larger_chunks_if_the_blob_makes_four_of_them() -> Non
     assert suitable_chunk_bytes(1e9, 2 * 10**6) == 488 * 1024
     assert suitable_chunk_bytes(1e9, 10**5) == 256 * 1024
     assert suitable_chunk_bytes(1e9, 10**7, 480 * 1024) == 480 * 1024
+
+
+def test_a_size_stays_while_it_is_within_a_factor_of_two() -> None:
+    assert settled_chunk_bytes(None, 300) == 300
+    assert [settled_chunk_bytes(300, other) for other in (150, 299, 600)] == [300] * 3
+    assert [settled_chunk_bytes(300, other) for other in (149, 601)] == [149, 601]
 
 
 @pytest.mark.parametrize("rate_bps", [None, 1e3, 10e6, 1e9])
