@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 
 from wire.errors import Refused
 from wire.transport.base import Incoming, Packet
@@ -13,6 +14,8 @@ MAX_WAITING_PACKETS = 10_000
 
 MAX_WAITING_BYTES = 128 * 1024 * 1024
 """Twice what all upload windows together allow (16 uploaders x 4 chunks x 960 KiB)."""
+
+ItemT = TypeVar("ItemT")
 
 _log = logging.getLogger(__name__)
 
@@ -90,3 +93,15 @@ class Inbox(AsyncIterator[Incoming]):
         if self.dropped == 0:
             _log.warning("incoming queue is full: packets of QoS 0 are dropped and counted")
         self.dropped += 1
+
+
+class Sink(asyncio.Queue[ItemT]):
+    """Stands where a library keeps its own queue; nothing ever waits in it."""
+
+    def __init__(self, take: Callable[[ItemT], None], maxsize: int) -> None:
+        super().__init__()
+        self._take = take
+
+    def put_nowait(self, item: ItemT) -> None:
+        """Hand an item on at once."""
+        self._take(item)

@@ -26,7 +26,7 @@ from wire.transport.address import Address, parse_url, redact
 from wire.transport.backoff import full_jitter
 from wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport, Will
 from wire.transport.filters import Filters
-from wire.transport.inbox import Inbox
+from wire.transport.inbox import Inbox, Sink
 from wire.transport.reasons import advice_on, reason_of
 
 __all__ = ["MqttTransport", "full_jitter", "parse_url", "redact"]
@@ -321,7 +321,7 @@ class _Client(aiomqtt.Client):
         take: Callable[[aiomqtt.Message], None],
     ) -> None:
         self.is_lost = self._is_abandoned = False
-        self._loop_thread = threading.get_ident()
+        self._loop_thread, self._opening = threading.get_ident(), threading.Lock()
         super().__init__(
             address.host,
             address.port,
@@ -332,7 +332,7 @@ class _Client(aiomqtt.Client):
             clean_session=True,
             keepalive=keepalive_s,
             will=aiomqtt.Will(will.topic, will.payload, 1, True) if will else None,
-            queue_type=cast("type[asyncio.Queue[aiomqtt.Message]]", partial(_Sink, take)),
+            queue_type=cast("type[asyncio.Queue[aiomqtt.Message]]", partial(Sink, take)),
             socket_options=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
             tls_context=tls,
             logger=logging.getLogger(f"{__name__}.paho"),
@@ -356,26 +356,35 @@ class _Client(aiomqtt.Client):
                     raise Refused(f"broker: subscribing to {name} is not allowed; check its ACL")
 
     def abandon(self) -> None:
-        """Close the socket without a goodbye, also one that a thread is just opening."""
-        self._is_abandoned = True
-        self._client._sock_close()
+        """Close the socket without a goodbye, also one that a thread is just opening.
+
+        It is closed after what that thread has asked of the loop: by then its number might be
+        another socket's, which the loop would watch for the wrong client.
+        """
+        with self._opening:
+            self._is_abandoned = True
+        self._loop.call_soon(self._client._sock_close)
         for future in (self._connected, self._disconnected):
             if not future.cancel() and not future.cancelled():
                 future.exception()  # seen: asyncio complains about errors that nobody looks at
 
     def _on_socket_open(self, client: Any, userdata: Any, sock: Any) -> None:
-        if self._is_abandoned:
-            sock.close()
-            raise ConnectionAbortedError("the transport was left while it was connecting")
-        super()._on_socket_open(client, userdata, sock)
+        with self._opening:
+            if self._is_abandoned:
+                sock.close()
+                raise ConnectionAbortedError("the transport was left while it was connecting")
+            super()._on_socket_open(client, userdata, sock)
 
     def _on_socket_register_write(self, client: Any, userdata: Any, sock: Any) -> None:
         """Write at once what the kernel takes; aiomqtt would wake the loop for each packet."""
         if threading.get_ident() == self._loop_thread:
             client.loop_write()
-            if client.socket() is None or not client.want_write():
-                return
-        super()._on_socket_register_write(client, userdata, sock)
+            if client.socket() is not None and client.want_write():
+                self._loop.add_writer(sock.fileno(), client.loop_write)
+            return
+        with self._opening:
+            if not self._is_abandoned:
+                super()._on_socket_register_write(client, userdata, sock)
 
     def _on_disconnect(
         self, client: Any, userdata: Any, flags: Any, code: Any, properties: Any = None
@@ -387,14 +396,3 @@ class _Client(aiomqtt.Client):
                 self._disconnected.exception()  # seen, even if `__aenter__` throws it away
         else:  # before the answer to CONNECT: aiomqtt would wait for its time-out
             self._connected.set_exception(aiomqtt.MqttCodeError(code))
-
-
-class _Sink(asyncio.Queue[aiomqtt.Message]):
-    """Stands where aiomqtt keeps its queue; nothing ever waits in it."""
-
-    def __init__(self, take: Callable[[aiomqtt.Message], None], maxsize: int) -> None:
-        super().__init__()
-        self._take = take
-
-    def put_nowait(self, item: aiomqtt.Message) -> None:
-        self._take(item)

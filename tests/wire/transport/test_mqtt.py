@@ -5,7 +5,7 @@ import os
 import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -246,6 +246,24 @@ async def test_leaving_does_not_wait_for_a_broker_that_does_not_answer() -> None
             async with MqttTransport(url, "me", connect_timeout_s=10 * GIVE_UP_S) as link:
                 await connected.wait()
             assert link.trouble == "not connected yet"
+
+
+async def test_leaving_at_any_instant_of_connecting_disturbs_no_other_link() -> None:
+    """The loop would complain about sockets that it is to watch after they were closed."""
+    dice, tries = random.Random(5), 300
+
+    async def talk(client: SocketStream) -> None:
+        with suppress(anyio.BrokenResourceError, anyio.EndOfStream):
+            await stays(ACCEPTED)(client)
+
+    with anyio.fail_after(GIVE_UP_S):
+        async with broker_that(*[talk] * (tries + 1)) as url, link_to(url) as other:
+            assert await anext(other.events()) == LinkUp(1)
+            for _ in range(tries):
+                async with link_to(url):
+                    await anyio.sleep(dice.uniform(0.0, 0.003))
+            await other.publish("x", b"")
+            assert other.trouble is None
 
 
 def test_the_backoff_begins_quickly_grows_and_stays_below_its_cap() -> None:
