@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -65,8 +66,14 @@ def can_be_bound(port: int) -> bool:
 
 
 def files_with(folder: Path, text: str) -> list[Path]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return [path for path in files if text in path.read_text("latin1")]
+    """Return the files that hold a text; a live broker may remove one while we look."""
+    holders = []
+    for place, _, names in os.walk(folder):
+        for path in (Path(place) / name for name in names):
+            with suppress(FileNotFoundError):
+                if path.is_file() and text in path.read_text("latin1"):
+                    holders.append(path)
+    return holders
 
 
 @pytest.mark.parametrize("kind", BROKERS)
