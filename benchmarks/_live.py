@@ -11,6 +11,31 @@ import psutil
 
 from testbed.guard import guarded
 
+EXPERIMENT = """
+name = "benchmark"
+rounds = {rounds}
+[data]
+dataset = "{data}"
+[model]
+name = "{model}"
+[training]
+batch_size = {batch_size}
+max_steps = {max_steps}
+[selection]
+policy = "uniform"
+per_round = {agents}
+[evaluation]
+every = {evaluate_every}
+[broker]
+kind = "{broker}"
+[[fleet]]
+name = "agent"
+count = {agents}
+"""
+
+ALL_STEPS = 1_000_000
+"""No epoch here is cut short."""
+
 KINDS = ("coordinator", "broker", "nursery", "agents")
 
 
@@ -73,17 +98,38 @@ def _cpu_s(process: psutil.Process) -> float:
     return sum(int(task.read_text(encoding="ascii").split()[0]) for task in tasks) / 1e9
 
 
-def save_random_examples(file: Path, n: int) -> None:
-    """Write a data set of n random examples of 784 features in 10 classes."""
-    x = np.random.default_rng(0).standard_normal((n, 784)).astype(np.float32)
+def save_random_examples(file: Path, n: int, x_shape: tuple[int, ...] = (784,)) -> None:
+    """Write a data set of n random examples of shape `x_shape` in 10 classes."""
+    x = np.random.default_rng(0).standard_normal((n, *x_shape)).astype(np.float32)
     np.savez(file, x=x, y=np.arange(n) % 10)
 
 
 @contextmanager
-def live_run(experiment: str, folder: Path) -> Iterator[LiveRun]:
-    """Run an experiment, given as the text of its file, under `folder`; end it at the end."""
+def live_run(
+    folder: Path,
+    data: Path,
+    *,
+    agents: int,
+    rounds: int,
+    model: str = "mlp",
+    broker: str = "auto",
+    batch_size: int = 20,
+    max_steps: int = ALL_STEPS,
+    evaluate_every: int = 0,
+) -> Iterator[LiveRun]:
+    """Run unthrottled agents under `folder`, all of them in each round; end it at the end."""
     path = folder / "experiment.toml"
-    path.write_text(experiment, encoding="utf-8")
+    text = EXPERIMENT.format(
+        rounds=rounds,
+        data=data,
+        model=model,
+        batch_size=batch_size,
+        max_steps=max_steps,
+        agents=agents,
+        evaluate_every=evaluate_every,
+        broker=broker,
+    )
+    path.write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "testbed.cli", "run", str(path), "--headless", "--json"]
     command += ["--out", str(folder / "run")]
     with subprocess.Popen(

@@ -15,30 +15,20 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from benchmarks._live import live_run, save_random_examples
+from benchmarks._live import LiveRun, live_run, save_random_examples
+from coordinator.store import RunReader
 from testbed.control import make_command, send_command
 from testbed.endpoint import read_endpoint
 
-EXPERIMENT = """
-name = "idle-fleet"
-rounds = 1000
-[data]
-dataset = "{data}"
-[model]
-name = "{model}"
-[selection]
-policy = "uniform"
-per_round = {agents}
-[evaluation]
-every = 0
-[[fleet]]
-name = "agent"
-count = {agents}
-"""
-
 ROUNDS = 2
-SETTLE_S = 3.0
-"""After the pause, for the open round to end."""
+MANY_ROUNDS = 1000
+"""It is paused and ended long before."""
+
+REST_S = 3.0
+"""All agents have been idle for as long: the one that gives memory back does so after a second."""
+
+IDLE_LIMIT_S = 120.0
+"""For the round that is open at the pause to end."""
 
 EXAMPLES = 100
 """Per device; a fifth is held out."""
@@ -68,7 +58,7 @@ def measure(agents: int, model: str, seconds: float) -> dict[str, float]:
         data = folder / "random.npz"
         save_random_examples(data, EXAMPLES * agents)
         started = time.monotonic()
-        with live_run(EXPERIMENT.format(agents=agents, model=model, data=data), folder) as run:
+        with live_run(folder, data, agents=agents, rounds=MANY_ROUNDS, model=model) as run:
             rounds = run.rounds()
             next(rounds)
             first_s = time.monotonic() - started
@@ -77,7 +67,7 @@ def measure(agents: int, model: str, seconds: float) -> dict[str, float]:
             endpoint = read_endpoint(run.folder)
             assert endpoint is not None
             anyio.run(send_command, endpoint, make_command("pause"))
-            time.sleep(SETTLE_S)
+            _wait_until_idle(run)
             memory = run.pss_mib("agents")
             before, since = run.cpu_s(), time.monotonic()
             time.sleep(seconds)
@@ -89,3 +79,15 @@ def measure(agents: int, model: str, seconds: float) -> dict[str, float]:
         "pss_max_mib": max(memory),
         **{f"idle_cores_{k}": (after[k] - before[k]) / wall_s for k in after if k != "nursery"},
     }
+
+
+def _wait_until_idle(run: LiveRun) -> None:
+    deadline = time.monotonic() + IDLE_LIMIT_S
+    idle_since = time.monotonic()
+    with RunReader(run.folder) as reader:
+        while time.monotonic() - idle_since < REST_S:
+            if any(row.phase != "idle" for _, row in reader.telemetry_latest()):
+                idle_since = time.monotonic()
+            if time.monotonic() > deadline:
+                raise SystemExit(f"idle-fleet: an agent still works {IDLE_LIMIT_S:g} s later")
+            time.sleep(0.2)

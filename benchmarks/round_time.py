@@ -4,6 +4,7 @@
 
 MLP 784-318-10 (253,000 values), 320 training examples a device, batch 32, one epoch, everybody
 in every round, no evaluation. A round lasts from the dispatch to the next model, published.
+`cpu_ms_KIND` is the processor time of all processes of a kind in one round (Linux only).
 With `--echo` a device takes one step instead of an epoch, so that the exchange is what is left.
 """
 
@@ -16,36 +17,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from benchmarks._live import live_run, save_random_examples
+from benchmarks._live import ALL_STEPS, live_run, save_random_examples
 from coordinator.store import RunReader
-
-EXPERIMENT = """
-name = "round-time"
-rounds = {rounds}
-[data]
-dataset = "{data}"
-[model]
-name = "mlp"
-[training]
-batch_size = 32
-max_steps = {steps}
-[selection]
-policy = "uniform"
-per_round = {agents}
-[evaluation]
-every = 0
-[broker]
-kind = "{broker}"
-[[fleet]]
-name = "agent"
-count = {agents}
-"""
 
 EXAMPLES = 400
 """Per device; a fifth is held out."""
-
-STEPS = 10
-"""Mini-batches of an epoch."""
 
 
 def main(arguments: list[str]) -> int:
@@ -57,6 +33,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--echo", action="store_true", help="one step of training, no epoch")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
+    if options.rounds < 3:
+        parser.error(f"--rounds: must be at least 3, got {options.rounds}")
     result = measure(options.agents, options.rounds, options.broker, is_echo=options.echo)
     if options.json:
         print(msgspec.json.encode(result).decode())
@@ -74,17 +52,23 @@ def measure(
         folder = Path(name)
         data = folder / "random.npz"
         save_random_examples(data, EXAMPLES * agents)
-        steps = 1 if is_echo else STEPS
-        text = EXPERIMENT.format(
-            agents=agents, rounds=rounds, data=data, broker=broker, steps=steps
-        )
         started = time.perf_counter()
-        with live_run(text, folder) as run:
+        with live_run(
+            folder,
+            data,
+            agents=agents,
+            rounds=rounds,
+            broker=broker,
+            batch_size=32,
+            max_steps=1 if is_echo else ALL_STEPS,
+        ) as run:
             closings = run.rounds()
             next(closings)
             first_s = time.perf_counter() - started
-            for _ in closings:
-                pass
+            before = run.cpu_s()
+            for round_id in closings:
+                if round_id == rounds - 1:  # after the last one they are gone
+                    after = run.cpu_s()
             with RunReader(run.folder) as reader:
                 closed = reader.rounds()
                 exchanges = reader.exchanges(0)
@@ -97,6 +81,7 @@ def measure(
         "round_p95_s": float(np.percentile(later, 95)),
         "close_median_s": statistics.median(row.close_s for row in closed[1:]),
         "lag_p99_median_s": statistics.median(row.lag_p99_s for row in closed[1:]),
+        **{f"cpu_ms_{kind}": 1e3 * (after[kind] - before[kind]) / (rounds - 2) for kind in after},
         "merged": min(row.aggregated for row in closed),
         **{
             f"{phase}_median_s": statistics.median(

@@ -18,25 +18,6 @@ from msgspec import Struct
 from benchmarks._live import KINDS, live_run, save_random_examples
 from coordinator.store import RunReader
 
-EXPERIMENT = """
-name = "soak"
-rounds = {rounds}
-[data]
-dataset = "{data}"
-[model]
-name = "{model}"
-[selection]
-policy = "uniform"
-per_round = {agents}
-[evaluation]
-every = 100
-[broker]
-kind = "{broker}"
-[[fleet]]
-name = "agent"
-count = {agents}
-"""
-
 MOMENTS = 20
 
 EXAMPLES = 100
@@ -90,10 +71,15 @@ def measure(rounds: int, agents: int, model: str, broker: str) -> Result:
         folder = Path(name)
         data = folder / "random.npz"
         save_random_examples(data, EXAMPLES * agents)
-        text = EXPERIMENT.format(
-            rounds=rounds, agents=agents, model=model, broker=broker, data=data
-        )
-        with live_run(text, folder) as run:
+        with live_run(
+            folder,
+            data,
+            agents=agents,
+            rounds=rounds,
+            model=model,
+            broker=broker,
+            evaluate_every=100,
+        ) as run:
             for round_id in run.rounds():
                 if round_id % (rounds // MOMENTS) == 0 and round_id < rounds:
                     moments.append({"round": round_id, **run.rss_mib()})

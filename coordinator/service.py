@@ -184,9 +184,8 @@ class Coordinator:
         group.start_soon(self._lag.run, name="coordinator.lag")
         group.start_soon(self._watch, player, fleet.registry, name="coordinator.presence")
         try:
-            await (
-                self._claim.take()
-            )  # until then nothing is written to the tree, and nobody answered
+            # Until the tree is ours nothing is written to it, and nobody is answered.
+            await self._claim.take()
             await inbox.subscribe(self._transport)
             await self._on_link_up(post, public)
             await public.publish(task_manifest, task)

@@ -205,10 +205,10 @@ def release_memory() -> None:
 
 
 def trim_heap() -> None:
-    """Hand freed pages back to the system, which glibc keeps until asked; 1 ms.
+    """Hand freed pages back to the system, which glibc keeps until asked.
 
-    The runtime's arena goes with its session (a CNN's agent: about 30 MB), and opening a session
-    takes 15 MB for a moment. Nothing happens where there is no glibc.
+    The runtime's arena goes with its session (a CNN's agent: about 30 MB), and loading data takes
+    a multiple of its size for a moment. Nothing happens where there is no glibc.
     """
     trim = _malloc_trim()
     if trim is not None:
