@@ -40,6 +40,11 @@ from wire.transport.memory import MemoryBroker
 ARTIFACT = load_task("softmax", (60,), 10)
 EXAMPLES = 40
 
+NAMES = ("pi-0", "pi-1", "pi-2")
+EVERYBODY = SelectionConfig(policy="uniform", per_round=len(NAMES))
+PATIENT = RoundConfig(min_devices=len(NAMES), deadline_s=30.0, join_timeout_s=30.0)
+"""For runs that must end alike whatever happens: nobody is left out, nobody is late."""
+
 
 @dataclass
 class Shards:

@@ -13,8 +13,6 @@ from coordinator.config import (
     AggregationConfig,
     CoordinatorConfig,
     ExchangeConfig,
-    RoundConfig,
-    SelectionConfig,
 )
 from coordinator.store.records import ExchangeRow
 from tests.coordinator.faulty import (
@@ -25,14 +23,11 @@ from tests.coordinator.faulty import (
     model_chunk,
     update_chunk,
 )
-from tests.coordinator.lab import ARTIFACT, Lab, lab, make_config
+from tests.coordinator.lab import ARTIFACT, EVERYBODY, NAMES, PATIENT, Lab, lab, make_config
 from wire.messages import Message, Offer, Received, Train
 
 pytestmark = pytest.mark.anyio
 
-NAMES = ("pi-0", "pi-1", "pi-2")
-EVERYBODY = SelectionConfig(policy="uniform", per_round=3)
-PATIENT = RoundConfig(min_devices=3, deadline_s=30.0, join_timeout_s=30.0)
 EXCHANGES = {
     "up float16": ExchangeConfig(up="float16"),
     "up int8": ExchangeConfig(up="int8"),

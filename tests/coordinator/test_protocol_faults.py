@@ -10,7 +10,6 @@ from typing import get_args
 import anyio
 import pytest
 
-from coordinator.config import RoundConfig, SelectionConfig
 from tests.coordinator.faulty import (
     VICTIM,
     Fault,
@@ -19,7 +18,7 @@ from tests.coordinator.faulty import (
     model_chunk,
     update_chunk,
 )
-from tests.coordinator.lab import Lab, lab, make_config
+from tests.coordinator.lab import EVERYBODY, NAMES, PATIENT, Lab, lab, make_config
 from wire.messages import (
     ChunkRequest,
     Grant,
@@ -36,9 +35,6 @@ from wire.messages import (
 
 pytestmark = pytest.mark.anyio
 
-NAMES = ("pi-0", "pi-1", "pi-2")
-EVERYBODY = SelectionConfig(policy="uniform", per_round=3)
-PATIENT = RoundConfig(min_devices=3, deadline_s=30.0, join_timeout_s=30.0)
 
 JOINING = {
     "hello": message_of(Hello),
