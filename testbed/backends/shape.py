@@ -12,11 +12,15 @@ class Shape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Away from the device, bit/s; None is not limited."""
     delay_s: float = 0.0
     """One way, seconds."""
+    jitter_s: float = 0.0
+    """Standard deviation of the delay, one way, seconds; nothing is overtaken."""
+    loss_ratio: float = 0.0
+    """Share of packets that are lost, each way, 0 to 1."""
 
     @property
     def is_plain(self) -> bool:
-        """Nothing is shaped: the device needs no proxy."""
-        return self.down_bps is None and self.up_bps is None and self.delay_s == 0.0
+        """Nothing is shaped: the device needs no emulated link."""
+        return self == Shape()
 
 
 class ProxySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

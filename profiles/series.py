@@ -1,0 +1,107 @@
+"""A number that changes in steps over time: a rate, a clock, whether a device is there."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """`values[i]` holds from `t_s[i]` until `t_s[i + 1]`; after `period_s` it begins again.
+
+    Args:
+        t_s: Start of each value, seconds, the first 0, strictly increasing.
+        values: As many numbers, finite and not negative.
+        period_s: Length of the whole, seconds, more than the last start.
+
+    Raises:
+        ValueError: One of these rules is broken; the message names the place.
+    """
+
+    t_s: tuple[float, ...]
+    values: tuple[float, ...]
+    period_s: float
+
+    def __post_init__(self) -> None:
+        if not self.t_s or len(self.t_s) != len(self.values):
+            raise ValueError(
+                "series: must have as many times as values, at least one, "
+                f"got {len(self.t_s)} and {len(self.values)}"
+            )
+        if self.t_s[0] != 0.0:
+            raise ValueError(f"series: must begin at 0 s, got {self.t_s[0]}")
+        for row, (before, after) in enumerate(pairwise((*self.t_s, self.period_s)), 1):
+            if not before < after < math.inf:  # false for NaN too
+                raise ValueError(
+                    f"series: times must increase, got {after} after {before} at row {row}"
+                )
+        for row, value in enumerate(self.values):
+            if not 0.0 <= value < math.inf:
+                raise ValueError(
+                    f"series: values must be finite and not negative, got {value} at row {row}"
+                )
+
+    @classmethod
+    def constant(cls, value: float) -> "Series":
+        """Return a series that never changes."""
+        return cls((0.0,), (value,), 1.0)
+
+    @classmethod
+    def sampled(cls, values: Sequence[float], step_s: float) -> "Series":
+        """Return a series whose values hold for `step_s` seconds each."""
+        times = tuple(index * step_s for index in range(len(values)))
+        return cls(times, tuple(values), len(values) * step_s)
+
+    @property
+    def is_constant(self) -> bool:
+        """It never changes."""
+        return len(set(self.values)) == 1
+
+    @property
+    def lowest(self) -> float:
+        """The smallest value."""
+        return min(self.values)
+
+    @property
+    def highest(self) -> float:
+        """The largest value."""
+        return max(self.values)
+
+    @property
+    def mean(self) -> float:
+        """The average over time."""
+        return self.integral(0.0, self.period_s) / self.period_s
+
+    def at(self, t: float) -> float:
+        """Return the value at `t` seconds, which may be beyond the first period."""
+        return self.values[bisect_right(self.t_s, t % self.period_s) - 1]
+
+    def next_change(self, t: float) -> float | None:
+        """Return the first moment after `t` with another value; None if it is constant."""
+        if self.is_constant:
+            return None
+        value = self.at(t)
+        laps, into = divmod(t, self.period_s)
+        start = laps * self.period_s
+        index = bisect_right(self.t_s, into)
+        while True:
+            if index == len(self.t_s):
+                index, start = 0, start + self.period_s
+            if self.values[index] != value:
+                return start + self.t_s[index]
+            index += 1
+
+    def integral(self, start: float, end: float) -> float:
+        """Return the area under the series between two moments, in value times seconds."""
+        return self._until(end) - self._until(start)
+
+    def _until(self, t: float) -> float:
+        laps, into = divmod(t, self.period_s)
+        ends = (*self.t_s[1:], self.period_s)
+        whole = part = 0.0
+        for begin, end, value in zip(self.t_s, ends, self.values, strict=True):
+            whole += value * (end - begin)
+            part += value * max(0.0, min(end, into) - begin)
+        return laps * whole + part

@@ -1,0 +1,91 @@
+"""What every backend can do: start devices, change their conditions live, and tell how they fare.
+
+    conditions     what a device is meant to have at this moment: processor, link, coverage
+    usage          what it really had since it was started
+
+A backend is entered with `async with` before it is used; leaving it ends all devices and gives
+back all that they used.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+from testbed.backends.shape import Shape
+from testbed.emulation.work import WorkCosts
+
+Outage: TypeAlias = Literal["coverage", "unplugged", "frozen"]
+"""`coverage`: packets vanish, as in a radio hole. `unplugged`: the link is down, as in airplane
+mode. `frozen`: the device itself stands still."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What one device is meant to have at this moment."""
+
+    speed_ratio: float | None
+    """Speed of its processor in cores of this machine; None is not slowed."""
+    shape: Shape | None
+    """Its access link; None is this machine's own."""
+    outage: Outage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a device had since it was started; None is what the backend cannot tell."""
+
+    wall_s: float
+    cpu_s: float
+    """Processor time of all its processes."""
+    throttled_s: float | None
+    """Held back by its own quota, on purpose."""
+    starved_s: float | None
+    """Wanted to run, was allowed to, and this machine was busy with something else."""
+    down_bytes: int | None
+    up_bytes: int | None
+    dropped_packets: int | None
+
+
+class Backend(Protocol):
+    """Runs a fleet; satisfied by every backend."""
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of the devices that are alive."""
+        ...
+
+    def log_file(self, name: str) -> Path:
+        """Return where a device's output goes."""
+        ...
+
+    async def start(self, costs: WorkCosts | None = None) -> None:
+        """Start all devices at once; return when every process exists.
+
+        Args:
+            costs: What emulated devices are charged for steps; None charges processor time.
+
+        Raises:
+            BackendError: The machine refused one.
+        """
+        ...
+
+    async def kill(self, name: str) -> None:
+        """Kill a device as a power cut does; return when it is gone."""
+        ...
+
+    async def restart(self, name: str) -> None:
+        """Start a device again, killing it first if it is alive."""
+        ...
+
+    async def apply(self, conditions: Mapping[str, Conditions]) -> None:
+        """Change devices to these conditions, all of them in one go; others stay as they are.
+
+        Raises:
+            BackendError: There is no such device, or its condition cannot be had here.
+        """
+        ...
+
+    def sample(self, name: str) -> Usage | None:
+        """Tell how a device has fared; None if it is not alive."""
+        ...
