@@ -5,6 +5,7 @@ fork of a warm process. The agent itself is the one that runs on a physical devi
 """
 
 import logging
+import math
 import os
 import sys
 import time
@@ -20,14 +21,15 @@ from device_agent.config import AgentConfig
 from device_agent.errors import one_line
 from device_agent.host import Host, Meter, Section
 from device_agent.sensors import MonotonicClock, real_host
+from testbed.backends.gauges import STARVED_S, Gauge, GaugeAddress
 from testbed.emulation.cpu import PacedSection, RecentShare
 from testbed.emulation.device import EmulatedDevice
 from testbed.emulation.machine import EmulatedSensors
 from testbed.emulation.work import StepCost, WorkCosts
 from testbed.guard import die_with_parent
 
-STARVED_RATIO = 0.05
-STARVED_S = 0.05
+LATE_RATIO = 0.05
+LATE_S = 0.05
 """A section that took this much longer than the device would have is worth a line in the log."""
 
 _log = logging.getLogger(__name__)
@@ -44,6 +46,8 @@ class Launch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """None is this machine as it is."""
     costs: WorkCosts | None = None
     """What steps of training are charged; None charges the processor time that they take."""
+    gauge: GaugeAddress | None = None
+    """Where the device says how it fares; None keeps it to itself."""
     log_file: str
     """Receives stdout and stderr, appended."""
 
@@ -92,6 +96,7 @@ class EmulatedPace:
         device: The device to be as slow as.
         share: Learns how much of its own speed the device really had.
         costs: What steps are charged; None charges the processor time that they take.
+        gauge: Told for how long this machine has kept the device waiting.
         wall: Monotonic seconds.
         cpu: Processor seconds of the work; None takes those of the working thread, or of the
             whole process when the engine uses several threads.
@@ -103,12 +108,15 @@ class EmulatedPace:
         device: EmulatedDevice,
         share: RecentShare,
         costs: WorkCosts | None = None,
+        gauge: Gauge | None = None,
         *,
         wall: Clock = time.monotonic,
         cpu: Clock | None = None,
         sleep: Sleep = time.sleep,
     ) -> None:
-        self._device, self._share, self._costs = device, share, costs
+        self._device, self._share, self._costs, self._gauge = device, share, costs, gauge
+        if gauge is not None and math.isnan(gauge[STARVED_S]):
+            gauge[STARVED_S] = 0.0
         self._wall, self._sleep = wall, sleep
         self._cpu = cpu or (time.thread_time if device.engine_threads == 1 else time.process_time)
 
@@ -126,7 +134,9 @@ class EmulatedPace:
         yield meter
         meter.finish()
         self._share.add(section)
-        if section.starved_ratio > STARVED_RATIO and section.late_s > STARVED_S:
+        if self._gauge is not None:
+            self._gauge[STARVED_S] += section.late_s
+        if section.starved_ratio > LATE_RATIO and section.late_s > LATE_S:
             _log.warning(
                 "%s took %.3f s, of which %.0f %% waiting for this machine: it is too busy",
                 name,
@@ -135,12 +145,14 @@ class EmulatedPace:
             )
 
 
-def host_for(device: EmulatedDevice | None, costs: WorkCosts | None = None) -> Host:
+def host_for(
+    device: EmulatedDevice | None, costs: WorkCosts | None = None, gauge: Gauge | None = None
+) -> Host:
     """Return the host that emulates `device`, or the real one."""
     if device is None:
         return real_host()
     sensors = EmulatedSensors(device)
-    pace = EmulatedPace(device, sensors.share, costs)
+    pace = EmulatedPace(device, sensors.share, costs, gauge)
     return Host(clock=MonotonicClock(), pace=pace, sensors=sensors)
 
 
@@ -156,8 +168,9 @@ def launch(spec: Launch) -> int:
             spec.device.title,
             spec.device.speed_ratio,
         )
+    gauge = None if spec.gauge is None else Gauge.open(spec.gauge)
     try:
-        run_agent(spec.agent, host_for(spec.device, spec.costs))
+        run_agent(spec.agent, host_for(spec.device, spec.costs, gauge))
     except KeyboardInterrupt:
         return 0
     except Exception as exc:

@@ -11,7 +11,21 @@ LOG = "run.log"
 WORK = "work.json"
 """What steps of training cost on this machine: a resumed run goes on with the same devices."""
 
-OWN = {LOG, ENDPOINT, WORK, "broker.log", "cache", "experiment.toml", "lock", "logs", "models"}
+GAUGES = "gauges"
+"""What devices and their backend tell each other while they run; gone afterwards."""
+
+OWN = {
+    LOG,
+    ENDPOINT,
+    WORK,
+    GAUGES,
+    "broker.log",
+    "cache",
+    "experiment.toml",
+    "lock",
+    "logs",
+    "models",
+}
 """Names of what a run writes before its first row."""
 
 

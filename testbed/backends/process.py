@@ -20,10 +20,12 @@ from device_agent.config import AgentConfig
 from testbed.backends.agents import Agents, open_agents
 from testbed.backends.device import DeviceSpec
 from testbed.backends.errors import BackendError
+from testbed.backends.gauges import Gauges
 from testbed.backends.helper import Ended, OnEnd
 from testbed.backends.shaping import shaped_ports
 from testbed.emulation.work import WorkCosts
 from testbed.launcher import Launch
+from testbed.run_folder import GAUGES
 from wire.messages import is_device_name
 from wire.transport.address import Address, parse_url
 
@@ -60,7 +62,8 @@ class ProcessBackend:
         self._address = _checked(broker_url, fleet)
         self._url = broker_url
         self._fleet = {spec.name: spec for spec in fleet}
-        self._logs, self._caches = folder.absolute() / "logs", folder.absolute() / "cache"
+        self._folder = folder.absolute()
+        self._logs, self._caches = self._folder / "logs", self._folder / "cache"
         self._tenant, self._once, self._log_level = tenant, once, log_level
         self._method = method
         self._on_end: OnEnd = on_end or _ignore
@@ -68,6 +71,7 @@ class ProcessBackend:
         self._agents: Agents | None = None
         self._ports: dict[str, int] = {}
         self._costs: WorkCosts | None = None
+        self._gauges: Gauges | None = None
 
     @property
     def pids(self) -> dict[str, int]:
@@ -85,6 +89,8 @@ class ProcessBackend:
             BackendError: The machine refuses a process or a port.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
+        self._gauges = Gauges(self._folder / GAUGES, self._fleet)
+        self._stack.callback((self._folder / GAUGES).unlink, missing_ok=True)
         safe: Literal["fork", "spawn"] = "fork" if sys.platform == "linux" else "spawn"
         method = safe if self._method == "auto" else self._method
         shapes = {
@@ -171,6 +177,7 @@ class ProcessBackend:
             ),
             device=device,
             costs=None if device is None else self._costs,
+            gauge=None if self._gauges is None else self._gauges.address(name),
             log_file=str(self.log_file(name)),
         )
 

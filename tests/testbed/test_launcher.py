@@ -14,6 +14,7 @@ import pytest
 import profiles
 from device_agent.config import AgentConfig
 from device_agent.sensors import RealSensors, mu_cores
+from testbed.backends.gauges import STARVED_S, Gauge, Gauges
 from testbed.emulation.cpu import RecentShare
 from testbed.emulation.device import EmulatedDevice, emulated_device
 from testbed.emulation.machine import EmulatedSensors
@@ -57,11 +58,13 @@ class Machine:
         emulated: EmulatedDevice,
         share: RecentShare | None = None,
         costs: WorkCosts | None = None,
+        gauge: Gauge | None = None,
     ) -> EmulatedPace:
         return EmulatedPace(
             emulated,
             share or RecentShare(),
             costs,
+            gauge,
             wall=lambda: self.now_s,
             cpu=lambda: self.cpu_s,
             sleep=self.sleep,
@@ -147,6 +150,18 @@ def test_reading_is_as_slow_as_the_storage() -> None:
     with machine.pace(device(storage=2e6)).section("load") as meter:
         meter.read(1_000_000)
     assert machine.now_s - started == pytest.approx(0.5)
+
+
+def test_the_backend_learns_for_how_long_a_device_was_kept_waiting(tmp_path: Path) -> None:
+    machine = Machine()
+    gauge = Gauges(tmp_path / "gauges", ["a"])["a"]
+    pace = machine.pace(device(0.25), gauge=gauge)
+    assert gauge[STARVED_S] == 0.0
+    for _ in range(2):
+        with pace.section("train") as meter:
+            machine.work(0.1, late_s=0.9)  # the device: 0.4 s
+            meter.step(1)
+    assert gauge[STARVED_S] == pytest.approx(2 * 0.6)
 
 
 def test_a_section_that_fails_is_left_at_once() -> None:

@@ -1,0 +1,90 @@
+"""Numbers that devices and their backend share while both run: a file that both map into memory.
+
+    a row per device:    SPEED_RATIO   STARVED_S   CLOCK_RATIO   TEMPERATURE_CELSIUS
+
+Each number has one writer, and is written in one go: a reader finds the old one or the new one.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+SPEED_RATIO: Literal[0] = 0
+"""Written by the backend: speed of the processor in cores of this machine; NaN is not slowed."""
+STARVED_S: Literal[1] = 1
+"""Written by the device: for how long this machine has kept it waiting since it was first started;
+NaN until it can tell."""
+CLOCK_RATIO: Literal[2] = 2
+"""Written by the backend: current clock / nominal clock."""
+TEMPERATURE_CELSIUS: Literal[3] = 3
+"""Written by the backend; NaN is unknown."""
+
+Column: TypeAlias = Literal[0, 1, 2, 3]
+
+_COLUMNS = 4
+
+
+class GaugeAddress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a device finds its row."""
+
+    path: str
+    row: int
+    rows: int
+    """In the whole file."""
+
+
+class Gauge:
+    """One device's row."""
+
+    def __init__(self, numbers: npt.NDArray[np.float64]) -> None:
+        self._numbers = numbers
+
+    @classmethod
+    def open(cls, address: GaugeAddress) -> "Gauge":
+        """Map a device's row of a file that `Gauges.create` has made.
+
+        Raises:
+            OSError: There is no such file.
+        """
+        return cls(_mapped(Path(address.path), address.rows, "r+")[address.row])
+
+    def __getitem__(self, column: Column) -> float:
+        """Return one number."""
+        return float(self._numbers[column])
+
+    def __setitem__(self, column: Column, value: float) -> None:
+        """Write one number."""
+        self._numbers[column] = value
+
+
+class Gauges:
+    """The rows of a whole fleet, as its backend sees them."""
+
+    def __init__(self, path: Path, names: Iterable[str]) -> None:
+        """Make the file anew: no number is known, the clocks are nominal.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        self._rows = {name: row for row, name in enumerate(names)}
+        self._path = path
+        self._numbers = _mapped(path, max(len(self._rows), 1), "w+")
+        self._numbers[:] = np.nan
+        self._numbers[:, CLOCK_RATIO] = 1.0
+
+    def __getitem__(self, name: str) -> Gauge:
+        """Return a device's row."""
+        return Gauge(self._numbers[self._rows[name]])
+
+    def address(self, name: str) -> GaugeAddress:
+        """Return where the device itself finds its row."""
+        rows = self._numbers.shape[0]
+        return GaugeAddress(path=str(self._path), row=self._rows[name], rows=rows)
+
+
+def _mapped(path: Path, rows: int, mode: Literal["r+", "w+"]) -> npt.NDArray[np.float64]:
+    return np.memmap(path, dtype=np.float64, mode=mode, shape=(rows, _COLUMNS))
