@@ -1,0 +1,94 @@
+"""A share of the processor as the kernel's quota: so much time in every period.
+
+    P = clamp(1 ms / q, 10 ms, 100 ms)     q < 0.9
+    P = 100 ms                             q within 0.1 of a whole number
+    P = 10 ms                              any other q
+    quota = q P                            at least 1 ms, which is the least the kernel takes
+
+with q in cores. Short periods keep short steps true: at q = 0.25 a step of 5 ms took 0.25 to 3.86
+of its time with P = 100 ms, and 1.00 with 10 ms. Near whole numbers short periods lose budget at
+their ends: one busy thread got 0.904 of a core with 10 ms, 0.994 with 100 ms.
+"""
+
+import math
+from dataclasses import dataclass
+
+MIN_QUOTA_US = 1_000
+"""The kernel refuses less (`min_cfs_quota_period`)."""
+
+MIN_PERIOD_US = 10_000
+MAX_PERIOD_US = 100_000
+
+MIN_SHARE = MIN_QUOTA_US / MAX_PERIOD_US
+"""1 % of a core."""
+
+WHOLE_MARGIN = 0.1
+"""This near to a whole number of cores, a long period loses less than a short one distorts."""
+
+HEADROOM = 2.0
+"""Of a device's quota while it paces itself: the same step took 1.8 to 3.4 ms of processor time as
+neighbours came and went (docs/decisions/0005), and the pace charges the usual cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class CfsQuota:
+    """What the kernel is told."""
+
+    period_us: int
+    quota_us: int | None
+    """Processor time in each period; None is not limited."""
+
+    @property
+    def share(self) -> float | None:
+        """Cores; None is not limited."""
+        return None if self.quota_us is None else self.quota_us / self.period_us
+
+
+def cfs_period_us(smallest_share: float) -> int:
+    """Return the period to keep for a device's whole life, microseconds.
+
+    Args:
+        smallest_share: The least that the device will ever have, in cores.
+
+    Raises:
+        ValueError: It is less than the kernel can give.
+    """
+    share = _checked(smallest_share)
+    nearest = round(share)
+    if nearest >= 1 and abs(share - nearest) <= WHOLE_MARGIN:
+        return MAX_PERIOD_US
+    return min(max(math.ceil(MIN_QUOTA_US / share), MIN_PERIOD_US), MAX_PERIOD_US)
+
+
+def cfs_quota(share: float | None, period_us: int) -> CfsQuota:
+    """Return the quota of a share in a period, or in a longer one if that is too short for it.
+
+    Args:
+        share: In cores; None is not limited.
+        period_us: What the device has been given before, microseconds.
+
+    Raises:
+        ValueError: The share is less than the kernel can give.
+    """
+    if share is None:
+        return CfsQuota(period_us, None)
+    if round(_checked(share) * period_us) < MIN_QUOTA_US:
+        period_us = cfs_period_us(share)
+    return CfsQuota(period_us, max(round(share * period_us), MIN_QUOTA_US))
+
+
+def threads_for(largest_share: float) -> int:
+    """Return how many threads a device's engine should use: more would spin for each other.
+
+    At half a core a matrix product got 0.42 of its rate with two threads, 0.50 with one.
+    """
+    return max(1, math.ceil(largest_share))
+
+
+def _checked(share: float) -> float:
+    if not (math.isfinite(share) and share >= MIN_SHARE):
+        raise ValueError(
+            f"processor share must be at least {MIN_SHARE:g} of a core, got {share:g}; use a "
+            "faster profile, or a greater dilation"
+        )
+    return share
