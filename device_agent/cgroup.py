@@ -38,7 +38,7 @@ class CpuQuota:
 def cpu_quotas(root: Path) -> list[CpuQuota]:
     """Return every CPU quota that binds this process; empty without any."""
     found = []
-    for version, folder in _groups(root, "cpu"):
+    for version, folder in own_groups(root, "cpu"):
         cores = _quota_v2(folder) if version == 2 else _quota_v1(folder)
         if cores is not None:
             found.append(CpuQuota(cores=cores, folder=folder, version=version))
@@ -48,7 +48,7 @@ def cpu_quotas(root: Path) -> list[CpuQuota]:
 def memory_limit_bytes(root: Path) -> int | None:
     """Return the tightest memory limit that binds this process; None without any."""
     limits = []
-    for version, folder in _groups(root, "memory"):
+    for version, folder in own_groups(root, "memory"):
         name = "memory.max" if version == 2 else "memory.limit_in_bytes"
         limit = _number(read_text(folder / name) or "max", 1.0)
         if limit is not None and 0 < limit < _NO_MEMORY_LIMIT:
@@ -64,7 +64,7 @@ def read_text(path: Path) -> str | None:
         return None
 
 
-def _groups(root: Path, controller: str) -> Iterator[tuple[Version, Path]]:
+def own_groups(root: Path, controller: str) -> Iterator[tuple[Version, Path]]:
     """Yield the folder of this process's group and of each ancestor, per mounted hierarchy."""
     paths: dict[Version, str] = {}
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():

@@ -1,0 +1,1 @@
+"""Control groups of emulated devices, of versions 1 and 2."""

@@ -1,0 +1,70 @@
+"""Reads and writes the small files of control groups, and hears what the kernel says to it.
+
+Buffered writing hides refusals: a rejected quota then leaves a device unthrottled, and nobody is
+told. So a file is written in one call, and what matters is read back.
+"""
+
+import os
+from pathlib import Path
+
+from testbed.backends.errors import BackendError
+
+READ_BYTES = 1 << 16
+
+
+class CgroupError(BackendError):
+    """A control group cannot be used as wanted."""
+
+
+def write(path: Path, text: str) -> None:
+    """Write one value.
+
+    Raises:
+        CgroupError: The kernel refused it.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+    except OSError as exc:
+        raise CgroupError(f"{path}: must take {text!r}, got: {exc.strerror}") from exc
+
+
+def write_checked(path: Path, text: str) -> None:
+    """Write one value and read it back.
+
+    Raises:
+        CgroupError: The kernel refused it, or made another one of it.
+    """
+    write(path, text)
+    found = read(path)
+    if found.split() != text.split():
+        raise CgroupError(f"{path}: must hold {text!r}, got {found!r}")
+
+
+def read(path: Path) -> str:
+    """Return the stripped text of a file.
+
+    Raises:
+        CgroupError: It cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            return os.read(descriptor, READ_BYTES).decode().strip()
+        finally:
+            os.close(descriptor)
+    except OSError as exc:
+        raise CgroupError(f"{path}: must be readable, got: {exc.strerror}") from exc
+
+
+def read_fields(path: Path) -> dict[str, int]:
+    """Return a file of lines `name number`; lines of another form are left out.
+
+    Raises:
+        CgroupError: It cannot be read.
+    """
+    pairs = (line.split() for line in read(path).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}

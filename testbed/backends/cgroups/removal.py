@@ -1,0 +1,81 @@
+"""Ends what is in control groups, and removes them: our own, and those that dead runs have left."""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from testbed.backends.cgroups.files import CgroupError, read
+from testbed.backends.cgroups.places import Places
+
+NAME = re.compile(r"fairbed-(?P<run>[0-9a-f]+)-[a-z0-9-]+")
+"""Of a group: the run that it belongs to, and the device."""
+
+END_S = 2.0
+"""For killed processes to be gone."""
+
+POLL_S = 1e-3
+
+
+def remove_folders(folders: list[Path], within_s: float = END_S) -> None:
+    """Kill everything in groups and remove them; those that are gone already are fine.
+
+    Raises:
+        CgroupError: A process in one cannot be killed.
+    """
+    deadline = time.monotonic() + within_s
+    left = [folder for folder in folders if folder.exists()]
+    while left:
+        for folder in left:
+            _kill(folder)
+            with suppress(OSError):  # the dead have not left yet
+                folder.rmdir()
+        left = [folder for folder in left if folder.exists()]
+        if left and time.monotonic() >= deadline:
+            raise CgroupError(
+                f"{left[0]}: must be empty {within_s:g} s after all in it were killed, got "
+                f"processes {list(members(left[0]))}; see what they wait for"
+            )
+        if left:
+            time.sleep(POLL_S)
+
+
+def members(folder: Path) -> Iterator[int]:
+    """Yield the processes of a group that this process can see."""
+    with suppress(CgroupError):
+        for line in read(folder / "cgroup.procs").splitlines():
+            if int(line) > 0:  # 0 is one of another process namespace
+                yield int(line)
+
+
+def _kill(folder: Path) -> None:
+    for pid in members(folder):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def sweep(places: Places, is_alive: Callable[[str], bool]) -> list[str]:
+    """Remove the groups of dead runs, wherever they were made; return the names of those removed.
+
+    What cannot be removed is left alone: its processes are in another process namespace.
+
+    Args:
+        places: Where groups are made.
+        is_alive: Tells whether the owner of a run still is.
+    """
+    found: dict[str, list[Path]] = {}
+    for top in places.tops:
+        for parent, names, _ in os.walk(top):
+            for name in names:
+                match = NAME.fullmatch(name)
+                if match and not is_alive(match["run"]):
+                    found.setdefault(name, []).append(Path(parent, name))
+    removed = []
+    for name, folders in sorted(found.items()):
+        with suppress(CgroupError):
+            remove_folders(folders)
+            removed.append(name)
+    return removed

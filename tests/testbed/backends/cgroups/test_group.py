@@ -1,0 +1,152 @@
+"""Control groups of the kernel: they cap, count, kill, and leave nothing behind."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from testbed.backends.cgroups.files import CgroupError, read
+from testbed.backends.cgroups.group import Group
+from testbed.backends.cgroups.places import Places
+from testbed.backends.cgroups.removal import members, sweep
+from tests.testbed.backends.cgroups.conftest import MakeGroup
+
+LIMIT_S = 30.0
+
+SPIN = """
+import os, sys, time
+for path in sys.argv[2:]:
+    with open(path, "w") as file:
+        file.write("0")
+started, cpu = time.monotonic(), time.process_time()
+while time.process_time() - cpu < float(sys.argv[1]):
+    pass
+print((time.process_time() - cpu) / (time.monotonic() - started))
+"""
+
+HOLD = """
+import sys, time
+for path in sys.argv[2:]:
+    with open(path, "w") as file:
+        file.write("0")
+held = bytearray(int(sys.argv[1]))
+held[::4096] = b"x" * len(held[::4096])
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def python(script: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", script, *arguments], stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_a_process_that_joins_gets_its_share_and_the_group_says_so(make_group: MakeGroup) -> None:
+    group = make_group("a")
+    group.limit_cpu(0.2)
+    with python(SPIN, "0.3", *group.procs) as process:
+        share = float(process.communicate(timeout=LIMIT_S)[0])
+    usage = group.usage()
+    assert share < 0.2 * 1.15  # more would be unthrottled; less is a busy machine
+    assert usage.cpu_s >= 0.3
+    assert usage.throttled_s > 0.5
+    if usage.waiting_s is not None:  # pressure counts what the quota holds back
+        assert usage.waiting_s > 0.5 * usage.throttled_s
+
+
+def test_a_share_changes_while_the_process_runs(make_group: MakeGroup) -> None:
+    slow, fast = make_group("slow"), make_group("fast")
+    for group in (slow, fast):
+        group.limit_cpu(0.05)
+    with python(SPIN, "0.2", *slow.procs) as one, python(SPIN, "0.2", *fast.procs) as other:
+        fast.limit_cpu(0.8)
+        assert float(other.communicate(timeout=LIMIT_S)[0]) > 2.0 * float(
+            one.communicate(timeout=LIMIT_S)[0]
+        )
+
+
+def test_a_share_can_be_lifted_and_fall_below_what_its_period_allowed(
+    make_group: MakeGroup,
+) -> None:
+    group = make_group("a")
+    folder = Path(group.quota_address.folder)
+    for share in (0.5, None, 0.02, 0.5, 1.0):
+        group.limit_cpu(share)
+        if group.quota_address.version == 1:
+            quota, period = (
+                int(read(folder / f"cpu.cfs_{name}_us")) for name in ("quota", "period")
+            )
+            assert quota == -1 if share is None else quota / period == pytest.approx(share)
+
+
+def test_who_needs_more_memory_than_the_group_has_is_killed(make_group: MakeGroup) -> None:
+    group = make_group("a")
+    group.limit_memory(32 << 20)
+    with python(HOLD, str(96 << 20), *group.procs) as process:
+        assert process.communicate(timeout=LIMIT_S)[0] == ""
+    assert process.returncode == -9
+    assert group.usage().memory_kills >= 1
+
+
+def test_removing_kills_everything_inside(make_group: MakeGroup) -> None:
+    group = make_group("a")
+    with python(HOLD, "1", *group.procs) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        group.remove()
+        assert process.wait(LIMIT_S) == -9
+    assert not any(Path(path).exists() for path in group.procs)
+    group.remove()  # once more is no harm
+
+
+def test_an_impossible_limit_is_told_in_one_line(make_group: MakeGroup) -> None:
+    group = make_group("a")
+    with pytest.raises(ValueError, match=r"at least 0\.01 of a core"):
+        group.limit_cpu(0.001)
+    group.remove()
+    with pytest.raises(CgroupError, match=r"must take .*, got: No such file or directory"):
+        group.limit_cpu(0.5)
+
+
+def test_sweeping_takes_the_groups_of_dead_runs_and_no_others(
+    make_group: MakeGroup, places: Places, run: str
+) -> None:
+    group = make_group("a")
+    with python(HOLD, "1", *group.procs) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        name = Path(group.quota_address.folder).name
+        assert sweep(places, lambda found: True) == []
+        assert list(members(Path(group.quota_address.folder))) == [process.pid]
+        assert sweep(places, lambda found: found != run) == [name]
+        assert process.wait(LIMIT_S) == -9
+
+
+def test_a_hundred_groups_are_set_up_within_the_time_of_a_few_processes(
+    make_group: MakeGroup,
+) -> None:
+    started = time.monotonic()
+    for _ in range(20):
+        subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=True)
+    twenty_processes_s = time.monotonic() - started
+    started = time.monotonic()
+    for number in range(100):
+        group = make_group(f"device-{number}")
+        group.limit_cpu(0.25)
+        group.limit_memory(1 << 29)
+    assert time.monotonic() - started < 3.0 * twenty_processes_s
+
+
+def test_groups_that_cannot_be_made_say_what_to_do_and_leave_nothing(
+    places: Places, run: str
+) -> None:
+    group = Group(places, run, "a")
+    group.make()
+    try:
+        with pytest.raises(CgroupError, match="File exists; run as root, or use"):
+            Group(places, run, "a").make()
+    finally:
+        group.remove()
