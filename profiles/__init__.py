@@ -1,17 +1,25 @@
 """Device profiles: what a device can do, with the source of every number."""
 
-from profiles.errors import ProfileError, UnknownProfile
-from profiles.load import check, link_names, load, load_link, names
-from profiles.schema import Link, LinkProfile, Profile, Quantity
+from profiles.errors import ProfileError, TraceError, UnknownProfile
+from profiles.load import check, find, link_names, load, load_link, names
+from profiles.quantities import Quantity, Varying
+from profiles.schema import Link, LinkProfile, Profile
+from profiles.tracks import DeviceTracks, LinkTracks, device_tracks
 
 __all__ = [
+    "DeviceTracks",
     "Link",
     "LinkProfile",
+    "LinkTracks",
     "Profile",
     "ProfileError",
     "Quantity",
+    "TraceError",
     "UnknownProfile",
+    "Varying",
     "check",
+    "device_tracks",
+    "find",
     "link_names",
     "load",
     "load_link",

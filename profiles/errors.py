@@ -1,7 +1,8 @@
 """Errors of profiles.
 
 ProfileError
-└── UnknownProfile   no profile or link has this name
+├── UnknownProfile   no profile, link or population has this name
+└── TraceError       a trace cannot be found or read, or breaks a rule
 """
 
 
@@ -10,4 +11,8 @@ class ProfileError(Exception):
 
 
 class UnknownProfile(ProfileError):
-    """No profile or link has this name; the message lists those that exist."""
+    """Nothing has this name; the message says which names are near, and which exist."""
+
+
+class TraceError(ProfileError):
+    """A trace breaks a rule; the message is one line: file, row if any, rule, value, advice."""

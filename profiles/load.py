@@ -1,39 +1,35 @@
-"""Find profiles by name, and decode their files strictly."""
+"""Find profiles and links by name or file."""
 
-import re
-import sys
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from profiles.errors import ProfileError, UnknownProfile
+from profiles.decode import decode_file
+from profiles.errors import ProfileError, TraceError, UnknownProfile
+from profiles.quantities import Varying
 from profiles.schema import LinkProfile, Profile
+from profiles.traces import TraceReader
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-K = TypeVar("K", Profile, LinkProfile)
+K = TypeVar("K", bound=msgspec.Struct)
 
 _HERE = Path(__file__).parent
-_FOLDERS: dict[type[Profile] | type[LinkProfile], Path] = {
-    Profile: _HERE / "devices",
-    LinkProfile: _HERE / "links",
-}
-_AT = re.compile(r" - at `\$\.?([^`]*)`$")
-_ADVICE = "see profiles/schema.py"
+_FOLDERS = {"profile": _HERE / "devices", "link": _HERE / "links"}
+
+NEAR = 5
+"""As many near names are suggested."""
 
 
 def names() -> list[str]:
     """Return the names of all device profiles, sorted."""
-    return _names(Profile)
+    return _names("profile")
 
 
 def link_names() -> list[str]:
     """Return the names of all links, sorted."""
-    return _names(LinkProfile)
+    return _names("link")
 
 
 def load(name_or_path: str | Path) -> Profile:
@@ -43,7 +39,7 @@ def load(name_or_path: str | Path) -> Profile:
         UnknownProfile: There is no profile of this name, and no such file.
         ProfileError: The file breaks a rule.
     """
-    return _load(name_or_path, Profile)
+    return _load(name_or_path, "profile", Profile)
 
 
 def load_link(name_or_path: str | Path) -> LinkProfile:
@@ -53,93 +49,115 @@ def load_link(name_or_path: str | Path) -> LinkProfile:
         UnknownProfile: There is no link of this name, and no such file.
         ProfileError: The file breaks a rule.
     """
-    return _load(name_or_path, LinkProfile)
+    return _load(name_or_path, "link", LinkProfile)
 
 
-def check(path: Path) -> list[str]:
-    """Return every problem of a profile, one line each; a file of a folder `links` is a link."""
-    if path.absolute().parent.name == "links":
-        return _decode(path, LinkProfile)[1]
-    return _decode(path, Profile)[1]
+def find(name_or_path: str | Path) -> Path:
+    """Return the file of a device profile or a link; a name of both is the device.
 
-
-def _names(kind: type[Profile] | type[LinkProfile]) -> list[str]:
-    return sorted(path.stem for path in _FOLDERS[kind].glob("*.toml"))
-
-
-def _load(name_or_path: str | Path, kind: type[K]) -> K:
+    Raises:
+        UnknownProfile: There is neither.
+    """
     text = str(name_or_path)
-    path = Path(text) if text.endswith(".toml") else _FOLDERS[kind] / f"{text}.toml"
+    for what in _FOLDERS:
+        path = _path(text, what)
+        if path.is_file():
+            return path
+    raise _unknown(text, "profile or link", [*names(), *link_names()])
+
+
+def check(path: Path, environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return every problem of a profile, one line each; a file of a folder `links` is a link.
+
+    Args:
+        path: The file. One that has `[link]` and no `cores` is a link wherever it lies.
+        environ: Read for `FAIRBED_DATA`, where traces of others are; None leaves these unread.
+    """
+    item: msgspec.Struct | None
+    if is_link(path):
+        item, problems = decode_file(path, LinkProfile)
+    else:
+        item, problems = decode_file(path, Profile)
+    if item is not None:
+        problems = [f"{path}: {line}" for line in _trace_problems(item, environ)]
+    return problems
+
+
+def is_link(path: Path) -> bool:
+    """Tell whether a file is meant to be a link: by its folder, or for having no class."""
+    if path.absolute().parent.name == "links":
+        return True
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return not any(line.split("=")[0].strip() in ("class", "cores") for line in lines)
+
+
+def varying(
+    item: msgspec.Struct, prefix: str = ""
+) -> Iterator[tuple[str, "Varying[object, object]"]]:
+    """Yield every number of a profile that may move in time, with its key path."""
+    for field in msgspec.structs.fields(item):
+        value = getattr(item, field.name)
+        if isinstance(value, Varying):
+            yield f"{prefix}{field.encode_name}", value
+        elif isinstance(value, msgspec.Struct):
+            yield from varying(value, f"{prefix}{field.encode_name}.")
+
+
+def _trace_problems(item: msgspec.Struct, environ: Mapping[str, str] | None) -> Iterator[str]:
+    read = TraceReader({} if environ is None else environ)
+    for key, number in varying(item):
+        if number.trace is None or (environ is None and number.trace.startswith("data:")):
+            continue
+        try:
+            read(number.trace, key.rpartition(".")[2])
+        except TraceError as exc:
+            yield f"{key}: {exc}"
+
+
+def _names(what: str) -> list[str]:
+    return sorted(path.stem for path in _FOLDERS[what].glob("*.toml"))
+
+
+def _path(text: str, what: str) -> Path:
+    return Path(text) if text.endswith(".toml") else _FOLDERS[what] / f"{text}.toml"
+
+
+def _load(name_or_path: str | Path, what: str, kind: type[K]) -> K:
+    text = str(name_or_path)
+    path = _path(text, what)
     if not path.is_file():
-        what = "profile" if kind is Profile else "link"
-        raise UnknownProfile(
-            f"{text}: no such {what}; use one of {', '.join(_names(kind))}, or a .toml file"
-        )
-    decoded, problems = _decode(path, kind)
+        raise _unknown(text, what, _names(what))
+    decoded, problems = decode_file(path, kind)
     if decoded is None:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ProfileError(problems[0] + more)
     return decoded
 
 
-def _decode(path: Path, kind: type[K]) -> tuple[K | None, list[str]]:
-    """Return the decoded file and no problems, or None and all its problems."""
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        return None, [f"{path}: must be a readable UTF-8 file, got {error}; check the path"]
-    except tomllib.TOMLDecodeError as error:
-        return None, [f"{path}: must be TOML, got {error}; correct that line"]
-    problems = list(_field_problems(path, raw, kind))
-    if problems:
-        return None, problems
-    try:
-        return msgspec.convert({**raw, "name": path.stem}, kind), []
-    except msgspec.ValidationError as error:
-        return None, [f"{path}: {error}; {_ADVICE}"]
+def _unknown(text: str, what: str, known: Sequence[str]) -> UnknownProfile:
+    near = near_names(text, known)
+    hint = f"near are {', '.join(near)}; " if near else ""
+    return UnknownProfile(
+        f"{text}: no such {what}; {hint}use one of {', '.join(known)}, or a .toml file"
+    )
 
 
-def _field_problems(path: Path, raw: dict[str, Any], kind: type[K]) -> list[str]:
-    fields = {item.encode_name: item for item in msgspec.structs.fields(kind)}
-    name_type = fields.pop("name").type
-    problems = [
-        f"{path}: {key}: unknown key, got {_short(raw[key])}; use only {', '.join(fields)}"
-        for key in raw
-        if key not in fields
-    ]
-    try:
-        msgspec.convert(path.stem, name_type)
-    except msgspec.ValidationError:
-        rule = "the file name must be 1 to 32 of a-z, 0-9 and hyphen"
-        problems.append(f"{path}: {rule}, got {path.stem!r}; rename it")
-    for key, item in fields.items():
-        if key not in raw:
-            problems.append(f"{path}: {key}: must be given, got nothing; add it, {_ADVICE}")
-            continue
-        try:
-            msgspec.convert(raw[key], item.type)
-        except msgspec.ValidationError as error:
-            problems.append(f"{path}: {_explain(error, key, raw[key])}")
-    return problems
+def near_names(text: str, known: Sequence[str]) -> list[str]:
+    """Return the names that a person may have meant, best first.
+
+    Near is what is spelled alike, or has all letters of `text` in their order (`pi4` is near
+    `raspberry-pi-4b`), the shortest first.
+    """
+    wanted = text.lower().removesuffix(".toml")
+    alike = difflib.get_close_matches(wanted, known, n=NEAR, cutoff=0.6)
+    letters = [letter for letter in wanted if letter.isalnum()]
+    within = [name for name in sorted(known, key=len) if letters and _has_in_order(name, letters)]
+    return list(dict.fromkeys([*alike, *within]))[:NEAR]
 
 
-def _explain(error: msgspec.ValidationError, key: str, raw: Any) -> str:
-    """Return `key path: rule, got value; what to do` of one validation error."""
-    text = str(error)
-    match = _AT.search(text)
-    steps = [step for step in match.group(1).split(".") if step] if match else []
-    value = raw
-    for step in steps:
-        value = value.get(step) if isinstance(value, dict) else value
-    rule = _AT.sub("", text).replace("`", "")
-    rule = re.sub(r", got \w+$", "", rule.replace("Expected", "must be"))
-    rule = rule.replace("Object missing required field", "must have the key")
-    rule = rule.replace("Object contains unknown field", "must not have the key")
-    rule = re.sub(r"^Invalid enum value .*", "must be one of the words that the schema lists", rule)
-    where = ".".join([key, *steps])
-    return f"{where}: {rule}, got {_short(value)}; correct it, {_ADVICE}"
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _has_in_order(name: str, letters: Sequence[str]) -> bool:
+    rest = iter(name)
+    return all(letter in rest for letter in letters)

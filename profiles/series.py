@@ -93,6 +93,21 @@ class Series:
                 return start + self.t_s[index]
             index += 1
 
+    def starting_at(self, t: float) -> "Series":
+        """Return the same with its beginning at `t` seconds."""
+        into = t % self.period_s
+        if into == 0.0:
+            return self
+        first = bisect_right(self.t_s, into) - 1
+        times = [0.0, *(start - into for start in self.t_s[first + 1 :])]
+        values = [*self.values[first:]]
+        rest = self.period_s - into
+        for start, value in zip(self.t_s, self.values, strict=True):
+            if start < into and times[-1] < rest + start < self.period_s:
+                times.append(rest + start)
+                values.append(value)
+        return Series(tuple(times), tuple(values), self.period_s)
+
     def integral(self, start: float, end: float) -> float:
         """Return the area under the series between two moments, in value times seconds."""
         return self._until(end) - self._until(start)

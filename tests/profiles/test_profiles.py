@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import profiles
-from profiles import Profile, ProfileError, Quantity, UnknownProfile
+from profiles import Profile, ProfileError, Quantity, UnknownProfile, Varying
 from profiles.schema import LinkProfile
 
 FOLDER = Path(profiles.__file__).parent
@@ -78,7 +78,7 @@ def test_the_properties_are_the_plain_values() -> None:
 def test_background_load_can_slow_training() -> None:
     pi = profiles.load("raspberry-pi-4b")
     busy = msgspec.structs.replace(
-        pi, busy=Quantity(value=3.5, tag="literature", source="made up here")
+        pi, busy=Varying(value=3.5, tag="literature", source="made up here")
     )
     assert busy.training_speed == pytest.approx(pi.core_speed * 0.5)
 
@@ -91,7 +91,9 @@ def test_a_profile_may_come_from_a_file(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_valid_ones() -> None:
-    with pytest.raises(UnknownProfile, match=r"^pi4: no such profile; use one of jetson-nano, "):
+    with pytest.raises(
+        UnknownProfile, match=r"^pi4: no such profile; near are raspberry-pi-4b; use one of jetson-"
+    ):
         profiles.load("pi4")
     with pytest.raises(UnknownProfile, match=r"^5g: no such link; use one of 3g, "):
         profiles.load_link("5g")
@@ -103,6 +105,11 @@ def replace(old: str, new: str) -> Edit:
         return text.replace(old, new, 1)
 
     return edit
+
+
+def course(words: str) -> Edit:
+    """Give the downlink of 108 Mbit/s a course."""
+    return replace("down_bps = { value = 108e6", f"down_bps = {{ value = 108e6, {words}")
 
 
 BAD: dict[str, tuple[Edit, str]] = {
@@ -148,6 +155,49 @@ BAD: dict[str, tuple[Edit, str]] = {
     ),
     "a load that leaves nothing": (
         replace("background_load = { value = 0.05", "background_load = { value = 4"),
+        "background_load must be less than the 4 cores, got 4.0",
+    ),
+    "two courses": (
+        course('series = { t_s = [0], values = [1e6], period_s = 2 }, trace = "a.csv"'),
+        "link.down_bps: must have one course at most, got series and trace; correct it",
+    ),
+    "a series that goes back": (
+        course("series = { t_s = [0, 2, 1], values = [1e6, 1e9, 0], period_s = 3 }"),
+        "link.down_bps.series: series: times must increase, got 1.0 after 2.0 at row 2; correct",
+    ),
+    "a series below zero": (
+        course("series = { t_s = [0, 2], values = [1e9, -1], period_s = 3 }"),
+        "link.down_bps.series.values[1]: must be float >= 0.0, got -1; correct it",
+    ),
+    "a value outside its series": (
+        course("series = { t_s = [0], values = [1e6], period_s = 2 }"),
+        "link.down_bps: value must be within its series, 1e+06 to 1e+06, got 108000000.0; correct",
+    ),
+    "quantiles that fall": (
+        course("spread = { quantiles = [[0, 9], [1, 3]], step_s = 1, correlation = 0 }"),
+        "quantiles: values must not decrease, got 3.0 after 9.0 at point 1; correct it",
+    ),
+    "correlation of one": (
+        course("spread = { quantiles = [[0, 9]], step_s = 1, correlation = 1 }"),
+        "link.down_bps.spread.correlation: must be float < 1.0, got 1; correct it",
+    ),
+    "a trace without name": (course('trace = "data:mahimahi"'), "link.down_bps.trace: must be str"),
+    "certain loss": (
+        lambda text: text + 'loss_ratio = { value = 1.0, tag = "measured", source = "a wall" }\n',
+        "link.loss_ratio.value: must be float < 1.0, got 1.0",
+    ),
+    "available for more than ever": (
+        lambda text: (
+            text + '[availability]\navailable = { value = 1.5, tag = "measured", source = "x 1" }\n'
+        ),
+        "availability.available.value: must be float <= 1.0, got 1.5",
+    ),
+    "a load that once leaves nothing": (
+        replace(
+            "background_load = { value = 0.05",
+            "background_load = { value = 0.05, series = "
+            "{ t_s = [0, 1], values = [0, 4], period_s = 2 }",
+        ),
         "background_load must be less than the 4 cores, got 4.0",
     ),
     "no link": (lambda text: text.split("[link]")[0], "link: must be given, got nothing; add it"),

@@ -83,3 +83,19 @@ def test_a_broken_series_is_refused_by_place(
     with pytest.raises(ValueError, match=r"^series: ") as caught:
         Series(times, values, period_s)
     assert words in str(caught.value)
+
+
+@given(series(), st.integers(0, 999), st.integers(0, 999))
+def test_starting_later_is_the_same_series_moved(track: Series, start: int, eighths: int) -> None:
+    moved = track.starting_at(start / 8.0)
+    assert moved.period_s == track.period_s
+    assert moved.at(eighths / 8.0) == track.at((start + eighths) / 8.0)
+
+
+def test_starting_anywhere_keeps_the_rules_of_series() -> None:
+    rng = np.random.default_rng(1)
+    steps = np.cumsum(rng.random(200))
+    track = Series((0.0, *steps[:-1].tolist()), tuple(rng.random(200).tolist()), float(steps[-1]))
+    for start in [*rng.random(200) * 3 * track.period_s, *steps.tolist()]:
+        moved = track.starting_at(float(start))  # would raise
+        assert moved.mean == pytest.approx(track.mean, rel=1e-6)

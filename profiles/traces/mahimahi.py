@@ -1,0 +1,82 @@
+"""Traces of mahimahi: a line is the millisecond of one chance to deliver 1500 bytes.
+
+    rate in a bin = n * 8 * 1448 / duration     bit/s of TCP payload
+
+Times do not decrease; the last one is the length of the whole, after which it begins again.
+
+Source: mm-link(1) of mahimahi (Netravali et al., USENIX ATC 2015). The packets are IP; of 1500
+bytes 1448 are payload of TCP with time stamps (20 IP, 20 TCP, 12 options).
+"""
+
+import io
+
+import numpy as np
+
+from profiles.errors import TraceError
+from profiles.traces.table import decoded
+from profiles.traces.trace import ONE_WAY, Trace, bin_edges
+
+MTU_BYTES = 1500
+"""Of IP, delivered at each moment of the file."""
+
+PAYLOAD_BYTES = 1448
+"""Of TCP, in a packet of `MTU_BYTES`."""
+
+MAX_MS = 1e12
+
+
+def is_mahimahi(content: bytes) -> bool:
+    """Tell whether a file looks like one of mahimahi: its first line is a lone whole number."""
+    return content.lstrip().split(b"\n", 1)[0].strip().isdigit()
+
+
+def parse_mahimahi(content: bytes, where: str, step_s: float = 1.0) -> Trace:
+    """Return the rate of a file of mahimahi, binned; it serves either direction.
+
+    Args:
+        content: The file.
+        where: Names it in errors.
+        step_s: Length of a bin, seconds.
+
+    Raises:
+        TraceError: It breaks a rule; the message names the row, a line of the file from 1.
+        ValueError: `step_s` is not positive.
+    """
+    if not step_s > 0.0:
+        raise ValueError(f"step_s must be > 0, got {step_s}; 1.0 is usual")
+    rows = decoded(content, where).rstrip()
+    try:
+        stamps = np.loadtxt(io.StringIO(rows), comments=None, ndmin=2)
+    except ValueError:
+        stamps = np.empty((0, 0))
+    if stamps.shape != (len(rows.splitlines()), 1):
+        raise _first_fault(rows, where)
+    ms = stamps[:, 0]
+    is_wrong = ~((ms >= 0.0) & (ms <= MAX_MS) & (ms == np.floor(ms)))
+    is_wrong[1:] |= ~(np.diff(ms) >= 0.0)
+    if is_wrong.any():
+        row = int(is_wrong.argmax())
+        after = f" after {ms[row - 1]:.15g}" if row else ""
+        raise TraceError(
+            f"{where}: row {row + 1}: must be whole milliseconds that do not decrease, "
+            f"got {ms[row]:.15g}{after}; correct or delete the row"
+        )
+    period_s = float(ms[-1]) / 1e3
+    if period_s == 0.0:
+        raise TraceError(f"{where}: row {len(ms)}: must end after 0 ms, got 0; record for longer")
+    edges = bin_edges(period_s, step_s)
+    places = np.minimum((ms / 1e3 / step_s + 1e-9).astype(np.int64), len(edges) - 2)
+    counts = np.bincount(places, minlength=len(edges) - 1)
+    rates = counts * (8.0 * PAYLOAD_BYTES) / np.diff(edges)
+    return Trace(edges[:-1], {ONE_WAY: rates}, period_s)
+
+
+def _first_fault(rows: str, where: str) -> TraceError:
+    for row, line in enumerate(rows.splitlines(), 1):
+        if not line.strip().isdigit():
+            got = repr(line.strip()[:40]) if line.strip() else "nothing"
+            return TraceError(
+                f"{where}: row {row}: must be one whole number of milliseconds, got {got}; "
+                "correct or delete the row"
+            )
+    return TraceError(f"{where}: must be one whole number per line; correct it")

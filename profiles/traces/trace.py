@@ -1,0 +1,98 @@
+"""One trace: numbers in columns over common times."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiles.series import Series
+
+Floats: TypeAlias = NDArray[np.float64]
+
+COLUMNS = (
+    "down_bps",
+    "up_bps",
+    "delay_s",
+    "jitter_s",
+    "loss_ratio",
+    "clock_ratio",
+    "background_load",
+    "available",
+)
+"""What a trace may hold, named as the numbers of a profile are."""
+
+ONE_WAY = "bps"
+"""The column of a trace that holds a rate and does not say which way it goes."""
+
+RATIOS = {"loss_ratio": 1.0, "clock_ratio": 4.0, "available": 1.0}
+"""Columns with a largest value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Row `i` holds from `t_s[i]` to the next; after `period_s` all begins again.
+
+    Values are finite and not negative, times begin at 0 and increase.
+    """
+
+    t_s: Floats
+    """Seconds, shape (R,)."""
+    columns: Mapping[str, Floats]
+    """Of the names in `COLUMNS` or `ONE_WAY`; each of shape (R,). Rates are payload of TCP."""
+    period_s: float
+
+    def series(self, column: str) -> Series:
+        """Return one column; a rate that does not say which way it goes serves both ways.
+
+        Raises:
+            KeyError: It has no such column.
+        """
+        name = column
+        if column not in self.columns and column.endswith("_bps"):
+            name = ONE_WAY
+        return Series(
+            tuple(self.t_s.tolist()), tuple(self.columns[name].tolist()), float(self.period_s)
+        )
+
+    def mean(self, column: str) -> float:
+        """Return the mean of a column over time."""
+        return float(np.dot(self.columns[column], self.durations_s) / self.period_s)
+
+    def quantile(self, column: str, share: float) -> float:
+        """Return the value that a column is at most for this share of the time."""
+        order = np.argsort(self.columns[column], kind="stable")
+        until = np.cumsum(self.durations_s[order])
+        row = int(np.searchsorted(until, share * until[-1]))
+        return float(self.columns[column][order[min(row, len(order) - 1)]])
+
+    @property
+    def durations_s(self) -> Floats:
+        """How long each row holds, shape (R,)."""
+        return np.diff(self.t_s, append=self.period_s)
+
+    def binned(self, step_s: float) -> "Trace":
+        """Return the means over steps of `step_s`; the last step may be shorter.
+
+        What a column adds up to over time stays as it is.
+
+        Raises:
+            ValueError: `step_s` is not positive.
+        """
+        if not step_s > 0.0:
+            raise ValueError(f"step_s must be > 0, got {step_s}; 1.0 is usual")
+        edges = bin_edges(self.period_s, step_s)
+        ends = np.append(self.t_s, self.period_s)
+        binned = {}
+        for name, values in self.columns.items():
+            area = np.concatenate([[0.0], np.cumsum(values * self.durations_s)])
+            binned[name] = np.maximum(np.diff(np.interp(edges, ends, area)), 0.0) / np.diff(edges)
+        return Trace(edges[:-1], binned, self.period_s)
+
+
+def bin_edges(period_s: float, step_s: float) -> Floats:
+    """Return the edges of steps that cover a period; the last step may be shorter."""
+    count = max(1, int(np.ceil(period_s / step_s - 1e-9)))
+    edges: Floats = np.append(np.arange(count) * step_s, period_s)
+    return edges
