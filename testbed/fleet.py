@@ -1,13 +1,15 @@
 """The emulated fleet of an experiment: which devices there are, and what each is meant to be."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 import profiles
 from coordinator.store.records import TruthRow
-from profiles import Link, Profile
+from profiles import DeviceTracks, Link, Profile, device_tracks
+from profiles.traces import TraceReader
 from testbed.backends.device import DeviceSpec, device_spec
 from testbed.experiment import Experiment, ExperimentError
 
@@ -23,6 +25,8 @@ class PlannedDevice:
     profile: Profile | None
     """None is this machine, not throttled."""
     link: Link | None
+    tracks: DeviceTracks
+    """What both become over time."""
 
     def truth(self) -> TruthRow:
         """Return what the testbed configured, for the analysis only."""
@@ -48,15 +52,23 @@ def peak_cores(devices: Sequence[PlannedDevice], at_once: int) -> float:
     return sum(sorted(ratios, reverse=True)[:at_once])
 
 
-def plan_fleet(experiment: Experiment) -> list[PlannedDevice]:
+def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[PlannedDevice]:
     """Return the devices of `[[fleet]]` in order; a name is its group's and a number from 1.
 
+    What a device draws does not depend on which devices come after it.
+
+    Args:
+        experiment: Its fleet, and its seed `traces`, which moves every device to a moment of its
+            own in its traces, and draws the courses of numbers that are known as distributions.
+        environ: Read for `FAIRBED_DATA` only, where traces may be.
+
     Raises:
-        ProfileError: A profile or link is unknown, or breaks a rule.
+        ProfileError: A profile, link or trace is unknown, or breaks a rule.
         ExperimentError: A name would be too long.
     """
-    devices = []
+    devices: list[PlannedDevice] = []
     counts: dict[str, int] = {}
+    read_trace = TraceReader(environ)
     for number, group in enumerate(experiment.fleet):
         profile = None if group.profile is None else profiles.load(group.profile)
         link = profile.link if profile is not None else None
@@ -72,5 +84,18 @@ def plan_fleet(experiment: Experiment) -> list[PlannedDevice]:
             counts[prefix] = counts.get(prefix, 0) + 1
             name = f"{prefix}-{counts[prefix]}"
             speed = experiment.emulation.host_core_speed
-            devices.append(PlannedDevice(device_spec(name, profile, link, speed), profile, link))
+            rng = _stream(experiment.seed_for("traces"), len(devices))
+            start = float(rng.random())
+            devices.append(
+                PlannedDevice(
+                    device_spec(name, profile, link, speed),
+                    profile,
+                    link,
+                    device_tracks(profile, link, read_trace, rng, start),
+                )
+            )
     return devices
+
+
+def _stream(seed: int, number: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(number,))))

@@ -35,10 +35,10 @@ from testbed.endpoint import Endpoint, read_endpoint, write_endpoint
 from testbed.evaluation import FleetEvaluator
 from testbed.experiment import Experiment
 from testbed.fleet import PlannedDevice, peak_cores, plan_fleet
-from testbed.host_watch import FleetWatch
 from testbed.run_folder import clear, is_untouched
 from testbed.shards import FleetData
 from testbed.stopping import Stop, heed_signals, heed_stdin
+from testbed.unmet import unmet
 from wire.artifact import Artifact, encode_artifact
 from wire.topics import Topics
 from wire.transport.base import Will
@@ -103,10 +103,10 @@ async def _run(
     plan: RunPlan, listener: Callable[[Progress], None], stop: Stop, group: TaskGroup
 ) -> End:
     experiment = plan.experiment
-    devices = plan_fleet(experiment) if plan.has_fleet else []
+    devices = plan_fleet(experiment, os.environ) if plan.has_fleet else []
     plan.folder.mkdir(parents=True, exist_ok=True)
     async with (
-        _endpoint(plan, stop, group) as (endpoint, broker),
+        _endpoint(plan, stop, group) as endpoint,
         _fleet(plan, devices, endpoint, stop) as backend,
     ):
         names = [device.spec.name for device in devices]
@@ -120,19 +120,11 @@ async def _run(
             for device in devices:
                 store.add(device.truth())
             stop.coordinator = _coordinator(
-                plan,
-                artifact,
-                data,
-                store,
-                evaluator,
-                _watch(devices, backend, broker),
-                endpoint,
-                attempt,
-                names,
-                listener,
+                plan, artifact, data, store, evaluator, endpoint, attempt, names, listener
             )
             _warn_if_infeasible(experiment, stop.coordinator)
             _warn_if_crowded(experiment, devices, stop.coordinator)
+            _warn_of_unmet(devices, stop.coordinator)
             end = await stop.coordinator.run()
             if stop.broken is not None:
                 raise stop.broken
@@ -184,27 +176,12 @@ async def _costs(
     return await work_costs(plan.folder, probe)
 
 
-def _watch(
-    devices: list[PlannedDevice], backend: ProcessBackend | None, broker: Broker | None
-) -> FleetWatch | None:
-    """Return who watches this machine while it emulates devices; None if it does not."""
-    emulated = [device.spec.name for device in devices if device.profile is not None]
-    if backend is None or not emulated:
-        return None
-
-    def path() -> list[int]:
-        return [broker.pid] if broker is not None and broker.pid is not None else []
-
-    return FleetWatch(emulated, backend.starved_s, path)
-
-
 def _coordinator(
     plan: RunPlan,
     artifact: Artifact,
     data: FleetData,
     store: Store,
     evaluator: FleetEvaluator,
-    watch: FleetWatch | None,
     endpoint: Endpoint,
     attempt: int,
     roster: list[str],
@@ -224,7 +201,6 @@ def _coordinator(
         store=store,
         shards=RememberedShards(data, plan.folder),
         evaluator=evaluator,
-        watch=watch,
         transport=transport,
         topics=Topics(endpoint.tenant),
         boot=boot,
@@ -236,9 +212,7 @@ def _coordinator(
 
 
 @asynccontextmanager
-async def _endpoint(
-    plan: RunPlan, stop: Stop, group: TaskGroup
-) -> AsyncIterator[tuple[Endpoint, Broker | None]]:
+async def _endpoint(plan: RunPlan, stop: Stop, group: TaskGroup) -> AsyncIterator[Endpoint]:
     """Find or start the broker; a resumed run gets its old address again."""
     broker = plan.experiment.broker
     if broker.url != "embedded":
@@ -250,7 +224,7 @@ async def _endpoint(
             max_chunk_bytes=await find_chunk_limit(broker.url, Topics(broker.tenant)),
         )
         write_endpoint(plan.folder, endpoint)
-        yield endpoint, None
+        yield endpoint
         return
     earlier = read_endpoint(plan.folder)
     port, password = plan.listen_port, None
@@ -270,7 +244,7 @@ async def _endpoint(
         keeper = anyio.CancelScope()
         group.start_soon(_keep_up, started, keeper, stop, name="run.broker")
         try:
-            yield endpoint, started
+            yield endpoint
         finally:
             keeper.cancel()
 
@@ -361,3 +335,9 @@ def _warn_if_crowded(
             f"{cores}: they will be late; use emulation.host_core_speed >= {fitting:.2g}",
             "warning",
         )
+
+
+def _warn_of_unmet(devices: list[PlannedDevice], coordinator: Coordinator) -> None:
+    words = unmet(devices)
+    if words is not None:
+        coordinator.note("not-emulated", words, "warning")

@@ -42,4 +42,10 @@ def device_spec(
 
 
 def _shape(link: Link) -> Shape:
-    return Shape(down_bps=link.down_bps, up_bps=link.up_bps, delay_s=link.delay_s)
+    return Shape(
+        down_bps=link.down_bps,
+        up_bps=link.up_bps,
+        delay_s=link.delay_s,
+        jitter_s=link.jitter_s,
+        loss_ratio=link.loss_ratio,
+    )

@@ -20,5 +20,5 @@ def test_the_peak_is_the_sum_of_the_fastest_devices(
     at_once: int, host_core_speed: float, cores: float
 ) -> None:
     emulation = EmulationConfig(host_core_speed=host_core_speed)
-    devices = plan_fleet(Experiment(name="fleet", fleet=FLEET, emulation=emulation))
+    devices = plan_fleet(Experiment(name="fleet", fleet=FLEET, emulation=emulation), {})
     assert peak_cores(devices, at_once) == pytest.approx(cores)
