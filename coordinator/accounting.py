@@ -15,6 +15,10 @@ from wire.messages import Train
 LAG_RATIO_LIMIT = 0.01
 """Loop lag (p99 of the round) above this share of tau makes an exchange invalid (design.md)."""
 
+STARVED_RATIO_LIMIT = 0.05
+"""A machine that kept a device waiting for more than this share of an exchange did not emulate it:
+what was measured is the machine's, not the device's."""
+
 UNACCOUNTED_FLOOR_S = -0.005
 """Phases that exceed tau by more than this cannot be true."""
 
@@ -60,6 +64,19 @@ def unaccounted_s(exchange: Exchange) -> float | None:
     return tau - phases - (exchange.signal_s or 0.0)
 
 
+def starvation(exchange: Exchange) -> str:
+    """Return whom the machine that emulates the device kept waiting too long; empty for nobody."""
+    starved = exchange.starved
+    if starved is None:
+        return ""
+    waits = {"the device": starved.device_s, "its link or the broker": starved.path_s}
+    who, waited_s = max(waits.items(), key=lambda wait: wait[1])
+    if waited_s <= STARVED_RATIO_LIMIT * starved.watched_s:
+        return ""
+    share = 100 * waited_s / starved.watched_s
+    return f"this machine was too busy: {who} waited for it {share:.0f} % of the time"
+
+
 def invalid_reason(exchange: Exchange, lag_p99_s: float) -> str:
     """Return why an exchange must not teach the estimator; empty if it may."""
     tau, rest = exchange.tau_s, unaccounted_s(exchange)
@@ -69,6 +86,8 @@ def invalid_reason(exchange: Exchange, lag_p99_s: float) -> str:
         return "the coordinator lost its own link meanwhile"
     if lag_p99_s > LAG_RATIO_LIMIT * tau:
         return f"the coordinator lagged {lag_p99_s * 1e3:.1f} ms, over 1 % of tau"
+    if starved := starvation(exchange):
+        return starved
     if rest < UNACCOUNTED_FLOOR_S - (exchange.signal_s or 0.0):
         return f"reported phases exceed tau by {-rest:.3f} s"
     return ""
@@ -80,7 +99,7 @@ def observation(exchange: Exchange, row: int, lag_p99_s: float) -> Observation:
         row=row,
         tau_s=exchange.tau_s if not invalid_reason(exchange, lag_p99_s) else None,
         is_aggregated=exchange.stage is Stage.DONE,
-        timed_out=exchange.stage is Stage.LATE,
+        timed_out=exchange.stage is Stage.LATE and not starvation(exchange),
     )
 
 
@@ -94,7 +113,7 @@ def exchange_row(
     lag_p99_s: float,
 ) -> ExchangeRow:
     """Return the row of one exchange; `known` is what was known when it was selected."""
-    offer = exchange.offer
+    offer, starved = exchange.offer, exchange.starved
     pulled, codecs = pulled_blob(train, offer), codecs_of(train, offer)
     phases = offer.phases if offer is not None else None
     why = invalid_reason(exchange, lag_p99_s)
@@ -120,6 +139,8 @@ def exchange_row(
         upload_s=exchange.upload_s,
         decode_s=phases.decode_s if phases else None,
         coordinator_decode_s=exchange.decode_s,
+        starved_s=max(starved.device_s, starved.path_s) if starved is not None else None,
+        is_starved=bool(starvation(exchange)),
         codec_down=codecs[0],
         codec_up=codecs[1],
         bytes_down=pulled.size_bytes if pulled is not None else 0,

@@ -9,6 +9,7 @@ from coordinator.algorithms.arrays import Vector
 from coordinator.coding import pulled_blob, update_codec
 from coordinator.journal import Journal
 from coordinator.merging import Merging
+from coordinator.ports import HostWatch, Waiting
 from coordinator.post import Post
 from coordinator.round import (
     Abandon,
@@ -26,6 +27,7 @@ from coordinator.round import (
     Order,
     Round,
     Stage,
+    Starved,
     Tick,
     Vanished,
     upload_window,
@@ -62,11 +64,21 @@ def slots(update_bytes: int) -> int:
 class Player:
     """Plays one round at a time; messages about anything else are ignored."""
 
-    def __init__(self, post: Post, uploads: Uploads, journal: Journal, group: TaskGroup) -> None:
+    def __init__(
+        self,
+        post: Post,
+        uploads: Uploads,
+        journal: Journal,
+        group: TaskGroup,
+        watch: HostWatch | None = None,
+    ) -> None:
         self._post = post
         self._uploads = uploads
         self._journal = journal
         self._group = group
+        self._watch = watch
+        self._waited: dict[str, Waiting] = {}
+        """What each device had suffered when it was asked to train."""
         self._round: Round | None = None
         self._merging: Merging | None = None
         self._trains: dict[str, Train] = {}
@@ -93,9 +105,13 @@ class Player:
         self._round, self._trains, self._merging = played, dict(trains), merging
         self._uploads.begin(model)
         self._pings.clear()
+        self._waited.clear()
         now = self._journal.now()
         for device in trains:
             played.dispatch(device, now)
+            waiting = None if self._watch is None else self._watch.waiting(device)
+            if waiting is not None:
+                self._waited[device] = waiting
         if not self._is_linked:
             played.hold(now)
         for device in trains:
@@ -242,6 +258,7 @@ class Player:
     def _on_complete(self, device: str, complete: Complete) -> None:
         assert self._round is not None
         self._round.exchanges[device].resent_up = complete.resent
+        self._note_starvation(self._round.exchanges[device])
         self._on(
             Arrived(
                 device, at=complete.at, bytes_up=complete.bytes_up, duplicates=complete.duplicates
@@ -275,6 +292,8 @@ class Player:
                 self._say_last_word(played.exchanges[device], played)
             case Abandon(why=why):
                 stage = played.exchanges[device].stage
+                if stage is Stage.LATE:
+                    self._note_starvation(played.exchanges[device])
                 if stage is Stage.CANCELLED:
                     self._journal.event("cancelled", why, device=device, round_id=played.id)
                 else:
@@ -283,6 +302,17 @@ class Player:
                     )
                 self._uploads.forget(device)
                 self._say_last_word(played.exchanges[device], played)
+
+    def _note_starvation(self, exchange: Exchange) -> None:
+        """Take note of what the device has suffered since it was asked to train."""
+        before = self._waited.get(exchange.device)
+        after = None if self._watch is None else self._watch.waiting(exchange.device)
+        if before is not None and after is not None:
+            exchange.starved = Starved(
+                device_s=max(0.0, after.device_s - before.device_s),
+                path_s=max(0.0, after.path_s - before.path_s),
+                watched_s=self._journal.now() - exchange.dispatched,
+            )
 
     def _dispatch(self, device: str) -> None:
         self._asked_at[device] = self._journal.now()

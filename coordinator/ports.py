@@ -20,6 +20,27 @@ class ShardSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """For how long the machine that emulates devices has kept others waiting, seconds in all."""
+
+    device_s: float
+    """The device, when it had work and was allowed to do it."""
+    path_s: float
+    """The broker, or what carries the device's bytes to it."""
+
+
+class HostWatch(Protocol):
+    """Watches the machine that emulates devices."""
+
+    def waiting(self, device: str) -> Waiting | None:
+        """Return what `device` has suffered so far; None where nothing is emulated.
+
+        Called on the event loop, at the dispatch and at the end of each exchange.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Score:
     """How a model does on one device's held-out data."""
 

@@ -145,6 +145,18 @@ class Abandon:
 Order: TypeAlias = GrantUpload | Check | Accept | Abandon
 
 
+@dataclass(frozen=True, slots=True)
+class Starved:
+    """For how long the machine that emulates a device kept others waiting during an exchange."""
+
+    device_s: float
+    """The device itself."""
+    path_s: float
+    """The broker, or what carries the device's bytes to it."""
+    watched_s: float
+    """How long the exchange was watched: from the dispatch to its end."""
+
+
 @dataclass(slots=True)
 class Exchange:
     """One device's exchange in this round; instants are on the coordinator's clock."""
@@ -165,6 +177,8 @@ class Exchange:
     """Decoding the update here, off the loop; None if it came as it is."""
     is_disturbed: bool = False
     """The coordinator lost its own link meanwhile."""
+    starved: Starved | None = None
+    """By the machine that emulates the device; None where nobody can tell."""
     outage_s: float = 0.0
     """For how long, while it was this device's turn; no part of its deadline."""
 

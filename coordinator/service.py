@@ -22,7 +22,7 @@ from coordinator.journal import Journal, Level
 from coordinator.lag import LagMeter
 from coordinator.orders import Orders
 from coordinator.play import Player
-from coordinator.ports import Evaluator, ShardSource
+from coordinator.ports import Evaluator, HostWatch, ShardSource
 from coordinator.post import Post
 from coordinator.presence import why_gone
 from coordinator.registry import Registry
@@ -59,6 +59,7 @@ class Coordinator:
         store: Store,
         shards: ShardSource,
         evaluator: Evaluator | None,
+        watch: HostWatch | None = None,
         transport: Callable[[Will], Transport],
         topics: Topics,
         boot: int,
@@ -73,6 +74,7 @@ class Coordinator:
         self._store = store
         self._shards = shards
         self._evaluator = evaluator
+        self._host_watch = watch
         self._topics = topics
         self._boot = boot
         self._max_chunk_bytes = max_chunk_bytes
@@ -145,7 +147,7 @@ class Coordinator:
             max_chunk_bytes=self._max_chunk_bytes,
         )
         uploads = Uploads(self._artifact.spec.layout, self._journal.now)
-        player = Player(post, uploads, self._journal, group)
+        player = Player(post, uploads, self._journal, group, self._host_watch)
         checkpoint = self._store.last_checkpoint()
         campaign = Campaign(
             self._config,

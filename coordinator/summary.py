@@ -39,6 +39,7 @@ COLUMNS = (
     "device",
     "outcome",
     "is_valid",
+    "is_starved",
     "tau_s",
     "unaccounted_s",
     "tau_hat_s",
@@ -161,6 +162,7 @@ def _exchanges(table: _Table) -> Exchanges:
     return Exchanges(
         count=len(table.device),
         invalid=int((table.done & ~table.valid).sum()),
+        starved=int((table.done & (table.numbers["is_starved"] == 1.0)).sum()),
         late=int((table.outcome == "late").sum()),
         failed=int(np.isin(table.outcome, FAILURES).sum()),
         median_s=_median(tau_s),

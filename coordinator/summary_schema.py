@@ -31,6 +31,8 @@ class Exchanges(Struct, frozen=True, kw_only=True):
     count: int
     invalid: int
     """Done, but may not teach the estimator."""
+    starved: int
+    """Of the invalid ones: the machine that emulates the fleet was too busy."""
     late: int
     failed: int
     """Failed, lost or rejected."""

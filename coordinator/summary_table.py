@@ -32,6 +32,7 @@ def _facts(s: Summary) -> list[str]:
     x, fair = s.exchange, s.fairness
     bound = {True: "the bound holds", False: "the bound is broken", None: "no bound"}
     beta = f"promised {fair.beta:g}" if fair.beta is not None else "nothing promised"
+    starved = f" ({x.starved} starved by this machine)" if x.starved else ""
     pairs = [
         ("run", f"{s.run_id}  {s.status}{why}"),
         (
@@ -49,7 +50,7 @@ def _facts(s: Summary) -> list[str]:
         (
             "exchanges",
             f"{x.count}, median {seconds(x.median_s)} s, p95 {seconds(x.p95_s)} s; "
-            f"{x.late} late, {x.failed} failed, {x.invalid} invalid; "
+            f"{x.late} late, {x.failed} failed, {x.invalid} invalid{starved}; "
             f"{percent(x.unaccounted_ratio)} unaccounted for",
         ),
         (

@@ -59,11 +59,13 @@ class _PacedMeter:
         self,
         section: PacedSection,
         cost: StepCost | None,
+        gauge: Gauge | None,
         wall: Clock,
         cpu: Clock,
         sleep: Sleep,
     ) -> None:
-        self._section, self._cost = section, cost
+        self._section, self._cost, self._gauge = section, cost, gauge
+        self._starved_before_s = 0.0 if gauge is None else gauge[STARVED_S]
         self._wall, self._cpu, self._sleep = wall, cpu, sleep
         self._uncharged_s = 0.0
         """Processor time that steps took beyond their cost so far."""
@@ -85,6 +87,8 @@ class _PacedMeter:
         return self._cpu() - self._uncharged_s
 
     def _pause(self, duration_s: float) -> None:
+        if self._gauge is not None:
+            self._gauge[STARVED_S] = self._starved_before_s + self._section.late_s
         if duration_s > 0.0:
             self._sleep(duration_s)
 
@@ -130,12 +134,10 @@ class EmulatedPace:
             cpu=self._cpu(),
         )
         cost = None if self._costs is None else self._costs.of(name)
-        meter = _PacedMeter(section, cost, self._wall, self._cpu, self._sleep)
+        meter = _PacedMeter(section, cost, self._gauge, self._wall, self._cpu, self._sleep)
         yield meter
         meter.finish()
         self._share.add(section)
-        if self._gauge is not None:
-            self._gauge[STARVED_S] += section.late_s
         if section.starved_ratio > LATE_RATIO and section.late_s > LATE_S:
             _log.warning(
                 "%s took %.3f s, of which %.0f %% waiting for this machine: it is too busy",

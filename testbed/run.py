@@ -35,6 +35,7 @@ from testbed.endpoint import Endpoint, read_endpoint, write_endpoint
 from testbed.evaluation import FleetEvaluator
 from testbed.experiment import Experiment
 from testbed.fleet import PlannedDevice, peak_cores, plan_fleet
+from testbed.host_watch import FleetWatch
 from testbed.run_folder import clear, is_untouched
 from testbed.shards import FleetData
 from testbed.stopping import Stop, heed_signals, heed_stdin
@@ -106,7 +107,7 @@ async def _run(
     devices = plan_fleet(experiment, os.environ) if plan.has_fleet else []
     plan.folder.mkdir(parents=True, exist_ok=True)
     async with (
-        _endpoint(plan, stop, group) as endpoint,
+        _endpoint(plan, stop, group) as (endpoint, broker),
         _fleet(plan, devices, endpoint, stop) as backend,
     ):
         names = [device.spec.name for device in devices]
@@ -120,7 +121,16 @@ async def _run(
             for device in devices:
                 store.add(device.truth())
             stop.coordinator = _coordinator(
-                plan, artifact, data, store, evaluator, endpoint, attempt, names, listener
+                plan,
+                artifact,
+                data,
+                store,
+                evaluator,
+                _watch(devices, backend, broker),
+                endpoint,
+                attempt,
+                names,
+                listener,
             )
             _warn_if_infeasible(experiment, stop.coordinator)
             _warn_if_crowded(experiment, devices, stop.coordinator)
@@ -176,12 +186,27 @@ async def _costs(
     return await work_costs(plan.folder, probe)
 
 
+def _watch(
+    devices: list[PlannedDevice], backend: ProcessBackend | None, broker: Broker | None
+) -> FleetWatch | None:
+    """Return who watches this machine while it emulates devices; None if it does not."""
+    emulated = [device.spec.name for device in devices if device.profile is not None]
+    if backend is None or not emulated:
+        return None
+
+    def path() -> list[int]:
+        return [broker.pid] if broker is not None and broker.pid is not None else []
+
+    return FleetWatch(emulated, backend.starved_s, path)
+
+
 def _coordinator(
     plan: RunPlan,
     artifact: Artifact,
     data: FleetData,
     store: Store,
     evaluator: FleetEvaluator,
+    watch: FleetWatch | None,
     endpoint: Endpoint,
     attempt: int,
     roster: list[str],
@@ -201,6 +226,7 @@ def _coordinator(
         store=store,
         shards=RememberedShards(data, plan.folder),
         evaluator=evaluator,
+        watch=watch,
         transport=transport,
         topics=Topics(endpoint.tenant),
         boot=boot,
@@ -212,7 +238,9 @@ def _coordinator(
 
 
 @asynccontextmanager
-async def _endpoint(plan: RunPlan, stop: Stop, group: TaskGroup) -> AsyncIterator[Endpoint]:
+async def _endpoint(
+    plan: RunPlan, stop: Stop, group: TaskGroup
+) -> AsyncIterator[tuple[Endpoint, Broker | None]]:
     """Find or start the broker; a resumed run gets its old address again."""
     broker = plan.experiment.broker
     if broker.url != "embedded":
@@ -224,7 +252,7 @@ async def _endpoint(plan: RunPlan, stop: Stop, group: TaskGroup) -> AsyncIterato
             max_chunk_bytes=await find_chunk_limit(broker.url, Topics(broker.tenant)),
         )
         write_endpoint(plan.folder, endpoint)
-        yield endpoint
+        yield endpoint, None
         return
     earlier = read_endpoint(plan.folder)
     port, password = plan.listen_port, None
@@ -244,7 +272,7 @@ async def _endpoint(plan: RunPlan, stop: Stop, group: TaskGroup) -> AsyncIterato
         keeper = anyio.CancelScope()
         group.start_soon(_keep_up, started, keeper, stop, name="run.broker")
         try:
-            yield endpoint
+            yield endpoint, started
         finally:
             keeper.cancel()
 

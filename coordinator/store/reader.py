@@ -86,6 +86,23 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
+class Quality:
+    """How many exchanges were done over some rounds, and what they are worth."""
+
+    done: int = 0
+    invalid: int = 0
+    """Done, but may not teach the estimator."""
+    starved: int = 0
+    """Of those, because the machine that emulates the fleet was too busy."""
+
+    def __add__(self, other: "Quality") -> "Quality":
+        """Return the counts of both."""
+        return Quality(
+            self.done + other.done, self.invalid + other.invalid, self.starved + other.starved
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Counts:
     """Rows in the store."""
 
@@ -215,6 +232,15 @@ class RunReader:
             (since_round,),
         )
         return [Tally(*row) for row in rows]
+
+    def quality(self, since_round: int = 0) -> Quality:
+        """Return what exchanges after round `since_round` are worth."""
+        rows = self._query(
+            "SELECT count(*), ifnull(sum(NOT is_valid), 0), ifnull(sum(is_starved), 0) "
+            "FROM exchange WHERE round > ? AND outcome = 'done'",
+            (since_round,),
+        )
+        return Quality(*rows[0])
 
     def metrics(self, since: int = 0) -> list[MetricRow]:
         """Return evaluations after round `since`."""

@@ -71,7 +71,12 @@ ALTER TABLE exchange ADD COLUMN codec_up TEXT NOT NULL DEFAULT 'float32';
 ALTER TABLE round ADD COLUMN coordinator_encode_s REAL
 """
 
-MIGRATIONS: tuple[str, ...] = (_ADD_CODECS,)
+_ADD_STARVATION = """
+ALTER TABLE exchange ADD COLUMN starved_s REAL;
+ALTER TABLE exchange ADD COLUMN is_starved INTEGER NOT NULL DEFAULT 0
+"""
+
+MIGRATIONS: tuple[str, ...] = (_ADD_CODECS, _ADD_STARVATION)
 """Script i turns a store of version i + 1 into one of version i + 2; only ever appended to."""
 
 _SQL_TYPES = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL", bytes: "BLOB"}

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from coordinator.store.reader import RunReader
+from coordinator.store.reader import Quality, RunReader
 from coordinator.tui.view import EVENTS_KEPT, ROUNDS_KEPT, Cursor, News, RunView, fold
 
 
@@ -54,6 +54,7 @@ class Feed:
                 exchanges=reader.exchanges(max(cursor.round, newest - ROUNDS_KEPT)),
                 measured=reader.latest_exchanges() if cursor.round == 0 else (),
                 tallies=reader.tallies(cursor.round) if rounds else (),
+                quality=reader.quality(cursor.round) if rounds else Quality(),
                 selections=reader.selections(newest) if rounds else (),
                 metrics=metrics,
                 device_metrics=reader.device_metrics(metrics[-1].round) if metrics else (),

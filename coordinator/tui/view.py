@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coordinator.store.profile import profile_of
-from coordinator.store.reader import RunInfo, Tally
+from coordinator.store.reader import Quality, RunInfo, Tally
 from coordinator.store.records import (
     CommandRow,
     DeviceMetricRow,
@@ -126,6 +126,8 @@ class News:
     measured: Sequence[ExchangeRow] = ()
     """Each device's last measured exchange, for an empty view."""
     tallies: Sequence[Tally] = ()
+    quality: Quality = field(default_factory=Quality)
+    """Of the exchanges of `rounds`."""
     selections: Sequence[SelectionRow] = ()
     """Of the newest round."""
     metrics: Sequence[MetricRow] = ()
@@ -154,6 +156,8 @@ class RunView:
     metrics: tuple[MetricRow, ...] = ()
     queues: tuple[tuple[int, float, float], ...] = ()
     """Round, sum of Z, largest Z."""
+    quality: Quality = field(default_factory=Quality)
+    """Of all exchanges of closed rounds."""
     events: tuple[tuple[int, EventRow], ...] = ()
     open_since_s: float | None = None
     """Run clock at the dispatch of the open round; None between rounds."""
@@ -193,6 +197,7 @@ def fold(view: RunView, news: News) -> RunView:
         rounds=_rounds(view, news, open_since_s, open_spans, elapsed_s),
         metrics=view.metrics + tuple(news.metrics),
         queues=view.queues + queues,
+        quality=view.quality + news.quality,
         events=(view.events + tuple(news.events))[-EVENTS_KEPT:],
         open_since_s=open_since_s,
         open_spans=open_spans,

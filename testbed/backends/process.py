@@ -7,6 +7,7 @@ Works without root and on macOS. Nothing outlives this process, however it ends:
 `testbed.guard`, which is also why it has to be used from the main thread.
 """
 
+import math
 import signal
 import sys
 from collections import Counter
@@ -20,7 +21,7 @@ from device_agent.config import AgentConfig
 from testbed.backends.agents import Agents, open_agents
 from testbed.backends.device import DeviceSpec
 from testbed.backends.errors import BackendError
-from testbed.backends.gauges import Gauges
+from testbed.backends.gauges import STARVED_S, Gauges
 from testbed.backends.helper import Ended, OnEnd
 from testbed.backends.shaping import shaped_ports
 from testbed.emulation.work import WorkCosts
@@ -77,6 +78,11 @@ class ProcessBackend:
     def pids(self) -> dict[str, int]:
         """Process ids of the devices that are alive."""
         return {} if self._agents is None else self._agents.pids
+
+    def starved_s(self, name: str) -> float | None:
+        """Return for how long this machine has kept a device waiting; None if it cannot tell."""
+        waited_s = math.nan if self._gauges is None else self._gauges[name][STARVED_S]
+        return None if math.isnan(waited_s) else waited_s
 
     def log_file(self, name: str) -> Path:
         """Return where a device's output goes."""

@@ -164,6 +164,18 @@ def test_the_backend_learns_for_how_long_a_device_was_kept_waiting(tmp_path: Pat
     assert gauge[STARVED_S] == pytest.approx(2 * 0.6)
 
 
+def test_a_device_that_is_kept_waiting_says_so_before_its_section_ends(tmp_path: Path) -> None:
+    machine = Machine()
+    gauge = Gauges(tmp_path / "gauges", ["a"])["a"]
+    with machine.pace(device(0.25), gauge=gauge).section("train") as meter:
+        machine.work(0.1, late_s=0.9)
+        meter.step(1)
+        assert gauge[STARVED_S] == pytest.approx(0.6)
+        machine.work(0.1)  # the device: 0.4 s, so 0.3 s are caught up as far as may be
+        meter.step(1)
+        assert gauge[STARVED_S] == pytest.approx(0.35)
+
+
 def test_a_section_that_fails_is_left_at_once() -> None:
     machine = Machine()
     started = machine.now_s

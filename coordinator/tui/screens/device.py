@@ -24,7 +24,7 @@ TALL = 32
 Column = tuple[str, Callable[[ExchangeRow], str]]
 COLUMNS: tuple[Column, ...] = (
     ("round", lambda x: str(x.round)),
-    ("outcome", lambda x: x.outcome if x.is_valid or x.outcome != "done" else "done, invalid"),
+    ("outcome", lambda x: _outcome(x)),
     ("predicted", lambda x: seconds(x.tau_hat_s)),
     ("τ", lambda x: seconds(x.tau_s)),
     ("download", lambda x: seconds(x.download_s)),
@@ -38,6 +38,12 @@ COLUMNS: tuple[Column, ...] = (
     ("loss", lambda x: ratio(x.loss_train)),
     ("why", lambda x: x.why),
 )
+
+
+def _outcome(row: ExchangeRow) -> str:
+    if row.is_valid or row.outcome != "done":
+        return row.outcome
+    return "done, starved" if row.is_starved else "done, invalid"
 
 
 def _coding_s(row: ExchangeRow) -> float | None:

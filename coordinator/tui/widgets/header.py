@@ -8,6 +8,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from coordinator.quantities import MISSING, clock, ratio, seconds
+from coordinator.store.reader import Quality
 from coordinator.tui.bars import gauge
 from coordinator.tui.view import AWAY, RunView
 
@@ -88,6 +89,7 @@ class RunHeader(Widget):
             Tile("LAST ROUND", plain(f"{seconds(last.duration_s)} s" if last else MISSING), 4),
             Tile("DEBT ΣZ", plain(ratio(debt, 2)), 6),
             Tile("DEVICES", plain(devices), 7),
+            Tile("INVALID", self._invalid(view.quality), 1 if view.quality.starved else 8),
             Tile("ELAPSED", plain(clock(view.elapsed_s)), 2),
         ]
 
@@ -98,6 +100,13 @@ class RunHeader(Widget):
         kind = {"running": "good", "done": "good", "failed": "bad", "interrupted": "bad"}
         style = self.get_component_rich_style(f"header--{kind.get(status, 'busy')}", partial=True)
         return Text(f"● {status}", style)
+
+    def _invalid(self, quality: Quality) -> Text:
+        """Exchanges that measured nothing; red when this machine is too busy to emulate."""
+        kind = "bad" if quality.starved else "value"
+        style = self.get_component_rich_style(f"header--{kind}", partial=True)
+        starved = f", {quality.starved} starved" if quality.starved else ""
+        return Text(f"{quality.invalid}/{quality.done}{starved}", style)
 
     def _round(self, completed: int, planned: int | None) -> Text:
         value = self.get_component_rich_style("header--value", partial=True)

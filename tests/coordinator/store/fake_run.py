@@ -191,6 +191,8 @@ class FakeRun:
             upload_s=None if is_late else upload_s,
             decode_s=None if is_late else 0.0,
             coordinator_decode_s=None,
+            starved_s=None,
+            is_starved=False,
             codec_down="float32",
             codec_up="float32",
             bytes_down=MODEL_BYTES,

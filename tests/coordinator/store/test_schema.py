@@ -125,8 +125,9 @@ def test_migrations_run_in_order_from_the_version_found(connection: sqlite3.Conn
 
 
 def test_a_store_of_before_the_codecs_reads_as_float32(connection: sqlite3.Connection) -> None:
+    codecs = ["decode_s", "coordinator_decode_s", "codec_down", "codec_up"]
     added = {
-        "exchange": ["decode_s", "coordinator_decode_s", "codec_down", "codec_up"],
+        "exchange": [*codecs, "starved_s", "is_starved"],
         "round": ["coordinator_encode_s"],
     }
     for table, columns in added.items():
@@ -140,7 +141,8 @@ def test_a_store_of_before_the_codecs_reads_as_float32(connection: sqlite3.Conne
     row = read(connection, ExchangeRow)[0]
     assert isinstance(row, ExchangeRow)
     assert (row.device, row.tau_s, row.codec_down, row.codec_up) == ("a", 1, "float32", "float32")
-    assert row.decode_s is row.coordinator_decode_s is None
+    assert row.decode_s is row.coordinator_decode_s is row.starved_s is None
+    assert not row.is_starved
     assert read(connection, RoundRow) == []
 
 

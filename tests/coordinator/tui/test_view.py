@@ -76,6 +76,15 @@ def test_counts_are_those_of_the_store(run: FakeRun, feed: Feed) -> None:
     assert sum(device.queue or 0.0 for device in view.devices) == pytest.approx(view.queues[-1][1])
 
 
+def test_what_exchanges_are_worth_is_counted_on(run: FakeRun, feed: Feed) -> None:
+    run.play(5)
+    view = next_view(run, feed, RunView())
+    run.play(4)
+    view = next_view(run, feed, view)
+    assert view.quality == feed.reader.quality()
+    assert view.quality.done > 0
+
+
 def test_a_void_round_is_on_the_timeline_without_exchanges(run: FakeRun, feed: Feed) -> None:
     run.play(VOID_ROUND)
     view = next_view(run, feed, RunView())
