@@ -11,7 +11,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -21,10 +22,14 @@ from device_agent.config import AgentConfig
 from device_agent.errors import one_line
 from device_agent.host import Host, Meter, Section
 from device_agent.sensors import MonotonicClock, real_host
+from testbed.backends.cell import Cell, enter
+from testbed.backends.cgroups.headroom import Headroom
+from testbed.backends.cgroups.quota import Quota
 from testbed.backends.gauges import STARVED_S, Gauge, GaugeAddress
-from testbed.emulation.cpu import PacedSection, RecentShare
+from testbed.emulation.cpu import MIN_SLEEP_S, PacedSection, RecentShare
 from testbed.emulation.device import EmulatedDevice
 from testbed.emulation.machine import EmulatedSensors
+from testbed.emulation.quota import MIN_PERIOD_US
 from testbed.emulation.work import StepCost, WorkCosts
 from testbed.guard import die_with_parent
 
@@ -48,6 +53,8 @@ class Launch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What steps of training are charged; None charges the processor time that they take."""
     gauge: GaugeAddress | None = None
     """Where the device says how it fares; None keeps it to itself."""
+    cell: Cell | None = None
+    """What holds the device; None is nothing."""
     log_file: str
     """Receives stdout and stderr, appended."""
 
@@ -63,8 +70,10 @@ class _PacedMeter:
         wall: Clock,
         cpu: Clock,
         sleep: Sleep,
+        headroom: Headroom | None = None,
     ) -> None:
-        self._section, self._cost, self._gauge = section, cost, gauge
+        self._section, self._cost = section, cost
+        self._gauge, self._headroom = gauge, headroom
         self._starved_before_s = 0.0 if gauge is None else gauge[STARVED_S]
         self._wall, self._cpu, self._sleep = wall, cpu, sleep
         self._uncharged_s = 0.0
@@ -74,6 +83,8 @@ class _PacedMeter:
         if self._cost is not None:
             cost_s = self._cost.seconds(n_examples)
             self._uncharged_s = self._cpu() - self._section.cpu - cost_s
+        if self._headroom is not None:
+            self._headroom.follow()
         self.read(0)
 
     def read(self, n_bytes: int) -> None:
@@ -101,6 +112,7 @@ class EmulatedPace:
         share: Learns how much of its own speed the device really had.
         costs: What steps are charged; None charges the processor time that they take.
         gauge: Told for how long this machine has kept the device waiting.
+        headroom: Of the device's quota, which would hold it back once more; None is no quota.
         wall: Monotonic seconds.
         cpu: Processor seconds of the work; None takes those of the working thread, or of the
             whole process when the engine uses several threads.
@@ -114,6 +126,7 @@ class EmulatedPace:
         costs: WorkCosts | None = None,
         gauge: Gauge | None = None,
         *,
+        headroom: Headroom | None = None,
         wall: Clock = time.monotonic,
         cpu: Clock | None = None,
         sleep: Sleep = time.sleep,
@@ -121,22 +134,28 @@ class EmulatedPace:
         self._device, self._share, self._costs, self._gauge = device, share, costs, gauge
         if gauge is not None and math.isnan(gauge[STARVED_S]):
             gauge[STARVED_S] = 0.0
+        self._headroom = headroom
         self._wall, self._sleep = wall, sleep
         self._cpu = cpu or (time.thread_time if device.engine_threads == 1 else time.process_time)
 
     @contextmanager
     def section(self, name: Section) -> Iterator[Meter]:
         """Enter a compute section; what is owed at its end is slept off before it is left."""
-        section = PacedSection(
-            speed_ratio=self._device.speed_ratio,
-            storage_read_bytes_per_s=self._device.storage_read_bytes_per_s,
-            now=self._wall(),
-            cpu=self._cpu(),
-        )
+        headroom = self._headroom
         cost = None if self._costs is None else self._costs.of(name)
-        meter = _PacedMeter(section, cost, self._gauge, self._wall, self._cpu, self._sleep)
-        yield meter
-        meter.finish()
+        with nullcontext() if headroom is None else headroom.lifted():
+            section = PacedSection(
+                speed_ratio=self._device.speed_ratio,
+                storage_read_bytes_per_s=self._device.storage_read_bytes_per_s,
+                now=self._wall(),
+                cpu=self._cpu(),
+                min_sleep_s=MIN_SLEEP_S if headroom is None else MIN_PERIOD_US * 1e-6,
+            )
+            meter = _PacedMeter(
+                section, cost, self._gauge, self._wall, self._cpu, self._sleep, headroom
+            )
+            yield meter
+            meter.finish()
         self._share.add(section)
         if section.starved_ratio > LATE_RATIO and section.late_s > LATE_S:
             _log.warning(
@@ -148,14 +167,23 @@ class EmulatedPace:
 
 
 def host_for(
-    device: EmulatedDevice | None, costs: WorkCosts | None = None, gauge: Gauge | None = None
+    device: EmulatedDevice | None,
+    costs: WorkCosts | None = None,
+    gauge: Gauge | None = None,
+    cell: Cell | None = None,
 ) -> Host:
     """Return the host that emulates `device`, or the real one."""
     if device is None:
         return real_host()
     sensors = EmulatedSensors(device)
-    pace = EmulatedPace(device, sensors.share, costs, gauge)
+    headroom = None if cell is None else _headroom(device, cell)
+    pace = EmulatedPace(device, sensors.share, costs, gauge, headroom=headroom)
     return Host(clock=MonotonicClock(), pace=pace, sensors=sensors)
+
+
+def _headroom(device: EmulatedDevice, cell: Cell) -> Headroom:
+    quota = Quota(Path(cell.quota_folder), cell.quota_version, is_shared=True)
+    return Headroom(quota, lambda: device.speed_ratio)
 
 
 def launch(spec: Launch) -> int:
@@ -172,7 +200,7 @@ def launch(spec: Launch) -> int:
         )
     gauge = None if spec.gauge is None else Gauge.open(spec.gauge)
     try:
-        run_agent(spec.agent, host_for(spec.device, spec.costs, gauge))
+        run_agent(spec.agent, host_for(spec.device, spec.costs, gauge, spec.cell))
     except KeyboardInterrupt:
         return 0
     except Exception as exc:
@@ -195,12 +223,23 @@ def redirect_output(log_file: str) -> None:
         os.close(opened)
 
 
+def _is_inside(name: str, cell: Cell) -> bool:
+    """Enter the device's cell; tell whether we are in: outside nothing may run."""
+    try:
+        enter(cell)
+    except OSError as exc:
+        sys.stderr.write(f"{name}: {exc.filename}: must let us in, got: {exc.strerror}\n")
+        return False
+    return True
+
+
 def run_and_exit(spec: Launch) -> NoReturn:
     """Run the agent in this process, which has no other purpose, and end it."""
     status = 1
     try:
         redirect_output(spec.log_file)
-        status = launch(spec)
+        if spec.cell is None or _is_inside(spec.agent.name, spec.cell):
+            status = launch(spec)
     except BaseException:  # nothing may unwind into the code that forked us
         traceback.print_exc()
     finally:

@@ -7,27 +7,17 @@ Works without root and on macOS. Nothing outlives this process, however it ends:
 `testbed.guard`, which is also why it has to be used from the main thread.
 """
 
-import math
-import signal
-import sys
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Literal
 from urllib.parse import urlsplit
 
-from device_agent.config import AgentConfig
-from testbed.backends.agents import Agents, open_agents
+from testbed.backends.crew import Crew, LogLevel, Method, Site
 from testbed.backends.device import DeviceSpec
 from testbed.backends.errors import BackendError
-from testbed.backends.gauges import STARVED_S, Gauges
-from testbed.backends.helper import Ended, OnEnd
+from testbed.backends.helper import OnEnd
 from testbed.backends.shaping import shaped_ports
 from testbed.emulation.work import WorkCosts
-from testbed.launcher import Launch
-from testbed.run_folder import GAUGES
-from wire.messages import is_device_name
 from wire.transport.address import Address, parse_url
 
 
@@ -56,37 +46,31 @@ class ProcessBackend:
         *,
         tenant: str = "main",
         once: bool = False,
-        log_level: Literal["debug", "info", "warning", "error"] = "info",
-        method: Literal["auto", "fork", "spawn"] = "auto",
+        log_level: LogLevel = "info",
+        method: Method = "auto",
         on_end: OnEnd | None = None,
     ) -> None:
+        self._crew = Crew(
+            fleet, folder, tenant=tenant, once=once, log_level=log_level, on_end=on_end
+        )
         self._address = _checked(broker_url, fleet)
         self._url = broker_url
-        self._fleet = {spec.name: spec for spec in fleet}
-        self._folder = folder.absolute()
-        self._logs, self._caches = self._folder / "logs", self._folder / "cache"
-        self._tenant, self._once, self._log_level = tenant, once, log_level
         self._method = method
-        self._on_end: OnEnd = on_end or _ignore
         self._stack = AsyncExitStack()
-        self._agents: Agents | None = None
         self._ports: dict[str, int] = {}
-        self._costs: WorkCosts | None = None
-        self._gauges: Gauges | None = None
 
     @property
     def pids(self) -> dict[str, int]:
         """Process ids of the devices that are alive."""
-        return {} if self._agents is None else self._agents.pids
+        return self._crew.pids
 
     def starved_s(self, name: str) -> float | None:
         """Return for how long this machine has kept a device waiting; None if it cannot tell."""
-        waited_s = math.nan if self._gauges is None else self._gauges[name][STARVED_S]
-        return None if math.isnan(waited_s) else waited_s
+        return self._crew.starved_s(name)
 
     def log_file(self, name: str) -> Path:
         """Return where a device's output goes."""
-        return self._logs / f"{name}.log"
+        return self._crew.log_file(name)
 
     async def __aenter__(self) -> "ProcessBackend":
         """Open the links and the nursery; no device runs yet.
@@ -94,29 +78,19 @@ class ProcessBackend:
         Raises:
             BackendError: The machine refuses a process or a port.
         """
-        self._logs.mkdir(parents=True, exist_ok=True)
-        self._gauges = Gauges(self._folder / GAUGES, self._fleet)
-        self._stack.callback((self._folder / GAUGES).unlink, missing_ok=True)
-        safe: Literal["fork", "spawn"] = "fork" if sys.platform == "linux" else "spawn"
-        method = safe if self._method == "auto" else self._method
+        crew, address = self._crew, self._address
+        crew.logs.mkdir(parents=True, exist_ok=True)
         shapes = {
             name: spec.shape
-            for name, spec in self._fleet.items()
+            for name, spec in crew.fleet.items()
             if spec.shape is not None and not spec.shape.is_plain
         }
+        log = crew.logs / "proxy.log"
         try:  # in this order: agents say goodbye through their links
             self._ports = await self._stack.enter_async_context(
-                shaped_ports(
-                    self._address.host,
-                    self._address.port,
-                    shapes,
-                    self._logs / "proxy.log",
-                    self._on_end,
-                )
+                shaped_ports(address.host, address.port, shapes, log, crew.on_end)
             )
-            self._agents = await self._stack.enter_async_context(
-                open_agents(self._logs / "nursery.log", method, self._on_end)
-            )
+            await self._stack.enter_async_context(crew.at_work(self._site, self._method))
         except BaseException:
             await self._stack.aclose()
             raise
@@ -135,8 +109,7 @@ class ProcessBackend:
         Raises:
             BackendError: The machine refused one, or the nursery is gone.
         """
-        self._costs = costs
-        await self._running.start([self._launch(name) for name in self._fleet])
+        await self._crew.start(costs)
 
     async def kill(self, name: str) -> None:
         """Kill a device as a power cut does; return when it is gone.
@@ -144,8 +117,7 @@ class ProcessBackend:
         Raises:
             BackendError: The fleet has no such device, or the nursery is gone.
         """
-        self._known(name)
-        await self._running.end([name], signal.SIGKILL)
+        await self._crew.kill(name)
 
     async def restart(self, name: str) -> None:
         """Start a device again, killing it first if it is alive.
@@ -153,49 +125,14 @@ class ProcessBackend:
         Raises:
             BackendError: The fleet has no such device, or the machine refused it.
         """
-        await self.kill(name)
-        await self._running.start([self._launch(name)])
+        await self._crew.restart(name)
 
-    @property
-    def _running(self) -> Agents:
-        if self._agents is None:
-            raise BackendError("backend: must be entered with `async with` before it is used")
-        return self._agents
-
-    def _known(self, name: str) -> None:
-        if name not in self._fleet:
-            raise BackendError(f"{name}: no such device; the fleet is {', '.join(self._fleet)}")
-
-    def _launch(self, name: str) -> Launch:
-        device = self._fleet[name].device
-        url = self._url
-        if name in self._ports:
-            url = _moved(url, self._ports[name])
-        return Launch(
-            agent=AgentConfig(
-                broker_url=url,
-                name=name,
-                tenant=self._tenant,
-                cache_folder=str(self._caches / name),
-                once=self._once,
-                engine_threads=1 if device is None else device.engine_threads,
-                log_level=self._log_level,
-            ),
-            device=device,
-            costs=None if device is None else self._costs,
-            gauge=None if self._gauges is None else self._gauges.address(name),
-            log_file=str(self.log_file(name)),
-        )
+    def _site(self, name: str) -> Site:
+        port = self._ports.get(name)
+        return Site(self._url if port is None else _moved(self._url, port))
 
 
 def _checked(broker_url: str, fleet: Sequence[DeviceSpec]) -> Address:
-    for name, count in Counter(spec.name for spec in fleet).items():
-        if not is_device_name(name):
-            raise BackendError(
-                f"fleet: a name must be 1 to 32 of a-z, 0-9 and hyphen, got {name!r}; rename it"
-            )
-        if count > 1:
-            raise BackendError(f"fleet: names must differ, got {name!r} {count} times; rename one")
     try:
         address = parse_url(broker_url)
     except ValueError as exc:
@@ -212,7 +149,3 @@ def _moved(url: str, port: int) -> str:
     """Return the address of the proxy on `port`, with the user and password of `url`."""
     user, at, _ = urlsplit(url).netloc.rpartition("@")
     return f"mqtt://{user}{at}127.0.0.1:{port}"
-
-
-def _ignore(ended: Ended) -> None:
-    pass

@@ -37,6 +37,8 @@ class PacedSection:
     """Wall time at the start, and after each reading."""
     cpu: float
     """Processor time of the working thread at the start, and after each reading."""
+    min_sleep_s: float = MIN_SLEEP_S
+    """Shorter deficits wait for the next step."""
     credit_s: float = 0.0
     wall_s: float = 0.0
     lost_s: float = 0.0
@@ -52,7 +54,7 @@ class PacedSection:
     def advance(self, now: float, cpu: float, read_bytes: int = 0) -> float:
         """Account for the work since the last reading; return how long to sleep now, seconds."""
         self._account(now, cpu, read_bytes)
-        return -self.credit_s if self.credit_s <= -MIN_SLEEP_S else 0.0
+        return -self.credit_s if self.credit_s <= -self.min_sleep_s else 0.0
 
     def finish(self, now: float, cpu: float) -> float:
         """Account for the last work; return how long to sleep so that nothing is owed, seconds."""

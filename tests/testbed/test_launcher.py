@@ -14,6 +14,8 @@ import pytest
 import profiles
 from device_agent.config import AgentConfig
 from device_agent.sensors import RealSensors, mu_cores
+from testbed.backends.cgroups.headroom import Headroom
+from testbed.backends.cgroups.quota import Quota
 from testbed.backends.gauges import STARVED_S, Gauge, Gauges
 from testbed.emulation.cpu import RecentShare
 from testbed.emulation.device import EmulatedDevice, emulated_device
@@ -59,12 +61,14 @@ class Machine:
         share: RecentShare | None = None,
         costs: WorkCosts | None = None,
         gauge: Gauge | None = None,
+        headroom: Headroom | None = None,
     ) -> EmulatedPace:
         return EmulatedPace(
             emulated,
             share or RecentShare(),
             costs,
             gauge,
+            headroom=headroom,
             wall=lambda: self.now_s,
             cpu=lambda: self.cpu_s,
             sleep=self.sleep,
@@ -121,6 +125,22 @@ def test_steps_that_take_longer_here_than_on_the_device_make_it_late() -> None:
             meter.step(20)
     assert machine.now_s - started == pytest.approx(100 * 0.02)
     assert share.value == pytest.approx(0.5)
+
+
+def test_in_a_cell_the_quota_is_lifted_and_every_step_lasts_as_long_as_on_the_device(
+    tmp_path: Path,
+) -> None:
+    machine, quota = Machine(), tmp_path / "cpu.max"
+    quota.write_text("2500 10000")
+    headroom = Headroom(Quota(tmp_path, 2, is_shared=True), lambda: 0.25)
+    with machine.pace(device(0.25), headroom=headroom).section("train") as meter:
+        assert quota.read_text() == "5000 10000"
+        for _ in range(10):
+            started = machine.now_s
+            machine.work(0.005)
+            meter.step(1)
+            assert machine.now_s - started == pytest.approx(0.005 / 0.25)
+    assert quota.read_text() == "2500 10000"
 
 
 def test_work_after_the_last_step_is_slowed_too() -> None:

@@ -2,11 +2,13 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
+from testbed.backends.cell import Cell
 from testbed.backends.cgroups.files import CgroupError, read, read_fields, write_checked
 from testbed.backends.cgroups.places import WHAT_TO_DO, Places
-from testbed.backends.cgroups.quota import Quota, QuotaAddress
-from testbed.backends.cgroups.removal import NAME, remove_folders
+from testbed.backends.cgroups.quota import Quota
+from testbed.backends.cgroups.removal import remove_folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +38,24 @@ class Group:
 
     Args:
         places: Where groups can be made.
-        run: The run that it belongs to, hexadecimal.
-        device: Its name.
+        name: Of the group in each of them; unlike any other on this machine.
     """
 
-    def __init__(self, places: Places, run: str, device: str) -> None:
-        name = f"fairbed-{run}-{device}"
-        assert NAME.fullmatch(name)
+    def __init__(self, places: Places, name: str) -> None:
         self._folders = [folder / name for folder in places.folders]
         self._cpu, self._cpu_version = places.cpu.folder / name, places.cpu.version
         self._memory, self._memory_version = places.memory.folder / name, places.memory.version
         self._accounting = places.accounting / name
         self._unified = None if places.unified is None else places.unified / name
-        self._quota = Quota(self.quota_address)
+        self._quota = Quota(self._cpu, self._cpu_version)
 
-    @property
-    def quota_address(self) -> QuotaAddress:
-        """Where the processor quota is."""
-        return QuotaAddress(folder=str(self._cpu), version=self._cpu_version)
-
-    @property
-    def procs(self) -> tuple[str, ...]:
-        """Files into which a process writes `0` to join."""
-        return tuple(str(folder / "cgroup.procs") for folder in self._folders)
+    def cell(self) -> Cell:
+        """Return what a process needs to go in."""
+        return Cell(
+            procs=tuple(str(folder / "cgroup.procs") for folder in self._folders),
+            quota_folder=str(self._cpu),
+            quota_version=self._cpu_version,
+        )
 
     def make(self) -> None:
         """Make the group; it limits nothing yet.
@@ -66,14 +63,16 @@ class Group:
         Raises:
             CgroupError: It cannot be made; nothing is left of it.
         """
-        try:
-            for folder in self._folders:
+        made: list[Path] = []
+        for folder in self._folders:
+            try:
                 folder.mkdir()
-        except OSError as exc:
-            remove_folders(self._folders)
-            raise CgroupError(
-                f"{folder}: must be possible to make, got: {exc.strerror}; {WHAT_TO_DO}"
-            ) from exc
+            except OSError as exc:
+                remove_folders(made)
+                raise CgroupError(
+                    f"{folder}: must be possible to make, got: {exc.strerror}; {WHAT_TO_DO}"
+                ) from exc
+            made.append(folder)
 
     def limit_cpu(self, share: float | None) -> None:
         """Give the group so many cores from now on; None is all there are.

@@ -1,35 +1,26 @@
 """The file or files in which the kernel keeps the processor quota of one group."""
 
 from pathlib import Path
-from typing import Literal
 
-from msgspec import Struct
-
-from testbed.backends.cgroups.files import write, write_checked
+from testbed.backends.cgroups.files import read, write, write_checked
 from testbed.emulation.quota import CfsQuota, cfs_period_us, cfs_quota
 
 NO_LIMIT = -1
 """How version 1 says it."""
 
 
-class QuotaAddress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the quota of a device is."""
-
-    folder: str
-    version: Literal[1, 2]
-
-
 class Quota:
     """Caps the processor time of one group.
 
     Args:
-        address: Where it is.
-        period_us: As the group has it; None if it is not known.
+        folder: The group.
+        version: Of control groups there, 1 or 2.
+        is_shared: Somebody else sets it too, and the period; it is looked up each time.
     """
 
-    def __init__(self, address: QuotaAddress, period_us: int | None = None) -> None:
-        self._folder, self._version = Path(address.folder), address.version
-        self._period_us = period_us
+    def __init__(self, folder: Path, version: int, *, is_shared: bool = False) -> None:
+        self._folder, self._version, self._is_shared = folder, version, is_shared
+        self._period_us: int | None = None
 
     def set(self, share: float | None) -> CfsQuota:
         """Give the group so many cores from now on; None is all there are.
@@ -40,11 +31,15 @@ class Quota:
             ValueError: The share is less than the kernel can give.
             CgroupError: The kernel refused.
         """
-        known = self._period_us
+        known = self._found_period_us() if self._is_shared else self._period_us
         quota = cfs_quota(share, known or cfs_period_us(1.0 if share is None else share))
         self._write(quota, is_new_period=quota.period_us != known)
         self._period_us = quota.period_us
         return quota
+
+    def _found_period_us(self) -> int:
+        name = "cpu.max" if self._version == 2 else "cpu.cfs_period_us"
+        return int(read(self._folder / name).split()[-1])
 
     def _write(self, quota: CfsQuota, *, is_new_period: bool) -> None:
         if self._version == 2:

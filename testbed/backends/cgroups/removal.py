@@ -1,7 +1,6 @@
 """Ends what is in control groups, and removes them: our own, and those that dead runs have left."""
 
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -10,9 +9,6 @@ from pathlib import Path
 
 from testbed.backends.cgroups.files import CgroupError, read
 from testbed.backends.cgroups.places import Places
-
-NAME = re.compile(r"fairbed-(?P<run>[0-9a-f]+)-[a-z0-9-]+")
-"""Of a group: the run that it belongs to, and the device."""
 
 END_S = 2.0
 """For killed processes to be gone."""
@@ -57,21 +53,20 @@ def _kill(folder: Path) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def sweep(places: Places, is_alive: Callable[[str], bool]) -> list[str]:
-    """Remove the groups of dead runs, wherever they were made; return the names of those removed.
+def sweep(places: Places, is_leftover: Callable[[str], bool]) -> list[str]:
+    """Remove groups that were left behind, wherever they were made; return their names.
 
     What cannot be removed is left alone: its processes are in another process namespace.
 
     Args:
         places: Where groups are made.
-        is_alive: Tells whether the owner of a run still is.
+        is_leftover: Tells of the name of a group whether it is one of ours that nobody owns.
     """
     found: dict[str, list[Path]] = {}
     for top in places.tops:
         for parent, names, _ in os.walk(top):
             for name in names:
-                match = NAME.fullmatch(name)
-                if match and not is_alive(match["run"]):
+                if is_leftover(name):
                     found.setdefault(name, []).append(Path(parent, name))
     removed = []
     for name, folders in sorted(found.items()):

@@ -17,7 +17,7 @@ def places() -> Places:
     """Return where groups can be made here."""
     try:
         found = find_places()
-        trial = Group(found, secrets.token_hex(4), "trial")
+        trial = Group(found, f"fairbed-test-{secrets.token_hex(4)}")
         trial.make()
         trial.remove()
     except CgroupError as exc:
@@ -26,18 +26,12 @@ def places() -> Places:
 
 
 @pytest.fixture
-def run() -> str:
-    """Return the identity of a run that nobody else has."""
-    return secrets.token_hex(4)
-
-
-@pytest.fixture
-def make_group(places: Places, run: str) -> Iterator[MakeGroup]:
+def make_group(places: Places) -> Iterator[MakeGroup]:
     """Return what makes real groups; they are removed afterwards."""
     groups: list[Group] = []
 
-    def make(device: str) -> Group:
-        group = Group(places, run, device)
+    def make(name: str) -> Group:
+        group = Group(places, f"fairbed-test-{secrets.token_hex(4)}-{name}")
         group.make()
         groups.append(group)
         return group

@@ -47,7 +47,7 @@ def python(script: str, *arguments: str) -> subprocess.Popen[str]:
 def test_a_process_that_joins_gets_its_share_and_the_group_says_so(make_group: MakeGroup) -> None:
     group = make_group("a")
     group.limit_cpu(0.2)
-    with python(SPIN, "0.3", *group.procs) as process:
+    with python(SPIN, "0.3", *group.cell().procs) as process:
         share = float(process.communicate(timeout=LIMIT_S)[0])
     usage = group.usage()
     assert share < 0.2 * 1.15  # more would be unthrottled; less is a busy machine
@@ -61,7 +61,10 @@ def test_a_share_changes_while_the_process_runs(make_group: MakeGroup) -> None:
     slow, fast = make_group("slow"), make_group("fast")
     for group in (slow, fast):
         group.limit_cpu(0.05)
-    with python(SPIN, "0.2", *slow.procs) as one, python(SPIN, "0.2", *fast.procs) as other:
+    with (
+        python(SPIN, "0.2", *slow.cell().procs) as one,
+        python(SPIN, "0.2", *fast.cell().procs) as other,
+    ):
         fast.limit_cpu(0.8)
         assert float(other.communicate(timeout=LIMIT_S)[0]) > 2.0 * float(
             one.communicate(timeout=LIMIT_S)[0]
@@ -72,10 +75,10 @@ def test_a_share_can_be_lifted_and_fall_below_what_its_period_allowed(
     make_group: MakeGroup,
 ) -> None:
     group = make_group("a")
-    folder = Path(group.quota_address.folder)
+    folder = Path(group.cell().quota_folder)
     for share in (0.5, None, 0.02, 0.5, 1.0):
         group.limit_cpu(share)
-        if group.quota_address.version == 1:
+        if group.cell().quota_version == 1:
             quota, period = (
                 int(read(folder / f"cpu.cfs_{name}_us")) for name in ("quota", "period")
             )
@@ -85,7 +88,7 @@ def test_a_share_can_be_lifted_and_fall_below_what_its_period_allowed(
 def test_who_needs_more_memory_than_the_group_has_is_killed(make_group: MakeGroup) -> None:
     group = make_group("a")
     group.limit_memory(32 << 20)
-    with python(HOLD, str(96 << 20), *group.procs) as process:
+    with python(HOLD, str(96 << 20), *group.cell().procs) as process:
         assert process.communicate(timeout=LIMIT_S)[0] == ""
     assert process.returncode == -9
     assert group.usage().memory_kills >= 1
@@ -93,12 +96,12 @@ def test_who_needs_more_memory_than_the_group_has_is_killed(make_group: MakeGrou
 
 def test_removing_kills_everything_inside(make_group: MakeGroup) -> None:
     group = make_group("a")
-    with python(HOLD, "1", *group.procs) as process:
+    with python(HOLD, "1", *group.cell().procs) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         group.remove()
         assert process.wait(LIMIT_S) == -9
-    assert not any(Path(path).exists() for path in group.procs)
+    assert not any(Path(path).exists() for path in group.cell().procs)
     group.remove()  # once more is no harm
 
 
@@ -111,18 +114,19 @@ def test_an_impossible_limit_is_told_in_one_line(make_group: MakeGroup) -> None:
         group.limit_cpu(0.5)
 
 
-def test_sweeping_takes_the_groups_of_dead_runs_and_no_others(
-    make_group: MakeGroup, places: Places, run: str
+def test_sweeping_takes_what_was_left_behind_and_nothing_else(
+    make_group: MakeGroup, places: Places
 ) -> None:
-    group = make_group("a")
-    with python(HOLD, "1", *group.procs) as process:
+    group, other = make_group("a"), make_group("b")
+    folder = Path(group.cell().quota_folder)
+    with python(HOLD, "1", *group.cell().procs) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        name = Path(group.quota_address.folder).name
-        assert sweep(places, lambda found: True) == []
-        assert list(members(Path(group.quota_address.folder))) == [process.pid]
-        assert sweep(places, lambda found: found != run) == [name]
+        assert sweep(places, lambda found: False) == []
+        assert list(members(folder)) == [process.pid]
+        assert sweep(places, lambda found: found == folder.name) == [folder.name]
         assert process.wait(LIMIT_S) == -9
+    assert Path(other.cell().quota_folder).exists()
 
 
 def test_a_hundred_groups_are_set_up_within_the_time_of_a_few_processes(
@@ -140,13 +144,8 @@ def test_a_hundred_groups_are_set_up_within_the_time_of_a_few_processes(
     assert time.monotonic() - started < 3.0 * twenty_processes_s
 
 
-def test_groups_that_cannot_be_made_say_what_to_do_and_leave_nothing(
-    places: Places, run: str
-) -> None:
-    group = Group(places, run, "a")
-    group.make()
-    try:
-        with pytest.raises(CgroupError, match="File exists; run as root, or use"):
-            Group(places, run, "a").make()
-    finally:
-        group.remove()
+def test_a_group_that_cannot_be_made_says_what_to_do(make_group: MakeGroup, places: Places) -> None:
+    folder = Path(make_group("a").cell().quota_folder)
+    with pytest.raises(CgroupError, match="File exists; run as root, or use"):
+        Group(places, folder.name).make()
+    assert folder.exists()

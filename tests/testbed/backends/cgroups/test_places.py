@@ -103,9 +103,9 @@ def test_version_1_without_accounting_is_refused_with_one_line(tmp_path: Path) -
 
 def test_a_group_of_version_2_writes_and_reads_its_own_files(tmp_path: Path) -> None:
     top = unified(tmp_path, "/", "/")
-    group = Group(find_places(tmp_path), "beef", "pi-1")
+    group = Group(find_places(tmp_path), "pi-1")
     group.make()
-    folder = top / "fairbed-beef-pi-1"
+    folder = top / "pi-1"
     for name, text in {
         "cpu.max": "max 100000\n",
         "memory.max": "max\n",
@@ -128,24 +128,22 @@ def test_a_group_of_version_2_writes_and_reads_its_own_files(tmp_path: Path) -> 
     assert usage.starved_s == pytest.approx(0.25)
     (folder / "cpu.pressure").unlink()
     assert group.usage().starved_s is None
-    assert group.procs == (str(folder / "cgroup.procs"),)
+    assert group.cell().procs == (str(folder / "cgroup.procs"),)
 
 
 def test_a_limit_that_did_not_take_is_no_silent_success(tmp_path: Path) -> None:
     top = unified(tmp_path, "/", "/")
-    group = Group(find_places(tmp_path), "beef", "pi-1")
+    group = Group(find_places(tmp_path), "pi-1")
     group.make()
-    (top / "fairbed-beef-pi-1/cpu.max").symlink_to("/dev/null")  # takes everything, keeps nothing
+    (top / "pi-1/cpu.max").symlink_to("/dev/null")  # takes everything, keeps nothing
     with pytest.raises(CgroupError, match="must hold '2500 10000', got ''"):
         group.limit_cpu(0.25)
 
 
-def test_sweeping_leaves_alone_what_is_not_a_run_of_ours(tmp_path: Path) -> None:
+def test_sweeping_finds_groups_wherever_they_were_made(tmp_path: Path) -> None:
     top = unified(tmp_path, "/", "/")
-    names = ["fairbed-beef-pi-1", "fairbed-cafe-pi-1", "fairbed-beef", "docker", "user.slice"]
-    for name in names:
-        (top / "user.slice" / name).mkdir(parents=True)
-    removed = sweep(find_places(tmp_path), lambda run: run == "cafe")
-    assert removed == ["fairbed-beef-pi-1"]
-    left = {path.name for path in (top / "user.slice").iterdir()}
-    assert left == set(names) - {"fairbed-beef-pi-1"}
+    for name in ("user.slice/job/left", "left-not", "docker"):
+        (top / name).mkdir(parents=True)
+    assert sweep(find_places(tmp_path), lambda name: name == "left") == ["left"]
+    assert not (top / "user.slice/job/left").exists()
+    assert (top / "left-not").exists()

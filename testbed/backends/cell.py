@@ -1,0 +1,72 @@
+"""Puts a process into the control groups of a device, before it runs anything.
+
+A fork of ours calls `enter`; a foreign program is started as `inside([program, ...], cell)`.
+Whoever cannot enter must not run: outside it would be faster than the device, and nobody would
+know.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from testbed.guard import die_with_parent
+
+
+class Cell(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What holds one device; crosses to the process that goes in."""
+
+    procs: tuple[str, ...]
+    """Files of its control groups that a process writes `0` into to join."""
+    quota_folder: str
+    """The control group that holds its processor quota."""
+    quota_version: Literal[1, 2]
+    """Of control groups there."""
+
+
+def enter(cell: Cell) -> None:
+    """Move this process into a cell; what it starts from now on is inside too.
+
+    Raises:
+        OSError: The kernel refused; the process may be half inside and must end.
+    """
+    for path in cell.procs:
+        descriptor = os.open(path, os.O_WRONLY)
+        try:
+            os.write(descriptor, b"0")
+        except OSError as exc:
+            raise OSError(exc.errno, exc.strerror, path) from exc
+        finally:
+            os.close(descriptor)
+
+
+def inside(argv: Sequence[str], cell: Cell) -> list[str]:
+    """Return the command that runs `argv` in a cell for as long as this process lives."""
+    told = msgspec.json.encode(cell).decode()
+    return [sys.executable, "-m", "testbed.backends.cell", str(os.getpid()), told, *argv]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `PARENT CELL PROGRAM ARGUMENTS...`; return only if that is impossible."""
+    parent, told, *argv = arguments
+    die_with_parent(int(parent))
+    try:
+        enter(msgspec.json.decode(told, type=Cell))
+    except OSError as exc:
+        return _complain(f"{exc.filename}: must let us in, got: {exc.strerror}", 1)
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as exc:
+        return _complain(f"cannot run {argv[0]}: {exc.strerror}; is it on the PATH?", 127)
+
+
+def _complain(message: str, status: int) -> int:
+    sys.stderr.write(f"cell: {message}\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,209 @@
+"""The agents of a fleet on this machine: what backends share, wherever they put them.
+
+A backend says of each device where it is (`Site`); the crew starts its agent there, from one
+nursery, keeps its log and its gauge, kills it and starts it again.
+"""
+
+import math
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from device_agent.config import AgentConfig
+from testbed.backends.agents import Agents, open_agents
+from testbed.backends.cell import Cell
+from testbed.backends.device import DeviceSpec
+from testbed.backends.errors import BackendError
+from testbed.backends.gauges import STARVED_S, Gauges
+from testbed.backends.helper import Ended, OnEnd
+from testbed.emulation.work import WorkCosts
+from testbed.launcher import Launch
+from testbed.run_folder import GAUGES
+from wire.messages import is_device_name
+
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+Method: TypeAlias = Literal["auto", "fork", "spawn"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where one device is."""
+
+    broker_url: str
+    """As the device reaches it."""
+    cell: Cell | None = None
+    """None is where we are ourselves."""
+
+
+class Crew:
+    """The agents of a fleet; at work inside `at_work`.
+
+    Args:
+        fleet: The devices.
+        folder: Receives `logs/NAME.log` and `cache/NAME/`.
+        tenant: Of the coordinator that the devices serve.
+        once: Agents stop when the run is over.
+        log_level: Of the agents.
+        on_end: Called on the event loop for every process that ends, asked or not.
+
+    Raises:
+        BackendError: A name cannot be used.
+    """
+
+    def __init__(
+        self,
+        fleet: Sequence[DeviceSpec],
+        folder: Path,
+        *,
+        tenant: str = "main",
+        once: bool = False,
+        log_level: LogLevel = "info",
+        on_end: OnEnd | None = None,
+    ) -> None:
+        _check_names(fleet)
+        self.fleet = {spec.name: spec for spec in fleet}
+        self.logs = folder.absolute() / "logs"
+        self.on_end: OnEnd = on_end or _ignore
+        self._folder = folder.absolute()
+        self._tenant, self._once, self._log_level = tenant, once, log_level
+        self._agents: Agents | None = None
+        self._gauges: Gauges | None = None
+        self._site: Callable[[str], Site] | None = None
+        self._costs: WorkCosts | None = None
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of the agents that are alive."""
+        return {} if self._agents is None else self._agents.pids
+
+    @property
+    def agents(self) -> Agents:
+        """Who starts and ends them.
+
+        Raises:
+            BackendError: They are not at work.
+        """
+        if self._agents is None:
+            raise BackendError("backend: must be entered with `async with` before it is used")
+        return self._agents
+
+    @property
+    def gauges(self) -> Gauges:
+        """The numbers that we share with the agents.
+
+        Raises:
+            BackendError: They are not at work.
+        """
+        if self._gauges is None:
+            raise BackendError("backend: must be entered with `async with` before it is used")
+        return self._gauges
+
+    def starved_s(self, name: str) -> float | None:
+        """Return for how long this machine has kept a device waiting; None if it cannot tell."""
+        waited_s = math.nan if self._gauges is None else self._gauges[name][STARVED_S]
+        return None if math.isnan(waited_s) else waited_s
+
+    def log_file(self, name: str) -> Path:
+        """Return where a device's output goes."""
+        return self.logs / f"{name}.log"
+
+    @asynccontextmanager
+    async def at_work(
+        self, site: Callable[[str], Site], method: Method = "auto"
+    ) -> AsyncIterator[None]:
+        """Open the nursery; at the end all agents are gone, politely at first.
+
+        Args:
+            site: Says where a device is, whenever it is started.
+            method: How agents start; auto forks where that is safe, on Linux.
+
+        Raises:
+            BackendError: The machine refuses a process.
+        """
+        safe: Literal["fork", "spawn"] = "fork" if sys.platform == "linux" else "spawn"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self._site = site
+        self._gauges = Gauges(self._folder / GAUGES, self.fleet)
+        try:
+            async with open_agents(
+                self.logs / "nursery.log", safe if method == "auto" else method, self.on_end
+            ) as self._agents:
+                yield
+        finally:
+            (self._folder / GAUGES).unlink(missing_ok=True)
+
+    async def start(self, costs: WorkCosts | None) -> None:
+        """Start all agents at once; return when every process exists.
+
+        Raises:
+            BackendError: The machine refused one, or the nursery is gone.
+        """
+        self._costs = costs
+        await self.agents.start([self._launch(name) for name in self.fleet])
+
+    async def kill(self, name: str) -> None:
+        """Kill an agent as a power cut does; return when it is gone.
+
+        Raises:
+            BackendError: The fleet has no such device, or the nursery is gone.
+        """
+        self.spec(name)
+        await self.agents.end([name], signal.SIGKILL)
+
+    async def restart(self, name: str) -> None:
+        """Start an agent again, killing it first if it is alive.
+
+        Raises:
+            BackendError: The fleet has no such device, or the machine refused it.
+        """
+        await self.kill(name)
+        await self.agents.start([self._launch(name)])
+
+    def spec(self, name: str) -> DeviceSpec:
+        """Return the device of this name.
+
+        Raises:
+            BackendError: The fleet has no such device.
+        """
+        if name not in self.fleet:
+            raise BackendError(f"{name}: no such device; the fleet is {', '.join(self.fleet)}")
+        return self.fleet[name]
+
+    def _launch(self, name: str) -> Launch:
+        assert self._site is not None
+        device, site = self.fleet[name].device, self._site(name)
+        return Launch(
+            agent=AgentConfig(
+                broker_url=site.broker_url,
+                name=name,
+                tenant=self._tenant,
+                cache_folder=str(self._folder / "cache" / name),
+                once=self._once,
+                engine_threads=1 if device is None else device.engine_threads,
+                log_level=self._log_level,
+            ),
+            device=device,
+            costs=None if device is None else self._costs,
+            gauge=self.gauges.address(name),
+            cell=site.cell,
+            log_file=str(self.log_file(name)),
+        )
+
+
+def _check_names(fleet: Sequence[DeviceSpec]) -> None:
+    for name, count in Counter(spec.name for spec in fleet).items():
+        if not is_device_name(name):
+            raise BackendError(
+                f"fleet: a name must be 1 to 32 of a-z, 0-9 and hyphen, got {name!r}; rename it"
+            )
+        if count > 1:
+            raise BackendError(f"fleet: names must differ, got {name!r} {count} times; rename one")
+
+
+def _ignore(ended: Ended) -> None:
+    pass

@@ -1,0 +1,69 @@
+"""A quota is lifted while a pace holds the device back, and back in place afterwards."""
+
+from pathlib import Path
+
+import pytest
+
+from testbed.backends.cgroups.files import read
+from testbed.backends.cgroups.group import Group
+from testbed.backends.cgroups.headroom import Headroom
+from testbed.backends.cgroups.quota import Quota
+from tests.testbed.backends.cgroups.conftest import MakeGroup
+
+
+def quota_of(group: Group) -> float:
+    """Return the share that the kernel knows of, in cores."""
+    cell = group.cell()
+    folder = Path(cell.quota_folder)
+    if cell.quota_version == 2:
+        quota, period = read(folder / "cpu.max").split()
+    else:
+        quota, period = (read(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    return int(quota) / int(period)
+
+
+def headroom_of(group: Group, speeds: list[float]) -> Headroom:
+    """Return headroom of a device whose speed is the last one listed."""
+    cell = group.cell()
+    quota = Quota(Path(cell.quota_folder), cell.quota_version, is_shared=True)
+    return Headroom(quota, lambda: speeds[-1])
+
+
+def test_a_section_has_twice_the_share_and_the_device_its_own_afterwards(
+    make_group: MakeGroup,
+) -> None:
+    group = make_group("a")
+    group.limit_cpu(0.25)
+    with headroom_of(group, [0.25]).lifted():
+        assert quota_of(group) == pytest.approx(0.5)
+    assert quota_of(group) == pytest.approx(0.25)
+
+
+def test_a_section_that_fails_gives_its_headroom_back(make_group: MakeGroup) -> None:
+    group = make_group("a")
+    group.limit_cpu(0.25)
+    with pytest.raises(RuntimeError), headroom_of(group, [0.25]).lifted():
+        raise RuntimeError
+    assert quota_of(group) == pytest.approx(0.25)
+
+
+def test_a_change_of_speed_within_a_section_is_followed(make_group: MakeGroup) -> None:
+    group, speeds = make_group("a"), [0.5]
+    group.limit_cpu(0.5)
+    headroom = headroom_of(group, speeds)
+    with headroom.lifted():
+        speeds.append(0.03)
+        group.limit_cpu(0.03)  # as the backend does: a longer period, and no headroom
+        headroom.follow()
+        assert quota_of(group) == pytest.approx(0.06, rel=1e-3)
+    assert quota_of(group) == pytest.approx(0.03, rel=1e-3)
+
+
+def test_a_change_in_the_moment_a_section_ends_is_not_undone(make_group: MakeGroup) -> None:
+    group, told = make_group("a"), iter([0.5, 0.5, 0.1, 0.1])
+    group.limit_cpu(0.5)
+    cell = group.cell()
+    quota = Quota(Path(cell.quota_folder), cell.quota_version, is_shared=True)
+    with Headroom(quota, lambda: next(told)).lifted():
+        pass
+    assert quota_of(group) == pytest.approx(0.1)
