@@ -30,7 +30,7 @@ from benchmarks._orders import Join
 from benchmarks._passes import Pass, Passes
 from benchmarks._tcp import listen
 from testbed.backends.shape import Shape
-from testbed.backends.shaping import shaped_ports
+from testbed.backends.shaping import shaped_links
 from testbed.broker import Broker, BrokerChoice, start_broker
 
 UNITS_BPS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
@@ -173,7 +173,7 @@ async def _measure(options: Options, fleet: Fleet) -> Result:
         log = folder / "proxy.log"
         async with (
             start_broker(options.broker, folder=folder) as broker,
-            shaped_ports("127.0.0.1", broker.port, shapes, log, lambda _: None) as ports,
+            shaped_links("127.0.0.1", broker.port, shapes, log, lambda _: None) as links,
             anyio.create_task_group() as group,
         ):
             assert broker.pid is not None
@@ -182,7 +182,7 @@ async def _measure(options: Options, fleet: Fleet) -> Result:
             group.start_soon(desk.run, name="bench.desk")
             with anyio.fail_after(READY_S):
                 await desk.linked.wait()
-            await _join(options, fleet, broker, ports, server)
+            await _join(options, fleet, broker, links.ports, server)
             passes = Passes(
                 fleet,
                 desk,

@@ -67,6 +67,10 @@ class Sensors(Protocol):
         """Board name, or an empty string."""
         ...
 
+    def is_willing(self) -> bool:
+        """The owner lets this device take part in rounds now."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Host:

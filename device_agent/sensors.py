@@ -53,6 +53,7 @@ OwnSource: TypeAlias = Callable[[], tuple[float, float]]
 """Now and the CPU time of this process, seconds since some origins."""
 
 Now: TypeAlias = Callable[[], float]
+Willing: TypeAlias = Callable[[], bool]
 
 
 def read_cpu(cpus: Sequence[int]) -> CpuReading:
@@ -126,6 +127,7 @@ class RealSensors:
     cpu_source: CpuSource = read_cpu
     own_source: OwnSource = read_own
     now: Now = time.monotonic
+    willing: Willing = lambda: True
     _cpus: list[int] = field(default_factory=list)
     _quotas: list[CpuQuota] = field(default_factory=list)
     _free: FreeCores = field(default_factory=lambda: FreeCores(cores=1.0))
@@ -194,6 +196,10 @@ class RealSensors:
             if value is not None:
                 zones.append((any(word in kind for word in _CPU_ZONES), value / 1000.0))
         return max(zones)[1] if zones else None
+
+    def is_willing(self) -> bool:
+        """What the owner says; without one, always."""
+        return self.willing()
 
     def board(self) -> str:
         """Name in the device tree (Raspberry Pi, Jetson), or an empty string."""

@@ -83,6 +83,7 @@ class Telemetry:
             downlink_bps=self._link.downlink_bps,
             uplink_bps=self._link.uplink_bps,
             link_age_s=self._link.age_s(now),
+            is_willing=sensors.is_willing(),
             is_ready=is_ready,
             n_k=self._worker.n_k,
             is_warm=self._worker.is_warm,

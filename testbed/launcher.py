@@ -21,14 +21,23 @@ from msgspec import Struct
 from device_agent.config import AgentConfig
 from device_agent.errors import one_line
 from device_agent.host import Host, Meter, Section
-from device_agent.sensors import MonotonicClock, real_host
+from device_agent.sensors import MonotonicClock, RealSensors, real_host
 from testbed.backends.cell import Cell, enter
 from testbed.backends.cgroups.headroom import Headroom
 from testbed.backends.cgroups.quota import Quota
-from testbed.backends.gauges import STARVED_S, Gauge, GaugeAddress
+from testbed.backends.gauges import (
+    CLOCK_RATIO,
+    FROZEN_S,
+    IS_WILLING,
+    SPEED_RATIO,
+    STARVED_S,
+    TEMPERATURE_CELSIUS,
+    Gauge,
+    GaugeAddress,
+)
 from testbed.emulation.cpu import MIN_SLEEP_S, PacedSection, RecentShare
 from testbed.emulation.device import EmulatedDevice
-from testbed.emulation.machine import EmulatedSensors
+from testbed.emulation.machine import EmulatedSensors, Weather
 from testbed.emulation.quota import MIN_PERIOD_US
 from testbed.emulation.work import StepCost, WorkCosts
 from testbed.guard import die_with_parent
@@ -36,6 +45,9 @@ from testbed.guard import die_with_parent
 LATE_RATIO = 0.05
 LATE_S = 0.05
 """A section that took this much longer than the device would have is worth a line in the log."""
+
+LOOK_S = 0.1
+"""While a device sleeps off what it owes, its speed is looked up this often."""
 
 _log = logging.getLogger(__name__)
 
@@ -70,12 +82,13 @@ class _PacedMeter:
         wall: Clock,
         cpu: Clock,
         sleep: Sleep,
+        speed: Callable[[], float],
         headroom: Headroom | None = None,
     ) -> None:
         self._section, self._cost = section, cost
         self._gauge, self._headroom = gauge, headroom
         self._starved_before_s = 0.0 if gauge is None else gauge[STARVED_S]
-        self._wall, self._cpu, self._sleep = wall, cpu, sleep
+        self._wall, self._cpu, self._sleep, self._speed = wall, cpu, sleep, speed
         self._uncharged_s = 0.0
         """Processor time that steps took beyond their cost so far."""
 
@@ -83,12 +96,13 @@ class _PacedMeter:
         if self._cost is not None:
             cost_s = self._cost.seconds(n_examples)
             self._uncharged_s = self._cpu() - self._section.cpu - cost_s
-        if self._headroom is not None:
-            self._headroom.follow()
         self.read(0)
 
     def read(self, n_bytes: int) -> None:
         self._pause(self._section.advance(self._wall(), self._charged(), n_bytes))
+        self._section.turn(self._wall(), self._speed())
+        if self._headroom is not None:
+            self._headroom.follow()
 
     def finish(self) -> None:
         self._pause(self._section.finish(self._wall(), self._charged()))
@@ -98,10 +112,17 @@ class _PacedMeter:
         return self._cpu() - self._uncharged_s
 
     def _pause(self, duration_s: float) -> None:
+        """Sleep off a deficit; its end moves when the speed changes."""
+        section = self._section
         if self._gauge is not None:
-            self._gauge[STARVED_S] = self._starved_before_s + self._section.late_s
-        if duration_s > 0.0:
-            self._sleep(duration_s)
+            self._gauge[STARVED_S] = self._starved_before_s + section.late_s
+        ends = section.now + duration_s
+        while (left_s := ends - self._wall()) > 0.0:
+            self._sleep(min(left_s, LOOK_S))
+            speed_ratio = self._speed()
+            if speed_ratio != section.speed_ratio:
+                section.turn(self._wall(), speed_ratio)
+                ends = section.now + section.finish(section.now, section.cpu)
 
 
 class EmulatedPace:
@@ -111,7 +132,8 @@ class EmulatedPace:
         device: The device to be as slow as.
         share: Learns how much of its own speed the device really had.
         costs: What steps are charged; None charges the processor time that they take.
-        gauge: Told for how long this machine has kept the device waiting.
+        gauge: Tells the speed of this moment, and is told for how long this machine has kept the
+            device waiting; None is the speed of the profile for good.
         headroom: Of the device's quota, which would hold it back once more; None is no quota.
         wall: Monotonic seconds.
         cpu: Processor seconds of the work; None takes those of the working thread, or of the
@@ -135,7 +157,7 @@ class EmulatedPace:
         if gauge is not None and math.isnan(gauge[STARVED_S]):
             gauge[STARVED_S] = 0.0
         self._headroom = headroom
-        self._wall, self._sleep = wall, sleep
+        self._clock, self._sleep = wall, sleep
         self._cpu = cpu or (time.thread_time if device.engine_threads == 1 else time.process_time)
 
     @contextmanager
@@ -145,14 +167,21 @@ class EmulatedPace:
         cost = None if self._costs is None else self._costs.of(name)
         with nullcontext() if headroom is None else headroom.lifted():
             section = PacedSection(
-                speed_ratio=self._device.speed_ratio,
+                speed_ratio=self._speed(),
                 storage_read_bytes_per_s=self._device.storage_read_bytes_per_s,
                 now=self._wall(),
                 cpu=self._cpu(),
                 min_sleep_s=MIN_SLEEP_S if headroom is None else MIN_PERIOD_US * 1e-6,
             )
             meter = _PacedMeter(
-                section, cost, self._gauge, self._wall, self._cpu, self._sleep, headroom
+                section,
+                cost,
+                self._gauge,
+                self._wall,
+                self._cpu,
+                self._sleep,
+                self._speed,
+                headroom,
             )
             yield meter
             meter.finish()
@@ -165,6 +194,19 @@ class EmulatedPace:
                 100.0 * section.starved_ratio,
             )
 
+    def _speed(self) -> float:
+        return _speed(self._device, self._gauge)
+
+    def _wall(self) -> float:
+        """Return monotonic seconds, without those for which the device stood still on purpose."""
+        return self._clock() - (0.0 if self._gauge is None else self._gauge[FROZEN_S])
+
+
+def _speed(device: EmulatedDevice, gauge: Gauge | None) -> float:
+    """Return the speed of this moment; that of the profile before one was set."""
+    now = math.nan if gauge is None else gauge[SPEED_RATIO]
+    return device.speed_ratio if math.isnan(now) else now
+
 
 def host_for(
     device: EmulatedDevice | None,
@@ -172,18 +214,35 @@ def host_for(
     gauge: Gauge | None = None,
     cell: Cell | None = None,
 ) -> Host:
-    """Return the host that emulates `device`, or the real one."""
+    """Return the host that emulates `device`, or the real one; its owner has the say in both."""
     if device is None:
-        return real_host()
-    sensors = EmulatedSensors(device)
-    headroom = None if cell is None else _headroom(device, cell)
+        real = real_host()
+        if gauge is None:
+            return real
+        asked = RealSensors(willing=lambda: gauge[IS_WILLING] > 0.0)
+        return Host(clock=real.clock, pace=real.pace, sensors=asked)
+    sensors = EmulatedSensors(device, weather=None if gauge is None else _weather(gauge))
+    headroom = None if cell is None else _headroom(device, gauge, cell)
     pace = EmulatedPace(device, sensors.share, costs, gauge, headroom=headroom)
     return Host(clock=MonotonicClock(), pace=pace, sensors=sensors)
 
 
-def _headroom(device: EmulatedDevice, cell: Cell) -> Headroom:
+def _headroom(device: EmulatedDevice, gauge: Gauge | None, cell: Cell) -> Headroom:
     quota = Quota(Path(cell.quota_folder), cell.quota_version, is_shared=True)
-    return Headroom(quota, lambda: device.speed_ratio)
+    return Headroom(quota, lambda: _speed(device, gauge))
+
+
+def _weather(gauge: Gauge) -> Callable[[], Weather]:
+    def look() -> Weather:
+        celsius = gauge[TEMPERATURE_CELSIUS]
+        return Weather(
+            speed_ratio=gauge[SPEED_RATIO],
+            clock_ratio=gauge[CLOCK_RATIO],
+            temperature_celsius=None if math.isnan(celsius) else celsius,
+            is_willing=gauge[IS_WILLING] > 0.0,
+        )
+
+    return look
 
 
 def launch(spec: Launch) -> int:

@@ -24,6 +24,7 @@ from coordinator.store.connection import DATABASE
 from coordinator.task.catalogue import initial_vector, load_task
 from device_agent.sensors import real_host
 from testbed.assignments import RememberedShards
+from testbed.backends.device import without_loss
 from testbed.backends.process import ProcessBackend
 from testbed.broker import Broker, BrokerError, start_broker
 from testbed.broker_address import await_broker, find_chunk_limit
@@ -167,7 +168,7 @@ async def _fleet(
         return
     async with ProcessBackend(
         endpoint.url,
-        [device.spec for device in devices],
+        [without_loss(device.spec) for device in devices],  # `unmet` says so
         plan.folder,
         tenant=endpoint.tenant,
         on_end=stop.on_process_end,

@@ -83,6 +83,16 @@ class Agents:
         await self._order([Signal(name=name, number=number) for name in asked])
         await self._until(lambda: not any(name in self.pids for name in asked))
 
+    async def signal(self, names: Iterable[str], number: int) -> None:
+        """Send a signal to the agents that are alive, and wait for nothing.
+
+        Raises:
+            BackendError: The nursery is gone or silent.
+        """
+        asked = [name for name in names if name in self.pids]
+        if asked:
+            await self._order([Signal(name=name, number=number) for name in asked])
+
     async def listen(self) -> None:
         """Take in what the nursery says, until it ends."""
         assert self._nursery.stdout is not None

@@ -10,25 +10,12 @@ back all that they used.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol
 
-from testbed.backends.shape import Shape
+from testbed.emulation.conditions import Conditions, Outage
 from testbed.emulation.work import WorkCosts
 
-Outage: TypeAlias = Literal["coverage", "unplugged", "frozen"]
-"""`coverage`: packets vanish, as in a radio hole. `unplugged`: the link is down, as in airplane
-mode. `frozen`: the device itself stands still."""
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What one device is meant to have at this moment."""
-
-    speed_ratio: float | None
-    """Speed of its processor in cores of this machine; None is not slowed."""
-    shape: Shape | None
-    """Its access link; None is this machine's own."""
-    outage: Outage | None = None
+__all__ = ["Backend", "Conditions", "Outage", "Usage"]
 
 
 @dataclass(frozen=True, slots=True)

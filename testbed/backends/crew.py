@@ -7,9 +7,10 @@ nursery, keeps its log and its gauge, kills it and starts it again.
 import math
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -19,6 +20,7 @@ from testbed.backends.agents import Agents, open_agents
 from testbed.backends.cell import Cell
 from testbed.backends.device import DeviceSpec
 from testbed.backends.errors import BackendError
+from testbed.backends.freezer import Freezer
 from testbed.backends.gauges import STARVED_S, Gauges
 from testbed.backends.helper import Ended, OnEnd
 from testbed.emulation.work import WorkCosts
@@ -73,6 +75,8 @@ class Crew:
         self._tenant, self._once, self._log_level = tenant, once, log_level
         self._agents: Agents | None = None
         self._gauges: Gauges | None = None
+        self._freezer: Freezer | None = None
+        self._started_at: dict[str, float] = {}
         self._site: Callable[[str], Site] | None = None
         self._costs: WorkCosts | None = None
 
@@ -102,6 +106,22 @@ class Crew:
         if self._gauges is None:
             raise BackendError("backend: must be entered with `async with` before it is used")
         return self._gauges
+
+    @property
+    def freezer(self) -> Freezer:
+        """Who has agents stand still.
+
+        Raises:
+            BackendError: They are not at work.
+        """
+        if self._freezer is None:
+            raise BackendError("backend: must be entered with `async with` before it is used")
+        return self._freezer
+
+    def lived_s(self, name: str) -> float:
+        """Return for how long an agent has lived, seconds; 0 before it was started."""
+        now = time.monotonic()
+        return now - self._started_at.get(name, now)
 
     def starved_s(self, name: str) -> float | None:
         """Return for how long this machine has kept a device waiting; None if it cannot tell."""
@@ -133,7 +153,12 @@ class Crew:
             async with open_agents(
                 self.logs / "nursery.log", safe if method == "auto" else method, self.on_end
             ) as self._agents:
-                yield
+                self._freezer = Freezer(self._agents, self._gauges)
+                try:
+                    yield
+                finally:  # so that they hear of their end
+                    with suppress(BackendError):
+                        await self._freezer.thaw_all()
         finally:
             (self._folder / GAUGES).unlink(missing_ok=True)
 
@@ -144,7 +169,7 @@ class Crew:
             BackendError: The machine refused one, or the nursery is gone.
         """
         self._costs = costs
-        await self.agents.start([self._launch(name) for name in self.fleet])
+        await self._start(list(self.fleet))
 
     async def kill(self, name: str) -> None:
         """Kill an agent as a power cut does; return when it is gone.
@@ -153,6 +178,7 @@ class Crew:
             BackendError: The fleet has no such device, or the nursery is gone.
         """
         self.spec(name)
+        await self.freezer.thaw([name])
         await self.agents.end([name], signal.SIGKILL)
 
     async def restart(self, name: str) -> None:
@@ -162,7 +188,7 @@ class Crew:
             BackendError: The fleet has no such device, or the machine refused it.
         """
         await self.kill(name)
-        await self.agents.start([self._launch(name)])
+        await self._start([name])
 
     def spec(self, name: str) -> DeviceSpec:
         """Return the device of this name.
@@ -173,6 +199,10 @@ class Crew:
         if name not in self.fleet:
             raise BackendError(f"{name}: no such device; the fleet is {', '.join(self.fleet)}")
         return self.fleet[name]
+
+    async def _start(self, names: Sequence[str]) -> None:
+        self._started_at.update(dict.fromkeys(names, time.monotonic()))
+        await self.agents.start([self._launch(name) for name in names])
 
     def _launch(self, name: str) -> Launch:
         assert self._site is not None

@@ -1,9 +1,11 @@
 """One device of a fleet, as a backend takes it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from profiles import Link, Profile
-from testbed.backends.shape import Shape
+from testbed.emulation.conditions import Shape
 from testbed.emulation.device import EmulatedDevice, emulated_device
 
 
@@ -16,6 +18,8 @@ class DeviceSpec:
     """None is this machine, not slowed."""
     shape: Shape | None = None
     """None is this machine's own link to the broker."""
+    is_driven: bool = False
+    """Its conditions change while it runs: it has a link of its own, whatever its shape."""
 
 
 def device_spec(
@@ -39,6 +43,13 @@ def device_spec(
         device=None if profile is None else emulated_device(profile, host_core_speed),
         shape=None if link is None else _shape(link),
     )
+
+
+def without_loss(spec: DeviceSpec) -> DeviceSpec:
+    """Return the same device on a link that loses nothing, for a backend that cannot lose."""
+    if spec.shape is None:
+        return spec
+    return replace(spec, shape=msgspec.structs.replace(spec.shape, loss_ratio=0.0))
 
 
 def _shape(link: Link) -> Shape:

@@ -1,6 +1,7 @@
 """Numbers that devices and their backend share while both run: a file that both map into memory.
 
     a row per device:    SPEED_RATIO   STARVED_S   CLOCK_RATIO   TEMPERATURE_CELSIUS
+                         IS_WILLING    FROZEN_S
 
 Each number has one writer, and is written in one go: a reader finds the old one or the new one.
 """
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 SPEED_RATIO: Literal[0] = 0
-"""Written by the backend: speed of the processor in cores of this machine; NaN is not slowed."""
+"""Written by the backend: speed of the processor in cores of this machine; NaN is the profile's."""
 STARVED_S: Literal[1] = 1
 """Written by the device: for how long this machine has kept it waiting since it was first started;
 NaN until it can tell."""
@@ -23,9 +24,14 @@ CLOCK_RATIO: Literal[2] = 2
 TEMPERATURE_CELSIUS: Literal[3] = 3
 """Written by the backend; NaN is unknown."""
 
-Column: TypeAlias = Literal[0, 1, 2, 3]
+IS_WILLING: Literal[4] = 4
+"""Written by the backend: 1 while its owner lets it take part, else 0."""
+FROZEN_S: Literal[5] = 5
+"""Written by the backend: for how long the device has stood still on purpose."""
 
-_COLUMNS = 4
+Column: TypeAlias = Literal[0, 1, 2, 3, 4, 5]
+
+_COLUMNS = 6
 
 
 class GaugeAddress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,7 +80,8 @@ class Gauges:
         self._path = path
         self._numbers = _mapped(path, max(len(self._rows), 1), "w+")
         self._numbers[:] = np.nan
-        self._numbers[:, CLOCK_RATIO] = 1.0
+        self._numbers[:, CLOCK_RATIO] = self._numbers[:, IS_WILLING] = 1.0
+        self._numbers[:, FROZEN_S] = 0.0
 
     def __getitem__(self, name: str) -> Gauge:
         """Return a device's row."""

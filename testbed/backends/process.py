@@ -7,16 +7,21 @@ Works without root and on macOS. Nothing outlives this process, however it ends:
 `testbed.guard`, which is also why it has to be used from the main thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from testbed.backends.base import Usage
+from testbed.backends.cputime import cpu_s
 from testbed.backends.crew import Crew, LogLevel, Method, Site
 from testbed.backends.device import DeviceSpec
 from testbed.backends.errors import BackendError
 from testbed.backends.helper import OnEnd
-from testbed.backends.shaping import shaped_ports
+from testbed.backends.live import LiveDevices, no_loss
+from testbed.backends.shape import Shape
+from testbed.backends.shaping import ShapedLinks, shaped_links
+from testbed.emulation.conditions import Conditions
 from testbed.emulation.work import WorkCosts
 from wire.transport.address import Address, parse_url
 
@@ -33,9 +38,10 @@ class ProcessBackend:
         log_level: Of the agents.
         method: How agents start; auto forks where that is safe, on Linux.
         on_end: Called on the event loop for every process that ends, asked or not.
+        seed: Of the jitter of links.
 
     Raises:
-        BackendError: A name or the broker's address cannot be used.
+        BackendError: A name, a link or the broker's address cannot be used.
     """
 
     def __init__(
@@ -49,6 +55,7 @@ class ProcessBackend:
         log_level: LogLevel = "info",
         method: Method = "auto",
         on_end: OnEnd | None = None,
+        seed: int = 0,
     ) -> None:
         self._crew = Crew(
             fleet, folder, tenant=tenant, once=once, log_level=log_level, on_end=on_end
@@ -56,8 +63,10 @@ class ProcessBackend:
         self._address = _checked(broker_url, fleet)
         self._url = broker_url
         self._method = method
+        self._seed = seed
         self._stack = AsyncExitStack()
-        self._ports: dict[str, int] = {}
+        self._links: ShapedLinks | None = None
+        self._live: LiveDevices | None = None
 
     @property
     def pids(self) -> dict[str, int]:
@@ -81,16 +90,15 @@ class ProcessBackend:
         crew, address = self._crew, self._address
         crew.logs.mkdir(parents=True, exist_ok=True)
         shapes = {
-            name: spec.shape
-            for name, spec in crew.fleet.items()
-            if spec.shape is not None and not spec.shape.is_plain
+            name: spec.shape or Shape() for name, spec in crew.fleet.items() if _has_own_link(spec)
         }
         log = crew.logs / "proxy.log"
         try:  # in this order: agents say goodbye through their links
-            self._ports = await self._stack.enter_async_context(
-                shaped_ports(address.host, address.port, shapes, log, crew.on_end)
+            self._links = await self._stack.enter_async_context(
+                shaped_links(address.host, address.port, shapes, log, crew.on_end, self._seed)
             )
             await self._stack.enter_async_context(crew.at_work(self._site, self._method))
+            self._live = LiveDevices(crew, self._links)
         except BaseException:
             await self._stack.aclose()
             raise
@@ -127,17 +135,60 @@ class ProcessBackend:
         """
         await self._crew.restart(name)
 
+    async def apply(self, conditions: Mapping[str, Conditions]) -> None:
+        """Change devices to these conditions, all of them in one go; others stay as they are.
+
+        Raises:
+            BackendError: There is no such device, its condition cannot be had here (a TCP proxy
+                loses no packets), or a helper process is gone.
+        """
+        if self._live is None:
+            raise BackendError("backend: must be entered with `async with` before it is used")
+        await self._live.apply(conditions)
+
+    def sample(self, name: str) -> Usage | None:
+        """Tell how a device has fared; None if it is not alive."""
+        pid = self.pids.get(name)
+        used_s = None if pid is None else cpu_s(pid)
+        if used_s is None:
+            return None
+        return Usage(
+            wall_s=self._crew.lived_s(name),
+            cpu_s=used_s,
+            throttled_s=None,
+            starved_s=self._crew.starved_s(name),
+            down_bytes=None,
+            up_bytes=None,
+            dropped_packets=None,
+        )
+
+    @property
+    def links_late_s(self) -> float:
+        """How late the shaped links were before the last `apply` changed some: the worst, seconds.
+
+        Beyond some 10 ms they were starved of this machine, and slower than they should be.
+        """
+        return 0.0 if self._links is None else self._links.late_s
+
     def _site(self, name: str) -> Site:
-        port = self._ports.get(name)
+        assert self._links is not None
+        port = self._links.ports.get(name)
         return Site(self._url if port is None else _moved(self._url, port))
 
 
+def _has_own_link(spec: DeviceSpec) -> bool:
+    return spec.is_driven or (spec.shape is not None and not spec.shape.is_plain)
+
+
 def _checked(broker_url: str, fleet: Sequence[DeviceSpec]) -> Address:
+    for spec in fleet:
+        if spec.shape is not None and spec.shape.loss_ratio > 0.0:
+            raise BackendError(no_loss(spec.name, spec.shape.loss_ratio))
     try:
         address = parse_url(broker_url)
     except ValueError as exc:
         raise BackendError(str(exc)) from exc
-    if address.is_tls and any(spec.shape and not spec.shape.is_plain for spec in fleet):
+    if address.is_tls and any(_has_own_link(spec) for spec in fleet):
         raise BackendError(
             "broker.url: the process backend cannot shape a TLS link, whose certificate names "
             "another host; use mqtt:// or the embedded broker, or a fleet without links"

@@ -1,26 +1,14 @@
-"""What crosses to the process that shapes links."""
+"""What crosses between a backend and the process that shapes links: one line of JSON each.
+
+First a `ProxySpec`, answered by `{name: port}`. Then any number of changes, each `{name:
+LinkState}`, answered by one `Held` when the changes hold.
+"""
 
 from msgspec import Struct
 
+from testbed.emulation.conditions import Shape
 
-class Shape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The access link of one device, as the payload of TCP sees it."""
-
-    down_bps: float | None = None
-    """Towards the device, bit/s; None is not limited."""
-    up_bps: float | None = None
-    """Away from the device, bit/s; None is not limited."""
-    delay_s: float = 0.0
-    """One way, seconds."""
-    jitter_s: float = 0.0
-    """Standard deviation of the delay, one way, seconds; nothing is overtaken."""
-    loss_ratio: float = 0.0
-    """Share of packets that are lost, each way, 0 to 1."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Nothing is shaped: the device needs no emulated link."""
-        return self == Shape()
+__all__ = ["Held", "LinkState", "ProxySpec", "Shape"]
 
 
 class ProxySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,3 +18,22 @@ class ProxySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Of the broker behind the proxies."""
     port: int
     devices: dict[str, Shape]
+    seed: int = 0
+    """Of the jitter."""
+
+
+class LinkState(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a link is from now on."""
+
+    shape: Shape
+    is_covered: bool = True
+    """False is a radio hole: bytes stay where they are, connections too."""
+    is_plugged: bool = True
+    """False is airplane mode: connections are cut, new ones are refused."""
+
+
+class Held(Struct, frozen=True, kw_only=True):
+    """The changes hold."""
+
+    late_s: float
+    """The most that this process was behind its links since the last answer, seconds."""

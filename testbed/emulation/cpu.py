@@ -8,6 +8,9 @@ where q is its speed relative to ours, and `bytes / rate` seconds to read from i
 Negative credit is a deficit to sleep off. Positive credit means that this machine was late, busy
 with something else: later steps may catch up, but at most `MAX_CREDIT_S`, so that a device never
 runs in a burst faster than itself for long. What is late beyond that is lost, and counted.
+
+q may change while a section runs (heat, other work). What is still owed then is the same work at
+another speed, so that the work done is the integral of q.
 """
 
 from dataclasses import dataclass
@@ -40,13 +43,14 @@ class PacedSection:
     min_sleep_s: float = MIN_SLEEP_S
     """Shorter deficits wait for the next step."""
     credit_s: float = 0.0
+    read_owed_s: float = 0.0
+    """The part of a deficit that is the storage's, at most: it does not care for q."""
     wall_s: float = 0.0
     lost_s: float = 0.0
     """Lateness that cannot be caught up any more."""
 
     def __post_init__(self) -> None:
-        if self.speed_ratio <= 0.0:
-            raise ValueError(f"speed_ratio must be > 0, got {self.speed_ratio}; see profiles")
+        _check_speed(self.speed_ratio)
         rate = self.storage_read_bytes_per_s
         if rate is not None and rate <= 0.0:
             raise ValueError(f"storage_read_bytes_per_s must be > 0, got {rate}; see profiles")
@@ -55,6 +59,22 @@ class PacedSection:
         """Account for the work since the last reading; return how long to sleep now, seconds."""
         self._account(now, cpu, read_bytes)
         return -self.credit_s if self.credit_s <= -self.min_sleep_s else 0.0
+
+    def turn(self, now: float, speed_ratio: float) -> None:
+        """Have another speed from now on.
+
+        Raises:
+            ValueError: It is not positive.
+        """
+        if speed_ratio == self.speed_ratio:
+            return
+        _check_speed(speed_ratio)
+        self._account(now, self.cpu, 0)
+        if self.credit_s < 0.0:
+            read_s = min(self.read_owed_s, -self.credit_s)
+            work_s = (-self.credit_s - read_s) * self.speed_ratio / speed_ratio
+            self.credit_s = -(read_s + work_s)
+        self.speed_ratio = speed_ratio
 
     def finish(self, now: float, cpu: float) -> float:
         """Account for the last work; return how long to sleep so that nothing is owed, seconds."""
@@ -76,11 +96,19 @@ class PacedSection:
         self.now, self.cpu = now, cpu
         self.wall_s += wall_s
         self.credit_s += wall_s - cpu_s / self.speed_ratio
+        self.read_owed_s = max(0.0, self.read_owed_s - wall_s)
         if self.storage_read_bytes_per_s is not None:
-            self.credit_s -= read_bytes / self.storage_read_bytes_per_s
+            read_s = read_bytes / self.storage_read_bytes_per_s
+            self.credit_s -= read_s
+            self.read_owed_s += read_s
         if self.credit_s > MAX_CREDIT_S:
             self.lost_s += self.credit_s - MAX_CREDIT_S
             self.credit_s = MAX_CREDIT_S
+
+
+def _check_speed(speed_ratio: float) -> None:
+    if not speed_ratio > 0.0:
+        raise ValueError(f"speed_ratio must be > 0, got {speed_ratio}; see profiles")
 
 
 @dataclass(slots=True)

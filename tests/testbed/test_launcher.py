@@ -16,12 +16,21 @@ from device_agent.config import AgentConfig
 from device_agent.sensors import RealSensors, mu_cores
 from testbed.backends.cgroups.headroom import Headroom
 from testbed.backends.cgroups.quota import Quota
-from testbed.backends.gauges import STARVED_S, Gauge, Gauges
+from testbed.backends.gauges import (
+    CLOCK_RATIO,
+    FROZEN_S,
+    IS_WILLING,
+    SPEED_RATIO,
+    STARVED_S,
+    TEMPERATURE_CELSIUS,
+    Gauge,
+    Gauges,
+)
 from testbed.emulation.cpu import RecentShare
 from testbed.emulation.device import EmulatedDevice, emulated_device
 from testbed.emulation.machine import EmulatedSensors
 from testbed.emulation.work import StepCost, WorkCosts
-from testbed.launcher import EmulatedPace, Launch, host_for
+from testbed.launcher import LOOK_S, EmulatedPace, Launch, host_for
 
 ATTEMPTS = 12
 """Real pacing is tried again when this machine was too busy to emulate anything."""
@@ -206,6 +215,78 @@ def test_a_section_that_fails_is_left_at_once() -> None:
         machine.work(0.1)
         raise ZeroDivisionError
     assert machine.now_s - started == pytest.approx(0.1)
+
+
+def test_a_section_follows_the_speed_of_this_moment(tmp_path: Path) -> None:
+    machine = Machine()
+    gauge = Gauges(tmp_path / "gauges", ["pi"])["pi"]
+    gauge[SPEED_RATIO] = 0.5
+    slept: list[float] = []
+
+    def sleep(duration_s: float) -> None:
+        machine.sleep(duration_s)
+        slept.append(duration_s)
+        if sum(slept) >= 1.0:
+            gauge[SPEED_RATIO] = 0.25  # it throttles in the middle of a step
+
+    pace = EmulatedPace(
+        device(0.5),
+        RecentShare(),
+        gauge=gauge,
+        wall=lambda: machine.now_s,
+        cpu=lambda: machine.cpu_s,
+        sleep=sleep,
+    )
+    started = machine.now_s
+    with pace.section("train") as meter:
+        machine.work(1.0)  # 2 s at 0.5; half of it is left when 1 s has been slept
+        meter.step(1)
+    done_at_half = (1.0 + sum(slept[:10])) * 0.5
+    assert machine.now_s - started == pytest.approx(
+        1.0 + sum(slept[:10]) + (1.0 - done_at_half) / 0.25
+    )
+    assert max(slept) <= LOOK_S
+
+
+def test_time_that_a_device_stood_still_on_purpose_is_not_lateness(tmp_path: Path) -> None:
+    machine = Machine()
+    gauge = Gauges(tmp_path / "gauges", ["pi"])["pi"]
+    pace = EmulatedPace(
+        device(0.5),
+        RecentShare(),
+        gauge=gauge,
+        wall=lambda: machine.now_s,
+        cpu=lambda: machine.cpu_s,
+        sleep=machine.sleep,
+    )
+    started = machine.now_s
+    with pace.section("train") as meter:
+        machine.work(0.5)
+        machine.sleep(60.0)
+        gauge[FROZEN_S] += 60.0
+        meter.step(1)
+    assert machine.now_s - started == pytest.approx(1.0 + 60.0)
+    assert gauge[STARVED_S] == pytest.approx(0.0)
+
+
+def test_a_hot_device_senses_its_clock_and_its_temperature(tmp_path: Path) -> None:
+    gauge = Gauges(tmp_path / "gauges", ["pi"])["pi"]
+    sensors = host_for(device(0.5), gauge=gauge).sensors
+    assert (sensors.clock_ratio(), sensors.temperature_celsius()) == (1.0, None)
+    gauge[SPEED_RATIO], gauge[CLOCK_RATIO], gauge[TEMPERATURE_CELSIUS] = 0.3, 0.6, 81.0
+    assert (sensors.clock_ratio(), sensors.temperature_celsius()) == (0.6, 81.0)
+    assert mu_cores(sensors.free_cores(), 1, sensors.clock_ratio()) == pytest.approx(0.6)
+    gauge[SPEED_RATIO] = 0.15  # half of what the clock leaves is other work's
+    assert mu_cores(sensors.free_cores(), 1, sensors.clock_ratio()) == pytest.approx(0.3)
+
+
+def test_the_owner_of_this_machine_has_a_say_too(tmp_path: Path) -> None:
+    gauge = Gauges(tmp_path / "gauges", ["plain"])["plain"]
+    sensors = host_for(None, gauge=gauge).sensors
+    assert isinstance(sensors, RealSensors)
+    assert sensors.is_willing()
+    gauge[IS_WILLING] = 0.0
+    assert not sensors.is_willing()
 
 
 def test_starvation_lowers_mu() -> None:

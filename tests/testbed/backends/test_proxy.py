@@ -105,8 +105,8 @@ async def receiving_rate(stream: SocketStream, size: int) -> float:
 )
 def test_every_byte_arrives_in_order(shape: Shape) -> None:
     async def test() -> None:
-        async with listen(echo) as port, proxies(spec(port, device=shape)) as ports:
-            assert await there_and_back(ports["device"], PAYLOAD) == PAYLOAD
+        async with listen(echo) as port, proxies(spec(port, device=shape)) as opened:
+            assert await there_and_back(opened.ports["device"], PAYLOAD) == PAYLOAD
 
     run(test)
 
@@ -142,9 +142,9 @@ def test_a_link_of_twice_the_rate_carries_twice_as_much(direction: str) -> None:
                 "slow": Shape(**{f"{direction}_bps": 2e6}, delay_s=0.001),
                 "fast": Shape(**{f"{direction}_bps": 4e6}, delay_s=0.001),
             }
-            async with proxies(spec(port, **shapes)) as ports, anyio.create_task_group() as tasks:
+            async with proxies(spec(port, **shapes)) as opened, anyio.create_task_group() as tasks:
                 for name in shapes:
-                    tasks.start_soon(device, name, ports[name])
+                    tasks.start_soon(device, name, opened.ports[name])
                 # Leaving the group waits for both devices.
 
     run(test)
@@ -160,9 +160,9 @@ def test_a_round_trip_takes_twice_the_delay_and_a_connection_one_more() -> None:
 
     async def test() -> tuple[float, float]:
         device = Shape(delay_s=delay_s)
-        async with listen(echo) as port, proxies(spec(port, device=device)) as ports:
+        async with listen(echo) as port, proxies(spec(port, device=device)) as opened:
             started = anyio.current_time()
-            async with await connect(ports["device"]) as stream:
+            async with await connect(opened.ports["device"]) as stream:
                 await exchange(stream)
                 met = anyio.current_time()
                 await exchange(stream)
@@ -182,11 +182,11 @@ def test_fifty_devices_share_one_process() -> None:
         received[name] = await there_and_back(port, payloads[name])
 
     async def test() -> None:
-        async with listen(echo) as port, proxies(spec(port, **shapes)) as ports:
-            assert len(set(ports.values())) == 50
+        async with listen(echo) as port, proxies(spec(port, **shapes)) as opened:
+            assert len(set(opened.ports.values())) == 50
             async with anyio.create_task_group() as tasks:
                 for name in shapes:
-                    tasks.start_soon(device, name, ports[name])
+                    tasks.start_soon(device, name, opened.ports[name])
 
     run(test)
     assert received == payloads
@@ -204,8 +204,8 @@ def test_a_device_that_leaves_is_gone_at_the_broker_too() -> None:
             done.set()
 
         shape = Shape(up_bps=2e6, delay_s=0.01)
-        async with listen(broker) as port, proxies(spec(port, device=shape)) as ports:
-            async with await connect(ports["device"]) as stream:
+        async with listen(broker) as port, proxies(spec(port, device=shape)) as opened:
+            async with await connect(opened.ports["device"]) as stream:
                 await stream.send(PAYLOAD[:50_000])
             await done.wait()
 
@@ -230,8 +230,8 @@ def test_a_killed_device_is_gone_at_the_broker_too() -> None:
                     await stream.send(bytes(10_000))
 
         device = Shape(down_bps=1e6)
-        async with listen(broker) as port, proxies(spec(port, device=device)) as ports:
-            stream = await connect(ports["device"])
+        async with listen(broker) as port, proxies(spec(port, device=device)) as opened:
+            stream = await connect(opened.ports["device"])
             await stream.receive()
             stream.extra(SocketAttribute.raw_socket).setsockopt(
                 socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
@@ -247,19 +247,19 @@ def test_a_broker_that_dies_and_comes_back_is_seen_by_the_device() -> None:
         async with listen(echo) as port:
             pass
         shape = Shape(down_bps=5e6, up_bps=5e6, delay_s=0.005)
-        async with proxies(spec(port, device=shape)) as ports:
-            async with await connect(ports["device"]) as stream:
+        async with proxies(spec(port, device=shape)) as opened:
+            async with await connect(opened.ports["device"]) as stream:
                 assert await read_all(stream) == b""  # nobody is behind the proxy
 
             async with listen(echo, port):
-                stream = await connect(ports["device"])
+                stream = await connect(opened.ports["device"])
                 await stream.send(b"hello")
                 assert await read_all(stream, 5) == b"hello"
             async with stream:
                 assert await read_all(stream) == b""  # the broker has died
 
             async with listen(echo, port):
-                assert await there_and_back(ports["device"], PAYLOAD) == PAYLOAD
+                assert await there_and_back(opened.ports["device"], PAYLOAD) == PAYLOAD
 
     run(test)
 
@@ -286,8 +286,11 @@ def test_a_receiver_that_does_not_read_stops_the_sender() -> None:
                 sent += 1 << 20
 
         shape = Shape(delay_s=0.001)
-        async with listen(broker) as port, proxies(spec(port, device=shape)) as ports:
-            async with await connect(ports["device"]) as stream, anyio.create_task_group() as tasks:
+        async with listen(broker) as port, proxies(spec(port, device=shape)) as opened:
+            async with (
+                await connect(opened.ports["device"]) as stream,
+                anyio.create_task_group() as tasks,
+            ):
                 tasks.start_soon(device, stream)
                 before = -1
                 while sent != before:  # until it stands still

@@ -1,0 +1,234 @@
+"""Devices whose conditions change while they run, and what they had of this machine."""
+
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+import profiles
+from testbed.backends.device import DeviceSpec, device_spec
+from testbed.backends.errors import BackendError
+from testbed.backends.process import ProcessBackend
+from testbed.broker import find_broker, start_broker
+from testbed.emulation.conditions import Conditions, Outage, Shape
+from tests.testbed.backends.test_process import NOWHERE, is_alive, run
+from wire.codec import decode
+from wire.messages import Context, Status
+from wire.topics import Topics
+from wire.transport.base import LinkUp, Packet
+from wire.transport.mqtt import MqttTransport
+
+PI = replace(device_spec("pi", profiles.load("raspberry-pi-4b")), is_driven=True)
+PLAIN = DeviceSpec("plain")
+
+needs_mosquitto = pytest.mark.skipif(
+    find_broker("mosquitto") is None, reason="mosquitto is not installed"
+)
+needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGSTOP")
+
+
+@asynccontextmanager
+async def fleet(folder: Path, *specs: DeviceSpec) -> AsyncIterator[ProcessBackend]:
+    async with ProcessBackend(NOWHERE, specs or (PI,), folder) as backend:
+        await backend.start()
+        yield backend
+
+
+def conditions(outage: Outage | None = None, **others: object) -> Conditions:
+    usual = Conditions(speed_ratio=0.25, shape=Shape(down_bps=1e6, up_bps=1e6), outage=outage)
+    return replace(usual, **others)  # type: ignore[arg-type]  # a test's own shorthand
+
+
+async def until_status(pid: int, status: str) -> None:
+    while psutil.Process(pid).status() != status:  # noqa: ASYNC110 - the kernel tells nobody
+        await anyio.sleep(0.01)
+
+
+async def until_running(pid: int) -> None:
+    while psutil.Process(pid).status() == psutil.STATUS_STOPPED:  # noqa: ASYNC110 - the kernel tells nobody
+        await anyio.sleep(0.01)
+
+
+@needs_signals
+def test_a_frozen_device_stands_still_until_it_is_let_go(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with fleet(tmp_path) as backend:
+            pid = backend.pids["pi"]
+            await backend.apply({"pi": conditions("frozen")})
+            await until_status(pid, psutil.STATUS_STOPPED)
+            before = backend.sample("pi")
+            await anyio.sleep(0.1)
+            after = backend.sample("pi")
+            assert before is not None
+            assert after is not None
+            assert after.cpu_s == before.cpu_s
+            assert after.wall_s > before.wall_s
+            await backend.apply({"pi": conditions()})
+            await until_running(pid)
+
+    run(test)
+
+
+@needs_signals
+@pytest.mark.parametrize("how", ["kill", "restart", "leave"])
+def test_a_frozen_device_can_be_ended(how: str, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with fleet(tmp_path) as backend:
+            pid = backend.pids["pi"]
+            await backend.apply({"pi": conditions("frozen")})
+            await until_status(pid, psutil.STATUS_STOPPED)
+            if how == "kill":
+                await backend.kill("pi")
+            elif how == "restart":
+                await backend.restart("pi")
+                await until_running(backend.pids["pi"])
+        assert not is_alive(pid)
+
+    run(test)
+
+
+@pytest.mark.broker
+@needs_mosquitto
+def test_the_coordinator_hears_what_the_device_measures_of_its_conditions(tmp_path: Path) -> None:
+    topics = Topics("main")
+
+    async def test() -> None:
+        async with (
+            start_broker("mosquitto", folder=tmp_path) as broker,
+            MqttTransport(broker.url, "observer") as observer,
+            ProcessBackend(broker.url, [PI], tmp_path) as backend,
+        ):
+            events = observer.events()
+
+            async def context(is_so: Callable[[Context], bool]) -> Context:
+                while True:
+                    event = await anext(events)
+                    if isinstance(event, LinkUp):
+                        await observer.subscribe(topics.telemetry("+"), qos=0)
+                        await backend.start()
+                    elif isinstance(event, Packet):
+                        told = decode(event.payload)
+                        assert isinstance(told, Context)
+                        if is_so(told):
+                            return told
+
+            first = await context(lambda told: True)
+            assert (first.mu_cores, first.is_willing) == (1.0, True)
+            speed = PI.device.speed_ratio if PI.device else 0.0
+            hot = conditions(speed_ratio=speed * 0.6, clock_ratio=0.6, temperature_celsius=82.0)
+            await backend.apply({"pi": hot})
+            told = await context(lambda told: told.temperature_celsius == 82.0)
+            assert told.mu_cores == pytest.approx(0.6)
+            busy = conditions(speed_ratio=speed * 0.3, clock_ratio=0.6, is_willing=False)
+            await backend.apply({"pi": busy})
+            told = await context(lambda told: not told.is_willing)
+            assert told.mu_cores == pytest.approx(0.3)  # half by heat, half by other work
+
+    run(test)
+
+
+@pytest.mark.broker
+@needs_mosquitto
+def test_an_unplugged_device_is_gone_and_comes_back(tmp_path: Path) -> None:
+    topics = Topics("main")
+
+    async def test() -> None:
+        async with (
+            start_broker("mosquitto", folder=tmp_path) as broker,
+            MqttTransport(broker.url, "observer") as observer,
+            ProcessBackend(broker.url, [PI], tmp_path) as backend,
+        ):
+            states: list[str] = []
+            events = observer.events()
+
+            async def until(state: str) -> None:
+                while not states or states[-1] != state:
+                    event = await anext(events)
+                    if isinstance(event, LinkUp):
+                        await observer.subscribe(topics.status("+"), qos=1)
+                        await backend.start()
+                    elif isinstance(event, Packet):
+                        told = decode(event.payload)
+                        assert isinstance(told, Status)
+                        states.append(told.state)
+
+            await until("on")
+            await backend.apply({"pi": conditions("unplugged")})
+            await until("off")
+            await backend.apply({"pi": conditions()})
+            await until("on")
+
+    run(test)
+
+
+def test_a_sample_counts_the_processor_time_of_one_life(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with fleet(tmp_path, PI, PLAIN) as backend:
+            while (usage := backend.sample("pi")) is None or usage.cpu_s == 0.0:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            assert 0.0 < usage.cpu_s <= 2.0 * usage.wall_s + 1.0
+            await backend.kill("pi")
+            assert backend.sample("pi") is None
+            assert backend.sample("plain") is not None
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "complaint"),
+    [
+        (
+            "pi",
+            conditions(shape=Shape(loss_ratio=0.01)),
+            r'^pi: .* cannot lose packets, got loss_ratio 0\.01; use emulation\.backend = "names',
+        ),
+        ("pi", conditions(speed_ratio=0.0), r"^pi: speed_ratio must be > 0, got 0\.0; use outage"),
+        (
+            "plain",
+            conditions(speed_ratio=None),
+            r"^plain: has no link to change, got Shape\(.*; give it a link",
+        ),
+        (
+            "plain",
+            Conditions(None, None, "coverage"),
+            r"^plain: has no link to change, got coverage; give it a link",
+        ),
+        (
+            "plain",
+            Conditions(0.5, None),
+            r"^plain: is this machine itself and cannot be slowed, got speed_ratio 0\.5; give it",
+        ),
+        ("pi-7", conditions(), r"^pi-7: no such device; the fleet is pi, plain"),
+    ],
+)
+def test_conditions_that_cannot_be_had_are_refused(
+    name: str, wanted: Conditions, complaint: str, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        backend = ProcessBackend(NOWHERE, [PI, PLAIN], tmp_path)
+        async with backend:
+            with pytest.raises(BackendError, match=complaint):
+                await backend.apply({name: wanted})
+
+    run(test)
+
+
+def test_a_fleet_that_loses_packets_is_refused(tmp_path: Path) -> None:
+    lossy = DeviceSpec("pi", None, Shape(loss_ratio=0.02))
+    with pytest.raises(BackendError, match=r"^pi: the process backend relays TCP and cannot lose"):
+        ProcessBackend(NOWHERE, [lossy], tmp_path)
+
+
+def test_conditions_wait_for_the_backend_to_be_entered(tmp_path: Path) -> None:
+    async def test() -> None:
+        backend = ProcessBackend(NOWHERE, [PI], tmp_path)
+        with pytest.raises(BackendError, match=r"^backend: must be entered"):
+            await backend.apply({"pi": conditions()})
+        assert backend.sample("pi") is None
+
+    run(test)
