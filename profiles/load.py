@@ -148,16 +148,23 @@ def _unknown(text: str, what: str, known: Sequence[str]) -> UnknownProfile:
 def near_names(text: str, known: Sequence[str]) -> list[str]:
     """Return the names that a person may have meant, best first.
 
-    Near is what is spelled alike, or has all letters of `text` in their order (`pi4` is near
-    `raspberry-pi-4b`), the shortest first.
+    Near is what is spelled alike, or has all letters of `text` in their order; of the latter
+    those come first that begin words with them (`pi4` is near `raspberry-pi-4b`).
     """
     wanted = text.lower().removesuffix(".toml")
+    letters = "".join(letter for letter in wanted if letter.isalnum())
     alike = difflib.get_close_matches(wanted, known, n=NEAR, cutoff=0.6)
-    letters = [letter for letter in wanted if letter.isalnum()]
-    within = [name for name in sorted(known, key=len) if letters and _has_in_order(name, letters)]
+    within = [name for name in known if letters and _has_in_order(name, letters)]
+    within.sort(key=lambda name: (-_words_begun(name, letters), len(name)))
     return list(dict.fromkeys([*alike, *within]))[:NEAR]
 
 
-def _has_in_order(name: str, letters: Sequence[str]) -> bool:
+def _has_in_order(name: str, letters: str) -> bool:
     rest = iter(name)
     return all(letter in rest for letter in letters)
+
+
+def _words_begun(name: str, letters: str) -> int:
+    """Return how many words of a name begin where it agrees with `letters`."""
+    blocks = difflib.SequenceMatcher(None, name, letters, autojunk=False).get_matching_blocks()
+    return sum(block.size > 0 and f"-{name}"[block.a] == "-" for block in blocks)

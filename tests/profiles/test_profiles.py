@@ -1,5 +1,6 @@
 """Profiles: every shipped number is sourced and plausible, every bad file gets its line."""
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,13 +10,23 @@ import pytest
 
 import profiles
 from profiles import Profile, ProfileError, Quantity, UnknownProfile, Varying
+from profiles.load import near_names
 from profiles.schema import LinkProfile
+from profiles.traces import TraceReader
 
 FOLDER = Path(profiles.__file__).parent
 FILES = sorted([*FOLDER.glob("devices/*.toml"), *FOLDER.glob("links/*.toml")])
-PI_4 = (FOLDER / "devices" / "raspberry-pi-4b.toml").read_text(encoding="utf-8")
+PI_4 = (
+    (FOLDER / "devices" / "raspberry-pi-4b.toml").read_text(encoding="utf-8").split("[energy]")[0]
+)
 
 Edit = Callable[[str], str]
+
+
+real_data = pytest.mark.skipif(
+    not (Path(os.environ.get("FAIRBED_DATA", "nowhere")) / "traces").is_dir(),
+    reason="needs the published traces: FAIRBED_DATA is not set",
+)
 
 
 def quantities(item: object) -> Iterator[tuple[str, Quantity[float]]]:
@@ -48,6 +59,35 @@ def test_every_number_says_where_it_comes_from(item: Profile | LinkProfile) -> N
         assert len(quantity.source.split()) >= 2
         if quantity.tag == "measured":
             assert re.search(r"\d", quantity.source), quantity.source
+
+
+def test_the_library_is_broad_and_most_of_it_measured() -> None:
+    devices = [profiles.load(name) for name in profiles.names()]
+    measured = [
+        device.name
+        for device in devices
+        if device.one_core.tag == device.link.down.tag == device.link.up.tag == "measured"
+    ]
+    assert len(devices) >= 20
+    assert len(measured) >= 12
+    families = {"lte-driving", "lte-city", "3g", "5g-static", "5g-driving", "starlink-driving"}
+    assert families <= set(profiles.link_names())
+
+
+@real_data
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_trace_that_a_shipped_file_names_can_be_followed(path: Path) -> None:
+    assert profiles.check(path, os.environ) == []
+
+
+@real_data
+def test_typical_rates_of_traces_are_their_means() -> None:
+    read = TraceReader(os.environ)
+    for name in profiles.link_names():
+        link = profiles.load_link(name).link
+        for key, number in (("down_bps", link.down), ("up_bps", link.up)):
+            if number.trace is not None:
+                assert read(number.trace, key).mean == pytest.approx(number.value, rel=0.01)
 
 
 def test_the_reference_machine_has_speed_one() -> None:
@@ -91,12 +131,19 @@ def test_a_profile_may_come_from_a_file(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_valid_ones() -> None:
-    with pytest.raises(
-        UnknownProfile, match=r"^pi4: no such profile; near are raspberry-pi-4b; use one of jetson-"
-    ):
+    near = r"^pi4: no such profile; near are .*raspberry-pi-4b.*; use one of jetson-agx-orin, "
+    with pytest.raises(UnknownProfile, match=near):
         profiles.load("pi4")
-    with pytest.raises(UnknownProfile, match=r"^5g: no such link; use one of 3g, "):
-        profiles.load_link("5g")
+    with pytest.raises(UnknownProfile, match=r"^4g: no such link; use one of 3g, "):
+        profiles.load_link("4g")
+
+
+def test_near_is_what_is_spelled_alike_or_abbreviated() -> None:
+    known = profiles.names()
+    assert near_names("rapsberry-pi-5", known)[0] == "raspberry-pi-5"
+    assert near_names("rpi5", known)[0] == "raspberry-pi-5"
+    assert near_names("xaviernx", known) == ["jetson-xavier-nx"]
+    assert near_names("", known) == near_names("zzz", known) == []
 
 
 def replace(old: str, new: str) -> Edit:

@@ -262,5 +262,7 @@ def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
 def test_a_link_may_be_that_of_another_profile() -> None:
     pi, lte = profiles.load("raspberry-pi-4b"), profiles.load_link("lte-driving")
     assert device_spec("a", pi).shape == Shape(down_bps=108e6, up_bps=108e6, delay_s=0.0025)
-    assert device_spec("a", pi, lte.link).shape == Shape(down_bps=4.3e6, up_bps=1.3e6, delay_s=0.03)
+    assert device_spec("a", pi, lte.link).shape == Shape(
+        down_bps=6.08e6, up_bps=1.07e6, delay_s=0.03
+    )
     assert device_spec("a", None) == DeviceSpec("a")
