@@ -141,9 +141,11 @@ class Summary(Struct, frozen=True, kw_only=True):
     rounds_planned: int | None
     rounds_void: int
     wall_s: float
-    """Run clock at the last thing recorded: everything included."""
+    """Seconds of the machine until the last thing recorded: everything included."""
     virtual_s: float
     """The experiment's time axis: the sum of all rounds, evaluation off the record."""
+    dilation: float
+    """Seconds of the machine in one second of the fleet; every other time here is the fleet's."""
     devices: int
     selected: dict[str, int]
     aggregated: dict[str, int]

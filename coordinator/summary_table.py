@@ -33,13 +33,14 @@ def _facts(s: Summary) -> list[str]:
     bound = {True: "the bound holds", False: "the bound is broken", None: "no bound"}
     beta = f"promised {fair.beta:g}" if fair.beta is not None else "nothing promised"
     starved = f" ({x.starved} starved by this machine)" if x.starved else ""
+    slower = f", one second of the fleet in {s.dilation:g}" if s.dilation != 1.0 else ""
     pairs = [
         ("run", f"{s.run_id}  {s.status}{why}"),
         (
             "rounds",
             f"{s.rounds_completed}{planned}{void}, median {seconds(s.round_s.median)} s, "
             f"p95 {seconds(s.round_s.p95)} s; "
-            f"{clock(s.virtual_s)} in rounds, {clock(s.wall_s)} in all",
+            f"{clock(s.virtual_s)} in rounds, {clock(s.wall_s)} in all{slower}",
         ),
         (
             "accuracy",

@@ -3,10 +3,12 @@
 The console script runs it with the real host; a testbed runs it with one of its own.
 """
 
+import asyncio
 import ctypes
 import logging
 import signal
 import sys
+from collections.abc import Callable
 
 import anyio
 
@@ -15,7 +17,7 @@ from device_agent.config import AgentConfig
 from device_agent.engines.errors import EngineError
 from device_agent.errors import AgentError, ConfigError
 from device_agent.host import Host
-from wire.transport.base import Transport, Will
+from wire.transport.base import KEEPALIVE_S, Transport, Will
 from wire.transport.mqtt import MqttTransport
 
 _log = logging.getLogger(__name__)
@@ -24,8 +26,20 @@ M_ARENA_MAX = -8
 """glibc, malloc.h."""
 
 
-def run_agent(config: AgentConfig, host: Host) -> None:
+def run_agent(
+    config: AgentConfig,
+    host: Host,
+    *,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+    keepalive_s: int = KEEPALIVE_S,
+) -> None:
     """Serve until the run is over (with `once`), SIGINT or SIGTERM; blocks.
+
+    Args:
+        config: Of the agent.
+        host: The machine, or what is to be taken for it.
+        loop_factory: Makes the event loop; its clock must be that of the host.
+        keepalive_s: The broker misses a silent agent after 1.5 times this, on its own clock.
 
     Raises:
         AgentError: Bad configuration or data, or nobody wants us.
@@ -37,12 +51,13 @@ def run_agent(config: AgentConfig, host: Host) -> None:
         # its last will cannot come later and contradict us.
         client_id = f"fairbed-{config.tenant}-{config.name}"
         try:
-            return MqttTransport(config.broker_url, client_id, will=will)
+            return MqttTransport(config.broker_url, client_id, will=will, keepalive_s=keepalive_s)
         except ValueError as exc:
             raise ConfigError(str(exc)) from exc
 
     _share_one_heap()
-    anyio.run(_serve, Agent(config, host, transport))
+    agent = Agent(config, host, transport)
+    anyio.run(_serve, agent, backend_options={"loop_factory": loop_factory})
 
 
 def log_to_stderr(level: str) -> None:

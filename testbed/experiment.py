@@ -83,6 +83,9 @@ class EmulationConfig(Section, frozen=True, kw_only=True):
     backend: Literal["auto", "process"] = "auto"
     host_core_speed: PositiveFloat = 1.0
     """Speed of one core of this machine, in cores of the profiles' reference machine."""
+    dilation: Annotated[float, Meta(ge=1.0, le=1e4)] | Literal["auto"] = 1.0
+    """Seconds of this machine in one second of the fleet; auto takes the least with which the
+    devices of one round fit into this machine at the same time."""
 
 
 class Experiment(Section, frozen=True, kw_only=True):

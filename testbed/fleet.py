@@ -1,7 +1,7 @@
 """The emulated fleet of an experiment: which devices there are, and what each is meant to be."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -28,6 +28,10 @@ class PlannedDevice:
     tracks: DeviceTracks
     """What both become over time."""
 
+    def dilated(self, dilation: float) -> "PlannedDevice":
+        """Return the device as this machine has to emulate it; what it is meant to be stays."""
+        return replace(self, spec=self.spec.dilated(dilation))
+
     def truth(self) -> TruthRow:
         """Return what the testbed configured, for the analysis only."""
         profile, link = self.profile, self.link
@@ -41,15 +45,6 @@ class PlannedDevice:
             delay_s=link.delay_s if link else 0.0,
             details=msgspec.json.encode({"profile": profile, "link": link}).decode(),
         )
-
-
-def peak_cores(devices: Sequence[PlannedDevice], at_once: int) -> float:
-    """Return the cores of this machine that the `at_once` fastest emulated devices need together.
-
-    A device that is not throttled takes what it gets and needs nothing.
-    """
-    ratios = (planned.spec.device.speed_ratio for planned in devices if planned.spec.device)
-    return sum(sorted(ratios, reverse=True)[:at_once])
 
 
 def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[PlannedDevice]:

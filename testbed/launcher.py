@@ -35,12 +35,14 @@ from testbed.backends.gauges import (
     Gauge,
     GaugeAddress,
 )
+from testbed.dilation import DilatedClock, loop_factory
 from testbed.emulation.cpu import MIN_SLEEP_S, PacedSection, RecentShare
 from testbed.emulation.device import EmulatedDevice
 from testbed.emulation.machine import EmulatedSensors, Weather
 from testbed.emulation.quota import MIN_PERIOD_US
 from testbed.emulation.work import StepCost, WorkCosts
 from testbed.guard import die_with_parent
+from wire.transport.base import KEEPALIVE_S
 
 LATE_RATIO = 0.05
 LATE_S = 0.05
@@ -221,10 +223,11 @@ def host_for(
             return real
         asked = RealSensors(willing=lambda: gauge[IS_WILLING] > 0.0)
         return Host(clock=real.clock, pace=real.pace, sensors=asked)
+    clock = MonotonicClock() if device.dilation == 1.0 else DilatedClock(device.dilation)
     sensors = EmulatedSensors(device, weather=None if gauge is None else _weather(gauge))
     headroom = None if cell is None else _headroom(device, gauge, cell)
     pace = EmulatedPace(device, sensors.share, costs, gauge, headroom=headroom)
-    return Host(clock=MonotonicClock(), pace=pace, sensors=sensors)
+    return Host(clock=clock, pace=pace, sensors=sensors)
 
 
 def _headroom(device: EmulatedDevice, gauge: Gauge | None, cell: Cell) -> Headroom:
@@ -258,8 +261,14 @@ def launch(spec: Launch) -> int:
             spec.device.speed_ratio,
         )
     gauge = None if spec.gauge is None else Gauge.open(spec.gauge)
+    dilation = 1.0 if spec.device is None else spec.device.dilation
     try:
-        run_agent(spec.agent, host_for(spec.device, spec.costs, gauge, spec.cell))
+        run_agent(
+            spec.agent,
+            host_for(spec.device, spec.costs, gauge, spec.cell),
+            loop_factory=loop_factory(dilation),
+            keepalive_s=round(KEEPALIVE_S * dilation),
+        )
     except KeyboardInterrupt:
         return 0
     except Exception as exc:

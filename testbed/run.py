@@ -3,6 +3,7 @@
 import os
 import secrets
 import shutil
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from coordinator.service import Coordinator, End
 from coordinator.store import RunReader, Store
 from coordinator.store.connection import DATABASE
 from coordinator.task.catalogue import initial_vector, load_task
-from device_agent.sensors import real_host
 from testbed.assignments import RememberedShards
 from testbed.backends.device import without_loss
 from testbed.backends.process import ProcessBackend
@@ -30,12 +30,13 @@ from testbed.broker import Broker, BrokerError, start_broker
 from testbed.broker_address import await_broker, find_chunk_limit
 from testbed.calibration import Probe, work_costs
 from testbed.datasets.loading import load
+from testbed.dilation import dilated
 from testbed.emulation.work import WorkCosts
 from testbed.endpoint import FILE as ENDPOINT_FILE
 from testbed.endpoint import Endpoint, read_endpoint, write_endpoint
 from testbed.evaluation import FleetEvaluator
 from testbed.experiment import Experiment
-from testbed.fleet import PlannedDevice, peak_cores, plan_fleet
+from testbed.fleet import PlannedDevice, plan_fleet
 from testbed.host_watch import FleetWatch
 from testbed.run_folder import clear, is_untouched
 from testbed.shards import FleetData
@@ -43,7 +44,7 @@ from testbed.stopping import Stop, heed_signals, heed_stdin
 from testbed.unmet import unmet
 from wire.artifact import Artifact, encode_artifact
 from wire.topics import Topics
-from wire.transport.base import Will
+from wire.transport.base import KEEPALIVE_S, Will
 from wire.transport.mqtt import MqttTransport
 
 BROKER_RESTARTS = 20
@@ -63,6 +64,8 @@ class RunPlan:
     """Address of the embedded broker."""
     listen_port: int | None = None
     """None takes a free port."""
+    dilation: float = 1.0
+    """Seconds of this machine in one second of the fleet, and of the event loop of the run."""
 
 
 async def run_experiment(
@@ -105,7 +108,8 @@ async def _run(
     plan: RunPlan, listener: Callable[[Progress], None], stop: Stop, group: TaskGroup
 ) -> End:
     experiment = plan.experiment
-    devices = plan_fleet(experiment, os.environ) if plan.has_fleet else []
+    planned = plan_fleet(experiment, os.environ) if plan.has_fleet else []
+    devices = [device.dilated(plan.dilation) for device in planned]
     plan.folder.mkdir(parents=True, exist_ok=True)
     async with (
         _endpoint(plan, stop, group) as (endpoint, broker),
@@ -127,15 +131,15 @@ async def _run(
                 data,
                 store,
                 evaluator,
-                _watch(devices, backend, broker),
+                _watch(devices, backend, broker, plan.dilation),
                 endpoint,
                 attempt,
                 names,
                 listener,
             )
             _warn_if_infeasible(experiment, stop.coordinator)
-            _warn_if_crowded(experiment, devices, stop.coordinator)
             _warn_of_unmet(devices, stop.coordinator)
+            _note_dilation(plan, stop.coordinator)
             end = await stop.coordinator.run()
             if stop.broken is not None:
                 raise stop.broken
@@ -188,7 +192,10 @@ async def _costs(
 
 
 def _watch(
-    devices: list[PlannedDevice], backend: ProcessBackend | None, broker: Broker | None
+    devices: list[PlannedDevice],
+    backend: ProcessBackend | None,
+    broker: Broker | None,
+    dilation: float,
 ) -> FleetWatch | None:
     """Return who watches this machine while it emulates devices; None if it does not."""
     emulated = [device.spec.name for device in devices if device.profile is not None]
@@ -198,7 +205,7 @@ def _watch(
     def path() -> list[int]:
         return [broker.pid] if broker is not None and broker.pid is not None else []
 
-    return FleetWatch(emulated, backend.starved_s, path)
+    return FleetWatch(emulated, backend.starved_s, path, dilation=dilation)
 
 
 def _coordinator(
@@ -217,7 +224,9 @@ def _coordinator(
     boot = secrets.randbits(40)
 
     def transport(will: Will) -> MqttTransport:
-        return MqttTransport(endpoint.url, f"coordinator-{boot:x}", will=will)
+        keepalive_s = round(KEEPALIVE_S * plan.dilation)
+        client_id = f"coordinator-{boot:x}"
+        return MqttTransport(endpoint.url, client_id, will=will, keepalive_s=keepalive_s)
 
     return Coordinator(
         config,
@@ -235,6 +244,7 @@ def _coordinator(
         attempt=attempt,
         roster=roster,
         listener=listener,
+        now=dilated(time.perf_counter, plan.dilation),
     )
 
 
@@ -331,6 +341,7 @@ def _open_store(plan: RunPlan) -> tuple[Store, int]:
             config_hash=plan.experiment.hash(),
             version=version("fairbed"),
             git_revision=None,
+            dilation=plan.dilation,
         ), 0
     store = Store.reopen(plan.folder)
     with RunReader(plan.folder) as reader:
@@ -351,18 +362,12 @@ def _warn_if_infeasible(experiment: Experiment, coordinator: Coordinator) -> Non
         )
 
 
-def _warn_if_crowded(
-    experiment: Experiment, devices: list[PlannedDevice], coordinator: Coordinator
-) -> None:
-    at_once = experiment.selection.per_round + experiment.round.over_select
-    needed, cores = peak_cores(devices, at_once), real_host().sensors.cores()
-    if needed > cores:
-        fitting = experiment.emulation.host_core_speed * needed / cores
+def _note_dilation(plan: RunPlan, coordinator: Coordinator) -> None:
+    if plan.dilation != 1.0:
         coordinator.note(
-            "crowded",
-            f"{at_once} devices at once may need {needed:.1f} cores of this machine, which has "
-            f"{cores}: they will be late; use emulation.host_core_speed >= {fitting:.2g}",
-            "warning",
+            "dilated",
+            f"a second of the fleet lasts {plan.dilation:g} s of this machine; all durations of "
+            "this run are the fleet's",
         )
 
 

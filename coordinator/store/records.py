@@ -24,6 +24,8 @@ class RunRow:
     version: str
     """Of Fairbed."""
     git_revision: str | None
+    dilation: float
+    """Seconds of the machine in one second of the run's clock."""
     status: str
     """created, running, paused, done, failed, stopped; interrupted is what a reader makes of a
     live status without a live process."""

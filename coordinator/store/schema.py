@@ -76,7 +76,9 @@ ALTER TABLE exchange ADD COLUMN starved_s REAL;
 ALTER TABLE exchange ADD COLUMN is_starved INTEGER NOT NULL DEFAULT 0
 """
 
-MIGRATIONS: tuple[str, ...] = (_ADD_CODECS, _ADD_STARVATION)
+_ADD_DILATION = "ALTER TABLE run ADD COLUMN dilation REAL DEFAULT 1.0"
+
+MIGRATIONS: tuple[str, ...] = (_ADD_CODECS, _ADD_STARVATION, _ADD_DILATION)
 """Script i turns a store of version i + 1 into one of version i + 2; only ever appended to."""
 
 _SQL_TYPES = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL", bytes: "BLOB"}

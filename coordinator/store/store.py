@@ -90,6 +90,7 @@ class Store:
         config_hash: str,
         version: str,
         git_revision: str | None,
+        dilation: float = 1.0,
         busy_timeout_s: float = BUSY_TIMEOUT_S,
     ) -> "Store":
         """Make the folder of a new run: `run.db` and `experiment.toml`.
@@ -106,6 +107,7 @@ class Store:
             config_hash=config_hash,
             version=version,
             git_revision=git_revision,
+            dilation=dilation,
             status="created",
             why="",
             resumes=0,

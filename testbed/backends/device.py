@@ -21,6 +21,14 @@ class DeviceSpec:
     is_driven: bool = False
     """Its conditions change while it runs: it has a link of its own, whatever its shape."""
 
+    def dilated(self, dilation: float) -> "DeviceSpec":
+        """Return the device as this machine has to emulate it when time is dilated."""
+        return DeviceSpec(
+            name=self.name,
+            device=self.device and self.device.dilated(dilation),
+            shape=self.shape and self.shape.dilated(dilation),
+        )
+
 
 def device_spec(
     name: str, profile: Profile | None, link: Link | None = None, host_core_speed: float = 1.0

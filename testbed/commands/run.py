@@ -3,6 +3,7 @@
 import argparse
 import functools
 import logging
+import os
 import re
 import sys
 from contextlib import suppress
@@ -21,12 +22,16 @@ from coordinator.summary import summarise_run
 from coordinator.summary_table import summary_table
 from coordinator.task.errors import TaskError
 from device_agent.engines.errors import EngineError
+from device_agent.sensors import real_host
 from profiles.errors import ProfileError
+from testbed.admission import admit
 from testbed.backends.errors import BackendError
 from testbed.broker import BrokerError
 from testbed.commands import DONE, FAILED, RUNS, RunError, UsageError
 from testbed.datasets.errors import DataError
+from testbed.dilation import loop_factory
 from testbed.experiment import Experiment, ExperimentError, load_experiment
+from testbed.fleet import plan_fleet
 from testbed.progress import progress_line
 from testbed.run import RunPlan, run_experiment
 from testbed.run_folder import strangers
@@ -78,14 +83,33 @@ def plan_run(options: argparse.Namespace) -> RunPlan:
         run_id = folder.resolve().name
         check_new(folder)
     host, port = _listen(getattr(options, "listen", "127.0.0.1"))
+    has_fleet = options.command == "run"
     return RunPlan(
         experiment=experiment,
         folder=folder,
         run_id=run_id,
-        has_fleet=options.command == "run",
+        has_fleet=has_fleet,
         listen_host=host,
         listen_port=port,
+        dilation=_dilation(experiment, folder) if has_fleet else 1.0,
     )
+
+
+def _dilation(experiment: Experiment, folder: Path) -> float:
+    """Return how much slower the time of the fleet has to run; that of a run that goes on stays.
+
+    Raises:
+        UsageError: The fleet does not fit into this machine.
+    """
+    earlier = None
+    if (folder / DATABASE).exists():
+        with RunReader(folder) as reader:
+            earlier = reader.run().row.dilation
+    try:
+        devices = plan_fleet(experiment, os.environ)
+        return admit(experiment, devices, real_host().sensors.cores(), earlier)
+    except (ExperimentError, ProfileError) as exc:
+        raise UsageError(str(exc)) from exc
 
 
 def close(plan: RunPlan, *, as_json: bool) -> int:
@@ -119,7 +143,7 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
         is_attached=options.attached,
     )
     try:
-        anyio.run(play)
+        anyio.run(play, backend_options={"loop_factory": loop_factory(plan.dilation)})
     except BAD_INPUT as exc:
         raise UsageError(str(exc)) from exc
     except EXPECTED as exc:

@@ -1,9 +1,9 @@
 """What one device is meant to have at one moment: processor, link, coverage."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 Outage: TypeAlias = Literal["coverage", "unplugged", "frozen"]
 """`coverage`: packets vanish, as in a radio hole. `unplugged`: the link is down, as in airplane
@@ -23,6 +23,16 @@ class Shape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Standard deviation of the delay, one way, seconds; nothing is overtaken."""
     loss_ratio: float = 0.0
     """Share of packets that are lost, each way, 0 to 1."""
+
+    def dilated(self, dilation: float) -> "Shape":
+        """Return the link as this machine has to shape it when time is dilated."""
+        return structs.replace(
+            self,
+            down_bps=None if self.down_bps is None else self.down_bps / dilation,
+            up_bps=None if self.up_bps is None else self.up_bps / dilation,
+            delay_s=self.delay_s * dilation,
+            jitter_s=self.jitter_s * dilation,
+        )
 
     @property
     def is_plain(self) -> bool:
@@ -45,3 +55,11 @@ class Conditions:
     """What the device senses; None is a device that cannot tell."""
     is_willing: bool = True
     """Its owner lets it take part."""
+
+    def dilated(self, dilation: float) -> "Conditions":
+        """Return what this machine has to give when time is dilated."""
+        return replace(
+            self,
+            speed_ratio=None if self.speed_ratio is None else self.speed_ratio / dilation,
+            shape=self.shape and self.shape.dilated(dilation),
+        )

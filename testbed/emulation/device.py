@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from profiles import Profile
 
@@ -20,6 +20,17 @@ class EmulatedDevice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     speed_ratio: Annotated[float, Meta(gt=0.0)]
     """Speed of training relative to one core of this machine; 1 or more is not slowed."""
     storage_read_bytes_per_s: Annotated[float, Meta(gt=0.0)]
+    dilation: Annotated[float, Meta(ge=1.0)] = 1.0
+    """Seconds of this machine in one second of the device; speed and storage are slower by it."""
+
+    def dilated(self, dilation: float) -> "EmulatedDevice":
+        """Return the device as this machine has to emulate it when time is dilated."""
+        return structs.replace(
+            self,
+            speed_ratio=self.speed_ratio / dilation,
+            storage_read_bytes_per_s=self.storage_read_bytes_per_s / dilation,
+            dilation=self.dilation * dilation,
+        )
 
 
 def emulated_device(profile: Profile, host_core_speed: float = 1.0) -> EmulatedDevice:

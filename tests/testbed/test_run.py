@@ -12,11 +12,15 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
+import msgspec
 import psutil
 import pytest
 
+from coordinator.config import TrainingConfig
 from coordinator.store import RunReader, StoreError
 from testbed.broker import start_broker
+from testbed.emulation.work import WorkCosts
+from testbed.run_folder import WORK
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -160,14 +164,34 @@ def test_devices_are_as_fast_as_their_profiles_say_relative_to_each_other(tmp_pa
         assert not [event for _, event in reader.events() if event.level == "warning"]
 
 
-def test_a_fleet_that_this_machine_cannot_carry_is_warned_of(tmp_path: Path) -> None:
+def test_a_fleet_that_this_machine_cannot_carry_is_refused(tmp_path: Path) -> None:
     with running(tmp_path, 1, 1, EMULATED.format(host_core_speed=0.001)) as run:
         code, _, err = run.finish()
-    assert code == 0, err
-    with RunReader(run.folder) as reader:
-        warnings = [event.text for _, event in reader.events() if event.kind == "crowded"]
-    assert len(warnings) == 1
-    assert "2 devices at once may need 639.0 cores of this machine" in warnings[0]
+    assert code == 2
+    assert "emulation.dilation: must make room for the fleet, got 1; the fastest" in err
+    assert "want 639.00 cores at once" in err
+    assert not run.folder.exists()
+
+
+def test_dilated_time_leaves_every_duration_as_it_is(tmp_path: Path) -> None:
+    ratios = {}
+    for dilation in (1, 4):
+        emulation = f"[emulation]\ndilation = {dilation}"
+        sections = EMULATED.format(host_core_speed=6.0).replace("[emulation]", emulation)
+        folder = tmp_path / str(dilation)
+        folder.mkdir()
+        with running(folder, 6, 40, sections) as run:
+            code, out, err = run.finish()
+        assert code == 0, err
+        summary = json.loads(out)
+        assert summary["dilation"] == dilation
+        assert summary["wall_s"] > dilation * summary["virtual_s"]
+        costs = msgspec.json.decode((run.folder / WORK).read_bytes(), type=WorkCosts)
+        train_s = summary["profiles"]["raspberry-pi-zero-2w"]["train_s_median"]
+        ratios[dilation] = train_s / costs.train.seconds(
+            TrainingConfig().batch_size
+        )  # each run calibrates anew
+    assert ratios[4] == pytest.approx(ratios[1], rel=0.1)
 
 
 def test_a_killed_agent_costs_only_itself(tmp_path: Path) -> None:

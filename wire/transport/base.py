@@ -40,6 +40,10 @@ class LinkDown:
 Incoming: TypeAlias = Packet | LinkUp | LinkDown
 
 
+KEEPALIVE_S = 15
+"""The broker misses a silent client after 1.5 times this, seconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Will:
     """What the broker publishes, retained at QoS 1, if this client vanishes."""

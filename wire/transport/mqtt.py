@@ -24,7 +24,7 @@ from anyio.abc import TaskGroup
 from wire.errors import Disconnected, Refused
 from wire.transport.address import Address, parse_url, redact
 from wire.transport.backoff import full_jitter
-from wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport, Will
+from wire.transport.base import KEEPALIVE_S, Incoming, LinkDown, LinkUp, Packet, Transport, Will
 from wire.transport.filters import Filters
 from wire.transport.inbox import Inbox, Sink
 from wire.transport.reasons import advice_on, reason_of
@@ -70,7 +70,7 @@ class MqttTransport(Transport):
         client_id: str,
         *,
         will: Will | None = None,
-        keepalive_s: int = 15,
+        keepalive_s: int = KEEPALIVE_S,
         connect_timeout_s: float = 10.0,
         publish_timeout_s: float = 60.0,
         backoff: Callable[[int], float] | None = None,
