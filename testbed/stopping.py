@@ -37,7 +37,8 @@ class Stop:
             return
         how = f"signal {-ended.status}" if ended.status < 0 else f"exit status {ended.status}"
         if ended.is_device:
-            self.note("died", f"the agent ended with {how}; see its log", ended.name)
+            why = "" if ended.reason is None else f": {ended.reason}"
+            self.note("died", f"the agent ended with {how}{why}; see its log", ended.name)
         else:
             self.give_up(BackendError(f"{ended.name}: ended with {how}; the fleet is lost"))
 

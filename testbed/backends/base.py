@@ -73,6 +73,14 @@ class Backend(Protocol):
         """
         ...
 
-    def sample(self, name: str) -> Usage | None:
-        """Tell how a device has fared; None if it is not alive."""
+    def starved_s(self, name: str) -> float | None:
+        """Return for how long this machine has kept a device waiting; None if it cannot tell."""
+        ...
+
+    async def sample(self) -> dict[str, Usage]:
+        """Tell how the devices that are alive have fared.
+
+        Raises:
+            BackendError: This machine does not tell.
+        """
         ...

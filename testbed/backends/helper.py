@@ -30,6 +30,8 @@ class Ended:
     """We ended it ourselves."""
     is_device: bool
     """False is a helper, without which the fleet cannot go on."""
+    reason: str | None = None
+    """What else is known of it."""
 
 
 OnEnd = Callable[[Ended], None]

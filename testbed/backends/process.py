@@ -146,21 +146,22 @@ class ProcessBackend:
             raise BackendError("backend: must be entered with `async with` before it is used")
         await self._live.apply(conditions)
 
-    def sample(self, name: str) -> Usage | None:
-        """Tell how a device has fared; None if it is not alive."""
-        pid = self.pids.get(name)
-        used_s = None if pid is None else cpu_s(pid)
-        if used_s is None:
-            return None
-        return Usage(
-            wall_s=self._crew.lived_s(name),
-            cpu_s=used_s,
-            throttled_s=None,
-            starved_s=self._crew.starved_s(name),
-            down_bytes=None,
-            up_bytes=None,
-            dropped_packets=None,
-        )
+    async def sample(self) -> dict[str, Usage]:
+        """Tell how the devices that are alive have fared."""
+        used = {name: cpu_s(pid) for name, pid in self.pids.items()}
+        return {
+            name: Usage(
+                wall_s=self._crew.lived_s(name),
+                cpu_s=used_s,
+                throttled_s=None,
+                starved_s=self._crew.starved_s(name),
+                down_bytes=None,
+                up_bytes=None,
+                dropped_packets=None,
+            )
+            for name, used_s in used.items()
+            if used_s is not None
+        }
 
     @property
     def links_late_s(self) -> float:
