@@ -1,0 +1,249 @@
+"""Traffic between this machine and a device's namespace, timed by the one clock of both.
+
+    async with traffic(network, name) as peer:
+        peer.down_goodput(seconds) ...
+
+A peer is a process inside the namespace that obeys one line of JSON at a time. Both ends read
+`time.monotonic`, which namespaces share: the way of a packet is timed in one direction.
+"""
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.backends.network.enter import identity
+from testbed.guard import guarded
+
+CHUNK_BYTES = 1 << 16
+TIMEOUT_S = 60.0
+STAMP = struct.Struct("!dI")
+"""Of a datagram: when it was sent, and its number."""
+
+MARK_S = 0.01
+"""Between two marks of a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What a receiver saw."""
+
+    marks: list[tuple[float, int]]
+    """(time, bytes so far), from the first byte to the last."""
+
+    def goodput_bps(self, began: float) -> float:
+        """Return the rate of the whole stream: bytes that TCP holds back count when they come."""
+        return 8.0 * self.marks[-1][1] / (self.ended_at - began)
+
+    @property
+    def ended_at(self) -> float:
+        """When the last byte came."""
+        return self.marks[-1][0]
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """What came of datagrams."""
+
+    n_sent: int
+    delays_s: list[float]
+    """One way, of each that arrived."""
+    numbers: list[int]
+    """In order of arrival."""
+
+    @property
+    def loss_ratio(self) -> float:
+        """Share that did not arrive."""
+        return 1.0 - len(self.delays_s) / self.n_sent
+
+
+class Peer:
+    """The far end; see `traffic`."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", hub_address: str) -> None:
+        self._process, self._hub = process, hub_address
+
+    def stream_down(self, *, seconds: float = 0.0, n_bytes: int = 0) -> tuple[float, Stream]:
+        """Send to the device; return when that began and what it saw."""
+        with socket.create_server((self._hub, 0)) as listener:
+            self._order(do="receive", port=listener.getsockname()[1])
+            near, _ = _accept(listener)
+            with near:
+                began = send_stream(near, seconds, n_bytes)
+            return began, Stream([(at, n) for at, n in self._answer()])
+
+    def stream_up(self, *, seconds: float = 0.0, n_bytes: int = 0) -> tuple[float, Stream]:
+        """Let the device send; return when that began and what we saw."""
+        with socket.create_server((self._hub, 0)) as listener:
+            port = listener.getsockname()[1]
+            self._order(do="send", port=port, seconds=seconds, n_bytes=n_bytes)
+            near, _ = _accept(listener)
+            with near:
+                seen = receive_stream(near)
+            return self._answer(), Stream(seen)
+
+    def fly_down(self, count: int, interval_s: float, n_bytes: int = 100) -> Flight:
+        """Send datagrams to the device."""
+        with _datagram_socket(self._hub) as near:
+            self._order(do="catch", port=near.getsockname()[1], count=count)
+            _, far = near.recvfrom(CHUNK_BYTES)
+            send_datagrams(near, far, count, interval_s, n_bytes)
+            return _flight(count, self._answer())
+
+    def fly_up(self, count: int, interval_s: float, n_bytes: int = 100) -> Flight:
+        """Let the device send datagrams."""
+        with _datagram_socket(self._hub) as near:
+            port = near.getsockname()[1]
+            self._order(do="fly", port=port, count=count, interval_s=interval_s, n_bytes=n_bytes)
+            seen = catch_datagrams(near, count)
+            self._answer()
+            return _flight(count, seen)
+
+    def reaches(self, host: str, port: int, timeout_s: float) -> str:
+        """Let the device connect somewhere; return the error, empty if it can."""
+        self._order(do="reach", host=host, port=port, timeout_s=timeout_s)
+        return str(self._answer())
+
+    def _order(self, **order: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def _answer(self) -> Any:  # Any: JSON, read by whoever gave the order
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise OSError("the peer must answer, got the end of its output; see stderr")
+        return json.loads(line)
+
+
+@contextmanager
+def traffic(namespace: Path, hub_address: str) -> Iterator[Peer]:
+    """Run a peer inside a namespace."""
+    inside = [sys.executable, "-m", "testbed.backends.network.enter", str(os.getpid()), identity()]
+    peer = [sys.executable, "-m", "benchmarks._traffic", hub_address]
+    process = subprocess.Popen(
+        guarded([*inside, str(namespace), "--", *peer]),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        yield Peer(process, hub_address)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def send_stream(sock: socket.socket, seconds: float, n_bytes: int) -> float:
+    """Send for a time or a number of bytes, then close our half; return when it began."""
+    chunk = bytes(CHUNK_BYTES)
+    sock.settimeout(TIMEOUT_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    began = time.monotonic()
+    if n_bytes:
+        sock.sendall(bytes(n_bytes))
+    while time.monotonic() - began < seconds:
+        sock.send(chunk)
+    sock.shutdown(socket.SHUT_WR)
+    return began
+
+
+def receive_stream(sock: socket.socket) -> list[tuple[float, int]]:
+    """Read to the end; return marks."""
+    sock.settimeout(TIMEOUT_S)
+    buffer = bytearray(CHUNK_BYTES)
+    marks: list[tuple[float, int]] = []
+    total, at = 0, 0.0
+    while n := sock.recv_into(buffer):
+        total, at = total + n, time.monotonic()
+        if not marks or at - marks[-1][0] >= MARK_S:
+            marks.append((at, total))
+    return [*marks, (at, total)]
+
+
+def send_datagrams(
+    sock: socket.socket, to: Any, count: int, interval_s: float, n_bytes: int
+) -> None:
+    """Send stamped datagrams, spaced evenly as far as this machine keeps up."""
+    rest = bytes(max(0, n_bytes - STAMP.size))
+    due = time.monotonic()
+    for number in range(count):
+        time.sleep(max(0.0, due - time.monotonic()))
+        sock.sendto(STAMP.pack(time.monotonic(), number) + rest, to)
+        due += interval_s
+
+
+def catch_datagrams(sock: socket.socket, count: int) -> list[tuple[float, int]]:
+    """Return (way in seconds, number) of each until `count` came or none comes any more."""
+    seen: list[tuple[float, int]] = []
+    while len(seen) < count:
+        try:
+            data = sock.recv(CHUNK_BYTES)
+        except TimeoutError:
+            break
+        sent_at, number = STAMP.unpack_from(data)
+        seen.append((time.monotonic() - sent_at, number))
+        sock.settimeout(QUIET_S)
+    return seen
+
+
+QUIET_S = 2.0
+"""Silence after which no datagram is under way any more."""
+
+
+def _accept(listener: socket.socket) -> tuple[socket.socket, Any]:
+    listener.settimeout(TIMEOUT_S)
+    return listener.accept()
+
+
+def _datagram_socket(address: str) -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+    sock.bind((address, 0))
+    sock.settimeout(TIMEOUT_S)
+    return sock
+
+
+def _flight(count: int, seen: Sequence[Sequence[float]]) -> Flight:
+    return Flight(count, [each[0] for each in seen], [int(each[1]) for each in seen])
+
+
+def obey(hub: str, order: dict[str, Any]) -> object:
+    """Do what the near end wants; return the answer."""
+    what, port = order["do"], order["port"]
+    if what == "reach":
+        try:
+            socket.create_connection((order["host"], port), order["timeout_s"]).close()
+        except OSError as exc:
+            return repr(exc)
+        return ""
+    if what in ("receive", "send"):
+        with socket.create_connection((hub, port), TIMEOUT_S) as sock:
+            if what == "receive":
+                return receive_stream(sock)
+            return send_stream(sock, order["seconds"], order["n_bytes"])
+    with _datagram_socket("") as sock:
+        if what == "fly":
+            send_datagrams(sock, (hub, port), order["count"], order["interval_s"], order["n_bytes"])
+            return None
+        sock.sendto(b"here", (hub, port))
+        return catch_datagrams(sock, order["count"])
+
+
+def main() -> None:
+    """Obey until stdin ends."""
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(obey(sys.argv[1], json.loads(line))) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

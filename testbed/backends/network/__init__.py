@@ -1,0 +1,1 @@
+"""Network namespaces: a shaped link to this machine for each device, on Linux."""

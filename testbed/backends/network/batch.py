@@ -1,0 +1,129 @@
+"""`ip` and `tc` inside the hub, kept running, fed with lines: a change costs microseconds.
+
+Neither program acknowledges a line, so a batch ends with one that cannot be understood and carries
+a number. The complaint about it on stderr says that all lines before it were done; what was said
+before that complaint are their errors.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+import anyio
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from testbed.backends.errors import BackendError
+from testbed.backends.helper import ANSWER_TIMEOUT_S, end_helper
+
+LINES_AT_ONCE = 100
+"""Between two waits for an answer: a complaint takes up to 300 bytes, a pipe holds 64 KiB, so the
+program never waits for us while we wait for it."""
+
+MAX_COMPLAINT_BYTES = 1 << 14
+"""Of one line on stderr."""
+
+MAX_TOLD = 3
+"""Complaints of one batch that are passed on."""
+
+
+class BatchPipe:
+    """One running `ip` or `tc`; see `open_batch_pipe`."""
+
+    def __init__(self, program: str, process: Process) -> None:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        self._program, self._process = program, process
+        self._stdin = process.stdin
+        self._stderr = BufferedByteReceiveStream(process.stderr)
+        self._n_fences = 0
+        self._n_lines = 0
+        self._lock = anyio.Lock()
+
+    async def run(self, lines: Sequence[str]) -> None:
+        """Run lines, in order; return when all have taken effect.
+
+        A line that fails does not keep the others from being run. Not interrupted by a
+        cancellation, so that nothing is left half written.
+
+        Raises:
+            BackendError: The kernel refused a line, or the program is gone.
+        """
+        told: list[str] = []
+        async with self._lock:
+            try:
+                with anyio.CancelScope(shield=True), anyio.fail_after(ANSWER_TIMEOUT_S):
+                    for start in range(0, len(lines), LINES_AT_ONCE):
+                        told += await self._run_some(lines[start : start + LINES_AT_ONCE])
+            except (
+                OSError,
+                TimeoutError,
+                anyio.BrokenResourceError,
+                anyio.ClosedResourceError,
+                anyio.EndOfStream,
+                anyio.IncompleteRead,
+                anyio.DelimiterNotFound,
+            ) as exc:
+                raise BackendError(
+                    f"network: {self._program} must stay alive and answer, got {exc!r}; "
+                    "was it killed?"
+                ) from exc
+        if told:
+            more = f" (and {len(told) - MAX_TOLD} more)" if len(told) > MAX_TOLD else ""
+            raise BackendError(f"network: {'; '.join(told[:MAX_TOLD])}{more}")
+
+    async def _run_some(self, lines: Sequence[str]) -> list[str]:
+        self._n_fences += 1
+        fence = f"fence-{self._n_fences}"
+        first = self._n_lines + 1
+        self._n_lines += len(lines) + 1
+        await self._stdin.send("\n".join([*lines, fence, ""]).encode())
+        told: list[str] = []
+        reasons: list[str] = []
+        while True:
+            line = await self._stderr.receive_until(b"\n", MAX_COMPLAINT_BYTES)
+            text = line.decode(errors="replace").strip()
+            if not text.startswith("Command failed -:"):
+                reasons.append(text)
+                continue
+            failed = int(text.rpartition(":")[2]) - first
+            if failed >= len(lines):  # the fence
+                return told
+            told.append(f"{self._program} {lines[failed]}: {' '.join(reasons)}")
+            reasons.clear()
+
+
+@asynccontextmanager
+async def open_batch_pipe(
+    program: Literal["ip", "tc"], namespace: Path, host: str
+) -> AsyncIterator[BatchPipe]:
+    """Keep a program running inside a namespace.
+
+    Args:
+        program: Which one.
+        namespace: Where.
+        host: `identity` of the host's namespace, which is refused.
+
+    Raises:
+        BackendError: It cannot be started.
+    """
+    inside = [sys.executable, "-m", "testbed.backends.network.enter", str(os.getpid()), host]
+    try:
+        process = await anyio.open_process(
+            [*inside, str(namespace), "--", program, "-force", "-batch", "-"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as exc:
+        raise BackendError(f"network: {program} cannot be started, {exc!r}") from exc
+    try:
+        yield BatchPipe(program, process)
+    finally:
+        await end_helper(process, signal.SIGKILL)

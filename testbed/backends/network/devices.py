@@ -1,0 +1,92 @@
+"""Set up devices from within their namespaces: one process that goes through all of them.
+
+`python -m testbed.backends.network.devices PARENT HOST` reads `Interiors` from stdin and ends when
+they are as wanted; what went wrong is one line on stderr. HOST is the `identity` of the host's
+namespace.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from testbed.backends.network.enter import enter
+from testbed.guard import die_with_parent
+
+IP_TIMEOUT_S = 60.0
+
+
+class Interior(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a namespace gets from within."""
+
+    namespace: str
+    """Path."""
+    settings: dict[str, str]
+    """Files under /proc/sys, and what they shall hold."""
+    lines: list[str]
+    """For `ip -batch`."""
+
+
+class Interiors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all of them get."""
+
+    interiors: list[Interior]
+
+
+NO_IPV6 = {
+    "net/ipv6/conf/all/disable_ipv6": "1",
+    "net/ipv6/conf/default/disable_ipv6": "1",
+}
+"""Its announcements would be seen on every link."""
+
+HUB_SETTINGS = {
+    **NO_IPV6,
+    "net/ipv4/ip_forward": "1",
+    "net/ipv4/conf/all/rp_filter": "1",
+    "net/ipv4/conf/default/rp_filter": "1",
+}
+"""A device cannot send in another one's name: its own lane would not count it."""
+
+
+def apply_interior(interior: Interior, host: str) -> None:
+    """Enter a namespace and change it.
+
+    Raises:
+        OSError: The kernel refuses.
+        RuntimeError: It is the host's, or `ip` complains.
+    """
+    enter(Path(interior.namespace), host)
+    for name, value in interior.settings.items():
+        path = Path("/proc/sys") / name
+        if path.exists() or "ipv6" not in name:  # a kernel may come without IPv6
+            path.write_text(value)
+    if not interior.lines:
+        return
+    done = subprocess.run(
+        ["ip", "-batch", "-"],
+        input="\n".join([*interior.lines, ""]).encode(),
+        capture_output=True,
+        timeout=IP_TIMEOUT_S,
+        check=False,
+    )
+    if done.returncode:
+        reason = " ".join(done.stderr.decode(errors="replace").split())
+        raise RuntimeError(f"{interior.namespace}: ip must take all lines, got: {reason}")
+
+
+def main() -> int:
+    """Set up all that stdin tells; the last word is on stderr."""
+    die_with_parent(int(sys.argv[1]))
+    told = msgspec.json.decode(sys.stdin.buffer.read(), type=Interiors)
+    try:
+        for interior in told.interiors:
+            apply_interior(interior, sys.argv[2])
+    except (OSError, RuntimeError, subprocess.SubprocessError) as exc:
+        sys.stderr.write(f"{exc}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Can this machine have such networks? Found out by trying, told in one line each."""
+
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from testbed.backends.errors import BackendError
+from testbed.backends.network.owner import FOLDER
+from testbed.backends.network.programs import run_module
+from testbed.backends.network.trial import Trial
+
+_USE_PROCESS = "or use the process backend, which shapes by proxies"
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What networks this machine can have."""
+
+    problem: str | None
+    """Why it can have none, and what to do; None if it can."""
+    delay: Literal["netem", "relay"] | None = None
+    """Who delays and loses packets: the kernel or our relay; None is nobody."""
+    delay_problem: str | None = None
+    """Why nobody does, and what to do."""
+
+
+async def probe() -> Support:
+    """Try in a scratch namespace; nothing of it stays."""
+    if sys.platform != "linux":
+        return Support(
+            f"network namespaces need Linux, got {sys.platform}; use the process backend"
+        )
+    missing = [program for program in ("ip", "tc") if shutil.which(program) is None]
+    if missing:
+        return Support(
+            f"{' and '.join(missing)} must be on the PATH; sudo apt-get install -y iproute2"
+        )
+    try:
+        trial = msgspec.json.decode(await run_module("testbed.backends.network.trial"), type=Trial)
+    except BackendError as exc:
+        return Support(f"namespaces cannot be tried, {exc}; see the message")
+    return judge(trial, _try_run_folder)
+
+
+def judge(trial: Trial, try_run_folder: Callable[[], str]) -> Support:
+    """Say what a trial means.
+
+    Args:
+        trial: What was found.
+        try_run_folder: Returns why there are no lock files; the empty text if there can be.
+    """
+    if trial.unshare:
+        return Support(_no_namespace(trial))
+    if trial.link:
+        return Support(f"the kernel must have veth, got: {trial.link}; sudo modprobe veth")
+    if trial.shaper:
+        return Support(
+            f"the kernel must have HTB and u32, got: {trial.shaper}; "
+            f"sudo modprobe -a sch_htb cls_u32, {_USE_PROCESS}"
+        )
+    folder_problem = try_run_folder()
+    if folder_problem:
+        return Support(
+            f"{FOLDER} must be writable, got: {folder_problem}; be root, or in a user namespace "
+            "mount a /run of its own: mount -t tmpfs none /run"
+        )
+    if not trial.netem:
+        return Support(None, "netem")
+    if not trial.tun:
+        return Support(None, "relay")
+    return Support(
+        None,
+        None,
+        f"delay and loss need netem or a TUN device, got: {trial.netem}; {trial.tun}; "
+        "sudo modprobe sch_netem, or give this machine /dev/net/tun",
+    )
+
+
+def _no_namespace(trial: Trial) -> str:
+    if trial.has_user_namespaces:
+        return (
+            f"network namespaces need root, got: {trial.unshare}; be root, or put `unshare -Urnm "
+            "sh -c 'mount -t tmpfs none /run && exec \"$@\"' -` in front of the command"
+        )
+    return (
+        f"network namespaces need root or user namespaces, got neither: {trial.unshare}; "
+        f"be root, {_USE_PROCESS}"
+    )
+
+
+def _try_run_folder() -> str:
+    try:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        with (FOLDER / "lock").open("ab"):
+            return ""
+    except OSError as exc:
+        return exc.strerror or str(exc)

@@ -1,0 +1,42 @@
+"""Run one program to its end, and turn what goes wrong into one line."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+import anyio
+
+from testbed.backends.errors import BackendError
+
+TIMEOUT_S = 60.0
+"""For one program, on a machine that is busy starting a fleet."""
+
+
+async def run_program(argv: Sequence[str], told: bytes = b"") -> bytes:
+    """Run a program with something on its stdin; return its stdout.
+
+    Raises:
+        BackendError: It cannot be run, fails, or takes too long.
+    """
+    try:
+        with anyio.fail_after(TIMEOUT_S):
+            done = await anyio.run_process(argv, input=told, check=False)
+    except FileNotFoundError as exc:
+        raise BackendError(
+            f"network: {argv[0]} must be installed; sudo apt-get install -y iproute2"
+        ) from exc
+    except (OSError, TimeoutError) as exc:
+        raise BackendError(f"network: cannot run {' '.join(argv)}, {exc!r}") from exc
+    if done.returncode:
+        reason = " ".join(done.stderr.decode(errors="replace").split())
+        raise BackendError(f"network: {' '.join(argv)} failed: {reason}")
+    return done.stdout
+
+
+async def run_module(module: str, *arguments: str, told: bytes = b"") -> bytes:
+    """Run `python -m module OUR_PID arguments...`, which ends with us; return its stdout.
+
+    Raises:
+        BackendError: It cannot be run, fails, or takes too long.
+    """
+    return await run_program([sys.executable, "-m", module, str(os.getpid()), *arguments], told)

@@ -1,0 +1,121 @@
+"""Try in a scratch namespace what a network needs of this kernel; say what it lacks.
+
+`python -m testbed.backends.network.trial PARENT` enters a namespace of its own, without a name,
+tries, and prints a `Trial`. The namespace ends with the process.
+"""
+
+import ctypes
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+
+import msgspec
+
+from testbed.backends.network.enter import CLONE_NEWNET, identity
+from testbed.guard import die_with_parent
+
+CLONE_NEWUSER = 0x10000000
+"""From linux/sched.h."""
+
+TUN_DEVICE = "/dev/net/tun"
+TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+"""From linux/if_tun.h."""
+
+PROGRAM_TIMEOUT_S = 30.0
+
+_LINK = "link add try0 type veth peer name try1"
+_SHAPER = (
+    "qdisc add dev try0 root handle 1: htb default 10",
+    "class add dev try0 parent 1: classid 1:10 htb rate 1mbit burst 3200 cburst 3200",
+    "qdisc add dev try0 parent 1:10 handle 10: bfifo limit 20000",
+    "qdisc replace dev try0 parent 1:10 handle 20: blackhole",
+    "filter add dev try0 parent 1: protocol ip prio 1 handle 2: u32 divisor 256",
+)
+_NETEM = ("qdisc add dev try1 root netem delay 1ms",)
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found; an empty text is no problem."""
+
+    unshare: str = ""
+    """Why there is no namespace."""
+    link: str = ""
+    """Why there is no veth."""
+    shaper: str = ""
+    """Why there is no HTB."""
+    tun: str = ""
+    """Why there is no TUN."""
+    netem: str = ""
+    """Why there is no netem."""
+    has_user_namespaces: bool = False
+    """Tried only where there is no namespace without."""
+
+
+def open_tun(name: str) -> int:
+    """Return the descriptor of a new TUN link in this namespace; it ends with the descriptor.
+
+    Raises:
+        OSError: There is no such device file, or the kernel refuses.
+    """
+    descriptor = os.open(TUN_DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        request = struct.pack("16sH22x", name.encode(), IFF_TUN | IFF_NO_PI)
+        fcntl.ioctl(descriptor, TUNSETIFF, request)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def attempt() -> Trial:
+    """Try everything; leaves this process in another namespace."""
+    before = identity()
+    problem = _unshare(CLONE_NEWNET)
+    if problem:
+        has_user = not _unshare(CLONE_NEWUSER | CLONE_NEWNET)
+        return Trial(unshare=problem, has_user_namespaces=has_user)
+    if identity() == before:
+        return Trial(unshare="the kernel gave none")
+    return Trial(
+        link=_run("ip", [_LINK]),
+        shaper=_run("tc", _SHAPER),
+        tun=_try_tun(),
+        netem=_run("tc", _NETEM),
+    )
+
+
+def _unshare(flags: int) -> str:
+    libc = ctypes.CDLL(None, use_errno=True)
+    return "" if libc.unshare(flags) == 0 else os.strerror(ctypes.get_errno())
+
+
+def _run(program: str, lines: tuple[str, ...] | list[str]) -> str:
+    done = subprocess.run(
+        [program, "-batch", "-"],
+        input="\n".join([*lines, ""]),
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_TIMEOUT_S,
+        check=False,
+    )
+    return " ".join(done.stderr.split()) if done.returncode else ""
+
+
+def _try_tun() -> str:
+    try:
+        os.close(open_tun("try2"))
+    except OSError as exc:
+        return f"{TUN_DEVICE}: {exc.strerror}"
+    return ""
+
+
+def main() -> None:
+    """Print the `Trial` as one line of JSON."""
+    die_with_parent(int(sys.argv[1]))
+    sys.stdout.buffer.write(msgspec.json.encode(attempt()))
+
+
+if __name__ == "__main__":
+    main()
