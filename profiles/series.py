@@ -57,7 +57,7 @@ class Series:
     @property
     def is_constant(self) -> bool:
         """It never changes."""
-        return len(set(self.values)) == 1
+        return all(value == self.values[0] for value in self.values)
 
     @property
     def lowest(self) -> float:
@@ -80,18 +80,17 @@ class Series:
 
     def next_change(self, t: float) -> float | None:
         """Return the first moment after `t` with another value; None if it is constant."""
-        if self.is_constant:
-            return None
         value = self.at(t)
         laps, into = divmod(t, self.period_s)
         start = laps * self.period_s
         index = bisect_right(self.t_s, into)
-        while True:
+        for _ in self.t_s:
             if index == len(self.t_s):
                 index, start = 0, start + self.period_s
             if self.values[index] != value:
                 return start + self.t_s[index]
             index += 1
+        return None
 
     def starting_at(self, t: float) -> "Series":
         """Return the same with its beginning at `t` seconds."""

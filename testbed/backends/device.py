@@ -23,8 +23,8 @@ class DeviceSpec:
 
     def dilated(self, dilation: float) -> "DeviceSpec":
         """Return the device as this machine has to emulate it when time is dilated."""
-        return DeviceSpec(
-            name=self.name,
+        return replace(
+            self,
             device=self.device and self.device.dilated(dilation),
             shape=self.shape and self.shape.dilated(dilation),
         )

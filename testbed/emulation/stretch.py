@@ -1,0 +1,94 @@
+"""What a device was meant to have over a stretch of time: means, exact whatever changed within."""
+
+from dataclasses import dataclass
+
+from testbed.emulation.conditions import Conditions
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Means over the time from `start_s` to `end_s`."""
+
+    start_s: float
+    end_s: float
+    speed_ratio: float | None
+    """None is not slowed."""
+    clock_ratio: float
+    down_bps: float | None
+    """Bits that could pass / seconds: an outage counts as 0. None is not limited."""
+    up_bps: float | None
+    delay_s: float
+    jitter_s: float
+    loss_ratio: float
+    outage_s: float
+    """Time without a link, or standing still."""
+    unwilling_s: float
+    celsius: float | None
+    """At the end."""
+
+
+class StretchLog:
+    """Adds up what holds, until somebody takes it.
+
+    Args:
+        start: Seconds.
+        conditions: What holds from then on.
+    """
+
+    def __init__(self, start: float, conditions: Conditions) -> None:
+        self._now = conditions
+        self._begin(start)
+
+    @property
+    def start(self) -> float:
+        """When the present stretch began."""
+        return self._start
+
+    def note(self, t: float, conditions: Conditions) -> None:
+        """Take in what holds from `t` on."""
+        self._add(t)
+        self._now = conditions
+
+    def take(self, t: float) -> Stretch | None:
+        """Return the means up to `t` and begin a new stretch; None if no time has passed."""
+        self._add(t)
+        lasted_s = t - self._start
+        if lasted_s <= 0.0:
+            return None
+        speed, clock, down, up, delay, jitter, loss, outage, unwilling = self._sums
+        now, shape = self._now, self._now.shape
+        stretch = Stretch(
+            start_s=self._start,
+            end_s=t,
+            speed_ratio=None if now.speed_ratio is None else speed / lasted_s,
+            clock_ratio=clock / lasted_s,
+            down_bps=None if shape is None or shape.down_bps is None else down / lasted_s,
+            up_bps=None if shape is None or shape.up_bps is None else up / lasted_s,
+            delay_s=delay / lasted_s,
+            jitter_s=jitter / lasted_s,
+            loss_ratio=loss / lasted_s,
+            outage_s=outage,
+            unwilling_s=unwilling,
+            celsius=now.temperature_celsius,
+        )
+        self._begin(t)
+        return stretch
+
+    def _begin(self, start: float) -> None:
+        self._start = self._noted = start
+        self._sums = [0.0] * 9
+
+    def _add(self, t: float) -> None:
+        passed_s, self._noted = t - self._noted, t
+        now, sums = self._now, self._sums
+        has_link = now.outage is None
+        sums[0] += (now.speed_ratio or 0.0) * (0.0 if now.outage == "frozen" else passed_s)
+        sums[1] += now.clock_ratio * passed_s
+        if (shape := now.shape) is not None:
+            sums[2] += (shape.down_bps or 0.0) * passed_s * has_link
+            sums[3] += (shape.up_bps or 0.0) * passed_s * has_link
+            sums[4] += shape.delay_s * passed_s
+            sums[5] += shape.jitter_s * passed_s
+            sums[6] += shape.loss_ratio * passed_s
+        sums[7] += 0.0 if has_link else passed_s
+        sums[8] += 0.0 if now.is_willing else passed_s

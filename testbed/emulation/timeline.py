@@ -1,0 +1,196 @@
+"""What one device is meant to have at every moment: its profile's numbers, laid out in time.
+
+Pure: a moment goes in, conditions come out; what moves, and when it moves next, is known ahead.
+Only heat is not, because it depends on what the device does: it is an argument. Moments are
+seconds of the fleet since the run began, and conditions are what the device itself would have:
+where time is dilated, whoever hands them to this machine divides them (`Conditions.dilated`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from profiles import DeviceTracks
+from profiles.schema import Profile
+from profiles.series import Series
+from profiles.tracks import LinkTracks
+from testbed.emulation.conditions import Conditions, Outage, Shape
+
+Away: TypeAlias = Literal["unwilling", "unplugged"]
+"""What a device does while it is not available: it says so, or it cannot be reached."""
+
+LEAST_BPS = 1e3
+"""A rate below this is held at it; a rate of 0 is a hole, and then no rate matters."""
+
+LEAST_FREE_CORES = 0.05
+"""What other work leaves at least, as `device_agent.sensors` has it."""
+
+ROUNDING_S = 1e-6
+"""A change at `t` is in force at `t`, whatever rounding did to it on its way through a period."""
+
+_SEVERITY: dict[Outage, int] = {"coverage": 1, "unplugged": 2, "frozen": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class OutageWindow:
+    """An outage that is asked for by the clock of the run.
+
+    Raises:
+        ValueError: It ends before it begins.
+    """
+
+    start_s: float
+    end_s: float
+    kind: Outage
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.start_s < self.end_s:
+            raise ValueError(
+                f"outage: must end after it begins, at 0 s at the earliest, "
+                f"got {self.start_s} to {self.end_s} s"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Speed of a device's processor over time."""
+
+    per_core: float
+    """One core at its nominal clock, in cores of this machine."""
+    threads: int
+    """Of one training step."""
+    cores: int
+    clock_ratio: Series
+    background_load: Series
+    """Cores busy with other work."""
+
+    def at(self, t: float) -> float:
+        """Return the speed of training when the device is cool, in cores of this machine."""
+        free = max(self.cores - self.background_load.at(t), LEAST_FREE_CORES)
+        return self.per_core * min(float(self.threads), free) * self.clock_ratio.at(t)
+
+
+class Timeline:
+    """One device over time.
+
+    Args:
+        speed: None is a device that is not slowed.
+        link: None is this machine's own.
+        available: Above 0 while the device takes part.
+        away: What it does while it does not.
+        outages: By the clock of the run.
+    """
+
+    def __init__(
+        self,
+        *,
+        speed: Speed | None = None,
+        link: LinkTracks | None = None,
+        available: Series | None = None,
+        away: Away = "unwilling",
+        outages: tuple[OutageWindow, ...] = (),
+    ) -> None:
+        self._speed, self._link, self._away = speed, link, away
+        self._available = available or Series.constant(1.0)
+        self._outages = outages
+        self._moving = tuple(series for series in self._series() if not series.is_constant)
+        self._edges = sorted(edge for o in outages for edge in (o.start_s, o.end_s))
+
+    @property
+    def is_constant(self) -> bool:
+        """Nothing moves, unless heat does."""
+        return not self._moving and not self._edges
+
+    def conditions(
+        self, t: float, heat_clock_ratio: float = 1.0, celsius: float | None = None
+    ) -> Conditions:
+        """Return what the device is meant to have at `t`.
+
+        Args:
+            t: Seconds since the run began.
+            heat_clock_ratio: What heat leaves of its clock.
+            celsius: Its temperature, if it can tell.
+        """
+        t += ROUNDING_S
+        is_there = self._available.at(t) > 0.0
+        speed, clock = None, heat_clock_ratio
+        if self._speed is not None:
+            clock *= self._speed.clock_ratio.at(t)
+            speed = self._speed.at(t) * heat_clock_ratio
+        shape, is_hole = (None, False) if self._link is None else _shape(self._link, t)
+        return Conditions(
+            speed_ratio=speed,
+            shape=shape,
+            outage=self._outage(t, is_hole, is_there),
+            clock_ratio=clock,
+            temperature_celsius=celsius,
+            is_willing=is_there or self._away != "unwilling",
+        )
+
+    def next_change(self, t: float) -> float | None:
+        """Return the first moment after `t` that may bring other conditions; None is never."""
+        t += ROUNDING_S
+        moments = [m for series in self._moving if (m := series.next_change(t)) is not None]
+        moments += [edge for edge in self._edges if edge > t][:1]
+        return min(moments, default=None)
+
+    def _series(self) -> Iterator[Series]:
+        yield self._available
+        if self._speed is not None:
+            yield self._speed.clock_ratio
+            yield self._speed.background_load
+        if (link := self._link) is not None:
+            yield from (link.down_bps, link.up_bps, link.delay_s, link.jitter_s, link.loss_ratio)
+
+    def _outage(self, t: float, is_hole: bool, is_there: bool) -> Outage | None:
+        found: list[Outage] = [o.kind for o in self._outages if o.start_s <= t < o.end_s]
+        if is_hole:
+            found.append("coverage")
+        if not is_there and self._away == "unplugged":
+            found.append("unplugged")
+        return max(found, key=_SEVERITY.__getitem__, default=None)
+
+
+def _shape(link: LinkTracks, t: float) -> tuple[Shape, bool]:
+    """Return a link, and whether it is a hole."""
+    down_bps, up_bps = link.down_bps.at(t), link.up_bps.at(t)
+    shape = Shape(
+        down_bps=max(down_bps, LEAST_BPS),
+        up_bps=max(up_bps, LEAST_BPS),
+        delay_s=link.delay_s.at(t),
+        jitter_s=link.jitter_s.at(t),
+        loss_ratio=link.loss_ratio.at(t),
+    )
+    return shape, down_bps == 0.0 or up_bps == 0.0
+
+
+def device_timeline(
+    profile: Profile | None,
+    tracks: DeviceTracks,
+    host_core_speed: float = 1.0,
+    *,
+    away: Away = "unwilling",
+) -> Timeline:
+    """Return the timeline of a device of a fleet.
+
+    Args:
+        profile: None is this machine, not slowed.
+        tracks: What profile and link become over time.
+        host_core_speed: Speed of one core of this machine, in cores of the reference machine.
+        away: What the device does while it is not available.
+    """
+    speed = None
+    if profile is not None:
+        speed = Speed(
+            per_core=profile.core_speed / host_core_speed,
+            threads=profile.engine_threads,
+            cores=profile.cores,
+            clock_ratio=tracks.clock_ratio,
+            background_load=tracks.background_load,
+        )
+    return Timeline(
+        speed=speed,
+        link=tracks.link,
+        available=tracks.available,
+        away=away,
+    )

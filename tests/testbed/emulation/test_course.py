@@ -1,0 +1,71 @@
+"""A course turns what a device does into heat, and heat into a slower device."""
+
+import pytest
+
+from profiles.series import Series
+from testbed.emulation.course import LOOK_S, Course
+from testbed.emulation.timeline import Speed, Timeline
+from tests.testbed.emulation.test_heat import thermal
+from tests.testbed.emulation.test_timeline import ONE, ZERO
+
+
+def course(clock: Series = ONE) -> Course:
+    speed = Speed(per_core=0.25, threads=1, cores=1, clock_ratio=clock, background_load=ZERO)
+    hot = thermal(onset_s=60.0, time_constant_s=60.0, idle_celsius=40.0, limit_celsius=80.0)
+    return Course(Timeline(speed=speed), hot)
+
+
+def work(device: Course, seconds: int, busy: float) -> None:
+    """Have a device compute a share of its time, and look at it every second."""
+    cpu_s = 0.0
+    for second in range(seconds + 1):
+        device.used(float(second), cpu_s)
+        speed = device.conditions(float(second)).speed_ratio
+        assert speed is not None
+        cpu_s += busy * speed
+
+
+def test_a_busy_device_throttles_after_its_onset() -> None:
+    device = course()
+    work(device, 55, 1.0)
+    assert device.conditions(55.0).clock_ratio == 1.0
+    device = course()
+    work(device, 65, 1.0)
+    hot = device.conditions(65.0)
+    assert hot.clock_ratio == 0.6
+    assert hot.speed_ratio == pytest.approx(0.25 * 0.6)
+    assert hot.temperature_celsius is not None
+    assert hot.temperature_celsius > 80.0
+
+
+def test_an_idle_device_stays_cold() -> None:
+    device = course()
+    work(device, 600, 0.02)
+    assert device.conditions(600.0).clock_ratio == 1.0
+
+
+def test_a_device_that_is_dead_cools() -> None:
+    device = course()
+    work(device, 120, 1.0)
+    for second in range(121, 400):
+        device.used(float(second), None)
+    assert device.conditions(400.0).clock_ratio == 1.0
+
+
+def test_a_restarted_device_is_not_taken_for_one_that_computes_backwards() -> None:
+    device = course()
+    device.used(0.0, 100.0)
+    device.used(1.0, 0.1)
+    assert device.conditions(1.0).temperature_celsius == 40.0
+
+
+def test_a_device_that_heats_up_is_looked_at_every_second() -> None:
+    assert course().next_look(5.0) == 5.0 + LOOK_S
+    change = course(clock=Series((0.0, 5.5), (1.0, 0.5), 100.0))
+    assert change.next_look(5.0) == 5.5
+
+
+def test_a_device_that_never_changes_is_never_looked_at() -> None:
+    still = Course(Timeline())
+    assert still.is_constant
+    assert still.next_look(0.0) == float("inf")

@@ -1,0 +1,57 @@
+"""What was configured is written down as means that are exact."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiles.series import Series
+from testbed.emulation.conditions import Conditions, Outage, Shape
+from testbed.emulation.stretch import StretchLog
+
+
+def has(down_bps: float, outage: Outage | None = None, is_willing: bool = True) -> Conditions:
+    shape = Shape(down_bps=down_bps, up_bps=None, delay_s=0.02)
+    return Conditions(0.5, shape, outage, is_willing=is_willing)
+
+
+@given(st.lists(st.floats(0.0, 1e9), min_size=2, max_size=30), st.integers(1, 29))
+def test_the_volume_of_all_stretches_is_the_integral(rates: list[float], every: int) -> None:
+    log = StretchLog(0.0, has(rates[0]))
+    volume = 0.0
+    for second, rate in enumerate(rates[1:], 1):
+        log.note(float(second), has(rate))
+        if second % every == 0:
+            stretch = log.take(float(second))
+            assert stretch is not None
+            assert stretch.down_bps is not None
+            volume += stretch.down_bps * (stretch.end_s - stretch.start_s)
+    last = log.take(float(len(rates)))
+    assert last is not None
+    assert last.down_bps is not None
+    volume += last.down_bps * (last.end_s - last.start_s)
+    assert volume == pytest.approx(Series.sampled(rates, 1.0).integral(0.0, len(rates)))
+
+
+def test_an_outage_lets_nothing_pass_and_is_counted() -> None:
+    log = StretchLog(10.0, has(1e6))
+    log.note(11.0, has(1e6, "coverage"))
+    log.note(14.0, has(1e6, is_willing=False))
+    stretch = log.take(15.0)
+    assert stretch is not None
+    assert (stretch.start_s, stretch.end_s) == (10.0, 15.0)
+    assert stretch.down_bps == pytest.approx(2e6 / 5.0)
+    assert (stretch.outage_s, stretch.unwilling_s) == (3.0, 1.0)
+    assert stretch.speed_ratio == pytest.approx(0.5)
+    assert stretch.up_bps is None
+
+
+def test_a_frozen_device_has_no_speed_meanwhile() -> None:
+    log = StretchLog(0.0, has(1e6))
+    log.note(1.0, has(1e6, "frozen"))
+    stretch = log.take(4.0)
+    assert stretch is not None
+    assert stretch.speed_ratio == pytest.approx(0.125)
+
+
+def test_no_time_is_no_stretch() -> None:
+    assert StretchLog(1.0, has(1e6)).take(1.0) is None
