@@ -1,8 +1,19 @@
 """Device profiles: what a device can do, with the source of every number."""
 
 from profiles.errors import ProfileError, TraceError, UnknownProfile
-from profiles.load import check, find, link_names, load, load_link, names
+from profiles.load import (
+    check,
+    find,
+    link_names,
+    load,
+    load_link,
+    load_population,
+    names,
+    population_names,
+)
+from profiles.population import Population
 from profiles.quantities import Quantity, Varying
+from profiles.sampling import sample
 from profiles.schema import Link, LinkProfile, Profile
 from profiles.tracks import DeviceTracks, LinkTracks, device_tracks
 
@@ -11,6 +22,7 @@ __all__ = [
     "Link",
     "LinkProfile",
     "LinkTracks",
+    "Population",
     "Profile",
     "ProfileError",
     "Quantity",
@@ -23,5 +35,8 @@ __all__ = [
     "link_names",
     "load",
     "load_link",
+    "load_population",
     "names",
+    "population_names",
+    "sample",
 ]

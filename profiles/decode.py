@@ -28,20 +28,9 @@ _TYPES = re.compile(r", got (int|str|float|object|array|bool|null|datetime|date|
 
 def decode_file(path: Path, kind: type[K]) -> tuple[K | None, list[str]]:
     """Return the decoded file and no problems, or None and all its problems, one line each."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            return None, [
-                f"{path}: must be at most {MAX_BYTES // 10**6} MB, got {size / 1e6:.0f} MB; "
-                "put long series into a trace beside it"
-            ]
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        return None, [f"{path}: must be a readable UTF-8 file, got {error}; check the path"]
-    except tomllib.TOMLDecodeError as error:
-        return None, [f"{path}: must be TOML, got {error}; correct that line"]
-    except RecursionError:
-        return None, [f"{path}: must be TOML, got one nested too deeply; {ADVICE}"]
+    raw = read_toml(path)
+    if isinstance(raw, str):
+        return None, [raw]
     _anchor_traces(raw, path.absolute().parent)
     problems = _problems(path, raw, kind)
     if problems:
@@ -50,6 +39,24 @@ def decode_file(path: Path, kind: type[K]) -> tuple[K | None, list[str]]:
         return msgspec.convert({**raw, "name": path.stem}, kind), []
     except msgspec.ValidationError as error:
         return None, [f"{path}: {_rule(error)}; {ADVICE}"]
+
+
+def read_toml(path: Path) -> dict[str, Any] | str:
+    """Return a parsed file, or else one line that says what is wrong with it."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            return (
+                f"{path}: must be at most {MAX_BYTES // 10**6} MB, got {size / 1e6:.0f} MB; "
+                "put long series into a trace beside it"
+            )
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        return f"{path}: must be a readable UTF-8 file, got {error}; check the path"
+    except tomllib.TOMLDecodeError as error:
+        return f"{path}: must be TOML, got {error}; correct that line"
+    except RecursionError:
+        return f"{path}: must be TOML, got one nested too deeply; {ADVICE}"
 
 
 def _anchor_traces(value: Any, folder: Path) -> None:

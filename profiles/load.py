@@ -7,8 +7,9 @@ from typing import TypeVar
 
 import msgspec
 
-from profiles.decode import decode_file
+from profiles.decode import decode_file, read_toml
 from profiles.errors import ProfileError, TraceError, UnknownProfile
+from profiles.population import Population
 from profiles.quantities import Varying
 from profiles.schema import LinkProfile, Profile
 from profiles.traces import TraceReader
@@ -16,7 +17,11 @@ from profiles.traces import TraceReader
 K = TypeVar("K", bound=msgspec.Struct)
 
 _HERE = Path(__file__).parent
-_FOLDERS = {"profile": _HERE / "devices", "link": _HERE / "links"}
+_FOLDERS = {
+    "profile": _HERE / "devices",
+    "link": _HERE / "links",
+    "population": _HERE / "populations",
+}
 
 NEAR = 5
 """As many near names are suggested."""
@@ -30,6 +35,11 @@ def names() -> list[str]:
 def link_names() -> list[str]:
     """Return the names of all links, sorted."""
     return _names("link")
+
+
+def population_names() -> list[str]:
+    """Return the names of all populations, sorted."""
+    return _names("population")
 
 
 def load(name_or_path: str | Path) -> Profile:
@@ -52,46 +62,60 @@ def load_link(name_or_path: str | Path) -> LinkProfile:
     return _load(name_or_path, "link", LinkProfile)
 
 
-def find(name_or_path: str | Path) -> Path:
-    """Return the file of a device profile or a link; a name of both is the device.
+def load_population(name_or_path: str | Path) -> Population:
+    """Return the population with this name, or in this `.toml` file.
 
     Raises:
-        UnknownProfile: There is neither.
+        UnknownProfile: There is no population of this name, and no such file.
+        ProfileError: The file breaks a rule.
+    """
+    return _load(name_or_path, "population", Population)
+
+
+def find(name_or_path: str | Path) -> Path:
+    """Return the file of a device profile, a link or a population.
+
+    Raises:
+        UnknownProfile: There is none.
     """
     text = str(name_or_path)
     for what in _FOLDERS:
         path = _path(text, what)
         if path.is_file():
             return path
-    raise _unknown(text, "profile or link", [*names(), *link_names()])
+    raise _unknown(text, "profile", [name for what in _FOLDERS for name in _names(what)])
+
+
+def kind_of(path: Path) -> type[Profile] | type[LinkProfile] | type[Population]:
+    """Return what a file is meant to be: by its folder, or else by what it holds."""
+    folder = path.absolute().parent.name
+    if folder == "links":
+        return LinkProfile
+    if folder == "populations":
+        return Population
+    raw = read_toml(path)
+    if isinstance(raw, str):
+        return Profile
+    link = raw.get("link")
+    if link is not None and "class" not in raw and "cores" not in raw:
+        return LinkProfile
+    numbers = [*raw.values(), *(link.values() if isinstance(link, dict) else ())]
+    is_drawn = any(isinstance(number, dict) and "quantiles" in number for number in numbers)
+    return Population if is_drawn else Profile
 
 
 def check(path: Path, environ: Mapping[str, str] | None = None) -> list[str]:
-    """Return every problem of a profile, one line each; a file of a folder `links` is a link.
+    """Return every problem of a device profile, a link or a population, one line each.
 
     Args:
-        path: The file. One that has `[link]` and no `cores` is a link wherever it lies.
+        path: The file.
         environ: Read for `FAIRBED_DATA`, where traces of others are; None leaves these unread.
     """
     item: msgspec.Struct | None
-    if is_link(path):
-        item, problems = decode_file(path, LinkProfile)
-    else:
-        item, problems = decode_file(path, Profile)
+    item, problems = decode_file(path, kind_of(path))
     if item is not None:
         problems = [f"{path}: {line}" for line in _trace_problems(item, environ)]
     return problems
-
-
-def is_link(path: Path) -> bool:
-    """Tell whether a file is meant to be a link: by its folder, or for having no class."""
-    if path.absolute().parent.name == "links":
-        return True
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return False
-    return not any(line.split("=")[0].strip() in ("class", "cores") for line in lines)
 
 
 def varying(

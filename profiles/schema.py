@@ -13,6 +13,7 @@ from msgspec import Meta, field
 
 from profiles.quantities import Moment, Quantity, Seconds, Share, Strict, Varying, Words
 
+Kind: TypeAlias = Literal["board", "phone", "computer"]
 Name: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}$")]
 Cores: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
 BusyCores: TypeAlias = Annotated[float, Meta(ge=0.0, le=4096.0)]
@@ -141,7 +142,7 @@ class Profile(Strict, frozen=True, kw_only=True):
     name: Name
     """Not in the file: the file's name without `.toml`."""
     title: Words
-    kind: Literal["board", "phone", "computer"] = field(name="class")
+    kind: Kind = field(name="class")
     licence: Words
     """Of the sources, and why these numbers may be redistributed."""
     core_count: Quantity[Cores] = field(name="cores")

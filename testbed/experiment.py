@@ -70,11 +70,23 @@ class FleetConfig(Section, frozen=True, kw_only=True):
 
     profile: str | None = None
     """Name of a device profile, or path of a `.toml`; None is this machine, not throttled."""
+    sample: str | None = None
+    """Name of a population, or path of a `.toml`: every device is drawn from it; instead of a
+    profile."""
     count: Annotated[int, Meta(ge=1, le=10_000)] = 1
     link: str | None = None
     """Name of a link; None takes the profile's own."""
     name: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,26}$")] | None = None
-    """Beginning of the device names; None takes the profile's name."""
+    """Beginning of the device names; None takes the name of the profile or population."""
+    always_available: bool = False
+    """Leave out when the profile says that the device is away."""
+
+    def __post_init__(self) -> None:
+        if self.profile is not None and self.sample is not None:
+            raise ValueError(
+                "profile and sample exclude each other, got "
+                f"{self.profile!r} and {self.sample!r}; leave one out"
+            )
 
 
 class EmulationConfig(Section, frozen=True, kw_only=True):

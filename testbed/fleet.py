@@ -11,7 +11,7 @@ from coordinator.store.records import TruthRow
 from profiles import DeviceTracks, Link, Profile, device_tracks
 from profiles.traces import TraceReader
 from testbed.backends.device import DeviceSpec, device_spec
-from testbed.experiment import Experiment, ExperimentError
+from testbed.experiment import Experiment, ExperimentError, FleetConfig
 
 MAX_NAME = 32
 """Characters of a device name (`wire.messages`)."""
@@ -53,8 +53,9 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
     What a device draws does not depend on which devices come after it.
 
     Args:
-        experiment: Its fleet, and its seed `traces`, which moves every device to a moment of its
-            own in its traces, and draws the courses of numbers that are known as distributions.
+        experiment: Its fleet; its seed `fleet`, which draws the devices of populations; and its
+            seed `traces`, which moves every device to a moment of its own in its traces, and
+            draws the courses of numbers that are known as distributions.
         environ: Read for `FAIRBED_DATA` only, where traces may be.
 
     Raises:
@@ -64,32 +65,38 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
     devices: list[PlannedDevice] = []
     counts: dict[str, int] = {}
     read_trace = TraceReader(environ)
+    speed = experiment.emulation.host_core_speed
     for number, group in enumerate(experiment.fleet):
-        profile = None if group.profile is None else profiles.load(group.profile)
-        link = profile.link if profile is not None else None
-        if group.link is not None:
-            link = profiles.load_link(group.link).link
-        prefix = group.name or (profile.name if profile is not None else "device")
+        kinds = _kinds(group, _stream(experiment.seed_for("fleet"), number))
+        own_link = None if group.link is None else profiles.load_link(group.link).link
+        prefix = group.name or (kinds[0].name if kinds[0] is not None else "device")
         if len(f"{prefix}-{counts.get(prefix, 0) + group.count}") > MAX_NAME:
             raise ExperimentError(
                 f"fleet[{number}].name: must leave room for the device's number, got {prefix!r}; "
                 "give a shorter name"
             )
-        for _ in range(group.count):
+        for profile in kinds:
             counts[prefix] = counts.get(prefix, 0) + 1
-            name = f"{prefix}-{counts[prefix]}"
-            speed = experiment.emulation.host_core_speed
+            link = own_link or (profile.link if profile is not None else None)
+            spec = device_spec(f"{prefix}-{counts[prefix]}", profile, link, speed)
             rng = _stream(experiment.seed_for("traces"), len(devices))
             start = float(rng.random())
-            devices.append(
-                PlannedDevice(
-                    device_spec(name, profile, link, speed),
-                    profile,
-                    link,
-                    device_tracks(profile, link, read_trace, rng, start),
-                )
-            )
+            tracks = device_tracks(profile, link, read_trace, rng, start)
+            devices.append(PlannedDevice(spec, profile, link, tracks))
     return devices
+
+
+def _kinds(group: FleetConfig, rng: np.random.Generator) -> list[Profile | None]:
+    """Return what each device of a group is; None is this machine."""
+    if group.sample is not None:
+        kinds = profiles.sample(profiles.load_population(group.sample), group.count, rng)
+    elif group.profile is not None:
+        kinds = [profiles.load(group.profile)] * group.count
+    else:
+        return [None] * group.count
+    if not group.always_available:
+        return [*kinds]
+    return [msgspec.structs.replace(kind, availability=None) for kind in kinds]
 
 
 def _stream(seed: int, number: int) -> np.random.Generator:

@@ -1,10 +1,21 @@
 """A fleet is planned as its file says, and let into this machine only if it fits."""
 
+from pathlib import Path
+
 import pytest
 
 from coordinator.config import SelectionConfig
+from profiles import UnknownProfile
+from profiles.series import Series
 from testbed.admission import admit, demand_of
-from testbed.experiment import EmulationConfig, Experiment, ExperimentError, FleetConfig
+from testbed.experiment import (
+    EmulationConfig,
+    Experiment,
+    ExperimentError,
+    FleetConfig,
+    SeedsConfig,
+    parse_experiment,
+)
 from testbed.fleet import plan_fleet
 
 FLEET = (
@@ -93,3 +104,74 @@ def test_a_dilated_device_is_slower_by_that_and_its_truth_is_not() -> None:
     assert (before.shape.down_bps or 0) == 4 * (after.shape.down_bps or 1)
     assert after.shape.delay_s == 4 * before.shape.delay_s
     assert slow.truth() == device.truth()
+
+
+def test_a_sampled_fleet_is_the_same_for_the_same_seed_and_another_for_another() -> None:
+    fleet = (FleetConfig(sample="phones-2025", count=6),)
+    one, again = (plan_fleet(Experiment(name="fleet", seed=3, fleet=fleet), {}) for _ in range(2))
+    other = plan_fleet(Experiment(name="fleet", seed=4, fleet=fleet), {})
+    assert [d.truth() for d in one] == [d.truth() for d in again]
+    assert [d.truth().cpu_speed for d in one] != [d.truth().cpu_speed for d in other]
+    assert [d.tracks for d in one] == [d.tracks for d in again]
+    assert len({d.truth().cpu_speed for d in one}) == 6
+
+
+def test_the_seed_of_the_fleet_alone_changes_the_devices() -> None:
+    fleet = (FleetConfig(sample="phones-2025", count=4),)
+    first = Experiment(name="fleet", fleet=fleet)
+    second = Experiment(name="fleet", fleet=fleet, seeds=SeedsConfig(traces=9))
+    third = Experiment(name="fleet", fleet=fleet, seeds=SeedsConfig(fleet=9))
+    speeds = [[d.truth().cpu_speed for d in plan_fleet(e, {})] for e in (first, second, third)]
+    assert speeds[0] == speeds[1] != speeds[2]
+
+
+def test_sampled_devices_are_named_and_told_of() -> None:
+    fleet = (FleetConfig(sample="phones-2025", count=4), FleetConfig(sample="phones-2025"))
+    devices = plan_fleet(Experiment(name="fleet", fleet=fleet), {})
+    assert [d.spec.name for d in devices] == [f"phones-2025-{i}" for i in (1, 2, 3, 4, 5)]
+    truth = devices[0].truth()
+    assert truth.profile == "phones-2025"
+    assert truth.down_bps == devices[0].link.down_bps if devices[0].link else False
+    assert "of phones-2025: download rates" in truth.details
+
+
+def test_a_sampled_device_may_have_another_link_and_be_always_there() -> None:
+    group = FleetConfig(sample="phones-2025", count=4, link="lte-m", always_available=True)
+    for device in plan_fleet(Experiment(name="fleet", fleet=(group,)), {}):
+        assert device.spec.shape is not None
+        assert device.spec.shape.up_bps == 0.3e6
+        assert device.tracks.available == Series.constant(1.0)
+
+
+def test_a_profile_and_a_population_exclude_each_other() -> None:
+    raw = {"name": "x", "fleet": [{"profile": "n100", "sample": "phones-2025", "count": 4}]}
+    with pytest.raises(ExperimentError) as caught:
+        parse_experiment(raw, "x.toml")
+    assert str(caught.value) == (
+        "x.toml: fleet[0]: profile and sample exclude each other, got 'n100' and 'phones-2025'; "
+        "leave one out"
+    )
+
+
+def test_an_unknown_population_says_which_are_near() -> None:
+    fleet = (FleetConfig(sample="phone-2025", count=4),)
+    with pytest.raises(UnknownProfile, match=r"^phone-2025: no such population; near are phones-"):
+        plan_fleet(Experiment(name="fleet", fleet=fleet), {})
+
+
+def test_devices_on_one_trace_are_at_moments_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "walk.toml"
+    (tmp_path / "walk.csv").write_text("t_s,mbps\n0,1\n1,2\n2,3\n3,4\n4,5\n", encoding="utf-8")
+    number = '_bps = { value = 3e6, trace = "walk.csv", tag = "measured", source = "made up" }\n'
+    path.write_text(
+        'title = "A walk"\nlicence = "made up"\n[link]\n'
+        f"down{number}up{number}"
+        'delay_s = { value = 0.01, tag = "measured", source = "made up" }\n',
+        encoding="utf-8",
+    )
+    fleet = (FleetConfig(profile="n100", link=str(path), count=4),)
+    devices = plan_fleet(Experiment(name="fleet", fleet=fleet), {})
+    links = [device.tracks.link for device in devices if device.tracks.link is not None]
+    assert len({link.down_bps for link in links}) == 4
+    assert all(link.down_bps == link.up_bps for link in links)
+    assert all(link.down_bps.mean == pytest.approx(3e6) for link in links)

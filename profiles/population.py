@@ -1,0 +1,143 @@
+"""What a population of devices is like: how each number is distributed over its devices."""
+
+from typing import Annotated, Generic, TypeAlias, TypeVar
+
+import numpy as np
+from msgspec import Meta, field
+from msgspec.structs import fields
+
+from profiles.quantiles import Floats, Quantiles
+from profiles.quantities import Quantity, Seconds, Share, Strict, Tag, Words
+from profiles.schema import (
+    BitsPerSecond,
+    BusyCores,
+    Bytes,
+    BytesPerSecond,
+    Cores,
+    Delay,
+    Kind,
+    Loss,
+    Name,
+    Speed,
+)
+
+T = TypeVar("T")
+
+RankCorrelation: TypeAlias = Annotated[float, Meta(gt=-1.0, lt=1.0)]
+
+
+class Distributed(Strict, Generic[T], frozen=True, kw_only=True):
+    """A number of every device: the same for all, or distributed over them."""
+
+    value: T | None = None
+    """The same for all devices."""
+    quantiles: tuple[tuple[Share, T], ...] | None = None
+    """`[share, value]`: this share of the devices has at most `value`; linear in between, and
+    nothing is drawn beyond the first and the last."""
+    tag: Tag
+    source: Words
+
+    def __post_init__(self) -> None:
+        if (self.value is None) == (self.quantiles is None):
+            given = "neither" if self.value is None else "both"
+            raise ValueError(f"must have either value or quantiles, got {given}")
+        self.distribution()
+
+    def distribution(self) -> Quantiles:
+        """Return how the number is distributed.
+
+        Raises:
+            ValueError: The quantiles break a rule.
+        """
+        if self.quantiles is not None:
+            return Quantiles(self.quantiles)  # type: ignore[arg-type]  # T is always a number
+        return Quantiles(((0.0, self.value),))  # type: ignore[arg-type]
+
+
+class LinkPopulation(Strict, frozen=True, kw_only=True):
+    """How access links are distributed."""
+
+    down_bps: Distributed[BitsPerSecond]
+    up_bps: Distributed[BitsPerSecond]
+    delay_s: Distributed[Delay]
+    jitter_s: Distributed[Delay] | None = None
+    """Absent is 0."""
+    loss_ratio: Distributed[Loss] | None = None
+    """Absent is 0."""
+
+
+class AvailabilityPopulation(Strict, frozen=True, kw_only=True):
+    """How much of the time devices can be had."""
+
+    available: Distributed[Share]
+    session_s: Quantity[Seconds] | None = None
+    """Mean length of one stay, seconds; absent is one stay a day."""
+
+
+class Correlation(Strict, frozen=True, kw_only=True):
+    """Two numbers that go together."""
+
+    of: tuple[str, str]
+    """Keys such as `link.down_bps`."""
+    rank: Quantity[RankCorrelation]
+    """Spearman's."""
+
+
+class Population(Strict, frozen=True, kw_only=True):
+    """`profiles/populations/NAME.toml`: devices to draw, as `[[fleet]] sample = "NAME"` does."""
+
+    name: Name
+    """Not in the file: the file's name without `.toml`."""
+    title: Words
+    kind: Kind = field(name="class")
+    licence: Words
+    """Of the sources, and why these numbers may be redistributed."""
+    cores: Distributed[Cores]
+    core_speed: Distributed[Speed]
+    memory_bytes: Distributed[Bytes]
+    storage_read_bytes_per_s: Distributed[BytesPerSecond]
+    background_load: Distributed[BusyCores]
+    engine_threads: Distributed[Cores]
+    link: LinkPopulation
+    availability: AvailabilityPopulation | None = None
+    """Absent: always there."""
+    correlations: tuple[Correlation, ...] = ()
+    """Numbers that are not named together are independent."""
+
+    def __post_init__(self) -> None:
+        known = self.numbers()
+        for correlation in self.correlations:
+            for key in correlation.of:
+                if key not in known:
+                    raise ValueError(
+                        f"correlations.of must be two of {', '.join(known)}, got {key!r}"
+                    )
+        self.score_correlations()
+
+    def numbers(self) -> dict[str, "Distributed[float]"]:
+        """Return every number that devices have, by its key, in a fixed order."""
+        found = {field.encode_name: getattr(self, field.name) for field in fields(self)}
+        for table in ("link", "availability"):
+            nested = found.pop(table)
+            for item in fields(nested) if nested is not None else ():
+                found[f"{table}.{item.encode_name}"] = getattr(nested, item.name)
+        return {key: item for key, item in found.items() if isinstance(item, Distributed)}
+
+    def score_correlations(self) -> Floats:
+        """Return the correlations of normal scores, shape (N, N), N numbers in their order.
+
+            r = 2 sin(pi r_s / 6)    of a rank correlation r_s
+
+        Raises:
+            ValueError: No numbers can be correlated like that.
+        """
+        keys = list(self.numbers())
+        matrix = np.eye(len(keys))
+        for correlation in self.correlations:
+            i, j = (keys.index(key) for key in correlation.of)
+            if i == j:
+                raise ValueError(f"correlations.of must be two numbers, got {keys[i]} twice")
+            matrix[i, j] = matrix[j, i] = 2.0 * np.sin(np.pi * correlation.rank.value / 6.0)
+        if np.linalg.eigvalsh(matrix).min() <= 0.0:
+            raise ValueError("correlations must be possible together, got ones that are not")
+        return matrix

@@ -1,0 +1,147 @@
+"""Populations: drawn devices are distributed and go together as was published."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import profiles
+from profiles import Population, Profile, ProfileError
+from profiles.quantiles import Quantiles, normal_shares
+
+SHIPPED = profiles.population_names()
+TEXT = profiles.find("phones-2025").read_text(encoding="utf-8")
+
+
+def drawn(population: Population, count: int, seed: int = 0) -> list[Profile]:
+    return profiles.sample(population, count, np.random.Generator(np.random.PCG64(seed)))
+
+
+def value(device: Profile, key: str) -> float:
+    link, stays = device.link, device.availability
+    return {
+        "cores": lambda: device.cores,
+        "core_speed": lambda: device.core_speed,
+        "memory_bytes": lambda: device.memory_bytes,
+        "storage_read_bytes_per_s": lambda: device.storage_read_bytes_per_s,
+        "background_load": lambda: device.background_load,
+        "engine_threads": lambda: device.engine_threads,
+        "link.down_bps": lambda: link.down_bps,
+        "link.up_bps": lambda: link.up_bps,
+        "link.delay_s": lambda: link.delay_s,
+        "availability.available": lambda: stays.share.value if stays else 1.0,
+    }[key]()
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_marginals_of_drawn_devices_are_the_published_quantiles(name: str) -> None:
+    population = profiles.load_population(name)
+    devices = drawn(population, 4000)
+    for key, number in population.numbers().items():
+        values = np.array([value(device, key) for device in devices])
+        for share, x in number.quantiles or ():
+            at_most = np.mean(values <= x * (1 + 1e-9))
+            below = np.mean(values < x * (1 - 1e-9))
+            assert below - 0.025 <= share <= at_most + 0.025, (key, share, x)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_numbers_go_together_as_published(name: str) -> None:
+    population = profiles.load_population(name)
+    devices = drawn(population, 4000)
+    for correlation in population.correlations:
+        ranks = [
+            np.argsort(np.argsort([value(device, key) for device in devices]))
+            for key in correlation.of
+        ]
+        found = np.corrcoef(ranks[0], ranks[1])[0, 1]
+        assert found == pytest.approx(correlation.rank.value, abs=0.05)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(0, 20), st.integers(0, 20))
+def test_the_same_seed_draws_the_same_and_fewer_are_the_first_of_more(
+    seed: int, count: int, more: int
+) -> None:
+    population = profiles.load_population("phones-2025")
+    assert drawn(population, count + more, seed)[:count] == drawn(population, count, seed)
+
+
+def test_a_drawn_device_says_where_it_was_drawn() -> None:
+    device = drawn(profiles.load_population("phones-2025"), 1)[0]
+    assert device.name == "phones-2025"
+    assert "% of phones-2025: CPU float scores" in device.one_core.source
+    assert not device.core_count.source.startswith("drawn")
+
+
+def test_a_negative_count_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^count must be >= 0, got -1"):
+        drawn(profiles.load_population("phones-2025"), -1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("[0.05, 0.0943]", "[0.05, 0.01]", "values must not decrease, got 0.01 after 0.0259"),
+        ("[0.05, 0.0943]", "[0.01, 0.0943]", "shares must increase, got 0.01 after 0.01 at point"),
+        ("[0.05, 0.0943]", "[0.05, -1.0]", "core_speed.quantiles[1][1]: must be float > 0.0, got"),
+        ("cores = { value = 8,", "cores = {", "cores: must have either value or quantiles, got ne"),
+        ('["link.down_bps", "link.up_bps"]', '["link.down_bps", "speed"]', "got 'speed'"),
+        ('["link.down_bps", "link.up_bps"]', '["cores", "cores"]', "got cores twice"),
+        ("value = 0.45", "value = 1.5", "must be float < 1.0, got 1.5"),
+        ("[link.delay_s]", "[link.latency]", "link: must not have the key latency"),
+    ],
+)
+def test_a_bad_population_is_refused(old: str, new: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    assert old in TEXT
+    path.write_text(TEXT.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(ProfileError) as caught:
+        profiles.load_population(path)
+    assert words in str(caught.value)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert profiles.check(path)[0] in str(caught.value)
+
+
+def test_correlations_that_exclude_each_other_are_refused(tmp_path: Path) -> None:
+    rank = 'rank = { value = %s, tag = "literature", source = "made up" }\n'
+    pairs = (("cores", "core_speed", 0.9), ("core_speed", "memory_bytes", 0.9))
+    text = TEXT.split("[[correlations]]")[0]
+    for one, other, value_ in (*pairs, ("cores", "memory_bytes", -0.9)):
+        text += f'[[correlations]]\nof = ["{one}", "{other}"]\n{rank % value_}'
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ProfileError, match="correlations must be possible together"):
+        profiles.load_population(path)
+
+
+def test_check_knows_a_link_and_a_population_by_what_they_hold(tmp_path: Path) -> None:
+    for name in ("phones-2025", "lte-driving", "raspberry-pi-3b"):
+        path = tmp_path / f"{name}.toml"
+        path.write_text(profiles.find(name).read_text(encoding="utf-8"), encoding="utf-8")
+        assert profiles.check(path) == []
+
+
+def test_quantiles_are_linear_between_points_and_end_there() -> None:
+    quantiles = Quantiles(((0.25, 1.0), (0.75, 3.0)))
+    assert quantiles.at(np.array([0.0, 0.25, 0.5, 1.0])).tolist() == [1.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("points", "words"),
+    [
+        ((), "must have at least one point"),
+        (((1.5, 0.0),), "shares must be from 0 to 1, got 1.5 at point 0"),
+        (((0.5, float("nan")),), "values must be finite, got nan at point 0"),
+    ],
+)
+def test_broken_quantiles_are_refused(points: tuple[tuple[float, float], ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Quantiles(points)
+
+
+def test_normal_shares_are_those_of_the_normal_distribution() -> None:
+    shares = normal_shares(np.array([-1.959964, 0.0, 1.281552]))
+    np.testing.assert_allclose(shares, [0.025, 0.5, 0.9], atol=1e-6)
