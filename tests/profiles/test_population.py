@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,19 +21,10 @@ def drawn(population: Population, count: int, seed: int = 0) -> list[Profile]:
 
 
 def value(device: Profile, key: str) -> float:
-    link, stays = device.link, device.availability
-    return {
-        "cores": lambda: device.cores,
-        "core_speed": lambda: device.core_speed,
-        "memory_bytes": lambda: device.memory_bytes,
-        "storage_read_bytes_per_s": lambda: device.storage_read_bytes_per_s,
-        "background_load": lambda: device.background_load,
-        "engine_threads": lambda: device.engine_threads,
-        "link.down_bps": lambda: link.down_bps,
-        "link.up_bps": lambda: link.up_bps,
-        "link.delay_s": lambda: link.delay_s,
-        "availability.available": lambda: stays.share.value if stays else 1.0,
-    }[key]()
+    found = msgspec.to_builtins(device)
+    for step in key.split("."):
+        found = found[step]
+    return float(found["value"])
 
 
 @pytest.mark.parametrize("name", SHIPPED)
