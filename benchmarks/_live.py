@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 import psutil
 
+from testbed.endpoint import read_endpoint
 from testbed.guard import guarded
 
 EXPERIMENT = """
@@ -36,6 +38,9 @@ count = {agents}
 ALL_STEPS = 1_000_000
 """No epoch here is cut short."""
 
+START_S = 30.0
+"""For a coordinator to say where its broker is."""
+
 KINDS = ("coordinator", "broker", "nursery", "agents")
 
 
@@ -45,6 +50,7 @@ class LiveRun:
     def __init__(self, process: "subprocess.Popen[bytes]", folder: Path) -> None:
         self._process = process
         self.folder = folder
+        self._joined: list[psutil.Process] = []
 
     def rounds(self) -> Iterator[int]:
         """Yield the number of each round as it closes, until the run ends.
@@ -62,11 +68,36 @@ class LiveRun:
         if self._process.wait():
             raise SystemExit(f"the run failed: {said.decode(errors='replace').strip()}")
 
+    def join(self, agents: int) -> ExitStack:
+        """Start agents one by one, as on devices of their own; return what ends them.
+
+        Raises:
+            SystemExit: The coordinator does not say where its broker is.
+        """
+        stack, url = ExitStack(), self._url()
+        for number in range(agents):
+            name = f"agent-{number + 1}"
+            command = [sys.executable, "-m", "device_agent.cli", "--broker", url, "--name", name]
+            command += ["--cache", str(self.folder.parent / name), "--log-level", "warning"]
+            process = stack.enter_context(subprocess.Popen(guarded(command)))
+            stack.callback(process.terminate)
+            self._joined.append(psutil.Process(process.pid))
+        return stack
+
+    def _url(self) -> str:
+        deadline = time.monotonic() + START_S
+        while (endpoint := read_endpoint(self.folder)) is None:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"the coordinator did not start within {START_S:g} s")
+            time.sleep(0.05)
+        return endpoint.url
+
     def processes(self) -> dict[str, list[psutil.Process]]:
         """Return the processes of the run by kind, one of `KINDS`."""
         coordinator = psutil.Process(self._process.pid)
         kinds: dict[str, list[psutil.Process]] = {kind: [] for kind in KINDS}
         kinds["coordinator"].append(coordinator)
+        kinds["agents"] += self._joined
         for child in coordinator.children(recursive=True):
             words = " ".join(child.cmdline())
             if "testbed.backends.nursery" in words:
@@ -116,8 +147,12 @@ def live_run(
     batch_size: int = 20,
     max_steps: int = ALL_STEPS,
     evaluate_every: int = 0,
+    starts_fleet: bool = True,
 ) -> Iterator[LiveRun]:
-    """Run unthrottled agents under `folder`, all of them in each round; end it at the end."""
+    """Run unthrottled agents under `folder`, all of them in each round; end it at the end.
+
+    Without `starts_fleet` the run waits for so many devices that join by themselves.
+    """
     path = folder / "experiment.toml"
     text = EXPERIMENT.format(
         rounds=rounds,
@@ -130,8 +165,9 @@ def live_run(
         broker=broker,
     )
     path.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "testbed.cli", "run", str(path), "--headless", "--json"]
-    command += ["--out", str(folder / "run")]
+    kind = "run" if starts_fleet else "coordinator"
+    command = [sys.executable, "-m", "testbed.cli", kind, str(path), "--headless", "--json"]
+    command += ["--out", str(folder / "run"), "--set", f"round.min_devices={agents}"]
     with subprocess.Popen(
         guarded(command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     ) as process:

@@ -1,8 +1,9 @@
 """What a large fleet costs this machine: start, memory after training, processor when idle.
 
-    fairbed bench idle-fleet [--agents 200] [--model mlp] [--seconds 20] [--json]
+    fairbed bench idle-fleet [--agents 200] [--model mlp] [--seconds 20] [--separate] [--json]
 
-Unthrottled agents, forked from one warm process, train in two rounds; then the run is paused and
+Unthrottled agents, forked from one warm process (or started one by one, as on devices of their
+own), train in two rounds; then the run is paused and
 what agents, coordinator and broker use is what their contexts at 1 Hz cost. Linux only.
 """
 
@@ -10,12 +11,14 @@ import argparse
 import statistics
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import anyio
 import msgspec
 
 from benchmarks._live import LiveRun, live_run, save_random_examples
+from benchmarks._meter import peak_rss_bytes
 from coordinator.store import RunReader
 from testbed.control import make_command, send_command
 from testbed.endpoint import read_endpoint
@@ -40,9 +43,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--agents", type=int, default=200)
     parser.add_argument("--model", default="mlp", help="mlp has 253,000 values: 1 MB")
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--separate", action="store_true", help="agents share no warm process")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    result = measure(options.agents, options.model, options.seconds)
+    result = measure(options.agents, options.model, options.seconds, options.separate)
     if options.json:
         print(msgspec.json.encode(result).decode())
     else:
@@ -51,14 +55,26 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def measure(agents: int, model: str, seconds: float) -> dict[str, float]:
+def measure(agents: int, model: str, seconds: float, separate: bool) -> dict[str, float]:
     """Return seconds, MiB, and cores in use when idle."""
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
         folder = Path(name)
         data = folder / "random.npz"
         save_random_examples(data, EXAMPLES * agents)
         started = time.monotonic()
-        with live_run(folder, data, agents=agents, rounds=MANY_ROUNDS, model=model) as run:
+        with ExitStack() as stack:
+            run = stack.enter_context(
+                live_run(
+                    folder,
+                    data,
+                    agents=agents,
+                    rounds=MANY_ROUNDS,
+                    model=model,
+                    starts_fleet=not separate,
+                )
+            )
+            if separate:
+                stack.enter_context(run.join(agents))
             rounds = run.rounds()
             next(rounds)
             first_s = time.monotonic() - started
@@ -72,11 +88,14 @@ def measure(agents: int, model: str, seconds: float) -> dict[str, float]:
             before, since = run.cpu_s(), time.monotonic()
             time.sleep(seconds)
             after, wall_s = run.cpu_s(), time.monotonic() - since
+            (broker,) = run.processes()["broker"]
+            broker_peak_mib = peak_rss_bytes(broker.pid) / 2**20
     return {
         "agents": float(len(memory)),
         "first_round_done_s": first_s,
         "pss_median_mib": statistics.median(memory),
         "pss_max_mib": max(memory),
+        "broker_peak_mib": broker_peak_mib,
         **{f"idle_cores_{k}": (after[k] - before[k]) / wall_s for k in after if k != "nursery"},
     }
 
