@@ -21,8 +21,8 @@ from wire.transport.mqtt import MqttTransport
 
 pytestmark = pytest.mark.anyio
 
-KILLS = {"mosquitto": 100, "nats": 40, "amqtt": 20}
-"""In the middle of a transfer, each way; fewer where the broker takes long to start."""
+KILLS = 100
+"""In the middle of a transfer, each way."""
 
 SIZE_BYTES, CHUNK_BYTES = 400_000, 8 * 1024
 MOST_S = 0.05
@@ -31,7 +31,7 @@ MOST_S = 0.05
 STALL_S = 0.3
 """A transfer that waits for a time-out is not waited for longer than this."""
 
-GIVE_UP_S = 110.0
+GIVE_UP_S = 250.0
 MEMORY_MB = 60.0
 
 
@@ -126,7 +126,7 @@ class Traffic:
         return anyio.current_time() - killed_s
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", BROKERS)
 async def test_no_instant_of_a_brokers_death_harms_a_transfer(
     kind: BrokerKind, tmp_path: Path, ledger: Ledger
@@ -139,7 +139,7 @@ async def test_no_instant_of_a_brokers_death_harms_a_transfer(
             async with watch_memory() as peaks, anyio.create_task_group() as tasks:
                 for way in traffic.ways:
                     tasks.start_soon(traffic.repeat, way)
-                while min(down.kills, up.kills) < KILLS[kind]:
+                while min(down.kills, up.kills) < KILLS:
                     lost_s.append(await traffic.kill())
                 goal = down.finished + 1, up.finished + 1
                 for one, count in zip((down, up), goal, strict=True):
