@@ -19,7 +19,6 @@ from typing import Protocol
 
 import anyio
 
-from testbed.backends.base import Usage
 from testbed.emulation.conditions import Conditions
 from testbed.emulation.course import Course
 from testbed.emulation.stretch import Stretch, StretchLog
@@ -68,8 +67,8 @@ class Driven(Protocol):
         """Change devices to these conditions, all of them in one go."""
         ...
 
-    def sample(self, name: str) -> Usage | None:
-        """Tell how a device has fared; None if it is not alive."""
+    def cpu_s(self, name: str) -> float | None:
+        """Return the processor time of a device in this life; None if it is not alive."""
         ...
 
 
@@ -172,8 +171,7 @@ class Driver:
         for name in due:
             course = self._courses[name]
             if course.has_heat:
-                usage = self._backend.sample(name)
-                course.used(t, None if usage is None else usage.cpu_s)
+                course.used(t, self._backend.cpu_s(name))
             wanted = course.conditions(t)
             if wanted != self._applied.get(name):
                 changed[name] = wanted

@@ -92,7 +92,8 @@ class FleetConfig(Section, frozen=True, kw_only=True):
 class EmulationConfig(Section, frozen=True, kw_only=True):
     """`[emulation]`."""
 
-    backend: Literal["auto", "process"] = "auto"
+    backend: Literal["auto", "namespace", "process"] = "auto"
+    """Where devices are emulated; auto takes the best that works here."""
     host_core_speed: PositiveFloat = 1.0
     """Speed of one core of this machine, in cores of the profiles' reference machine."""
     dilation: Annotated[float, Meta(ge=1.0, le=1e4)] | Literal["auto"] = 1.0

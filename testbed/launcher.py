@@ -295,8 +295,8 @@ def _is_inside(name: str, cell: Cell) -> bool:
     """Enter the device's cell; tell whether we are in: outside nothing may run."""
     try:
         enter(cell)
-    except OSError as exc:
-        sys.stderr.write(f"{name}: {exc.filename}: must let us in, got: {exc.strerror}\n")
+    except (OSError, RuntimeError) as exc:
+        sys.stderr.write(f"{name}: must get into its cell, got: {exc}\n")
         return False
     return True
 

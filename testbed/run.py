@@ -24,8 +24,8 @@ from coordinator.store import RunReader, Store
 from coordinator.store.connection import DATABASE
 from coordinator.task.catalogue import initial_vector, load_task
 from testbed.assignments import RememberedShards
-from testbed.backends.device import without_loss
-from testbed.backends.process import ProcessBackend
+from testbed.backends.base import Backend
+from testbed.backends.choice import Stage, open_stage
 from testbed.broker import Broker, BrokerError, start_broker
 from testbed.broker_address import await_broker, find_chunk_limit
 from testbed.calibration import Probe, work_costs
@@ -112,8 +112,9 @@ async def _run(
     devices = [device.dilated(plan.dilation) for device in planned]
     plan.folder.mkdir(parents=True, exist_ok=True)
     async with (
-        _endpoint(plan, stop, group) as (endpoint, broker),
-        _fleet(plan, devices, endpoint, stop) as backend,
+        _stage(plan, devices) as stage,
+        _endpoint(plan, stage, stop, group) as (endpoint, broker),
+        _fleet(stage, endpoint, stop) as backend,
     ):
         names = [device.spec.name for device in devices]
         data, artifact = await anyio.to_thread.run_sync(_load, plan, names)
@@ -138,7 +139,9 @@ async def _run(
                 listener,
             )
             _warn_if_infeasible(experiment, stop.coordinator)
-            _warn_of_unmet(devices, stop.coordinator)
+            if stage is not None:
+                _note_backend(stage, stop.coordinator)
+                _warn_of_unmet(devices, stage, stop.coordinator)
             _note_dilation(plan, stop.coordinator)
             end = await stop.coordinator.run()
             if stop.broken is not None:
@@ -163,19 +166,32 @@ def innermost(exc: Exception) -> Exception:
 
 
 @asynccontextmanager
-async def _fleet(
-    plan: RunPlan, devices: list[PlannedDevice], endpoint: Endpoint, stop: Stop
-) -> AsyncIterator[ProcessBackend | None]:
-    """Make ready for the emulated devices, if there are any; end them all at the end."""
+async def _stage(plan: RunPlan, devices: list[PlannedDevice]) -> AsyncIterator[Stage | None]:
+    """Choose where the emulated devices will be, if there are any."""
     if not devices:
         yield None
         return
-    async with ProcessBackend(
-        endpoint.url,
-        [without_loss(device.spec) for device in devices],  # `unmet` says so
+    experiment = plan.experiment
+    async with open_stage(
+        experiment.emulation.backend,
+        [device.spec for device in devices],
         plan.folder,
-        tenant=endpoint.tenant,
-        on_end=stop.on_process_end,
+        plan.run_id,
+        has_own_broker=experiment.broker.url == "embedded",
+    ) as stage:
+        yield stage
+
+
+@asynccontextmanager
+async def _fleet(
+    stage: Stage | None, endpoint: Endpoint, stop: Stop
+) -> AsyncIterator[Backend | None]:
+    """Make ready for the emulated devices, if there are any; end them all at the end."""
+    if stage is None:
+        yield None
+        return
+    async with stage.backend(
+        endpoint.url, tenant=endpoint.tenant, on_end=stop.on_process_end
     ) as backend:
         yield backend
 
@@ -193,7 +209,7 @@ async def _costs(
 
 def _watch(
     devices: list[PlannedDevice],
-    backend: ProcessBackend | None,
+    backend: Backend | None,
     broker: Broker | None,
     dilation: float,
 ) -> FleetWatch | None:
@@ -250,7 +266,7 @@ def _coordinator(
 
 @asynccontextmanager
 async def _endpoint(
-    plan: RunPlan, stop: Stop, group: TaskGroup
+    plan: RunPlan, stage: Stage | None, stop: Stop, group: TaskGroup
 ) -> AsyncIterator[tuple[Endpoint, Broker | None]]:
     """Find or start the broker; a resumed run gets its old address again."""
     broker = plan.experiment.broker
@@ -265,17 +281,18 @@ async def _endpoint(
         write_endpoint(plan.folder, endpoint)
         yield endpoint, None
         return
+    host = (stage and stage.broker_host) or plan.listen_host
     earlier = read_endpoint(plan.folder)
     port, password = plan.listen_port, None
     if earlier is not None and not plan.has_fleet:
         port, password = port or earlier.port, earlier.password
     async with start_broker(
-        broker.kind, folder=plan.folder, host=plan.listen_host, port=port, password=password
+        broker.kind, folder=plan.folder, host=host, port=port, password=password
     ) as started:
         endpoint = Endpoint(
             url=started.url,
             tenant=broker.tenant,
-            host=plan.listen_host,
+            host=host,
             port=started.port,
             password=started.password,
         )
@@ -371,7 +388,12 @@ def _note_dilation(plan: RunPlan, coordinator: Coordinator) -> None:
         )
 
 
-def _warn_of_unmet(devices: list[PlannedDevice], coordinator: Coordinator) -> None:
-    words = unmet(devices)
+def _note_backend(stage: Stage, coordinator: Coordinator) -> None:
+    why = "".join(f"; {name} was passed over: {it}" for name, it in stage.passed_over.items())
+    coordinator.note("backend", f"devices are emulated by the {stage.name} backend{why}")
+
+
+def _warn_of_unmet(devices: list[PlannedDevice], stage: Stage, coordinator: Coordinator) -> None:
+    words = unmet(devices, stage.name)
     if words is not None:
         coordinator.note("not-emulated", words, "warning")

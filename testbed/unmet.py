@@ -1,4 +1,4 @@
-"""What profiles ask for that the process backend holds still or leaves out: never in silence."""
+"""What profiles ask for that a backend holds still or leaves out: never in silence."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -6,15 +6,16 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from profiles import Link, Profile, Varying
+from testbed.backends.choice import BackendName
 from testbed.fleet import PlannedDevice
 
 
-def unmet(devices: Sequence[PlannedDevice]) -> str | None:
+def unmet(devices: Sequence[PlannedDevice], backend: BackendName) -> str | None:
     """Return one line that says what is not emulated, and of which profiles; None if all is."""
     owners: dict[str, set[str]] = defaultdict(set)
     concerned = 0
     for planned in devices:
-        wishes = list(_wishes(planned.profile, planned.link))
+        wishes = list(_wishes(planned.profile, planned.link, backend))
         concerned += bool(wishes)
         for wish in wishes:
             owners[wish].add(planned.profile.name if planned.profile else planned.spec.name)
@@ -22,17 +23,15 @@ def unmet(devices: Sequence[PlannedDevice]) -> str | None:
         return None
     found = "; ".join(f"{wish} ({_some(sorted(names))})" for wish, names in owners.items())
     return (
-        f"{concerned} of {len(devices)} devices ask for what the process backend does not "
+        f"{concerned} of {len(devices)} devices ask for what the {backend} backend does not "
         f"emulate, and have it at its typical value or not at all: {found}"
     )
 
 
-def _wishes(profile: Profile | None, link: Link | None) -> Iterator[str]:
+def _wishes(profile: Profile | None, link: Link | None, backend: BackendName) -> Iterator[str]:
     if link is not None:
         yield from _moving(link, "link.")
-        if link.jitter_s > 0.0:
-            yield "link.jitter_s"
-        if link.loss_ratio > 0.0:
+        if link.loss_ratio > 0.0 and backend == "process":
             yield "link.loss_ratio"
     if profile is not None:
         yield from _moving(profile)

@@ -77,6 +77,10 @@ class Backend(Protocol):
         """Return for how long this machine has kept a device waiting; None if it cannot tell."""
         ...
 
+    def cpu_s(self, name: str) -> float | None:
+        """Return the processor time of a device since it was started; None if it is not alive."""
+        ...
+
     async def sample(self) -> dict[str, Usage]:
         """Tell how the devices that are alive have fared.
 

@@ -1,4 +1,4 @@
-"""Puts a process into the control groups of a device, before it runs anything.
+"""Puts a process into the network and the control groups of a device, before it runs anything.
 
 A fork of ours calls `enter`; a foreign program is started as `inside([program, ...], cell)`.
 Whoever cannot enter must not run: outside it would be faster than the device, and nobody would
@@ -8,11 +8,13 @@ know.
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
+from testbed.backends.network.enter import enter as enter_network
 from testbed.guard import die_with_parent
 
 
@@ -25,14 +27,22 @@ class Cell(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The control group that holds its processor quota."""
     quota_version: Literal[1, 2]
     """Of control groups there."""
+    network: str | None = None
+    """File that stands for its network namespace; None is that of who starts it."""
+    host: str | None = None
+    """`identity` of the host's network namespace, in which nothing of a device may run."""
 
 
 def enter(cell: Cell) -> None:
-    """Move this process into a cell; what it starts from now on is inside too.
+    """Move this process, which has one thread, into a cell, with all that it starts from now on.
 
     Raises:
         OSError: The kernel refused; the process may be half inside and must end.
+        RuntimeError: The network is the host's.
     """
+    if cell.network is not None:
+        assert cell.host is not None
+        enter_network(Path(cell.network), cell.host)
     for path in cell.procs:
         descriptor = os.open(path, os.O_WRONLY)
         try:
@@ -55,8 +65,8 @@ def main(arguments: Sequence[str]) -> int:
     die_with_parent(int(parent))
     try:
         enter(msgspec.json.decode(told, type=Cell))
-    except OSError as exc:
-        return _complain(f"{exc.filename}: must let us in, got: {exc.strerror}", 1)
+    except (OSError, RuntimeError) as exc:
+        return _complain(f"must get in, got: {exc}", 1)
     try:
         os.execvp(argv[0], argv)
     except OSError as exc:

@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 from device_agent.config import AgentConfig
 from testbed.backends.agents import Agents, open_agents
 from testbed.backends.cell import Cell
+from testbed.backends.cputime import cpu_s
 from testbed.backends.device import DeviceSpec
 from testbed.backends.errors import BackendError
 from testbed.backends.freezer import Freezer
@@ -122,6 +123,11 @@ class Crew:
         """Return for how long an agent has lived, seconds; 0 before it was started."""
         now = time.monotonic()
         return now - self._started_at.get(name, now)
+
+    def cpu_s(self, name: str) -> float | None:
+        """Return the processor time of an agent in this life; None if it is not alive."""
+        pid = self.pids.get(name)
+        return None if pid is None else cpu_s(pid)
 
     def starved_s(self, name: str) -> float | None:
         """Return for how long this machine has kept a device waiting; None if it cannot tell."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from testbed.backends.base import Usage
-from testbed.backends.cputime import cpu_s
 from testbed.backends.crew import Crew, LogLevel, Method, Site
 from testbed.backends.device import DeviceSpec
 from testbed.backends.errors import BackendError
@@ -76,6 +75,10 @@ class ProcessBackend:
     def starved_s(self, name: str) -> float | None:
         """Return for how long this machine has kept a device waiting; None if it cannot tell."""
         return self._crew.starved_s(name)
+
+    def cpu_s(self, name: str) -> float | None:
+        """Return the processor time of a device since it was started; None if it is not alive."""
+        return self._crew.cpu_s(name)
 
     def log_file(self, name: str) -> Path:
         """Return where a device's output goes."""
@@ -148,7 +151,7 @@ class ProcessBackend:
 
     async def sample(self) -> dict[str, Usage]:
         """Tell how the devices that are alive have fared."""
-        used = {name: cpu_s(pid) for name, pid in self.pids.items()}
+        used = {name: self._crew.cpu_s(name) for name in self.pids}
         return {
             name: Usage(
                 wall_s=self._crew.lived_s(name),

@@ -5,16 +5,17 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 import msgspec
 
-from testbed.backends.device import DeviceSpec
+import profiles
+from testbed.backends.choice import BEST_FIRST, BackendName, open_stage, problem_with
+from testbed.backends.device import device_spec
 from testbed.backends.errors import BackendError
-from testbed.backends.process import ProcessBackend
 from testbed.broker import BrokerError, BrokerKind, find_broker, start_broker
 from testbed.broker_address import await_broker
 from testbed.commands import DONE, FAILED, UsageError
@@ -104,24 +105,44 @@ async def _try_broker(kind: BrokerKind) -> float:
             return anyio.current_time() - started
 
 
+_KINDS: Mapping[BackendName, str] = {
+    "namespace": "links, processor and memory limited by the kernel",
+    "process": "pacing and TCP proxies, no root needed",
+}
+
+
 def _backends(experiment: Experiment | None) -> Iterator[Line]:
-    is_needed = experiment is not None and bool(experiment.fleet)
-    try:
-        found = anyio.run(_try_process_backend)
-        yield Line("backend", "process", True, found, "", is_needed)
-    except (BackendError, TimeoutError, OSError) as exc:
-        yield Line("backend", "process", False, str(exc), "see the message", is_needed)
+    has_fleet = experiment is not None and bool(experiment.fleet)
+    wanted = experiment.emulation.backend if experiment is not None and has_fleet else None
+    works = []
+    for name in BEST_FIRST:
+        try:
+            seconds = anyio.run(_try_backend, name)
+        except (BackendError, TimeoutError, OSError) as exc:
+            hint = 'or use emulation.backend = "auto"' if wanted == name else ""
+            yield Line("backend", name, False, str(exc), hint, wanted == name)
+            continue
+        works.append(name)
+        found = f"an agent came and went in {seconds:.2f} s; {_KINDS[name]}"
+        yield Line("backend", name, True, found, "", wanted == name)
+    if wanted == "auto":
+        found = f"takes {works[0]}" if works else "none works"
+        yield Line("backend", "auto", bool(works), found, "see the messages", True)
 
 
-async def _try_process_backend() -> str:
+async def _try_backend(name: BackendName) -> float:
     """Start one agent, and end it, with no broker to join."""
     started = anyio.current_time()
+    problem = await problem_with(name)
+    if problem is not None:
+        raise BackendError(problem)
+    fleet = [device_spec("doctor", profiles.load("raspberry-pi-4b"))]
     with tempfile.TemporaryDirectory(prefix="fairbed-doctor-") as folder, anyio.fail_after(TRY_S):
-        spec = DeviceSpec("doctor")
-        async with ProcessBackend("mqtt://127.0.0.1:9", [spec], Path(folder)) as backend:
-            await backend.start()
-    seconds = anyio.current_time() - started
-    return f"an agent came and went in {seconds:.2f} s; pacing and TCP proxies, no root needed"
+        async with open_stage(name, fleet, Path(folder), "doctor") as stage:
+            host = stage.broker_host or "127.0.0.1"
+            async with stage.backend(f"mqtt://{host}:9") as backend:
+                await backend.start()
+    return anyio.current_time() - started
 
 
 def _engines(experiment: Experiment | None) -> Iterator[Line]:

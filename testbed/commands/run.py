@@ -25,7 +25,7 @@ from device_agent.engines.errors import EngineError
 from device_agent.sensors import real_host
 from profiles.errors import ProfileError
 from testbed.admission import admit
-from testbed.backends.errors import BackendError
+from testbed.backends.errors import BackendError, BackendUnavailable
 from testbed.broker import BrokerError
 from testbed.commands import DONE, FAILED, RUNS, RunError, UsageError
 from testbed.datasets.errors import DataError
@@ -50,7 +50,7 @@ EXPECTED = (
 )
 """Errors of a run whose message is one line that says what to do."""
 
-BAD_INPUT = (DataError, ExperimentError, ProfileError)
+BAD_INPUT = (BackendUnavailable, DataError, ExperimentError, ProfileError)
 """The same, for what the experiment names."""
 
 

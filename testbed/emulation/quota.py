@@ -89,6 +89,6 @@ def _checked(share: float) -> float:
     if not (math.isfinite(share) and share >= MIN_SHARE):
         raise ValueError(
             f"processor share must be at least {MIN_SHARE:g} of a core, got {share:g}; use a "
-            "faster profile, or a greater dilation"
+            "faster profile, or a smaller dilation"
         )
     return share

@@ -7,7 +7,6 @@ import anyio
 import pytest
 
 from profiles.series import Series
-from testbed.backends.base import Usage
 from testbed.driver import STRETCH_S, TICK_S, Driver, LoopClock
 from testbed.emulation.conditions import Conditions
 from testbed.emulation.course import Course
@@ -47,15 +46,14 @@ class Fleet:
     def __init__(self, clock: FakeClock, takes_s: float = 0.0) -> None:
         self._clock, self._takes_s = clock, takes_s
         self.applied: list[tuple[float, dict[str, Conditions]]] = []
-        self.cpu_s: Callable[[float], float] = lambda now: 0.0
+        self.used: Callable[[float], float] = lambda now: 0.0
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
         self.applied.append((self._clock.now() - 1000.0, dict(conditions)))
         self._clock.time += self._takes_s
 
-    def sample(self, name: str) -> Usage | None:
-        now = self._clock.now() - 1000.0
-        return Usage(now, self.cpu_s(now), None, None, None, None, None)
+    def cpu_s(self, name: str) -> float | None:
+        return self.used(self._clock.now() - 1000.0)
 
     def times(self, name: str) -> list[float]:
         return [now for now, changed in self.applied if name in changed]
@@ -155,7 +153,7 @@ def test_a_device_whose_heat_nobody_changes_is_only_looked_at() -> None:
     speed = Speed(per_core=0.25, threads=1, cores=1, clock_ratio=ONE, background_load=ZERO)
     hot = thermal(onset_s=60.0, time_constant_s=60.0)
     course = Course(Timeline(speed=speed), hot)
-    fleet.cpu_s = lambda now: 0.25 * min(now, 100.0)  # it trains for 100 s
+    fleet.used = lambda now: 0.25 * min(now, 100.0)  # it trains for 100 s
     drive({"pi": course}, clock, fleet)
     changes = [(now, changed["pi"].clock_ratio) for now, changed in fleet.applied]
     assert [ratio for _, ratio in changes] == [1.0, 0.6, 1.0]
@@ -211,7 +209,7 @@ def test_a_dilated_machine_gives_a_part_and_a_hot_device_stays_as_hot() -> None:
         fleet = Fleet(clock)
         speed = Speed(per_core=0.4, threads=1, cores=1, clock_ratio=ONE, background_load=ZERO)
         course = Course(Timeline(speed=speed), thermal(onset_s=60.0, time_constant_s=60.0))
-        fleet.cpu_s = lambda now: 0.4 * now  # k times the time at a k-th of the speed
+        fleet.used = lambda now: 0.4 * now  # k times the time at a k-th of the speed
         drive({"pi": course}, clock, fleet, dilation=dilation)
         changes = [(now, changed["pi"].clock_ratio) for now, changed in fleet.applied]
         return changes, fleet.applied[0][1]["pi"].speed_ratio

@@ -26,7 +26,7 @@ def test_a_fleet_that_holds_still_has_nothing_to_say() -> None:
         FleetConfig(profile="raspberry-pi-4b", link="gigabit-ethernet", count=3),
         FleetConfig(),
     )
-    assert unmet(plan_fleet(Experiment(name="still", fleet=fleet), {})) is None
+    assert unmet(plan_fleet(Experiment(name="still", fleet=fleet), {}), "process") is None
 
 
 def test_one_line_names_what_is_missing_and_of_which_profiles(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_one_line_names_what_is_missing_and_of_which_profiles(tmp_path: Path) ->
         FleetConfig(profile="raspberry-pi-5", link=str(path)),
         FleetConfig(profile="raspberry-pi-4b", link="gigabit-ethernet"),
     )
-    words = unmet(plan_fleet(Experiment(name="moving", fleet=fleet), {}))
+    words = unmet(plan_fleet(Experiment(name="moving", fleet=fleet), {}), "process")
     assert words is not None
     assert words.startswith("3 of 4 devices ask for what the process backend does not emulate")
     assert "link.down_bps over time (raspberry-pi-4b and 1 more); link.loss_ratio (" in words

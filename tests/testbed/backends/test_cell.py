@@ -50,7 +50,7 @@ def test_a_command_that_cannot_go_in_does_not_run() -> None:
     done = run(["echo", "I run"], shut(NO_CELL))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        "cell: /proc/1/no-such-file: must let us in, got: No such file or directory\n"
+        "cell: must get in, got: [Errno 2] No such file or directory: '/proc/1/no-such-file'\n"
     )
 
 
@@ -86,4 +86,7 @@ def test_an_agent_that_cannot_go_in_does_not_run(
     anyio.run(test)
     assert [(end.name, end.status) for end in ended if end.is_device] == [("a", 1)]
     log = (tmp_path / "logs/a.log").read_text()
-    assert log == "a: /proc/1/no-such-file: must let us in, got: No such file or directory\n"
+    assert log == (
+        "a: must get into its cell, got: [Errno 2] No such file or directory: "
+        "'/proc/1/no-such-file'\n"
+    )

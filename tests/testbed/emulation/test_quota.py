@@ -77,7 +77,7 @@ def test_no_share_is_no_limit() -> None:
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 0.0099, math.nan, math.inf])
 def test_refuses_what_the_kernel_cannot_give(share: float) -> None:
-    with pytest.raises(ValueError, match=r"at least 0\.01 of a core, got .*greater dilation"):
+    with pytest.raises(ValueError, match=r"at least 0\.01 of a core, got .*smaller dilation"):
         cfs_period_us(share)
     with pytest.raises(ValueError, match="at least"):
         cfs_quota(share, MAX_PERIOD_US)

@@ -1,0 +1,99 @@
+"""The control groups of a fleet: one set for every device, made together and removed together."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.to_thread
+
+from testbed.backends.cgroups.files import CgroupError
+from testbed.backends.cgroups.group import Group
+from testbed.backends.cgroups.places import find_places
+from testbed.backends.cgroups.removal import sweep
+from testbed.backends.device import DeviceSpec
+from testbed.backends.errors import BackendError
+from testbed.backends.network.names import owner_of
+from testbed.backends.network.owner import is_alive
+
+AGENT_MEMORY_BYTES = 96 << 20
+"""A device has at least this: an agent takes 76 MiB at its peak (`fairbed bench agent-memory`)."""
+
+
+@asynccontextmanager
+async def open_cells(
+    fleet: Mapping[str, DeviceSpec], names: Mapping[str, str]
+) -> AsyncIterator[dict[str, Group]]:
+    """Make the groups of a fleet; leaving kills what is inside and removes them.
+
+    Groups that dead runs have left behind go first.
+
+    Args:
+        fleet: The devices by name.
+        names: What the group of each is called.
+
+    Raises:
+        BackendError: A group cannot be made, or limited as the device wants.
+    """
+    places = await anyio.to_thread.run_sync(find_places)
+    await anyio.to_thread.run_sync(sweep, places, is_leftover)
+    groups = {name: Group(places, names[name]) for name in fleet}
+    try:
+        await anyio.to_thread.run_sync(_make, groups, fleet)
+        yield groups
+    finally:
+        with anyio.CancelScope(shield=True):  # bounded: END_S for each that resists
+            await anyio.to_thread.run_sync(_remove, groups)
+
+
+def is_leftover(name: str) -> bool:
+    """Tell whether a group belongs to a run of ours whose owner is dead."""
+    owner = owner_of(name)
+    return owner is not None and not is_alive(owner)
+
+
+def limit(group: Group, name: str, spec: DeviceSpec, speed: float | None) -> None:
+    """Give a device its speed and its memory.
+
+    Raises:
+        BackendError: The kernel cannot do that.
+    """
+    try:
+        group.limit_cpu(speed)
+    except ValueError as exc:
+        raise BackendError(f"{name}: {exc}") from exc
+    if spec.device is not None:
+        group.limit_memory(max(spec.device.memory_bytes, AGENT_MEMORY_BYTES))
+
+
+def try_groups(name: str) -> None:
+    """Make a group, limit it, and remove it again.
+
+    Raises:
+        CgroupError: That is impossible here.
+    """
+    group = Group(find_places(), name)
+    group.make()
+    try:
+        group.limit_cpu(0.5)
+        group.limit_memory(AGENT_MEMORY_BYTES)
+        group.usage()
+    finally:
+        group.remove()
+
+
+def _make(groups: Mapping[str, Group], fleet: Mapping[str, DeviceSpec]) -> None:
+    for name, group in groups.items():
+        device = fleet[name].device
+        group.make()
+        limit(group, name, fleet[name], None if device is None else device.speed_ratio)
+
+
+def _remove(groups: Mapping[str, Group]) -> None:
+    problem: CgroupError | None = None
+    for group in groups.values():
+        try:
+            group.remove()
+        except CgroupError as exc:  # the others go all the same
+            problem = problem or exc
+    if problem is not None:
+        raise problem

@@ -1,0 +1,153 @@
+"""Which backend a run takes: the one asked for, or the best that works here, and why.
+
+    namespace    Linux, root: the kernel shapes links and caps processor and memory
+    process      everywhere: agents pace themselves, proxies shape links
+
+What works is found out by trying. A backend that was asked for by name and does not work is an
+error: no other is taken in silence.
+"""
+
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import anyio.to_thread
+
+from testbed.backends.base import Backend
+from testbed.backends.cells import try_groups
+from testbed.backends.device import DeviceSpec, without_loss
+from testbed.backends.errors import BackendError, BackendUnavailable
+from testbed.backends.helper import OnEnd
+from testbed.backends.namespace import NamespaceBackend
+from testbed.backends.network.network import Network, open_network
+from testbed.backends.network.probe import probe
+from testbed.backends.process import ProcessBackend
+from testbed.backends.shape import Shape
+from testbed.emulation.quota import cfs_period_us
+
+BackendName: TypeAlias = Literal["namespace", "process"]
+BackendChoice: TypeAlias = Literal["auto", "namespace", "process"]
+
+BEST_FIRST: tuple[BackendName, ...] = ("namespace", "process")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where a fleet will be: made by `open_stage`, before there is a broker."""
+
+    name: BackendName
+    passed_over: Mapping[BackendName, str]
+    """Better backends, and why they do not work."""
+    fleet: Sequence[DeviceSpec]
+    folder: Path
+    network: Network | None = None
+
+    @property
+    def broker_host(self) -> str | None:
+        """Where the run's own broker must listen; None leaves it free."""
+        return None if self.network is None else self.network.hub_address
+
+    def backend(
+        self, broker_url: str, *, tenant: str = "main", on_end: OnEnd | None = None
+    ) -> AbstractAsyncContextManager[Backend]:
+        """Return the backend; enter it while the stage is open.
+
+        Args:
+            broker_url: Where the broker is.
+            tenant: Of the coordinator that the devices serve.
+            on_end: Called on the event loop for every process that ends, asked or not.
+
+        Raises:
+            BackendError: A name or the broker's address cannot be used.
+        """
+        if self.network is not None:
+            return NamespaceBackend(
+                self.network, broker_url, self.fleet, self.folder, tenant=tenant, on_end=on_end
+            )
+        fleet = [without_loss(spec) for spec in self.fleet]  # `testbed.unmet` says so
+        return ProcessBackend(broker_url, fleet, self.folder, tenant=tenant, on_end=on_end)
+
+
+@asynccontextmanager
+async def open_stage(
+    choice: BackendChoice,
+    fleet: Sequence[DeviceSpec],
+    folder: Path,
+    run_id: str,
+    *,
+    has_own_broker: bool = True,
+) -> AsyncIterator[Stage]:
+    """Choose a backend for a fleet and open the network that it needs.
+
+    Args:
+        choice: What was asked for.
+        fleet: The devices.
+        folder: Of the run.
+        run_id: Of the run.
+        has_own_broker: The broker is started for this run, where we like.
+
+    Raises:
+        BackendUnavailable: The backend that was asked for does not work.
+        BackendError: The machine refuses the network.
+    """
+    name, passed_over = await choose(choice, fleet, has_own_broker=has_own_broker)
+    if name == "process":
+        yield Stage(name, passed_over, fleet, folder)
+        return
+    async with open_network(run_id, {spec.name: spec.shape for spec in fleet}) as network:
+        yield Stage(name, passed_over, fleet, folder, network)
+
+
+async def choose(
+    choice: BackendChoice, fleet: Sequence[DeviceSpec], *, has_own_broker: bool = True
+) -> tuple[BackendName, dict[BackendName, str]]:
+    """Return the backend to take, and why better ones were passed over.
+
+    Raises:
+        BackendUnavailable: The backend that was asked for does not work.
+    """
+    passed_over: dict[BackendName, str] = {}
+    for name in BEST_FIRST if choice == "auto" else (choice,):
+        problem = await problem_with(name, fleet, has_own_broker=has_own_broker)
+        if problem is None:
+            return name, passed_over
+        passed_over[name] = problem
+    words = "; ".join(passed_over.values())
+    raise BackendUnavailable(
+        f'emulation.backend: must work on this machine, got "{choice}": {words}'
+    )
+
+
+async def problem_with(
+    name: BackendName, fleet: Sequence[DeviceSpec] = (), *, has_own_broker: bool = True
+) -> str | None:
+    """Try whether a backend works here; return why not and what to do, or None if it does."""
+    if name == "process":
+        return None
+    if not has_own_broker:
+        return (
+            "broker.url: devices in namespaces reach this machine only, got a broker elsewhere; "
+            'leave the key out for an embedded one, or use emulation.backend = "process"'
+        )
+    for spec in fleet:
+        try:
+            cfs_period_us(1.0 if spec.device is None else spec.device.speed_ratio)
+        except ValueError as exc:
+            return f"{spec.name}: {exc}"
+    support = await probe()
+    if support.problem is not None:
+        return support.problem
+    try:
+        await anyio.to_thread.run_sync(try_groups, f"fairbed-trial-{secrets.token_hex(4)}")
+    except BackendError as exc:
+        return str(exc)
+    if any(_is_delayed(spec.shape) for spec in fleet):
+        return "links in namespaces have rates only, got one with a delay or loss"
+    return None
+
+
+def _is_delayed(shape: Shape | None) -> bool:
+    return shape is not None and (shape.delay_s > 0.0 or shape.loss_ratio > 0.0)

@@ -1,0 +1,225 @@
+"""The namespace backend: every device in a network and in control groups of its own.
+
+    host's namespace        coordinator, broker (at the hub's address), nursery
+    hub's namespace         all links, shaped from here
+    a device's namespace    its agent; its groups cap processor and memory
+
+For root on Linux. The kernel shapes links and caps the processor; the agent paces itself besides
+(docs/decisions/0009), so that its work takes as long as on the device whatever the neighbours do.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from testbed.backends.base import Usage
+from testbed.backends.cells import limit, open_cells
+from testbed.backends.cgroups.group import Group, GroupUsage
+from testbed.backends.crew import Crew, LogLevel, Site
+from testbed.backends.device import DeviceSpec
+from testbed.backends.errors import BackendError
+from testbed.backends.helper import Ended, OnEnd
+from testbed.backends.live import check_speed, tell
+from testbed.backends.network.counters import LinkCounters
+from testbed.backends.network.enter import identity
+from testbed.backends.network.network import Network
+from testbed.emulation.conditions import Conditions
+from testbed.emulation.work import WorkCosts
+
+
+@dataclass(frozen=True, slots=True)
+class _Readings:
+    """Counters of a device's groups and link."""
+
+    group: GroupUsage
+    link: LinkCounters
+
+
+class NamespaceBackend:
+    """Runs a fleet in namespaces and control groups.
+
+    Args:
+        network: With a namespace for each device; open for as long as the backend is.
+        broker_url: Where devices find the broker, from their namespaces.
+        fleet: The devices.
+        folder: Receives `logs/NAME.log` and `cache/NAME/`.
+        tenant: Of the coordinator that the devices serve.
+        once: Agents stop when the run is over.
+        log_level: Of the agents.
+        on_end: Called on the event loop for every process that ends, asked or not.
+
+    Raises:
+        BackendError: A name cannot be used.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        broker_url: str,
+        fleet: Sequence[DeviceSpec],
+        folder: Path,
+        *,
+        tenant: str = "main",
+        once: bool = False,
+        log_level: LogLevel = "info",
+        on_end: OnEnd | None = None,
+    ) -> None:
+        self._on_end = on_end
+        self._crew = Crew(
+            fleet, folder, tenant=tenant, once=once, log_level=log_level, on_end=self._ended
+        )
+        self._network, self._url = network, broker_url
+        self._host = identity()
+        self._stack = AsyncExitStack()
+        self._groups: dict[str, Group] = {}
+        self._speeds: dict[str, float | None] = {
+            spec.name: None if spec.device is None else spec.device.speed_ratio for spec in fleet
+        }
+        self._before: dict[str, _Readings] = {}
+        """Of each device when it was last started."""
+        self._memory_kills: dict[str, int] = {}
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of the devices that are alive."""
+        return self._crew.pids
+
+    def starved_s(self, name: str) -> float | None:
+        """Return for how long this machine has kept a device waiting; None if it cannot tell."""
+        return self._crew.starved_s(name)
+
+    def cpu_s(self, name: str) -> float | None:
+        """Return the processor time of a device since it was started; None if it is not alive."""
+        return self._crew.cpu_s(name)
+
+    def log_file(self, name: str) -> Path:
+        """Return where a device's output goes."""
+        return self._crew.log_file(name)
+
+    async def __aenter__(self) -> "NamespaceBackend":
+        """Make the control groups and open the nursery; no device runs yet.
+
+        Raises:
+            BackendError: The machine refuses a group or a process.
+        """
+        crew = self._crew
+        names = {name: self._network.namespace(name).name for name in crew.fleet}
+        try:  # in this order: agents say goodbye, then what is left of them is killed
+            self._groups = await self._stack.enter_async_context(open_cells(crew.fleet, names))
+            await self._stack.enter_async_context(crew.at_work(self._site))
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """End everything: agents politely at first, then all that is left."""
+        await self._stack.aclose()
+
+    async def start(self, costs: WorkCosts | None = None) -> None:
+        """Start all devices at once; return when every process exists.
+
+        Args:
+            costs: What emulated devices are charged for steps; None charges processor time.
+
+        Raises:
+            BackendError: The machine refused one, or the nursery is gone.
+        """
+        self._before = await self._readings()
+        await self._crew.start(costs)
+
+    async def kill(self, name: str) -> None:
+        """Kill a device as a power cut does; return when it is gone.
+
+        Raises:
+            BackendError: The fleet has no such device, or the nursery is gone.
+        """
+        await self._crew.kill(name)
+
+    async def restart(self, name: str) -> None:
+        """Start a device again, killing it first if it is alive.
+
+        Raises:
+            BackendError: The fleet has no such device, or the machine refused it.
+        """
+        await self._crew.kill(name)
+        limit(self._groups[name], name, self._crew.spec(name), self._speeds[name])
+        self._before[name] = (await self._readings())[name]
+        await self._crew.restart(name)
+
+    async def apply(self, conditions: Mapping[str, Conditions]) -> None:
+        """Change devices to these conditions, all of them in one go; others stay as they are.
+
+        Raises:
+            BackendError: There is no such device, or its condition cannot be had here.
+        """
+        crew = self._crew
+        for name, wanted in conditions.items():
+            check_speed(crew.spec(name), wanted)
+        for name, wanted in conditions.items():
+            self._change_speed(crew.spec(name), wanted)
+        frozen = {name for name, wanted in conditions.items() if wanted.outage == "frozen"}
+        await crew.freezer.thaw(conditions.keys() - frozen)
+        await self._network.apply(
+            {name: (wanted.shape, wanted.outage) for name, wanted in conditions.items()}
+        )
+        await crew.freezer.freeze(frozen)
+
+    async def sample(self) -> dict[str, Usage]:
+        """Tell how the devices that are alive have fared since they were last started.
+
+        Raises:
+            BackendError: A counter cannot be read.
+        """
+        now = await self._readings()
+        return {name: self._usage(name, now[name]) for name in self.pids}
+
+    def _usage(self, name: str, now: _Readings) -> Usage:
+        before = self._before[name]
+        group, link = now.group, now.link
+        paced_s, waited_s = self.starved_s(name), group.starved_s
+        if paced_s is None and waited_s is not None:
+            paced_s = waited_s - (before.group.starved_s or 0.0)
+        return Usage(
+            wall_s=self._crew.lived_s(name),
+            cpu_s=group.cpu_s - before.group.cpu_s,
+            throttled_s=group.throttled_s - before.group.throttled_s,
+            starved_s=paced_s,
+            down_bytes=link.down_bytes - before.link.down_bytes,
+            up_bytes=link.up_bytes - before.link.up_bytes,
+            dropped_packets=link.dropped_packets - before.link.dropped_packets,
+        )
+
+    async def _readings(self) -> dict[str, _Readings]:
+        links = await self._network.counters()
+        return {name: _Readings(group.usage(), links[name]) for name, group in self._groups.items()}
+
+    def _change_speed(self, spec: DeviceSpec, wanted: Conditions) -> None:
+        tell(self._crew.gauges[spec.name], spec, wanted)  # before the quota: see `headroom`
+        if wanted.speed_ratio != self._speeds[spec.name]:
+            limit(self._groups[spec.name], spec.name, spec, wanted.speed_ratio)
+            self._speeds[spec.name] = wanted.speed_ratio
+
+    def _site(self, name: str) -> Site:
+        cell = self._groups[name].cell()
+        network = str(self._network.namespace(name))
+        return Site(self._url, msgspec.structs.replace(cell, network=network, host=self._host))
+
+    def _ended(self, ended: Ended) -> None:
+        if ended.is_device and ended.name in self._groups and self._is_full(ended.name):
+            ended = replace(ended, reason="its memory was full")
+        if self._on_end is not None:
+            self._on_end(ended)
+
+    def _is_full(self, name: str) -> bool:
+        """Tell whether a device was killed for its memory since this was last asked."""
+        try:
+            kills = self._groups[name].usage().memory_kills
+        except BackendError:  # its group is gone already
+            return False
+        is_new = kills > self._memory_kills.get(name, 0)
+        self._memory_kills[name] = kills
+        return is_new
