@@ -3,6 +3,7 @@
 import anyio
 import anyio.to_thread
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from coordinator.blobs import PrivateBlobs
 from coordinator.coding import missing_codecs
@@ -156,6 +157,9 @@ class Fleet:
                 cpu_ratio=context.cpu_ratio,
                 rss_bytes=context.rss_bytes,
                 temperature_celsius=context.temperature_celsius,
+                free_cores=_given(context.free_cores),
+                clock_ratio=_given(context.clock_ratio),
+                throttled=None if context.throttled is UNSET else ",".join(context.throttled),
             )
         )
         return True
@@ -219,3 +223,7 @@ class Fleet:
                 level="warning",
                 device=device.name,
             )
+
+
+def _given(value: float | UnsetType) -> float | None:
+    return None if value is UNSET else value

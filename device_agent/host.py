@@ -55,6 +55,10 @@ class Sensors(Protocol):
         """Current clock / nominal clock."""
         ...
 
+    def throttled(self) -> tuple[str, ...] | None:
+        """What holds the processor back now, a word each."""
+        ...
+
     def memory_bytes(self) -> int:
         """Memory that this agent may use: cgroup limit counted."""
         ...

@@ -20,6 +20,7 @@ import psutil
 
 from device_agent.cgroup import CpuQuota, cpu_quotas, memory_limit_bytes, read_text
 from device_agent.host import FreePace, Host
+from device_agent.throttle import ThrottleReader
 
 SMOOTHING_S = 2.0
 """Time constant of the average of free cores, seconds."""
@@ -134,8 +135,10 @@ class RealSensors:
     _busy_clock_ratio: float | None = None
     _own_seen: tuple[float, float] | None = None
     _has_clock: bool = False
+    _throttle: ThrottleReader = field(default_factory=ThrottleReader)
 
     def __post_init__(self) -> None:
+        self._throttle = ThrottleReader(self.root)
         self._cpus = _affinity()
         self._quotas = cpu_quotas(self.root)
         allowed = min([float(len(self._cpus)), *(quota.cores for quota in self._quotas)])
@@ -175,6 +178,10 @@ class RealSensors:
         if self._busy_clock_ratio is None:
             return self._frequency_ratio("scaling_max_freq")
         return self._busy_clock_ratio
+
+    def throttled(self) -> tuple[str, ...] | None:
+        """What holds the processor back now; None if nobody can tell."""
+        return self._throttle.reasons()
 
     def memory_bytes(self) -> int:
         """Memory of the machine, or of the tightest control group."""

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec import UNSET
+
 from device_agent.bell import Bell
 from device_agent.host import Clock, Host
 from device_agent.lifecycle import Phase
@@ -75,11 +77,13 @@ class Telemetry:
         """Return what the device knows of itself now."""
         sensors, now = self._host.sensors, self._host.clock.now()
         phase, is_ready = self._state()
+        free_cores, clock_ratio = sensors.free_cores(), sensors.clock_ratio()
+        throttled = sensors.throttled()
         self._seq += 1
         return Context(
             boot=self._boot,
             seq=self._seq,
-            mu_cores=mu_cores(sensors.free_cores(), self._engine_threads, sensors.clock_ratio()),
+            mu_cores=mu_cores(free_cores, self._engine_threads, clock_ratio),
             downlink_bps=self._link.downlink_bps,
             uplink_bps=self._link.uplink_bps,
             link_age_s=self._link.age_s(now),
@@ -91,6 +95,9 @@ class Telemetry:
             cpu_ratio=self._cpu.read(),
             rss_bytes=rss_bytes(),
             temperature_celsius=sensors.temperature_celsius(),
+            free_cores=free_cores,
+            clock_ratio=clock_ratio or UNSET,
+            throttled=UNSET if throttled is None else throttled,
         )
 
     def _send_by(self, instant: float) -> None:

@@ -33,6 +33,7 @@ from wire.parts import (
     Seconds,
     Sha256,
     Text,
+    Word,
 )
 from wire.parts import BlobKind as BlobKind
 from wire.parts import Coding as Coding
@@ -125,6 +126,12 @@ class Context(Message, frozen=True, kw_only=True, tag="context"):
     """CPU the agent used since the last context, in cores."""
     rss_bytes: Count | None = None
     temperature_celsius: float | None = None
+    free_cores: Annotated[float, Meta(ge=0.0, le=4096.0)] | UnsetType = UNSET
+    """Cores that are idle or used by the agent, averaged."""
+    clock_ratio: Annotated[float, Meta(gt=0.0, le=100.0)] | UnsetType = UNSET
+    """Clock under load / nominal clock; left out where it cannot be read."""
+    throttled: Annotated[tuple[Word, ...], Meta(max_length=16)] | UnsetType = UNSET
+    """What holds the processor back, a word each; left out where nobody can tell."""
 
 
 class Phases(Message, frozen=True, kw_only=True, omit_defaults=True, tag="phases"):

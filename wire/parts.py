@@ -32,6 +32,7 @@ Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 ChunkList: TypeAlias = Annotated[list[Annotated[int, Meta(ge=0, le=1 << 22)]], Meta(max_length=64)]
 Bitmap: TypeAlias = Annotated[bytes, Meta(max_length=1 << 19)]
 CodecName: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
+Word: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
 BlobKind: TypeAlias = Literal["task", "model", "shard", "update", "probe"]
 
 

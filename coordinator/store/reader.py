@@ -262,6 +262,10 @@ class RunReader:
         tail = "WHERE id IN (SELECT max(id) FROM telemetry WHERE id > ? GROUP BY device)"
         return self._numbered(TelemetryRow, f"{tail} ORDER BY id", (since_id,))
 
+    def telemetry_of(self, device: str) -> list[TelemetryRow]:
+        """Return all contexts of a device that are kept, oldest first."""
+        return self._select(TelemetryRow, "WHERE device = ? ORDER BY id", (device,))
+
     def commands(self) -> list[CommandRow]:
         """Return what people ordered, oldest first."""
         return self._select(CommandRow, "ORDER BY at_s")

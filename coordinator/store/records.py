@@ -258,6 +258,13 @@ class TelemetryRow:
     cpu_ratio: float | None
     rss_bytes: int | None
     temperature_celsius: float | None
+    free_cores: float | None
+    """Cores that are idle or the agent's; None from agents of before, like the two below."""
+    clock_ratio: float | None
+    """Clock under load / nominal clock; None where it cannot be read."""
+    throttled: str | None
+    """What holds the processor back, words with commas between; empty is nothing, None is not
+    known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,7 +78,13 @@ ALTER TABLE exchange ADD COLUMN is_starved INTEGER NOT NULL DEFAULT 0
 
 _ADD_DILATION = "ALTER TABLE run ADD COLUMN dilation REAL DEFAULT 1.0"
 
-MIGRATIONS: tuple[str, ...] = (_ADD_CODECS, _ADD_STARVATION, _ADD_DILATION)
+_ADD_CLOCK = """
+ALTER TABLE telemetry ADD COLUMN free_cores REAL;
+ALTER TABLE telemetry ADD COLUMN clock_ratio REAL;
+ALTER TABLE telemetry ADD COLUMN throttled TEXT
+"""
+
+MIGRATIONS: tuple[str, ...] = (_ADD_CODECS, _ADD_STARVATION, _ADD_DILATION, _ADD_CLOCK)
 """Script i turns a store of version i + 1 into one of version i + 2; only ever appended to."""
 
 _SQL_TYPES = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL", bytes: "BLOB"}

@@ -44,6 +44,10 @@ class EmulatedSensors:
         """The clock of this moment: 1, unless the device is hot."""
         return self._weather().clock_ratio
 
+    def throttled(self) -> tuple[str, ...] | None:
+        """Not told: a hot device is known by its clock."""
+        return None
+
     def memory_bytes(self) -> int:
         """Memory of the profile."""
         return self.device.memory_bytes

@@ -66,6 +66,17 @@ async def test_a_device_is_cold_exactly_when_it_missed_the_round_before(tmp_path
         assert x.s_not_previous == int(x.was_cold)
 
 
+async def test_what_devices_tell_of_their_processors_is_kept(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        await place.run(make_config(rounds=2))
+    with place.reader() as reader:
+        for device in reader.devices():
+            told = reader.telemetry_of(device.name)
+            assert told
+            assert [row.at_s for row in told] == sorted(row.at_s for row in told)
+            assert all(row.free_cores is not None and row.free_cores > 0.0 for row in told)
+
+
 async def test_metrics_are_off_the_record(tmp_path: Path) -> None:
     cohorts = []
     for every in (0, 1):

@@ -183,3 +183,10 @@ def test_mu_is_free_cores_at_most_the_threads_times_the_clock(
     free: float, threads: int, clock: float | None, mu: float
 ) -> None:
     assert mu_cores(free, threads, clock) == mu
+
+
+def test_a_machine_tells_what_holds_its_processor_back(machine: Machine) -> None:
+    assert machine.sensors().throttled() is None
+    machine.file("sys/class/thermal/cooling_device0/type", "cpufreq-cpu0")
+    machine.file("sys/class/thermal/cooling_device0/cur_state", "3")
+    assert machine.sensors().throttled() == ("cooling",)

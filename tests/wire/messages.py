@@ -125,6 +125,16 @@ MESSAGES: Mapping[str, AnyMessage] = {
         rss_bytes=48 << 20,
         temperature_celsius=-3.5,
     ),
+    "context-hot": Context(
+        boot=17,
+        seq=42,
+        mu_cores=0.75,
+        temperature_celsius=81.5,
+        free_cores=3.5,
+        clock_ratio=0.75,
+        throttled=("soft-temperature-limit", "throttled"),
+    ),
+    "context-cool": Context(boot=17, seq=43, mu_cores=1.0, free_cores=0.0, throttled=()),
     "offer": Offer(round=3, manifest=UPDATE, phases=PHASES, n_k=600, steps=30, was_cold=False),
     "offer-full": Offer(
         round=3,

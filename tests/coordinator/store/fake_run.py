@@ -141,6 +141,9 @@ class FakeRun:
                 cpu_ratio=0.1,
                 rss_bytes=70_000_000,
                 temperature_celsius=48.0,
+                free_cores=3.9,
+                clock_ratio=1.0,
+                throttled="",
             )
         )
 

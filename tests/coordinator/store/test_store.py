@@ -56,6 +56,9 @@ def telemetry(at_s: float) -> TelemetryRow:
         cpu_ratio=None,
         rss_bytes=None,
         temperature_celsius=None,
+        free_cores=None,
+        clock_ratio=None,
+        throttled=None,
     )
 
 

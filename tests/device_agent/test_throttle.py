@@ -1,0 +1,61 @@
+"""What holds a processor back, read from a folder that is a machine."""
+
+from pathlib import Path
+
+import pytest
+
+from device_agent.throttle import ThrottleReader, pi_reasons
+
+PI = "sys/devices/platform/soc/soc:firmware/get_throttled"
+
+
+def _file(root: Path, name: str, text: str) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def test_a_machine_without_any_of_the_files_cannot_tell(tmp_path: Path) -> None:
+    assert ThrottleReader(tmp_path).reasons() is None
+
+
+@pytest.mark.parametrize(
+    ("bits", "reasons"),
+    [
+        (0x0, ()),
+        (0x50005, ("under-voltage", "throttled")),
+        (0x80008, ("soft-temperature-limit",)),
+        (0xE0002, ("frequency-capped",)),
+        (0xF0000, ()),
+    ],
+)
+def test_only_the_live_bits_of_a_raspberry_pi_count(bits: int, reasons: tuple[str, ...]) -> None:
+    assert pi_reasons(bits) == reasons
+
+
+def test_a_raspberry_pi_is_read_each_time(tmp_path: Path) -> None:
+    _file(tmp_path, PI, "0\n")
+    reader = ThrottleReader(tmp_path)
+    assert reader.reasons() == ()
+    _file(tmp_path, PI, "80008\n")
+    assert reader.reasons() == ("soft-temperature-limit",)
+    _file(tmp_path, PI, "garbage")
+    assert reader.reasons() is None
+
+
+def test_a_pi_of_a_newer_kernel_tells_of_its_voltage(tmp_path: Path) -> None:
+    _file(tmp_path, "sys/class/hwmon/hwmon1/name", "rpi_volt\n")
+    _file(tmp_path, "sys/class/hwmon/hwmon1/in0_lcrit_alarm", "1\n")
+    assert ThrottleReader(tmp_path).reasons() == ("under-voltage",)
+
+
+def test_only_cooling_that_limits_the_processor_counts(tmp_path: Path) -> None:
+    devices = "sys/class/thermal/cooling_device"
+    _file(tmp_path, f"{devices}0/type", "pwm-fan")
+    _file(tmp_path, f"{devices}0/cur_state", "4")
+    _file(tmp_path, f"{devices}1/type", "thermal-cpufreq-0")
+    _file(tmp_path, f"{devices}1/cur_state", "0")
+    reader = ThrottleReader(tmp_path)
+    assert reader.reasons() == ()
+    _file(tmp_path, f"{devices}1/cur_state", "2")
+    assert reader.reasons() == ("cooling",)
