@@ -11,6 +11,7 @@ from profiles.load import (
     names,
     population_names,
 )
+from profiles.numbers import course_of, numbers
 from profiles.population import Population
 from profiles.quantities import Quantity, Varying
 from profiles.sampling import sample
@@ -30,6 +31,7 @@ __all__ = [
     "UnknownProfile",
     "Varying",
     "check",
+    "course_of",
     "device_tracks",
     "find",
     "link_names",
@@ -37,6 +39,7 @@ __all__ = [
     "load_link",
     "load_population",
     "names",
+    "numbers",
     "population_names",
     "sample",
 ]

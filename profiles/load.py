@@ -9,8 +9,9 @@ import msgspec
 
 from profiles.decode import decode_file, read_toml
 from profiles.errors import ProfileError, TraceError, UnknownProfile
+from profiles.numbers import numbers
 from profiles.population import Population
-from profiles.quantities import Varying
+from profiles.quantities import DATA, Varying
 from profiles.schema import LinkProfile, Profile
 from profiles.traces import TraceReader
 
@@ -118,22 +119,12 @@ def check(path: Path, environ: Mapping[str, str] | None = None) -> list[str]:
     return problems
 
 
-def varying(
-    item: msgspec.Struct, prefix: str = ""
-) -> Iterator[tuple[str, "Varying[object, object]"]]:
-    """Yield every number of a profile that may move in time, with its key path."""
-    for field in msgspec.structs.fields(item):
-        value = getattr(item, field.name)
-        if isinstance(value, Varying):
-            yield f"{prefix}{field.encode_name}", value
-        elif isinstance(value, msgspec.Struct):
-            yield from varying(value, f"{prefix}{field.encode_name}.")
-
-
 def _trace_problems(item: msgspec.Struct, environ: Mapping[str, str] | None) -> Iterator[str]:
     read = TraceReader({} if environ is None else environ)
-    for key, number in varying(item):
-        if number.trace is None or (environ is None and number.trace.startswith("data:")):
+    for key, number in numbers(item):
+        if not isinstance(number, Varying) or number.trace is None:
+            continue
+        if environ is None and number.trace.startswith(DATA):
             continue
         try:
             read(number.trace, key.rpartition(".")[2])

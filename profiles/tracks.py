@@ -72,15 +72,15 @@ def device_tracks(
         raise ValueError(f"start must be from 0 to 1, got {start}")
     streams = rng.spawn(8)
 
-    def course(number: AnyVarying | None, column: str, otherwise: float) -> Series:
+    def follow(number: AnyVarying | None, column: str, otherwise: float) -> Series:
         stream = streams.pop()
         if number is None:
             return Series.constant(otherwise)
-        return _course(number, column, read_trace, stream, start)
+        return course(number, column, read_trace, stream, start)
 
     return DeviceTracks(
-        clock_ratio=course(profile.clock if profile else None, "clock_ratio", 1.0),
-        background_load=course(profile.busy if profile else None, "background_load", 0.0),
+        clock_ratio=follow(profile.clock if profile else None, "clock_ratio", 1.0),
+        background_load=follow(profile.busy if profile else None, "background_load", 0.0),
         available=_availability(
             profile.availability if profile else None, read_trace, streams.pop()
         ),
@@ -88,18 +88,30 @@ def device_tracks(
         link=None
         if link is None
         else LinkTracks(
-            down_bps=course(link.down, "down_bps", 0.0),
-            up_bps=course(link.up, "up_bps", 0.0),
-            delay_s=course(link.delay, "delay_s", 0.0),
-            jitter_s=course(link.jitter, "jitter_s", 0.0),
-            loss_ratio=course(link.loss, "loss_ratio", 0.0),
+            down_bps=follow(link.down, "down_bps", 0.0),
+            up_bps=follow(link.up, "up_bps", 0.0),
+            delay_s=follow(link.delay, "delay_s", 0.0),
+            jitter_s=follow(link.jitter, "jitter_s", 0.0),
+            loss_ratio=follow(link.loss, "loss_ratio", 0.0),
         ),
     )
 
 
-def _course(
+def course(
     number: AnyVarying, column: str, read_trace: ReadTrace, rng: np.random.Generator, start: float
 ) -> Series:
+    """Return how one number goes over time.
+
+    Args:
+        number: It.
+        column: Of a trace, if it follows one.
+        read_trace: Called for a trace.
+        rng: Draws what is known by its distribution only.
+        start: Where in a trace to begin, as a share of its length.
+
+    Raises:
+        TraceError: The trace cannot be had.
+    """
     if number.series is not None:
         series: Series = number.series.series()
         return series
@@ -119,7 +131,7 @@ def _availability(
         return Series.constant(1.0)
     share = availability.share
     if share.series is not None or share.trace is not None:
-        return _course(share, "available", read_trace, rng, 0.0)
+        return course(share, "available", read_trace, rng, 0.0)
     mean = share.value
     if share.spread is not None:
         mean = float(share.spread.distribution().at(rng.random()))

@@ -113,9 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     logs.add_argument("run", nargs="?", default="latest", help="run id, folder, or latest")
     logs.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
 
-    profiles = command("profiles", "device profiles: list, show, check")
-    profiles.add_argument("action", choices=("list", "show", "check"))
-    profiles.add_argument("what", nargs="*", help="names, or files for check")
+    _profiles(command("profiles", "devices, links, populations: list, show, check, plot, import"))
 
     data = command("data", "data sets: list, verify")
     data.add_argument("action", choices=("list", "verify"))
@@ -129,6 +127,49 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("name", nargs="?", help="which one; without a name they are listed")
     bench.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the benchmark")
     return parser
+
+
+def _profiles(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    def action(name: str, text: str) -> argparse.ArgumentParser:
+        return actions.add_parser(name, help=text, description=text)
+
+    listing = action("list", "table of the library, or of some of it")
+    listing.add_argument("what", nargs="*", help="names or .toml files (default all)")
+    listing.add_argument(
+        "--sort",
+        choices=("name", "speed", "cores", "memory", "down", "up", "delay"),
+        default="name",
+        help="largest first (default by name)",
+    )
+    listing.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    show = action("show", "every number with its tag and source")
+    show.add_argument("what", nargs="+", help="names or .toml files")
+    show.add_argument("--json", action="store_true", help="one JSON array on stdout")
+    check = action("check", "every problem of profiles, one line each")
+    check.add_argument("what", nargs="*", help="files or names (default the whole library)")
+    plot = action("plot", "draw how a link, a trace or a hot clock goes over time")
+    plot.add_argument("what", help="a profile, a link, a trace file, or data:SET/TRACE")
+    plot.add_argument("number", nargs="*", help="keys such as down_bps or thermal (default: all)")
+    plot.add_argument("--start", default="0s", metavar="TIME", help="where to begin (default 0s)")
+    plot.add_argument(
+        "--length", metavar="TIME", help="how much (default one period, at most 10min)"
+    )
+    plot.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
+    plot.add_argument("--size", default="100x18", metavar="WxH", help="in characters")
+    importing = action("import", "make a link of a trace of mahimahi or of a CSV")
+    importing.add_argument("down", type=Path, help="trace of mahimahi, or CSV with a header")
+    importing.add_argument("up", type=Path, nargs="?", help="uplink, where it is a file of its own")
+    importing.add_argument("--name", help="of the link (default the file's)")
+    importing.add_argument("--to", type=Path, default=Path(), metavar="DIR", help="(default here)")
+    importing.add_argument("--step", metavar="TIME", help="bin rows (mahimahi: default 1s)")
+    importing.add_argument("--up-rate", metavar="RATE", help="uplink, where no file has it: 5mbit")
+    importing.add_argument("--delay", metavar="TIME", help="one way: 30ms (default 0)")
+    importing.add_argument("--title", help="one line about the link")
+    importing.add_argument("--source", help="where the trace comes from")
+    importing.add_argument("--licence", help="what its owners allow")
+    importing.add_argument("--force", action="store_true", help="replace files that are there")
 
 
 def _experiment(parser: argparse.ArgumentParser) -> None:

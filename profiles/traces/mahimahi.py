@@ -40,10 +40,7 @@ def parse_mahimahi(content: bytes, where: str, step_s: float = 1.0) -> Trace:
 
     Raises:
         TraceError: It breaks a rule; the message names the row, a line of the file from 1.
-        ValueError: `step_s` is not positive.
     """
-    if not step_s > 0.0:
-        raise ValueError(f"step_s must be > 0, got {step_s}; 1.0 is usual")
     rows = decoded(content, where).rstrip()
     try:
         stamps = np.loadtxt(io.StringIO(rows), comments=None, ndmin=2)
@@ -64,7 +61,10 @@ def parse_mahimahi(content: bytes, where: str, step_s: float = 1.0) -> Trace:
     period_s = float(ms[-1]) / 1e3
     if period_s == 0.0:
         raise TraceError(f"{where}: row {len(ms)}: must end after 0 ms, got 0; record for longer")
-    edges = bin_edges(period_s, step_s)
+    try:
+        edges = bin_edges(period_s, step_s)
+    except ValueError as exc:
+        raise TraceError(f"{where}: {exc}") from None
     places = np.minimum((ms / 1e3 / step_s + 1e-9).astype(np.int64), len(edges) - 2)
     counts = np.bincount(places, minlength=len(edges) - 1)
     rates = counts * (8.0 * PAYLOAD_BYTES) / np.diff(edges)

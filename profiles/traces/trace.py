@@ -26,6 +26,9 @@ COLUMNS = (
 ONE_WAY = "bps"
 """The column of a trace that holds a rate and does not say which way it goes."""
 
+MAX_BINS = 10_000_000
+"""Rows after binning: what still fits in memory a few times."""
+
 RATIOS = {"loss_ratio": 1.0, "clock_ratio": 4.0, "available": 1.0}
 """Columns with a largest value."""
 
@@ -78,10 +81,8 @@ class Trace:
         What a column adds up to over time stays as it is.
 
         Raises:
-            ValueError: `step_s` is not positive.
+            ValueError: `step_s` is not positive, or leads to more than `MAX_BINS`.
         """
-        if not step_s > 0.0:
-            raise ValueError(f"step_s must be > 0, got {step_s}; 1.0 is usual")
         edges = bin_edges(self.period_s, step_s)
         ends = np.append(self.t_s, self.period_s)
         binned = {}
@@ -92,7 +93,18 @@ class Trace:
 
 
 def bin_edges(period_s: float, step_s: float) -> Floats:
-    """Return the edges of steps that cover a period; the last step may be shorter."""
+    """Return the edges of steps that cover a period; the last step may be shorter.
+
+    Raises:
+        ValueError: `step_s` is not positive, or leads to more than `MAX_BINS`.
+    """
+    if not step_s > 0.0:
+        raise ValueError(f"steps must be longer than 0 s, got {step_s:g} s; 1 s is usual")
+    if period_s / step_s > MAX_BINS:
+        raise ValueError(
+            f"must be at most {MAX_BINS} steps, got {period_s:g} s in steps of {step_s:g} s; "
+            "take longer steps"
+        )
     count = max(1, int(np.ceil(period_s / step_s - 1e-9)))
     edges: Floats = np.append(np.arange(count) * step_s, period_s)
     return edges

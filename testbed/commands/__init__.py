@@ -38,8 +38,8 @@ _MODULES = {
     "rm": "runs",
     "logs": "runs",
     "enroll": "runs",
-    "profiles": "library",
-    "data": "library",
+    "profiles": "profiles",
+    "data": "data",
     "doctor": "doctor",
     "bench": "bench",
 }

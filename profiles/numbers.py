@@ -1,0 +1,52 @@
+"""All numbers of a profile, a link or a population, with the keys that lead to them."""
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import msgspec
+
+from profiles.population import Distributed
+from profiles.quantities import Quantity, Varying
+
+Number: TypeAlias = Quantity[Any] | Distributed[Any]
+
+
+def numbers(item: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, Number]]:
+    """Yield every number that has a source, with its key path, in the order of the file."""
+    for field in msgspec.structs.fields(item):
+        value, key = getattr(item, field.name), f"{prefix}{field.encode_name}"
+        if isinstance(value, Quantity | Distributed):
+            yield key, value
+        elif isinstance(value, msgspec.Struct):
+            yield from numbers(value, f"{key}.")
+        elif isinstance(value, tuple):
+            for index, part in enumerate(value):
+                if isinstance(part, msgspec.Struct):
+                    yield from numbers(part, f"{key}[{index}].")
+
+
+def course_of(number: Number) -> str:
+    """Return how a number moves or is distributed, in words; empty for a constant."""
+    if isinstance(number, Distributed):
+        if number.quantiles is None:
+            return ""
+        distribution = number.distribution()
+        return f"distributed from {distribution.lowest:g} to {distribution.highest:g}"
+    if not isinstance(number, Varying):
+        return ""
+    if number.series is not None:
+        series = number.series.series()
+        return (
+            f"series of {len(series.t_s)} steps over {series.period_s:g} s, "
+            f"{series.lowest:g} to {series.highest:g}"
+        )
+    if number.trace is not None:
+        return f"trace {number.trace}"
+    if number.spread is not None:
+        spread = number.spread
+        distribution = spread.distribution()
+        return (
+            f"drawn every {spread.step_s:g} s from {distribution.lowest:g} to "
+            f"{distribution.highest:g}, correlation {spread.correlation:g}"
+        )
+    return ""

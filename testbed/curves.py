@@ -1,0 +1,135 @@
+"""What can be drawn of a profile, a link or a trace: its numbers over time, as curves."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import profiles
+from profiles import LinkProfile, Population, Profile, ProfileError, Varying, numbers
+from profiles.load import kind_of
+from profiles.quantities import DATA
+from profiles.schema import Thermal
+from profiles.series import Series
+from profiles.traces import Trace, TraceReader
+from profiles.tracks import course
+
+HEAT = "thermal"
+"""The curve of the clock under full load."""
+
+AFTER_ONSET = 2.0
+"""The curve of a hot clock goes on to this multiple of the onset."""
+
+LEAST_HEAT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One number over time."""
+
+    key: str
+    series: Series
+
+    def quantile(self, share: float) -> float:
+        """Return the value that it is at most for this share of the time."""
+        series = self.series
+        trace = Trace(np.array(series.t_s), {"x": np.array(series.values)}, series.period_s)
+        return trace.quantile("x", share)
+
+    def sampled(self, start: float, length: float, count: int) -> tuple[list[float], list[float]]:
+        """Return `count` moments at equal distances, and the values there."""
+        moments = [start + length * index / max(1, count - 1) for index in range(count)]
+        return moments, [self.series.at(t) for t in moments]
+
+
+def curves(
+    what: str, keys: Sequence[str], environ: Mapping[str, str], rng: np.random.Generator
+) -> list[Curve]:
+    """Return the curves of something that is named, or is a file.
+
+    Args:
+        what: A profile, a link, a `.toml` of one, a trace file, or `data:SET/TRACE`.
+        keys: Which numbers, by the end of their keys or `thermal`; none is all that move, or the
+            rates where nothing moves.
+        environ: Read for `FAIRBED_DATA`, where traces of others are.
+        rng: Draws what is known by its distribution only.
+
+    Raises:
+        ProfileError: There is no such thing or number, or it breaks a rule.
+    """
+    read = TraceReader(environ)
+    if is_trace(what):
+        trace = read.trace(what)
+        found = {name: trace.series(name) for name in trace.columns}
+        return _chosen(what, found, keys, list(found))
+    path = profiles.find(what)
+    kind = kind_of(path)
+    if kind is Population:
+        raise ProfileError(
+            f"{what}: a population has no course in time; plot one of its devices' kind: "
+            "a profile, a link or a trace"
+        )
+    item = profiles.load_link(path) if kind is LinkProfile else profiles.load(path)
+    return _of_item(what, item, keys, read, rng)
+
+
+def is_trace(what: str) -> bool:
+    """Tell whether a name is that of a trace."""
+    return what.startswith(DATA) or (not what.endswith(".toml") and Path(what).is_file())
+
+
+def _of_item(
+    what: str,
+    item: Profile | LinkProfile,
+    keys: Sequence[str],
+    read: TraceReader,
+    rng: np.random.Generator,
+) -> list[Curve]:
+    moving: dict[str, Varying[Any, Any]] = {
+        key: number for key, number in numbers(item) if isinstance(number, Varying)
+    }
+    streams = rng.spawn(len(moving))
+    found = {
+        key: course(number, key.rpartition(".")[2], read, stream, 0.0)
+        for (key, number), stream in zip(moving.items(), streams, strict=True)
+    }
+    usual = [key for key, number in moving.items() if not number.is_constant]
+    if isinstance(item, Profile) and item.thermal is not None:
+        found[HEAT] = under_full_load(item.thermal)
+        usual.insert(0, HEAT)
+    return _chosen(what, found, keys, usual or ["link.down_bps", "link.up_bps"])
+
+
+def under_full_load(thermal: Thermal) -> Series:
+    """Return the mean clock from the beginning of full load on all cores, from idle."""
+    end = max(LEAST_HEAT_S, AFTER_ONSET * thermal.onset_s)
+    if thermal.onset_s == 0.0:
+        return Series((0.0,), (thermal.sustained_clock_ratio,), end)
+    return Series((0.0, thermal.onset_s), (1.0, thermal.sustained_clock_ratio), end)
+
+
+def _chosen(
+    what: str, found: Mapping[str, Series], keys: Sequence[str], usual: Sequence[str]
+) -> list[Curve]:
+    chosen = []
+    for key in keys or usual:
+        match = [name for name in found if name == key or name.endswith(f".{key}")]
+        if not match:
+            raise ProfileError(f"{what}: has no {key} over time; take one of {', '.join(found)}")
+        chosen.append(Curve(match[0], found[match[0]]))
+    return chosen
+
+
+def table(drawn: Sequence[Curve]) -> list[str]:
+    """Return one line per curve: how long it is, and how its values are distributed over time."""
+    head = f"{'number':<26}{'period s':>10}{'mean':>11}{'lowest':>11}"
+    head += "".join(f"{share:>11}" for share in ("p5", "median", "p95")) + f"{'highest':>11}"
+    return [head] + [
+        f"{curve.key:<26}{curve.series.period_s:>10.6g}{curve.series.mean:>11.4g}"
+        f"{curve.series.lowest:>11.4g}"
+        + "".join(f"{curve.quantile(share):>11.4g}" for share in (0.05, 0.5, 0.95))
+        + f"{curve.series.highest:>11.4g}"
+        for curve in drawn
+    ]

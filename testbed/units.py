@@ -1,0 +1,54 @@
+"""Numbers with a unit, as people type them: `10mbit`, `20ms`, `1%`."""
+
+import math
+import re
+
+RATES_BPS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+DURATIONS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+RATIOS = {"%": 0.01, "": 1.0}
+
+_FORM = re.compile(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z%]*)", re.IGNORECASE)
+
+
+def rate_bps(text: str) -> float:
+    """Return a rate in bit/s.
+
+    Raises:
+        ValueError: It is no number with a unit of rates, or not positive.
+    """
+    value = _read(text, RATES_BPS, "a rate such as 10mbit")
+    if value <= 0.0:
+        raise ValueError(f"must be a rate above 0, got {text!r}")
+    return value
+
+
+def duration_s(text: str) -> float:
+    """Return a duration in seconds.
+
+    Raises:
+        ValueError: It is no number with a unit of time.
+    """
+    return _read(text, DURATIONS_S, "a duration such as 20ms")
+
+
+def ratio(text: str) -> float:
+    """Return a share of 1, given as such or in per cent.
+
+    Raises:
+        ValueError: It is neither, or not from 0 to 1.
+    """
+    value = _read(text, RATIOS, "a share such as 1% or 0.01")
+    if value > 1.0:
+        raise ValueError(f"must be a share from 0 to 1, got {text!r}")
+    return value
+
+
+def _read(text: str, units: dict[str, float], what: str) -> float:
+    match = _FORM.fullmatch(text.strip())
+    if match is None or match[2].lower() not in units:
+        known = ", ".join(unit or "no unit" for unit in units)
+        raise ValueError(f"must be {what}, in {known}, got {text!r}")
+    value = float(match[1]) * units[match[2].lower()]
+    if not math.isfinite(value):
+        raise ValueError(f"must be {what}, got {text!r}")
+    return value

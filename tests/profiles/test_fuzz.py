@@ -1,0 +1,54 @@
+"""Whatever is in a file, a profile loads or the error is one line that names the file."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import profiles
+from profiles import ProfileError
+
+TEXTS = {
+    name: profiles.find(name).read_text(encoding="utf-8")
+    for name in ("raspberry-pi-3b", "starlink-driving", "phones-2025")
+}
+WORDS = ("", "-", "nan", "inf", "1e999", "0", "-1", '"', "[", "]", "{", "}", "=", "\n", ",", "\x00")
+PHRASES = (
+    "[[a]]",
+    "trace = 'x.csv'",
+    "spread = 1",
+    "series = { t_s = [] }",
+    "quantiles = [[2, 1]]",
+)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(TEXTS)), st.data())
+def test_a_file_with_anything_put_anywhere(folder: Path, name: str, data: st.DataObject) -> None:
+    text = TEXTS[name]
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(len(text), start + 40)))
+    path = folder / f"{name}.toml"
+    path.write_text(
+        text[:start] + data.draw(st.sampled_from(WORDS + PHRASES)) + text[end:], encoding="utf-8"
+    )
+    problems = profiles.check(path)
+    assert all(line.startswith(f"{path}: ") and len(line.splitlines()) == 1 for line in problems)
+    load = {"phones-2025": profiles.load_population, "starlink-driving": profiles.load_link}
+    try:
+        load.get(name, profiles.load)(path)
+    except ProfileError as exc:
+        error = str(exc)
+    else:
+        return
+    assert error.startswith(f"{path}: ")
+    assert len(error.splitlines()) == 1

@@ -1,0 +1,44 @@
+"""Numbers with units are read as people type them, or the line says how."""
+
+from collections.abc import Callable
+
+import pytest
+
+from testbed.units import duration_s, rate_bps, ratio
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        (rate_bps, "10mbit", 10e6),
+        (rate_bps, "0.5 Gbit", 5e8),
+        (rate_bps, "9600bit", 9600.0),
+        (duration_s, "20ms", 0.02),
+        (duration_s, "0s", 0.0),
+        (duration_s, "1.5h", 5400.0),
+        (ratio, "1%", 0.01),
+        (ratio, ".25", 0.25),
+    ],
+)
+def test_reads(read: Callable[[str], float], text: str, value: float) -> None:
+    assert read(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "words"),
+    [
+        (rate_bps, "10", "must be a rate such as 10mbit, in bit, kbit, mbit, gbit, got '10'"),
+        (rate_bps, "0mbit", "must be a rate above 0"),
+        (rate_bps, "-1mbit", "must be a rate such as"),
+        (rate_bps, "1e999mbit", "must be a rate such as"),
+        (duration_s, "20", "must be a duration such as 20ms, in us, ms, s, min, h, got '20'"),
+        (duration_s, "", "must be a duration"),
+        (duration_s, "nan s", "must be a duration"),
+        (ratio, "101%", "must be a share from 0 to 1, got '101%'"),
+        (ratio, "half", "must be a share such as 1% or 0.01, in %, no unit, got 'half'"),
+    ],
+)
+def test_refuses(read: Callable[[str], float], text: str, words: str) -> None:
+    with pytest.raises(ValueError, match="must be") as caught:
+        read(text)
+    assert words in str(caught.value)
