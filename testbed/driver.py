@@ -170,7 +170,7 @@ class Driver:
         changed: dict[str, Conditions] = {}
         for name in due:
             course = self._courses[name]
-            if course.has_heat:
+            if course.asks_load(t):
                 course.used(t, self._backend.cpu_s(name))
             wanted = course.conditions(t)
             if wanted != self._applied.get(name):

@@ -76,6 +76,8 @@ class FleetConfig(Section, frozen=True, kw_only=True):
     count: Annotated[int, Meta(ge=1, le=10_000)] = 1
     link: str | None = None
     """Name of a link; None takes the profile's own."""
+    trace: Annotated[str, Meta(min_length=1)] | None = None
+    """Rates of the link over time: a file, or `data:SET/TRACE`; the rest is the link's."""
     name: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,26}$")] | None = None
     """Beginning of the device names; None takes the name of the profile or population."""
     always_available: bool = False
@@ -96,6 +98,8 @@ class EmulationConfig(Section, frozen=True, kw_only=True):
     """Where devices are emulated; auto takes the best that works here."""
     host_core_speed: PositiveFloat = 1.0
     """Speed of one core of this machine, in cores of the profiles' reference machine."""
+    away: Literal["unwilling", "unplugged"] = "unwilling"
+    """What a device does while it is not available: say so, or have no link."""
     dilation: Annotated[float, Meta(ge=1.0, le=1e4)] | Literal["auto"] = 1.0
     """Seconds of this machine in one second of the fleet; auto takes the least with which the
     devices of one round fit into this machine at the same time."""
@@ -148,16 +152,17 @@ class Experiment(Section, frozen=True, kw_only=True):
         own: int | None = getattr(self.seeds, purpose)
         return self.seed if own is None else own
 
-    def coordinator(self, *, starts_fleet: bool = True) -> CoordinatorConfig:
+    def coordinator(self, *, starts_fleet: bool = True, absent: int = 0) -> CoordinatorConfig:
         """Return what the coordinator needs to know.
 
         Args:
             starts_fleet: `[[fleet]]` is emulated, so it is waited for whole; otherwise devices
                 join by themselves, and how many there will be nobody knows.
+            absent: Devices of the fleet that cannot join at first.
         """
         settings = self.round
         if self.fleet and starts_fleet and settings.min_devices == 1:
-            settings = msgspec.structs.replace(settings, min_devices=self.devices)
+            settings = msgspec.structs.replace(settings, min_devices=max(1, self.devices - absent))
         return CoordinatorConfig(
             name=self.name,
             seed_init=self.seed_for("init"),

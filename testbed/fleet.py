@@ -8,9 +8,13 @@ import numpy as np
 
 import profiles
 from coordinator.store.records import TruthRow
-from profiles import DeviceTracks, Link, Profile, device_tracks
+from profiles import DeviceTracks, Link, Profile, Varying, device_tracks
+from profiles.errors import TraceError
+from profiles.series import Series
 from profiles.traces import TraceReader
-from testbed.backends.device import DeviceSpec, device_spec
+from testbed.backends.device import DeviceSpec, device_spec, without_loss
+from testbed.emulation.course import Course
+from testbed.emulation.timeline import Away, Timeline, device_timeline
 from testbed.experiment import Experiment, ExperimentError, FleetConfig
 
 MAX_NAME = 32
@@ -27,6 +31,40 @@ class PlannedDevice:
     link: Link | None
     tracks: DeviceTracks
     """What both become over time."""
+    host_core_speed: float = 1.0
+    away: Away = "unwilling"
+
+    @property
+    def timeline(self) -> Timeline:
+        """Its conditions over time, in cores of this machine; time not dilated."""
+        return device_timeline(self.profile, self.tracks, self.host_core_speed, away=self.away)
+
+    def course(self, start_s: float) -> Course:
+        """Return the course of this device, cold at `start_s` seconds of the run."""
+        profile = self.profile
+        if profile is None:
+            return Course(self.timeline)
+        return Course(
+            self.timeline,
+            self.tracks.thermal,
+            cores=profile.cores,
+            threads=profile.engine_threads,
+            start=start_s,
+        )
+
+    def driven(self) -> "PlannedDevice":
+        """Return the same; its spec says whether its conditions change while it runs."""
+        is_driven = not self.timeline.is_constant or self.tracks.thermal is not None
+        return replace(self, spec=replace(self.spec, is_driven=is_driven))
+
+    def without_loss(self) -> "PlannedDevice":
+        """Return the same on a link that loses nothing, for a backend that cannot lose."""
+        link = self.tracks.link
+        if link is None:
+            return self
+        steady = replace(link, loss_ratio=Series.constant(0.0))
+        tracks = replace(self.tracks, link=steady)
+        return replace(self, spec=without_loss(self.spec), tracks=tracks).driven()
 
     def dilated(self, dilation: float) -> "PlannedDevice":
         """Return the device as this machine has to emulate it; what it is meant to be stays."""
@@ -78,11 +116,13 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
         for profile in kinds:
             counts[prefix] = counts.get(prefix, 0) + 1
             link = own_link or (profile.link if profile is not None else None)
+            if group.trace is not None:
+                link = _traced(link, group.trace, read_trace)
             spec = device_spec(f"{prefix}-{counts[prefix]}", profile, link, speed)
             rng = _stream(experiment.seed_for("traces"), len(devices))
-            start = float(rng.random())
-            tracks = device_tracks(profile, link, read_trace, rng, start)
-            devices.append(PlannedDevice(spec, profile, link, tracks))
+            tracks = device_tracks(profile, link, read_trace, rng, float(rng.random()))
+            away = experiment.emulation.away
+            devices.append(PlannedDevice(spec, profile, link, tracks, speed, away).driven())
     return devices
 
 
@@ -97,6 +137,29 @@ def _kinds(group: FleetConfig, rng: np.random.Generator) -> list[Profile | None]
     if not group.always_available:
         return [*kinds]
     return [msgspec.structs.replace(kind, availability=None) for kind in kinds]
+
+
+def _traced(link: Link | None, name: str, read_trace: TraceReader) -> Link:
+    """Return a link whose rates follow a trace.
+
+    Raises:
+        TraceError: There is no such trace, or it breaks a rule or carries nothing.
+    """
+
+    def rate(column: str) -> Varying[float, float]:
+        series = read_trace(name, column)
+        if series.highest == 0.0:
+            raise TraceError(
+                f"{name}: {column} must be above 0 somewhere, got only zeros; name another trace"
+            )
+        words = f"mean of the trace {name}"
+        return Varying(value=series.mean, tag="measured", source=words, trace=name)
+
+    rates = {"down": rate("down_bps"), "up": rate("up_bps")}
+    if link is not None:
+        return msgspec.structs.replace(link, **rates)
+    none = "no link was named beside the trace"
+    return Link(**rates, delay=Varying(value=0.0, tag="literature", source=none))
 
 
 def _stream(seed: int, number: int) -> np.random.Generator:

@@ -12,10 +12,8 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
-import numpy as np
 from anyio.abc import TaskGroup
 
-from coordinator.algorithms.selection.feasibility import first_infeasible_k
 from coordinator.campaign import Progress
 from coordinator.claim import look
 from coordinator.decisions import make_decisions
@@ -31,6 +29,7 @@ from testbed.broker_address import await_broker, find_chunk_limit
 from testbed.calibration import Probe, work_costs
 from testbed.datasets.loading import load
 from testbed.dilation import dilated
+from testbed.driving import driving, unplugged_at
 from testbed.emulation.work import WorkCosts
 from testbed.endpoint import FILE as ENDPOINT_FILE
 from testbed.endpoint import Endpoint, read_endpoint, write_endpoint
@@ -38,10 +37,10 @@ from testbed.evaluation import FleetEvaluator
 from testbed.experiment import Experiment
 from testbed.fleet import PlannedDevice, plan_fleet
 from testbed.host_watch import FleetWatch
+from testbed.remarks import remarks
 from testbed.run_folder import clear, is_untouched
 from testbed.shards import FleetData
 from testbed.stopping import Stop, heed_signals, heed_stdin
-from testbed.unmet import unmet
 from wire.artifact import Artifact, encode_artifact
 from wire.topics import Topics
 from wire.transport.base import KEEPALIVE_S, Will
@@ -114,7 +113,7 @@ async def _run(
     async with (
         _stage(plan, devices) as stage,
         _endpoint(plan, stage, stop, group) as (endpoint, broker),
-        _fleet(stage, endpoint, stop) as backend,
+        _fleet(plan, stage, endpoint, stop) as backend,
     ):
         names = [device.spec.name for device in devices]
         data, artifact = await anyio.to_thread.run_sync(_load, plan, names)
@@ -135,15 +134,15 @@ async def _run(
                 _watch(devices, backend, broker, plan.dilation),
                 endpoint,
                 attempt,
-                names,
+                devices,
                 listener,
             )
-            _warn_if_infeasible(experiment, stop.coordinator)
-            if stage is not None:
-                _note_backend(stage, stop.coordinator)
-                _warn_of_unmet(devices, stage, stop.coordinator)
-            _note_dilation(plan, stop.coordinator)
-            end = await stop.coordinator.run()
+            for remark in remarks(experiment, devices, stage, plan.dilation):
+                stop.coordinator.note(remark.kind, remark.text, remark.level)
+            async with driving(
+                backend, _followed(devices, stage), store, stop, group, plan.dilation
+            ):
+                end = await stop.coordinator.run()
             if stop.broken is not None:
                 raise stop.broken
             await anyio.to_thread.run_sync(store.set_status, end)
@@ -184,16 +183,26 @@ async def _stage(plan: RunPlan, devices: list[PlannedDevice]) -> AsyncIterator[S
 
 @asynccontextmanager
 async def _fleet(
-    stage: Stage | None, endpoint: Endpoint, stop: Stop
+    plan: RunPlan, stage: Stage | None, endpoint: Endpoint, stop: Stop
 ) -> AsyncIterator[Backend | None]:
     """Make ready for the emulated devices, if there are any; end them all at the end."""
     if stage is None:
         yield None
         return
     async with stage.backend(
-        endpoint.url, tenant=endpoint.tenant, on_end=stop.on_process_end
+        endpoint.url,
+        tenant=endpoint.tenant,
+        on_end=stop.on_process_end,
+        seed=plan.experiment.seed_for("traces"),
     ) as backend:
         yield backend
+
+
+def _followed(devices: list[PlannedDevice], stage: Stage | None) -> list[PlannedDevice]:
+    """Return the devices as their backend can have them: a TCP proxy loses nothing."""
+    if stage is None or stage.name != "process":
+        return devices
+    return [device.without_loss() for device in devices]
 
 
 async def _costs(
@@ -233,10 +242,12 @@ def _coordinator(
     watch: FleetWatch | None,
     endpoint: Endpoint,
     attempt: int,
-    roster: list[str],
+    devices: list[PlannedDevice],
     listener: Callable[[Progress], None],
 ) -> Coordinator:
-    config = plan.experiment.coordinator(starts_fleet=plan.has_fleet)
+    config = plan.experiment.coordinator(
+        starts_fleet=plan.has_fleet, absent=unplugged_at(devices, store.resume_offset_s())
+    )
     boot = secrets.randbits(40)
 
     def transport(will: Will) -> MqttTransport:
@@ -258,7 +269,7 @@ def _coordinator(
         boot=boot,
         max_chunk_bytes=endpoint.max_chunk_bytes,
         attempt=attempt,
-        roster=roster,
+        roster=[device.spec.name for device in devices],
         listener=listener,
         now=dilated(time.perf_counter, plan.dilation),
     )
@@ -363,37 +374,3 @@ def _open_store(plan: RunPlan) -> tuple[Store, int]:
     store = Store.reopen(plan.folder)
     with RunReader(plan.folder) as reader:
         return store, reader.run().row.resumes
-
-
-def _warn_if_infeasible(experiment: Experiment, coordinator: Coordinator) -> None:
-    selection = experiment.selection
-    if selection.policy != "rbcs-f" or not experiment.devices:
-        return
-    k = first_infeasible_k(np.ones(experiment.devices), selection.per_round, selection.beta)
-    if k is not None:
-        coordinator.note(
-            "infeasible",
-            f"beta {selection.beta:g} cannot hold for {k} devices with {selection.per_round} per "
-            f"round; use beta <= {selection.per_round / experiment.devices:.3f}",
-            "warning",
-        )
-
-
-def _note_dilation(plan: RunPlan, coordinator: Coordinator) -> None:
-    if plan.dilation != 1.0:
-        coordinator.note(
-            "dilated",
-            f"a second of the fleet lasts {plan.dilation:g} s of this machine; all durations of "
-            "this run are the fleet's",
-        )
-
-
-def _note_backend(stage: Stage, coordinator: Coordinator) -> None:
-    why = "".join(f"; {name} was passed over: {it}" for name, it in stage.passed_over.items())
-    coordinator.note("backend", f"devices are emulated by the {stage.name} backend{why}")
-
-
-def _warn_of_unmet(devices: list[PlannedDevice], stage: Stage, coordinator: Coordinator) -> None:
-    words = unmet(devices, stage.name)
-    if words is not None:
-        coordinator.note("not-emulated", words, "warning")

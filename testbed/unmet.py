@@ -1,11 +1,9 @@
-"""What profiles ask for that a backend holds still or leaves out: never in silence."""
+"""What profiles ask for that a backend leaves out: never in silence."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
-from profiles import Link, Profile, Varying
+from profiles import Link
 from testbed.backends.choice import BackendName
 from testbed.fleet import PlannedDevice
 
@@ -15,7 +13,7 @@ def unmet(devices: Sequence[PlannedDevice], backend: BackendName) -> str | None:
     owners: dict[str, set[str]] = defaultdict(set)
     concerned = 0
     for planned in devices:
-        wishes = list(_wishes(planned.profile, planned.link, backend))
+        wishes = list(_wishes(planned.link, backend))
         concerned += bool(wishes)
         for wish in wishes:
             owners[wish].add(planned.profile.name if planned.profile else planned.spec.name)
@@ -24,28 +22,14 @@ def unmet(devices: Sequence[PlannedDevice], backend: BackendName) -> str | None:
     found = "; ".join(f"{wish} ({_some(sorted(names))})" for wish, names in owners.items())
     return (
         f"{concerned} of {len(devices)} devices ask for what the {backend} backend does not "
-        f"emulate, and have it at its typical value or not at all: {found}"
+        f"emulate, and do not have it: {found}"
     )
 
 
-def _wishes(profile: Profile | None, link: Link | None, backend: BackendName) -> Iterator[str]:
-    if link is not None:
-        yield from _moving(link, "link.")
-        if link.loss_ratio > 0.0 and backend == "process":
-            yield "link.loss_ratio"
-    if profile is not None:
-        yield from _moving(profile)
-        if profile.thermal is not None:
-            yield "thermal"
-        if profile.availability is not None:
-            yield "availability"
-
-
-def _moving(item: msgspec.Struct, prefix: str = "") -> Iterator[str]:
-    for field in msgspec.structs.fields(item):
-        number = getattr(item, field.name)
-        if isinstance(number, Varying) and not number.is_constant:
-            yield f"{prefix}{field.encode_name} over time"
+def _wishes(link: Link | None, backend: BackendName) -> Iterator[str]:
+    loses = link is not None and link.loss is not None and link.loss.highest > 0.0
+    if loses and backend == "process":
+        yield "link.loss_ratio"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -28,6 +28,7 @@ from coordinator.store.lock import RunLock, is_locked
 from coordinator.store.plan import Plan, read_plan
 from coordinator.store.records import (
     CommandRow,
+    ConditionRow,
     DeviceMetricRow,
     DeviceRow,
     EventRow,
@@ -256,6 +257,10 @@ class RunReader:
         """Return the newest `limit` events after `since_id` with their ids, oldest first."""
         tail = "WHERE id > ? ORDER BY id DESC LIMIT ?"
         return self._numbered(EventRow, tail, (since_id, limit))[::-1]
+
+    def conditions(self, device: str) -> list[ConditionRow]:
+        """Return what the testbed configured for a device over time, oldest first."""
+        return self._select(ConditionRow, "WHERE device = ? ORDER BY id", (device,))
 
     def telemetry_latest(self, since_id: int = 0) -> list[tuple[int, TelemetryRow]]:
         """Return the latest context of each device that sent one after `since_id`, with ids."""

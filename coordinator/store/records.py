@@ -33,7 +33,7 @@ class RunRow:
     resumes: int
     """How often the run was opened again."""
     telemetry_dropped: int
-    """Contexts that were not stored because the writer fell behind."""
+    """Rows of telemetry and conditions that were not stored because the writer fell behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +268,39 @@ class TelemetryRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionRow:
+    """What the testbed configured for a device over a stretch of time, as means that are exact.
+
+    Written for devices whose conditions change, at most once a second each, and kept as long as
+    telemetry; nobody but analysis reads it.
+    """
+
+    TABLE: ClassVar[str] = "condition"
+    KEY: ClassVar[tuple[str, ...]] = ()
+
+    at_s: float
+    """End of the stretch."""
+    lasted_s: float
+    device: str
+    speed_ratio: float | None
+    """Of its processor, in cores of the emulating machine, time not dilated; None is not slowed."""
+    clock_ratio: float
+    """Clock / nominal clock, heat included."""
+    temperature_celsius: float | None
+    """At the end; None where the profile does not tell."""
+    down_bps: float | None
+    """Bits that could pass / seconds: an outage counts as 0. None is not limited."""
+    up_bps: float | None
+    delay_s: float
+    jitter_s: float
+    loss_ratio: float
+    outage_s: float
+    """Time without a link, or standing still."""
+    unwilling_s: float
+    """Time in which its owner did not let it take part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EventRow:
     """Something a person may want to know."""
 
@@ -324,6 +357,7 @@ Record: TypeAlias = (
     | MetricRow
     | DeviceMetricRow
     | TelemetryRow
+    | ConditionRow
     | EventRow
     | CommandRow
     | CheckpointRow

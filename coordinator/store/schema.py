@@ -14,6 +14,7 @@ from coordinator.store.errors import StoreVersionError
 from coordinator.store.records import (
     CheckpointRow,
     CommandRow,
+    ConditionRow,
     DeviceMetricRow,
     DeviceRow,
     EventRow,
@@ -41,6 +42,7 @@ RECORDS: tuple[type[Record], ...] = (
     MetricRow,
     DeviceMetricRow,
     TelemetryRow,
+    ConditionRow,
     EventRow,
     CommandRow,
     CheckpointRow,
@@ -61,6 +63,7 @@ INDICES: tuple[str, ...] = (
     "CREATE INDEX exchange_device ON exchange (device)",
     "CREATE INDEX selection_device ON selection (device)",
     "CREATE INDEX telemetry_device ON telemetry (device)",
+    "CREATE INDEX condition_device ON condition (device)",
 )
 
 _ADD_CODECS = """
@@ -84,7 +87,23 @@ ALTER TABLE telemetry ADD COLUMN clock_ratio REAL;
 ALTER TABLE telemetry ADD COLUMN throttled TEXT
 """
 
-MIGRATIONS: tuple[str, ...] = (_ADD_CODECS, _ADD_STARVATION, _ADD_DILATION, _ADD_CLOCK)
+_ADD_CONDITIONS = """
+CREATE TABLE "condition" (
+    id INTEGER PRIMARY KEY, "at_s" REAL, "lasted_s" REAL, "device" TEXT NOT NULL,
+    "speed_ratio" REAL, "clock_ratio" REAL, "temperature_celsius" REAL, "down_bps" REAL,
+    "up_bps" REAL, "delay_s" REAL, "jitter_s" REAL, "loss_ratio" REAL, "outage_s" REAL,
+    "unwilling_s" REAL
+);
+CREATE INDEX condition_device ON condition (device)
+"""
+
+MIGRATIONS: tuple[str, ...] = (
+    _ADD_CODECS,
+    _ADD_STARVATION,
+    _ADD_DILATION,
+    _ADD_CLOCK,
+    _ADD_CONDITIONS,
+)
 """Script i turns a store of version i + 1 into one of version i + 2; only ever appended to."""
 
 _SQL_TYPES = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL", bytes: "BLOB"}

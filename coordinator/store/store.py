@@ -1,6 +1,7 @@
 """The writer of a run: everything the coordinator remembers goes through here."""
 
 import sqlite3
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import partial
@@ -22,6 +23,7 @@ from coordinator.store.lock import RunLock
 from coordinator.store.models import file_of, remove_models, save_model
 from coordinator.store.records import (
     CheckpointRow,
+    ConditionRow,
     ExchangeRow,
     Record,
     RoundRow,
@@ -51,17 +53,17 @@ KEEP_EVERY = 10
 CLOSE_ROUND_TIMEOUT_S = 60.0
 """Longest wait for the closing transaction; a healthy disk takes milliseconds."""
 CLOSE_TIMEOUT_S = 15.0
-TELEMETRY_MAX_ROWS = 200_000
-TELEMETRY_MAX_AGE_S = 24 * 3600.0
+STREAM_MAX_ROWS = 200_000
+STREAM_MAX_AGE_S = 24 * 3600.0
 RETENTION_EVERY = 2_000
-"""Telemetry rows between two looks at the retention."""
+"""Rows of a stream between two looks at its retention."""
 
 
 class Store:
     """Writes one run. Thread-safe; only `close_round` and `close` wait for the disk.
 
-    `Writer` says what happens when the disk falls behind. Telemetry is kept for 24 h and at
-    most 200,000 rows.
+    `Writer` says what happens when the disk falls behind. Telemetry and conditions are streams:
+    their rows are dropped first, and kept for 24 h and at most 200,000 each.
     """
 
     def __init__(self, folder: Path, lock: RunLock, connection: sqlite3.Connection) -> None:
@@ -75,7 +77,7 @@ class Store:
             connection.execute("SELECT telemetry_dropped FROM run").fetchone()[0]
         )
         self.run_id = str(connection.execute("SELECT run_id FROM run").fetchone()[0])
-        self._telemetry_count = 0
+        self._streamed: Counter[str] = Counter()
         self._writer = Writer(self._path, connection)
 
     @classmethod
@@ -173,13 +175,13 @@ class Store:
             StoreError: The store is closed, or the disk fails or does not keep up.
         """
         table = table_of(type(record))
-        if not isinstance(record, TelemetryRow):
+        if not isinstance(record, TelemetryRow | ConditionRow):
             self._writer.put(table.upsert(), table.encode(record))
             return
         self._writer.put(table.upsert(), table.encode(record), is_droppable=True)
-        self._telemetry_count += 1
-        if self._telemetry_count % RETENTION_EVERY == 0:
-            self._forget_telemetry(record.at_s)
+        self._streamed[table.name] += 1
+        if self._streamed[table.name] % RETENTION_EVERY == 0:
+            self._forget(table.name, record.at_s)
 
     def close_round(
         self,
@@ -265,10 +267,10 @@ class Store:
             finally:
                 self._lock.release()
 
-    def _forget_telemetry(self, now_s: float) -> None:
+    def _forget(self, stream: str, now_s: float) -> None:
         self._writer.put(
-            "DELETE FROM telemetry WHERE at_s < ? OR id <= (SELECT max(id) FROM telemetry) - ?",
-            (now_s - TELEMETRY_MAX_AGE_S, TELEMETRY_MAX_ROWS),
+            f"DELETE FROM {stream} WHERE at_s < ? OR id <= (SELECT max(id) FROM {stream}) - ?",
+            (now_s - STREAM_MAX_AGE_S, STREAM_MAX_ROWS),
         )
 
 

@@ -51,7 +51,12 @@ class Stage:
         return None if self.network is None else self.network.hub_address
 
     def backend(
-        self, broker_url: str, *, tenant: str = "main", on_end: OnEnd | None = None
+        self,
+        broker_url: str,
+        *,
+        tenant: str = "main",
+        on_end: OnEnd | None = None,
+        seed: int = 0,
     ) -> AbstractAsyncContextManager[Backend]:
         """Return the backend; enter it while the stage is open.
 
@@ -59,6 +64,7 @@ class Stage:
             broker_url: Where the broker is.
             tenant: Of the coordinator that the devices serve.
             on_end: Called on the event loop for every process that ends, asked or not.
+            seed: Of the jitter of links.
 
         Raises:
             BackendError: A name or the broker's address cannot be used.
@@ -68,7 +74,9 @@ class Stage:
                 self.network, broker_url, self.fleet, self.folder, tenant=tenant, on_end=on_end
             )
         fleet = [without_loss(spec) for spec in self.fleet]  # `testbed.unmet` says so
-        return ProcessBackend(broker_url, fleet, self.folder, tenant=tenant, on_end=on_end)
+        return ProcessBackend(
+            broker_url, fleet, self.folder, tenant=tenant, on_end=on_end, seed=seed
+        )
 
 
 @asynccontextmanager

@@ -1,14 +1,17 @@
 """One device on its course: its timeline, the heat of what it does, and when to look next."""
 
-from math import inf
+from math import floor, inf
 
 from profiles.schema import Thermal
 from testbed.emulation.conditions import Conditions
 from testbed.emulation.heat import Heat
 from testbed.emulation.timeline import Timeline
 
-LOOK_S = 1.0
-"""How often the load of a device that heats up is looked at: its time constant is minutes."""
+LOOK_S = 2.0
+"""How often the load of devices that heat up is looked at, all at the same moments: their time
+constants are minutes, and a look costs much the same for one as for all."""
+
+_ROUNDING_S = 1e-6
 
 
 class Course:
@@ -34,6 +37,7 @@ class Course:
         self._timeline = timeline
         self._heat = None if thermal is None else Heat(thermal, start)
         self._share = threads / cores
+        self._look_at = -inf if thermal is not None else inf
         self._used: tuple[float, float] | None = None
         self._speed: float | None = None
 
@@ -42,10 +46,9 @@ class Course:
         """Nothing ever changes."""
         return self._heat is None and self._timeline.is_constant
 
-    @property
-    def has_heat(self) -> bool:
-        """Somebody has to tell what the device does."""
-        return self._heat is not None
+    def asks_load(self, t: float) -> bool:
+        """Tell whether it is time to say what the device has computed."""
+        return t >= self._look_at - _ROUNDING_S
 
     def conditions(self, t: float) -> Conditions:
         """Return what the device is meant to have at `t`."""
@@ -70,9 +73,10 @@ class Course:
             cpu_s: Processor time of this machine that it has had in all; None while it is not
                 alive: then it cools.
         """
-        before, self._used = self._used, None if cpu_s is None else (t, cpu_s)
         if self._heat is None:
             return
+        before, self._used = self._used, None if cpu_s is None else (t, cpu_s)
+        self._look_at = LOOK_S * (floor(t / LOOK_S + _ROUNDING_S) + 1)
         load = 0.0
         if before is not None and cpu_s is not None and self._speed and t > before[0]:
             load = (cpu_s - before[1]) / ((t - before[0]) * self._speed) * self._share
@@ -81,5 +85,4 @@ class Course:
     def next_look(self, t: float) -> float:
         """Return when to look again, after `t`; `inf` is never."""
         change = self._timeline.next_change(t)
-        look = inf if self._heat is None else t + LOOK_S
-        return look if change is None else min(change, look)
+        return self._look_at if change is None else min(change, self._look_at)

@@ -9,7 +9,7 @@ import pytest
 from profiles.series import Series
 from testbed.driver import STRETCH_S, TICK_S, Driver, LoopClock
 from testbed.emulation.conditions import Conditions
-from testbed.emulation.course import Course
+from testbed.emulation.course import LOOK_S, Course
 from testbed.emulation.stretch import Stretch
 from testbed.emulation.timeline import OutageWindow, Speed, Timeline
 from tests.testbed.emulation.test_heat import thermal
@@ -47,12 +47,14 @@ class Fleet:
         self._clock, self._takes_s = clock, takes_s
         self.applied: list[tuple[float, dict[str, Conditions]]] = []
         self.used: Callable[[float], float] = lambda now: 0.0
+        self.looks = 0
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
         self.applied.append((self._clock.now() - 1000.0, dict(conditions)))
         self._clock.time += self._takes_s
 
     def cpu_s(self, name: str) -> float | None:
+        self.looks += 1
         return self.used(self._clock.now() - 1000.0)
 
     def times(self, name: str) -> list[float]:
@@ -157,8 +159,9 @@ def test_a_device_whose_heat_nobody_changes_is_only_looked_at() -> None:
     drive({"pi": course}, clock, fleet)
     changes = [(now, changed["pi"].clock_ratio) for now, changed in fleet.applied]
     assert [ratio for _, ratio in changes] == [1.0, 0.6, 1.0]
-    assert 60.0 <= changes[1][0] <= 63.0
+    assert 60.0 <= changes[1][0] <= 60.0 + 2 * LOOK_S
     assert changes[2][0] > 100.0
+    assert fleet.looks == 300.0 / LOOK_S + 1
 
 
 def test_a_run_that_goes_on_goes_on_in_its_traces() -> None:

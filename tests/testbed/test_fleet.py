@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+import profiles
 from coordinator.config import SelectionConfig
 from profiles import UnknownProfile
+from profiles.errors import TraceError
 from profiles.series import Series
 from testbed.admission import admit, demand_of
 from testbed.experiment import (
@@ -16,7 +18,7 @@ from testbed.experiment import (
     SeedsConfig,
     parse_experiment,
 )
-from testbed.fleet import plan_fleet
+from testbed.fleet import PlannedDevice, plan_fleet
 
 FLEET = (
     FleetConfig(profile="raspberry-pi-zero-2w", count=2),  # 0.214 cores of the reference each
@@ -175,3 +177,93 @@ def test_devices_on_one_trace_are_at_moments_of_their_own(tmp_path: Path) -> Non
     assert len({link.down_bps for link in links}) == 4
     assert all(link.down_bps == link.up_bps for link in links)
     assert all(link.down_bps.mean == pytest.approx(3e6) for link in links)
+
+
+TRACE = "# period_s = 4\nt_s,down_mbps,up_mbps\n0,8,2\n1,0,0\n2,4,1\n"
+
+
+def planned(*groups: FleetConfig, **emulation: object) -> list[PlannedDevice]:
+    return plan_fleet(experiment(1, groups, **emulation), {})
+
+
+def test_a_trace_gives_a_link_its_rates_and_leaves_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "moving.csv"
+    path.write_text(TRACE, encoding="utf-8")
+    group = FleetConfig(profile="raspberry-pi-4b", link="wifi-board", trace=str(path), count=3)
+    devices = planned(group)
+    starts = set()
+    for device in devices:
+        assert device.spec.is_driven
+        assert device.tracks.link is not None
+        assert device.tracks.link.down_bps.mean == pytest.approx(4e6)
+        assert device.tracks.link.up_bps.mean == pytest.approx(1e6)
+        assert device.link is not None
+        assert device.link.delay_s == 0.0025  # of the WiFi
+        first = device.timeline.conditions(0.0)
+        starts.add(device.timeline.next_change(0.0))
+        assert first.outage in (None, "coverage")
+    assert len(starts) == 3  # they do not march in step
+
+
+def test_a_trace_without_a_link_has_no_delay(tmp_path: Path) -> None:
+    path = tmp_path / "moving.csv"
+    path.write_text(TRACE, encoding="utf-8")
+    (device,) = planned(FleetConfig(trace=str(path)))
+    assert device.spec.is_driven
+    assert device.spec.shape is not None
+    assert device.spec.shape.delay_s == 0.0
+    assert device.timeline.conditions(0.0).speed_ratio is None
+
+
+def test_a_trace_that_carries_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "silent.csv"
+    path.write_text("t_s,mbps\n0,0\n1,0\n", encoding="utf-8")
+    with pytest.raises(TraceError, match=r"silent\.csv: down_bps must be above 0 somewhere, got"):
+        planned(FleetConfig(trace=str(path)))
+
+
+def test_a_trace_that_is_not_there_is_refused() -> None:
+    with pytest.raises(TraceError, match=r"^nowhere\.csv: "):
+        planned(FleetConfig(trace="nowhere.csv"))
+
+
+def test_devices_whose_numbers_stand_still_are_not_driven() -> None:
+    assert not any(
+        device.spec.is_driven
+        for device in planned(
+            FleetConfig(profile="raspberry-pi-4b", link="gigabit-ethernet"), FleetConfig()
+        )
+        if device.tracks.thermal is None
+    )
+
+
+def test_a_device_that_heats_up_is_driven() -> None:
+    kinds = [name for name in profiles.names() if profiles.load(name).thermal is not None]
+    (device,) = planned(FleetConfig(profile=kinds[0], link="gigabit-ethernet"))
+    assert device.spec.is_driven
+    assert device.course(0.0).asks_load(0.0)
+
+
+def test_dilation_and_a_backend_without_loss_leave_what_is_meant(tmp_path: Path) -> None:
+    link = """
+title = "A link that loses"
+licence = "made up for this test"
+[link]
+down_bps = { value = 2e6, tag = "measured", source = "made up" }
+up_bps = { value = 1e6, tag = "measured", source = "made up" }
+delay_s = { value = 0.02, tag = "measured", source = "made up" }
+loss_ratio = { value = 0.01, tag = "measured", source = "made up" }
+"""
+    path = tmp_path / "lossy.toml"
+    path.write_text(link, encoding="utf-8")
+    (device,) = planned(FleetConfig(profile="raspberry-pi-4b", link=str(path)))
+    shape = device.timeline.conditions(1.0).shape
+    assert shape is not None
+    assert shape.loss_ratio == 0.01
+    clean = device.without_loss().dilated(4.0)
+    shape = clean.timeline.conditions(1.0).shape
+    assert shape is not None
+    assert (shape.loss_ratio, shape.down_bps) == (0.0, 2e6)
+    assert clean.spec.shape is not None
+    assert (clean.spec.shape.loss_ratio, clean.spec.shape.down_bps) == (0.0, 5e5)
+    assert clean.truth() == device.truth()

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import anyio
@@ -16,8 +17,10 @@ import msgspec
 import psutil
 import pytest
 
+import profiles
 from coordinator.config import TrainingConfig
 from coordinator.store import RunReader, StoreError
+from profiles.series import Series
 from testbed.broker import start_broker
 from testbed.emulation.work import WorkCosts
 from testbed.run_folder import WORK
@@ -192,6 +195,79 @@ def test_dilated_time_leaves_every_duration_as_it_is(tmp_path: Path) -> None:
             TrainingConfig().batch_size
         )  # each run calibrates anew
     assert ratios[4] == pytest.approx(ratios[1], rel=0.1)
+
+
+MOVING = """
+[emulation]
+backend = "process"
+host_core_speed = 6.0
+away = "{away}"
+[[fleet]]
+name = "traced"
+profile = "raspberry-pi-4b"
+trace = "{folder}/moving.csv"
+[[fleet]]
+name = "still"
+profile = "raspberry-pi-4b"
+link = "gigabit-ethernet"
+[[fleet]]
+name = "shift"
+profile = "{folder}/shift.toml"
+link = "gigabit-ethernet"
+"""
+
+TRACE = """# period_s = 3
+t_s,down_mbps,up_mbps
+0,20,10
+1,4,2
+1.5,0,0
+2,12,6
+"""
+
+
+def shift_worker(folder: Path) -> None:
+    """Write the profile of a board that is there for one second out of two."""
+    pi = Path(profiles.__file__).parent / "devices" / "raspberry-pi-4b.toml"
+    title, _, rest = pi.read_text(encoding="utf-8").partition("[link]")
+    hours = "series = { t_s = [0, 1], values = [1, 0], period_s = 2 }"
+    (folder / "shift.toml").write_text(
+        f"{title}[availability.available]\nvalue = 0.5\n{hours}\n"
+        f'tag = "literature"\nsource = "made up for a test"\n[link]{rest}',
+        encoding="utf-8",
+    )
+
+
+@pytest.mark.parametrize("away", ["unwilling", "unplugged"])
+def test_devices_follow_their_courses_and_the_run_remembers_them(away: str, tmp_path: Path) -> None:
+    (tmp_path / "moving.csv").write_text(TRACE, encoding="utf-8")
+    shift_worker(tmp_path)
+    with running(tmp_path, 10, 60, MOVING.format(folder=tmp_path, away=away)) as run:
+        code, out, err = run.finish()
+    assert code == 0, err
+    assert json.loads(out)["status"] == "done"
+    with RunReader(run.folder) as reader:
+        rows = {name: reader.conditions(name) for name in ("traced-1", "still-1", "shift-1")}
+        driven = [event.text for _, event in reader.events() if event.kind == "driven"]
+        lasted_s = reader.run().elapsed_s
+        selections = [reader.selections(row.round) for row in reader.rounds()]
+    assert rows["still-1"] == []
+    assert driven[0].startswith("2 devices: ")
+    for name in ("traced-1", "shift-1"):
+        stretches = rows[name]
+        assert len(stretches) <= lasted_s + 2
+        for before, after in pairwise(stretches):
+            assert after.at_s - after.lasted_s == pytest.approx(before.at_s)  # without a gap
+    whole_s = sum(row.lasted_s for row in rows["traced-1"])
+    volume = sum((row.down_bps or 0.0) * row.lasted_s for row in rows["traced-1"])
+    series = Series((0.0, 1.0, 1.5, 2.0), (20e6, 4e6, 0.0, 12e6), 3.0)
+    laps = int(whole_s // 3.0)
+    assert laps * series.integral(0.0, 3.0) <= volume <= (laps + 1) * series.integral(0.0, 3.0)
+    absent = "outage_s" if away == "unplugged" else "unwilling_s"
+    assert sum(getattr(row, absent) for row in rows["shift-1"]) > 0.3 * lasted_s - 1.0
+    seen = [row for selection in selections for row in selection if row.device == "shift-1"]
+    assert any(not row.is_available for row in seen)
+    assert any(row.is_available for row in seen)
+    assert not any(row.is_selected and not row.is_available for row in seen)
 
 
 def test_a_killed_agent_costs_only_itself(tmp_path: Path) -> None:

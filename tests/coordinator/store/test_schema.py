@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from coordinator.store.errors import StoreVersionError
 from coordinator.store.records import (
+    ConditionRow,
     DeviceMetricRow,
     DeviceRow,
     ExchangeRow,
@@ -21,6 +22,7 @@ from coordinator.store.records import (
     RoundRow,
 )
 from coordinator.store.schema import (
+    _ADD_CONDITIONS,
     MIGRATIONS,
     RECORDS,
     check_version,
@@ -135,6 +137,7 @@ def test_a_store_of_before_the_codecs_reads_as_float32(connection: sqlite3.Conne
     for table, columns in added.items():
         for column in columns:
             connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+    connection.execute('DROP TABLE "condition"')
     connection.execute("PRAGMA user_version = 1")
     names = [c.name for c in table_of(ExchangeRow).columns if c.name not in added["exchange"]]
     values = ", ".join("1" if name != "device" else "'a'" for name in names)
@@ -146,6 +149,19 @@ def test_a_store_of_before_the_codecs_reads_as_float32(connection: sqlite3.Conne
     assert row.decode_s is row.coordinator_decode_s is row.starved_s is None
     assert not row.is_starved
     assert read(connection, RoundRow) == []
+    assert read(connection, ConditionRow) == []
+
+
+def test_a_table_that_was_added_is_the_one_that_a_new_store_has(
+    connection: sqlite3.Connection,
+) -> None:
+    def columns() -> list[object]:
+        return connection.execute('PRAGMA table_info("condition")').fetchall()
+
+    new = columns()
+    connection.execute('DROP TABLE "condition"')
+    connection.executescript(_ADD_CONDITIONS)
+    assert columns() == new
 
 
 @pytest.mark.parametrize(("found", "advice"), [(99, "update Fairbed"), (0, "not a run store")])

@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.store import RunInUseError, RunReader, Store, StoreError, StoreVersionError
 from coordinator.store import writer as writer_module
-from coordinator.store.records import EventRow, TelemetryRow
+from coordinator.store.records import ConditionRow, EventRow, TelemetryRow
 from tests.coordinator.store.fake_run import FakeRun, fake_run, make_store
 
 REPOSITORY = Path(__file__).parents[3]
@@ -303,14 +303,45 @@ def test_other_rows_are_never_dropped_but_refused_when_the_disk_is_dead(
         assert [row.text for _, row in reader.events()] == ["taken", "0", "1", "2"]
 
 
-def test_old_telemetry_is_forgotten(store: Store, folder: Path) -> None:
+def condition(at_s: float, speed_ratio: float | None = 0.5) -> ConditionRow:
+    return ConditionRow(
+        at_s=at_s,
+        lasted_s=1.0,
+        device="a",
+        speed_ratio=speed_ratio,
+        clock_ratio=1.0,
+        temperature_celsius=None,
+        down_bps=1e6,
+        up_bps=None,
+        delay_s=0.02,
+        jitter_s=0.0,
+        loss_ratio=0.0,
+        outage_s=0.25,
+        unwilling_s=0.0,
+    )
+
+
+def test_old_rows_of_a_stream_are_forgotten(store: Store, folder: Path) -> None:
     for i in range(10):
         store.add(telemetry(float(i)))
+        store.add(condition(float(i)))
     store.flush()
-    store._forget_telemetry(24 * 3600.0 + 5.0)
+    for stream in ("telemetry", "condition"):
+        store._forget(stream, 24 * 3600.0 + 5.0)
     store.flush()
     with RunReader(folder) as reader:
         assert reader.counts().telemetry == 5
+        assert reader.conditions("a") == [condition(float(i)) for i in range(5, 10)]
+
+
+def test_what_was_configured_of_a_device_is_read_in_order(store: Store, folder: Path) -> None:
+    rows = [condition(1.0), condition(2.0, speed_ratio=None)]
+    for row in rows:
+        store.add(row)
+    store.flush()
+    with RunReader(folder) as reader:
+        assert reader.conditions("a") == rows
+        assert reader.conditions("b") == []
 
 
 def test_a_store_of_a_newer_version_is_one_line(folder: Path) -> None:

@@ -59,10 +59,16 @@ def test_a_restarted_device_is_not_taken_for_one_that_computes_backwards() -> No
     assert device.conditions(1.0).temperature_celsius == 40.0
 
 
-def test_a_device_that_heats_up_is_looked_at_every_second() -> None:
-    assert course().next_look(5.0) == 5.0 + LOOK_S
-    change = course(clock=Series((0.0, 5.5), (1.0, 0.5), 100.0))
-    assert change.next_look(5.0) == 5.5
+def test_devices_that_heat_up_are_looked_at_at_the_same_moments() -> None:
+    device = course(clock=Series((0.0, 5.5), (1.0, 0.5), 100.0))
+    assert device.asks_load(5.0)
+    device.used(5.0, 0.0)
+    assert not device.asks_load(5.0)
+    assert device.next_look(5.0) == 5.5
+    assert not device.asks_load(5.5)
+    assert device.next_look(5.5) == 6.0  # the same moment for all
+    assert device.asks_load(6.0)
+    assert LOOK_S == 2.0
 
 
 def test_a_device_that_never_changes_is_never_looked_at() -> None:

@@ -1,0 +1,64 @@
+"""What a person should know of a run before its first round, one event each."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.algorithms.selection.feasibility import first_infeasible_k
+from coordinator.journal import Level
+from testbed.backends.choice import Stage
+from testbed.experiment import Experiment
+from testbed.fleet import PlannedDevice
+from testbed.unmet import unmet
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """One event."""
+
+    kind: str
+    text: str
+    level: Level = "info"
+
+
+def remarks(
+    experiment: Experiment,
+    devices: Sequence[PlannedDevice],
+    stage: Stage | None,
+    dilation: float,
+) -> Iterator[Remark]:
+    """Tell what cannot be had, where the devices are, and whose seconds are counted.
+
+    Args:
+        experiment: What is asked for.
+        devices: The emulated fleet.
+        stage: Where it is; None has no fleet.
+        dilation: Seconds of this machine in one second of the fleet.
+    """
+    yield from _infeasible(experiment)
+    if stage is not None:
+        why = "".join(f"; {name} was passed over: {it}" for name, it in stage.passed_over.items())
+        yield Remark("backend", f"devices are emulated by the {stage.name} backend{why}")
+        if (words := unmet(devices, stage.name)) is not None:
+            yield Remark("not-emulated", words, "warning")
+    if dilation != 1.0:
+        yield Remark(
+            "dilated",
+            f"a second of the fleet lasts {dilation:g} s of this machine; all durations of "
+            "this run are the fleet's",
+        )
+
+
+def _infeasible(experiment: Experiment) -> Iterator[Remark]:
+    selection = experiment.selection
+    if selection.policy != "rbcs-f" or not experiment.devices:
+        return
+    k = first_infeasible_k(np.ones(experiment.devices), selection.per_round, selection.beta)
+    if k is not None:
+        yield Remark(
+            "infeasible",
+            f"beta {selection.beta:g} cannot hold for {k} devices with {selection.per_round} per "
+            f"round; use beta <= {selection.per_round / experiment.devices:.3f}",
+            "warning",
+        )
