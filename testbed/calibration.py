@@ -59,12 +59,17 @@ async def work_costs(folder: Path, probe: Probe) -> WorkCosts:
     try:
         return msgspec.json.decode(await path.read_bytes(), type=WorkCosts)
     except (FileNotFoundError, msgspec.DecodeError):
-        costs = await _measured(probe)
+        costs = await measured(probe)
     await path.write_bytes(msgspec.json.encode(costs))
     return costs
 
 
-async def _measured(probe: Probe) -> WorkCosts:
+async def measured(probe: Probe) -> WorkCosts:
+    """Return what steps cost here, measured in a process of its own, which takes a second.
+
+    Raises:
+        BackendError: They cannot be measured.
+    """
     command = [sys.executable, "-m", "testbed.calibration", str(os.getpid())]
     try:
         with anyio.fail_after(TIMEOUT_S):

@@ -96,8 +96,9 @@ class EmulationConfig(Section, frozen=True, kw_only=True):
 
     backend: Literal["auto", "namespace", "process"] = "auto"
     """Where devices are emulated; auto takes the best that works here."""
-    host_core_speed: PositiveFloat = 1.0
-    """Speed of one core of this machine, in cores of the profiles' reference machine."""
+    host_core_speed: PositiveFloat | Literal["auto"] = 1.0
+    """Speed of one core of this machine, in cores of the profiles' reference machine; auto
+    measures it once per machine."""
     away: Literal["unwilling", "unplugged"] = "unwilling"
     """What a device does while it is not available: say so, or have no link."""
     dilation: Annotated[float, Meta(ge=1.0, le=1e4)] | Literal["auto"] = 1.0

@@ -99,11 +99,14 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
     Raises:
         ProfileError: A profile, link or trace is unknown, or breaks a rule.
         ExperimentError: A name would be too long.
+        ValueError: The speed of this machine is still to be measured.
     """
     devices: list[PlannedDevice] = []
     counts: dict[str, int] = {}
     read_trace = TraceReader(environ)
     speed = experiment.emulation.host_core_speed
+    if speed == "auto":
+        raise ValueError("host_core_speed must be a number when a fleet is planned, got auto")
     for number, group in enumerate(experiment.fleet):
         kinds = _kinds(group, _stream(experiment.seed_for("fleet"), number))
         own_link = None if group.link is None else profiles.load_link(group.link).link

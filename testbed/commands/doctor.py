@@ -21,6 +21,7 @@ from testbed.broker_address import await_broker
 from testbed.commands import DONE, FAILED, UsageError
 from testbed.datasets.catalogue import describe_all
 from testbed.experiment import Experiment, ExperimentError, load_experiment
+from testbed.host_speed import cache_path, host_speed
 
 TRY_S = 30.0
 """Limit of one trial."""
@@ -65,6 +66,7 @@ def _trials(experiment: Experiment | None) -> Iterator[Line]:
     yield from _brokers(experiment)
     yield from _backends(experiment)
     yield from _engines(experiment)
+    yield from _host(experiment)
     yield from _datasets(experiment)
 
 
@@ -168,6 +170,20 @@ def _engines(experiment: Experiment | None) -> Iterator[Line]:
         yield Line(
             "engine", "torch", False, "not installed", "only for own models: pip install torch"
         )
+
+
+def _host(experiment: Experiment | None) -> Iterator[Line]:
+    is_needed = experiment is not None and experiment.emulation.host_core_speed == "auto"
+    try:
+        speed = host_speed(os.environ)
+    except BackendError as exc:
+        yield Line("host", "core speed", False, str(exc), "see the message", is_needed)
+        return
+    found = (
+        f"{speed.core_speed:g} of the reference machine's, right within a factor of 2: a step of "
+        f"training takes {speed.step_s * 1e3:.1f} ms (kept in {cache_path(os.environ)})"
+    )
+    yield Line("host", "core speed", True, found, "", is_needed)
 
 
 def _datasets(experiment: Experiment | None) -> Iterator[Line]:

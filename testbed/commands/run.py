@@ -32,6 +32,7 @@ from testbed.datasets.errors import DataError
 from testbed.dilation import loop_factory
 from testbed.experiment import Experiment, ExperimentError, load_experiment
 from testbed.fleet import plan_fleet
+from testbed.host_speed import host_speed
 from testbed.progress import progress_line
 from testbed.run import RunPlan, run_experiment
 from testbed.run_folder import strangers
@@ -181,9 +182,26 @@ def _experiment(options: argparse.Namespace) -> tuple[Experiment, Path | None]:
                 f"{folder}: a run goes on as it began; leave out --out, --set and --seed"
             )
     try:
-        return load_experiment(path, options.set, options.seed), folder
+        experiment = load_experiment(path, options.set, options.seed)
     except ExperimentError as exc:
         raise UsageError(str(exc)) from exc
+    return _measured(experiment), folder
+
+
+def _measured(experiment: Experiment) -> Experiment:
+    """Return the experiment with the speed of this machine as a number, which a run then keeps.
+
+    Raises:
+        RunError: It cannot be measured.
+    """
+    if experiment.emulation.host_core_speed != "auto" or not experiment.fleet:
+        return experiment
+    try:
+        speed = host_speed(os.environ).core_speed
+    except BackendError as exc:
+        raise RunError(str(exc)) from exc
+    emulation = msgspec.structs.replace(experiment.emulation, host_core_speed=speed)
+    return msgspec.structs.replace(experiment, emulation=emulation)
 
 
 def path_is_run(options: argparse.Namespace) -> bool:
