@@ -57,12 +57,21 @@ def limit(group: Group, name: str, spec: DeviceSpec, speed: float | None) -> Non
     Raises:
         BackendError: The kernel cannot do that.
     """
+    limit_speed(group, name, speed)
+    if spec.device is not None:
+        group.limit_memory(max(spec.device.memory_bytes, AGENT_MEMORY_BYTES))
+
+
+def limit_speed(group: Group, name: str, speed: float | None) -> None:
+    """Give a device its speed.
+
+    Raises:
+        BackendError: The kernel cannot do that.
+    """
     try:
         group.limit_cpu(speed)
     except ValueError as exc:
         raise BackendError(f"{name}: {exc}") from exc
-    if spec.device is not None:
-        group.limit_memory(max(spec.device.memory_bytes, AGENT_MEMORY_BYTES))
 
 
 def try_groups(name: str) -> None:

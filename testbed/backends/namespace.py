@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from testbed.backends.base import Usage
-from testbed.backends.cells import limit, open_cells
+from testbed.backends.cells import limit, limit_speed, open_cells
 from testbed.backends.cgroups.group import Group, GroupUsage
 from testbed.backends.crew import Crew, LogLevel, Site
 from testbed.backends.device import DeviceSpec
@@ -200,7 +200,7 @@ class NamespaceBackend:
     def _change_speed(self, spec: DeviceSpec, wanted: Conditions) -> None:
         tell(self._crew.gauges[spec.name], spec, wanted)  # before the quota: see `headroom`
         if wanted.speed_ratio != self._speeds[spec.name]:
-            limit(self._groups[spec.name], spec.name, spec, wanted.speed_ratio)
+            limit_speed(self._groups[spec.name], spec.name, wanted.speed_ratio)
             self._speeds[spec.name] = wanted.speed_ratio
 
     def _site(self, name: str) -> Site:

@@ -29,7 +29,7 @@ def write(path: Path, text: str) -> None:
         finally:
             os.close(descriptor)
     except OSError as exc:
-        raise CgroupError(f"{path}: must take {text!r}, got: {exc.strerror}") from exc
+        raise _refused(path, text, exc) from exc
 
 
 def write_checked(path: Path, text: str) -> None:
@@ -38,10 +38,21 @@ def write_checked(path: Path, text: str) -> None:
     Raises:
         CgroupError: The kernel refused it, or made another one of it.
     """
-    write(path, text)
-    found = read(path)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_TRUNC)
+        try:
+            os.write(descriptor, text.encode())
+            found = os.pread(descriptor, READ_BYTES, 0).decode().strip()
+        finally:
+            os.close(descriptor)
+    except OSError as exc:
+        raise _refused(path, text, exc) from exc
     if found.split() != text.split():
         raise CgroupError(f"{path}: must hold {text!r}, got {found!r}")
+
+
+def _refused(path: Path, text: str, exc: OSError) -> CgroupError:
+    return CgroupError(f"{path}: must take {text!r}, got: {exc.strerror}")
 
 
 def read(path: Path) -> str:

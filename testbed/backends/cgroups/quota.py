@@ -19,8 +19,11 @@ class Quota:
     """
 
     def __init__(self, folder: Path, version: int, *, is_shared: bool = False) -> None:
-        self._folder, self._version, self._is_shared = folder, version, is_shared
+        self._version, self._is_shared = version, is_shared
         self._period_us: int | None = None
+        self._max = folder / "cpu.max"
+        self._period_file = folder / "cpu.cfs_period_us"
+        self._amount_file = folder / "cpu.cfs_quota_us"
 
     def set(self, share: float | None) -> CfsQuota:
         """Give the group so many cores from now on; None is all there are.
@@ -38,16 +41,16 @@ class Quota:
         return quota
 
     def _found_period_us(self) -> int:
-        name = "cpu.max" if self._version == 2 else "cpu.cfs_period_us"
-        return int(read(self._folder / name).split()[-1])
+        return int(read(self._max if self._version == 2 else self._period_file).split()[-1])
 
     def _write(self, quota: CfsQuota, *, is_new_period: bool) -> None:
         if self._version == 2:
             text = "max" if quota.quota_us is None else str(quota.quota_us)
-            write_checked(self._folder / "cpu.max", f"{text} {quota.period_us}")
+            write_checked(self._max, f"{text} {quota.period_us}")
             return
-        amount = self._folder / "cpu.cfs_quota_us"
         if is_new_period:  # both must be legal together at every moment
-            write(amount, str(NO_LIMIT))
-            write_checked(self._folder / "cpu.cfs_period_us", str(quota.period_us))
-        write_checked(amount, str(NO_LIMIT if quota.quota_us is None else quota.quota_us))
+            write(self._amount_file, str(NO_LIMIT))
+            write_checked(self._period_file, str(quota.period_us))
+        write_checked(
+            self._amount_file, str(NO_LIMIT if quota.quota_us is None else quota.quota_us)
+        )

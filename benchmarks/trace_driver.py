@@ -1,0 +1,151 @@
+"""What it costs to follow traces: the driver, and those who carry its changes out.
+
+    fairbed bench trace-driver [--devices 100] [--seconds 30] [--backend none] [--json]
+
+Every device has rates and a clock of its own that change ten times a second; no agent runs. `none`
+carries nothing out, and shows what the driver itself takes. `process` changes proxies, `namespace`
+the kernel's links and quotas (root).
+"""
+
+import argparse
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+import anyio
+import msgspec
+import numpy as np
+import psutil
+
+import profiles
+from profiles.series import Series
+from profiles.tracks import LinkTracks
+from testbed.backends.choice import open_stage
+from testbed.backends.cputime import cpu_s
+from testbed.backends.device import DeviceSpec, device_spec
+from testbed.backends.shape import Shape
+from testbed.driver import TICK_S, Driven, Driver
+from testbed.emulation.conditions import Conditions
+from testbed.emulation.course import Course
+from testbed.emulation.timeline import Speed, Timeline
+
+PERIOD_S = 60.0
+"""Of the traces; then they repeat."""
+
+NOWHERE = "mqtt://127.0.0.1:1"
+"""No agent runs, so nobody dials."""
+
+Choice = Literal["none", "process", "namespace"]
+
+
+class _Nowhere:
+    """Carries nothing out."""
+
+    async def apply(self, conditions: Mapping[str, Conditions]) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    def cpu_s(self, name: str) -> float | None:
+        return 0.0
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmark and print what it measured; return the exit code."""
+    parser = argparse.ArgumentParser(prog="fairbed bench trace-driver", description=__doc__)
+    parser.add_argument("--devices", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--backend", choices=["none", "process", "namespace"], default="none")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    result = anyio.run(measure, options.backend, options.devices, options.seconds)
+    if options.json:
+        print(msgspec.json.encode(result).decode())
+    else:
+        for key, value in result.items():
+            print(f"{key:<28}{value:.5g}")
+    return 0
+
+
+async def measure(choice: Choice, devices: int, seconds: float) -> dict[str, float]:
+    """Return cores and lateness of `devices` that change at every tick for `seconds`."""
+    rng = np.random.default_rng(7)
+    courses = {f"device-{number}": _course(rng) for number in range(devices)}
+    notes = 0
+
+    def note(name: str, stretch: object) -> None:
+        nonlocal notes
+        notes += 1
+
+    async with _backend(choice, list(courses)) as backend:
+        driver = Driver(backend, courses, note=note)
+        helpers = [process.pid for process in psutil.Process().children(recursive=True)]
+        used, helped, since = time.process_time(), _sum(helpers), time.monotonic()
+        with anyio.move_on_after(seconds):
+            await driver.run()
+        wall_s = time.monotonic() - since
+        own, others = time.process_time() - used, _sum(helpers) - helped
+    kept = driver.punctuality
+    return {
+        "devices": devices,
+        "changes_per_s": kept.changes / wall_s,
+        "driver_cores": own / wall_s,
+        "helper_cores": others / wall_s,
+        "rows_per_s": notes / wall_s,
+        "ticks": kept.ticks,
+        "skipped": kept.skipped,
+        "late_p50_ms": 1e3 * kept.late_p50_s,
+        "late_p99_ms": 1e3 * kept.late_p99_s,
+        "late_max_ms": 1e3 * kept.late_max_s,
+    }
+
+
+def _course(rng: np.random.Generator) -> Course:
+    steps = round(PERIOD_S / TICK_S)
+    rates = (rng.lognormal(15.5, 0.8, size=(2, steps))).tolist()
+    clock = rng.uniform(0.5, 1.0, size=steps).tolist()
+    nothing = Series.constant(0.0)
+    link = LinkTracks(
+        down_bps=Series.sampled(rates[0], TICK_S),
+        up_bps=Series.sampled(rates[1], TICK_S),
+        delay_s=nothing,
+        jitter_s=nothing,
+        loss_ratio=nothing,
+    )
+    speed = Speed(
+        per_core=0.4,
+        threads=1,
+        cores=4,
+        clock_ratio=Series.sampled(clock, TICK_S),
+        background_load=nothing,
+    )
+    return Course(Timeline(speed=speed, link=link))
+
+
+@asynccontextmanager
+async def _backend(choice: Choice, names: list[str]) -> AsyncIterator[Driven]:
+    if choice == "none":
+        yield _Nowhere()
+        return
+    pi = profiles.load("raspberry-pi-4b")
+    shape = Shape(down_bps=5e6, up_bps=5e6)
+    fleet = [
+        DeviceSpec(name, device_spec(name, pi).device, shape, is_driven=True) for name in names
+    ]
+    with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
+        run_id = f"bench-{time.monotonic_ns() % 10**8}"
+        async with (
+            open_stage(choice, fleet, Path(folder), run_id) as stage,
+            stage.backend(NOWHERE) as backend,
+        ):
+            yield backend
+
+
+def _sum(pids: list[int]) -> float:
+    total = 0.0
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            total += cpu_s(pid) or 0.0
+    return total
