@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,12 @@ from testbed.guard import guarded
 
 CHUNK_BYTES = 1 << 16
 TIMEOUT_S = 60.0
+HELLO_S = 0.2
+"""Between two words of one who waits to be sent to."""
+
+QUIET_S = 2.0
+"""Silence after which no datagram is under way any more."""
+
 STAMP = struct.Struct("!dI")
 """Of a datagram: when it was sent, and its number."""
 
@@ -39,9 +45,10 @@ class Stream:
     marks: list[tuple[float, int]]
     """(time, bytes so far), from the first byte to the last."""
 
-    def goodput_bps(self, began: float) -> float:
-        """Return the rate of the whole stream: bytes that TCP holds back count when they come."""
-        return 8.0 * self.marks[-1][1] / (self.ended_at - began)
+    def goodput_bps(self, since: float) -> float:
+        """Return the rate from a time on; what TCP held back before counts when it came."""
+        before = max((mark for mark in self.marks if mark[0] <= since), default=(since, 0))
+        return 8.0 * (self.marks[-1][1] - before[1]) / (self.ended_at - before[0])
 
     @property
     def ended_at(self) -> float:
@@ -181,6 +188,18 @@ def send_datagrams(
         due += interval_s
 
 
+def await_datagram(sock: socket.socket, other: Any) -> None:
+    """Say where we are until the other end has heard it, and sends: any word may be lost."""
+    sock.settimeout(HELLO_S)
+    until = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < until:
+        sock.sendto(b"here", other)
+        with suppress(TimeoutError):
+            sock.recv(1, socket.MSG_PEEK)
+            return
+    raise TimeoutError(f"a datagram must come within {TIMEOUT_S:.0f} s, got none")
+
+
 def catch_datagrams(sock: socket.socket, count: int) -> list[tuple[float, int]]:
     """Return (way in seconds, number) of each until `count` came or none comes any more."""
     seen: list[tuple[float, int]] = []
@@ -193,10 +212,6 @@ def catch_datagrams(sock: socket.socket, count: int) -> list[tuple[float, int]]:
         seen.append((time.monotonic() - sent_at, number))
         sock.settimeout(QUIET_S)
     return seen
-
-
-QUIET_S = 2.0
-"""Silence after which no datagram is under way any more."""
 
 
 def _accept(listener: socket.socket) -> tuple[socket.socket, Any]:
@@ -234,7 +249,7 @@ def obey(hub: str, order: dict[str, Any]) -> object:
         if what == "fly":
             send_datagrams(sock, (hub, port), order["count"], order["interval_s"], order["n_bytes"])
             return None
-        sock.sendto(b"here", (hub, port))
+        await_datagram(sock, (hub, port))
         return catch_datagrams(sock, order["count"])
 
 

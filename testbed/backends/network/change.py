@@ -5,24 +5,31 @@ Pure: a trace of a hundred devices becomes one batch for `tc`, and seldom one fo
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
-from testbed.backends.base import Outage
+from testbed.backends.network.delay import CLEAR, Air
 from testbed.backends.network.htb import (
     FRAME_BYTES,
+    HOLE_BPS,
     IP_BYTES,
     MIN_BPS,
     Lane,
-    class_line,
     down_lane,
     leaf_line,
-    outage_line,
+    rate_line,
     up_lane,
 )
 from testbed.backends.network.links import plug_line
-from testbed.backends.shape import Shape
+from testbed.backends.network.orders import AirState
+from testbed.emulation.conditions import Outage, Shape
+
+UNLIMITED = Shape()
 
 MAX_DELAY_S = 60.0
 """Longer is an outage."""
+
+DelayedBy: TypeAlias = Literal["netem", "relay"] | None
+"""What delays and loses the packets of a link; None is nothing, its packets come at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +37,46 @@ class Link:
     """The link of one device, as it was made."""
 
     index: int
-    is_relayed: bool
-    """Its packets pass our relay, which delays and loses them."""
+    delayed_by: DelayedBy = None
 
     @property
     def lanes(self) -> tuple[Lane, Lane]:
         """Towards the device, and away from it."""
-        packet_bytes = IP_BYTES if self.is_relayed else FRAME_BYTES
+        packet_bytes = IP_BYTES if self.delayed_by == "relay" else FRAME_BYTES
         return down_lane(self.index, packet_bytes), up_lane(self.index)
 
 
 @dataclass(frozen=True, slots=True)
-class LinkState:
+class Wanted:
     """What a link is meant to be like at this moment."""
 
-    shape: Shape
+    shape: Shape = UNLIMITED
     outage: Outage | None = None
+
+    @property
+    def is_plugged(self) -> bool:
+        """The device is not in airplane mode."""
+        return self.outage != "unplugged"
+
+    @property
+    def air(self) -> Air:
+        """What happens to packets."""
+        shape = self.shape
+        return Air(delay_s=shape.delay_s, jitter_s=shape.jitter_s, loss_ratio=shape.loss_ratio)
+
+    @property
+    def rates_bps(self) -> tuple[float | None, float | None]:
+        """Towards the device, and away from it; `HOLE_BPS` where nothing passes."""
+        return self._rate_bps(self.shape.down_bps), self._rate_bps(self.shape.up_bps)
+
+    def _rate_bps(self, goodput_bps: float | None) -> float | None:
+        if self.outage == "coverage":
+            return HOLE_BPS
+        return HOLE_BPS if goodput_bps is not None and goodput_bps < MIN_BPS else goodput_bps
+
+
+AS_MADE = Wanted()
+"""A link that nothing has been told yet: without limits."""
 
 
 @dataclass(slots=True)
@@ -54,46 +85,42 @@ class Changes:
 
     tc: list[str] = field(default_factory=list)
     ip: list[str] = field(default_factory=list)
+    air: dict[str, AirState] = field(default_factory=dict)
+    """For relays, by device."""
 
 
-def add_change(changes: Changes, link: Link, before: LinkState, after: LinkState) -> None:
+def add_change(changes: Changes, name: str, link: Link, before: Wanted, after: Wanted) -> None:
     """Add what brings one link from one state to another; nothing where nothing changes."""
-    is_dark, was_dark = after.outage == "coverage", before.outage == "coverage"
-    rates = (
-        (before.shape.down_bps, after.shape.down_bps),
-        (before.shape.up_bps, after.shape.up_bps),
-    )
-    for lane, (old_bps, new_bps) in zip(link.lanes, rates, strict=True):
-        if new_bps != old_bps:
-            changes.tc.append(class_line("change", lane, new_bps))
-        if is_dark and not was_dark:
-            changes.tc.append(outage_line(lane))
-        elif not is_dark and (was_dark or new_bps != old_bps):
-            changes.tc.append(leaf_line(lane, new_bps))
-    is_pulled, was_pulled = after.outage == "unplugged", before.outage == "unplugged"
-    if is_pulled != was_pulled and not link.is_relayed:
-        changes.ip.append(plug_line(link.index, is_plugged=not is_pulled))
+    old_air, new_air = (before.air, after.air) if link.delayed_by == "netem" else (CLEAR, CLEAR)
+    for lane, old_bps, new_bps in zip(link.lanes, before.rates_bps, after.rates_bps, strict=True):
+        if new_bps not in (old_bps, HOLE_BPS):
+            changes.tc.append(rate_line(lane, new_bps))
+        if (new_bps, new_air) != (old_bps, old_air):
+            changes.tc.append(leaf_line(lane, new_bps, new_air))
+    if link.delayed_by == "relay":
+        if (after.air, after.is_plugged) != (before.air, before.is_plugged):
+            changes.air[name] = AirState(air=after.air, is_plugged=after.is_plugged)
+    elif after.is_plugged != before.is_plugged:
+        changes.ip.append(plug_line(link.index, is_plugged=after.is_plugged))
 
 
-def needs_relay(shape: Shape) -> bool:
-    """Tell whether a shape asks for more than a rate."""
-    return shape.delay_s > 0.0 or shape.jitter_s > 0.0 or shape.loss_ratio > 0.0
-
-
-def check_shape(shape: Shape) -> None:
-    """Refuse a shape that no link can have.
+def check(link: Link, wanted: Wanted) -> None:
+    """Refuse what a link cannot be.
 
     Raises:
-        ValueError: It cannot be; the message has no name in front.
+        ValueError: It cannot; the message does not name the device.
     """
+    shape = wanted.shape
     for name, rate in (("down_bps", shape.down_bps), ("up_bps", shape.up_bps)):
-        if rate is not None and not MIN_BPS <= rate < math.inf:
-            raise ValueError(
-                f"{name} must be >= {MIN_BPS:g} bit/s or None, got {rate:g}; "
-                "use an outage for a link that is gone"
-            )
+        if rate is not None and not 0.0 <= rate < math.inf:
+            raise ValueError(f"{name} must be >= 0 bit/s or None, got {rate:g}; see profiles")
     for name, time in (("delay_s", shape.delay_s), ("jitter_s", shape.jitter_s)):
         if not 0.0 <= time <= MAX_DELAY_S:
             raise ValueError(f"{name} must be 0 to {MAX_DELAY_S:g} s, got {time:g}; see profiles")
     if not 0.0 <= shape.loss_ratio <= 1.0:
         raise ValueError(f"loss_ratio must be 0 to 1, got {shape.loss_ratio:g}; see profiles")
+    if wanted.air != CLEAR and link.delayed_by is None:
+        raise ValueError(
+            f"a link that was opened without delay and loss cannot have any, got {wanted.air}; "
+            "name the device in `delayed` when the network is opened"
+        )

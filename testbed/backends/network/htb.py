@@ -10,12 +10,18 @@ TBF refills its bucket at each change: a trace of 10 Hz then delivers 14 to 18 %
     burst     = max(3200 B, 0.5 ms of the rate)   2.5 % of 256 KiB at 100 Mbit/s
     queue     = max(10 packets, 100 ms of the rate)
 
-Coverage that is lost is a leaf that swallows everything, what waits in the queue included.
+Where nothing passes, as in a radio hole, the leaf swallows everything, what waited in the queue
+included: TCP comes back after its retransmission timeout, as it does on the air.
+
+A kernel with netem delays and loses packets in the same leaf. It came with no machine that this
+was written on: those lines are tested as text, and the kernel's word on them is the probe's.
 """
 
 from dataclasses import dataclass
+from math import ceil
 
 from testbed.backends.network.addresses import Addresses
+from testbed.backends.network.delay import CLEAR, Air
 from testbed.backends.network.names import HUB_LINK, hub_side
 
 PAYLOAD_BYTES = 1448
@@ -35,15 +41,24 @@ MAX_QUEUE_BYTES = 1 << 24
 UNLIMITED_BPS = 100e9
 """Of the wire, for a direction without a limit: it keeps its class, to be slowed any time."""
 
-MIN_BPS = 1000.0
-"""Slower is an outage; `tc` keeps the time of one burst in 32 bits of 64 ns."""
+MIN_BPS = 8000.0
+"""One full packet takes 1.5 s of it, and the class owes that time when it becomes faster. Slower
+than this nothing passes at all."""
+
+HOLE_BPS = 0.0
+"""Of a lane that swallows every packet."""
 
 _DEVICE_CLASS, _DEVICE_LEAF = 0x10, 0x10
 _NOBODY = 0xFFFF
 """Class of what no device has sent: it leads nowhere."""
 
-_BLACK = 0x8000
-"""Added to the number of a leaf while it swallows everything."""
+_BLACK, _NETEM = 0x8000, 0x4000
+"""Added to the number of a leaf of another kind: a number keeps its kind."""
+
+NETEM_JITTERS = 4.0
+"""Deviations that a packet waits at most, for the room that netem needs."""
+
+NETEM_ORDER_BPS = 100e9
 
 _BUCKETS = "2"
 """Hash table of the classifier, one bucket for each last byte of an address."""
@@ -56,7 +71,7 @@ class Lane:
     link: str
     class_id: int
     leaf_id: int
-    packet_bytes: int
+    packet_bytes: int = FRAME_BYTES
     """What the shaper counts for a packet with `PAYLOAD_BYTES`."""
 
 
@@ -67,7 +82,7 @@ def down_lane(index: int, packet_bytes: int = FRAME_BYTES) -> Lane:
 
 def up_lane(index: int) -> Lane:
     """Return the lane away from a device."""
-    return Lane(HUB_LINK, index + 0x10, index + 0x10, FRAME_BYTES)
+    return Lane(HUB_LINK, index + 0x10, index + 0x10)
 
 
 def hub_lines() -> list[str]:
@@ -83,71 +98,53 @@ def hub_lines() -> list[str]:
     ]
 
 
-def device_lines(
-    addresses: Addresses, index: int, down: tuple[Lane, float | None], up_bps: float | None
-) -> list[str]:
-    """Return what a new device's link gets.
+def device_lines(addresses: Addresses, index: int, lanes: tuple[Lane, Lane]) -> list[str]:
+    """Return what a new device's link gets: classes without limits, to be changed.
 
     Args:
         addresses: Of the run.
         index: Number of the device.
-        down: Lane towards the device, and its goodput, bit/s; None is not limited.
-        up_bps: Goodput away from the device, bit/s; None is not limited.
+        lanes: Towards the device, and away from it.
     """
-    lane, down_bps = down
-    up = up_lane(index)
+    down, up = lanes
     source = addresses.device(index)
     return [
-        f"qdisc add dev {lane.link} root handle 1: htb default {_DEVICE_CLASS:x}",
-        class_line("add", lane, down_bps),
-        leaf_line(lane, down_bps),
-        class_line("add", up, up_bps),
-        leaf_line(up, up_bps),
+        f"qdisc add dev {down.link} root handle 1: htb default {_DEVICE_CLASS:x}",
+        _class_line("add", down, None),
+        leaf_line(down, None),
+        _class_line("add", up, None),
+        leaf_line(up, None),
         f"filter add dev {up.link} parent 1: protocol ip prio 1 u32 "
         f"ht {_BUCKETS}:{int(source) & 0xFF:x}: match ip src {source}/32 flowid 1:{up.class_id:x}",
     ]
 
 
-def class_line(verb: str, lane: Lane, goodput_bps: float | None) -> str:
-    """Return what gives a lane its rate, or changes it: tokens that it has, it keeps."""
+def rate_line(lane: Lane, goodput_bps: float | None) -> str:
+    """Return what changes the rate of a lane; tokens that it has, it keeps."""
+    return _class_line("change", lane, goodput_bps)
+
+
+def leaf_line(lane: Lane, goodput_bps: float | None, air: Air = CLEAR) -> str:
+    """Return what gives a lane a queue that fits its rate, after a hole too.
+
+    Args:
+        lane: Which one.
+        goodput_bps: bit/s; None is not limited, `HOLE_BPS` lets nothing pass.
+        air: What netem does to packets; where it is clear, netem is not needed.
+    """
+    at = f"qdisc replace dev {lane.link} parent 1:{lane.class_id:x} handle"
+    if goodput_bps == HOLE_BPS:
+        return f"{at} {lane.leaf_id + _BLACK:x}: blackhole"
     rate = wire_bps(goodput_bps, lane.packet_bytes)
-    burst = burst_bytes(rate)
-    return (
-        f"class {verb} dev {lane.link} parent 1: classid 1:{lane.class_id:x} htb "
-        f"rate {rate}bit burst {burst} cburst {burst} quantum {FRAME_BYTES}"
-    )
-
-
-def leaf_line(lane: Lane, goodput_bps: float | None) -> str:
-    """Return what gives a lane a queue that fits its rate, and ends an outage."""
-    limit = queue_bytes(wire_bps(goodput_bps, lane.packet_bytes))
-    return (
-        f"qdisc replace dev {lane.link} parent 1:{lane.class_id:x} "
-        f"handle {lane.leaf_id:x}: bfifo limit {limit}"
-    )
-
-
-def outage_line(lane: Lane) -> str:
-    """Return what makes a lane swallow every packet."""
-    return (
-        f"qdisc replace dev {lane.link} parent 1:{lane.class_id:x} "
-        f"handle {lane.leaf_id + _BLACK:x}: blackhole"
-    )
+    if air == CLEAR:
+        return f"{at} {lane.leaf_id:x}: bfifo limit {queue_bytes(rate)}"
+    return f"{at} {lane.leaf_id + _NETEM:x}: netem {_netem_options(rate, air)}"
 
 
 def wire_bps(goodput_bps: float | None, packet_bytes: int) -> int:
-    """Return the rate to configure so that TCP's payload has the rate given, bit/s.
-
-    Raises:
-        ValueError: It is too slow to be a rate.
-    """
+    """Return the rate to configure so that TCP's payload has the rate given, bit/s."""
     if goodput_bps is None:
         return int(UNLIMITED_BPS)
-    if not goodput_bps >= MIN_BPS:
-        raise ValueError(
-            f"a rate must be >= {MIN_BPS:g} bit/s, got {goodput_bps:g}; "
-            "use an outage for a link that is gone"
-        )
     return min(round(goodput_bps * packet_bytes / PAYLOAD_BYTES), int(UNLIMITED_BPS))
 
 
@@ -160,3 +157,33 @@ def queue_bytes(rate_bps: int) -> int:
     """Return how much may wait in front of a lane; what comes on top is dropped."""
     wanted = int(rate_bps * QUEUE_S / 8)
     return min(max(MIN_QUEUE_PACKETS * FRAME_BYTES, wanted), MAX_QUEUE_BYTES)
+
+
+def _class_line(verb: str, lane: Lane, goodput_bps: float | None) -> str:
+    rate = wire_bps(goodput_bps, lane.packet_bytes)
+    burst = burst_bytes(rate)
+    return (
+        f"class {verb} dev {lane.link} parent 1: classid 1:{lane.class_id:x} htb "
+        f"rate {rate}bit burst {burst} cburst {burst} quantum {FRAME_BYTES}"
+    )
+
+
+def _netem_options(rate_bps: int, air: Air) -> str:
+    """Return what netem is told.
+
+    Its `rate` is no limit here: with one, and only with one, it keeps packets in order.
+    """
+    latest_s = air.delay_s + NETEM_JITTERS * air.jitter_s
+    under_way = min(rate_bps * latest_s / 8, MAX_QUEUE_BYTES) + queue_bytes(rate_bps)
+    words = [f"limit {ceil(under_way / FRAME_BYTES)}"]
+    if air.delay_s or air.jitter_s:
+        words.append(f"delay {_us(air.delay_s)}us")
+    if air.jitter_s:
+        words.append(f"{_us(air.jitter_s)}us distribution normal rate {NETEM_ORDER_BPS:.0f}bit")
+    if air.loss_ratio:
+        words.append(f"loss {100 * air.loss_ratio:.4f}%")
+    return " ".join(words)
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)

@@ -25,6 +25,9 @@ from testbed.backends.network.names import DEVICE_LINK, HUB_LINK, Names, hub_sid
 CONGESTION_CONTROL = "cubic"
 """The default of Linux, so of the devices that are emulated."""
 
+TUN_QUEUE_PACKETS = 5000
+"""60 ms of a gigabit, 0.6 s of 100 Mbit/s."""
+
 _PLAIN = "arp off gso_max_segs 1"
 
 
@@ -73,27 +76,34 @@ def wire_line(names: Names, index: int, name: str) -> str:
     return f"link add {hub_side(index)} {own} type veth peer {peer}"
 
 
-def hub_side_lines(addresses: Addresses, index: int) -> list[str]:
+def hub_side_lines(addresses: Addresses, index: int, *, is_relayed: bool) -> list[str]:
     """Return what the hub's end of a device's link gets; to be run inside the hub.
 
     The route comes with the address, so that it comes back with a link that was down.
     """
     link = hub_side(index)
     return [
+        *([room_line(link)] if is_relayed else []),
         f"addr add {addresses.hub} peer {addresses.device(index)} dev {link}",
         f"link set {link} up",
     ]
 
 
-def device_side_lines(addresses: Addresses, index: int) -> list[str]:
+def device_side_lines(addresses: Addresses, index: int, *, is_relayed: bool) -> list[str]:
     """Return what a device's own end gets; to be run inside its namespace."""
     own = addresses.device(index)
     return [
+        *([room_line(DEVICE_LINK)] if is_relayed else []),
         "link set lo up",
         f"addr add {own}/32 dev {DEVICE_LINK}",
         f"link set {DEVICE_LINK} up arp off",
         f"route add {addresses.host}/32 dev {DEVICE_LINK} src {own} congctl {CONGESTION_CONTROL}",
     ]
+
+
+def room_line(link: str) -> str:
+    """Return what gives a TUN link room for packets while its relay is busy."""
+    return f"link set {link} txqueuelen {TUN_QUEUE_PACKETS}"
 
 
 def plug_line(index: int, *, is_plugged: bool) -> str:

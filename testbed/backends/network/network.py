@@ -5,35 +5,42 @@ Every name, address and line is made by the pure modules beside this one; here t
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import msgspec
 
-from testbed.backends.base import Outage
 from testbed.backends.errors import BackendError
 from testbed.backends.network import htb, links
 from testbed.backends.network.addresses import MAX_DEVICES, Addresses, choose_addresses
 from testbed.backends.network.batch import BatchPipe, open_batch_pipe
 from testbed.backends.network.change import (
+    AS_MADE,
     Changes,
+    DelayedBy,
     Link,
-    LinkState,
+    Wanted,
     add_change,
-    check_shape,
-    needs_relay,
+    check,
 )
 from testbed.backends.network.counters import LinkCounters, read_counters
+from testbed.backends.network.delay import CLEAR
 from testbed.backends.network.devices import HUB_SETTINGS, NO_IPV6, Interior, Interiors
 from testbed.backends.network.enter import identity
 from testbed.backends.network.host import ranges_in_use
-from testbed.backends.network.names import TAG_BYTES, Names, make_names
+from testbed.backends.network.names import TAG_BYTES, Names, hub_side, make_names
+from testbed.backends.network.orders import RelayedLink
 from testbed.backends.network.owner import claimed, claims, one_at_a_time
+from testbed.backends.network.probe import probe
 from testbed.backends.network.programs import run_module, run_program
+from testbed.backends.network.relays import Relays, open_relays
 from testbed.backends.network.sweep import NAMESPACES, remove, sweep_alone
-from testbed.backends.shape import Shape
+from testbed.emulation.conditions import Outage, Shape
+
+NO_LOG = Path(os.devnull)
 
 
 class Network:
@@ -44,18 +51,25 @@ class Network:
         names: Names,
         addresses: Addresses,
         links: dict[str, Link],
-        states: dict[str, LinkState],
         pipes: tuple[BatchPipe, BatchPipe],
+        relays: Relays,
     ) -> None:
         self._names, self._addresses = names, addresses
-        self._links, self._states = links, states
+        self._links = links
+        self._now = dict.fromkeys(links, AS_MADE)
         self._ip, self._tc = pipes
+        self._relays = relays
         self._lock = anyio.Lock()
 
     @property
     def hub_address(self) -> str:
         """This machine as devices see it: listen here."""
         return str(self._addresses.host)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of relays: they must not be kept waiting, every packet passes them."""
+        return self._relays.pids
 
     def namespace(self, name: str) -> Path:
         """Return where a device's namespace is, for `setns`, `nsenter` or a container engine.
@@ -78,16 +92,20 @@ class Network:
             BackendError: There is no such device, a link cannot be like that, or the kernel
                 refused.
         """
-        wanted = {name: _state(name, *change) for name, change in changes.items()}
-        for name in wanted:
+        wanted = {
+            name: Wanted(shape or Shape(), outage) for name, (shape, outage) in changes.items()
+        }
+        for name, each in wanted.items():
             self._known(name)
+            _check(name, self._links[name], each)
         async with self._lock:
             todo = Changes()
             for name, after in wanted.items():
-                add_change(todo, self._links[name], self._states[name], after)
-            self._states.update(wanted)
+                add_change(todo, name, self._links[name], self._now[name], after)
+            self._now.update(wanted)
             await self._tc.run(todo.tc)
             await self._ip.run(todo.ip)
+            await self._relays.change(todo.air)
 
     async def counters(self) -> dict[str, LinkCounters]:
         """Return what every device's link has carried.
@@ -95,9 +113,22 @@ class Network:
         Raises:
             BackendError: `tc` cannot tell.
         """
-        return await read_counters(
+        counted = await read_counters(
             self._names.hub, {name: link.index for name, link in self._links.items()}
         )
+        for name, lost in (await self._relays.lost()).items():
+            each = counted[name]
+            counted[name] = replace(each, dropped_packets=each.dropped_packets + lost)
+        return counted
+
+    def take_late_s(self) -> float:
+        """Return the most that a delayed packet was late since the last look, seconds.
+
+        Zero where the kernel delays. Over a few milliseconds this machine was too busy: what
+        was measured meanwhile is not true to the link. Known anew with each `counters`.
+        """
+        late_s, self._relays.late_s = self._relays.late_s, 0.0
+        return late_s
 
     def _known(self, name: str) -> None:
         if name not in self._links:
@@ -105,7 +136,14 @@ class Network:
 
 
 @asynccontextmanager
-async def open_network(run_id: str, shapes: Mapping[str, Shape | None]) -> AsyncIterator[Network]:
+async def open_network(
+    run_id: str,
+    shapes: Mapping[str, Shape | None],
+    *,
+    delayed: Collection[str] = (),
+    seed: int = 0,
+    log: Path = NO_LOG,
+) -> AsyncIterator[Network]:
     """Give every device a namespace and a shaped link to this machine.
 
     On the host's namespace one link appears, with one address and one route; leaving, or the
@@ -115,36 +153,94 @@ async def open_network(run_id: str, shapes: Mapping[str, Shape | None]) -> Async
     Args:
         run_id: Any name of the run.
         shapes: The link that each device begins with; no link is one without limits.
+        delayed: Devices that have no delay, jitter or loss to begin with, but will.
+        seed: Of loss and jitter.
+        log: Receives what helper processes have to say.
 
     Raises:
         BackendError: This machine cannot; see `testbed.backends.network.probe`.
     """
-    devices = list(shapes)
-    if len(devices) > MAX_DEVICES:
+    if len(shapes) > MAX_DEVICES:
         raise BackendError(
-            f"fleet: a network holds at most {MAX_DEVICES} devices, got {len(devices)}"
+            f"fleet: a network holds at most {MAX_DEVICES} devices, got {len(shapes)}"
         )
-    states = {name: _state(name, shape, None) for name, shape in shapes.items()}
-    made = {name: Link(index=index, is_relayed=False) for index, name in enumerate(devices)}
+    made = await _links(shapes, delayed)
     host = identity()
     async with AsyncExitStack() as stack:
-        names, addresses = await _claim(stack, run_id, len(devices))
+        names, addresses = await _claim(stack, run_id, len(shapes))
         await run_program(["ip", "netns", "add", names.hub])
         hub = NAMESPACES / names.hub
         ip = await stack.enter_async_context(open_batch_pipe("ip", hub, host))
         tc = await stack.enter_async_context(open_batch_pipe("tc", hub, host))
-        await ip.run(links.make_lines(names, devices, os.getpid()))
-        await ip.run([links.wire_line(names, made[name].index, name) for name in devices])
-        await _furnish(names, addresses, made, host)
-        await tc.run([*htb.hub_lines(), *_shaping(addresses, made, states)])
-        await ip.run(links.hub_up_lines(addresses))
+        await ip.run(links.make_lines(names, list(shapes), os.getpid()))
+        relayed = {
+            name: RelayedLink(
+                namespace=str(NAMESPACES / names.device(name)),
+                hub_link=hub_side(link.index),
+                air=CLEAR,
+            )
+            for name, link in made.items()
+            if link.delayed_by == "relay"
+        }
+        relays = await stack.enter_async_context(open_relays(host, hub, seed, relayed, log))
         await ip.run(
-            [line for each in made.values() for line in links.hub_side_lines(addresses, each.index)]
+            [
+                links.wire_line(names, link.index, name)
+                for name, link in made.items()
+                if name not in relayed
+            ]
         )
-        await run_program(
-            ["ip", "-batch", "-"], "\n".join([*links.host_lines(names, addresses), ""]).encode()
-        )
-        yield Network(names, addresses, made, states, (ip, tc))
+        await _furnish(names, addresses, made, host)
+        shaping = [
+            line
+            for link in made.values()
+            for line in htb.device_lines(addresses, link.index, link.lanes)
+        ]
+        await tc.run([*htb.hub_lines(), *shaping])
+        network = Network(names, addresses, made, (ip, tc), relays)
+        await network.apply({name: (shape, None) for name, shape in shapes.items()})
+        await ip.run(links.hub_up_lines(addresses))
+        hub_sides = [
+            line
+            for name, link in made.items()
+            for line in links.hub_side_lines(addresses, link.index, is_relayed=name in relayed)
+        ]
+        await ip.run(hub_sides)
+        host_lines = "\n".join([*links.host_lines(names, addresses), ""])
+        await run_program(["ip", "-batch", "-"], host_lines.encode())
+        yield network
+
+
+async def _links(shapes: Mapping[str, Shape | None], delayed: Collection[str]) -> dict[str, Link]:
+    """Decide how each link is made.
+
+    Raises:
+        BackendError: One cannot be had here.
+    """
+    wanted = {name: Wanted(shape or Shape()) for name, shape in shapes.items()}
+    strangers = sorted(set(delayed) - set(shapes))
+    if strangers:
+        raise BackendError(f"{strangers[0]}: no such device; the fleet is {', '.join(shapes)}")
+    need = {name for name, each in wanted.items() if each.air != CLEAR or name in delayed}
+    by: DelayedBy = None
+    if need:
+        support = await probe()
+        if support.delay is None:
+            raise BackendError(
+                f"{min(need)}: must have delay or loss; {support.problem or support.delay_problem}"
+            )
+        by = support.delay
+    made = {name: Link(index, by if name in need else None) for index, name in enumerate(shapes)}
+    for name, link in made.items():
+        _check(name, link, wanted[name])
+    return made
+
+
+def _check(name: str, link: Link, wanted: Wanted) -> None:
+    try:
+        check(link, wanted)
+    except ValueError as exc:
+        raise BackendError(f"{name}: {exc}") from exc
 
 
 async def _claim(stack: AsyncExitStack, run_id: str, n_devices: int) -> tuple[Names, Addresses]:
@@ -173,35 +269,12 @@ async def _furnish(names: Names, addresses: Addresses, made: Mapping[str, Link],
             Interior(
                 namespace=str(NAMESPACES / names.device(name)),
                 settings=NO_IPV6,
-                lines=links.device_side_lines(addresses, link.index),
+                lines=links.device_side_lines(
+                    addresses, link.index, is_relayed=link.delayed_by == "relay"
+                ),
             )
             for name, link in made.items()
         ),
     ]
     told = msgspec.json.encode(Interiors(interiors=inside))
     await run_module("testbed.backends.network.devices", host, told=told)
-
-
-def _shaping(
-    addresses: Addresses, made: Mapping[str, Link], states: Mapping[str, LinkState]
-) -> list[str]:
-    lines: list[str] = []
-    for name, link in made.items():
-        shape = states[name].shape
-        down, _ = link.lanes
-        lines += htb.device_lines(addresses, link.index, (down, shape.down_bps), shape.up_bps)
-    return lines
-
-
-def _state(name: str, shape: Shape | None, outage: Outage | None) -> LinkState:
-    shape = shape or Shape()
-    try:
-        check_shape(shape)
-    except ValueError as exc:
-        raise BackendError(f"{name}: {exc}") from exc
-    if needs_relay(shape):
-        raise BackendError(
-            f"{name}: a namespace's link must be without delay, jitter and loss, got {shape}; "
-            "use the process backend"
-        )
-    return LinkState(shape, outage)

@@ -5,23 +5,18 @@ tries, and prints a `Trial`. The namespace ends with the process.
 """
 
 import ctypes
-import fcntl
 import os
-import struct
 import subprocess
 import sys
 
 import msgspec
 
 from testbed.backends.network.enter import CLONE_NEWNET, identity
+from testbed.backends.network.tun import TUN_DEVICE, open_tun
 from testbed.guard import die_with_parent
 
 CLONE_NEWUSER = 0x10000000
 """From linux/sched.h."""
-
-TUN_DEVICE = "/dev/net/tun"
-TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
-"""From linux/if_tun.h."""
 
 PROGRAM_TIMEOUT_S = 30.0
 
@@ -51,22 +46,6 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is no netem."""
     has_user_namespaces: bool = False
     """Tried only where there is no namespace without."""
-
-
-def open_tun(name: str) -> int:
-    """Return the descriptor of a new TUN link in this namespace; it ends with the descriptor.
-
-    Raises:
-        OSError: There is no such device file, or the kernel refuses.
-    """
-    descriptor = os.open(TUN_DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        request = struct.pack("16sH22x", name.encode(), IFF_TUN | IFF_NO_PI)
-        fcntl.ioctl(descriptor, TUNSETIFF, request)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def attempt() -> Trial:

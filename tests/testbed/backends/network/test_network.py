@@ -19,7 +19,7 @@ from testbed.backends.network.names import PREFIX, Names, owner_of
 from testbed.backends.network.network import Network, open_network
 from testbed.backends.network.owner import FOLDER
 from testbed.backends.network.sweep import NAMESPACES, processes_inside, sweep
-from testbed.backends.shape import Shape
+from testbed.emulation.conditions import Outage, Shape
 from tests.testbed.backends.network.conftest import host_view, missing_since
 
 pytestmark = pytest.mark.usefixtures("untouched_host")
@@ -220,30 +220,37 @@ def test_the_kernel_has_what_was_asked_for_after_a_change() -> None:
     _with_network(test)
 
 
+@pytest.mark.parametrize("kind", ["wire", "relay"])
 @pytest.mark.parametrize("outage", ["coverage", "unplugged"])
-def test_nothing_passes_in_an_outage_and_all_of_it_does_afterwards(outage: str) -> None:
+def test_nothing_passes_in_an_outage_and_all_of_it_does_afterwards(
+    outage: Outage, kind: str
+) -> None:
     def reaches(network: Network, peer: Peer, timeout_s: float) -> bool:
         with socket.create_server((network.hub_address, 0)) as listener:
             port = listener.getsockname()[1]
             return not peer.reaches(network.hub_address, port, timeout_s)
 
-    async def test(network: Network) -> None:
-        with traffic(network.namespace("lab"), network.hub_address) as peer:
-            assert await run_sync(reaches, network, peer, 10.0)
-            await network.apply({"lab": (None, outage)})  # type: ignore[dict-item]  # parametrized
-            assert not await run_sync(reaches, network, peer, 0.3)
-            await network.apply({"lab": (Shape(down_bps=5e6), None)})
-            assert await run_sync(reaches, network, peer, 10.0)
+    async def test() -> None:
+        delayed = ["lab"] if kind == "relay" else []
+        async with open_network("test", {"lab": None}, delayed=delayed) as network:
+            with traffic(network.namespace("lab"), network.hub_address) as peer:
+                assert await run_sync(reaches, network, peer, 10.0)
+                await network.apply({"lab": (None, outage)})
+                assert not await run_sync(reaches, network, peer, 0.3)
+                await network.apply({"lab": (Shape(down_bps=5e6), None)})
+                assert await run_sync(reaches, network, peer, 10.0)
 
-    _with_network(test)
+    _run(test)
 
 
 def test_what_cannot_be_is_refused_in_one_line_and_changes_nothing() -> None:
     async def test(network: Network) -> None:
         with pytest.raises(BackendError, match=r"^pi-99: no such device; the network has pi-00, "):
             await network.apply({"pi-99": (None, None)})
-        with pytest.raises(BackendError, match=r"^lab: down_bps must be >= 1000 bit/s"):
+        with pytest.raises(BackendError, match=r"^lab: down_bps must be >= 0 bit/s"):
             await network.apply({"pi-00": (None, None), "lab": (Shape(down_bps=-1.0), None)})
+        with pytest.raises(BackendError, match=r"^lab: a link that was opened without delay"):
+            await network.apply({"lab": (Shape(delay_s=0.1), None)})
         with pytest.raises(BackendError, match="no such device"):
             network.namespace("pi-99")
 
@@ -253,7 +260,7 @@ def test_what_cannot_be_is_refused_in_one_line_and_changes_nothing() -> None:
 def test_a_link_that_cannot_be_is_refused_before_anything_exists() -> None:
     async def test() -> None:
         with pytest.raises(BackendError, match=r"^pi: up_bps must be"):
-            async with open_network("test", {"pi": Shape(up_bps=1.0)}):
+            async with open_network("test", {"pi": Shape(up_bps=-1.0)}):
                 raise AssertionError("must not open")
 
     _run(test)

@@ -6,14 +6,17 @@ import pytest
 
 from testbed.backends.network import htb, links
 from testbed.backends.network.addresses import Addresses
-from testbed.backends.network.change import Changes, Link, LinkState, add_change, check_shape
+from testbed.backends.network.change import AS_MADE, Changes, Link, Wanted, add_change, check
+from testbed.backends.network.delay import Air
 from testbed.backends.network.names import make_names
-from testbed.backends.shape import Shape
+from testbed.backends.network.orders import AirState
+from testbed.emulation.conditions import Shape
 
 NAMES = make_names("run", bytes.fromhex("0badcafe"))
 ADDRESSES = Addresses(IPv4Network("10.1.2.0/28"))
-LINK = Link(index=3, is_relayed=False)
-RELAYED = Link(index=3, is_relayed=True)
+WIRE = Link(index=3)
+RELAYED = Link(index=3, delayed_by="relay")
+NETEM = Link(index=3, delayed_by="netem")
 
 
 def test_the_host_is_told_of_nothing_but_our_link() -> None:
@@ -39,14 +42,14 @@ def test_both_ends_of_a_wire_share_an_address_and_send_single_packets() -> None:
         "link add d3 address 02:fb:00:00:00:07 arp off gso_max_segs 1 type veth peer "
         "name eth0 netns fairbed.run.0badcafe.pi address 02:fb:00:00:00:07 arp off gso_max_segs 1"
     )
-    assert links.hub_side_lines(ADDRESSES, 3) == [
+    assert links.hub_side_lines(ADDRESSES, 3, is_relayed=False) == [
         "addr add 10.1.2.2 peer 10.1.2.7 dev d3",
         "link set d3 up",
     ]
 
 
 def test_a_device_knows_the_way_to_the_host_and_no_other() -> None:
-    lines = links.device_side_lines(ADDRESSES, 3)
+    lines = links.device_side_lines(ADDRESSES, 3, is_relayed=False)
     assert lines[-1] == "route add 10.1.2.1/32 dev eth0 src 10.1.2.7 congctl cubic"
     assert sum("route" in line for line in lines) == 1
 
@@ -74,13 +77,18 @@ def test_burst_and_queue_follow_the_rate_from_a_least_size(
     assert htb.queue_bytes(rate_bps) == queue
 
 
+def test_a_relayed_link_has_room_for_what_its_relay_has_not_read_yet() -> None:
+    assert "link set d3 txqueuelen 5000" in links.hub_side_lines(ADDRESSES, 3, is_relayed=True)
+    lines = links.device_side_lines(ADDRESSES, 3, is_relayed=True)
+    assert "link set eth0 txqueuelen 5000" in lines
+
+
 def test_a_new_device_gets_a_class_each_way_and_is_told_by_its_address() -> None:
-    down, _ = LINK.lanes
-    assert htb.device_lines(ADDRESSES, 3, (down, 1e6), None) == [
+    assert htb.device_lines(ADDRESSES, 3, WIRE.lanes) == [
         "qdisc add dev d3 root handle 1: htb default 10",
-        "class add dev d3 parent 1: classid 1:10 htb rate 1045580bit burst 3200 cburst 3200 "
-        "quantum 1514",
-        "qdisc replace dev d3 parent 1:10 handle 10: bfifo limit 15140",
+        "class add dev d3 parent 1: classid 1:10 htb rate 100000000000bit burst 6250000 "
+        "cburst 6250000 quantum 1514",
+        "qdisc replace dev d3 parent 1:10 handle 10: bfifo limit 16777216",
         "class add dev hub0 parent 1: classid 1:13 htb rate 100000000000bit burst 6250000 "
         "cburst 6250000 quantum 1514",
         "qdisc replace dev hub0 parent 1:13 handle 13: bfifo limit 16777216",
@@ -89,68 +97,116 @@ def test_a_new_device_gets_a_class_each_way_and_is_told_by_its_address() -> None
     ]
 
 
-def _change(before: LinkState, after: LinkState, link: Link = LINK) -> Changes:
+def _change(before: Wanted, after: Wanted, link: Link = WIRE) -> Changes:
     changes = Changes()
-    add_change(changes, link, before, after)
+    add_change(changes, "pi", link, before, after)
     return changes
 
 
 FAST, SLOW = Shape(down_bps=8e6, up_bps=4e6), Shape(down_bps=1e6, up_bps=4e6)
+FAR = Shape(down_bps=8e6, up_bps=4e6, delay_s=0.02, jitter_s=0.005, loss_ratio=0.01)
+DOWN_AT, UP_AT = "qdisc replace dev d3 parent 1:10", "qdisc replace dev hub0 parent 1:13"
 
 
 def test_what_stays_as_it_is_costs_no_line() -> None:
-    assert _change(LinkState(FAST), LinkState(FAST)) == Changes()
-    assert _change(LinkState(FAST), LinkState(FAST, "frozen")) == Changes()
+    assert _change(Wanted(FAST), Wanted(FAST)) == Changes()
+    assert _change(Wanted(FAST), Wanted(FAST, "frozen")) == Changes()
+    assert _change(AS_MADE, Wanted(Shape())) == Changes()
 
 
 def test_a_change_of_rate_keeps_the_class_and_fits_the_queue() -> None:
-    changes = _change(LinkState(FAST), LinkState(SLOW))
+    changes = _change(Wanted(FAST), Wanted(SLOW))
     assert changes.ip == []
     assert changes.tc == [
         "class change dev d3 parent 1: classid 1:10 htb rate 1045580bit burst 3200 cburst 3200 "
         "quantum 1514",
-        "qdisc replace dev d3 parent 1:10 handle 10: bfifo limit 15140",
+        f"{DOWN_AT} handle 10: bfifo limit 15140",
     ]
+
+
+def test_a_relayed_link_counts_packets_without_a_frame_on_their_way_down() -> None:
+    down, up = _change(AS_MADE, Wanted(Shape(down_bps=1e6, up_bps=1e6)), RELAYED).tc[::2]
+    assert "rate 1035912bit" in down  # 1500 / 1448
+    assert "rate 1045580bit" in up  # 1514 / 1448
 
 
 def test_lost_coverage_swallows_both_ways_until_it_is_back() -> None:
-    gone = _change(LinkState(FAST), LinkState(FAST, "coverage"))
-    assert gone.tc == [
-        "qdisc replace dev d3 parent 1:10 handle 8010: blackhole",
-        "qdisc replace dev hub0 parent 1:13 handle 8013: blackhole",
-    ]
-    back = _change(LinkState(FAST, "coverage"), LinkState(FAST))
-    assert [line.split()[-3:-1] for line in back.tc] == [["bfifo", "limit"]] * 2
+    gone = _change(Wanted(FAST), Wanted(FAST, "coverage"))
+    assert gone.tc == [f"{DOWN_AT} handle 8010: blackhole", f"{UP_AT} handle 8013: blackhole"]
+    back = _change(Wanted(FAST, "coverage"), Wanted(FAST))
+    assert [line.split()[0] for line in back.tc] == ["class", "qdisc"] * 2
+    assert back.tc[1].startswith(f"{DOWN_AT} handle 10: bfifo limit")
 
 
-def test_a_rate_that_changes_in_a_radio_hole_does_not_end_it() -> None:
-    changes = _change(LinkState(FAST, "coverage"), LinkState(SLOW, "coverage"))
-    assert [line.split()[0] for line in changes.tc] == ["class"]
+@pytest.mark.parametrize("rate_bps", [0.0, 7999.0])
+def test_a_rate_below_one_packet_in_a_second_and_a_half_is_a_hole_in_that_direction(
+    rate_bps: float,
+) -> None:
+    hole = Shape(down_bps=8e6, up_bps=rate_bps)
+    assert _change(Wanted(FAST), Wanted(hole)).tc == [f"{UP_AT} handle 8013: blackhole"]
+    assert len(_change(Wanted(hole), Wanted(FAST)).tc) == 2
+
+
+def test_a_rate_that_changes_in_a_radio_hole_holds_when_coverage_is_back() -> None:
+    assert _change(Wanted(FAST, "coverage"), Wanted(SLOW, "coverage")) == Changes()
+    back = _change(Wanted(SLOW, "coverage"), Wanted(SLOW)).tc
+    assert "rate 1045580bit" in back[0]
 
 
 def test_a_plug_is_pulled_and_put_back() -> None:
-    assert _change(LinkState(FAST), LinkState(FAST, "unplugged")).ip == ["link set d3 down"]
-    assert _change(LinkState(FAST, "unplugged"), LinkState(FAST)).ip == ["link set d3 up"]
+    assert _change(Wanted(FAST), Wanted(FAST, "unplugged")).ip == ["link set d3 down"]
+    assert _change(Wanted(FAST, "unplugged"), Wanted(FAST)).ip == ["link set d3 up"]
 
 
 def test_one_outage_may_follow_the_other() -> None:
-    changes = _change(LinkState(FAST, "unplugged"), LinkState(FAST, "coverage"))
+    changes = _change(Wanted(FAST, "unplugged"), Wanted(FAST, "coverage"))
     assert changes.ip == ["link set d3 up"]
     assert all(line.endswith("blackhole") for line in changes.tc)
+
+
+def test_a_relay_is_told_of_the_air_and_of_the_plug_and_not_of_rates() -> None:
+    air = Air(delay_s=0.02, jitter_s=0.005, loss_ratio=0.01)
+    assert _change(Wanted(FAST), Wanted(FAR), RELAYED) == Changes(air={"pi": AirState(air=air)})
+    unplugged = _change(Wanted(FAR), Wanted(FAR, "unplugged"), RELAYED)
+    assert unplugged == Changes(air={"pi": AirState(air=air, is_plugged=False)})
+    assert _change(Wanted(FAST), Wanted(SLOW), RELAYED).air == {}
+
+
+def test_netem_has_room_for_what_is_under_way_and_keeps_the_order() -> None:
+    down, up = _change(Wanted(FAST), Wanted(FAR), NETEM).tc
+    rest = "delay 20000us 5000us distribution normal rate 100000000000bit loss 1.0000%"
+    # 40 ms on the way and 100 ms in the queue at 8.36 Mbit/s are 97 frames
+    assert down == f"{DOWN_AT} handle 4010: netem limit 97 {rest}"
+    assert up == f"{UP_AT} handle 4013: netem limit 49 {rest}"
+
+
+def test_netem_follows_the_rate_and_goes_with_the_delay() -> None:
+    slower = Shape(down_bps=8e5, up_bps=4e6, delay_s=0.06)
+    down = _change(Wanted(FAR), Wanted(slower), NETEM).tc[1]
+    assert down == f"{DOWN_AT} handle 4010: netem limit 15 delay 60000us"
+    cleared = _change(Wanted(FAR), Wanted(FAST), NETEM).tc
+    assert [line.split()[8] for line in cleared] == ["bfifo", "bfifo"]
+    assert [line.split()[0] for line in cleared] == ["qdisc", "qdisc"]
 
 
 @pytest.mark.parametrize(
     ("shape", "complaint"),
     [
-        (Shape(down_bps=0.0), "down_bps must be >= 1000 bit/s or None, got 0; use an outage"),
-        (Shape(up_bps=-1.0), "up_bps must be >= 1000"),
-        (Shape(down_bps=float("nan")), "down_bps must be"),
-        (Shape(down_bps=float("inf")), "down_bps must be"),
-        (Shape(delay_s=-1e-3), "delay_s must be 0 to 60 s"),
-        (Shape(jitter_s=float("nan")), "jitter_s must be 0 to 60 s"),
-        (Shape(loss_ratio=1.5), "loss_ratio must be 0 to 1, got 1.5"),
+        (Shape(up_bps=-1.0), r"^up_bps must be >= 0 bit/s or None, got -1; see profiles$"),
+        (Shape(down_bps=float("nan")), "^down_bps must be"),
+        (Shape(down_bps=float("inf")), "^down_bps must be"),
+        (Shape(delay_s=-1e-3), "^delay_s must be 0 to 60 s"),
+        (Shape(jitter_s=float("nan")), "^jitter_s must be 0 to 60 s"),
+        (Shape(loss_ratio=1.5), "^loss_ratio must be 0 to 1, got 1.5"),
     ],
 )
 def test_a_shape_that_no_link_can_have_is_refused(shape: Shape, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        check_shape(shape)
+        check(RELAYED, Wanted(shape))
+
+
+def test_a_wire_cannot_learn_to_delay() -> None:
+    check(RELAYED, Wanted(FAR))
+    check(NETEM, Wanted(FAR))
+    with pytest.raises(ValueError, match="name the device in `delayed`"):
+        check(WIRE, Wanted(FAR))

@@ -1,0 +1,204 @@
+"""Delays, jitters and loses packets where the kernel has no netem.
+
+    device's eth0 (TUN) --- way up ---> hub's dN (TUN)
+    device's eth0 (TUN) <-- way down -- hub's dN (TUN)
+
+`python -m testbed.backends.network.relay PARENT` obeys `orders` on stdin until it ends or its
+parent dies; with it go its TUN links. One loop, no threads: it waits for packets and for the next
+one that is due, whichever comes first, to the microsecond.
+"""
+
+import heapq
+import os
+import random
+import select
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from testbed.backends.network.delay import Way
+from testbed.backends.network.enter import enter
+from testbed.backends.network.names import DEVICE_LINK
+from testbed.backends.network.orders import AirState, Order, Relayed, RelayedLink, Report
+from testbed.backends.network.tun import open_tun, set_carrier
+from testbed.guard import die_with_parent
+
+MAX_PACKET_BYTES = 2048
+"""The links carry 1500."""
+
+PACKETS_AT_ONCE = 64
+"""From one link before others have their turn."""
+
+MAX_UNDER_WAY = 16_384
+"""Packets on one way: 240 ms of a gigabit, 2 s of 100 Mbit/s. What comes on top is dropped."""
+
+NICENESS = -10
+"""A late relay is a slow link. Where we may not, the machine has to have room."""
+
+READ_BYTES = 1 << 16
+
+
+class Direction:
+    """One way of one link: what enters at one descriptor leaves at the other."""
+
+    def __init__(self, entry: int, way: Way) -> None:
+        self.entry, self.way = entry, way
+        self.exit = -1
+        """The other direction's entry; see `Ends`."""
+        self.under_way: deque[tuple[float, bytes]] = deque()
+        """(due, packet); bounded by `MAX_UNDER_WAY`, then the newest is dropped."""
+        self.n_lost = 0
+        self.is_plugged = True
+
+    def take_in(self, now: float) -> bool:
+        """Read what has come; tell whether something is under way where nothing was."""
+        was_idle = not self.under_way
+        for _ in range(PACKETS_AT_ONCE):
+            try:
+                packet = os.read(self.entry, MAX_PACKET_BYTES)
+            except OSError:  # no more, or the link is down
+                break
+            due = self.way.due(now) if self.is_plugged else None
+            if due is None or len(self.under_way) >= MAX_UNDER_WAY:
+                self.n_lost += 1
+            else:
+                self.under_way.append((due, packet))
+        return was_idle and bool(self.under_way)
+
+    def let_out(self, now: float) -> float:
+        """Write what is due; return how late the latest was, seconds."""
+        late_s = 0.0
+        under_way = self.under_way
+        while under_way and under_way[0][0] <= now:
+            due, packet = under_way.popleft()
+            late_s = max(late_s, now - due)
+            try:
+                os.write(self.exit, packet)
+            except OSError:  # the link is down, or its queue is full
+                self.n_lost += 1
+        return late_s
+
+
+class Ends:
+    """The two TUN links of one device."""
+
+    def __init__(self, hub: int, device: int, state: AirState, dice: random.Random) -> None:
+        def way() -> Way:
+            return Way(state.air, dice.random, lambda: dice.gauss(0.0, 1.0))
+
+        self.down, self.up = Direction(hub, way()), Direction(device, way())
+        self.down.exit, self.up.exit = device, hub
+        self._is_plugged = True
+
+    def change(self, state: AirState) -> None:
+        """Be another link from now on; what is under way arrives as it was to.
+
+        Raises:
+            OSError: The kernel does not let a plug be pulled.
+        """
+        for direction in (self.down, self.up):
+            direction.way.air = state.air
+            direction.is_plugged = state.is_plugged  # the kernel takes up to a second to notice
+            if not state.is_plugged:
+                direction.n_lost += len(direction.under_way)
+                direction.under_way.clear()
+        if state.is_plugged != self._is_plugged:
+            self._is_plugged = state.is_plugged
+            for descriptor in (self.down.entry, self.up.entry):
+                set_carrier(descriptor, is_plugged=state.is_plugged)
+
+
+class Relay:
+    """All links of one process."""
+
+    def __init__(self, told: Relayed) -> None:
+        self._ends = {name: _open_ends(told, name, each) for name, each in told.links.items()}
+        self._poll = select.epoll()
+        self._by_entry: dict[int, Direction] = {}
+        for ends in self._ends.values():
+            for direction in (ends.down, ends.up):
+                self._by_entry[direction.entry] = direction
+                self._poll.register(direction.entry, select.EPOLLIN)
+        self._next: list[tuple[float, int]] = []
+        """Heap of (due, entry): the first packet of each direction that has one."""
+        self._late_s = 0.0
+
+    def pass_on(self, stdin: int) -> bytes:
+        """Relay until there is something on stdin; return it, empty at its end."""
+        while True:
+            wait_s = max(0.0, self._next[0][0] - time.monotonic()) if self._next else None
+            # select, because its timeout is exact to the microsecond, that of epoll to the
+            # millisecond; on epoll's own descriptor, because select takes none above 1023
+            ready, _, _ = select.select([self._poll.fileno(), stdin], [], [], wait_s)
+            if ready:
+                for entry, _ in self._poll.poll(0):
+                    direction = self._by_entry[entry]
+                    if direction.take_in(time.monotonic()):
+                        heapq.heappush(self._next, (direction.under_way[0][0], entry))
+                    self._let_out()
+            self._let_out()
+            if stdin in ready:
+                return os.read(stdin, READ_BYTES)
+
+    def _let_out(self) -> None:
+        now = time.monotonic()
+        while self._next and self._next[0][0] <= now:
+            _, entry = heapq.heappop(self._next)
+            direction = self._by_entry[entry]
+            self._late_s = max(self._late_s, direction.let_out(now))
+            if direction.under_way:
+                heapq.heappush(self._next, (direction.under_way[0][0], entry))
+
+    def obey(self, order: Order) -> Report:
+        """Change links; return how things are."""
+        problem = ""
+        for name, state in order.changes.items():
+            try:
+                self._ends[name].change(state)
+            except OSError as exc:
+                problem = f"{name}: cannot pull its plug: {exc.strerror}"
+        late_s, self._late_s = self._late_s, 0.0
+        lost = {name: ends.down.n_lost + ends.up.n_lost for name, ends in self._ends.items()}
+        return Report(lost=lost, late_s=late_s, problem=problem)
+
+
+def _open_ends(told: Relayed, name: str, link: RelayedLink) -> Ends:
+    enter(Path(told.hub), told.host)
+    hub = open_tun(link.hub_link)
+    enter(Path(link.namespace), told.host)
+    device = open_tun(DEVICE_LINK)
+    return Ends(hub, device, AirState(air=link.air), random.Random(f"{told.seed}/{name}"))
+
+
+def _answer(report: Report) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def main() -> int:
+    """Relay; the first argument is our parent's process id."""
+    die_with_parent(int(sys.argv[1]))
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    told = msgspec.json.decode(sys.stdin.buffer.readline(), type=Relayed)
+    try:
+        relay = Relay(told)
+    except (OSError, RuntimeError) as exc:
+        _answer(Report(lost={}, late_s=0.0, problem=str(exc)))
+        return 1
+    _answer(relay.obey(Order()))
+    stdin = sys.stdin.fileno()
+    rest = b""
+    while heard := relay.pass_on(stdin):
+        *lines, rest = (rest + heard).split(b"\n")
+        for line in lines:
+            _answer(relay.obey(msgspec.json.decode(line, type=Order)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""TUN links: whose packets pass a file descriptor of ours, one packet a read or write."""
+
+import fcntl
+import os
+import struct
+
+TUN_DEVICE = "/dev/net/tun"
+
+TUNSETIFF, TUNSETCARRIER = 0x400454CA, 0x400454E2
+IFF_TUN, IFF_NO_PI = 0x0001, 0x1000
+"""From linux/if_tun.h."""
+
+
+def open_tun(name: str) -> int:
+    """Return the descriptor of a new TUN link in this namespace; it ends with the descriptor.
+
+    Reading and writing do not wait.
+
+    Raises:
+        OSError: There is no such device file, or the kernel refuses.
+    """
+    descriptor = os.open(TUN_DEVICE, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        request = struct.pack("16sH22x", name.encode(), IFF_TUN | IFF_NO_PI)
+        fcntl.ioctl(descriptor, TUNSETIFF, request)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def set_carrier(descriptor: int, *, is_plugged: bool) -> None:
+    """Put in or pull the plug of a TUN link, which has to be up.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    fcntl.ioctl(descriptor, TUNSETCARRIER, struct.pack("i", is_plugged))

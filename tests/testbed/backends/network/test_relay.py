@@ -1,0 +1,116 @@
+"""Real TUN links with the relay between them: delay, order, loss, live changes, its death."""
+
+import os
+import signal
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+from anyio.to_thread import run_sync
+
+from benchmarks._traffic import Flight, traffic
+from testbed.backends.errors import BackendError
+from testbed.backends.network.network import Network, open_network
+from testbed.backends.network.probe import Support
+from testbed.emulation.conditions import Shape
+
+pytestmark = pytest.mark.usefixtures("untouched_host")
+
+TIMEOUT_S = 60.0
+FAR = Shape(delay_s=0.03)
+
+
+@pytest.fixture(autouse=True)
+def relayed(support: Support) -> None:
+    """Skip where the kernel delays by itself, or nobody can."""
+    if support.delay != "relay":
+        pytest.skip(support.delay_problem or "this kernel has netem: no relay is used")
+
+
+def _run(shape: Shape | None, test: Callable[[Network], Awaitable[None]]) -> None:
+    async def run() -> None:
+        with anyio.fail_after(TIMEOUT_S):
+            async with open_network(
+                "test", {"pi": shape, "wired": None}, delayed=["pi"], seed=7
+            ) as network:
+                await test(network)
+
+    anyio.run(run)
+
+
+def _fly(network: Network, count: int, interval_s: float = 1e-3) -> tuple[Flight, Flight]:
+    with traffic(network.namespace("pi"), network.hub_address) as peer:
+        return peer.fly_down(count, interval_s), peer.fly_up(count, interval_s)
+
+
+def test_no_packet_comes_before_its_delay_and_none_is_lost() -> None:
+    async def test(network: Network) -> None:
+        for flight in await run_sync(_fly, network, 100):
+            assert min(flight.delays_s) >= FAR.delay_s
+            assert flight.loss_ratio == 0.0
+
+    _run(FAR, test)
+
+
+def test_jitter_overtakes_nothing() -> None:
+    async def test(network: Network) -> None:
+        for flight in await run_sync(_fly, network, 300):
+            assert flight.numbers == sorted(flight.numbers)
+            assert len(set(flight.delays_s)) > 1
+
+    _run(Shape(delay_s=0.01, jitter_s=0.005), test)
+
+
+def test_packets_are_lost_on_purpose_and_counted_each_way() -> None:
+    async def test(network: Network) -> None:
+        down, up = await run_sync(_fly, network, 400, 2e-4)
+        lost = round(400 * down.loss_ratio) + round(400 * up.loss_ratio)
+        assert 0 < lost < 800
+        counters = await network.counters()
+        assert counters["pi"].dropped_packets >= lost  # the first word to the host may be lost too
+        assert counters["wired"].dropped_packets == 0
+
+    _run(Shape(delay_s=0.001, loss_ratio=0.3), test)
+
+
+def test_delay_comes_and_goes_while_the_link_is_used() -> None:
+    async def test(network: Network) -> None:
+        with traffic(network.namespace("pi"), network.hub_address) as peer:
+            await network.apply({"pi": (Shape(delay_s=0.5), None)})
+            assert min((await run_sync(peer.fly_up, 3, 1e-3)).delays_s) >= 0.5
+            await network.apply({"pi": (None, None)})
+            assert min((await run_sync(peer.fly_up, 50, 1e-3)).delays_s) < 0.5
+
+    _run(None, test)
+
+
+def test_a_wired_neighbour_does_not_pass_the_relay() -> None:
+    async def test(network: Network) -> None:
+        assert len(network.pids) == 1
+        os.kill(network.pids[0], signal.SIGKILL)
+
+        def talk() -> None:
+            with traffic(network.namespace("wired"), network.hub_address) as peer:
+                peer.stream_down(n_bytes=10_000)
+
+        await run_sync(talk)
+
+    _run(FAR, test)
+
+
+def test_a_relay_that_is_gone_is_told_at_the_next_word_to_it() -> None:
+    async def test(network: Network) -> None:
+        os.kill(network.pids[0], signal.SIGKILL)
+        with pytest.raises(BackendError, match="relay-0: must stay alive and answer"):
+            await network.counters()
+
+    _run(FAR, test)
+
+
+def test_who_is_to_be_delayed_must_be_in_the_fleet() -> None:
+    async def test() -> None:
+        with pytest.raises(BackendError, match=r"^pj: no such device; the fleet is pi$"):
+            async with open_network("test", {"pi": None}, delayed=["pj"]):
+                raise AssertionError("must not open")
+
+    anyio.run(test)
