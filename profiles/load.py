@@ -127,7 +127,7 @@ def _trace_problems(item: msgspec.Struct, environ: Mapping[str, str] | None) -> 
         if environ is None and number.trace.startswith(DATA):
             continue
         try:
-            read(number.trace, key.rpartition(".")[2])
+            read.with_column(number.trace, key.rpartition(".")[2])
         except TraceError as exc:
             yield f"{key}: {exc}"
 

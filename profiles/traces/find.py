@@ -65,15 +65,22 @@ class TraceReader:
         """
         key = (name, column)
         if key not in self._series:
-            trace = self.trace(name)
-            try:
-                self._series[key] = trace.series(column)
-            except KeyError:
-                raise TraceError(
-                    f"{name}: must have a column {column}, got {', '.join(trace.columns)}; "
-                    "name another trace"
-                ) from None
+            self._series[key] = self.with_column(name, column).series(column)
         return self._series[key]
+
+    def with_column(self, name: str, column: str) -> Trace:
+        """Return the trace with this name, which has this column.
+
+        Raises:
+            TraceError: There is no such trace or column, or it breaks a rule.
+        """
+        trace = self.trace(name)
+        if not trace.has(column):
+            raise TraceError(
+                f"{name}: must have a column {column}, got {', '.join(trace.columns)}; "
+                "name another trace"
+            )
+        return trace
 
     def trace(self, name: str) -> Trace:
         """Return the trace with this name.

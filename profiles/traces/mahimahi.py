@@ -13,7 +13,7 @@ import io
 import numpy as np
 
 from profiles.errors import TraceError
-from profiles.traces.table import decoded
+from profiles.traces.table import check_text, load_numbers
 from profiles.traces.trace import ONE_WAY, Trace, bin_edges
 
 MTU_BYTES = 1500
@@ -41,12 +41,10 @@ def parse_mahimahi(content: bytes, where: str, step_s: float = 1.0) -> Trace:
     Raises:
         TraceError: It breaks a rule; the message names the row, a line of the file from 1.
     """
-    rows = decoded(content, where).rstrip()
-    try:
-        stamps = np.loadtxt(io.StringIO(rows), comments=None, ndmin=2)
-    except ValueError:
-        stamps = np.empty((0, 0))
-    if stamps.shape != (len(rows.splitlines()), 1):
+    check_text(content, where)
+    rows = content.rstrip()
+    stamps = load_numbers(rows, None)
+    if stamps.shape != (rows.count(b"\n") + 1, 1):
         raise _first_fault(rows, where)
     ms = stamps[:, 0]
     is_wrong = ~((ms >= 0.0) & (ms <= MAX_MS) & (ms == np.floor(ms)))
@@ -71,10 +69,11 @@ def parse_mahimahi(content: bytes, where: str, step_s: float = 1.0) -> Trace:
     return Trace(edges[:-1], {ONE_WAY: rates}, period_s)
 
 
-def _first_fault(rows: str, where: str) -> TraceError:
-    for row, line in enumerate(rows.splitlines(), 1):
-        if not line.strip().isdigit():
-            got = repr(line.strip()[:40]) if line.strip() else "nothing"
+def _first_fault(rows: bytes, where: str) -> TraceError:
+    for row, line in enumerate(io.BytesIO(rows), 1):
+        text = line.decode("utf-8").strip()
+        if not text.isdigit():
+            got = repr(text[:40]) if text else "nothing"
             return TraceError(
                 f"{where}: row {row}: must be one whole number of milliseconds, got {got}; "
                 "correct or delete the row"

@@ -34,6 +34,12 @@ SINGLE_ROW_S = 1.0
 
 MAX_VALUE = 1e12
 
+BOM = b"\xef\xbb\xbf"
+"""What some programs write before UTF-8."""
+
+ROWS_AT_ONCE = 10_000
+"""Made into text at once, to save memory."""
+
 _COMMENT = re.compile(r"#\s*(\w+)\s*=\s*(.*)")
 
 
@@ -47,11 +53,11 @@ def parse_table(content: bytes, where: str) -> Trace:
     Raises:
         TraceError: It breaks a rule; the message names the row, a line of the file from 1.
     """
-    text = decoded(content, where)
-    lines = io.StringIO(text)
-    n_before, header, notes = _header(lines, where)
+    check_text(content, where)
+    header, n_before, offset, notes = _header(content, where)
     names = _columns(header, where, n_before)
-    numbers = _numbers(lines, len(names), where, n_before)
+    rows = content[offset:].rstrip()
+    numbers = _numbers(rows, len(names), where, n_before)
     times, columns = numbers[:, 0], numbers[:, 1:].T
     _check(where, n_before, names, times, columns)
     t_s = times - times[0]
@@ -68,42 +74,48 @@ def format_table(trace: Trace, notes: Mapping[str, str]) -> str:
     lines.append(f"# period_s = {trace.period_s:.9g}")
     lines.append(",".join([TIME, *trace.columns]))
     columns = [trace.t_s, *trace.columns.values()]
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    lines.extend(",".join(f"{number:.9g}" for number in row) for row in rows)
+    for start in range(0, len(trace.t_s), ROWS_AT_ONCE):
+        parts = (column[start : start + ROWS_AT_ONCE].tolist() for column in columns)
+        rows = zip(*parts, strict=True)
+        lines.append("\n".join(",".join(f"{number:.9g}" for number in row) for row in rows))
     return "\n".join(lines) + "\n"
 
 
-def decoded(content: bytes, where: str) -> str:
-    """Return a trace as text.
+def check_text(content: bytes, where: str) -> None:
+    """See that a trace is text, and not empty.
 
     Raises:
-        TraceError: It is empty or no text.
+        TraceError: It is not.
     """
     if not content.strip():
         raise TraceError(f"{where}: a trace must have rows, got an empty file; record it again")
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as exc:
-        row = content.count(b"\n", 0, exc.start) + 1
-        raise TraceError(
-            f"{where}: row {row}: must be UTF-8 text, got byte 0x{content[exc.start]:02x}; "
-            "save it as plain text"
-        ) from exc
-    if "\0" in text:
-        row = text.count("\n", 0, text.index("\0")) + 1
+    if not content.isascii():
+        try:
+            content.decode("utf-8")
+        except UnicodeDecodeError as exc:
+            row = content.count(b"\n", 0, exc.start) + 1
+            raise TraceError(
+                f"{where}: row {row}: must be UTF-8 text, got byte 0x{content[exc.start]:02x}; "
+                "save it as plain text"
+            ) from exc
+    if (place := content.find(b"\0")) >= 0:
+        row = content.count(b"\n", 0, place) + 1
         raise TraceError(f"{where}: row {row}: must be text, got a zero byte; save it as UTF-8")
-    return text
 
 
-def _header(lines: io.StringIO, where: str) -> tuple[int, str, dict[str, str]]:
-    """Return how many lines come before the first row, the header, and what comments say."""
-    notes = {}
-    for number, line in enumerate(lines, 1):
-        comment = _COMMENT.match(line.strip())
-        if comment:
+def _header(content: bytes, where: str) -> tuple[str, int, int, dict[str, str]]:
+    """Return the header, its row, where the row after it begins, and what comments say."""
+    notes, start, row = {}, len(BOM) if content.startswith(BOM) else 0, 0
+    while start < len(content):
+        row += 1
+        end = content.find(b"\n", start)
+        end = len(content) if end < 0 else end
+        line = content[start:end].decode("utf-8").strip()
+        start = end + 1
+        if comment := _COMMENT.match(line):
             notes[comment.group(1)] = comment.group(2)
-        elif line.strip() and not line.startswith("#"):
-            return number, line, notes
+        elif line and not line.startswith("#"):
+            return line, row, start, notes
     raise TraceError(f"{where}: a trace must have a header, got comments only; record it again")
 
 
@@ -127,36 +139,41 @@ def _columns(header: str, where: str, row: int) -> list[str]:
     return names
 
 
-def _numbers(lines: io.StringIO, width: int, where: str, n_before: int) -> Floats:
+def _numbers(rows: bytes, width: int, where: str, n_before: int) -> Floats:
     """Return the rows, shape (R, C)."""
-    start = lines.tell()
-    rows = lines.read()
-    if not rows.strip():
+    if not rows:
         raise TraceError(f"{where}: a trace must have rows, got only a header; record it again")
-    try:
-        numbers = np.loadtxt(io.StringIO(rows), delimiter=",", comments=None, ndmin=2)
-    except ValueError:
-        numbers = np.empty((0, 0))
-    if numbers.shape != (len(rows.rstrip().splitlines()), width):
-        lines.seek(start)
+    numbers = load_numbers(rows, ",")
+    if numbers.shape != (rows.count(b"\n") + 1, width):
         raise _first_fault(rows, width, where, n_before)
     return numbers
 
 
-def _first_fault(rows: str, width: int, where: str, n_before: int) -> TraceError:
+def load_numbers(rows: bytes, delimiter: str | None) -> Floats:
+    """Return rows of numbers, shape (R, C); of shape (0, 0) if some row is none."""
+    try:
+        return np.loadtxt(
+            io.BytesIO(rows), delimiter=delimiter, comments=None, ndmin=2, encoding="utf-8"
+        )
+    except ValueError:
+        return np.empty((0, 0))
+
+
+def _first_fault(rows: bytes, width: int, where: str, n_before: int) -> TraceError:
     """Return what is wrong with the first row that cannot be read."""
-    for row, line in enumerate(rows.rstrip().splitlines(), n_before + 1):
-        fields = line.split(",")
+    for row, line in enumerate(io.BytesIO(rows), n_before + 1):
+        text = line.decode("utf-8").strip()
+        fields = text.split(",")
         if len(fields) != width:
-            got = f"{len(fields)}" if line.strip() else "none"
+            got = f"{len(fields)}" if text else "none"
             return TraceError(
                 f"{where}: row {row}: must have {width} values, got {got}; add what is missing"
             )
-        for text in fields:
+        for field in fields:
             try:
-                float(text)
+                float(field)
             except ValueError:
-                got = repr(text.strip()[:40]) if text.strip() else "nothing"
+                got = repr(field.strip()[:40]) if field.strip() else "nothing"
                 return TraceError(
                     f"{where}: row {row}: must be numbers, got {got}; correct or delete the row"
                 )

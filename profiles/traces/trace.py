@@ -46,18 +46,18 @@ class Trace:
     """Of the names in `COLUMNS` or `ONE_WAY`; each of shape (R,). Rates are payload of TCP."""
     period_s: float
 
+    def has(self, column: str) -> bool:
+        """Tell whether it tells of this number."""
+        return column in self.columns or (column.endswith("_bps") and ONE_WAY in self.columns)
+
     def series(self, column: str) -> Series:
         """Return one column; a rate that does not say which way it goes serves both ways.
 
         Raises:
             KeyError: It has no such column.
         """
-        name = column
-        if column not in self.columns and column.endswith("_bps"):
-            name = ONE_WAY
-        return Series(
-            tuple(self.t_s.tolist()), tuple(self.columns[name].tolist()), float(self.period_s)
-        )
+        values = self.columns[column if column in self.columns or not self.has(column) else ONE_WAY]
+        return Series(tuple(self.t_s.tolist()), tuple(values.tolist()), float(self.period_s))
 
     def mean(self, column: str) -> float:
         """Return the mean of a column over time."""

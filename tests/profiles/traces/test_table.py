@@ -1,5 +1,7 @@
 """Our format of traces: read back what was written, and refuse the rest by row."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -146,3 +148,17 @@ def test_any_bytes_are_a_lawful_trace_or_one_line(content: bytes) -> None:
 
 def test_the_limit_of_size_leaves_room_for_a_week_at_1_hz() -> None:
     assert 7 * 86_400 * len("604800,100000000,100000000\n") < MAX_BYTES
+
+
+def test_reading_takes_a_few_times_the_memory_of_the_file() -> None:
+    rows = "".join(f"{t},{t * 7919 % 10**8},{t * 104729 % 10**8}\n" for t in range(100_000))
+    content = f"t_s,down_bps,up_bps\n{rows}".encode()
+    tracemalloc.start()
+    trace = parse_trace(content, "a.csv")
+    _, read_peak = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    format_table(trace, {})
+    _, written_peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert read_peak < 6 * len(content)
+    assert written_peak < 8 * len(content)
