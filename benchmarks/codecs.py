@@ -1,7 +1,7 @@
 """What each codec saves in bytes and time, and what it costs in accuracy, on a whole run.
 
     fairbed bench codecs [--rounds 20] [--seeds 1,2,3] [--devices 6] [--per-round 6]
-                         [--link lte-driving] [--only UP/DOWN,...] [--json]
+                         [--link lte-steady] [--only UP/DOWN,...] [--json]
 
 Digits and the CNN of 86,282 parameters on emulated Raspberry Pi 4 behind one slow link each. All
 numbers are from the store of the runs: bytes are means and times medians over the exchanges of
@@ -116,7 +116,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seeds", default="1,2,3", help="one run each")
     parser.add_argument("--devices", type=int, default=6)
     parser.add_argument("--per-round", type=int, default=6)
-    parser.add_argument("--link", default="lte-driving")
+    parser.add_argument("--link", default="lte-steady")
     parser.add_argument("--only", default=",".join(CASES), help=f"some of {', '.join(CASES)}")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)

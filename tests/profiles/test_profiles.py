@@ -13,12 +13,15 @@ from profiles import Profile, ProfileError, Quantity, UnknownProfile, Varying
 from profiles.load import near_names
 from profiles.schema import LinkProfile
 from profiles.traces import TraceReader
+from profiles.traces.table import parse_table
 
 FOLDER = Path(profiles.__file__).parent
 FILES = sorted([*FOLDER.glob("devices/*.toml"), *FOLDER.glob("links/*.toml")])
 PI_4 = (
     (FOLDER / "devices" / "raspberry-pi-4b.toml").read_text(encoding="utf-8").split("[energy]")[0]
 )
+
+DOCS = (FOLDER.parent / "docs" / "profiles.md").read_text(encoding="utf-8")
 
 Edit = Callable[[str], str]
 
@@ -283,3 +286,16 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "board.toml"
     path.write_bytes(b"\xff\xfe")
     assert profiles.check(path)[0].startswith(f"{path}: must be a readable UTF-8 file, got ")
+
+
+def test_the_example_of_the_docs_is_a_profile(tmp_path: Path) -> None:
+    example = DOCS.split("## A device, by example")[1].split("```toml\n")[1].split("```")[0]
+    path = tmp_path / "example.toml"
+    path.write_text(example, encoding="utf-8")
+    assert profiles.check(path) == []
+    assert profiles.load(path).thermal is not None
+
+
+def test_the_traces_of_the_docs_can_be_read() -> None:
+    example = DOCS.split("## Traces")[1].split("```\n")[1].split("```")[0]
+    assert parse_table(example.encode(), "docs").period_s == 4.0

@@ -218,3 +218,9 @@ def test_a_bad_plot_is_one_line(
 def test_plot_draws_a_published_trace(capsys: pytest.CaptureFixture[str]) -> None:
     lines = said(capsys, "plot", "data:mahimahi/ATT-LTE-driving.down", "--length", "60s")
     assert lines[-1].split()[:2] == ["bps", "786.112"]
+
+
+def test_the_docs_show_the_library_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    docs = Path(profiles.__file__).parents[1] / "docs" / "profiles.md"
+    shown = docs.read_text(encoding="utf-8").split("## The library")[1].split("```\n")[1]
+    assert shown.splitlines() == said(capsys, "list"), "run fairbed profiles list, and paste it"
