@@ -63,15 +63,20 @@ class LiveDevices:
         changed: dict[str, LinkState] = {}
         for name, wanted in conditions.items():
             if name in self._ports:
-                state = LinkState(
-                    shape=wanted.shape or Shape(),
-                    is_covered=wanted.outage != "coverage",
-                    is_plugged=wanted.outage != "unplugged",
-                )
+                state = link_state(wanted)
                 if state != self._states.get(name):
                     changed[name] = state
         await self._links.change(changed)
         self._states.update(changed)
+
+
+def link_state(wanted: Conditions) -> LinkState:
+    """Return what becomes of a link."""
+    return LinkState(
+        shape=wanted.shape or Shape(),
+        is_covered=wanted.outage != "coverage",
+        is_plugged=wanted.outage != "unplugged",
+    )
 
 
 def tell(gauge: Gauge, spec: DeviceSpec, wanted: Conditions) -> None:
