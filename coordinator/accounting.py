@@ -54,14 +54,24 @@ def before(device: Device, choice: Choice, now: float) -> Before:
     )
 
 
-def unaccounted_s(exchange: Exchange) -> float | None:
-    """Return what phases and signal leave of tau; None until an update arrived."""
+def phases_s(exchange: Exchange) -> tuple[float, ...] | None:
+    """Return the phases of an exchange in the order of `PHASES`; None until an update arrived.
+
+    They add up to tau: what the device and the coordinator have not measured is the last one.
+    """
     tau, offer, upload = exchange.tau_s, exchange.offer, exchange.upload_s
     if tau is None or offer is None or upload is None:
         return None
     p = offer.phases
-    phases = p.download_s + p.decode_s + p.load_s + p.evaluate_s + p.train_s + p.encode_s + upload
-    return tau - phases - (exchange.signal_s or 0.0)
+    compute_s = p.decode_s + p.evaluate_s + p.train_s + p.encode_s
+    known = p.download_s, p.load_s, compute_s, upload
+    return *known, tau - sum(known)
+
+
+def unaccounted_s(exchange: Exchange) -> float | None:
+    """Return what phases and signal leave of tau; None until an update arrived."""
+    phases = phases_s(exchange)
+    return None if phases is None else phases[-1] - (exchange.signal_s or 0.0)
 
 
 def starvation(exchange: Exchange) -> str:
@@ -95,9 +105,11 @@ def invalid_reason(exchange: Exchange, lag_p99_s: float) -> str:
 
 def observation(exchange: Exchange, row: int, lag_p99_s: float) -> Observation:
     """Return what an exchange teaches."""
+    is_valid = not invalid_reason(exchange, lag_p99_s)
     return Observation(
         row=row,
-        tau_s=exchange.tau_s if not invalid_reason(exchange, lag_p99_s) else None,
+        tau_s=exchange.tau_s if is_valid else None,
+        phases_s=phases_s(exchange) if is_valid else None,
         is_aggregated=exchange.stage is Stage.DONE,
         timed_out=exchange.stage is Stage.LATE and not starvation(exchange),
     )

@@ -69,8 +69,11 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     """Guaranteed long-run selection rate of every device (rbcs-f)."""
     V: NonNegativeFloat = 20.0
     """Weight of time against fairness (rbcs-f), 1/seconds."""
-    estimator: Literal["ridge"] = "ridge"
+    estimator: Literal["ridge", "phases"] = "ridge"
+    """One regression of the whole exchange time, as in the paper, or one of each phase."""
     ridge_lambda: PositiveFloat = 1.0
+    discount: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """What an exchange weighs after each later one of the same device; 1 forgets nothing."""
     alpha: NonNegativeFloat | Literal["theory"] = 0.1
     """Confidence: tau_bar = tau_hat - alpha x width; `theory` follows the self-normalised bound."""
     cold_start_coding: Literal["not_previous", "seed_literal"] = "not_previous"

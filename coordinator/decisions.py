@@ -14,7 +14,7 @@ from coordinator.algorithms.aggregation.base import Accumulator, Aggregator, Str
 from coordinator.algorithms.aggregation.build import make_aggregator
 from coordinator.algorithms.aggregation.gathered import Gathered, Models
 from coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
-from coordinator.algorithms.estimation.base import Estimator, Prediction
+from coordinator.algorithms.estimation.base import Estimator, Measured, Prediction
 from coordinator.algorithms.estimation.build import make_estimator
 from coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
 from coordinator.algorithms.selection.build import make_selector
@@ -35,7 +35,7 @@ class Choice:
     is_available: Bools
     """Shape (N,)."""
     context: Floats
-    """Context known before selection, shape (N, 3)."""
+    """Context known before selection, shape (N, 4)."""
     prediction: Prediction
 
 
@@ -46,6 +46,8 @@ class Observation:
     row: int
     tau_s: float | None
     """Measured model exchange time; None when not observed or not valid."""
+    phases_s: tuple[float, ...] | None
+    """Its phases, seconds, in the order of `PHASES`; None with it."""
     is_aggregated: bool
     timed_out: bool
     """Missed the deadline: its exchange took at least that long."""
@@ -114,14 +116,15 @@ class Decisions:
         self.selector.observe(
             Outcomes(round=choice.round, is_selected=is_selected, is_aggregated=is_aggregated)
         )
-        taught = {o.row: o.tau_s for o in observations if o.tau_s is not None}
+        taught = {o.row: (o.tau_s, o.phases_s) for o in observations if o.tau_s is not None}
         if settings.censored == "timeout":
-            deadline = self.config.round.deadline_s
-            taught |= {o.row: deadline for o in observations if o.timed_out}
+            bound = self.config.round.deadline_s, None
+            taught |= {o.row: bound for o in observations if o.timed_out}
         if taught:
             rows = np.array(sorted(taught), dtype=np.int64)
-            tau = np.array([taught[int(row)] for row in rows], dtype=np.float64)
-            self.estimator.observe(rows, choice.context[rows], tau)
+            tau_s, phases_s = zip(*(taught[int(row)] for row in rows), strict=True)
+            measured = Measured.of(tau_s, phases_s)
+            self.estimator.observe(rows, choice.context[rows], measured)
 
     def frozen(self) -> list[int]:
         """Return the rows whose queues stand still because they failed time and again."""

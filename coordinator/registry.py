@@ -4,6 +4,7 @@ A pure table: time is an argument. A device keeps its row for the whole run, als
 of the agent and of the coordinator.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -204,10 +205,10 @@ class Registry:
         return np.fromiter((claimed_n_k(d) for d in self), dtype=np.int64, count=len(self))
 
     def contexts(self, down_bits: float | Floats, up_bits: float | Floats, coding: str) -> Floats:
-        """Return c = [1/mu, s, M_down/B_down + M_up/B_up] of each device, shape (N, 3).
+        """Return c = [1/mu, s, M_down/B_down, M_up/B_up] of each device, shape (N, 4).
 
-        A link that nobody has measured yet counts as the fleet's median, or as no time at all
-        when no device has measured its own.
+        A link that a device has not measured both ways yet counts as the fleet's median, or as no
+        time at all when no device has measured its own.
 
         Args:
             down_bits: Size of the model as it travels, bits, for each device (N,) or for all.
@@ -215,14 +216,15 @@ class Registry:
             coding: `not_previous` (s = 1 iff it did not complete training in the last round) or
                 `seed_literal` (s = 1 iff it was selected in the last round).
         """
-        down, up = (np.broadcast_to(bits, len(self)).tolist() for bits in (down_bits, up_bits))
-        each = zip(self, down, up, strict=True)
-        transfer = np.array([_transfer_s(*exchange) for exchange in each], dtype=np.float64)
-        known = transfer[np.isfinite(transfer)]
-        transfer[~np.isfinite(transfer)] = np.median(known) if known.size else 0.0
+        n = len(self)
+        bits = np.stack([np.broadcast_to(down_bits, n), np.broadcast_to(up_bits, n)], axis=1)
+        transfer_s = bits / np.array([_rates_bps(d) for d in self], dtype=np.float64).reshape(n, 2)
+        known = transfer_s[np.isfinite(transfer_s).all(axis=1)]
+        guess = np.median(known, axis=0) if known.size else np.zeros(2)
+        transfer_s = np.where(np.isfinite(transfer_s).all(axis=1, keepdims=True), transfer_s, guess)
         inverse_mu = np.array([1.0 / mu_of(d) for d in self], dtype=np.float64)
         cold = np.array([cold_start(d, coding) for d in self], dtype=np.float64)
-        return np.stack([inverse_mu, cold, transfer], axis=1) if len(self) else np.zeros((0, 3))
+        return np.concatenate([inverse_mu[:, None], cold[:, None], transfer_s], axis=1)
 
     def slowest_bps(self) -> float | None:
         """Return the slowest downlink that a device has reported, bit/s; None before the first."""
@@ -273,9 +275,11 @@ def cold_start(device: Device, coding: str) -> int:
     return int(not device.trained_last)
 
 
-def _transfer_s(device: Device, down_bits: float, up_bits: float) -> float:
+def _rates_bps(device: Device) -> tuple[float, float]:
+    """Return the measured rates down and up, clamped; NaN before both are known."""
     context = device.context
     if context is None or context.downlink_bps is None or context.uplink_bps is None:
-        return float("nan")
-    down_bps, up_bps = np.clip((context.downlink_bps, context.uplink_bps), *LINK_BOUNDS_BPS)
-    return float(down_bits / down_bps + up_bits / up_bps)
+        return math.nan, math.nan
+    low, high = LINK_BOUNDS_BPS
+    down_bps, up_bps = context.downlink_bps, context.uplink_bps
+    return min(max(down_bps, low), high), min(max(up_bps, low), high)

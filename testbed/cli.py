@@ -104,6 +104,11 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
         if name == "show":
             sub.add_argument("--json", action="store_true", help="one JSON object on stdout")
+            sub.add_argument(
+                "--estimators",
+                action="store_true",
+                help="how well each estimator would have predicted the run's exchanges",
+            )
     runs = command("runs", "list the runs")
     runs.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
     runs.add_argument("--json", action="store_true", help="one JSON array on stdout")

@@ -10,6 +10,10 @@ class PlannedSelection(Struct, frozen=True, kw_only=True):
     per_round: int | None = None
     beta: float | None = None
     counts: str = "selected"
+    ridge_lambda: float | None = None
+    discount: float | None = None
+    alpha: float | str | None = None
+    cold_start_coding: str | None = None
 
 
 class PlannedAggregation(Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
+from coordinator.estimates import compare_estimators, estimates_table
 from coordinator.store import (
     RunInfo,
     RunNotFoundError,
@@ -68,6 +69,10 @@ def live_endpoint(folder: Path) -> tuple[RunInfo, Endpoint]:
 
 def _show(options: argparse.Namespace) -> int:
     with RunReader(resolve_run(options.runs, options.run)) as reader:
+        if options.estimators:
+            found = compare_estimators(reader)
+            print(msgspec.json.encode(found).decode() if options.json else estimates_table(found))
+            return DONE
         summary = summarise_run(reader)
     print(msgspec.json.encode(summary).decode() if options.json else summary_table(summary))
     return DONE

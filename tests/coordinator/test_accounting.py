@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from coordinator.accounting import before, exchange_row, invalid_reason, observation, unaccounted_s
-from coordinator.algorithms.estimation.base import Prediction
+from coordinator.accounting import (
+    before,
+    exchange_row,
+    invalid_reason,
+    observation,
+    phases_s,
+    unaccounted_s,
+)
+from coordinator.algorithms.estimation.base import PHASES, Prediction
 from coordinator.decisions import Choice
 from coordinator.registry import Registry
 from coordinator.round import Arrived, Checked, Exchange, GaveUp, Offered, Round, Starved, Tick
@@ -47,6 +54,20 @@ def test_decoding_is_a_phase_of_the_device() -> None:
     slower = structs.replace(exchange.offer.phases, decode_s=0.01)
     exchange.offer = structs.replace(exchange.offer, phases=slower)
     assert unaccounted_s(exchange) == pytest.approx(0.02)
+
+
+def test_the_phases_of_an_exchange_add_up_to_its_tau() -> None:
+    exchange = played(silence_s=0.05).exchanges["pi-1"]
+    assert exchange.offer is not None
+    told, phases = exchange.offer.phases, phases_s(exchange)
+    assert phases is not None
+    assert len(phases) == len(PHASES)
+    assert sum(phases) == pytest.approx(exchange.tau_s)
+    by_name = dict(zip(PHASES, phases, strict=True))
+    assert by_name["download"] == told.download_s
+    assert by_name["compute"] == told.decode_s + told.evaluate_s + told.train_s + told.encode_s
+    assert by_name["rest"] == pytest.approx(0.05)
+    assert observation(exchange, 0, 0.0).phases_s == phases
 
 
 def test_a_clean_exchange_teaches_its_tau() -> None:

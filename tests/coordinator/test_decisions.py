@@ -47,7 +47,7 @@ def fleet(n: int = 5) -> Registry:
 
 def observe(brain: Decisions, registry: Registry, round_id: int, tau_s: float) -> list[int]:
     choice = brain.choose(round_id, registry, BOTH_WAYS, now=1.0)
-    seen = [Observation(int(row), tau_s + int(row), True, False) for row in choice.rows]
+    seen = [Observation(int(row), tau_s + int(row), None, True, False) for row in choice.rows]
     brain.learn(choice, seen)
     return [int(row) for row in choice.rows]
 
@@ -76,7 +76,9 @@ def test_a_restored_checkpoint_goes_on_as_if_nothing_had_happened() -> None:
 def test_only_valid_exchanges_teach_the_estimator() -> None:
     registry, brain = fleet(2), decisions()
     choice = brain.choose(1, registry, BOTH_WAYS, now=1.0)
-    brain.learn(choice, [Observation(0, 4.0, True, False), Observation(1, None, True, False)])
+    brain.learn(
+        choice, [Observation(0, 4.0, None, True, False), Observation(1, None, None, True, False)]
+    )
     predicted = brain.choose(2, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
     assert predicted[0] > 1.0
     assert predicted[1] == 0.0
@@ -86,7 +88,7 @@ def test_a_timeout_teaches_the_deadline_only_when_asked_to() -> None:
     for censored, learnt in (("drop", False), ("timeout", True)):
         registry, brain = fleet(2), decisions(censored=censored)
         choice = brain.choose(1, registry, BOTH_WAYS, now=1.0)
-        brain.learn(choice, [Observation(0, None, False, True)])
+        brain.learn(choice, [Observation(0, None, None, False, True)])
         predicted = brain.choose(2, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
         assert bool(predicted[0] > 5.0) is learnt
 
@@ -103,3 +105,14 @@ def test_mini_batch_orders_differ_between_rounds_and_devices() -> None:
     brain = decisions()
     seeds = {brain.training_seed(r, d) for r in range(5) for d in range(5)}
     assert len(seeds) == 25
+
+
+def test_phases_teach_their_estimator_and_a_bound_does_not() -> None:
+    registry, brain = fleet(3), decisions(estimator="phases", censored="timeout")
+    choice = brain.choose(1, registry, BOTH_WAYS, now=1.0)
+    measured = Observation(0, 4.0, (1.0, 0.5, 1.5, 0.75, 0.25), True, False)
+    brain.learn(choice, [measured, Observation(1, None, None, False, True)])
+    predicted = brain.choose(2, registry, BOTH_WAYS, now=1.0).prediction
+    assert predicted.tau_hat_s[0] > 1.0
+    assert predicted.tau_hat_s[1:].tolist() == [0.0, 0.0]
+    assert predicted.width_s[0] < predicted.width_s[1]

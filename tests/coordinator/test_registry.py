@@ -70,7 +70,7 @@ def test_context_features_are_inverse_mu_cold_start_and_seconds_of_transfer() ->
     registry = joined("pi-1")
     registry.update_context("pi-1", context(seq=2, mu_cores=2.0), now=11.0)
     columns = registry.contexts(8e6, 16e6, coding="not_previous")
-    np.testing.assert_allclose(columns, [[0.5, 1.0, 1.0 + 4.0]])
+    np.testing.assert_allclose(columns, [[0.5, 1.0, 1.0, 4.0]])
 
 
 def test_an_unmeasured_link_counts_as_the_median_of_the_fleet() -> None:
@@ -78,14 +78,14 @@ def test_an_unmeasured_link_counts_as_the_median_of_the_fleet() -> None:
     registry.update_context("pi-2", context(seq=2, uplink_bps=8e6), now=11.0)
     registry.update_context("pi-3", context(seq=2, uplink_bps=None), now=11.0)
     columns = registry.contexts(8e6, 8e6, "not_previous")
-    assert columns[2, 2] == pytest.approx(np.median(columns[:2, 2]))
+    np.testing.assert_allclose(columns[2, 2:], np.median(columns[:2, 2:], axis=0))
 
 
 def test_no_link_measured_at_all_counts_as_no_time() -> None:
     registry = joined("pi-1")
     registry.update_context("pi-1", context(seq=2, downlink_bps=None), now=11.0)
-    assert registry.contexts(8e6, 8e6, "not_previous")[0, 2] == 0.0
-    assert Registry().contexts(8e6, 8e6, "not_previous").shape == (0, 3)
+    assert registry.contexts(8e6, 8e6, "not_previous")[0, 2:].tolist() == [0.0, 0.0]
+    assert Registry().contexts(8e6, 8e6, "not_previous").shape == (0, 4)
 
 
 def test_the_two_cold_start_codings_follow_training_and_selection() -> None:

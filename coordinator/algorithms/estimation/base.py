@@ -1,9 +1,23 @@
 """What every estimator of exchange times sees and answers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
 
 from coordinator.algorithms.arrays import Floats, Ints
+
+INVERSE_MU, COLD, DOWN, UP = range(4)
+"""Columns of a context: 1/mu, cold start 0 or 1, and the nominal seconds of the model's way down
+and of the update's way up, each its size over the measured rate."""
+CONTEXT = 4
+
+Phase: TypeAlias = Literal["download", "load", "compute", "upload", "rest"]
+PHASES: tuple[Phase, ...] = ("download", "load", "compute", "upload", "rest")
+"""What an exchange is made of, as the coordinator gets to know it. `compute` is decoding,
+evaluating, training and encoding; `rest` is what the others leave of tau: the way of control
+messages, mostly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +32,46 @@ class Prediction:
     """The part of tau_hat_s that is the transfer of the model, seconds, shape (N,)."""
 
 
-class Estimator(Protocol):
-    """Learns tau = c . theta of each device from measured exchanges."""
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured of some exchanges."""
+
+    tau_s: Floats
+    """Exchange times, seconds, shape (K,)."""
+    phases_s: Floats
+    """Their phases, seconds, in the order of `PHASES`, shape (K, 5); they add up to tau_s. A row of
+    NaN is an exchange of which only a bound is known: it missed its deadline."""
+
+    @classmethod
+    def of(cls, tau_s: Sequence[float], phases_s: Sequence[Sequence[float] | None]) -> "Measured":
+        """Return measurements from plain numbers; None is an exchange whose phases are unknown."""
+        unknown = [np.nan] * len(PHASES)
+        rows = [unknown if phases is None else list(phases) for phases in phases_s]
+        return cls(
+            np.array(tau_s, dtype=np.float64),
+            np.array(rows, dtype=np.float64).reshape(len(rows), len(PHASES)),
+        )
+
+    @classmethod
+    def whole(cls, tau_s: Floats) -> "Measured":
+        """Return exchange times whose phases nobody knows."""
+        return cls(tau_s, np.full((len(tau_s), len(PHASES)), np.nan))
+
+
+class Learner(Protocol):
+    """Learns the exchange times of each device from measured exchanges."""
 
     def predict(self, context: Floats) -> Prediction:
-        """Predict for contexts of shape (N, 3): 1/mu, cold start, nominal transfer seconds."""
+        """Predict for one context a device, shape (N, 4)."""
         ...
 
-    def observe(self, rows: Ints, context: Floats, tau_s: Floats) -> None:
-        """Learn from exchanges: rows (K,), contexts before selection (K, 3), seconds (K,)."""
+    def observe(self, rows: Ints, context: Floats, measured: Measured) -> None:
+        """Learn from exchanges: rows (K,), their contexts before selection (K, 4)."""
         ...
+
+
+class Estimator(Learner, Protocol):
+    """A learner that a run can take up again."""
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists, for the checkpoint."""

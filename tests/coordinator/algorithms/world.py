@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.algorithms.arrays import Bools, Floats, Ints
-from coordinator.algorithms.estimation.ridge import Ridge
+from coordinator.algorithms.estimation.linear import LinearModels
 from coordinator.algorithms.fairness import jain
 from coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
 
@@ -79,19 +79,19 @@ def draw_world(seed: int, noise: float) -> World:
 
 def simulate(selector: Selector, world: World) -> Run:
     """Return what becomes of a policy with ridge estimates in a world."""
-    ridge, is_warm = Ridge(1.0), np.zeros(DEVICES, dtype=np.bool_)
+    ridge, is_warm = LinearModels(3), np.zeros(DEVICES, dtype=np.bool_)
     counts, total_s = np.zeros(DEVICES, dtype=np.int64), 0.0
     backlog, errors = list[float](), list[float]()
     for t in range(ROUNDS):
         context = np.stack([world.inverse_mu[t], ~is_warm, world.transfer_s[t]], axis=1)
         expected_s = np.einsum("ni,ni->n", context, THETA)
-        predicted = ridge.predict(context)
+        tau_hat_s, width_s = ridge.predict(context)
         candidates = Candidates(
             round=t + 1,
             is_available=world.is_available[t],
-            tau_hat_s=predicted.tau_hat_s,
-            width_s=predicted.width_s,
-            transfer_hat_s=predicted.transfer_hat_s,
+            tau_hat_s=tau_hat_s,
+            width_s=width_s,
+            transfer_hat_s=np.zeros(DEVICES),
             n_k=np.ones(DEVICES, dtype=np.int64),
         )
         rows = selector.select(candidates, PER_ROUND, np.random.default_rng([world.seed, t]))
@@ -103,7 +103,7 @@ def simulate(selector: Selector, world: World) -> Run:
         total_s += float(tau_s.max())
         backlog.append(float(selector.queues(DEVICES).sum()))
         if t >= ROUNDS // 2:
-            relative = predicted.tau_hat_s[rows] / expected_s[rows]
+            relative = tau_hat_s[rows] / expected_s[rows]
             errors.append(float(np.abs(relative - 1.0).mean()))
     return Run(
         total_s=total_s,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.algorithms.estimation import make_estimator
+from coordinator.algorithms.estimation import Measured, make_estimator
 from coordinator.algorithms.estimation.ridge import Ridge
 from coordinator.config import SelectionConfig
 
@@ -22,19 +22,30 @@ def floats(*of: float) -> Floats:
 
 
 def contexts(*of: tuple[float, float, float]) -> Floats:
-    return np.array(of, dtype=np.float64)
+    """Return contexts (N, 4); a quarter of the transfer is on the way up."""
+    paper = np.array(of, dtype=np.float64)
+    return both_ways(paper)
+
+
+def both_ways(paper: Floats) -> Floats:
+    transfer_s = paper[:, 2:]
+    return np.concatenate([paper[:, :2], 0.75 * transfer_s, 0.25 * transfer_s], axis=1)
+
+
+def times(*of: float) -> Measured:
+    return Measured.whole(floats(*of))
 
 
 def test_worked_example() -> None:
     ridge = Ridge(1.0)
-    ridge.observe(rows(0), contexts((1.0, 1.0, 0.5)), floats(3.0))
+    ridge.observe(rows(0), contexts((1.0, 1.0, 0.5)), times(3.0))
     assert ridge.theta(1)[0] == pytest.approx([0.923077, 0.923077, 0.461538], abs=1e-6)
     seen = ridge.predict(contexts((0.5, 0.0, 0.5)))
     assert seen.tau_hat_s[0] == pytest.approx(0.692308, abs=1e-6)
     assert seen.width_s[0] == pytest.approx(0.571772, abs=1e-6)
     assert seen.tau_hat_s[0] - 0.1 * seen.width_s[0] == pytest.approx(0.635131, abs=1e-6)
     assert seen.transfer_hat_s[0] == pytest.approx(0.461538 * 0.5, abs=1e-6)
-    ridge.observe(rows(0), contexts((2.0, 0.0, 1.0)), floats(4.0))
+    ridge.observe(rows(0), contexts((2.0, 0.0, 1.0)), times(4.0))
     assert ridge.theta(1)[0] == pytest.approx([1.433962, 0.603774, 0.716981], abs=1e-6)
 
 
@@ -52,9 +63,9 @@ def test_agrees_with_the_normal_equations(
 ) -> None:
     ridge = Ridge(lambda_)
     for c, t in zip(x, tau, strict=True):
-        ridge.observe(rows(0), c[None], floats(float(t)))
+        ridge.observe(rows(0), both_ways(c[None]), times(float(t)))
     h = lambda_ * np.eye(3) + x.T @ x
-    predicted = ridge.predict(at)
+    predicted = ridge.predict(both_ways(at))
     assert ridge.theta(1)[0] == pytest.approx(np.linalg.solve(h, x.T @ tau), abs=1e-8)
     assert predicted.tau_hat_s[0] == pytest.approx((at @ ridge.theta(1)[0])[0])
     width = np.sqrt(at[0] @ np.linalg.solve(h, at[0]))
@@ -70,7 +81,7 @@ def test_a_device_never_seen_takes_no_time_and_is_uncertain() -> None:
 
 def test_devices_do_not_teach_each_other() -> None:
     ridge, c = Ridge(), contexts((1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
-    ridge.observe(rows(1), c[:1], floats(6.0))
+    ridge.observe(rows(1), c[:1], times(6.0))
     predicted = ridge.predict(c)
     assert predicted.tau_hat_s[0] == 0.0
     assert predicted.tau_hat_s[1] == pytest.approx(4.5)
@@ -79,11 +90,11 @@ def test_devices_do_not_teach_each_other() -> None:
 
 def test_many_rows_at_once_equal_one_at_a_time() -> None:
     rng = np.random.default_rng(2)
-    c, tau = rng.uniform(0.0, 2.0, (5, 3)), rng.uniform(1.0, 9.0, 5)
+    c, tau = rng.uniform(0.0, 2.0, (5, 4)), rng.uniform(1.0, 9.0, 5)
     at_once, in_turn, of = Ridge(), Ridge(), rows(4, 0, 7, 4, 2)
-    at_once.observe(of, c, tau)
+    at_once.observe(of, c, Measured.whole(tau))
     for i in range(5):
-        in_turn.observe(of[i : i + 1], c[i : i + 1], tau[i : i + 1])
+        in_turn.observe(of[i : i + 1], c[i : i + 1], Measured.whole(tau[i : i + 1]))
     assert at_once.theta(8) == pytest.approx(in_turn.theta(8))
     assert at_once.seen(9).tolist() == [1, 0, 1, 0, 2, 0, 0, 1, 0]
 
@@ -93,25 +104,25 @@ def test_learns_a_linear_world() -> None:
     ridge = Ridge()
     for _ in range(300):
         c = floats(rng.uniform(0.5, 2.0), float(rng.integers(2)), rng.uniform(0.5, 1.0))[None]
-        ridge.observe(rows(0), c, c @ theta * rng.uniform(0.9, 1.1))
+        ridge.observe(rows(0), both_ways(c), Measured.whole(c @ theta * rng.uniform(0.9, 1.1)))
     assert ridge.theta(1)[0] == pytest.approx(theta, rel=0.15)
 
 
 def test_the_transfer_part_is_never_negative() -> None:
     ridge = Ridge(0.01)
-    ridge.observe(rows(0, 0), contexts((1.0, 0.0, 0.0), (1.0, 0.0, 2.0)), floats(3.0, 1.0))
+    ridge.observe(rows(0, 0), contexts((1.0, 0.0, 0.0), (1.0, 0.0, 2.0)), times(3.0, 1.0))
     assert ridge.theta(1)[0, 2] < 0.0
     assert ridge.predict(contexts((1.0, 0.0, 1.0))).transfer_hat_s.tolist() == [0.0]
 
 
 def test_predicting_neither_needs_nor_changes_what_is_known() -> None:
     ridge = Ridge()
-    ridge.observe(rows(1), contexts((1.0, 1.0, 0.5)), floats(3.0))
+    ridge.observe(rows(1), contexts((1.0, 1.0, 0.5)), times(3.0))
     state, c = ridge.to_state(), contexts(*[(1.0, 0.0, 1.0)] * 5)
     first, again = ridge.predict(c), ridge.predict(c)
     assert first.tau_hat_s.tolist() == again.tau_hat_s.tolist()
     assert ridge.to_state() == state
-    assert ridge.predict(np.zeros((0, 3))).tau_hat_s.shape == (0,)
+    assert ridge.predict(np.zeros((0, 4))).tau_hat_s.shape == (0,)
     np.testing.assert_array_equal(c, contexts(*[(1.0, 0.0, 1.0)] * 5))
 
 
@@ -119,14 +130,16 @@ def test_a_checkpoint_predicts_the_same_bits() -> None:
     rng, original = np.random.default_rng(9), Ridge(0.7)
     for _ in range(20):
         of = rng.choice(12, 4, replace=False).astype(np.int64)
-        original.observe(of, rng.uniform(0.1, 2.0, (4, 3)), rng.uniform(0.5, 9.0, 4))
+        original.observe(
+            of, rng.uniform(0.1, 2.0, (4, 4)), Measured.whole(rng.uniform(0.5, 9.0, 4))
+        )
     resumed = Ridge(0.7)
-    resumed.observe(rows(30), contexts((1.0, 1.0, 1.0)), floats(1.0))
+    resumed.observe(rows(30), contexts((1.0, 1.0, 1.0)), times(1.0))
     resumed.load_state(msgspec.msgpack.decode(msgspec.msgpack.encode(original.to_state())))
-    c = rng.uniform(0.1, 2.0, (14, 3))
+    c = rng.uniform(0.1, 2.0, (14, 4))
     for a, b in ((original, resumed), (resumed, original)):
-        a.observe(rows(3), c[:1], floats(2.0))
-        b.observe(rows(3), c[:1], floats(2.0))
+        a.observe(rows(3), c[:1], times(2.0))
+        b.observe(rows(3), c[:1], times(2.0))
     for name in ("tau_hat_s", "width_s", "transfer_hat_s"):
         mine, theirs = getattr(original.predict(c), name), getattr(resumed.predict(c), name)
         assert mine.tolist() == theirs.tolist()
@@ -135,7 +148,7 @@ def test_a_checkpoint_predicts_the_same_bits() -> None:
 
 def test_an_empty_checkpoint_knows_nobody() -> None:
     ridge = Ridge()
-    ridge.observe(rows(2), contexts((1.0, 1.0, 1.0)), floats(1.0))
+    ridge.observe(rows(2), contexts((1.0, 1.0, 1.0)), times(1.0))
     ridge.load_state(Ridge().to_state())
     assert ridge.seen(3).tolist() == [0, 0, 0]
 
@@ -145,7 +158,7 @@ def test_an_empty_checkpoint_knows_nobody() -> None:
     [
         (rows(0), contexts((1.0, 1.0, 1.0)), floats(1.0, 2.0), "need rows"),
         (rows(0, 1), contexts((1.0, 1.0, 1.0)), floats(1.0, 2.0), "need rows"),
-        (rows(0), np.zeros((1, 2)), floats(1.0), r"context must have shape \(N, 3\), got \(1, 2\)"),
+        (rows(0), np.zeros((1, 3)), floats(1.0), r"context must have shape \(N, 4\), got \(1, 3\)"),
         (rows(0), contexts((np.nan, 1.0, 1.0)), floats(1.0), "must be finite"),
         (rows(0), contexts((1.0, 1.0, 1.0)), floats(np.inf), "must be finite"),
     ],
@@ -155,7 +168,7 @@ def test_refuses_a_wrong_observation_and_learns_nothing_of_it(
 ) -> None:
     ridge = Ridge()
     with pytest.raises(ValueError, match=message):
-        ridge.observe(of, c, tau)
+        ridge.observe(of, c, Measured.whole(tau))
     assert ridge.to_state() == Ridge().to_state()
 
 

@@ -1,0 +1,158 @@
+"""A linear model a device, each learned by ridge regression from that device's own data."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from coordinator.algorithms.arrays import Floats, Ints
+from coordinator.algorithms.columns import grown
+
+
+class LinearModels:
+    """Learns y = c . theta of each device.
+
+        H_n = lambda I + sum_i gamma^(k - i) c_i c_i^T,   b_n = sum_i gamma^(k - i) y_i c_i
+        theta_hat = H^-1 b,   y_hat = c . theta_hat,   width = sqrt(c^T H^-1 c)
+
+    over the observations i = 1..k of device n. H is factored once per observation, H = L L^T, and
+    L^-1 kept, so a prediction is a few products per device whatever the size of the fleet:
+    width = |L^-1 c|. No intercept. A device never seen has theta_hat = 0 and width
+    |c| / sqrt(lambda). Scale the features to order 1, or lambda is not a mild prior.
+
+    Source:
+        LinUCB, Li et al., WWW 2010, Algorithm 1; the discount gamma: D-LinUCB, Russac et al.,
+        NeurIPS 2019, Algorithm 1.
+    Deviates:
+        D-LinUCB discounts by rounds and takes the width from a second matrix of weights gamma^2;
+        here a device forgets by its own observations, and the width is the larger one of H alone.
+    """
+
+    def __init__(self, features: int, lambda_: float = 1.0, discount: float = 1.0) -> None:
+        """Set the prior.
+
+        Args:
+            features: Length d of a context.
+            lambda_: Ridge penalty lambda, > 0.
+            discount: Gamma in (0, 1]: what an observation weighs after each later one of the same
+                device; 1 forgets nothing.
+
+        Raises:
+            ValueError: The penalty is not positive, or the discount outside (0, 1].
+        """
+        if not (math.isfinite(lambda_) and lambda_ > 0.0):
+            raise ValueError(f"ridge: lambda must be > 0, got {lambda_}; 1.0 is a mild prior")
+        if not 0.0 < discount <= 1.0:
+            raise ValueError(f"ridge: discount must be in (0, 1], got {discount}; 1 keeps all")
+        self.features = features
+        self._lambda, self._discount = lambda_, discount
+        self._forget()
+
+    def predict(self, context: Floats) -> tuple[Floats, Floats]:
+        """Return y_hat and width of one context a device, (N, d), each of shape (N,).
+
+        Raises:
+            ValueError: The shape is wrong.
+        """
+        n = self._n(context)
+        self._grow(n)
+        white = np.einsum("nij,nj->ni", self._whitener[:n], context)
+        y_hat: Floats = np.einsum("ni,ni->n", self._theta[:n], context)
+        return y_hat, np.sqrt(np.einsum("ni,ni->n", white, white))
+
+    def observe(self, rows: Ints, context: Floats, y: Floats) -> None:
+        """Learn: rows (K,), contexts (K, d), measured (K,); in this order.
+
+        Raises:
+            ValueError: Shapes disagree, or a number is not finite. Nothing is learned then.
+        """
+        if self._n(context) != len(rows) or y.shape != rows.shape:
+            raise ValueError(
+                f"ridge: need rows (K,), context (K, {self.features}) and y (K,), got "
+                f"{rows.shape}, {context.shape} and {y.shape}; pass one row per exchange"
+            )
+        if not (np.isfinite(context).all() and np.isfinite(y).all()):
+            raise ValueError(
+                f"ridge: contexts and times must be finite, got {context.tolist()} and "
+                f"{y.tolist()}; leave invalid exchanges out"
+            )
+        if rows.size == 0:
+            return
+        self._grow(int(rows.max()) + 1)
+        outer, moment = context[:, :, None] * context[:, None, :], y[:, None] * context
+        if self._discount == 1.0:
+            np.add.at(self._h, rows, outer)
+            np.add.at(self._b, rows, moment)
+        else:
+            prior = self._lambda * np.eye(self.features)
+            for row, square, product in zip(rows.tolist(), outer, moment, strict=True):
+                self._h[row] = prior + self._discount * (self._h[row] - prior) + square
+                self._b[row] = self._discount * self._b[row] + product
+        np.add.at(self._seen, rows, 1)
+        self._solve(rows)
+
+    def theta(self, n: int) -> Floats:
+        """Return theta_hat of the first `n` rows, shape (n, d)."""
+        theta: Floats = grown(self._theta, n)[:n].copy()
+        return theta
+
+    def seen(self, n: int) -> Ints:
+        """Return from how many observations each of the first `n` rows was learned, shape (n,)."""
+        seen: Ints = grown(self._seen, n)[:n].copy()
+        return seen
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the rows that were ever observed, as plain numbers and lists."""
+        rows = np.flatnonzero(self._seen)
+        return {
+            "rows": rows.tolist(),
+            "seen": self._seen[rows].tolist(),
+            "H": self._h[rows].tolist(),
+            "b": self._b[rows].tolist(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over a state that `to_state` returned, of models with the same prior."""
+        self._forget()
+        rows = np.array(state["rows"], dtype=np.int64)
+        if rows.size == 0:
+            return
+        self._grow(int(rows.max()) + 1)
+        self._seen[rows] = np.array(state["seen"], dtype=np.int64)
+        self._h[rows] = np.array(state["H"], dtype=np.float64)
+        self._b[rows] = np.array(state["b"], dtype=np.float64)
+        self._solve(rows)
+
+    def _forget(self) -> None:
+        """Go back to knowing no device."""
+        d = self.features
+        self._seen: Ints = np.zeros(0, dtype=np.int64)
+        self._h: Floats = np.zeros((0, d, d))
+        self._b: Floats = np.zeros((0, d))
+        self._theta: Floats = np.zeros((0, d))
+        self._whitener: Floats = np.zeros((0, d, d))
+
+    def _solve(self, rows: Ints) -> None:
+        """Refresh theta_hat and L^-1 of some rows from their H and b."""
+        h = self._h[rows]
+        self._theta[rows] = np.linalg.solve(h, self._b[rows][:, :, None])[:, :, 0]
+        self._whitener[rows] = np.linalg.solve(np.linalg.cholesky(h), np.eye(self.features))
+
+    def _grow(self, n: int) -> None:
+        known = len(self._seen)
+        if n <= known:
+            return
+        self._seen = grown(self._seen, n)
+        self._b, self._theta = grown(self._b, n), grown(self._theta, n)
+        self._h, self._whitener = grown(self._h, n), grown(self._whitener, n)
+        self._h[known:] = self._lambda * np.eye(self.features)
+        self._whitener[known:] = np.eye(self.features) / math.sqrt(self._lambda)
+
+    def _n(self, context: Floats) -> int:
+        """Return N of contexts of shape (N, d), or refuse the shape."""
+        if context.ndim != 2 or context.shape[1] != self.features:
+            raise ValueError(
+                f"ridge: context must have shape (N, {self.features}), got {context.shape}; "
+                "stack rows"
+            )
+        return int(context.shape[0])

@@ -1,0 +1,126 @@
+"""How good would each estimator have been on a run: its exchanges again, in their order."""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+import numpy as np
+
+from coordinator.algorithms.arrays import Bools, Floats
+from coordinator.algorithms.estimation.base import CONTEXT, DOWN, UP, Learner, Measured
+from coordinator.algorithms.estimation.phases import Phases
+from coordinator.algorithms.estimation.prequential import Errors, Trial, prequential
+from coordinator.algorithms.estimation.ridge import Ridge
+from coordinator.algorithms.estimation.simple import DeviceMean, GlobalMean, LastValue
+from coordinator.config import SelectionConfig
+from coordinator.quantities import MISSING, percent
+from coordinator.registry import LINK_BOUNDS_BPS
+from coordinator.store.plan import PlannedSelection
+from coordinator.store.reader import RunReader
+from coordinator.store.records import ExchangeRow
+
+_DEFAULT = SelectionConfig()
+
+
+def compare_estimators(reader: RunReader) -> dict[str, Errors]:
+    """Return the prequential errors of all estimators on the exchanges of a run, by name.
+
+    `ridge` and `phases` have the settings of the run. All learn from the same exchanges: those
+    of the devices that the run selected, as far as they are valid.
+    """
+    settings = reader.run().plan.selection
+    rows = {device.name: device.row for device in reader.devices()}
+    trials = trials_of(reader.exchanges(), rows, settings)
+    alpha = settings.alpha if isinstance(settings.alpha, float) else _DEFAULT.alpha
+    assert isinstance(alpha, float)
+    return prequential(_learners(settings), trials, alpha)
+
+
+def _learners(settings: PlannedSelection) -> dict[str, Learner]:
+    prior = settings.ridge_lambda or _DEFAULT.ridge_lambda, settings.discount or _DEFAULT.discount
+    return {
+        "ridge": Ridge(*prior),
+        "phases": Phases(*prior),
+        "last value": LastValue(),
+        "device mean": DeviceMean(),
+        "global mean": GlobalMean(),
+    }
+
+
+def trials_of(
+    exchanges: Sequence[ExchangeRow], rows: Mapping[str, int], settings: PlannedSelection
+) -> list[Trial]:
+    """Return the exchanges that may teach, one trial a round.
+
+    Args:
+        exchanges: In the order of rounds.
+        rows: Row of each device.
+        settings: Says how a cold start is coded.
+    """
+    taught = [x for x in exchanges if x.outcome == "done" and x.is_valid and x.tau_s is not None]
+    trials = []
+    for _, group in groupby(taught, key=lambda x: x.round):
+        one_round = list(group)
+        trials.append(
+            Trial(
+                rows=np.array([rows[x.device] for x in one_round], dtype=np.int64),
+                context=_contexts(one_round, settings.cold_start_coding == "seed_literal"),
+                measured=Measured.of(
+                    [x.tau_s or 0.0 for x in one_round], [_phases_s(x) for x in one_round]
+                ),
+            )
+        )
+    return trials
+
+
+def _contexts(exchanges: Sequence[ExchangeRow], is_literal: bool) -> Floats:
+    """Return what was known before the selection, shape (K, 4), as the registry has it."""
+    context = np.zeros((len(exchanges), CONTEXT))
+    for at, x in enumerate(exchanges):
+        cold = x.s_seed_literal if is_literal else x.s_not_previous
+        down_s, up_s = _way_s(x.bytes_down, x.downlink_bps), _way_s(x.bytes_up, x.uplink_bps)
+        context[at] = 1.0 / (x.mu_cores or 1.0), cold, down_s, up_s
+    ways = context[:, [DOWN, UP]]
+    is_known: Bools = np.asarray(np.isfinite(ways).all(axis=1))
+    guess = np.median(ways[is_known], axis=0) if is_known.any() else np.zeros(2)
+    context[:, [DOWN, UP]] = np.where(is_known[:, None], ways, guess)
+    return context
+
+
+def _way_s(size_bytes: int, rate_bps: float | None) -> float:
+    low, high = LINK_BOUNDS_BPS
+    return float("nan") if rate_bps is None else 8.0 * size_bytes / min(max(rate_bps, low), high)
+
+
+def _phases_s(x: ExchangeRow) -> list[float] | None:
+    compute = x.decode_s, x.evaluate_s, x.train_s, x.encode_s
+    known = [x.download_s, x.load_s, sum(part or 0.0 for part in compute), x.upload_s]
+    told = [part for part in known if part is not None]
+    if len(told) != len(known) or x.train_s is None or x.tau_s is None:
+        return None
+    return [*told, x.tau_s - sum(told)]
+
+
+def estimates_table(found: Mapping[str, Errors]) -> str:
+    """Return the errors as lines for people."""
+    columns = (
+        "estimator",
+        "exchanges",
+        "median",
+        "mean",
+        "p95",
+        "bias",
+        "within alpha",
+        "by known",
+    )
+    lines = ["{:<14}{:>10}{:>9}{:>9}{:>9}{:>9}{:>14}   {}".format(*columns)]
+    for name, e in found.items():
+        numbers = percent(e.median_ape), percent(e.mape), percent(e.p95_ape)
+        signed, inside = percent(e.bias, is_signed=True), percent(e.coverage)
+        known = ", ".join(f"{n}+ {percent(ape)}" for n, ape in e.median_ape_from.items()) or MISSING
+        cells = "".join(f"{number:>9}" for number in (*numbers, signed))
+        lines.append(f"{name:<14}{e.count:>10}{cells}{inside:>14}   {known}")
+    lines.append(
+        "\nerrors of tau_hat against tau; each exchange was predicted from those before it; "
+        "by known: median where so many of the device's exchanges were known"
+    )
+    return "\n".join(lines)

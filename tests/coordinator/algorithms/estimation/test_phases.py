@@ -1,0 +1,165 @@
+"""Phases: each regression against least squares, and what the sum gains over one regression."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from coordinator.algorithms.arrays import Floats, Ints
+from coordinator.algorithms.estimation import Measured, make_estimator
+from coordinator.algorithms.estimation.base import PHASES
+from coordinator.algorithms.estimation.linear import LinearModels
+from coordinator.algorithms.estimation.phases import Phases
+from coordinator.algorithms.estimation.proportion import Proportions
+from coordinator.algorithms.estimation.ridge import Ridge
+from coordinator.config import SelectionConfig
+
+THETA = np.array([1.1, 0.4, 2.0, 1.3, 0.05])
+"""Of one device, in the order of `PHASES`."""
+
+
+def rows(*of: int) -> Ints:
+    return np.array(of, dtype=np.int64)
+
+
+def world(rng: np.random.Generator, n: int, noise: float) -> tuple[Floats, Measured]:
+    """Return contexts and what a device with THETA does in them."""
+    context = np.stack(
+        [
+            1.0 / rng.uniform(0.5, 2.0, n),
+            rng.integers(0, 2, n).astype(np.float64),
+            rng.uniform(0.5, 4.0, n),
+            rng.uniform(0.1, 1.0, n),
+        ],
+        axis=1,
+    )
+    drivers = np.stack(
+        [context[:, 2], context[:, 1], context[:, 0], context[:, 3], np.ones(n)], axis=1
+    )
+    phases_s = drivers * THETA * (1.0 + rng.uniform(-noise, noise, (n, len(PHASES))))
+    return context, Measured(phases_s.sum(axis=1), phases_s)
+
+
+def test_worked_example() -> None:
+    """Lambda = 1 and one exchange: half of each phase, whatever the unit of its number."""
+    estimator = Phases(1.0)
+    context = np.array([[0.5, 1.0, 2.0, 1.0]])
+    measured = Measured(np.array([8.0]), np.array([[4.0, 0.5, 1.0, 2.0, 0.5]]))
+    estimator.observe(rows(0), context, measured)
+    said = estimator.predict(context)
+    assert said.tau_hat_s[0] == pytest.approx(8.0 / 2)
+    assert said.transfer_hat_s[0] == pytest.approx((4.0 + 2.0) / 2)
+    assert said.width_s[0] == pytest.approx(np.sqrt((4.0 + 1.0 + 0.25 + 1.0 + 1.0) / 2))
+    twice = estimator.predict(np.array([[1.0, 1.0, 4.0, 1.0]]))
+    assert twice.tau_hat_s[0] == pytest.approx((2 * 4.0 + 0.5 + 2 * 1.0 + 2.0 + 0.5) / 2)
+
+
+def test_a_proportion_agrees_with_ridge_regression_of_the_ratios() -> None:
+    rng = np.random.default_rng(8)
+    c, y = rng.uniform(0.01, 5.0, 9), rng.uniform(1.0, 2.0, 9)
+    one, of = Proportions(0.5), np.zeros(9, dtype=np.int64)
+    one.observe(of, c, y)
+    ridge = LinearModels(1, 0.5)
+    ridge.observe(of, np.ones((9, 1)), y / c)
+    (said, width), (theirs, raw) = one.predict(c[:1]), ridge.predict(np.ones((1, 1)))
+    assert said == pytest.approx(theirs * c[0])
+    assert width == pytest.approx(raw * c[0])
+
+
+def test_a_number_that_was_far_off_once_spoils_one_exchange() -> None:
+    one, of = Proportions(0.1), np.zeros(10, dtype=np.int64)
+    numbers = np.array([20.0] + [1.0] * 9)  # a link that was thought to be 20 times slower
+    one.observe(of, numbers, np.ones(10))
+    assert one.predict(np.ones(1))[0] == pytest.approx([0.9], abs=0.02)
+
+
+def test_a_warm_device_neither_pays_nor_teaches_the_load() -> None:
+    estimator = Phases(1e-9)
+    rng = np.random.default_rng(1)
+    context, measured = world(rng, 20, noise=0.0)
+    warm = context[:, 1] == 0.0
+    estimator.observe(np.zeros(20, dtype=np.int64), context, measured)
+    assert estimator.to_state()["load"]["sums"][0][0] == int((~warm).sum())
+    said = estimator.predict(np.array([[1.0, 0.0, 0.0, 0.0]]))
+    assert said.tau_hat_s[0] == pytest.approx(2.0 + 0.05, rel=1e-6)
+
+
+def test_a_device_never_seen_takes_no_time_and_is_uncertain() -> None:
+    said = Phases(4.0).predict(np.array([[1.0, 0.0, 2.0, 2.0]]))
+    assert said.tau_hat_s.tolist() == [0.0]
+    assert said.width_s[0] == pytest.approx(np.sqrt(1 + 4 + 4 + 1) / 2.0)
+
+
+def test_few_exchanges_teach_more_by_phase_than_as_a_whole() -> None:
+    errors: dict[str, list[float]] = {"ridge": [], "phases": []}
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        context, measured = world(rng, 4, noise=0.1)
+        later, truth = world(rng, 1, noise=0.0)
+        for name, estimator in (("ridge", Ridge(0.1)), ("phases", Phases(0.1))):
+            estimator.observe(np.zeros(4, dtype=np.int64), context, measured)
+            said = estimator.predict(later).tau_hat_s[0]
+            errors[name].append(abs(said / truth.tau_s[0] - 1.0))
+    assert np.median(errors["phases"]) < 0.9 * np.median(errors["ridge"])
+
+
+def test_a_bound_teaches_nothing() -> None:
+    estimator = Phases()
+    estimator.observe(rows(0), np.ones((1, 4)), Measured.of([60.0], [None]))
+    assert estimator.to_state() == Phases().to_state()
+
+
+def test_a_checkpoint_predicts_the_same_bits() -> None:
+    original, resumed = Phases(0.5, 0.9), Phases(0.5, 0.9)
+    context, measured = world(np.random.default_rng(3), 30, noise=0.2)
+    of = np.arange(30, dtype=np.int64) % 7
+    original.observe(of, context, measured)
+    resumed.load_state(msgspec.msgpack.decode(msgspec.msgpack.encode(original.to_state())))
+    for name in ("tau_hat_s", "width_s", "transfer_hat_s"):
+        mine = getattr(original.predict(context), name)
+        assert mine.tolist() == getattr(resumed.predict(context), name).tolist()
+
+
+@pytest.mark.parametrize("kind", [Ridge, Phases])
+def test_a_discount_follows_a_device_that_becomes_slower(kind: type[Ridge] | type[Phases]) -> None:
+    steady, nimble = kind(0.1), kind(0.1, discount=0.7)
+    rng = np.random.default_rng(5)
+    for slower in (1.0, 3.0):
+        context, measured = world(rng, 25, noise=0.05)
+        told = Measured(slower * measured.tau_s, slower * measured.phases_s)
+        for estimator in (steady, nimble):
+            estimator.observe(np.zeros(25, dtype=np.int64), context, told)
+    context, measured = world(rng, 1, noise=0.0)
+    true_s = 3.0 * measured.tau_s[0]
+    errors = [abs(e.predict(context).tau_hat_s[0] / true_s - 1.0) for e in (nimble, steady)]
+    assert errors[0] < 0.1 < errors[1]
+    widths = [float(e.predict(context).width_s[0]) for e in (nimble, steady)]
+    assert widths[0] > widths[1], "who forgets is less certain"
+
+
+@pytest.mark.parametrize(
+    ("of", "context", "phases_s", "message"),
+    [
+        (rows(0), np.ones((1, 3)), np.ones((1, 5)), "need rows"),
+        (rows(0), np.ones((1, 4)), np.ones((1, 4)), "need rows"),
+        (rows(0), np.full((1, 4), np.inf), np.ones((1, 5)), "must be finite"),
+        (rows(0), np.ones((1, 4)), np.full((1, 5), np.inf), "must be finite"),
+    ],
+)
+def test_refuses_a_wrong_observation_and_learns_nothing_of_it(
+    of: Ints, context: Floats, phases_s: Floats, message: str
+) -> None:
+    estimator = Phases()
+    with pytest.raises(ValueError, match=message):
+        estimator.observe(of, context, Measured(np.ones(len(of)), phases_s))
+    assert estimator.to_state() == Phases().to_state()
+
+
+@pytest.mark.parametrize("discount", [0.0, -0.5, 1.1, float("nan")])
+def test_refuses_a_discount_that_is_none(discount: float) -> None:
+    with pytest.raises(ValueError, match=r"discount must be in \(0, 1\]"):
+        Phases(discount=discount)
+
+
+def test_the_configuration_names_the_estimator() -> None:
+    assert isinstance(make_estimator(SelectionConfig(estimator="phases")), Phases)
+    assert isinstance(make_estimator(SelectionConfig()), Ridge)

@@ -1,0 +1,68 @@
+"""Prequential errors: nobody is measured by what it has learned from already."""
+
+import numpy as np
+import pytest
+
+from coordinator.algorithms.arrays import Floats
+from coordinator.algorithms.estimation import Measured
+from coordinator.algorithms.estimation.base import Learner
+from coordinator.algorithms.estimation.prequential import Trial, prequential
+from coordinator.algorithms.estimation.ridge import Ridge
+from coordinator.algorithms.estimation.simple import DeviceMean, GlobalMean, LastValue
+
+
+def trial(times_s: dict[int, float]) -> Trial:
+    rows = np.array(list(times_s), dtype=np.int64)
+    tau_s = np.array(list(times_s.values()))
+    context: Floats = np.ones((len(rows), 4))
+    return Trial(rows, context, Measured.whole(tau_s))
+
+
+TRIALS = [trial({0: 2.0, 1: 8.0}), trial({0: 4.0}), trial({0: 3.0, 1: 8.0})]
+
+
+def simple(trials: list[Trial]) -> dict[str, list[float]]:
+    learners: dict[str, Learner] = {
+        "last": LastValue(),
+        "device": DeviceMean(),
+        "all": GlobalMean(),
+    }
+    found = prequential(learners, trials, alpha=0.1)
+    return {name: [e.mape or 0.0, e.bias or 0.0, e.count] for name, e in found.items()}
+
+
+def test_the_simple_learners_by_hand() -> None:
+    found = simple(TRIALS)
+    # known before: device 0 at 4 s and 3 s, device 1 at the second 8 s
+    assert found["last"] == pytest.approx([(0.5 + 1 / 3 + 0.0) / 3, (-0.5 + 1 / 3) / 3, 3])
+    assert found["device"] == pytest.approx([(0.5 + 0.0 + 0.0) / 3, -0.5 / 3, 3])
+    means = [5.0, 14 / 3, 14 / 3]
+    errors = [means[0] / 4 - 1, means[1] / 3 - 1, means[2] / 8 - 1]
+    assert found["all"] == pytest.approx([np.mean(np.abs(errors)), np.mean(errors), 3])
+
+
+def test_the_first_exchange_of_a_device_counts_for_nobody() -> None:
+    found = simple([trial({0: 1.0, 1: 2.0, 2: 3.0})])
+    assert [counts[2] for counts in found.values()] == [0, 0, 0]
+
+
+def test_errors_are_told_apart_by_what_was_known() -> None:
+    steady = [trial({0: 2.0}) for _ in range(12)]
+    (errors,) = prequential({"ridge": Ridge(1.0)}, steady, alpha=0.1).values()
+    assert list(errors.median_ape_from) == ["1", "2", "5", "10"]
+    medians = list(errors.median_ape_from.values())
+    assert medians == sorted(medians, reverse=True), "it learns"
+
+
+def test_coverage_is_the_share_within_alpha_widths() -> None:
+    steady = [trial({0: 2.0}) for _ in range(12)]
+    wide, narrow = (
+        prequential({"ridge": Ridge(1.0)}, steady, alpha)["ridge"].coverage for alpha in (9.0, 1e-9)
+    )
+    assert (wide, narrow) == (1.0, 0.0)
+    assert prequential({"last": LastValue()}, steady, 1.0)["last"].coverage is None
+
+
+def test_no_exchange_at_all_is_no_error() -> None:
+    (errors,) = prequential({"last": LastValue()}, [], 0.1).values()
+    assert (errors.count, errors.mape, errors.median_ape_from) == (0, None, {})
