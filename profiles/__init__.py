@@ -17,6 +17,7 @@ from profiles.quantities import Quantity, Varying
 from profiles.sampling import sample
 from profiles.schema import Link, LinkProfile, Profile
 from profiles.tracks import DeviceTracks, LinkTracks, device_tracks
+from profiles.write import to_toml
 
 __all__ = [
     "DeviceTracks",
@@ -42,4 +43,5 @@ __all__ = [
     "numbers",
     "population_names",
     "sample",
+    "to_toml",
 ]

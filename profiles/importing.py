@@ -3,8 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from profiles.quantities import Varying
+from profiles.schema import Link, LinkProfile
 from profiles.traces.table import format_table
 from profiles.traces.trace import ONE_WAY, Trace
+from profiles.write import to_toml
+
+GIVEN = "given when the trace was imported"
+NOT_RECORDED = "not recorded: taken as 0, so no delay is added"
+
+MAX_WORDS = 600
 
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -54,25 +62,26 @@ def import_link(
     if up is not None:
         beside = {f"{name}.down.csv": down, f"{name}.up.csv": up}
     down_file, up_file = next(iter(beside)), list(beside)[-1]
-    numbers = [_followed("down_bps", down, down_file, words)]
-    if up_bps is not None:
-        numbers.append(_given("up_bps", up_bps, "given when the trace was imported"))
-    else:
-        numbers.append(_followed("up_bps", down if up is None else up, up_file, words))
-    if "delay_s" in down.columns:
-        numbers.append(_followed("delay_s", down, down_file, words))
-    else:
-        said = "given when the trace was imported"
-        unsaid = "not recorded: taken as 0, so no delay is added"
-        numbers.append(_given("delay_s", delay_s or 0.0, unsaid if delay_s is None else said))
-    numbers += [
-        _followed(key, down, down_file, words)
-        for key in ("jitter_s", "loss_ratio")
-        if key in down.columns
-    ]
-    head = f"title = {_quoted(words.title)}\nlicence = {_quoted(words.licence)}\n"
+
+    def followed(key: str, trace: Trace, file: str) -> Varying[float, float]:
+        return _followed(key, trace, file, words.source)
+
+    link = Link(
+        down=followed("down_bps", down, down_file),
+        up=_given(up_bps, GIVEN)
+        if up_bps is not None
+        else followed("up_bps", down if up is None else up, up_file),
+        delay=followed("delay_s", down, down_file)
+        if down.has("delay_s")
+        else _given(delay_s or 0.0, NOT_RECORDED if delay_s is None else GIVEN),
+        jitter=followed("jitter_s", down, down_file) if down.has("jitter_s") else None,
+        loss=followed("loss_ratio", down, down_file) if down.has("loss_ratio") else None,
+    )
+    profile = LinkProfile(
+        name=name, title=_line(words.title), licence=_line(words.licence), link=link
+    )
     notes = {"source": words.source, "licence": words.licence}
-    files = {f"{name}.toml": "\n".join([head, *numbers])}
+    files = {f"{name}.toml": to_toml(profile)}
     files |= {file: format_table(trace, notes) for file, trace in beside.items()}
     return Imported(
         files=files,
@@ -84,23 +93,27 @@ def import_link(
     )
 
 
-def _followed(key: str, trace: Trace, file: str, words: Words) -> str:
-    """Return the table of a number that follows a trace; its typical value is the mean."""
-    column = key if key in trace.columns else ONE_WAY if key.endswith("_bps") else key
-    if column not in trace.columns:
+def _followed(key: str, trace: Trace, file: str, source: str) -> Varying[float, float]:
+    """Return a number that follows a trace; its typical value is the mean."""
+    if not trace.has(key):
         raise ValueError(f"must have a column for {key}, got {', '.join(trace.columns)}")
-    mean = trace.mean(column)
+    mean = trace.mean(key if key in trace.columns else ONE_WAY)
     if key.endswith("_bps") and mean <= 0.0:
         raise ValueError(f"{key} must be above 0 at some time, got 0 throughout")
-    return (
-        f"[link.{key}]\nvalue = {mean:.6g}\n"
-        f'tag = "measured"\nsource = {_quoted(f"mean of the trace: {words.source}")}\n'
-        f"trace = {_quoted(file)}\n"
+    return Varying(
+        value=float(f"{mean:.6g}"),
+        tag="measured",
+        source=_line(f"mean of the trace: {source}"),
+        trace=file,
     )
 
 
-def _given(key: str, value: float, source: str) -> str:
-    return f'[link.{key}]\nvalue = {value:.6g}\ntag = "literature"\nsource = {_quoted(source)}\n'
+def _given(value: float, source: str) -> Varying[float, float]:
+    return Varying(value=value, tag="literature", source=source)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:MAX_WORDS]
 
 
 def _described(trace: Trace, column: str) -> str:
@@ -109,9 +122,3 @@ def _described(trace: Trace, column: str) -> str:
     )
     rows = len(trace.t_s)
     return f"{column}: {rows} rows, {trace.period_s:g} s, mean {trace.mean(column):.4g}, {values}"
-
-
-def _quoted(text: str) -> str:
-    """Return a TOML string of one line."""
-    plain = " ".join(text.split())
-    return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'
