@@ -12,14 +12,21 @@ from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Static
 
-from coordinator.quantities import MISSING, bandwidth, percent, ratio, seconds, size
+from coordinator.quantities import MISSING, bandwidth, clock, percent, ratio, seconds, size
 from coordinator.store.records import DeviceRow, ExchangeRow
-from coordinator.tui.view import DeviceView, RunView
+from coordinator.tui.view import AWAY, DeviceView, RunView
 from coordinator.tui.widgets.header import RunHeader
 from coordinator.tui.widgets.plot import Curve, CurvePlot
 
 TALL = 32
 """Lines from which facts and exchanges have room below each other; the room's own bound."""
+
+ABSENCES = {
+    "unwilling": "its owner or its schedule keeps it out",
+    "silent": "no word from it, in an outage or standing still",
+    "gone": "it left, or its link was cut",
+}
+"""What keeps a device out of rounds, in words."""
 
 Column = tuple[str, Callable[[ExchangeRow], str]]
 COLUMNS: tuple[Column, ...] = (
@@ -93,7 +100,7 @@ class DeviceDetail(Screen[None]):
         self.query_one(RunHeader).view = view
         device = view.device(self._device.name)
         if device is not None:
-            facts = device_facts(self._device, device)
+            facts = device_facts(self._device, device, view.elapsed_s)
             columns = 1 if self.app.size.height >= TALL else 2  # room for exchanges below
             self.query_one("#facts", Static).update(side_by_side(facts, columns))
 
@@ -129,8 +136,22 @@ def side_by_side(facts: Sequence[tuple[str, str]], columns: int) -> Table:
     return table
 
 
-def device_facts(row: DeviceRow, device: DeviceView) -> list[tuple[str, str]]:
-    """Return what is known of a device, label and value."""
+def state_words(device: DeviceView, elapsed_s: float) -> str:
+    """Return what a device does, and of one that cannot be had what that means and since when.
+
+    An emulated device that is in an outage looks like any other that is: only what it says, or
+    that it says nothing, is known here.
+    """
+    meaning = ABSENCES.get(device.state)
+    if meaning is None:
+        return device.state
+    if device.state not in AWAY or device.heard_s is None:
+        return f"{device.state}: {meaning}"
+    return f"{device.state}: {meaning}; heard {clock(max(0.0, elapsed_s - device.heard_s))} ago"
+
+
+def device_facts(row: DeviceRow, device: DeviceView, elapsed_s: float) -> list[tuple[str, str]]:
+    """Return what is known of a device at an instant of the run's clock, label and value."""
     try:
         capabilities = dict(json.loads(row.capabilities))
     except ValueError:
@@ -145,7 +166,7 @@ def device_facts(row: DeviceRow, device: DeviceView) -> list[tuple[str, str]]:
         ("machine", machine or MISSING),
         ("cores", str(capabilities.get("cores", MISSING))),
         ("data", f"{row.n_k} examples, {source}"),
-        ("state", device.state),
+        ("state", state_words(device, elapsed_s)),
         ("µ", f"{ratio(device.mu_cores, 2)} cores"),
         (
             "links",

@@ -1,0 +1,25 @@
+"""The device screen says what keeps a device away, as far as the coordinator knows."""
+
+import pytest
+
+from coordinator.tui.screens.device import state_words
+from coordinator.tui.view import DeviceView
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        (DeviceView("pi", state="training", heard_s=99.0), "training"),
+        (
+            DeviceView("pi", state="unwilling", heard_s=99.0),
+            "unwilling: its owner or its schedule keeps it out",
+        ),
+        (
+            DeviceView("pi", state="silent", heard_s=30.0),
+            "silent: no word from it, in an outage or standing still; heard 1:10 ago",
+        ),
+        (DeviceView("pi", state="gone"), "gone: it left, or its link was cut"),
+    ],
+)
+def test_only_what_keeps_a_device_away_is_explained(device: DeviceView, words: str) -> None:
+    assert state_words(device, 100.0) == words
