@@ -154,10 +154,11 @@ def _load(name_or_path: str | Path, what: str, kind: type[K]) -> K:
 
 def _unknown(text: str, what: str, known: Sequence[str]) -> UnknownProfile:
     near = near_names(text, known)
-    hint = f"near are {', '.join(near)}; " if near else ""
-    return UnknownProfile(
-        f"{text}: no such {what}; {hint}use one of {', '.join(known)}, or a .toml file"
-    )
+    if near:
+        hint = f"near are {', '.join(near)}; fairbed profiles list shows all"
+    else:
+        hint = f"use one of {', '.join(known)}, or a .toml file"
+    return UnknownProfile(f"{text}: no such {what}; {hint}")
 
 
 def near_names(text: str, known: Sequence[str]) -> list[str]:

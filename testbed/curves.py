@@ -77,7 +77,10 @@ def curves(
 
 def is_trace(what: str) -> bool:
     """Tell whether a name is that of a trace."""
-    return what.startswith(DATA) or (not what.endswith(".toml") and Path(what).is_file())
+    path = Path(what)
+    return what.startswith(DATA) or (
+        path.suffix != ".toml" and (path.suffix != "" or path.is_file())
+    )
 
 
 def _of_item(

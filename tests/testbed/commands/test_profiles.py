@@ -201,6 +201,7 @@ def test_plot_draws_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str
         (("n100", "--length", "0s"), "--length: must be more than 0"),
         (("n100", "--start", "soon"), "--start: must be a duration such as 20ms"),
         (("phones-2025",), "a population has no course in time"),
+        (("nothing.csv",), "nothing.csv: must be a readable file, got: No such file or directory"),
         (("data:mine/none",), "FAIRBED_DATA must name the folder of the data"),
     ],
 )
