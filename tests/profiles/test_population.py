@@ -61,6 +61,31 @@ def test_the_same_seed_draws_the_same_and_fewer_are_the_first_of_more(
     assert drawn(population, count + more, seed)[:count] == drawn(population, count, seed)
 
 
+@st.composite
+def quantiles(draw: st.DrawFn) -> tuple[tuple[float, float], ...]:
+    count = draw(st.integers(1, 6))
+    shares = draw(st.lists(st.integers(0, 20), min_size=count, max_size=count, unique=True))
+    steps = draw(st.lists(st.integers(0, 50), min_size=count, max_size=count))
+    values = np.cumsum([1, *steps[1:]]) / 10.0
+    return tuple((s / 20.0, float(v)) for s, v in zip(sorted(shares), values, strict=True))
+
+
+@settings(max_examples=25, deadline=None)
+@given(quantiles(), st.integers(0, 1 << 32))
+def test_any_published_quantiles_are_those_of_the_devices(
+    points: tuple[tuple[float, float], ...], seed: int
+) -> None:
+    shipped = profiles.load_population("phones-fedscale")
+    speed = msgspec.structs.replace(shipped.core_speed, quantiles=points)
+    population = msgspec.structs.replace(shipped, core_speed=speed)
+    speeds = np.array([device.core_speed for device in drawn(population, 1500, seed)])
+    assert speeds.min() >= points[0][1]
+    assert speeds.max() <= points[-1][1]
+    for share, x in points:
+        assert np.mean(speeds <= x + 1e-9) >= share - 0.07
+        assert np.mean(speeds < x - 1e-9) <= share + 0.07
+
+
 def test_a_drawn_device_says_where_it_was_drawn() -> None:
     device = drawn(profiles.load_population("phones-2025"), 1)[0]
     assert device.name == "phones-2025"

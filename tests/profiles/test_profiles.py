@@ -64,6 +64,27 @@ def test_every_number_says_where_it_comes_from(item: Profile | LinkProfile) -> N
             assert re.search(r"\d", quantity.source), quantity.source
 
 
+def test_a_file_of_the_first_version_means_what_it_meant(tmp_path: Path) -> None:
+    path = tmp_path / "old.toml"
+    path.write_text(PI_4, encoding="utf-8")  # without what came with the second version
+    old = profiles.load(path)
+    assert (old.clock, old.thermal, old.availability, old.energy) == (None, None, None, None)
+    assert (old.link.jitter_s, old.link.loss_ratio) == (0.0, 0.0)
+    assert all(
+        number.is_constant for _, number in profiles.numbers(old) if isinstance(number, Varying)
+    )
+
+
+def test_boards_that_throttle_are_cooler_at_rest() -> None:
+    hot = {name: thermal for name in profiles.names() if (thermal := profiles.load(name).thermal)}
+    assert len(hot) >= 4
+    for thermal in hot.values():
+        assert thermal.sustained_clock_ratio < 1.0
+        assert thermal.idle_celsius is not None
+        assert thermal.limit_celsius is not None
+        assert thermal.idle_celsius.value < thermal.limit_celsius.value
+
+
 def test_the_library_is_broad_and_most_of_it_measured() -> None:
     devices = [profiles.load(name) for name in profiles.names()]
     measured = [
