@@ -228,7 +228,8 @@ def _watch(
         return None
 
     def path() -> list[int]:
-        return [broker.pid] if broker is not None and broker.pid is not None else []
+        own = [broker.pid] if broker is not None and broker.pid is not None else []
+        return own + backend.path_pids
 
     return FleetWatch(emulated, backend.starved_s, path, dilation=dilation)
 

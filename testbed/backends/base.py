@@ -42,6 +42,11 @@ class Backend(Protocol):
         """Process ids of the devices that are alive."""
         ...
 
+    @property
+    def path_pids(self) -> list[int]:
+        """Processes of ours that bytes of devices pass: kept waiting, they make links slower."""
+        ...
+
     def log_file(self, name: str) -> Path:
         """Return where a device's output goes."""
         ...

@@ -95,6 +95,11 @@ class NamespaceBackend:
         """Return the processor time of a device since it was started; None if it is not alive."""
         return self._crew.cpu_s(name)
 
+    @property
+    def path_pids(self) -> list[int]:
+        """Processes of ours that bytes of devices pass."""
+        return self._network.pids
+
     def log_file(self, name: str) -> Path:
         """Return where a device's output goes."""
         return self._crew.log_file(name)

@@ -80,6 +80,11 @@ class ProcessBackend:
         """Return the processor time of a device since it was started; None if it is not alive."""
         return self._crew.cpu_s(name)
 
+    @property
+    def path_pids(self) -> list[int]:
+        """Processes of ours that bytes of devices pass."""
+        return [] if self._links is None else self._links.pids
+
     def log_file(self, name: str) -> Path:
         """Return where a device's output goes."""
         return self._crew.log_file(name)

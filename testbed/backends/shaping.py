@@ -55,6 +55,11 @@ class _ProxyProcess:
             ) from exc
         self.ports = msgspec.json.decode(answer, type=dict[str, int])
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     async def order(self, states: Mapping[str, LinkState]) -> None:
         try:
             await self._tell(msgspec.json.encode(states))
@@ -109,6 +114,11 @@ class ShapedLinks:
         self._asking = anyio.Lock()
         self.late_s = 0.0
         """How late the processes were when they last changed something: the worst of them."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of those who shape."""
+        return [process.pid for process in self._processes]
 
     @property
     def ports(self) -> dict[str, int]:
