@@ -141,7 +141,7 @@ class Driver:
         )
 
     async def run(self) -> None:
-        """Drive until cancelled, or until nothing will change any more.
+        """Drive until cancelled; then write down what held at last.
 
         Raises:
             BackendError: A condition cannot be had, or the backend is broken.
@@ -163,6 +163,7 @@ class Driver:
                         at = math.ceil(look / TICK_S - _ROUNDING)
                         heapq.heappush(looks, (max(at, present + 1), name))
                 tick = present + 1
+            await self._clock.sleep_until(math.inf)  # nothing will change any more
         finally:
             self._write_all(self._clock.now() - begun)
 

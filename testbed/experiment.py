@@ -27,6 +27,7 @@ from coordinator.config import (
 )
 from coordinator.task.recipes import MODELS
 from testbed.data_config import DataConfig
+from testbed.emulation.conditions import Outage
 from testbed.explain import explain, first_not_finite, override
 from wire.messages import NAME_PATTERN
 from wire.transport.address import parse_url
@@ -65,6 +66,16 @@ class BrokerConfig(Section, frozen=True, kw_only=True):
     """One coordinator at a time lives in a tenant."""
 
 
+class OutageConfig(Section, frozen=True, kw_only=True):
+    """`[[fleet.outage]]`: an outage of every device of a group, by the clock of the run."""
+
+    kind: Outage = "coverage"
+    """`coverage`: packets vanish, as in a radio hole; `unplugged`: the link is down, as in airplane
+    mode; `frozen`: the device itself stands still."""
+    start_s: Annotated[float, Meta(ge=0.0, le=1e9)]
+    lasts_s: PositiveFloat
+
+
 class FleetConfig(Section, frozen=True, kw_only=True):
     """`[[fleet]]`: devices of one kind."""
 
@@ -78,6 +89,7 @@ class FleetConfig(Section, frozen=True, kw_only=True):
     """Name of a link; None takes the profile's own."""
     trace: Annotated[str, Meta(min_length=1)] | None = None
     """Rates of the link over time: a file, or `data:SET/TRACE`; the rest is the link's."""
+    outage: tuple[OutageConfig, ...] = ()
     name: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,26}$")] | None = None
     """Beginning of the device names; None takes the name of the profile or population."""
     always_available: bool = False

@@ -14,7 +14,7 @@ from profiles.series import Series
 from profiles.traces import TraceReader
 from testbed.backends.device import DeviceSpec, device_spec, without_loss
 from testbed.emulation.course import Course
-from testbed.emulation.timeline import Away, Timeline, device_timeline
+from testbed.emulation.timeline import Away, OutageWindow, Timeline, device_timeline
 from testbed.experiment import Experiment, ExperimentError, FleetConfig
 
 MAX_NAME = 32
@@ -33,11 +33,18 @@ class PlannedDevice:
     """What both become over time."""
     host_core_speed: float = 1.0
     away: Away = "unwilling"
+    outages: tuple[OutageWindow, ...] = ()
 
     @property
     def timeline(self) -> Timeline:
         """Its conditions over time, in cores of this machine; time not dilated."""
-        return device_timeline(self.profile, self.tracks, self.host_core_speed, away=self.away)
+        return device_timeline(
+            self.profile,
+            self.tracks,
+            self.host_core_speed,
+            away=self.away,
+            outages=self.outages,
+        )
 
     def course(self, start_s: float) -> Course:
         """Return the course of this device, cold at `start_s` seconds of the run."""
@@ -110,6 +117,9 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
     for number, group in enumerate(experiment.fleet):
         kinds = _kinds(group, _stream(experiment.seed_for("fleet"), number))
         own_link = None if group.link is None else profiles.load_link(group.link).link
+        outages = tuple(
+            OutageWindow(o.start_s, o.start_s + o.lasts_s, o.kind) for o in group.outage
+        )
         prefix = group.name or (kinds[0].name if kinds[0] is not None else "device")
         if len(f"{prefix}-{counts.get(prefix, 0) + group.count}") > MAX_NAME:
             raise ExperimentError(
@@ -125,7 +135,8 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
             rng = _stream(experiment.seed_for("traces"), len(devices))
             tracks = device_tracks(profile, link, read_trace, rng, float(rng.random()))
             away = experiment.emulation.away
-            devices.append(PlannedDevice(spec, profile, link, tracks, speed, away).driven())
+            planned = PlannedDevice(spec, profile, link, tracks, speed, away, outages)
+            devices.append(planned.driven())
     return devices
 
 

@@ -170,6 +170,7 @@ def device_timeline(
     host_core_speed: float = 1.0,
     *,
     away: Away = "unwilling",
+    outages: tuple[OutageWindow, ...] = (),
 ) -> Timeline:
     """Return the timeline of a device of a fleet.
 
@@ -178,6 +179,7 @@ def device_timeline(
         tracks: What profile and link become over time.
         host_core_speed: Speed of one core of this machine, in cores of the reference machine.
         away: What the device does while it is not available.
+        outages: By the clock of the run.
     """
     speed = None
     if profile is not None:
@@ -193,4 +195,5 @@ def device_timeline(
         link=tracks.link,
         available=tracks.available,
         away=away,
+        outages=outages,
     )

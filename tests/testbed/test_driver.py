@@ -173,12 +173,18 @@ def test_a_run_that_goes_on_goes_on_in_its_traces() -> None:
     assert shape.down_bps == 3e6
 
 
-def test_a_fleet_that_never_changes_needs_no_driver() -> None:
-    clock = FakeClock(1e9)
+def test_what_holds_at_last_is_told_when_the_run_ends() -> None:
+    clock = FakeClock(500.0)
     fleet = Fleet(clock)
-    drive({"device": Course(Timeline())}, clock, fleet)
-    assert len(fleet.applied) == 1
-    assert clock.time == 1000.0
+    told: list[Stretch] = []
+    window = OutageWindow(12.0, 15.0, "unplugged")
+    course = Course(Timeline(outages=(window,)))
+    drive({"device": course}, clock, fleet, lambda _, stretch: told.append(stretch))
+    assert [(s.start_s, s.end_s, s.outage_s) for s in told] == [
+        pytest.approx((0.0, 12.0, 0.0)),
+        pytest.approx((12.0, 15.0, 3.0)),
+        pytest.approx((15.0, 500.0, 0.0)),
+    ]
 
 
 def test_an_outage_begins_and_ends_at_its_time() -> None:

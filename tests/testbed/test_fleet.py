@@ -267,3 +267,42 @@ loss_ratio = { value = 0.01, tag = "measured", source = "made up" }
     assert clean.spec.shape is not None
     assert (clean.spec.shape.loss_ratio, clean.spec.shape.down_bps) == (0.0, 5e5)
     assert clean.truth() == device.truth()
+
+
+def test_an_outage_of_a_group_comes_at_its_time_by_the_clock_of_the_run() -> None:
+    plan = parse_experiment(
+        {
+            "name": "holes",
+            "fleet": [
+                {
+                    "profile": "raspberry-pi-4b",
+                    "link": "gigabit-ethernet",
+                    "count": 4,
+                    "outage": [{"start_s": 10, "lasts_s": 5, "kind": "frozen"}],
+                }
+            ],
+        },
+        "holes.toml",
+    )
+    for device in plan_fleet(plan, {}):
+        assert device.spec.is_driven
+        moments = (9.9, 10.0, 14.9, 15.0)
+        outages = [device.timeline.conditions(t).outage for t in moments]
+        assert outages == [None, "frozen", "frozen", None]
+
+
+@pytest.mark.parametrize(
+    ("outage", "complaint"),
+    [
+        ({"start_s": -1, "lasts_s": 5}, r"fleet\[0\]\.outage\[0\]\.start_s: "),
+        ({"start_s": 1, "lasts_s": 0}, r"fleet\[0\]\.outage\[0\]\.lasts_s: "),
+        (
+            {"start_s": 1, "lasts_s": 1, "kind": "rain"},
+            r"fleet\[0\]\.outage\[0\]\.kind: .*coverage",
+        ),
+    ],
+)
+def test_a_bad_outage_is_one_line(outage: dict[str, object], complaint: str) -> None:
+    raw = {"name": "holes", "fleet": [{"outage": [outage]}]}
+    with pytest.raises(ExperimentError, match=complaint):
+        parse_experiment(raw, "holes.toml")
