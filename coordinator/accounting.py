@@ -10,7 +10,7 @@ from coordinator.decisions import Choice, Decisions, Observation
 from coordinator.registry import Device, Registry, cold_start, mu_of
 from coordinator.round import Exchange, Round, Stage
 from coordinator.store.records import ExchangeRow, RoundRow, SelectionRow
-from wire.messages import Train
+from wire.messages import Offer, Train
 
 LAG_RATIO_LIMIT = 0.01
 """Loop lag (p99 of the round) above this share of tau makes an exchange invalid (design.md)."""
@@ -112,7 +112,14 @@ def observation(exchange: Exchange, row: int, lag_p99_s: float) -> Observation:
         phases_s=phases_s(exchange) if is_valid else None,
         is_aggregated=exchange.stage is Stage.DONE,
         timed_out=exchange.stage is Stage.LATE and not starvation(exchange),
+        loss=_loss(exchange.offer),
     )
+
+
+def _loss(offer: Offer | None) -> float | None:
+    if offer is None:
+        return None
+    return offer.loss_train if offer.loss_before is None else offer.loss_before
 
 
 def exchange_row(

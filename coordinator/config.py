@@ -1,6 +1,6 @@
 """The coordinator's part of an experiment file; defaults exist here and nowhere else."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
@@ -59,10 +59,38 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
         )
 
 
+Policy: TypeAlias = Literal[
+    "rbcs-f",
+    "uniform",
+    "fedcs",
+    "oort",
+    "power-of-choice",
+    "rbcs-f-known",
+    "fedcs-oracle",
+    "fastest-known",
+]
+KNOWING: tuple[Policy, ...] = ("rbcs-f-known", "fedcs-oracle", "fastest-known")
+"""Policies that are told the true expected times: what others are compared with in a replay."""
+
+
+class OortConfig(Section, frozen=True, kw_only=True):
+    """`[selection.oort]`: the knobs of oort; see `coordinator.algorithms.selection.oort`."""
+
+    exploration: Ratio = 0.9
+    exploration_decay: Ratio = 0.98
+    exploration_min: Ratio = 0.2
+    clip_quantile: Ratio = 0.95
+    penalty: NonNegativeFloat = 2.0
+    threshold: Annotated[float, Meta(gt=0.0, le=100.0)] = 30.0
+    pacer_step: PositiveInt = 20
+    pacer_delta: NonNegativeFloat = 5.0
+    cut_off: Ratio = 0.95
+
+
 class SelectionConfig(Section, frozen=True, kw_only=True):
     """`[selection]`: who trains."""
 
-    policy: Literal["rbcs-f", "uniform", "fedcs"] = "rbcs-f"
+    policy: Policy = "rbcs-f"
     per_round: PositiveInt = 4
     """m, devices asked per round."""
     beta: Ratio = 0.15
@@ -89,6 +117,14 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     """Time budget of the greedy fedcs selection, seconds."""
     uploads: Literal["parallel", "sequential"] = "parallel"
     """How fedcs thinks uploads share the air."""
+    candidates: PositiveInt | None = None
+    """d of power-of-choice: devices drawn before the worst are taken; None is twice per_round."""
+    oort: OortConfig = OortConfig()
+
+    @property
+    def needs_known_times(self) -> bool:
+        """The policy has to be told the true expected times, which only a replay knows."""
+        return self.policy in KNOWING
 
 
 class AggregationConfig(Section, frozen=True, kw_only=True):

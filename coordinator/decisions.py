@@ -37,6 +37,8 @@ class Choice:
     context: Floats
     """Context known before selection, shape (N, 4)."""
     prediction: Prediction
+    n_k: Ints
+    """Training examples, shape (N,)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,9 @@ class Observation:
     is_aggregated: bool
     timed_out: bool
     """Missed the deadline: its exchange took at least that long."""
+    loss: float | None = None
+    """Mean training loss that the device reports, nats: of the model it was sent if it was asked
+    for that, otherwise of its last epoch."""
 
 
 class Decisions:
@@ -74,6 +79,7 @@ class Decisions:
         registry: Registry,
         transfer_bits: tuple[float | Floats, float | Floats],
         now: float,
+        known_s: Floats | None = None,
     ) -> Choice:
         """Return this round's cohort.
 
@@ -82,6 +88,7 @@ class Decisions:
             registry: All devices, N of them.
             transfer_bits: What an exchange takes down and up, bits, each (N,) or one for all.
             now: Monotonic seconds.
+            known_s: True expected exchange times, seconds, shape (N,), where somebody knows them.
         """
         settings = self.config.selection
         context = registry.contexts(*transfer_bits, settings.cold_start_coding)
@@ -93,6 +100,7 @@ class Decisions:
             width_s=prediction.width_s,
             transfer_hat_s=prediction.transfer_hat_s,
             n_k=registry.n_k(),
+            known_s=known_s,
         )
         rows = self.selector.select(
             candidates, self._asked(settings), self._stream(self.config.seed_selection, round_id)
@@ -103,6 +111,7 @@ class Decisions:
             is_available=candidates.is_available,
             context=context,
             prediction=prediction,
+            n_k=candidates.n_k,
         )
 
     def learn(self, choice: Choice, observations: Sequence[Observation]) -> None:
@@ -113,8 +122,19 @@ class Decisions:
         is_selected[choice.rows] = True
         is_aggregated = np.zeros(n, dtype=np.bool_)
         is_aggregated[[o.row for o in observations if o.is_aggregated]] = True
+        seen_s, loss = np.full(n, np.nan), np.full(n, np.nan)
+        for o in observations:
+            seen_s[o.row] = np.nan if o.tau_s is None else o.tau_s
+            loss[o.row] = np.nan if o.loss is None else o.loss
         self.selector.observe(
-            Outcomes(round=choice.round, is_selected=is_selected, is_aggregated=is_aggregated)
+            Outcomes(
+                round=choice.round,
+                is_selected=is_selected,
+                is_aggregated=is_aggregated,
+                n_k=choice.n_k,
+                tau_s=seen_s,
+                loss=loss,
+            )
         )
         taught = {o.row: (o.tau_s, o.phases_s) for o in observations if o.tau_s is not None}
         if settings.censored == "timeout":

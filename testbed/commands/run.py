@@ -85,6 +85,7 @@ def plan_run(options: argparse.Namespace) -> RunPlan:
         check_new(folder)
     host, port = _listen(getattr(options, "listen", "127.0.0.1"))
     has_fleet = options.command == "run"
+    _check_policy(experiment)
     return RunPlan(
         experiment=experiment,
         folder=folder,
@@ -94,6 +95,21 @@ def plan_run(options: argparse.Namespace) -> RunPlan:
         listen_port=port,
         dilation=_dilation(experiment, folder) if has_fleet else 1.0,
     )
+
+
+def _check_policy(experiment: Experiment) -> None:
+    """See that the policy can do without what no coordinator knows.
+
+    Raises:
+        UsageError: It has to be told the true exchange times.
+    """
+    selection = experiment.selection
+    if selection.needs_known_times:
+        raise UsageError(
+            "selection.policy: must choose by what was measured, got "
+            f"{selection.policy!r}, which has to be told the true exchange times; use rbcs-f, "
+            "fedcs, oort, power-of-choice or uniform"
+        )
 
 
 def _dilation(experiment: Experiment, folder: Path) -> float:

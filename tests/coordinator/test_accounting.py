@@ -38,8 +38,9 @@ def choice() -> Choice:
         round=3,
         rows=np.array([0]),
         is_available=np.array([True]),
-        context=np.array([[1.0, 1.0, 3.0]]),
+        context=np.array([[1.0, 1.0, 2.0, 1.0]]),
         prediction=Prediction(np.array([1.5]), np.array([0.2]), np.array([1.0])),
+        n_k=np.array([100]),
     )
 
 

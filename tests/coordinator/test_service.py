@@ -2,12 +2,20 @@
 
 import secrets
 from pathlib import Path
+from typing import get_args
 
 import anyio
 import pytest
 
 from coordinator.campaign import FleetMissingError, Progress
-from coordinator.config import AggregationConfig, EvaluationConfig, RoundConfig, SelectionConfig
+from coordinator.config import (
+    KNOWING,
+    AggregationConfig,
+    EvaluationConfig,
+    Policy,
+    RoundConfig,
+    SelectionConfig,
+)
 from tests.coordinator.lab import Lab, lab, make_config
 from wire.codec import encode
 from wire.messages import Command
@@ -30,6 +38,16 @@ async def test_a_fleet_trains_and_everything_is_written_down(tmp_path: Path) -> 
         assert len(reader.devices()) == 3
         assert len(reader.metrics()) == 4
         assert reader.run().status == "done"
+
+
+@pytest.mark.parametrize("policy", [p for p in get_args(Policy) if p not in KNOWING])
+async def test_every_policy_gives_a_fleet_its_rounds(tmp_path: Path, policy: Policy) -> None:
+    selection = SelectionConfig(policy=policy, per_round=2, beta=0.3)
+    async with lab(tmp_path) as place:
+        assert await place.run(make_config(rounds=5, selection=selection)) == "done"
+    with place.reader() as reader:
+        assert {row.aggregated for row in reader.rounds()} == {2}
+        assert {x.device for x in reader.exchanges(0)} == {d.name for d in reader.devices()}
 
 
 async def test_a_round_lasts_the_longest_tau_and_the_closing(tmp_path: Path) -> None:

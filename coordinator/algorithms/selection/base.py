@@ -28,6 +28,8 @@ class Candidates:
     """The part of tau_hat_s that is the transfer of the model, seconds, shape (N,)."""
     n_k: Ints
     """Training examples, shape (N,)."""
+    known_s: Floats | None = None
+    """The true expected exchange time, seconds, shape (N,): what only a replay can tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,12 @@ class Outcomes:
     """x_{t,n}, shape (N,)."""
     is_aggregated: Bools
     """Its update entered the model, shape (N,)."""
+    n_k: Ints | None = None
+    """Training examples, shape (N,); None is unknown."""
+    tau_s: Floats | None = None
+    """Measured exchange times, seconds, shape (N,); NaN or None is unknown."""
+    loss: Floats | None = None
+    """Mean training loss that a device has reported, nats, shape (N,); NaN or None is unknown."""
 
 
 class Selector(Protocol):

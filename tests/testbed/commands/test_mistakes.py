@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.config import KNOWING
 from testbed.cli import main
 from tests.coordinator.store.fake_run import FakeRun, fake_run
 
@@ -178,3 +179,13 @@ def test_the_doctor_names_the_data_of_an_experiment_once(
     assert digits["is_needed"]
     assert main(["doctor", "--json"]) == 0
     assert not [line for line in json.loads(capsys.readouterr().out) if line["is_needed"]]
+
+
+@pytest.mark.parametrize("policy", KNOWING)
+def test_a_policy_that_has_to_know_the_true_times_is_refused_by_a_live_run(
+    experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str
+) -> None:
+    out, chosen = tmp_path / "out", f"selection.policy={policy}"
+    assert main(["run", str(experiment), "--headless", "--out", str(out), "--set", chosen]) == 2
+    assert f"got '{policy}', which has to be told the true exchange times" in error_of(capsys)
+    assert not out.exists()

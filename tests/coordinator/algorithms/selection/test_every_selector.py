@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coordinator.algorithms.selection import make_selector
 from coordinator.algorithms.selection.base import Candidates, Selector
-from coordinator.config import SelectionConfig
+from coordinator.config import OortConfig, SelectionConfig
 from tests.coordinator.algorithms.selection.fleet import fleet, outcomes
 from tests.strategies import fleets
 
@@ -20,6 +20,15 @@ CONFIGS = {
     "fedcs": SelectionConfig(policy="fedcs", deadline_s=1e6),
     "fedcs, tight": SelectionConfig(policy="fedcs", deadline_s=0.6),
     "fedcs, sequential": SelectionConfig(policy="fedcs", deadline_s=1.0, uploads="sequential"),
+    "oort": SelectionConfig(policy="oort"),
+    "oort, eager": SelectionConfig(
+        policy="oort", oort=OortConfig(exploration=0.4, exploration_min=0.4, pacer_step=2)
+    ),
+    "power-of-choice": SelectionConfig(policy="power-of-choice", candidates=4),
+    "power-of-choice, all": SelectionConfig(policy="power-of-choice", candidates=100),
+    "fastest-known": SelectionConfig(policy="fastest-known"),
+    "fedcs-oracle": SelectionConfig(policy="fedcs-oracle", deadline_s=1e6),
+    "rbcs-f-known": SelectionConfig(policy="rbcs-f-known"),
     "rbcs-f": SelectionConfig(policy="rbcs-f"),
     "rbcs-f, V=0": SelectionConfig(policy="rbcs-f", V=0.0),
     "rbcs-f, theory": SelectionConfig(policy="rbcs-f", alpha="theory", lcb_floor=None),
@@ -141,7 +150,13 @@ def test_tries_a_device_that_it_has_never_seen(name: str) -> None:
     assert seen == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("name", [n for n in CONFIGS if n != "uniform"])
+LEARNERS = [
+    n for n in CONFIGS if n.startswith(("fedcs", "rbcs-f")) and not CONFIGS[n].needs_known_times
+]
+"""Policies that go by predicted times."""
+
+
+@pytest.mark.parametrize("name", LEARNERS)
 def test_refuses_a_prediction_that_is_not_finite_only_for_available_devices(name: str) -> None:
     selector = make_selector(CONFIGS[name])
     assert 1 not in selector.select(fleet([0.1, np.nan, 0.2, 0.3], absent=[1]), 2, stream(0))
@@ -157,7 +172,7 @@ def test_says_what_it_is(name: str) -> None:
 
 def test_ties_at_the_start_do_not_follow_the_row_order() -> None:
     """With nothing known, each policy that breaks ties by chance reaches every row alike."""
-    for name in ("uniform", "fedcs", "rbcs-f"):
+    for name in ("uniform", "fedcs", "rbcs-f", "oort", "power-of-choice", "fastest-known"):
         counts = np.zeros(6)
         for seed in range(600):
             fresh = make_selector(CONFIGS[name])

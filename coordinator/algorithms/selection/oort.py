@@ -1,0 +1,198 @@
+"""Oort: devices whose data still teach much, and that are not too slow."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coordinator.algorithms.arrays import Bools, Floats, Ints
+from coordinator.algorithms.columns import grown
+from coordinator.algorithms.selection.base import Candidates, Outcomes
+from coordinator.algorithms.selection.pool import available_rows, weighted_draw
+
+CONFIDENCE = 0.1
+"""Factor under the root of the bonus for devices that were not asked for long (oort.py)."""
+LEAST_RANGE = 1e-4
+"""Utilities closer together than this are alike (oort.py)."""
+STEADY, JUMP = 0.1, 5.0
+"""Relative changes of utility between two windows at which the pacer moves (oort.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OortSettings:
+    """Oort's knobs; the defaults are those of its authors' code."""
+
+    exploration: float = 0.9
+    """Share of the cohort that is new devices, at first."""
+    exploration_decay: float = 0.98
+    """Factor on it each round."""
+    exploration_min: float = 0.2
+    clip_quantile: float = 0.95
+    """Utilities above this quantile count as that."""
+    penalty: float = 2.0
+    """Exponent on T / t of a device slower than the preferred duration T."""
+    threshold: float = 30.0
+    """Percentile of known durations that is T, at first; 100 is no preference."""
+    pacer_step: int = 20
+    """Rounds in one window of the pacer."""
+    pacer_delta: float = 5.0
+    """Percentile points by which it moves."""
+    cut_off: float = 0.95
+    """Devices are drawn among those above this share of the last score that would be taken."""
+
+
+class Oort:
+    """Exploits devices by utility and speed, and explores those never tried.
+
+        U_n     = n_n L_n                                            statistical utility
+        score_n = (min(U_n, clip) - Umin) / Urange + sqrt(0.1 ln t / last_n)
+        score_n = score_n (T / t_n)^penalty  if t_n > T              too slow for the pacer's taste
+
+    int(k (1 - eps_t)) devices that were tried are drawn in proportion to their score, among those
+    above a cut-off; the rest are devices never tried, drawn in proportion to their examples. T is
+    a percentile of the known durations; the pacer raises it when utility stalls.
+
+    Source:
+        Lai et al., OSDI 2021 (arXiv:2010.06081); SymbioticLab/Oort, oort.py.
+    Deviates:
+        U has the mean loss where the paper has the root of the mean squared loss of the samples,
+        which a device does not send. No blacklist. `exploration` decays with the round number, so
+        that selecting changes nothing. A tried device whose exchange was never measured counts as
+        as fast as T.
+    """
+
+    def __init__(self, settings: OortSettings | None = None) -> None:
+        """Take the knobs.
+
+        Raises:
+            ValueError: A value is out of range.
+        """
+        s = settings or OortSettings()
+        for name in ("exploration", "exploration_decay", "exploration_min", "clip_quantile"):
+            value = getattr(s, name)
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"oort: {name} must be in [0, 1], got {value}; it is a share")
+        if not (0.0 < s.threshold <= 100.0 and s.pacer_step >= 1 and s.penalty >= 0.0):
+            raise ValueError(
+                "oort: threshold must be in (0, 100], pacer_step >= 1 and penalty >= 0, got "
+                f"{s.threshold}, {s.pacer_step} and {s.penalty}"
+            )
+        self._settings = s
+        self._threshold = s.threshold
+        self._utility: Floats = np.zeros(0)
+        self._duration_s: Floats = np.zeros(0)
+        """0 is not measured."""
+        self._last: Ints = np.zeros(0, dtype=np.int64)
+        """Round in which a device was last asked; 0 is never."""
+        self._exploited: list[float] = []
+        """Utility of the exploited devices of the last rounds, two windows of them."""
+
+    def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
+        """Return min(k, available) distinct rows, ascending; changes no state.
+
+        Raises:
+            ValueError: `k` is negative.
+        """
+        rows = available_rows(candidates, k)
+        if k >= len(rows):
+            return rows
+        is_tried = grown(self._last, len(candidates.is_available))[rows] > 0
+        tried, fresh = rows[is_tried], rows[~is_tried]
+        s = self._settings
+        share = max(s.exploration * s.exploration_decay**candidates.round, s.exploration_min)
+        n_exploit = min(int(k * (1.0 - share)), len(tried))
+        chosen = self._exploit(tried, n_exploit, candidates.round, rng)
+        explored = fresh[weighted_draw(rng, candidates.n_k[fresh], k - n_exploit)]
+        taken = np.concatenate([chosen, explored])
+        others = rng.permutation(np.setdiff1d(rows, taken))[: k - len(taken)]
+        return np.sort(np.concatenate([taken, others]))
+
+    def score(self, rows: Ints, round_id: int) -> Floats:
+        """Return the scores of devices that were tried, shape (len(rows),)."""
+        utility, last = self._utility[rows], self._last[rows]
+        positive = self._utility[self._utility > 0.0]
+        clip = np.quantile(positive, self._settings.clip_quantile) if positive.size else 0.0
+        clipped = np.minimum(utility, clip)
+        lowest = 0.999 * float(clipped.min()) if clipped.size else 0.0
+        spread = max(float(clipped.max()) - lowest, LEAST_RANGE) if clipped.size else 1.0
+        score: Floats = (clipped - lowest) / spread
+        score += np.sqrt(CONFIDENCE * math.log(max(round_id, 1)) / last)
+        preferred_s = self._preferred_s()
+        duration_s = self._duration_s[rows]
+        slow = duration_s > preferred_s
+        factor = (preferred_s / np.where(slow, duration_s, 1.0)) ** self._settings.penalty
+        return np.where(slow, score * factor, score)
+
+    def observe(self, outcomes: Outcomes) -> None:
+        """Learn losses and durations; move the pacer at the end of each window."""
+        self._grow(len(outcomes.is_selected))
+        exploited = outcomes.is_selected & (self._last > 0)
+        self._exploited.append(float(self._utility[exploited].sum()))
+        told = outcomes.is_aggregated & _is_number(outcomes.loss, len(self._last))
+        if outcomes.loss is not None:
+            n_k = outcomes.n_k if outcomes.n_k is not None else np.ones_like(self._last)
+            self._utility[told] = n_k[told] * np.maximum(outcomes.loss[told], 0.0)
+        timed = outcomes.is_selected & _is_number(outcomes.tau_s, len(self._last))
+        if outcomes.tau_s is not None:
+            self._duration_s[timed] = outcomes.tau_s[timed]
+        self._last[outcomes.is_selected] = outcomes.round
+        self._move_pacer(outcomes.round)
+
+    def queues(self, n: int) -> Floats:
+        """Return zeros, shape (n,): nobody is owed anything."""
+        return np.zeros(n)
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the state as plain numbers and lists."""
+        return {
+            "threshold": self._threshold,
+            "utility": self._utility.tolist(),
+            "duration_s": self._duration_s.tolist(),
+            "last": self._last.tolist(),
+            "exploited": list(self._exploited),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over a state that `to_state` returned."""
+        self._threshold = float(state["threshold"])
+        self._utility = np.array(state["utility"], dtype=np.float64)
+        self._duration_s = np.array(state["duration_s"], dtype=np.float64)
+        self._last = np.array(state["last"], dtype=np.int64)
+        self._exploited = [float(value) for value in state["exploited"]]
+
+    def _exploit(self, tried: Ints, size: int, round_id: int, rng: np.random.Generator) -> Ints:
+        """Return `size` tried rows, drawn by score among those above the cut-off."""
+        if size == 0:
+            return tried[:0]
+        score = self.score(tried, round_id)
+        ranked = np.sort(score)[::-1]
+        cut_off = self._settings.cut_off * ranked[min(size, len(ranked) - 1)]
+        good = np.flatnonzero(score >= cut_off)
+        return tried[good[weighted_draw(rng, score[good], size)]]
+
+    def _preferred_s(self) -> float:
+        known = self._duration_s[self._duration_s > 0.0]
+        if self._threshold >= 100.0 or known.size == 0:
+            return math.inf
+        return float(np.percentile(known, self._threshold))
+
+    def _move_pacer(self, round_id: int) -> None:
+        step, delta = self._settings.pacer_step, self._settings.pacer_delta
+        del self._exploited[: -2 * step]
+        if len(self._exploited) < 2 * step or round_id % step:
+            return
+        before, now = sum(self._exploited[:step]), sum(self._exploited[step:])
+        if abs(now - before) <= STEADY * before:
+            self._threshold = min(100.0, self._threshold + delta)
+        elif abs(now - before) >= JUMP * before:
+            self._threshold = max(delta, self._threshold - delta)
+
+    def _grow(self, n: int) -> None:
+        self._utility = grown(self._utility, n).copy()
+        self._duration_s = grown(self._duration_s, n).copy()
+        self._last = grown(self._last, n).copy()
+
+
+def _is_number(column: Floats | None, n: int) -> Bools:
+    return np.zeros(n, dtype=np.bool_) if column is None else np.isfinite(column)
