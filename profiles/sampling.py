@@ -33,6 +33,18 @@ def sample(population: Population, count: int, rng: np.random.Generator) -> list
     Raises:
         ValueError: `count` is negative.
     """
+    values, shares = draw(population, count, rng)
+    return [_profile(population, *row) for row in zip(values, shares, strict=True)]
+
+
+def draw(population: Population, count: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """Return the numbers of `count` devices, and at which share of the population each was drawn.
+
+    Both are of shape (count, N), for the N numbers of the population in their order.
+
+    Raises:
+        ValueError: `count` is negative.
+    """
     if count < 0:
         raise ValueError(f"count must be >= 0, got {count}")
     numbers = population.numbers()
@@ -41,7 +53,7 @@ def sample(population: Population, count: int, rng: np.random.Generator) -> list
     values = np.empty_like(shares)
     for k, number in enumerate(numbers.values()):
         values[:, k] = number.distribution().at(shares[:, k])
-    return [_profile(population, *row) for row in zip(values, shares, strict=True)]
+    return values, shares
 
 
 def _profile(population: Population, values: Floats, shares: Floats) -> Profile:

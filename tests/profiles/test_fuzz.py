@@ -31,7 +31,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(TEXTS)), st.data())
 def test_a_file_with_anything_put_anywhere(folder: Path, name: str, data: st.DataObject) -> None:
     text = TEXTS[name]

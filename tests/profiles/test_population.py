@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import profiles
 from profiles import Population, Profile, ProfileError
 from profiles.quantiles import Quantiles, normal_shares
+from profiles.sampling import draw
 
 SHIPPED = profiles.population_names()
 TEXT = profiles.find("phones-2025").read_text(encoding="utf-8")
@@ -30,24 +31,22 @@ def value(device: Profile, key: str) -> float:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_marginals_of_drawn_devices_are_the_published_quantiles(name: str) -> None:
     population = profiles.load_population(name)
-    devices = drawn(population, 4000)
+    devices = drawn(population, 2000)
     for key, number in population.numbers().items():
         values = np.array([value(device, key) for device in devices])
         for share, x in number.quantiles or ():
             at_most = np.mean(values <= x * (1 + 1e-9))
             below = np.mean(values < x * (1 - 1e-9))
-            assert below - 0.025 <= share <= at_most + 0.025, (key, share, x)
+            assert below - 0.035 <= share <= at_most + 0.035, (key, share, x)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_numbers_go_together_as_published(name: str) -> None:
     population = profiles.load_population(name)
-    devices = drawn(population, 4000)
+    keys = list(population.numbers())
+    values, _ = draw(population, 4000, np.random.Generator(np.random.PCG64(1)))
     for correlation in population.correlations:
-        ranks = [
-            np.argsort(np.argsort([value(device, key) for device in devices]))
-            for key in correlation.of
-        ]
+        ranks = [values[:, keys.index(key)].argsort().argsort() for key in correlation.of]
         found = np.corrcoef(ranks[0], ranks[1])[0, 1]
         assert found == pytest.approx(correlation.rank.value, abs=0.05)
 
@@ -78,7 +77,8 @@ def test_any_published_quantiles_are_those_of_the_devices(
     shipped = profiles.load_population("phones-fedscale")
     speed = msgspec.structs.replace(shipped.core_speed, quantiles=points)
     population = msgspec.structs.replace(shipped, core_speed=speed)
-    speeds = np.array([device.core_speed for device in drawn(population, 1500, seed)])
+    values, _ = draw(population, 1500, np.random.Generator(np.random.PCG64(seed)))
+    speeds = values[:, list(population.numbers()).index("core_speed")]
     assert speeds.min() >= points[0][1]
     assert speeds.max() <= points[-1][1]
     for share, x in points:
