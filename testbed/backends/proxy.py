@@ -24,6 +24,7 @@ import msgspec
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
+from testbed.backends.priority import go_first
 from testbed.backends.relay import Delays, RelayEnd, connect_ends
 from testbed.backends.shape import Held, LinkState, ProxySpec, Shape
 from testbed.emulation.link import Line, set_up_s
@@ -208,6 +209,7 @@ async def _serve(spec: ProxySpec) -> None:
 def main() -> None:
     """Serve a `ProxySpec` from stdin; the first argument is our parent's process id."""
     die_with_parent(int(sys.argv[1]))
+    go_first()
     anyio.run(_serve, msgspec.json.decode(sys.stdin.buffer.readline(), type=ProxySpec))
 
 

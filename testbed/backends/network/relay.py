@@ -15,7 +15,6 @@ import select
 import sys
 import time
 from collections import deque
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -25,6 +24,7 @@ from testbed.backends.network.enter import enter
 from testbed.backends.network.names import DEVICE_LINK
 from testbed.backends.network.orders import AirState, Order, Relayed, RelayedLink, Report
 from testbed.backends.network.tun import open_tun, set_carrier
+from testbed.backends.priority import go_first
 from testbed.guard import die_with_parent
 
 MAX_PACKET_BYTES = 2048
@@ -35,9 +35,6 @@ PACKETS_AT_ONCE = 64
 
 MAX_UNDER_WAY = 16_384
 """Packets on one way: 240 ms of a gigabit, 2 s of 100 Mbit/s. What comes on top is dropped."""
-
-NICENESS = -10
-"""A late relay is a slow link. Where we may not, the machine has to have room."""
 
 READ_BYTES = 1 << 16
 
@@ -182,8 +179,7 @@ def _answer(report: Report) -> None:
 def main() -> int:
     """Relay; the first argument is our parent's process id."""
     die_with_parent(int(sys.argv[1]))
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    go_first()
     told = msgspec.json.decode(sys.stdin.buffer.readline(), type=Relayed)
     try:
         relay = Relay(told)
