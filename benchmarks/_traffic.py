@@ -50,6 +50,10 @@ class Stream:
         before = max((mark for mark in self.marks if mark[0] <= since), default=(since, 0))
         return 8.0 * (self.marks[-1][1] - before[1]) / (self.ended_at - before[0])
 
+    def bytes_until(self, at: float) -> int:
+        """Return how much had come by a time."""
+        return max((n for when, n in self.marks if when <= at), default=0)
+
     @property
     def ended_at(self) -> float:
         """When the last byte came."""

@@ -1,0 +1,103 @@
+"""Measurements that count only if this machine kept none of those who took part waiting."""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from testbed.host_watch import run_delay_s
+
+WAIT_LIMIT = 0.05
+"""Share of the time for which one may have waited, as in the runs themselves."""
+
+PAUSE_S = 0.5
+"""Before the next try, when this machine was busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What was measured once, and how busy this machine was meanwhile."""
+
+    value: float
+    waited: float
+    """Share of the time that one of the processes was kept waiting, the worst of them; or that
+    the hypervisor took away, if that is more."""
+
+    @property
+    def counts(self) -> bool:
+        """Nobody was kept waiting for long."""
+        return self.waited <= WAIT_LIMIT
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One quantity, measured several times; what `--json` prints."""
+
+    backend: str
+    quantity: str
+    target: float
+    achieved: float | None
+    """Median; None was never measured while this machine was free."""
+    spread: tuple[float, float] | None
+    error: float | None
+    """achieved / target - 1, or the difference where the target is 0."""
+    limit: float
+    repeats: int
+    ok: bool
+
+
+def measure(what: Callable[[], float]) -> Window:
+    """Measure something; this process and all that it has started take part."""
+    here = psutil.Process()
+    pids = [here.pid, *(child.pid for child in here.children(recursive=True))]
+    waits, stolen_s, began = [run_delay_s(pid) for pid in pids], _stolen_s(), time.monotonic()
+    value = what()
+    wall_s = time.monotonic() - began
+    waited = [run_delay_s(pid) - before for pid, before in zip(pids, waits, strict=True)]
+    worst_s = max(*waited, (_stolen_s() - stolen_s) / (os.cpu_count() or 1))
+    return Window(value, worst_s / wall_s)
+
+
+def repeat(what: Callable[[], float], repeats: int, patience_s: float) -> list[float]:
+    """Return what was measured in so many windows that count, or fewer when patience ends."""
+    found: list[float] = []
+    deadline = time.monotonic() + patience_s
+    while len(found) < repeats and time.monotonic() < deadline:
+        window = measure(what)
+        if window.counts:
+            found.append(window.value)
+        else:
+            time.sleep(PAUSE_S)
+    return found
+
+
+def row(quantity: str, target: float, found: list[float], limit: float) -> Row:
+    """Return the row of a quantity; without a window that counts it is not ok."""
+    backend = "namespace"
+    if not found:
+        return Row(backend, quantity, target, None, None, None, limit, 0, False)
+    achieved = statistics.median(found)
+    error = achieved / target - 1.0 if target else achieved
+    spread = (min(found), max(found))
+    ok = abs(error) <= limit
+    return Row(backend, quantity, target, achieved, spread, error, limit, len(found), ok)
+
+
+def line(each: Row) -> str:
+    """Return a row as a line of a table."""
+    if each.achieved is None or each.error is None or each.spread is None:
+        return f"busy  {each.quantity}: this machine was busy with something else"
+    low, high = each.spread
+    return (
+        f"{'ok' if each.ok else 'OFF':<6}{each.quantity:<40}{each.target:>11.5g}"
+        f"{each.achieved:>13.6g}  [{low:.6g}, {high:.6g}]  {each.error:+.4f} (limit {each.limit:g})"
+    )
+
+
+def _stolen_s() -> float:
+    first = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0]
+    return float(first.split()[8]) / os.sysconf("SC_CLK_TCK")

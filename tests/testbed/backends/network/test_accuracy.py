@@ -1,0 +1,163 @@
+"""How true links are, on this machine, in moments when it keeps nobody waiting.
+
+Each test measures until one window counts; where none does, it is skipped and says so.
+`fairbed bench link-fidelity` measures more of it, more often.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import anyio.from_thread
+import anyio.to_thread
+import pytest
+
+from benchmarks._quiet import WAIT_LIMIT, repeat
+from benchmarks._traffic import Flight, Peer, Stream, traffic
+from testbed.backends.network.network import Network, open_network
+from testbed.backends.network.probe import Support
+from testbed.emulation.conditions import Outage, Shape
+
+pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.slow]
+
+PATIENCE_S = 20.0
+GOODPUT_LIMIT = TRANSFER_LIMIT = 0.03
+VOLUME_LIMIT = 0.02
+DELAY_LIMIT_S = 2e-3
+LOSS_LIMIT = 0.1
+
+Apply = Callable[[Mapping[str, tuple[Shape | None, Outage | None]]], None]
+
+
+def _both(rate_bps: float) -> Shape:
+    return Shape(down_bps=rate_bps, up_bps=rate_bps)
+
+
+def _once(what: Callable[[], float]) -> float:
+    """Return a measurement that counts, or skip."""
+    found = repeat(what, 1, PATIENCE_S)
+    if not found:
+        pytest.skip(
+            f"for {PATIENCE_S:.0f} s other programs kept ours waiting for over {WAIT_LIMIT:.0%}"
+        )
+    return found[0]
+
+
+@contextmanager
+def _network(shapes: Mapping[str, Shape | None]) -> Iterator[tuple[Network, Apply]]:
+    with (
+        anyio.from_thread.start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(open_network("test", shapes, seed=3)) as network,
+    ):
+        yield network, lambda changes: portal.call(network.apply, changes)
+
+
+@contextmanager
+def _peer(shape: Shape) -> Iterator[Peer]:
+    with (
+        _network({"pi": shape}) as (network, _),
+        traffic(network.namespace("pi"), network.hub_address) as peer,
+    ):
+        yield peer
+
+
+def _stream(peer: Peer, way: str) -> Callable[..., tuple[float, Stream]]:
+    return peer.stream_down if way == "down" else peer.stream_up
+
+
+def _fly(peer: Peer, way: str) -> Callable[[int, float], Flight]:
+    return peer.fly_down if way == "down" else peer.fly_up
+
+
+@pytest.mark.parametrize("way", ["down", "up"])
+@pytest.mark.parametrize("rate_bps", [1e6, 1e7, 1e8])
+def test_a_stream_has_the_goodput_asked_for(rate_bps: float, way: str) -> None:
+    with _peer(_both(rate_bps)) as peer:
+
+        def goodput_bps() -> float:
+            began, seen = _stream(peer, way)(seconds=3.5)
+            return seen.goodput_bps(began + 0.5)
+
+        assert _once(goodput_bps) == pytest.approx(rate_bps, rel=GOODPUT_LIMIT)
+
+
+@pytest.mark.parametrize("way", ["down", "up"])
+@pytest.mark.parametrize("rate_bps", [2e6, 5e7])
+def test_a_message_takes_the_time_that_its_size_and_the_rate_say(rate_bps: float, way: str) -> None:
+    n_bytes = 1 << 18
+    with _peer(_both(rate_bps)) as peer:
+
+        def took_s() -> float:
+            began, seen = _stream(peer, way)(n_bytes=n_bytes)
+            return seen.ended_at - began
+
+        assert _once(took_s) == pytest.approx(8 * n_bytes / rate_bps, rel=TRANSFER_LIMIT)
+
+
+@pytest.mark.parametrize("way", ["down", "up"])
+def test_packets_take_the_delay_asked_for(way: str, support: Support) -> None:
+    if support.delay is None:
+        pytest.skip(str(support.delay_problem))
+    delay_s = 0.02
+    with _peer(Shape(delay_s=delay_s)) as peer:
+
+        def p95_error_s() -> float:
+            delays = _fly(peer, way)(500, 2e-3).delays_s
+            return sorted(abs(each - delay_s) for each in delays)[int(0.95 * len(delays))]
+
+        assert _once(p95_error_s) <= DELAY_LIMIT_S
+
+
+@pytest.mark.parametrize("way", ["down", "up"])
+def test_the_share_of_packets_asked_for_is_lost(way: str, support: Support) -> None:
+    if support.delay is None:
+        pytest.skip(str(support.delay_problem))
+    with _peer(Shape(loss_ratio=0.05)) as peer:
+        ratio = _once(lambda: _fly(peer, way)(17_000, 1e-4).loss_ratio)  # 3 deviations are 10 %
+        assert ratio == pytest.approx(0.05, rel=LOSS_LIMIT)
+
+
+def test_a_rate_that_changes_ten_times_a_second_delivers_its_volume() -> None:
+    step_s, n_steps = 0.1, 40
+    rates_bps = [1e7 + 8e6 * math.sin(step / 3.0) for step in range(n_steps)]
+    with (
+        _network({"pi": _both(rates_bps[0])}) as (network, apply),
+        traffic(network.namespace("pi"), network.hub_address) as peer,
+        anyio.from_thread.start_blocking_portal() as portal,
+    ):
+
+        def ratio() -> float:
+            apply({"pi": (_both(rates_bps[0]), None)})
+            future = portal.start_task_soon(
+                anyio.to_thread.run_sync, lambda: peer.stream_down(seconds=step_s * n_steps + 1.0)
+            )
+            began = time.monotonic() + 0.5  # the stream has begun by then
+            for step, rate_bps in enumerate(rates_bps):
+                time.sleep(max(0.0, began + step * step_s - time.monotonic()))
+                apply({"pi": (_both(rate_bps), None)})
+            time.sleep(max(0.0, began + n_steps * step_s - time.monotonic()))
+            _, seen = future.result()
+            volume = seen.bytes_until(began + n_steps * step_s) - seen.bytes_until(began)
+            return 8 * volume / (step_s * sum(rates_bps))
+
+        assert _once(ratio) == pytest.approx(1.0, abs=VOLUME_LIMIT)
+
+
+def test_a_busy_device_does_not_slow_its_neighbour() -> None:
+    with (
+        _network({"busy": _both(5e6), "pi": _both(2e7)}) as (network, _),
+        traffic(network.namespace("busy"), network.hub_address) as busy,
+        traffic(network.namespace("pi"), network.hub_address) as peer,
+        anyio.from_thread.start_blocking_portal() as portal,
+    ):
+
+        def goodput_bps() -> float:
+            future = portal.start_task_soon(
+                anyio.to_thread.run_sync, lambda: busy.stream_up(seconds=4.0)
+            )
+            began, seen = peer.stream_up(seconds=3.0)
+            future.result()
+            return seen.goodput_bps(began + 0.5)
+
+        assert _once(goodput_bps) == pytest.approx(2e7, rel=GOODPUT_LIMIT)
