@@ -42,8 +42,9 @@ LOSS_LIMIT = 0.1
 
 MIN_STREAM_S, STREAM_BYTES = 5.0, 2e5
 """A stream takes so long, or for so many bytes."""
-SETTLE_S, FAR_SETTLE_S = 0.5, 2.0
-"""Before the rate counts: a first burst, and a window that opens, are not of it."""
+SETTLE_S = 2.0
+"""Before the rate counts: the first burst, a window that opens, and what TCP holds back after the
+first losses are not of it."""
 MAX_TRANSFER_S = 12.0
 
 FLIGHT_PACKETS, FLIGHT_INTERVAL_S = 500, 2e-3
@@ -84,7 +85,7 @@ class Bench:
                     yield from self._losses(peer, loss_ratio)
                 for rate_bps in FAR_RATES_BPS if "far" in only else ():
                     apply(_both(rate_bps, FAR_S), None)
-                    yield from self._goodput(peer, rate_bps, f", {_ms(FAR_S)} away", FAR_SETTLE_S)
+                    yield from self._goodput(peer, rate_bps, f", {_ms(FAR_S)} away")
         if "outage" in only:
             for outage, limit_s in OUTAGE_LIMITS_S.items():
                 with _open({"pi": _both(1e7)}) as (network, apply), _peer(network) as peer:
@@ -93,15 +94,13 @@ class Bench:
     def _row(self, name: str, target: float, what: Callable[[], float], limit: float) -> Row:
         return row(name, target, repeat(what, self._repeats, self._patience_s), limit)
 
-    def _goodput(
-        self, peer: Peer, rate_bps: float, where: str = "", settle_s: float = SETTLE_S
-    ) -> Iterator[Row]:
-        seconds = max(MIN_STREAM_S, 8 * STREAM_BYTES / rate_bps) + settle_s
+    def _goodput(self, peer: Peer, rate_bps: float, where: str = "") -> Iterator[Row]:
+        seconds = max(MIN_STREAM_S, 8 * STREAM_BYTES / rate_bps) + SETTLE_S
         for way, stream in _ways(peer):
 
             def rate(stream: Callable[..., tuple[float, Stream]] = stream) -> float:
                 began, seen = stream(seconds=seconds)
-                return seen.goodput_bps(began + settle_s)
+                return seen.goodput_bps(began + SETTLE_S)
 
             limit = GOODPUT_LIMIT if rate_bps <= FAST_BPS else FAST_LIMIT
             yield self._row(f"goodput {way} {_mbit(rate_bps)}{where}", rate_bps, rate, limit)

@@ -5,6 +5,7 @@ they are as wanted; what went wrong is one line on stderr. HOST is the `identity
 namespace.
 """
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,9 @@ from testbed.guard import die_with_parent
 
 IP_TIMEOUT_S = 60.0
 
+REACH_TIMEOUT_S = 5.0
+"""Across two links in memory, on a busy machine; a firewall mostly says nothing."""
+
 
 class Interior(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a namespace gets from within."""
@@ -26,6 +30,8 @@ class Interior(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Files under /proc/sys, and what they shall hold."""
     lines: list[str]
     """For `ip -batch`."""
+    reach: tuple[str, int] | None = None
+    """A listener that must be within reach then: address and port."""
 
 
 class Interiors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,15 +60,19 @@ def apply_interior(interior: Interior, host: str) -> None:
 
     Raises:
         OSError: The kernel refuses.
-        RuntimeError: It is the host's, or `ip` complains.
+        RuntimeError: It is the host's, `ip` complains, or the listener is out of reach.
     """
     enter(Path(interior.namespace), host)
     for name, value in interior.settings.items():
         path = Path("/proc/sys") / name
         if path.exists() or "ipv6" not in name:  # a kernel may come without IPv6
             path.write_text(value)
-    if not interior.lines:
-        return
+    _run_ip(interior)
+    if interior.reach is not None:
+        _reach(interior.reach)
+
+
+def _run_ip(interior: Interior) -> None:
     done = subprocess.run(
         ["ip", "-batch", "-"],
         input="\n".join([*interior.lines, ""]).encode(),
@@ -73,6 +83,17 @@ def apply_interior(interior: Interior, host: str) -> None:
     if done.returncode:
         reason = " ".join(done.stderr.decode(errors="replace").split())
         raise RuntimeError(f"{interior.namespace}: ip must take all lines, got: {reason}")
+
+
+def _reach(listener: tuple[str, int]) -> None:
+    try:
+        socket.create_connection(listener, REACH_TIMEOUT_S).close()
+    except OSError as exc:
+        raise RuntimeError(
+            f"{listener[0]}: this machine must answer its devices, got {exc!r}; if a firewall "
+            "drops what comes from links named fb*, let it in: sudo iptables -I INPUT -i fb+ "
+            "-j ACCEPT"
+        ) from exc
 
 
 def main() -> int:

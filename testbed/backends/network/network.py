@@ -4,19 +4,18 @@ Every name, address and line is made by the pure modules beside this one; here t
 """
 
 import os
-import secrets
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import anyio
-import msgspec
 
 from testbed.backends.errors import BackendError
 from testbed.backends.network import htb, links
-from testbed.backends.network.addresses import MAX_DEVICES, Addresses, choose_addresses
+from testbed.backends.network.addresses import MAX_DEVICES, Addresses
 from testbed.backends.network.batch import BatchPipe, open_batch_pipe
+from testbed.backends.network.building import claim, furnish, relayed_links
 from testbed.backends.network.change import (
     AS_MADE,
     Changes,
@@ -28,16 +27,12 @@ from testbed.backends.network.change import (
 )
 from testbed.backends.network.counters import LinkCounters, read_counters
 from testbed.backends.network.delay import CLEAR
-from testbed.backends.network.devices import HUB_SETTINGS, NO_IPV6, Interior, Interiors
 from testbed.backends.network.enter import identity
-from testbed.backends.network.host import ranges_in_use
-from testbed.backends.network.names import TAG_BYTES, Names, hub_side, make_names
-from testbed.backends.network.orders import RelayedLink
-from testbed.backends.network.owner import claimed, claims, one_at_a_time
+from testbed.backends.network.names import Names
 from testbed.backends.network.probe import probe
-from testbed.backends.network.programs import run_module, run_program
+from testbed.backends.network.programs import run_program
 from testbed.backends.network.relays import Relays, open_relays
-from testbed.backends.network.sweep import NAMESPACES, remove, sweep_alone
+from testbed.backends.network.sweep import NAMESPACES
 from testbed.emulation.conditions import Outage, Shape
 
 NO_LOG = Path(os.devnull)
@@ -167,21 +162,13 @@ async def open_network(
     made = await _links(shapes, delayed)
     host = identity()
     async with AsyncExitStack() as stack:
-        names, addresses = await _claim(stack, run_id, len(shapes))
+        names, addresses = await claim(stack, run_id, len(shapes))
         await run_program(["ip", "netns", "add", names.hub])
         hub = NAMESPACES / names.hub
         ip = await stack.enter_async_context(open_batch_pipe("ip", hub, host))
         tc = await stack.enter_async_context(open_batch_pipe("tc", hub, host))
         await ip.run(links.make_lines(names, list(shapes), os.getpid()))
-        relayed = {
-            name: RelayedLink(
-                namespace=str(NAMESPACES / names.device(name)),
-                hub_link=hub_side(link.index),
-                air=CLEAR,
-            )
-            for name, link in made.items()
-            if link.delayed_by == "relay"
-        }
+        relayed = relayed_links(names, made)
         relays = await stack.enter_async_context(open_relays(host, hub, seed, relayed, log))
         await ip.run(
             [
@@ -190,7 +177,9 @@ async def open_network(
                 if name not in relayed
             ]
         )
-        await _furnish(names, addresses, made, host)
+        host_lines = "\n".join([*links.host_lines(names, addresses), ""])
+        await run_program(["ip", "-batch", "-"], host_lines.encode())
+        await furnish(names, addresses, made, host)
         shaping = [
             line
             for link in made.values()
@@ -199,15 +188,13 @@ async def open_network(
         await tc.run([*htb.hub_lines(), *shaping])
         network = Network(names, addresses, made, (ip, tc), relays)
         await network.apply({name: (shape, None) for name, shape in shapes.items()})
-        await ip.run(links.hub_up_lines(addresses))
-        hub_sides = [
-            line
-            for name, link in made.items()
-            for line in links.hub_side_lines(addresses, link.index, is_relayed=name in relayed)
-        ]
-        await ip.run(hub_sides)
-        host_lines = "\n".join([*links.host_lines(names, addresses), ""])
-        await run_program(["ip", "-batch", "-"], host_lines.encode())
+        await ip.run(
+            [
+                line
+                for name, link in made.items()
+                for line in links.hub_side_lines(addresses, link.index, is_relayed=name in relayed)
+            ]
+        )
         yield network
 
 
@@ -241,40 +228,3 @@ def _check(name: str, link: Link, wanted: Wanted) -> None:
         check(link, wanted)
     except ValueError as exc:
         raise BackendError(f"{name}: {exc}") from exc
-
-
-async def _claim(stack: AsyncExitStack, run_id: str, n_devices: int) -> tuple[Names, Addresses]:
-    """Choose names and addresses, to be given back with all that bears them."""
-    async with one_at_a_time():
-        await sweep_alone()
-        tag = secrets.token_bytes(TAG_BYTES)
-        taken = [*await ranges_in_use(), *claims().values()]
-        addresses = choose_addresses(n_devices, taken, int.from_bytes(tag, "big"))
-        if addresses is None:
-            raise BackendError(
-                f"network: {n_devices} private addresses (RFC 1918) must be free, got none; "
-                "see what uses them: ip -4 route show table all"
-            )
-        names = make_names(run_id, tag)
-        stack.enter_context(claimed(names, addresses.block))
-        stack.push_async_callback(remove, names)
-    return names, addresses
-
-
-async def _furnish(names: Names, addresses: Addresses, made: Mapping[str, Link], host: str) -> None:
-    """Set up every namespace from within."""
-    inside = [
-        Interior(namespace=str(NAMESPACES / names.hub), settings=HUB_SETTINGS, lines=[]),
-        *(
-            Interior(
-                namespace=str(NAMESPACES / names.device(name)),
-                settings=NO_IPV6,
-                lines=links.device_side_lines(
-                    addresses, link.index, is_relayed=link.delayed_by == "relay"
-                ),
-            )
-            for name, link in made.items()
-        ),
-    ]
-    told = msgspec.json.encode(Interiors(interiors=inside))
-    await run_module("testbed.backends.network.devices", host, told=told)

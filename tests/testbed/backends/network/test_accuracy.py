@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks._quiet import WAIT_LIMIT, repeat
 from benchmarks._traffic import Flight, Peer, Stream, traffic
+from benchmarks.link_fidelity import SETTLE_S
 from testbed.backends.network.network import Network, open_network
 from testbed.backends.network.probe import Support
 from testbed.emulation.conditions import Outage, Shape
@@ -76,8 +77,8 @@ def test_a_stream_has_the_goodput_asked_for(rate_bps: float, way: str) -> None:
     with _peer(_both(rate_bps)) as peer:
 
         def goodput_bps() -> float:
-            began, seen = _stream(peer, way)(seconds=3.5)
-            return seen.goodput_bps(began + 0.5)
+            began, seen = _stream(peer, way)(seconds=SETTLE_S + 3.0)
+            return seen.goodput_bps(began + SETTLE_S)
 
         assert _once(goodput_bps) == pytest.approx(rate_bps, rel=GOODPUT_LIMIT)
 
@@ -154,10 +155,10 @@ def test_a_busy_device_does_not_slow_its_neighbour() -> None:
 
         def goodput_bps() -> float:
             future = portal.start_task_soon(
-                anyio.to_thread.run_sync, lambda: busy.stream_up(seconds=4.0)
+                anyio.to_thread.run_sync, lambda: busy.stream_up(seconds=SETTLE_S + 4.0)
             )
-            began, seen = peer.stream_up(seconds=3.0)
+            began, seen = peer.stream_up(seconds=SETTLE_S + 3.0)
             future.result()
-            return seen.goodput_bps(began + 0.5)
+            return seen.goodput_bps(began + SETTLE_S)
 
         assert _once(goodput_bps) == pytest.approx(2e7, rel=GOODPUT_LIMIT)

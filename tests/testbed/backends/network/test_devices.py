@@ -1,0 +1,79 @@
+"""Namespaces set up from within: what goes wrong is one line, and the host's own is refused."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from testbed.backends.network.devices import Interior, Interiors
+from testbed.backends.network.enter import OWN, identity
+
+pytestmark = pytest.mark.usefixtures("untouched_host")
+
+TIMEOUT_S = 30.0
+
+
+def _furnish(interior: Interior, host: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "testbed.backends.network.devices", str(os.getpid()), host],
+        input=msgspec.json.encode(Interiors(interiors=[interior])).decode(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """Return a namespace without a name, that ends with the process that holds it."""
+    argv = ["unshare", "--net", "sh", "-c", "echo up; exec cat"]
+    holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "up\n"
+    yield Path(f"/proc/{holder.pid}/ns/net")
+    holder.communicate()
+
+
+def test_the_hosts_namespace_is_refused_before_anything_is_done() -> None:
+    wanted = Interior(namespace=str(OWN), settings={}, lines=["link add oops type dummy"])
+    done = _furnish(wanted, identity())
+    assert done.returncode == 1
+    assert "must not be the host's network namespace" in done.stderr
+
+
+def test_a_line_that_ip_refuses_is_told(scratch: Path) -> None:
+    wanted = Interior(namespace=str(scratch), settings={}, lines=["link set nowhere up"])
+    done = _furnish(wanted, identity())
+    assert done.returncode == 1
+    assert 'Cannot find device "nowhere"' in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_host_that_does_not_answer_is_told_with_what_to_do(scratch: Path) -> None:
+    wanted = Interior(
+        namespace=str(scratch), settings={}, lines=["link set lo up"], reach=("10.255.255.1", 9)
+    )
+    done = _furnish(wanted, identity())
+    assert done.returncode == 1
+    assert done.stderr.startswith("10.255.255.1: this machine must answer its devices, got OSError")
+    assert "; if a firewall drops" in done.stderr
+
+
+def test_settings_and_lines_hold(scratch: Path) -> None:
+    wanted = Interior(
+        namespace=str(scratch),
+        settings={"net/ipv4/ip_forward": "1"},
+        lines=["link set lo up", "addr add 10.255.255.1/32 dev lo"],
+    )
+    assert _furnish(wanted, identity()).returncode == 0
+    look = ["nsenter", f"--net={scratch}", "cat", "/proc/sys/net/ipv4/ip_forward"]
+    seen = subprocess.run(look, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    assert seen.stdout == "1\n"
+    show = ["nsenter", f"--net={scratch}", "ip", "-br", "addr"]
+    seen = subprocess.run(show, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+    assert "10.255.255.1/32" in seen.stdout
