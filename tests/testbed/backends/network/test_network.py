@@ -1,5 +1,6 @@
 """Real namespaces, links and qdiscs: who reaches whom, what changes, and that nothing stays."""
 
+import json
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import anyio
+import psutil
 import pytest
 from anyio.to_thread import run_sync
 
@@ -115,19 +117,74 @@ def test_the_bytes_of_each_device_are_counted_on_its_own() -> None:
     _with_network(test)
 
 
-def test_a_device_reaches_nothing_but_the_hub_address() -> None:
+def _inside(network: Network, name: str, *argv: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        ["nsenter", f"--net={network.namespace(name)}", *argv],
+        capture_output=True,
+        text=True,
+        timeout=30.0,
+        check=True,
+    )
+
+
+def _others() -> list[str]:
+    """Return an address of this machine that is not ours, if it has one, and one elsewhere.
+
+    Not more: the kernel says only a few times a second that something is out of reach.
+    """
+    own = sorted(
+        each.address
+        for link, addresses in psutil.net_if_addrs().items()
+        for each in addresses
+        if each.family == socket.AF_INET and link != "lo" and not link.startswith("fb")
+    )
+    return [*own[:1], "192.0.2.1", "8.8.8.8"]
+
+
+@pytest.mark.parametrize("has_a_way", [False, True], ids=["as it is", "with a route of its own"])
+def test_a_device_reaches_nothing_but_the_hub_address(has_a_way: bool) -> None:
     def reach(network: Network) -> None:
+        if has_a_way:
+            _inside(network, "pi-00", "ip", "route", "add", "default", "dev", "eth0")
         with (
             socket.create_server(("0.0.0.0", 0)) as listener,
             traffic(network.namespace("pi-00"), network.hub_address) as peer,
         ):
             port = listener.getsockname()[1]
             assert peer.reaches(network.hub_address, port, 10.0) == ""
-            for other in ("192.0.2.1", "192.0.2.2", "8.8.8.8", "10.255.255.254"):
-                assert "unreachable" in peer.reaches(other, port, 1.0)
+            for other in _others():
+                assert "unreachable" in peer.reaches(other, port, 10.0)
 
     async def test(network: Network) -> None:
         await run_sync(reach, network)
+
+    _with_network(test)
+
+
+def test_what_a_device_sends_in_the_name_of_another_is_dropped() -> None:
+    send = (
+        "import socket, sys; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM);"
+        "s.bind((sys.argv[1], 0)); s.sendto(sys.argv[3].encode(), (sys.argv[2], int(sys.argv[4])))"
+    )
+
+    def cheat(network: Network) -> None:
+        own, other = (
+            json.loads(_inside(network, name, "ip", "-j", "-4", "addr", "show", "eth0").stdout)[0][
+                "addr_info"
+            ][0]["local"]
+            for name in ("pi-00", "lab")
+        )
+        _inside(network, "pi-00", "ip", "addr", "add", f"{other}/32", "dev", "eth0")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as near:
+            near.bind((network.hub_address, 0))
+            near.settimeout(10.0)
+            for source, word in ((other, "not me"), (own, "me")):
+                python = (sys.executable, "-c", send, source, network.hub_address, word)
+                _inside(network, "pi-00", *python, str(near.getsockname()[1]))
+            assert near.recv(100) == b"me"
+
+    async def test(network: Network) -> None:
+        await run_sync(cheat, network)
 
     _with_network(test)
 
