@@ -76,6 +76,8 @@ class RunHeader(Widget):
         present = sum(device.state not in AWAY for device in view.devices)
         devices = f"{present}/{len(view.devices)}" if info.is_alive else str(len(view.devices))
 
+        slower = f" ÷ {info.row.dilation:g}" if info.row.dilation != 1.0 else ""
+
         def plain(text: str) -> Text:
             return Text(text, value)
 
@@ -90,7 +92,7 @@ class RunHeader(Widget):
             Tile("DEBT ΣZ", plain(ratio(debt, 2)), 6),
             Tile("DEVICES", plain(devices), 7),
             Tile("INVALID", self._invalid(view.quality), 1 if view.quality.starved else 8),
-            Tile("ELAPSED", plain(clock(view.elapsed_s)), 2),
+            Tile(f"ELAPSED{slower}", plain(clock(view.elapsed_s)), 2),
         ]
 
     def _brand(self, name: str) -> Text:

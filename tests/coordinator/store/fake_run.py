@@ -47,7 +47,7 @@ def experiment_toml(rounds: int) -> str:
     )
 
 
-def make_store(folder: Path, rounds: int = 30) -> Store:
+def make_store(folder: Path, rounds: int = 30, dilation: float = 1.0) -> Store:
     """Create the store of a run without rows."""
     return Store.create(
         folder,
@@ -58,6 +58,7 @@ def make_store(folder: Path, rounds: int = 30) -> Store:
         config_hash="c0ffee",
         version="0.1.0",
         git_revision="abc1234",
+        dilation=dilation,
     )
 
 
@@ -69,13 +70,14 @@ class FakeRun:
     devices: int = 12
     rounds: int = 30
     seed: int = 7
+    dilation: float = 1.0
     round: int = 0
     now_s: float = 0.0
     names: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
-        self.store = make_store(self.folder, self.rounds)
+        self.store = make_store(self.folder, self.rounds, self.dilation)
         kinds = list(PROFILES)
         self.profiles = [kinds[i % len(kinds)] for i in range(self.devices)]
         self.names = [f"{p.rsplit('-', 1)[0][:12]}-{i:02d}" for i, p in enumerate(self.profiles)]

@@ -72,12 +72,23 @@ def text_of(app: ControlRoom) -> str:
     return "\n".join(lines_on(app))
 
 
+async def settled(app: ControlRoom, pilot: Pilot[Any]) -> str:
+    """Return what is on the screen once a turn of the loop changes it no more."""
+    before = ""
+    for _ in range(50):
+        await pilot.pause()
+        if (now := text_of(app)) == before:
+            return now
+        before = now
+    raise AssertionError("the screen never stood still")
+
+
 @pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x40", "80x24"])
 async def test_a_finished_run_looks_as_it_should(
     finished: Path, size: tuple[int, int], golden: Callable[[Path, bytes], None]
 ) -> None:
-    async with room(finished, size) as (app, _):
-        picture = text_of(app) + "\n"
+    async with room(finished, size) as (app, pilot):
+        picture = await settled(app, pilot) + "\n"
     golden(GOLDEN / f"room-{size[0]}x{size[1]}.txt", picture.encode())
 
 
@@ -86,9 +97,9 @@ async def test_a_device_looks_as_it_should(
 ) -> None:
     async with room(finished) as (app, pilot):
         await pilot.press("down", "enter")
-        await pilot.pause()
+        picture = await settled(app, pilot) + "\n"
         assert isinstance(app.screen, DeviceDetail)
-        golden(GOLDEN / "device-120x40.txt", (text_of(app) + "\n").encode())
+        golden(GOLDEN / "device-120x40.txt", picture.encode())
         await pilot.press("escape")
         assert isinstance(app.screen, Room)
 
@@ -156,6 +167,19 @@ async def test_a_live_run_is_followed(run: FakeRun) -> None:
         await pilot.pause()
         assert "● paused" in text_of(app)
         assert "4/30" in text_of(app)
+
+
+async def test_a_starved_and_dilated_run_says_so_at_the_top(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "slow", dilation=4.0)
+    run.play(3)
+    run.store.flush()
+    with RunReader(run.folder) as reader:
+        for row in reader.exchanges(2):
+            run.store.add(replace(row, is_valid=False, is_starved=True))
+    async with room(run.finish()) as (app, _):
+        head = text_of(app).splitlines()[:3]
+    assert "ELAPSED ÷ 4" in head[1]
+    assert "4/12, 4 starved" in head[2]
 
 
 async def test_a_run_that_nobody_has_joined_can_be_watched(tmp_path: Path) -> None:
