@@ -1,0 +1,196 @@
+"""What a run has is known by name, goes with it, and is swept when it died without a farewell."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.to_thread import run_sync
+
+from testbed.backends.network.names import PREFIX, Names, owner_of
+from testbed.backends.network.network import open_network
+from testbed.backends.network.owner import FOLDER
+from testbed.backends.network.sweep import NAMESPACES, processes_inside, sweep
+from testbed.emulation.conditions import Shape
+
+pytestmark = pytest.mark.usefixtures("untouched_host")
+
+TIMEOUT_S = 60.0
+DEVICES: dict[str, Shape | None] = {"pi-00": Shape(up_bps=2e6), "hub": None, "lab": None}
+
+HOLDER = """
+import sys, anyio
+from testbed.backends.network.network import open_network
+from testbed.backends.shape import Shape
+
+async def main():
+    async with open_network(sys.argv[1], {"pi": Shape(down_bps=1e6), "lab": None}) as network:
+        print(network.namespace("pi"), flush=True)
+        await anyio.to_thread.run_sync(sys.stdin.read)
+
+anyio.run(main)
+"""
+"""Opens a network and keeps it until its stdin ends."""
+
+
+def _run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with anyio.fail_after(TIMEOUT_S):
+            await test()
+
+    anyio.run(bounded)
+
+
+def _left_of(stem: str) -> set[str]:
+    """Return the namespaces, lock file and link on the host that a run has."""
+    namespaces = NAMESPACES.glob(f"{stem}*") if NAMESPACES.exists() else ()
+    links = {name for _, name in socket.if_nameindex() if name == Names(stem).host_link}
+    return {path.name for path in (*namespaces, *FOLDER.glob(f"{stem}.*"))} | links
+
+
+def _stem_of(namespace: Path) -> str:
+    names = owner_of(namespace.name)
+    assert names is not None
+    return names.stem
+
+
+def _sleeper(namespace: Path) -> "subprocess.Popen[str]":
+    """Start a process in a namespace; return when it is there."""
+    argv = ["nsenter", f"--net={namespace}", "sh", "-c", "echo up; exec sleep 600"]
+    child = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert _line(child) == "up"
+    return child
+
+
+def test_names_and_addresses_of_networks_at_once_differ() -> None:
+    async def test() -> None:
+        async with AsyncExitStack() as stack:
+            networks = [
+                await stack.enter_async_context(open_network("test", {"pi": None}))
+                for _ in range(3)
+            ]
+            assert len({network.hub_address for network in networks}) == 3
+            assert len({network.namespace("pi") for network in networks}) == 3
+
+    _run(test)
+
+
+def test_networks_may_be_opened_at_the_same_instant() -> None:
+    async def test() -> None:
+        addresses = []
+        all_up = anyio.Event()
+
+        async def hold() -> None:
+            async with open_network("test", {"pi": None}) as network:
+                addresses.append(network.hub_address)
+                if len(addresses) == 4:
+                    all_up.set()
+                await all_up.wait()
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(4):
+                tasks.start_soon(hold)
+        assert len(set(addresses)) == 4
+
+    _run(test)
+
+
+def test_processes_inside_are_killed_when_the_network_closes() -> None:
+    async def test() -> None:
+        async with open_network("test", {"pi": None}) as network:
+            child = await run_sync(_sleeper, network.namespace("pi"))
+            assert processes_inside([network.namespace("pi")]) == [child.pid]
+        _, _ = child.communicate(timeout=10.0)
+        assert child.returncode == -signal.SIGKILL
+
+    _run(test)
+
+
+@pytest.mark.parametrize("inner", [False, True], ids=["alone", "with a process inside"])
+def test_after_a_kill_nothing_survives_the_next_start(inner: bool) -> None:
+    holder = _hold("killed")
+    namespace = Path(_line(holder))
+    stem = _stem_of(namespace)
+    child = _sleeper(namespace) if inner else None
+    holder.kill()
+    holder.communicate()
+    try:
+        assert len(_left_of(stem)) == 5  # hub, two devices, lock file, link on the host
+
+        async def test() -> None:
+            async with open_network("next", {"pi": None}):
+                assert _left_of(stem) == set()
+
+        _run(test)
+        if child is not None:
+            child.communicate(timeout=10.0)
+            assert child.returncode == -signal.SIGKILL
+    finally:
+        if child is not None:
+            child.kill()
+            child.communicate()
+        anyio.run(sweep)
+
+
+def test_a_sweep_leaves_a_live_neighbour_alone_and_may_be_repeated() -> None:
+    holder = _hold("neighbour")
+    namespace = Path(_line(holder))
+    try:
+        for _ in range(2):
+            assert _stem_of(namespace) not in anyio.run(sweep)
+            assert namespace.exists()
+    finally:
+        holder.communicate(timeout=30.0)
+    assert not namespace.exists()
+    assert holder.returncode == 0
+
+
+def test_it_works_without_root_in_a_user_namespace() -> None:
+    probe = ["unshare", "-Urnm", "true"]
+    if subprocess.run(probe, check=False, capture_output=True, timeout=30.0).returncode:
+        pytest.skip("this machine allows no user namespaces")
+    own = ["unshare", "-Urnm", "sh", "-c", 'mount -t tmpfs none /run && exec "$@"', "-"]
+    done = subprocess.run(
+        [*own, sys.executable, "-c", HOLDER, "unprivileged"],
+        input="",
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{NAMESPACES}/{PREFIX}.unprivileged.")
+
+
+def test_what_a_run_uses_bears_its_name_and_goes_with_it() -> None:
+    async def test() -> None:
+        async with open_network("a run", DEVICES) as network:
+            stem = _stem_of(network.namespace("lab"))
+            assert stem.startswith(f"{PREFIX}.a-run.")
+            assert len(_left_of(stem)) == len(DEVICES) + 3  # hub, lock file, link on the host
+        assert _left_of(stem) == set()
+
+    _run(test)
+
+
+def _hold(run_id: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLDER, run_id],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def _line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    assert line, "the child must open its network; see its stderr"
+    return line
