@@ -12,7 +12,6 @@ without a repeat that counts is not `ok`.
 
 import argparse
 import os
-import secrets
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import Literal
 import msgspec
 
 from benchmarks._labour import Labour, Wages
+from testbed.backends.cells import passing_name
 from testbed.backends.cgroups.group import Group
 from testbed.backends.cgroups.places import find_places
 
@@ -116,7 +116,7 @@ def _repeat(labour: Labour, repeats: int, patience_s: float, *, in_cell: bool) -
 
 
 def _in_cell(labour: Labour) -> tuple[Wages, float]:
-    group = Group(find_places(), f"fairbed-bench-{secrets.token_hex(4)}")
+    group = Group(find_places(), passing_name())
     group.make()
     try:
         group.limit_cpu(labour.speed_ratio)
