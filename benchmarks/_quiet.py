@@ -1,7 +1,6 @@
 """Measurements that count only if this machine kept none of those who took part waiting."""
 
 import os
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,23 +32,6 @@ class Window:
         return self.waited <= WAIT_LIMIT
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One quantity, measured several times; what `--json` prints."""
-
-    backend: str
-    quantity: str
-    target: float
-    achieved: float | None
-    """Median; None was never measured while this machine was free."""
-    spread: tuple[float, float] | None
-    error: float | None
-    """achieved / target - 1, or the difference where the target is 0."""
-    limit: float
-    repeats: int
-    ok: bool
-
-
 def measure(what: Callable[[], float]) -> Window:
     """Measure something; this process and all that it has started take part."""
     here = psutil.Process()
@@ -73,29 +55,6 @@ def repeat(what: Callable[[], float], repeats: int, patience_s: float) -> list[f
         else:
             time.sleep(PAUSE_S)
     return found
-
-
-def row(quantity: str, target: float, found: list[float], limit: float) -> Row:
-    """Return the row of a quantity; without a window that counts it is not ok."""
-    backend = "namespace"
-    if not found:
-        return Row(backend, quantity, target, None, None, None, limit, 0, False)
-    achieved = statistics.median(found)
-    error = achieved / target - 1.0 if target else achieved
-    spread = (min(found), max(found))
-    ok = abs(error) <= limit
-    return Row(backend, quantity, target, achieved, spread, error, limit, len(found), ok)
-
-
-def line(each: Row) -> str:
-    """Return a row as a line of a table."""
-    if each.achieved is None or each.error is None or each.spread is None:
-        return f"busy  {each.quantity}: this machine was busy with something else"
-    low, high = each.spread
-    return (
-        f"{'ok' if each.ok else 'OFF':<6}{each.quantity:<40}{each.target:>11.5g}"
-        f"{each.achieved:>13.6g}  [{low:.6g}, {high:.6g}]  {each.error:+.4f} (limit {each.limit:g})"
-    )
 
 
 def _stolen_s() -> float:

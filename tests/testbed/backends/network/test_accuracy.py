@@ -15,7 +15,6 @@ import pytest
 
 from benchmarks._quiet import WAIT_LIMIT, repeat
 from benchmarks._traffic import Flight, Peer, Stream, traffic
-from benchmarks.link_fidelity import SETTLE_S
 from testbed.backends.network.network import Network, open_network
 from testbed.backends.network.probe import Support
 from testbed.emulation.conditions import Outage, Shape
@@ -23,6 +22,8 @@ from testbed.emulation.conditions import Outage, Shape
 pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.slow]
 
 PATIENCE_S = 20.0
+SETTLE_S = 0.5
+"""Before the rate counts: a first burst is not of it."""
 GOODPUT_LIMIT = TRANSFER_LIMIT = 0.03
 VOLUME_LIMIT = 0.02
 DELAY_LIMIT_S = 2e-3

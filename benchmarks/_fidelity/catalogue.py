@@ -1,0 +1,88 @@
+"""Which quantities there are, what each needs, and which backends have it."""
+
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from benchmarks._fidelity import air, cpu, dilation, fleets, link, outage, trace
+from benchmarks._fidelity.measure import Plan, tell
+from benchmarks._fidelity.rig import Rig, open_rig
+from benchmarks._fidelity.rows import Asked, Row, unknown
+from testbed.backends.choice import BackendName
+from testbed.backends.errors import BackendError
+
+OnRig: TypeAlias = Callable[[Rig, Plan], Awaitable[list[Row]]]
+OnFleet: TypeAlias = Callable[[BackendName, Plan, Path], Awaitable[list[Row]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What one value of `--quantity` measures."""
+
+    near: tuple[OnRig, ...] = ()
+    """On a device whose link has a rate only."""
+    far: tuple[OnRig, ...] = ()
+    """On one whose link delays and loses."""
+    fleet: tuple[OnFleet, ...] = ()
+
+
+GROUPS: Mapping[str, Group] = {
+    "cpu": Group(near=(cpu.shares, cpu.quotas)),
+    "step": Group(near=(cpu.steps,)),
+    "goodput": Group(near=(link.goodputs,), far=(link.far_goodputs,)),
+    "transfer": Group(near=(link.transfers,)),
+    "delay": Group(far=(air.delays, air.jitters)),
+    "loss": Group(far=(air.losses,)),
+    "outage": Group(near=(outage.outages,)),
+    "trace": Group(near=(trace.traces,)),
+    "dilation": Group(near=(dilation.steps, dilation.transfers), far=(dilation.delays,)),
+    "driver": Group(fleet=(fleets.drivers,)),
+    "fleet": Group(fleet=(fleets.set_ups,)),
+}
+
+
+async def measure(backend: BackendName, names: Iterable[str], plan: Plan) -> list[Row]:
+    """Measure groups of quantities on one backend; what cannot be had is unknown, with a reason."""
+    rows: list[Row] = []
+    for name in names:
+        group = GROUPS[name]
+        found: list[Row] = []
+        for is_delayed, parts in ((False, group.near), (True, group.far)):
+            if parts:
+                found += await _on_rig(backend, name, parts, plan, is_delayed)
+        for part in group.fleet:
+            found += await _on_fleet(backend, name, part, plan)
+        rows += [msgspec.structs.replace(row, group=name) for row in found]
+    return rows
+
+
+async def _on_rig(
+    backend: BackendName, name: str, parts: Iterable[OnRig], plan: Plan, is_delayed: bool
+) -> list[Row]:
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
+        try:
+            async with open_rig(backend, Path(folder), is_delayed=is_delayed) as rig:
+                for part in parts:
+                    rows += await part(rig, plan)
+        except BackendError as exc:
+            rows.append(_broken(backend, name, exc))
+    return rows
+
+
+async def _on_fleet(backend: BackendName, name: str, part: OnFleet, plan: Plan) -> list[Row]:
+    with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
+        try:
+            return await part(backend, plan, Path(folder))
+        except BackendError as exc:
+            return [_broken(backend, name, exc)]
+
+
+def _broken(backend: BackendName, name: str, exc: BackendError) -> Row:
+    row = unknown(Asked(backend=backend, quantity=name, target=None, unit="ratio"), str(exc))
+    tell(row)
+    return row

@@ -1,0 +1,191 @@
+"""Processor: the share of a core, and the time of a step.
+
+share, paced     steps of a kernel as an agent takes them, charged what they cost unthrottled in
+                 the same run; share = steps * cost / time
+share, quota     any program under the quota alone; share = processor time / time
+step             a step of so much processor time, one after another and after a pause
+"""
+
+import math
+import statistics
+
+from benchmarks._fidelity import limits
+from benchmarks._fidelity.arithmetic import drift
+from benchmarks._fidelity.health import watch
+from benchmarks._fidelity.measure import Plan, tell, windows
+from benchmarks._fidelity.orders import Burn, Knead, Paced, Steps
+from benchmarks._fidelity.rig import DEVICE, FREE, Rig
+from benchmarks._fidelity.rows import Asked, Row, unknown
+from benchmarks._fidelity.windows import Evidence, Window
+from testbed.emulation.conditions import Conditions, Shape
+from testbed.emulation.device import EmulatedDevice
+
+STEP_SHARE = 0.25
+"""Speed at which the time of steps of every length is measured."""
+
+STEPS = (
+    *((cpu_s, STEP_SHARE) for cpu_s in limits.STEPS_S),
+    *((0.020, share) for share in (0.05, 0.10, 0.50, 1.0)),
+)
+"""Processor time of a step, and the device's speed."""
+
+MAX_STEPS, MIN_STEPS = 30, 4
+
+STEP_CPU_S = 0.010
+"""Processor time of a step of the kernel, about."""
+
+IDLE_S = 0.3
+"""Before a first burst: several periods of any quota."""
+
+MAX_DRIFT = limits.CPU / 2.0
+"""Of the control: if the kernel itself changes by more, 3 % cannot be told."""
+
+
+async def shares(rig: Rig, plan: Plan) -> list[Row]:
+    """Measure the share of a core that a paced agent has."""
+    rows = []
+    for share in (0.10, 0.50) if plan.is_quick else limits.SHARES:
+        asked = Asked(
+            backend=rig.backend,
+            quantity=f"cpu share {100 * share:g} %",
+            target=share,
+            unit="cores",
+            limit=limits.CPU,
+        )
+
+        async def measure(share: float = share) -> Window:
+            return await _paced_share(rig, plan, share)
+
+        rows.append(await windows(plan, asked, measure))
+    return rows
+
+
+async def quotas(rig: Rig, plan: Plan) -> list[Row]:
+    """Measure what the kernel's quota alone gives a program that knows nothing of it."""
+    rows = []
+    for share in (0.25,) if plan.is_quick else limits.SHARES:
+        asked = Asked(
+            backend=rig.backend,
+            quantity=f"cpu quota {100 * share:g} %",
+            target=share,
+            unit="cores",
+            limit=limits.CPU,
+        )
+        if rig.cell is None:
+            rows.append(unknown(asked, "not emulated: what does not pace itself is not slowed"))
+            tell(rows[-1])
+            continue
+
+        async def measure(share: float = share) -> Window:
+            await rig.apply(at_speed(share))
+            with watch([], rig.starved_s) as health:
+                order = Burn(lasting_s=plan.pick(3.0, 0.5), threads=math.ceil(share))
+                steps = await rig.device.ask(order, Steps)
+            await rig.apply(FREE)
+            evidence = Evidence(
+                wall_s=health.wall_s, stolen_s=health.stolen_s, starved_s=health.starved_s
+            )
+            return Window(steps.cpu_s[0] / steps.wall_s[0], evidence)
+
+        rows.append(await windows(plan, asked, measure))
+    return rows
+
+
+async def steps(rig: Rig, plan: Plan) -> list[Row]:
+    """Measure the time of steps, one after another and each after a pause."""
+    rows = []
+    for cpu_s, share in ((0.020, STEP_SHARE),) if plan.is_quick else STEPS:
+        for is_first in (False, True):
+            kind = "first" if is_first else "steady"
+            asked = Asked(
+                backend=rig.backend,
+                quantity=f"step {1e3 * cpu_s:g} ms at {100 * share:g} %, {kind}",
+                target=cpu_s / share,
+                unit="s",
+                limit=limits.step(rig.backend, cpu_s),
+            )
+
+            async def measure(
+                cpu_s: float = cpu_s, share: float = share, is_first: bool = is_first
+            ) -> Window:
+                return await _steps(rig, plan, cpu_s, share, is_first)
+
+            rows.append(await windows(plan, asked, measure))
+    return rows
+
+
+def at_speed(share: float | None, dilation: float = 1.0) -> Conditions:
+    """Return the conditions of a device of this speed on a free link."""
+    return Conditions(speed_ratio=share, shape=Shape()).dilated(dilation)
+
+
+def device(threads: int = 1, dilation: float = 1.0) -> EmulatedDevice:
+    """Return the device that a pace is made for; its speed is in its gauge."""
+    return EmulatedDevice(
+        title=DEVICE.title,
+        cores=max(DEVICE.cores, threads),
+        memory_bytes=DEVICE.memory_bytes,
+        background_load=0.0,
+        engine_threads=threads,
+        speed_ratio=DEVICE.speed_ratio,
+        storage_read_bytes_per_s=DEVICE.storage_read_bytes_per_s,
+        dilation=dilation,
+    )
+
+
+async def _paced_share(rig: Rig, plan: Plan, share: float) -> Window:
+    threads, lasting_s = math.ceil(share), plan.pick(4.0, 0.6)
+    n_control = round(plan.pick(40, 10))
+    repetitions = await _repetitions(rig, threads)
+    control = Knead(repetitions=repetitions, threads=threads, steps=n_control)
+    before = statistics.median((await rig.desk.ask(control, Steps)).cpu_s)
+    await rig.apply(at_speed(share))
+    with watch([], rig.starved_s) as health:
+        order = Paced(
+            device=device(threads),
+            gauge=rig.gauge,
+            cell=rig.cell,
+            steps=max(3, round(lasting_s * share / before)),
+            repetitions=repetitions,
+            cost_s=before,
+        )
+        taken = await rig.device.ask(order, Steps)
+    await rig.apply(FREE)
+    after = statistics.median((await rig.desk.ask(control, Steps)).cpu_s)
+    cost_s = (before + after) / 2.0
+    evidence = Evidence(
+        wall_s=health.wall_s,
+        stolen_s=health.stolen_s,
+        starved_s=health.starved_s,
+        drift_ratio=drift(before, after),
+        max_drift=MAX_DRIFT,
+    )
+    return Window(len(taken.wall_s) * cost_s / (taken.ended - taken.begun), evidence)
+
+
+async def _repetitions(rig: Rig, threads: int) -> int:
+    """Return how often each thread repeats the kernel in a step."""
+    probe = await rig.desk.ask(Knead(repetitions=20, threads=threads, steps=5), Steps)
+    return max(1, round(20 * STEP_CPU_S / statistics.median(probe.cpu_s)))
+
+
+async def _steps(rig: Rig, plan: Plan, cpu_s: float, share: float, is_first: bool) -> Window:
+    lasting_s = plan.pick(4.0, 0.5)
+    count = min(MAX_STEPS, max(MIN_STEPS, round(lasting_s * share / cpu_s)))
+    await rig.apply(at_speed(share))
+    order = Paced(
+        device=device(),
+        gauge=rig.gauge,
+        cell=rig.cell,
+        steps=1 if is_first else count,
+        sections=count if is_first else 1,
+        idle_s=IDLE_S if is_first else 0.0,
+        spin_s=cpu_s,
+    )
+    with watch([], rig.starved_s) as health:
+        taken = await rig.device.ask(order, Steps)
+    await rig.apply(FREE)
+    evidence = Evidence(
+        wall_s=sum(taken.wall_s), stolen_s=health.stolen_s, starved_s=health.starved_s
+    )
+    return Window(statistics.median(taken.wall_s), evidence)

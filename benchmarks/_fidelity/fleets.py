@@ -1,0 +1,139 @@
+"""A fleet of a hundred: what it costs to set it up, to drive it, and to take it down."""
+
+import secrets
+import time
+from pathlib import Path
+
+import anyio
+
+import profiles
+from benchmarks import trace_driver
+from benchmarks._fidelity import limits
+from benchmarks._fidelity.health import watch
+from benchmarks._fidelity.measure import Plan, several
+from benchmarks._fidelity.rows import Asked, Row
+from benchmarks._fidelity.windows import Evidence, Window
+from testbed.backends.choice import BackendName, open_stage
+from testbed.backends.device import DeviceSpec, device_spec
+from testbed.broker import start_broker
+from testbed.emulation.conditions import Shape
+from wire.codec import decode
+from wire.messages import Status
+from wire.topics import Topics
+from wire.transport.base import LinkUp, Packet
+from wire.transport.mqtt import MqttTransport
+
+DEVICES = 100
+QUICK_DEVICES = 5
+
+NOWHERE = "mqtt://127.0.0.1:1"
+"""No agent runs, so nobody dials."""
+
+TENANT = "bench"
+
+CONNECTED_WITHIN_S = 120.0
+
+
+async def drivers(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
+    """Measure what it takes to change a hundred devices ten times a second."""
+    count = QUICK_DEVICES if plan.is_quick else DEVICES
+    name = f"{count} devices at 10 Hz"
+    asked = [
+        Asked(
+            backend=backend,
+            quantity=f"{name}, driver",
+            target=None,
+            unit="cores",
+            limit=limits.DRIVER_CORES,
+            is_bound=True,
+        ),
+        Asked(
+            backend=backend,
+            quantity=f"{name}, who carries it out",
+            target=None,
+            unit="cores",
+            is_bound=True,
+        ),
+    ]
+
+    async def measure() -> list[Window]:
+        with watch([], lambda: 0.0) as health:
+            cost = await trace_driver.measure(backend, count, plan.pick(10.0, 1.0))
+        evidence = Evidence(wall_s=health.wall_s, stolen_s=health.stolen_s)
+        return [Window(cost["driver_cores"], evidence), Window(cost["helper_cores"], evidence)]
+
+    return await several(plan, asked, measure)
+
+
+async def set_ups(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
+    """Measure how long a fleet takes to be there, to be connected, and to be gone."""
+    count = QUICK_DEVICES if plan.is_quick else DEVICES
+    named = backend == "namespace"
+    asked = [
+        Asked(
+            backend=backend,
+            quantity=f"{count} devices, {what}",
+            target=None,
+            unit="s",
+            limit=limit_s if named else None,
+            is_bound=True,
+        )
+        for what, limit_s in (
+            ("set up", limits.SET_UP_S),
+            ("connected", limits.CONNECTED_S),
+            ("taken down", limits.TEAR_DOWN_S),
+        )
+    ]
+    fleet = _fleet(count)
+
+    async def measure() -> list[Window]:
+        with watch([], lambda: 0.0) as health:
+            took_s = await _life(backend, fleet, folder)
+        evidence = Evidence(wall_s=health.wall_s, stolen_s=health.stolen_s)
+        return [Window(value, evidence) for value in took_s]
+
+    return await several(plan, asked, measure)
+
+
+def _fleet(count: int) -> list[DeviceSpec]:
+    pi = profiles.load("raspberry-pi-4b")
+    shape = Shape(down_bps=10e6, up_bps=10e6)
+    names = (f"device-{number}" for number in range(count))
+    return [DeviceSpec(name, device_spec(name, pi).device, shape) for name in names]
+
+
+async def _life(
+    backend: BackendName, fleet: list[DeviceSpec], folder: Path
+) -> tuple[float, float, float]:
+    """Bring a fleet up and down; return how long each part took, seconds."""
+    begun = time.monotonic()
+    run_id = f"bench-{secrets.token_hex(4)}"
+    async with open_stage(backend, fleet, folder, run_id) as stage:
+        broker_begun = time.monotonic()
+        host = stage.broker_host or "127.0.0.1"
+        async with (
+            start_broker(folder=folder, host=host) as broker,
+            MqttTransport(broker.url, "observer") as observer,
+        ):
+            broker_s = time.monotonic() - broker_begun
+            async with stage.backend(broker.url, tenant=TENANT) as running:
+                set_up_s = time.monotonic() - begun - broker_s
+                await running.start()
+                with anyio.fail_after(CONNECTED_WITHIN_S):
+                    await _all_online(observer, len(fleet))
+                connected_s = time.monotonic() - begun - broker_s
+                ended = time.monotonic()
+            down_s = time.monotonic() - ended
+        ended = time.monotonic()
+    return set_up_s, connected_s, down_s + time.monotonic() - ended
+
+
+async def _all_online(observer: MqttTransport, count: int) -> None:
+    topics, online = Topics(TENANT), set[str]()
+    async for event in observer.events():
+        if isinstance(event, LinkUp):
+            await observer.subscribe(topics.status("+"), qos=1)
+        elif isinstance(event, Packet) and isinstance(decode(event.payload), Status):
+            online.add(event.topic)
+            if len(online) == count:
+                return

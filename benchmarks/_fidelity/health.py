@@ -1,0 +1,57 @@
+"""What this machine gives to whom, as the kernel counts it."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from testbed.host_watch import run_delay_s
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(slots=True)
+class Health:
+    """Filled in at the end of a watch."""
+
+    wall_s: float = 0.0
+    stolen_s: float = 0.0
+    waited_s: float = 0.0
+    """The process that waited most."""
+    starved_s: float = 0.0
+
+
+@contextmanager
+def watch(path: Iterable[int], starved_s: Callable[[], float]) -> Iterator[Health]:
+    """Watch the machine while something is measured.
+
+    Args:
+        path: Processes that bytes pass.
+        starved_s: Tells for how long the device was kept waiting so far, seconds.
+    """
+    health, pids = Health(), list(path)
+    before = {pid: run_delay_s(pid) for pid in pids}
+    stolen, starved, begun = stolen_s(), starved_s(), time.monotonic()
+    yield health
+    health.wall_s = time.monotonic() - begun
+    health.starved_s = starved_s() - starved
+    health.stolen_s = stolen_s() - stolen
+    health.waited_s = max((run_delay_s(pid) - before[pid] for pid in pids), default=0.0)
+
+
+def stolen_s() -> float:
+    """Return the time that the host has taken from this virtual machine, by core, seconds."""
+    try:
+        first = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0]
+    except OSError:
+        return 0.0
+    return int(first.split()[8]) / _TICKS / (os.cpu_count() or 1)
+
+
+def children() -> list[int]:
+    """Return all processes that this one has started, and theirs."""
+    return [child.pid for child in psutil.Process().children(recursive=True)]

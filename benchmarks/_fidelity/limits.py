@@ -1,0 +1,65 @@
+"""What was promised of each backend: the largest errors, and what may cost how much. Pure."""
+
+from typing import Literal, TypeAlias
+
+BackendName: TypeAlias = Literal["namespace", "container", "process"]
+
+SHARES = (0.05, 0.10, 0.25, 0.50, 1.0, 1.5)
+"""Of a core."""
+
+STEPS_S = (0.005, 0.020, 0.100)
+"""Processor time of a step."""
+
+RATES_BPS = (0.1e6, 1e6, 10e6, 50e6, 100e6, 500e6)
+
+BLOCKS = (64 << 10, 256 << 10, 1 << 20)
+"""Bytes."""
+
+DELAYS_S = (0.02, 0.1)
+"""One way."""
+
+CPU, STEP, GOODPUT, TRANSFER = 0.03, 0.05, 0.03, 0.03
+FAST_GOODPUT = 0.05
+"""Beyond 100 Mbit/s."""
+
+SLOW_TRANSFER = 0.05
+"""Through a proxy."""
+
+TRACE_VOLUME, TRACE_SECOND = 0.02, 0.05
+DELAY_S = {"namespace": 2e-3, "container": 2e-3, "process": 3e-3}
+"""At the 95th percentile."""
+
+DRIVER_CORES = 0.05
+SET_UP_S, CONNECTED_S, TEAR_DOWN_S = 3.0, 15.0, 2.0
+"""Of 100 devices in namespaces."""
+
+PLUG_S, RETRY_S = 0.5, 1.0
+"""Until a stream goes on after a link was down; after a radio hole it is the length of the hole and
+so much more: TCP tries again after twice as long each time."""
+
+LOSS = 0.10
+"""Relative."""
+
+
+def goodput(backend: BackendName, rate_bps: float) -> float | None:
+    """Return the limit of the error of a rate; None where none was promised."""
+    if backend == "process":
+        return GOODPUT if rate_bps <= 50e6 else None
+    if rate_bps > 100e6:
+        return FAST_GOODPUT
+    return GOODPUT
+
+
+def transfer(backend: BackendName, n_bytes: int) -> float | None:
+    """Return the limit of the error of a transfer time; None where none was promised.
+
+    Of 64 KB the burst of a shaper, 3200 bytes, is a part that counts.
+    """
+    if backend == "process":
+        return SLOW_TRANSFER
+    return TRANSFER if n_bytes >= 256 << 10 else None
+
+
+def step(backend: BackendName, cpu_s: float) -> float | None:
+    """Return the limit of the error of the time of a step; None where none was promised."""
+    return STEP if backend != "process" and cpu_s >= 0.020 else None

@@ -1,0 +1,186 @@
+"""Links: the rate of a stream each way, and how long a block takes.
+
+A stream is TCP, and its rate is that of its payload. Before each window the same path carries a
+stream without limits: what it cannot carry then, it cannot carry with limits either.
+"""
+
+from typing import Literal, TypeAlias
+
+import anyio
+
+from benchmarks._fidelity import limits
+from benchmarks._fidelity.arithmetic import BITS, goodput_bps
+from benchmarks._fidelity.health import watch
+from benchmarks._fidelity.measure import Plan, windows
+from benchmarks._fidelity.orders import Arrivals, Done, Drink, Hand, Moment, Pour, Take
+from benchmarks._fidelity.rig import FREE, Rig
+from benchmarks._fidelity.rows import Asked, Row
+from benchmarks._fidelity.talk import EndPipe, both
+from benchmarks._fidelity.windows import Evidence, Window
+from testbed.emulation.conditions import Conditions, Shape
+
+Direction: TypeAlias = Literal["down", "up"]
+
+CONTROL_S, CONTROL_WARM_S = 0.3, 0.1
+
+WARM_S, LONG_WARM_S, SLOW_BPS = 0.5, 2.5, 1e6
+"""Until a stream has found its rate: it begins with too many packets, and what it loses then
+arrives late. That takes longer at `SLOW_BPS` and below, and over a link with a delay."""
+
+FAR_RATES_BPS, FAR_S = (1e6, 10e6, 50e6), 0.02
+"""Delay one way."""
+
+TRANSFER_RATES_BPS = (1e6, 10e6, 100e6)
+
+PAUSE_S = 0.3
+"""Before each block: the link is idle, its queue empty."""
+
+
+async def goodputs(rig: Rig, plan: Plan) -> list[Row]:
+    """Measure the rate of a stream that fills the link."""
+    rows = []
+    for rate_bps in (1e6, 50e6) if plan.is_quick else limits.RATES_BPS:
+        for direction in _directions():
+            asked = Asked(
+                backend=rig.backend,
+                quantity=f"goodput {rate_bps / 1e6:g} Mbit/s {direction}",
+                target=rate_bps,
+                unit="bit/s",
+                limit=limits.goodput(rig.backend, rate_bps),
+            )
+
+            async def measure(
+                rate_bps: float = rate_bps, direction: Direction = direction
+            ) -> Window:
+                return await _goodput(rig, plan, rate_bps, direction)
+
+            rows.append(await windows(plan, asked, measure))
+    return rows
+
+
+async def far_goodputs(rig: Rig, plan: Plan) -> list[Row]:
+    """Measure the same over a link with a delay, which packets take another way."""
+    rows = []
+    for rate_bps in FAR_RATES_BPS[1:2] if plan.is_quick else FAR_RATES_BPS:
+        for direction in _directions():
+            asked = Asked(
+                backend=rig.backend,
+                quantity=f"goodput {rate_bps / 1e6:g} Mbit/s {direction}, {1e3 * FAR_S:g} ms away",
+                target=rate_bps,
+                unit="bit/s",
+                limit=limits.goodput(rig.backend, rate_bps),
+            )
+
+            async def measure(
+                rate_bps: float = rate_bps, direction: Direction = direction
+            ) -> Window:
+                return await _goodput(rig, plan, rate_bps, direction, FAR_S)
+
+            rows.append(await windows(plan, asked, measure))
+    return rows
+
+
+async def transfers(rig: Rig, plan: Plan) -> list[Row]:
+    """Measure how long a block takes on an idle link."""
+    rows = []
+    for rate_bps in (10e6,) if plan.is_quick else TRANSFER_RATES_BPS:
+        for n_bytes in limits.BLOCKS[:2] if plan.is_quick else limits.BLOCKS:
+            for direction in _directions():
+                asked = Asked(
+                    backend=rig.backend,
+                    quantity=f"{n_bytes >> 10} KB at {rate_bps / 1e6:g} Mbit/s {direction}",
+                    target=BITS * n_bytes / rate_bps,
+                    unit="s",
+                    limit=limits.transfer(rig.backend, n_bytes),
+                )
+
+                async def measure(
+                    rate_bps: float = rate_bps,
+                    n_bytes: int = n_bytes,
+                    direction: Direction = direction,
+                ) -> Window:
+                    return await _transfer(rig, rate_bps, n_bytes, direction)
+
+                rows.append(await windows(plan, asked, measure))
+    return rows
+
+
+def ends(rig: Rig, direction: Direction) -> tuple[EndPipe, EndPipe]:
+    """Return who sends and who receives."""
+    return (rig.desk, rig.device) if direction == "down" else (rig.device, rig.desk)
+
+
+async def stream(rig: Rig, direction: Direction, lasting_s: float) -> Arrivals:
+    """Fill the link for a while; return what came."""
+    sender, receiver = ends(rig, direction)
+    await rig.connect()
+    drunk, _ = await both(
+        receiver.ask(Drink(lasting_s=lasting_s), Arrivals, lasting_s + 60.0),
+        sender.ask(Pour(limit_s=lasting_s + 2.0), Done, lasting_s + 60.0),
+    )
+    return drunk
+
+
+async def carried_bps(rig: Rig, direction: Direction) -> float:
+    """Return what the path carries without limits."""
+    await rig.apply(FREE)
+    arrivals = await stream(rig, direction, CONTROL_S)
+    return goodput_bps(arrivals.times, arrivals.totals, CONTROL_WARM_S)
+
+
+def at_rate(rate_bps: float | None, delay_s: float = 0.0, dilation: float = 1.0) -> Conditions:
+    """Return the conditions of a device whose link has this rate each way."""
+    shape = Shape(down_bps=rate_bps, up_bps=rate_bps, delay_s=delay_s)
+    return Conditions(speed_ratio=None, shape=shape).dilated(dilation)
+
+
+def _directions() -> tuple[Direction, Direction]:
+    return ("down", "up")
+
+
+async def _goodput(
+    rig: Rig, plan: Plan, rate_bps: float, direction: Direction, delay_s: float = 0.0
+) -> Window:
+    carried = await carried_bps(rig, direction)
+    await rig.apply(at_rate(rate_bps, delay_s))
+    warm_s = LONG_WARM_S if rate_bps <= SLOW_BPS or delay_s > 0.0 else WARM_S
+    with watch(rig.path(), rig.starved_s) as health:
+        arrivals = await stream(rig, direction, warm_s + plan.pick(5.0, 0.7))
+    await rig.apply(FREE)
+    evidence = Evidence(
+        wall_s=health.wall_s,
+        stolen_s=health.stolen_s,
+        waited_s=health.waited_s,
+        carried_ratio=carried / rate_bps,
+    )
+    return Window(goodput_bps(arrivals.times, arrivals.totals, warm_s), evidence)
+
+
+async def block_s(rig: Rig, n_bytes: int, direction: Direction) -> float:
+    """Return how long a block takes on an idle link, over a connection that has carried one."""
+    sender, receiver = ends(rig, direction)
+    await rig.connect()
+    took_s = 0.0
+    for size in (16 << 10, n_bytes):
+        await anyio.sleep(PAUSE_S)
+        end, begin = await both(
+            receiver.ask(Take(n_bytes=size, limit_s=120.0), Moment, 150.0),
+            sender.ask(Hand(n_bytes=size), Moment, 150.0),
+        )
+        took_s = end.at - begin.at
+    return took_s
+
+
+async def _transfer(rig: Rig, rate_bps: float, n_bytes: int, direction: Direction) -> Window:
+    carried = await carried_bps(rig, direction)
+    await rig.apply(at_rate(rate_bps))
+    with watch(rig.path(), rig.starved_s) as health:
+        took_s = await block_s(rig, n_bytes, direction)
+    await rig.apply(FREE)
+    evidence = Evidence(
+        wall_s=took_s,
+        stolen_s=health.stolen_s,
+        waited_s=health.waited_s,
+        carried_ratio=carried / rate_bps,
+    )
+    return Window(took_s, evidence)

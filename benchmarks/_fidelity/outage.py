@@ -1,0 +1,104 @@
+"""Holes in a link: does anything pass, and how soon does a stream go on afterwards?
+
+In a radio hole packets vanish, and TCP finds out by trying again, each time after twice as long:
+so a stream goes on up to the length of the hole after its end, here as on a real device. A proxy
+holds the bytes instead, and goes on at once. An unplugged link tells the sender that it is back.
+"""
+
+import time
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+import anyio
+
+from benchmarks._fidelity import limits
+from benchmarks._fidelity.arithmetic import resumed_s, volumes
+from benchmarks._fidelity.health import watch
+from benchmarks._fidelity.link import at_rate, stream
+from benchmarks._fidelity.measure import Plan, several, tell
+from benchmarks._fidelity.orders import Arrivals
+from benchmarks._fidelity.rig import FREE, Rig
+from benchmarks._fidelity.rows import Asked, Row, unknown
+from benchmarks._fidelity.windows import Evidence, Window
+
+Kind: TypeAlias = Literal["coverage", "unplugged"]
+
+RATE_BPS = 5e6
+
+BEFORE_S = 1.0
+"""Of the stream, until the hole."""
+
+SETTLE_S = 0.15
+"""After the hole begins: what is under way arrives."""
+
+
+async def outages(rig: Rig, plan: Plan) -> list[Row]:
+    """Measure how many bytes come in the hole, and how long after it the stream goes on."""
+    lasting_s = plan.pick(3.0, 0.6)
+    rows = []
+    for kind in _kinds():
+        asked = [
+            Asked(
+                backend=rig.backend,
+                quantity=f"{kind} for {lasting_s:g} s, bytes in it",
+                target=0.0,
+                unit="bytes",
+                limit=0.0,
+                is_relative=False,
+            ),
+            Asked(
+                backend=rig.backend,
+                quantity=f"{kind} for {lasting_s:g} s, goes on after",
+                target=None,
+                unit="s",
+                limit=limits.PLUG_S if kind == "unplugged" else lasting_s + limits.RETRY_S,
+                is_bound=True,
+            ),
+        ]
+        if rig.backend == "process" and kind == "unplugged":
+            rows += [
+                unknown(one, "the proxy cuts connections: there is no stream to go on")
+                for one in asked
+            ]
+            for row in rows[-2:]:
+                tell(row)
+            continue
+
+        async def measure(kind: Kind = kind) -> list[Window]:
+            return await _hole(rig, kind, lasting_s)
+
+        rows += await several(plan, asked, measure)
+    return rows
+
+
+def _kinds() -> tuple[Kind, Kind]:
+    return ("coverage", "unplugged")
+
+
+async def _hole(rig: Rig, kind: Kind, lasting_s: float) -> list[Window]:
+    """Stream down through a hole; return the windows of the two quantities."""
+    await rig.apply(at_rate(RATE_BPS))
+    begun = ended = 0.0
+    arrivals: list[Arrivals] = []
+
+    async def drink() -> None:
+        arrivals.append(await stream(rig, "down", BEFORE_S + 2.5 * lasting_s + 1.0))
+
+    with watch(rig.path(), rig.starved_s) as health:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(drink)
+            await anyio.sleep(BEFORE_S)
+            conditions = at_rate(RATE_BPS)
+            await rig.apply(replace(conditions, outage=kind))
+            begun = time.monotonic()
+            await anyio.sleep(lasting_s)
+            ended = time.monotonic()
+            await rig.apply(conditions)
+    await rig.apply(FREE)
+    evidence = Evidence(wall_s=health.wall_s, stolen_s=health.stolen_s, waited_s=health.waited_s)
+    times, totals = arrivals[0].times, arrivals[0].totals
+    (inside,) = volumes(times, totals, begun + SETTLE_S, ended - begun - SETTLE_S, 1)
+    resumed = resumed_s(times, ended)
+    if resumed is None:
+        raise ValueError(f"the stream did not go on within {1.5 * lasting_s + 1.0:g} s")
+    return [Window(inside, evidence), Window(resumed, evidence)]

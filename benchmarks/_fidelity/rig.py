@@ -1,0 +1,171 @@
+"""One emulated device with a measuring end inside, and another end outside that it reaches.
+
+    desk (outside) <--- the device's link ---> device (inside)
+
+Links, control groups and pace are those of the backend; only the agent is another program.
+"""
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from benchmarks._fidelity.health import children
+from benchmarks._fidelity.orders import Accept, Connect, Done, Listen, Place
+from benchmarks._fidelity.talk import EndPipe, open_end
+from testbed.backends.cell import Cell
+from testbed.backends.cells import limit_speed, open_cells
+from testbed.backends.choice import BackendName
+from testbed.backends.device import DeviceSpec
+from testbed.backends.gauges import GaugeAddress, Gauges
+from testbed.backends.live import tell
+from testbed.backends.network.enter import identity
+from testbed.backends.network.network import open_network
+from testbed.backends.shape import LinkState
+from testbed.backends.shaping import shaped_links
+from testbed.emulation.conditions import Conditions, Shape
+from testbed.emulation.device import EmulatedDevice
+from testbed.host_watch import run_delay_s
+
+NAME = "device"
+
+DEVICE = EmulatedDevice(
+    title="A device under measurement",
+    cores=2,
+    memory_bytes=1 << 30,
+    background_load=0.0,
+    engine_threads=1,
+    speed_ratio=1.0,
+    storage_read_bytes_per_s=1e9,
+)
+
+FREE = Conditions(speed_ratio=None, shape=Shape())
+"""Nothing is slowed and nothing is shaped: what this machine can give."""
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """A device under measurement; made by `open_rig`."""
+
+    backend: BackendName
+    device: EndPipe
+    desk: EndPipe
+    reach: Place
+    """Where the device finds the desk."""
+    gauge: GaugeAddress
+    cell: Cell | None
+    apply: Callable[[Conditions], Awaitable[None]]
+    """Change the device and its link; returns when the change holds."""
+    starved_s: Callable[[], float]
+    """For how long the device was allowed to run and did not, as the kernel counts it."""
+
+    async def connect(self) -> None:
+        """Open a connection from the device to the desk."""
+        await self.device.ask(Connect(host=self.reach.host, port=self.reach.port), Done)
+        await self.desk.ask(Accept(), Done)
+
+    def path(self) -> list[int]:
+        """Return the processes that bytes pass: both ends, proxies, relays."""
+        return children()
+
+
+@asynccontextmanager
+async def open_rig(
+    backend: BackendName, folder: Path, *, is_delayed: bool = False
+) -> AsyncIterator[Rig]:
+    """Open a device that nothing slows.
+
+    Args:
+        backend: What emulates it.
+        folder: For logs.
+        is_delayed: Its packets pass what can delay and lose them.
+
+    Raises:
+        BackendError: The backend does not work here, or not with such a link.
+    """
+    gauges = Gauges(folder / "gauges", [NAME])
+    spec = DeviceSpec(NAME, DEVICE, Shape(), is_driven=True)
+
+    def told(wanted: Conditions) -> None:
+        tell(gauges[NAME], spec, wanted)
+
+    opened = _namespace if backend == "namespace" else _process
+    async with AsyncExitStack() as stack:
+        device, desk, reach, cell, change, starved_s = await opened(stack, folder, spec, is_delayed)
+
+        async def apply(wanted: Conditions) -> None:
+            told(wanted)
+            await change(wanted)
+
+        rig = Rig(backend, device, desk, reach, gauges.address(NAME), cell, apply, starved_s)
+        await rig.apply(FREE)
+        yield rig
+
+
+_Parts = tuple[
+    EndPipe,
+    EndPipe,
+    Place,
+    Cell | None,
+    Callable[[Conditions], Awaitable[None]],
+    Callable[[], float],
+]
+
+
+async def _namespace(
+    stack: AsyncExitStack, folder: Path, spec: DeviceSpec, is_delayed: bool
+) -> _Parts:
+    network = await stack.enter_async_context(
+        open_network(
+            f"bench-{secrets.token_hex(4)}",
+            {NAME: spec.shape},
+            delayed=[NAME] if is_delayed else [],
+            log=folder / "relay.log",
+        )
+    )
+    path = network.namespace(NAME)
+    groups = await stack.enter_async_context(open_cells({NAME: spec}, {NAME: path.name}))
+    group = groups[NAME]
+    cell = msgspec.structs.replace(group.cell(), network=str(path), host=identity())
+    desk = await stack.enter_async_context(open_end(folder / "desk.log", is_instrument=True))
+    reach = await desk.ask(Listen(host=network.hub_address), Place)
+    device = await stack.enter_async_context(open_end(folder / "device.log", cell))
+
+    async def change(wanted: Conditions) -> None:
+        limit_speed(group, NAME, wanted.speed_ratio)
+        await network.apply({NAME: (wanted.shape, wanted.outage)})
+
+    return device, desk, reach, cell, change, lambda: group.usage().starved_s or 0.0
+
+
+async def _process(
+    stack: AsyncExitStack, folder: Path, spec: DeviceSpec, is_delayed: bool
+) -> _Parts:
+    desk = await stack.enter_async_context(open_end(folder / "desk.log", is_instrument=True))
+    place = await desk.ask(Listen(host=LOOPBACK), Place)
+    links = await stack.enter_async_context(
+        shaped_links(
+            place.host,
+            place.port,
+            {NAME: spec.shape or Shape()},
+            folder / "proxy.log",
+            lambda _: None,
+        )
+    )
+    device = await stack.enter_async_context(open_end(folder / "device.log"))
+
+    async def change(wanted: Conditions) -> None:
+        state = LinkState(
+            shape=wanted.shape or Shape(),
+            is_covered=wanted.outage != "coverage",
+            is_plugged=wanted.outage != "unplugged",
+        )
+        await links.change({NAME: state})
+
+    reach = Place(host=LOOPBACK, port=links.ports[NAME])
+    return device, desk, reach, None, change, lambda: run_delay_s(device.pid)

@@ -1,0 +1,87 @@
+"""Rows of the result: target against achieved, with the limit that was promised. Pure."""
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from benchmarks._fidelity.windows import Finding
+
+Unit: TypeAlias = Literal["cores", "s", "bit/s", "ratio", "bytes"]
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """One quantity on one backend."""
+
+    backend: str
+    quantity: str
+    target: float | None
+    """In `unit`."""
+    achieved: float | None
+    """Median of the valid windows; None without any."""
+    error: float | None
+    """Relative to the target, or in `unit` where `is_relative` is false."""
+    limit: float | None
+    """Of the error's absolute value, or, where `is_bound`, of what was achieved; None is none."""
+    ok: bool | None
+    """None is unknown, or no limit."""
+    unit: Unit
+    is_relative: bool = True
+    is_bound: bool = False
+    """Less is better: there is no error, only too much."""
+    low: float | None = None
+    high: float | None = None
+    """Least and most of the valid windows."""
+    valid: int = 0
+    attempts: int = 0
+    reason: str | None = None
+    """Why it is unknown, or why windows were invalid."""
+    group: str = ""
+    """What `--quantity` calls it."""
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """A quantity before it was measured."""
+
+    backend: str
+    quantity: str
+    target: float | None
+    unit: Unit
+    limit: float | None = None
+    is_relative: bool = True
+    is_bound: bool = False
+
+
+def judged(asked: Asked, found: Finding) -> Row:
+    """Return the row of a quantity that was measured."""
+    error, ok = None, None
+    value = found.value
+    if value is not None and asked.is_bound:
+        ok = None if asked.limit is None else value <= asked.limit
+    elif value is not None and asked.target is not None:
+        error = value - asked.target
+        if asked.is_relative:
+            error /= asked.target
+        ok = None if asked.limit is None else abs(error) <= asked.limit
+    return Row(
+        backend=asked.backend,
+        quantity=asked.quantity,
+        target=asked.target,
+        achieved=value,
+        error=error,
+        limit=asked.limit,
+        ok=ok,
+        unit=asked.unit,
+        is_relative=asked.is_relative,
+        is_bound=asked.is_bound,
+        low=found.low,
+        high=found.high,
+        valid=found.valid,
+        attempts=found.attempts,
+        reason=found.reason,
+    )
+
+
+def unknown(asked: Asked, reason: str) -> Row:
+    """Return the row of a quantity that cannot be had or measured here."""
+    nothing = Finding(value=None, low=None, high=None, valid=0, attempts=0, reason=reason)
+    return judged(asked, nothing)

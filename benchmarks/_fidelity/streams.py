@@ -1,0 +1,158 @@
+"""One TCP connection at a time, with the moments at which bytes left and came."""
+
+import socket
+import struct
+import time
+
+from benchmarks._fidelity.orders import (
+    Accept,
+    Arrivals,
+    Connect,
+    Delays,
+    Done,
+    Drink,
+    Hand,
+    Hear,
+    Listen,
+    Moment,
+    Place,
+    Pour,
+    Take,
+    Tick,
+)
+
+OPEN_S = 20.0
+"""For a connection to open."""
+
+NOTE_S = 1e-3
+"""Arrivals that are closer together than this are noted as one."""
+
+READ_BYTES = 1 << 18
+
+_STAMP = struct.Struct("=d")
+_NO_LINGER = struct.pack("=ii", 1, 0)
+"""`struct linger`: what is still to be sent when an end hangs up is of no interest."""
+
+
+class Stream:
+    """The one connection of an end."""
+
+    def __init__(self) -> None:
+        self._server: socket.socket | None = None
+        self._socket: socket.socket | None = None
+
+    def listen(self, order: Listen) -> Place:
+        """Listen on a free port."""
+        self._server = socket.create_server((order.host, 0))
+        self._server.settimeout(OPEN_S)
+        host, port = self._server.getsockname()
+        return Place(host=host, port=port)
+
+    def connect(self, order: Connect) -> Done:
+        """Open a connection."""
+        self._hang_up()
+        self._use(socket.create_connection((order.host, order.port), OPEN_S))
+        return Done()
+
+    def accept(self, _: Accept) -> Done:
+        """Take a connection."""
+        self._hang_up()
+        assert self._server is not None
+        self._use(self._server.accept()[0])
+        return Done()
+
+    def pour(self, order: Pour) -> Done:
+        """Send as much as passes."""
+        piece = memoryview(bytes(READ_BYTES))
+        deadline = time.monotonic() + order.limit_s
+        try:
+            while (left_s := deadline - time.monotonic()) > 0.0:
+                self._open.settimeout(left_s)
+                self._open.send(piece)
+        except (TimeoutError, ConnectionError):  # it is over: time is up, or the other hung up
+            pass
+        self._hang_up()
+        return Done()
+
+    def drink(self, order: Drink) -> Arrivals:
+        """Receive, and note how much had come by when."""
+        buffer, total = memoryview(bytearray(READ_BYTES)), 0
+        times: list[float] = []
+        totals: list[int] = []
+        deadline = time.monotonic() + order.lasting_s
+        while (left_s := deadline - (now := time.monotonic())) > 0.0:
+            self._open.settimeout(left_s)
+            try:
+                got = self._open.recv_into(buffer)
+            except TimeoutError:
+                break
+            if not got:
+                raise EOFError("the other end hung up")
+            now, total = time.monotonic(), total + got
+            if times and now - times[-1] < NOTE_S:
+                totals[-1] = total  # by the moment of the note there was less, by 1 ms of it
+            else:
+                times.append(now)
+                totals.append(total)
+        self._hang_up()
+        return Arrivals(times=times, totals=totals)
+
+    def hand(self, order: Hand) -> Moment:
+        """Send one block."""
+        block = bytes(order.n_bytes)
+        self._open.settimeout(None)
+        at = time.monotonic()
+        self._open.sendall(block)
+        return Moment(at=at)
+
+    def take(self, order: Take) -> Moment:
+        """Receive one block."""
+        self._open.settimeout(order.limit_s)
+        buffer, left = memoryview(bytearray(READ_BYTES)), order.n_bytes
+        while left:
+            got = self._open.recv_into(buffer[: min(left, READ_BYTES)])
+            if not got:
+                raise EOFError("the other end hung up")
+            left -= got
+        return Moment(at=time.monotonic())
+
+    def tick(self, order: Tick) -> Done:
+        """Send stamped messages at even moments."""
+        next_at = time.monotonic()
+        for _ in range(order.count):
+            time.sleep(max(0.0, next_at - time.monotonic()))
+            self._open.sendall(_STAMP.pack(time.monotonic()))
+            next_at += order.gap_s
+        return Done()
+
+    def hear(self, order: Hear) -> Delays:
+        """Receive stamped messages."""
+        self._open.settimeout(order.limit_s)
+        seconds: list[float] = []
+        data = b""
+        while len(seconds) < order.count:
+            got = self._open.recv(READ_BYTES)
+            now = time.monotonic()
+            if not got:
+                raise EOFError("the other end hung up")
+            data += got
+            whole = len(data) // _STAMP.size * _STAMP.size
+            seconds += [now - left for (left,) in _STAMP.iter_unpack(data[:whole])]
+            data = data[whole:]
+        return Delays(seconds=seconds)
+
+    @property
+    def _open(self) -> socket.socket:
+        if self._socket is None:
+            raise ConnectionError("there is no connection")
+        return self._socket
+
+    def _use(self, opened: socket.socket) -> None:
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self._socket = opened
+
+    def _hang_up(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None

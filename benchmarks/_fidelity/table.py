@@ -1,0 +1,156 @@
+"""Rows as tables: for a terminal, for docs/accuracy.md, and in short for the README. Pure."""
+
+from collections.abc import Iterable, Sequence
+
+from benchmarks._fidelity.rows import Row, Unit
+
+TABLE, SUMMARY = "fidelity table", "fidelity summary"
+"""Names of the places in a document that are written anew."""
+
+TITLES = {
+    "cpu": "share of a core, 5 to 150 %",
+    "step": "time of a step, steady and first after a pause",
+    "goodput": "goodput, 0.1 to 500 Mbit/s, both ways",
+    "transfer": "time of 64 KB to 1 MB",
+    "delay": "one-way delay and jitter",
+    "loss": "packet loss",
+    "outage": "holes in the link",
+    "trace": "replay of cellular traces",
+    "dilation": "time dilated 4 times against not",
+    "driver": "driving 100 devices at 10 Hz",
+    "fleet": "100 devices",
+}
+
+
+def number(value: float, unit: Unit) -> str:
+    """Return a value as people read it."""
+    if unit == "cores":
+        return f"{100.0 * value:.1f} %"
+    if unit == "bit/s":
+        return f"{value / 1e6:.4g} Mbit/s"
+    if unit == "s":
+        return f"{1e3 * value:.4g} ms" if value < 1.0 else f"{value:.3f} s"
+    if unit == "bytes":
+        return f"{value:.0f} B"
+    return f"{100.0 * value:.1f} %"
+
+
+def deviation(row: Row, value: float, sign: str = "+") -> str:
+    """Return an error, or a limit of errors."""
+    if row.is_relative:
+        return f"{100.0 * value:{sign}.1f} %"
+    if row.unit == "s":
+        return f"{1e3 * value:{sign}.1f} ms"
+    return f"{value:{sign}.0f} B"
+
+
+def limit_of(row: Row) -> str:
+    """Return what was promised."""
+    if row.limit is None:
+        return ""
+    if row.is_bound:
+        return f"<= {number(row.limit, row.unit)}"
+    return f"+-{deviation(row, row.limit, '')}"
+
+
+def verdict(row: Row) -> str:
+    """Return in a word whether the promise was kept."""
+    if row.achieved is None:
+        return "unknown"
+    return {True: "ok", False: "missed", None: ""}[row.ok]
+
+
+def plain(rows: Sequence[Row]) -> str:
+    """Return a table for a terminal."""
+    lines = [
+        f"{'backend':<10} {'quantity':<42} {'target':>13} {'achieved':>13} {'error':>9} "
+        f"{'limit':>12} {'':<8} valid"
+    ]
+    for row in rows:
+        target = "" if row.target is None else number(row.target, row.unit)
+        achieved = "" if row.achieved is None else number(row.achieved, row.unit)
+        error = "" if row.error is None else deviation(row, row.error)
+        why = f"  {row.reason}" if row.achieved is None else ""
+        lines.append(
+            f"{row.backend:<10} {row.quantity:<42} {target:>13} {achieved:>13} {error:>9} "
+            f"{limit_of(row):>12} {verdict(row):<8} {row.valid}/{row.attempts}{why}"
+        )
+    return "\n".join(lines)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Return a table with a column for each backend."""
+    backends = list(dict.fromkeys(row.backend for row in rows))
+    by_name: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        by_name.setdefault((row.group, row.quantity), {})[row.backend] = row
+    lines = [
+        f"| quantity | {' | '.join(backends)} |",
+        f"|---|{'---|' * len(backends)}",
+    ]
+    for (_, quantity), found in by_name.items():
+        cells = (_cell(found.get(backend)) for backend in backends)
+        lines.append(f"| {quantity} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Return a table of groups: how many promises were kept, and the largest error of each."""
+    backends = list(dict.fromkeys(row.backend for row in rows))
+    lines = [
+        f"| what | {' | '.join(backends)} |",
+        f"|---|{'---|' * len(backends)}",
+    ]
+    for group in dict.fromkeys(row.group for row in rows):
+        cells = (
+            _short([row for row in rows if row.group == group and row.backend == backend])
+            for backend in backends
+        )
+        lines.append(f"| {TITLES.get(group, group)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def placed(document: str, name: str, text: str) -> str:
+    """Return a document with the text between `<!-- name -->` and `<!-- end -->` replaced.
+
+    Raises:
+        ValueError: It has no such place.
+    """
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    before, found, rest = document.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise ValueError(f"must have a place between {begin} and {end}, got none; add both lines")
+    return f"{before}{begin}\n{text}\n{end}{after}"
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if row.achieved is None:
+        return f"unknown: {row.reason}"
+    told = [number(row.achieved, row.unit)]
+    if row.error is not None:
+        told.append(f"({deviation(row, row.error)})")
+    if row.ok is False:
+        told.append(f"**misses {limit_of(row)}**")
+    return " ".join(told)
+
+
+def _short(rows: Iterable[Row]) -> str:
+    promised = [row for row in rows if row.limit is not None]
+    if not promised:
+        return ""
+    known = [row for row in promised if row.ok is not None]
+    kept = sum(row.ok is True for row in known)
+    worst = max(
+        (row for row in known if row.error is not None and row.is_relative),
+        key=lambda row: abs(row.error or 0.0),
+        default=None,
+    )
+    told = f"{kept} of {len(promised)} within limits"
+    if len(known) < len(promised):
+        told += f", {len(promised) - len(known)} unknown"
+    if worst is not None and worst.error is not None:
+        told += f"; at most {deviation(worst, worst.error)}"
+    return told

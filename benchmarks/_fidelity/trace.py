@@ -1,0 +1,177 @@
+"""A link that follows a trace: how much passes in all, and second by second.
+
+Two kinds of traffic fill the link. A stream is TCP, with all that TCP does after a hole. Datagrams
+come faster than the link is, so that whatever it can carry is carried: the emulation by itself. A
+full datagram takes as much of a link as a full packet of TCP, and counts as much.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+import anyio
+import numpy as np
+
+from benchmarks._fidelity import limits
+from benchmarks._fidelity.air import shower
+from benchmarks._fidelity.arithmetic import BITS, median_step_error, volume_error, volumes
+from benchmarks._fidelity.health import watch
+from benchmarks._fidelity.link import CONTROL_S, at_rate, carried_bps, stream
+from benchmarks._fidelity.measure import Plan, several, tell
+from benchmarks._fidelity.orders import Arrivals
+from benchmarks._fidelity.rig import FREE, NAME, Rig
+from benchmarks._fidelity.rows import Asked, Row, unknown
+from benchmarks._fidelity.windows import Evidence, Window
+from profiles.errors import TraceError
+from profiles.series import Series
+from profiles.traces.find import TraceReader
+from profiles.tracks import LinkTracks
+from testbed.driver import Driver
+from testbed.emulation.conditions import Conditions
+from testbed.emulation.course import Course
+from testbed.emulation.timeline import Timeline
+
+Traffic: TypeAlias = Literal["datagrams", "tcp"]
+
+REAL = "data:mahimahi/ATT-LTE-driving.down"
+"""Radio holes of 9 s and 3 s in its first minute."""
+
+STEP_S = 0.1
+"""Of traces: the tick of the driver."""
+
+WARM_S = 1.0
+"""A stream has found its rate before the trace begins."""
+
+EXCESS = 1.2
+"""How much faster than the trace at its highest datagrams come."""
+
+DATAGRAM_BYTES, COUNTED_BYTES = 1472, 1448
+"""A full packet without fragments, and the payload of TCP in one."""
+
+
+async def traces(rig: Rig, plan: Plan) -> list[Row]:
+    """Replay a synthetic trace and, where there is one, a real one."""
+    lasting_s = plan.pick(60.0, 3.0)
+    rows = await _replayed(rig, plan, "synthetic", synthetic(), lasting_s, has_holes=False)
+    try:
+        real = TraceReader(os.environ, STEP_S)(REAL, "down_bps")
+    except TraceError as exc:
+        for asked in _asked(rig, "LTE driving", "tcp", has_holes=True):
+            rows.append(unknown(asked, str(exc)))
+            tell(rows[-1])
+        return rows
+    return rows + await _replayed(rig, plan, "LTE driving", real, lasting_s, has_holes=True)
+
+
+def synthetic(seconds: float = 60.0, seed: int = 4) -> Series:
+    """Return a cellular link as a random walk of its logarithm around 8 Mbit/s, without holes."""
+    rng = np.random.default_rng(seed)
+    x, values = 0.0, []
+    for _ in range(round(seconds / STEP_S)):
+        x += 0.1 * (0.0 - x) + 0.25 * rng.standard_normal()
+        values.append(min(max(8e6 * math.exp(x), 0.5e6), 40e6))
+    return Series.sampled(values, STEP_S)
+
+
+def _asked(rig: Rig, name: str, traffic: Traffic, *, has_holes: bool) -> list[Asked]:
+    is_promised = traffic == "datagrams" or rig.backend == "process" or not has_holes
+    promised = (limits.TRACE_VOLUME, limits.TRACE_SECOND) if is_promised else (None, None)
+    return [
+        Asked(
+            backend=rig.backend,
+            quantity=f"trace {name}, {traffic}, volume",
+            target=1.0,
+            unit="ratio",
+            limit=promised[0],
+        ),
+        Asked(
+            backend=rig.backend,
+            quantity=f"trace {name}, {traffic}, median of a second",
+            target=None,
+            unit="ratio",
+            limit=promised[1],
+            is_bound=True,
+        ),
+    ]
+
+
+async def _replayed(
+    rig: Rig, plan: Plan, name: str, series: Series, lasting_s: float, *, has_holes: bool
+) -> list[Row]:
+    rows = []
+    for traffic in _traffic(rig):
+
+        async def measure(traffic: Traffic = traffic) -> list[Window]:
+            return await _replay(rig, series, lasting_s, traffic)
+
+        rows += await several(plan, _asked(rig, name, traffic, has_holes=has_holes), measure)
+    return rows
+
+
+def _traffic(rig: Rig) -> tuple[Traffic, ...]:
+    return ("tcp",) if rig.backend == "process" else ("datagrams", "tcp")
+
+
+async def _replay(rig: Rig, series: Series, lasting_s: float, traffic: Traffic) -> list[Window]:
+    highest = max(series.at(i * STEP_S) for i in range(round(lasting_s / STEP_S)))
+    carried = await carried_bps(rig, "down")
+    await rig.apply(at_rate(series.at(0.0)))
+    arrivals: list[Arrivals] = []
+
+    async def fill() -> None:
+        if traffic == "tcp":
+            arrivals.append(await stream(rig, "down", WARM_S + lasting_s + CONTROL_S))
+            return
+        per_second = EXCESS * highest / BITS / COUNTED_BYTES
+        count = round((WARM_S + lasting_s + CONTROL_S) * per_second)
+        came = await shower(rig, "down", count, per_second, DATAGRAM_BYTES)
+        totals = [COUNTED_BYTES * total for total in came.totals]
+        arrivals.append(Arrivals(times=came.times, totals=totals))
+
+    begun = 0.0
+    with watch(rig.path(), rig.starved_s) as health:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fill)
+            await anyio.sleep(WARM_S)
+            begun = anyio.current_time()
+            with anyio.move_on_after(lasting_s):
+                await Driver(_Driven(rig), {NAME: Course(timeline(series))}).run()
+    await rig.apply(FREE)
+    evidence = Evidence(
+        wall_s=health.wall_s,
+        stolen_s=health.stolen_s,
+        waited_s=health.waited_s,
+        carried_ratio=carried / highest,
+    )
+    seconds = max(1, int(lasting_s))
+    wanted = [series.integral(i, i + 1.0) / BITS for i in range(seconds)]
+    got = volumes(arrivals[0].times, arrivals[0].totals, begun, 1.0, seconds)
+    return [
+        Window(1.0 + volume_error(got, wanted), evidence),
+        Window(median_step_error(got, wanted), evidence),
+    ]
+
+
+def timeline(down: Series) -> Timeline:
+    """Return a device whose link towards it follows a series."""
+    still = Series.constant(0.0)
+    up = Series.constant(10e6)
+    return Timeline(
+        link=LinkTracks(down_bps=down, up_bps=up, delay_s=still, jitter_s=still, loss_ratio=still)
+    )
+
+
+class _Driven:
+    """A rig as a driver takes it."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+
+    async def apply(self, conditions: Mapping[str, Conditions]) -> None:
+        """Change the device."""
+        await self._rig.apply(conditions[NAME])
+
+    def cpu_s(self, name: str) -> float | None:
+        """It does not heat up."""
+        return None

@@ -1,0 +1,113 @@
+"""Work for a processor: a kernel of training, or a stretch of processor time, paced or not."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import numpy as np
+
+from benchmarks._fidelity.orders import Burn, Knead, Paced, Steps
+from testbed.backends.gauges import Gauge
+from testbed.emulation.work import StepCost, WorkCosts
+from testbed.launcher import host_for
+
+KERNEL_SIZE = 160
+"""Of the square matrices that the kernel multiplies: 8 MFLOP, some 0.2 ms, all in caches."""
+
+_A = np.random.default_rng(1).standard_normal((KERNEL_SIZE, KERNEL_SIZE)).astype(np.float32)
+_OUT = [np.empty_like(_A) for _ in range(8)]
+"""One for each thread."""
+
+
+def kernel(repetitions: int, thread: int = 0) -> None:
+    """Multiply matrices, as most of training does."""
+    for _ in range(repetitions):
+        np.matmul(_A, _A, out=_OUT[thread])
+
+
+def spin(cpu_s: float) -> None:
+    """Use so much processor time of this thread."""
+    until = time.thread_time() + cpu_s
+    while time.thread_time() < until:
+        pass
+
+
+def knead(order: Knead) -> Steps:
+    """Take steps of the kernel as fast as this machine allows."""
+    with ExitStack() as stack:
+        step = _kernel_step(stack, order.repetitions, order.threads)
+        step()  # wakes threads, fills caches
+        return _timed(step, order.steps, _clock_of(order.threads))
+
+
+def burn(order: Burn) -> Steps:
+    """Compute for a while; return one long step."""
+
+    def work(thread: int) -> None:
+        while time.monotonic() < until:
+            kernel(1, thread)
+
+    cpu = time.process_time
+    with ThreadPoolExecutor(order.threads) as pool:
+        begun, cpu_before = time.monotonic(), cpu()
+        until = begun + order.lasting_s
+        list(pool.map(work, range(order.threads)))
+        ended = time.monotonic()
+    return Steps(wall_s=[ended - begun], cpu_s=[cpu() - cpu_before], begun=begun, ended=ended)
+
+
+def paced(order: Paced) -> Steps:
+    """Take steps in sections at the pace of a device."""
+    threads = order.device.engine_threads
+    costs = None
+    if order.cost_s is not None:
+        cost = StepCost(fixed_s=order.cost_s, per_example_s=0.0)
+        costs = WorkCosts(train=cost, evaluate=cost)
+    host = host_for(order.device, costs, Gauge.open(order.gauge), order.cell)
+    cpu, wall_s, cpu_s = _clock_of(threads), list[float](), list[float]()
+    with ExitStack() as stack:
+        step = (
+            _kernel_step(stack, order.repetitions, threads)
+            if order.repetitions
+            else lambda: spin(order.spin_s)
+        )
+        begun = ended = host.clock.now()
+        for _ in range(order.sections):
+            time.sleep(order.idle_s)
+            began = host.clock.now()
+            with host.pace.section("train") as meter:
+                for _ in range(order.steps):
+                    cpu_before = cpu()
+                    step()
+                    cpu_s.append(cpu() - cpu_before)
+                    meter.step(1)
+                    ended = host.clock.now()
+                    wall_s.append(ended - began)
+                    began = ended
+            left = host.clock.now()  # what was owed at the end belongs to the last step
+            wall_s[-1] += left - ended
+            ended = left
+    return Steps(wall_s=wall_s, cpu_s=cpu_s, begun=begun, ended=ended)
+
+
+def _kernel_step(stack: ExitStack, repetitions: int, threads: int) -> Callable[[], object]:
+    if threads == 1:
+        return lambda: kernel(repetitions)
+    pool = stack.enter_context(ThreadPoolExecutor(threads))
+    return lambda: list(pool.map(lambda thread: kernel(repetitions, thread), range(threads)))
+
+
+def _timed(step: Callable[[], object], steps: int, cpu: Callable[[], float]) -> Steps:
+    wall_s, cpu_s = list[float](), list[float]()
+    begun = time.monotonic()
+    for _ in range(steps):
+        wall_before, cpu_before = time.monotonic(), cpu()
+        step()
+        wall_s.append(time.monotonic() - wall_before)
+        cpu_s.append(cpu() - cpu_before)
+    return Steps(wall_s=wall_s, cpu_s=cpu_s, begun=begun, ended=time.monotonic())
+
+
+def _clock_of(threads: int) -> Callable[[], float]:
+    return time.thread_time if threads == 1 else time.process_time

@@ -1,0 +1,106 @@
+"""How true emulated devices are to their numbers: target against achieved, by backend.
+
+    fairbed bench fidelity [--backend all] [--quantity cpu,step,...] [--repeats 3] [--quick]
+                           [--json] [--write FILE ...] [--from FILE]
+
+Real ends measure: steps at an agent's pace, TCP and datagrams through the device's link, inside
+its control groups. Only windows count in which this machine gave what was asked of it; others are
+repeated, and a quantity without a valid window is unknown, with the reason. docs/accuracy.md
+explains the table; `--write docs/accuracy.md README.md` puts it there, `--from` takes the rows that
+were printed before.
+"""
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import get_args
+
+import anyio
+import msgspec
+
+from benchmarks._fidelity import table
+from benchmarks._fidelity.catalogue import GROUPS, measure
+from benchmarks._fidelity.measure import Plan
+from benchmarks._fidelity.rows import Asked, Row, unknown
+from testbed.backends.choice import BackendName, problem_with
+
+BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
+
+REPEATS, QUICK_REPEATS = 3, 1
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmark and print what it measured; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="fairbed bench fidelity",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--backend", choices=[*BACKENDS, "all"], default="all")
+    add("--quantity", default=",".join(GROUPS), help=f"some of {', '.join(GROUPS)}")
+    add("--repeats", type=int, help=f"valid windows of each quantity (default {REPEATS})")
+    add("--quick", action="store_true", help="few quantities, short windows: for tests")
+    add("--json", action="store_true")
+    add("--write", nargs="+", default=[], metavar="FILE", help="documents to write the table into")
+    add(
+        "--from", dest="source", metavar="FILE", help="rows of an earlier --json, not measured anew"
+    )
+    options = parser.parse_args(arguments)
+    names = options.quantity.split(",")
+    if strange := [name for name in names if name not in GROUPS]:
+        parser.error(f"--quantity: must be some of {', '.join(GROUPS)}, got {strange[0]}")
+    if options.repeats is not None and options.repeats < 1:
+        parser.error(f"--repeats: must be at least 1, got {options.repeats}")
+    if options.source is None:
+        repeats = options.repeats or (QUICK_REPEATS if options.quick else REPEATS)
+        backends = BACKENDS if options.backend == "all" else (options.backend,)
+        rows = anyio.run(_measure, backends, names, Plan(options.quick, repeats))
+        measured_at = time.time()
+    else:
+        source = Path(options.source)
+        rows = msgspec.json.decode(source.read_bytes(), type=list[Row])
+        measured_at = source.stat().st_mtime
+    print(msgspec.json.encode(rows).decode() if options.json else table.plain(rows))
+    for path in options.write:
+        _write(Path(path), rows, measured_at)
+    return 0
+
+
+async def _measure(backends: Sequence[BackendName], names: list[str], plan: Plan) -> list[Row]:
+    rows: list[Row] = []
+    for backend in backends:
+        problem = await problem_with(backend)
+        if problem is None:
+            rows += await measure(backend, names, plan)
+        else:
+            nothing = Asked(backend=backend, quantity="all", target=None, unit="ratio")
+            rows.append(unknown(nothing, problem))
+    return rows
+
+
+def _write(path: Path, rows: list[Row], measured_at: float) -> None:
+    document = path.read_text(encoding="utf-8")
+    made = {table.TABLE: table.markdown, table.SUMMARY: table.summary}
+    found = [name for name in made if f"<!-- {name} -->" in document]
+    if not found:
+        sys.stderr.write(f"{path}: must have a place for the table, got none; see accuracy.md\n")
+    for name in found:
+        text = f"{_origin(measured_at)}\n\n{made[name](rows)}"
+        document = table.placed(document, name, text)
+    path.write_text(document, encoding="utf-8")
+
+
+def _origin(measured_at: float) -> str:
+    """Say where the numbers come from."""
+    day = time.strftime("%d %B %Y", time.gmtime(measured_at)).lstrip("0")
+    python = ".".join(platform.python_version_tuple()[:2])
+    kernel = ".".join(platform.release().split(".")[:2])
+    return (
+        f"`fairbed bench fidelity --backend all`, {day}: a virtual machine of {os.cpu_count()} "
+        f"cores, {platform.system()} {kernel}, Python {python}."
+    )

@@ -1,1 +1,0 @@
-"""Agents in containers: a file system and process numbers of their own."""

@@ -1,0 +1,1 @@
+"""The benchmark of fidelity: its arithmetic, its ends, and its quick form on real kernels."""

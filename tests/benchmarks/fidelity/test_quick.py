@@ -1,0 +1,112 @@
+"""The quick form on the real kernel: what it says of itself holds, and nothing stays."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import psutil
+import pytest
+
+from benchmarks import fidelity
+from benchmarks._fidelity.catalogue import GROUPS
+from benchmarks._fidelity.trace import synthetic
+from testbed.backends.choice import BackendName, problem_with
+from testbed.backends.network.owner import FOLDER, Claim
+from testbed.broker import find_broker
+
+Rows = list[dict[str, Any]]
+
+KEYS = {"backend", "quantity", "target", "achieved", "error", "limit", "ok", "unit", "group"}
+
+
+@pytest.fixture(params=["process", "namespace"])
+def backend(request: pytest.FixtureRequest) -> str:
+    name: BackendName = request.param
+    problem = anyio.run(problem_with, name)
+    if problem is not None:
+        pytest.skip(problem)
+    return name
+
+
+def bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> Rows:
+    assert fidelity.main(["--quick", "--json", *arguments]) == 0
+    rows: Rows = json.loads(capsys.readouterr().out)
+    return rows
+
+
+def check(rows: Rows) -> None:
+    for row in rows:
+        assert row.keys() >= KEYS
+        if row["achieved"] is None:
+            assert row["ok"] is None
+            assert row["reason"]
+        else:
+            assert row["valid"] >= 1
+        if row["error"] is not None and row["limit"] is not None:
+            assert row["ok"] == (abs(row["error"]) <= row["limit"])
+
+
+def own_networks() -> list[Path]:
+    found = []
+    for path in FOLDER.glob("*.lock"):
+        try:
+            claim = msgspec.json.decode(path.read_bytes(), type=Claim)
+        except (OSError, msgspec.DecodeError):
+            continue
+        if claim.pid == os.getpid():
+            found.append(path)
+    return found
+
+
+def test_processor_and_link_are_measured_and_nothing_stays(
+    backend: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = bench(capsys, "--backend", backend, "--quantity", "cpu,transfer,loss")
+    check(rows)
+    assert {row["group"] for row in rows} == {"cpu", "transfer", "loss"}
+    assert {row["backend"] for row in rows} == {backend}
+    assert psutil.Process().children(recursive=True) == []
+    assert own_networks() == []
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+@pytest.mark.skipif(find_broker("mosquitto") is None, reason="mosquitto is not installed")
+def test_every_quantity_is_measured(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = bench(capsys, "--backend", backend)
+    check(rows)
+    assert {row["group"] for row in rows} == set(GROUPS)
+    links = [row for row in rows if "Mbit/s" in row["quantity"] and row["achieved"] is not None]
+    for row in links:  # a link without a limit would be ten times as fast
+        assert row["achieved"] == pytest.approx(row["target"] or row["achieved"], rel=0.5)
+
+
+def test_rows_of_before_become_documents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"backend": "process", "quantity": "goodput 1 Mbit/s up", "target": 1e6}
+    row |= {"achieved": 1.01e6, "error": 0.01, "limit": 0.03, "ok": True, "unit": "bit/s"}
+    source = tmp_path / "rows.json"
+    source.write_text(json.dumps([row | {"group": "goodput", "valid": 3, "attempts": 3}]))
+    document = tmp_path / "accuracy.md"
+    shutil.copy(Path(__file__).parents[3] / "docs" / "accuracy.md", document)
+    assert fidelity.main(["--from", str(source), "--write", str(document)]) == 0
+    assert "goodput 1 Mbit/s up" in capsys.readouterr().out
+    assert "| goodput 1 Mbit/s up | 1.01 Mbit/s (+1.0 %) |" in document.read_text()
+
+
+def test_an_unknown_quantity_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        fidelity.main(["--quantity", "cpu,colour"])
+    assert "--quantity: must be some of cpu, step" in capsys.readouterr().err
+
+
+def test_the_synthetic_trace_has_no_holes_and_is_always_the_same() -> None:
+    first, again = synthetic(), synthetic()
+    assert first == again
+    assert 0.5e6 <= first.lowest < first.highest <= 40e6
+    assert 4e6 < first.mean < 16e6
