@@ -76,7 +76,7 @@ def device_tracks(
         stream = streams.pop()
         if number is None:
             return Series.constant(otherwise)
-        return course(number, column, read_trace, stream, start)
+        return _course(number, column, read_trace, stream, start)
 
     return DeviceTracks(
         clock_ratio=follow(profile.clock if profile else None, "clock_ratio", 1.0),
@@ -97,21 +97,9 @@ def device_tracks(
     )
 
 
-def course(
+def _course(
     number: AnyVarying, column: str, read_trace: ReadTrace, rng: np.random.Generator, start: float
 ) -> Series:
-    """Return how one number goes over time.
-
-    Args:
-        number: It.
-        column: Of a trace, if it follows one.
-        read_trace: Called for a trace.
-        rng: Draws what is known by its distribution only.
-        start: Where in a trace to begin, as a share of its length.
-
-    Raises:
-        TraceError: The trace cannot be had.
-    """
     if number.series is not None:
         series: Series = number.series.series()
         return series
@@ -131,7 +119,7 @@ def _availability(
         return Series.constant(1.0)
     share = availability.share
     if share.series is not None or share.trace is not None:
-        return course(share, "available", read_trace, rng, 0.0)
+        return _course(share, "available", read_trace, rng, 0.0)
     mean = share.value
     if share.spread is not None:
         mean = float(share.spread.distribution().at(rng.random()))

@@ -1,20 +1,18 @@
 """What can be drawn of a profile, a link or a trace: its numbers over time, as curves."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import profiles
-from profiles import LinkProfile, Population, Profile, ProfileError, Varying, numbers
+from profiles import DeviceTracks, LinkProfile, Population, ProfileError, device_tracks
 from profiles.load import kind_of
 from profiles.quantities import DATA
 from profiles.schema import Thermal
 from profiles.series import Series
 from profiles.traces import Trace, TraceReader
-from profiles.tracks import course
 
 HEAT = "thermal"
 """The curve of the clock under full load."""
@@ -71,8 +69,16 @@ def curves(
             f"{what}: a population has no course in time; plot one of its devices' kind: "
             "a profile, a link or a trace"
         )
-    item = profiles.load_link(path) if kind is LinkProfile else profiles.load(path)
-    return _of_item(what, item, keys, read, rng)
+    profile = None if kind is LinkProfile else profiles.load(path)
+    link = profile.link if profile is not None else profiles.load_link(path).link
+    found = _of_tracks(device_tracks(profile, link, read, rng))
+    if profile is None:
+        found = {key: series for key, series in found.items() if key.startswith("link.")}
+    usual = [key for key, series in found.items() if not series.is_constant]
+    if profile is not None and profile.thermal is not None:
+        found[HEAT] = under_full_load(profile.thermal)
+        usual.insert(0, HEAT)
+    return _chosen(what, found, keys, usual or ["link.down_bps", "link.up_bps"])
 
 
 def is_trace(what: str) -> bool:
@@ -83,26 +89,17 @@ def is_trace(what: str) -> bool:
     )
 
 
-def _of_item(
-    what: str,
-    item: Profile | LinkProfile,
-    keys: Sequence[str],
-    read: TraceReader,
-    rng: np.random.Generator,
-) -> list[Curve]:
-    moving: dict[str, Varying[Any, Any]] = {
-        key: number for key, number in numbers(item) if isinstance(number, Varying)
-    }
-    streams = rng.spawn(len(moving))
+def _of_tracks(tracks: DeviceTracks) -> dict[str, Series]:
+    """Return the series of a device, by the keys of their numbers."""
     found = {
-        key: course(number, key.rpartition(".")[2], read, stream, 0.0)
-        for (key, number), stream in zip(moving.items(), streams, strict=True)
+        "clock_ratio": tracks.clock_ratio,
+        "background_load": tracks.background_load,
+        "availability.available": tracks.available,
     }
-    usual = [key for key, number in moving.items() if not number.is_constant]
-    if isinstance(item, Profile) and item.thermal is not None:
-        found[HEAT] = under_full_load(item.thermal)
-        usual.insert(0, HEAT)
-    return _chosen(what, found, keys, usual or ["link.down_bps", "link.up_bps"])
+    if tracks.link is not None:
+        for field in fields(tracks.link):
+            found[f"link.{field.name}"] = getattr(tracks.link, field.name)
+    return found
 
 
 def under_full_load(thermal: Thermal) -> Series:

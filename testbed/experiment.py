@@ -106,8 +106,10 @@ class FleetConfig(Section, frozen=True, kw_only=True):
 class EmulationConfig(Section, frozen=True, kw_only=True):
     """`[emulation]`."""
 
-    backend: Literal["auto", "namespace", "process"] = "auto"
+    backend: Literal["auto", "namespace", "container", "process"] = "auto"
     """Where devices are emulated; auto takes the best that works here."""
+    image: str | None = None
+    """What containers are made of, as podman names it; None is this machine's own root."""
     host_core_speed: PositiveFloat | Literal["auto"] = 1.0
     """Speed of one core of this machine, in cores of the profiles' reference machine; auto
     measures it once per machine."""

@@ -316,9 +316,14 @@ def run_and_exit(spec: Launch) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Run one agent from a `Launch` on stdin; the first argument is our parent's process id."""
+    """Run one agent from a `Launch` on stdin, or in the file that is named.
+
+    The first argument is our parent's process id, the second the file, a pipe for instance.
+    """
     die_with_parent(int(sys.argv[1]))
-    run_and_exit(msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch))
+    pipe = sys.argv[2:]
+    told = Path(pipe[0]).read_bytes() if pipe else sys.stdin.buffer.readline()
+    run_and_exit(msgspec.json.decode(told, type=Launch))
 
 
 if __name__ == "__main__":

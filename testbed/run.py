@@ -24,6 +24,7 @@ from coordinator.task.catalogue import initial_vector, load_task
 from testbed.assignments import RememberedShards
 from testbed.backends.base import Backend
 from testbed.backends.choice import Stage, open_stage
+from testbed.backends.errors import innermost
 from testbed.broker import Broker, BrokerError, start_broker
 from testbed.broker_address import await_broker, find_chunk_limit
 from testbed.calibration import Probe, work_costs
@@ -113,7 +114,7 @@ async def _run(
     async with (
         _stage(plan, devices) as stage,
         _endpoint(plan, stage, stop, group) as (endpoint, broker),
-        _fleet(plan, stage, endpoint, stop) as backend,
+        _fleet(stage, endpoint, stop) as backend,
     ):
         names = [device.spec.name for device in devices]
         data, artifact = await anyio.to_thread.run_sync(_load, plan, names)
@@ -158,12 +159,6 @@ async def _run(
             store.close()
 
 
-def innermost(exc: Exception) -> Exception:
-    """Return the first cause inside exception groups: task groups wrap what went wrong in them."""
-    nested = getattr(exc, "exceptions", ())
-    return innermost(nested[0]) if nested and isinstance(nested[0], Exception) else exc
-
-
 @asynccontextmanager
 async def _stage(plan: RunPlan, devices: list[PlannedDevice]) -> AsyncIterator[Stage | None]:
     """Choose where the emulated devices will be, if there are any."""
@@ -177,13 +172,15 @@ async def _stage(plan: RunPlan, devices: list[PlannedDevice]) -> AsyncIterator[S
         plan.folder,
         plan.run_id,
         has_own_broker=experiment.broker.url == "embedded",
+        image=experiment.emulation.image,
+        seed=experiment.seed_for("traces"),
     ) as stage:
         yield stage
 
 
 @asynccontextmanager
 async def _fleet(
-    plan: RunPlan, stage: Stage | None, endpoint: Endpoint, stop: Stop
+    stage: Stage | None, endpoint: Endpoint, stop: Stop
 ) -> AsyncIterator[Backend | None]:
     """Make ready for the emulated devices, if there are any; end them all at the end."""
     if stage is None:
@@ -193,7 +190,6 @@ async def _fleet(
         endpoint.url,
         tenant=endpoint.tenant,
         on_end=stop.on_process_end,
-        seed=plan.experiment.seed_for("traces"),
     ) as backend:
         yield backend
 

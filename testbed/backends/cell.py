@@ -43,14 +43,16 @@ def enter(cell: Cell) -> None:
     if cell.network is not None:
         assert cell.host is not None
         enter_network(Path(cell.network), cell.host)
-    for path in cell.procs:
-        descriptor = os.open(path, os.O_WRONLY)
-        try:
-            os.write(descriptor, b"0")
-        except OSError as exc:
-            raise OSError(exc.errno, exc.strerror, path) from exc
-        finally:
-            os.close(descriptor)
+    _join(cell, "0")
+
+
+def admit(pid: int, cell: Cell) -> None:
+    """Move another process into the control groups of a cell.
+
+    Raises:
+        OSError: The kernel refused; the process may be half inside and must end.
+    """
+    _join(cell, str(pid))
 
 
 def inside(argv: Sequence[str], cell: Cell) -> list[str]:
@@ -71,6 +73,17 @@ def main(arguments: Sequence[str]) -> int:
         os.execvp(argv[0], argv)
     except OSError as exc:
         return _complain(f"cannot run {argv[0]}: {exc.strerror}; is it on the PATH?", 127)
+
+
+def _join(cell: Cell, process: str) -> None:
+    for path in cell.procs:
+        descriptor = os.open(path, os.O_WRONLY)
+        try:
+            os.write(descriptor, process.encode())
+        except OSError as exc:
+            raise OSError(exc.errno, exc.strerror, path) from exc
+        finally:
+            os.close(descriptor)
 
 
 def _complain(message: str, status: int) -> int:

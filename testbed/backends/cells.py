@@ -1,7 +1,11 @@
 """The control groups of a fleet: one set for every device, made together and removed together."""
 
+import os
+import re
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
@@ -17,6 +21,8 @@ from testbed.backends.network.owner import is_alive
 
 AGENT_MEMORY_BYTES = 96 << 20
 """A device has at least this: an agent takes 76 MiB at its peak (`fairbed bench agent-memory`)."""
+
+_PASSING = re.compile(r"fairbed-(\d+)-[0-9a-f]+")
 
 
 @asynccontextmanager
@@ -45,10 +51,17 @@ async def open_cells(
             await anyio.to_thread.run_sync(_remove, groups)
 
 
+def passing_name() -> str:
+    """Return a new name for a group that this process makes and removes again by itself."""
+    return f"fairbed-{os.getpid()}-{secrets.token_hex(4)}"
+
+
 def is_leftover(name: str) -> bool:
-    """Tell whether a group belongs to a run of ours whose owner is dead."""
-    owner = owner_of(name)
-    return owner is not None and not is_alive(owner)
+    """Tell whether a group is of a run, or of a process, of ours that is dead."""
+    owner, maker = owner_of(name), _PASSING.fullmatch(name)
+    if owner is not None:
+        return not is_alive(owner)
+    return maker is not None and not Path("/proc", maker[1]).exists()
 
 
 def limit(group: Group, name: str, spec: DeviceSpec, speed: float | None) -> None:
@@ -74,13 +87,13 @@ def limit_speed(group: Group, name: str, speed: float | None) -> None:
         raise BackendError(f"{name}: {exc}") from exc
 
 
-def try_groups(name: str) -> None:
+def try_groups() -> None:
     """Make a group, limit it, and remove it again.
 
     Raises:
         CgroupError: That is impossible here.
     """
-    group = Group(find_places(), name)
+    group = Group(find_places(), passing_name())
     group.make()
     try:
         group.limit_cpu(0.5)

@@ -1,13 +1,14 @@
 """Which backend a run takes: the one asked for, or the best that works here, and why.
 
     namespace    Linux, root: the kernel shapes links and caps processor and memory
+    container    the same with podman: a file system and process numbers of its own for each device
     process      everywhere: agents pace themselves, proxies shape links
 
-What works is found out by trying. A backend that was asked for by name and does not work is an
+A container emulates nothing that a namespace does not, and starts slower: it is taken when asked
+for. What works is found out by trying. A backend that was asked for by name and does not work is an
 error: no other is taken in silence.
 """
 
-import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import anyio.to_thread
 
 from testbed.backends.base import Backend
 from testbed.backends.cells import try_groups
+from testbed.backends.containers.engine import Engine, find_engine
 from testbed.backends.device import DeviceSpec, without_loss
 from testbed.backends.errors import BackendError, BackendUnavailable
 from testbed.backends.helper import OnEnd
@@ -28,10 +30,13 @@ from testbed.backends.process import ProcessBackend
 from testbed.backends.shape import Shape
 from testbed.emulation.quota import cfs_period_us
 
-BackendName: TypeAlias = Literal["namespace", "process"]
-BackendChoice: TypeAlias = Literal["auto", "namespace", "process"]
+BackendName: TypeAlias = Literal["namespace", "container", "process"]
+BackendChoice: TypeAlias = Literal["auto", "namespace", "container", "process"]
+
+BACKENDS: tuple[BackendName, ...] = ("namespace", "container", "process")
 
 BEST_FIRST: tuple[BackendName, ...] = ("namespace", "process")
+"""What auto tries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,11 @@ class Stage:
     """Better backends, and why they do not work."""
     fleet: Sequence[DeviceSpec]
     folder: Path
+    seed: int = 0
+    """Of the jitter and loss of links."""
     network: Network | None = None
+    engine: Engine | None = None
+    """Runs a container for each device."""
 
     @property
     def broker_host(self) -> str | None:
@@ -51,12 +60,7 @@ class Stage:
         return None if self.network is None else self.network.hub_address
 
     def backend(
-        self,
-        broker_url: str,
-        *,
-        tenant: str = "main",
-        on_end: OnEnd | None = None,
-        seed: int = 0,
+        self, broker_url: str, *, tenant: str = "main", on_end: OnEnd | None = None
     ) -> AbstractAsyncContextManager[Backend]:
         """Return the backend; enter it while the stage is open.
 
@@ -64,18 +68,23 @@ class Stage:
             broker_url: Where the broker is.
             tenant: Of the coordinator that the devices serve.
             on_end: Called on the event loop for every process that ends, asked or not.
-            seed: Of the jitter of links.
 
         Raises:
             BackendError: A name or the broker's address cannot be used.
         """
         if self.network is not None:
             return NamespaceBackend(
-                self.network, broker_url, self.fleet, self.folder, tenant=tenant, on_end=on_end
+                self.network,
+                broker_url,
+                self.fleet,
+                self.folder,
+                tenant=tenant,
+                on_end=on_end,
+                engine=self.engine,
             )
         fleet = [without_loss(spec) for spec in self.fleet]  # `testbed.unmet` says so
         return ProcessBackend(
-            broker_url, fleet, self.folder, tenant=tenant, on_end=on_end, seed=seed
+            broker_url, fleet, self.folder, tenant=tenant, on_end=on_end, seed=self.seed
         )
 
 
@@ -87,6 +96,8 @@ async def open_stage(
     run_id: str,
     *,
     has_own_broker: bool = True,
+    image: str | None = None,
+    seed: int = 0,
 ) -> AsyncIterator[Stage]:
     """Choose a backend for a fleet and open the network that it needs.
 
@@ -96,6 +107,8 @@ async def open_stage(
         folder: Of the run.
         run_id: Of the run.
         has_own_broker: The broker is started for this run, where we like.
+        image: What containers are made of; None is this machine's own root.
+        seed: Of the jitter and loss of links.
 
     Raises:
         BackendUnavailable: The backend that was asked for does not work.
@@ -103,10 +116,22 @@ async def open_stage(
     """
     name, passed_over = await choose(choice, fleet, has_own_broker=has_own_broker)
     if name == "process":
-        yield Stage(name, passed_over, fleet, folder)
+        yield Stage(name, passed_over, fleet, folder, seed)
         return
-    async with open_network(run_id, {spec.name: spec.shape for spec in fleet}) as network:
-        yield Stage(name, passed_over, fleet, folder, network)
+    try:
+        logs = folder / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        engine = await find_engine(image) if name == "container" else None
+    except BackendUnavailable as exc:
+        raise BackendUnavailable(_unavailable(choice, str(exc))) from exc
+    async with open_network(
+        run_id,
+        {spec.name: spec.shape for spec in fleet},
+        delayed=[spec.name for spec in fleet if spec.is_driven],
+        seed=seed,
+        log=logs / "relay.log",
+    ) as network:
+        yield Stage(name, passed_over, fleet, folder, seed, network, engine)
 
 
 async def choose(
@@ -123,16 +148,16 @@ async def choose(
         if problem is None:
             return name, passed_over
         passed_over[name] = problem
-    words = "; ".join(passed_over.values())
-    raise BackendUnavailable(
-        f'emulation.backend: must work on this machine, got "{choice}": {words}'
-    )
+    raise BackendUnavailable(_unavailable(choice, "; ".join(passed_over.values())))
 
 
 async def problem_with(
     name: BackendName, fleet: Sequence[DeviceSpec] = (), *, has_own_broker: bool = True
 ) -> str | None:
-    """Try whether a backend works here; return why not and what to do, or None if it does."""
+    """Try whether a backend works here; return why not and what to do, or None if it does.
+
+    Of containers it tries all but the engine.
+    """
     if name == "process":
         return None
     if not has_own_broker:
@@ -149,13 +174,18 @@ async def problem_with(
     if support.problem is not None:
         return support.problem
     try:
-        await anyio.to_thread.run_sync(try_groups, f"fairbed-trial-{secrets.token_hex(4)}")
+        await anyio.to_thread.run_sync(try_groups)
     except BackendError as exc:
         return str(exc)
-    if any(_is_delayed(spec.shape) for spec in fleet):
-        return "links in namespaces have rates only, got one with a delay or loss"
+    if support.delay is None and any(_is_delayed(spec) for spec in fleet):
+        return support.delay_problem
     return None
 
 
-def _is_delayed(shape: Shape | None) -> bool:
-    return shape is not None and (shape.delay_s > 0.0 or shape.loss_ratio > 0.0)
+def _unavailable(choice: BackendChoice, why: str) -> str:
+    return f'emulation.backend: must work on this machine, got "{choice}": {why}'
+
+
+def _is_delayed(spec: DeviceSpec) -> bool:
+    shape = spec.shape or Shape()
+    return spec.is_driven or shape != Shape(down_bps=shape.down_bps, up_bps=shape.up_bps)

@@ -10,19 +10,20 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from device_agent.config import AgentConfig
-from testbed.backends.agents import Agents, open_agents
+from testbed.backends.agents import open_agents
 from testbed.backends.cell import Cell
 from testbed.backends.cputime import cpu_s
 from testbed.backends.device import DeviceSpec
 from testbed.backends.errors import BackendError
 from testbed.backends.freezer import Freezer
 from testbed.backends.gauges import STARVED_S, Gauges
+from testbed.backends.hands import Hands
 from testbed.backends.helper import Ended, OnEnd
 from testbed.emulation.work import WorkCosts
 from testbed.launcher import Launch
@@ -72,9 +73,9 @@ class Crew:
         self.fleet = {spec.name: spec for spec in fleet}
         self.logs = folder.absolute() / "logs"
         self.on_end: OnEnd = on_end or _ignore
-        self._folder = folder.absolute()
+        self.folder = folder.absolute()
         self._tenant, self._once, self._log_level = tenant, once, log_level
-        self._agents: Agents | None = None
+        self._agents: Hands | None = None
         self._gauges: Gauges | None = None
         self._freezer: Freezer | None = None
         self._started_at: dict[str, float] = {}
@@ -87,7 +88,7 @@ class Crew:
         return {} if self._agents is None else self._agents.pids
 
     @property
-    def agents(self) -> Agents:
+    def agents(self) -> Hands:
         """Who starts and ends them.
 
         Raises:
@@ -140,13 +141,17 @@ class Crew:
 
     @asynccontextmanager
     async def at_work(
-        self, site: Callable[[str], Site], method: Method = "auto"
+        self,
+        site: Callable[[str], Site],
+        method: Method = "auto",
+        hands: AbstractAsyncContextManager[Hands] | None = None,
     ) -> AsyncIterator[None]:
-        """Open the nursery; at the end all agents are gone, politely at first.
+        """Have everything ready to start agents; at the end all are gone, politely at first.
 
         Args:
             site: Says where a device is, whenever it is started.
-            method: How agents start; auto forks where that is safe, on Linux.
+            method: How a nursery starts agents; auto forks where that is safe, on Linux.
+            hands: Who starts them instead of a nursery.
 
         Raises:
             BackendError: The machine refuses a process.
@@ -154,11 +159,12 @@ class Crew:
         safe: Literal["fork", "spawn"] = "fork" if sys.platform == "linux" else "spawn"
         self.logs.mkdir(parents=True, exist_ok=True)
         self._site = site
-        self._gauges = Gauges(self._folder / GAUGES, self.fleet)
+        self._gauges = Gauges(self.folder / GAUGES, self.fleet)
         try:
-            async with open_agents(
-                self.logs / "nursery.log", safe if method == "auto" else method, self.on_end
-            ) as self._agents:
+            if hands is None:
+                method = safe if method == "auto" else method
+                hands = open_agents(self.logs / "nursery.log", method, self.on_end)
+            async with hands as self._agents:
                 self._freezer = Freezer(self._agents, self._gauges)
                 try:
                     yield
@@ -166,7 +172,7 @@ class Crew:
                     with suppress(BackendError):
                         await self._freezer.thaw_all()
         finally:
-            (self._folder / GAUGES).unlink(missing_ok=True)
+            (self.folder / GAUGES).unlink(missing_ok=True)
 
     async def start(self, costs: WorkCosts | None) -> None:
         """Start all agents at once; return when every process exists.
@@ -218,7 +224,7 @@ class Crew:
                 broker_url=site.broker_url,
                 name=name,
                 tenant=self._tenant,
-                cache_folder=str(self._folder / "cache" / name),
+                cache_folder=str(self.folder / "cache" / name),
                 once=self._once,
                 engine_threads=1 if device is None else device.engine_threads,
                 log_level=self._log_level,

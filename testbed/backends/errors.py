@@ -11,3 +11,9 @@ class BackendError(Exception):
 
 class BackendUnavailable(BackendError):
     """A backend does not work on this machine, or not with this experiment."""
+
+
+def innermost(exc: Exception) -> Exception:
+    """Return the first cause inside exception groups: task groups wrap what went wrong in them."""
+    nested = getattr(exc, "exceptions", ())
+    return innermost(nested[0]) if nested and isinstance(nested[0], Exception) else exc

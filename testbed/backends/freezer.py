@@ -8,14 +8,14 @@ import signal
 import time
 from collections.abc import Iterable
 
-from testbed.backends.agents import Agents
 from testbed.backends.gauges import FROZEN_S, Gauges
+from testbed.backends.hands import Hands
 
 
 class Freezer:
     """Knows which devices stand still."""
 
-    def __init__(self, agents: Agents, gauges: Gauges) -> None:
+    def __init__(self, agents: Hands, gauges: Gauges) -> None:
         self._agents, self._gauges = agents, gauges
         self._frozen_at: dict[str, float] = {}
 

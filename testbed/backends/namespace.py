@@ -1,15 +1,16 @@
-"""The namespace backend: every device in a network and in control groups of its own.
+"""The namespace and the container backend: every device in a network and control groups of its own.
 
     host's namespace        coordinator, broker (at the hub's address), nursery
     hub's namespace         all links, shaped from here
     a device's namespace    its agent; its groups cap processor and memory
 
-For root on Linux. The kernel shapes links and caps the processor; the agent paces itself besides
-(docs/decisions/0009), so that its work takes as long as on the device whatever the neighbours do.
+For root on Linux. In a container an agent has a file system and process numbers of its own too.
+The kernel shapes links and caps the processor; the agent paces itself besides, so that its work
+takes as long as on the device whatever the neighbours do (docs/decisions/0009).
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,9 +19,12 @@ import msgspec
 from testbed.backends.base import Usage
 from testbed.backends.cells import limit, limit_speed, open_cells
 from testbed.backends.cgroups.group import Group, GroupUsage
+from testbed.backends.containers.containers import open_containers
+from testbed.backends.containers.engine import Engine
 from testbed.backends.crew import Crew, LogLevel, Site
 from testbed.backends.device import DeviceSpec
 from testbed.backends.errors import BackendError
+from testbed.backends.hands import Hands
 from testbed.backends.helper import Ended, OnEnd
 from testbed.backends.live import check_speed, tell
 from testbed.backends.network.counters import LinkCounters
@@ -39,7 +43,7 @@ class _Readings:
 
 
 class NamespaceBackend:
-    """Runs a fleet in namespaces and control groups.
+    """Runs a fleet in namespaces and control groups, and in containers if there is an engine.
 
     Args:
         network: With a namespace for each device; open for as long as the backend is.
@@ -50,6 +54,7 @@ class NamespaceBackend:
         once: Agents stop when the run is over.
         log_level: Of the agents.
         on_end: Called on the event loop for every process that ends, asked or not.
+        engine: Runs a container for each device; None starts agents from a nursery.
 
     Raises:
         BackendError: A name cannot be used.
@@ -66,8 +71,9 @@ class NamespaceBackend:
         once: bool = False,
         log_level: LogLevel = "info",
         on_end: OnEnd | None = None,
+        engine: Engine | None = None,
     ) -> None:
-        self._on_end = on_end
+        self._on_end, self._engine = on_end, engine
         self._crew = Crew(
             fleet, folder, tenant=tenant, once=once, log_level=log_level, on_end=self._ended
         )
@@ -112,9 +118,12 @@ class NamespaceBackend:
         """
         crew = self._crew
         names = {name: self._network.namespace(name).name for name in crew.fleet}
+        hands: AbstractAsyncContextManager[Hands] | None = None
+        if self._engine is not None:
+            hands = open_containers(self._engine, names, crew.folder, crew.on_end)
         try:  # in this order: agents say goodbye, then what is left of them is killed
             self._groups = await self._stack.enter_async_context(open_cells(crew.fleet, names))
-            await self._stack.enter_async_context(crew.at_work(self._site))
+            await self._stack.enter_async_context(crew.at_work(self._site, hands=hands))
         except BaseException:
             await self._stack.aclose()
             raise

@@ -13,9 +13,9 @@ import anyio
 import msgspec
 
 import profiles
-from testbed.backends.choice import BEST_FIRST, BackendName, open_stage, problem_with
+from testbed.backends.choice import BACKENDS, BEST_FIRST, BackendName, open_stage, problem_with
 from testbed.backends.device import device_spec
-from testbed.backends.errors import BackendError
+from testbed.backends.errors import BackendError, innermost
 from testbed.broker import BrokerError, BrokerKind, find_broker, start_broker
 from testbed.broker_address import await_broker
 from testbed.commands import DONE, FAILED, UsageError
@@ -109,6 +109,7 @@ async def _try_broker(kind: BrokerKind) -> float:
 
 _KINDS: Mapping[BackendName, str] = {
     "namespace": "links, processor and memory limited by the kernel",
+    "container": "the same in containers of podman, made of this machine's own root",
     "process": "pacing and TCP proxies, no root needed",
 }
 
@@ -117,19 +118,23 @@ def _backends(experiment: Experiment | None) -> Iterator[Line]:
     has_fleet = experiment is not None and bool(experiment.fleet)
     wanted = experiment.emulation.backend if experiment is not None and has_fleet else None
     works = []
-    for name in BEST_FIRST:
+    for name in BACKENDS:
         try:
             seconds = anyio.run(_try_backend, name)
-        except (BackendError, TimeoutError, OSError) as exc:
+        except Exception as exc:  # task groups wrap what went wrong
+            problem = innermost(exc)
+            if not isinstance(problem, (BackendError, TimeoutError, OSError)):
+                raise
             hint = 'or use emulation.backend = "auto"' if wanted == name else ""
-            yield Line("backend", name, False, str(exc), hint, wanted == name)
+            yield Line("backend", name, False, str(problem), hint, wanted == name)
             continue
         works.append(name)
         found = f"an agent came and went in {seconds:.2f} s; {_KINDS[name]}"
         yield Line("backend", name, True, found, "", wanted == name)
     if wanted == "auto":
-        found = f"takes {works[0]}" if works else "none works"
-        yield Line("backend", "auto", bool(works), found, "see the messages", True)
+        best = next((name for name in BEST_FIRST if name in works), None)
+        found = f"takes {best}" if best else "none works"
+        yield Line("backend", "auto", best is not None, found, "see the messages", True)
 
 
 async def _try_backend(name: BackendName) -> float:

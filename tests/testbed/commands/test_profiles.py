@@ -185,7 +185,22 @@ def test_plot_draws_heat_and_names_what_can_be_drawn(capsys: pytest.CaptureFixtu
     lines = said(capsys, "plot", "radxa-rock-5a", "down_bps", "--size", "60x10")
     assert lines[-1].split()[0] == "link.down_bps"
     line = complaint(capsys, "plot", "radxa-rock-5a", "altitude")
-    assert "has no altitude over time; take one of background_load, link.down_bps" in line
+    assert "has no altitude over time; take one of clock_ratio, background_load, " in line
+
+
+def test_plot_draws_stays_of_a_device_that_is_not_always_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "phone.toml"
+    path.write_text(
+        profiles.find("n100").read_text(encoding="utf-8").split("[energy]")[0] + "[availability]\n"
+        'available = { value = 0.25, tag = "literature", source = "made up" }\n'
+        'session_s = { value = 600, tag = "literature", source = "made up" }\n',
+        encoding="utf-8",
+    )
+    lines = said(capsys, "plot", str(path), "available", "--length", "12h")
+    assert lines[-1].split()[0] == "availability.available"
+    assert float(lines[-1].split()[2]) == pytest.approx(0.25, abs=1e-3)
 
 
 def test_plot_draws_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,1 @@
+"""Agents in containers: a file system and process numbers of their own."""

@@ -1,0 +1,256 @@
+"""The agent containers of a run, by device: started, watched, ended; in place of a nursery.
+
+A container starts with the launcher, which waits at a pipe. Meanwhile its process is moved into
+the control groups of the device, from outside, and only then told what to be. The quota is mounted
+into it, for the pace of its compute sections.
+"""
+
+import os
+import signal
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from testbed.backends.agents import STOP_TIMEOUT_S
+from testbed.backends.cell import Cell, admit
+from testbed.backends.containers.engine import LIMITS, Engine
+from testbed.backends.containers.keeper import kept, remove, sweep
+from testbed.backends.errors import BackendError
+from testbed.backends.helper import ANSWER_TIMEOUT_S, Ended, OnEnd
+from testbed.launcher import Launch
+
+AT_ONCE = 4
+"""Containers that start at the same time: podman takes some 0.1 s of processor time for each."""
+
+QUOTA_INSIDE = "/run/fairbed/quota"
+"""Where a container finds the control group that holds its quota."""
+
+POLL_S = 0.01
+"""Between two looks whether a container's launcher is at its pipe."""
+
+
+@dataclass(slots=True)
+class _Inmate:
+    pid: int
+    """Of the container's first process, as this machine counts."""
+    gone: anyio.Event
+    is_ending: bool = False
+    """We have asked for its end."""
+
+
+class Containers:
+    """Starts agents in containers and keeps track of them; made by `open_containers`.
+
+    Args:
+        engine: Runs them.
+        names: What the container of each device is called.
+        folder: Of the run, which they see.
+        tasks: Runs as long as they do.
+        on_end: Called for every agent that ends.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        names: Mapping[str, str],
+        folder: Path,
+        tasks: TaskGroup,
+        on_end: OnEnd,
+    ) -> None:
+        self._engine, self._names, self._folder = engine, names, folder
+        self._tasks, self._on_end = tasks, on_end
+        self._inmates: dict[str, _Inmate] = {}
+        self._lived: set[str] = set()
+        """Devices that have had a container before."""
+        self._limiter = anyio.CapacityLimiter(AT_ONCE)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of the agents that are alive."""
+        return {name: inmate.pid for name, inmate in self._inmates.items()}
+
+    async def start(self, launches: Sequence[Launch]) -> None:
+        """Start agents, some at a time; return when every one is in its groups.
+
+        Raises:
+            BackendError: podman refused one, or it ended at once.
+        """
+        problems: list[BackendError] = []
+
+        async def start(launch: Launch) -> None:
+            try:
+                await self._start(launch)
+            except BackendError as exc:
+                problems.append(exc)
+
+        async with anyio.create_task_group() as tasks:
+            for launch in launches:
+                tasks.start_soon(start, launch, name=f"container[{launch.agent.name}]")
+        if problems:
+            raise problems[0]
+
+    async def end(self, names: Iterable[str], number: int) -> None:
+        """Send a signal to the agents that are alive; return when they are gone.
+
+        Raises:
+            BackendError: One does not go.
+        """
+        asked = {name: self._inmates[name] for name in names if name in self._inmates}
+        for inmate in asked.values():
+            inmate.is_ending = True
+            _send(inmate.pid, number)
+        with anyio.move_on_after(ANSWER_TIMEOUT_S) as scope:
+            for inmate in asked.values():
+                await inmate.gone.wait()
+        if scope.cancelled_caught:
+            left = next(name for name, inmate in asked.items() if not inmate.gone.is_set())
+            raise BackendError(
+                f"{left}: must end within {ANSWER_TIMEOUT_S:.0f} s of signal {number}; "
+                f"{self._advice}"
+            )
+
+    async def signal(self, names: Iterable[str], number: int) -> None:
+        """Send a signal to the agents that are alive, and wait for nothing."""
+        for name in names:
+            if name in self._inmates:
+                _send(self._inmates[name].pid, number)
+
+    async def close(self) -> None:
+        """End all agents, politely at first."""
+        with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(STOP_TIMEOUT_S):
+                await self.end(list(self._inmates), signal.SIGTERM)
+            with suppress(BackendError):  # the keeper has it removed
+                await self.end(list(self._inmates), signal.SIGKILL)
+
+    async def _start(self, launch: Launch) -> None:
+        name, cell = launch.agent.name, launch.cell
+        assert cell is not None
+        async with self._limiter:
+            pipe = self._folder / f"{name}.pipe"
+            pipe.unlink(missing_ok=True)
+            try:
+                os.mkfifo(pipe, 0o600)
+                await self._run(name, cell, pipe)
+                inside = msgspec.structs.replace(
+                    cell, procs=(), network=None, quota_folder=QUOTA_INSIDE
+                )
+                await self._tell(name, pipe, msgspec.structs.replace(launch, cell=inside))
+            except OSError as exc:
+                raise BackendError(f"{name}: cannot be told what to be, {exc}") from exc
+            finally:
+                pipe.unlink(missing_ok=True)
+
+    async def _run(self, name: str, cell: Cell, pipe: Path) -> None:
+        """Start a container, and put its process into the device's groups."""
+        engine, called = self._engine, self._names[name]
+        if name in self._lived:
+            await remove(engine, [called])
+        self._lived.add(name)
+        found = pipe.with_suffix(".pid")
+        await engine(
+            "run",
+            "--detach",
+            f"--name={called}",
+            f"--pidfile={found}",
+            f"--network=ns:{cell.network}",
+            "--no-hosts",
+            "--log-driver=none",
+            "--workdir=/",
+            *LIMITS,
+            *engine.mounts,
+            f"--volume={self._folder}:{self._folder}",
+            f"--volume={cell.quota_folder}:{QUOTA_INSIDE}",
+            *engine.source,
+            engine.python,
+            *("-m", "testbed.launcher", "0", str(pipe)),
+        )
+        try:
+            pid = int(found.read_text(encoding="utf-8"))
+            descriptor = os.pidfd_open(pid)
+            admit(pid, cell)
+        except (OSError, ValueError) as exc:
+            raise BackendError(
+                f"{name}: its container must run, got: {exc}; {self._advice}"
+            ) from exc
+        finally:
+            found.unlink(missing_ok=True)
+        self._inmates[name] = _Inmate(pid, anyio.Event())
+        self._tasks.start_soon(self._watch, name, descriptor, name=f"watch[{name}]")
+
+    async def _tell(self, name: str, pipe: Path, launch: Launch) -> None:
+        """Tell a launcher what to be, as soon as it listens."""
+        with anyio.move_on_after(ANSWER_TIMEOUT_S):
+            while name in self._inmates:
+                with suppress(OSError):  # nobody listens yet
+                    descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+                    try:
+                        os.write(descriptor, msgspec.json.encode(launch) + b"\n")
+                    finally:
+                        os.close(descriptor)
+                    return
+                await anyio.sleep(POLL_S)
+        raise BackendError(f"{name}: its container must start our launcher; {self._advice}")
+
+    async def _watch(self, name: str, descriptor: int) -> None:
+        inmate = self._inmates[name]
+        try:
+            await anyio.wait_readable(descriptor)
+        finally:
+            os.close(descriptor)
+        del self._inmates[name]
+        status = await self._status(name)
+        inmate.gone.set()
+        self._on_end(Ended(name=name, status=status, was_asked=inmate.is_ending, is_device=True))
+
+    async def _status(self, name: str) -> int:
+        """Return how an agent ended, as the nursery would say it."""
+        with anyio.CancelScope(shield=True):
+            try:
+                status = int(await self._engine("wait", self._names[name]))
+            except BackendError:  # the container is gone already
+                return -signal.SIGKILL
+        return 128 - status if status > 128 else status
+
+    _advice = "see logs/podman.log in the run's folder"
+
+
+@asynccontextmanager
+async def open_containers(
+    engine: Engine, names: Mapping[str, str], folder: Path, on_end: OnEnd
+) -> AsyncIterator[Containers]:
+    """Run agents in containers; at the end all of them are gone.
+
+    Containers that dead runs have left behind go first.
+
+    Args:
+        engine: Runs them.
+        names: What the container of each device is called.
+        folder: Of the run, which they see.
+        on_end: Called for every agent that ends.
+
+    Raises:
+        BackendError: podman fails.
+    """
+    await sweep(engine)
+    log = folder / "logs" / "podman.log"
+    async with (
+        kept(engine, list(names.values()), log),
+        anyio.create_task_group() as tasks,
+    ):
+        containers = Containers(engine, names, folder, tasks, on_end)
+        try:
+            yield containers
+        finally:
+            await containers.close()
+            tasks.cancel_scope.cancel()
+
+
+def _send(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,192 @@
+"""The container backend: real containers, in the same networks and groups, nothing left behind."""
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from testbed.backends.base import Backend
+from testbed.backends.choice import Stage, open_stage
+from testbed.backends.containers.engine import find_engine
+from testbed.backends.errors import BackendUnavailable, innermost
+from testbed.backends.helper import Ended
+from tests.testbed.backends.test_namespace import (
+    NOWHERE,
+    REPOSITORY,
+    conditions,
+    is_inside,
+    pis,
+    share_of,
+    until,
+    what_is_left,
+)
+
+LIMIT_S = 90.0
+
+PARENT = """
+import sys
+from pathlib import Path
+import anyio
+from testbed.backends.choice import open_stage
+from testbed.backends.device import DeviceSpec
+
+async def main():
+    fleet = [DeviceSpec("one"), DeviceSpec("two")]
+    async with open_stage("container", fleet, Path(sys.argv[1]), sys.argv[2]) as stage:
+        async with stage.backend("mqtt://127.0.0.1:1") as backend:
+            await backend.start()
+            print(*backend.pids.values(), flush=True)
+            await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def needs_containers(tmp_path: Path) -> None:
+    async def attempt() -> None:
+        async with open_stage("container", pis(1), tmp_path, "trial"):
+            pass
+
+    try:
+        anyio.run(attempt)
+    except BackendUnavailable as exc:
+        pytest.skip(str(exc))
+
+
+@pytest.fixture
+def run_id() -> str:
+    return f"test-{secrets.token_hex(4)}"
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with anyio.fail_after(LIMIT_S):
+            await test()
+
+    anyio.run(bounded)
+
+
+@asynccontextmanager
+async def at_work(
+    folder: Path, run_id: str, count: int, ended: list[Ended] | None = None
+) -> AsyncIterator[tuple[Stage, Backend]]:
+    async with (
+        open_stage("container", pis(count), folder, run_id) as stage,
+        stage.backend(NOWHERE, on_end=None if ended is None else ended.append) as backend,
+    ):
+        await backend.start()
+        yield stage, backend
+
+
+def containers(run_id: str) -> list[str]:
+    listed = subprocess.run(
+        ["podman", "ps", "--all", "--format={{.Names}}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=LIMIT_S,
+    )
+    return [name for name in listed.stdout.split() if run_id in name]
+
+
+@pytest.mark.usefixtures("needs_containers")
+def test_every_device_is_a_container_in_its_own_network_and_groups_and_all_of_it_goes(
+    tmp_path: Path, run_id: str
+) -> None:
+    ended: list[Ended] = []
+
+    async def test() -> None:
+        async with at_work(tmp_path, run_id, 2, ended) as (stage, backend):
+            assert stage.network is not None
+            assert len(containers(run_id)) == 2
+            for name, pid in backend.pids.items():
+                space = stage.network.namespace(name)
+                assert space.stat().st_ino == os.stat(f"/proc/{pid}/ns/net").st_ino
+                assert os.stat(f"/proc/{pid}/ns/pid").st_ino != os.stat("/proc/self/ns/pid").st_ino
+                assert is_inside(pid, space.name)
+            log = backend.log_file("pi-1")
+            await until(lambda: log.exists() and "emulates" in log.read_text())
+            await backend.apply({"pi-1": conditions(0.3)})
+            assert share_of(run_id, "pi-1") == pytest.approx(0.3, rel=1e-3)
+            assert (await backend.sample())["pi-1"].cpu_s > 0.0
+
+    run(test)
+    assert what_is_left(run_id) == []
+    assert containers(run_id) == []
+    assert {(end.name, end.was_asked) for end in ended} == {("pi-1", True), ("pi-2", True)}
+
+
+@pytest.mark.usefixtures("needs_containers")
+def test_a_container_can_stand_still_and_be_killed_and_come_back(
+    tmp_path: Path, run_id: str
+) -> None:
+    ended: list[Ended] = []
+
+    async def test() -> None:
+        async with at_work(tmp_path, run_id, 1, ended) as (_, backend):
+            process = psutil.Process(backend.pids["pi-1"])
+            await backend.apply({"pi-1": conditions(outage="frozen")})
+            await until(lambda: process.status() == psutil.STATUS_STOPPED)
+            await backend.kill("pi-1")
+            assert backend.pids == {}
+            assert [(end.status, end.was_asked) for end in ended] == [(-signal.SIGKILL, True)]
+            await backend.restart("pi-1")
+            again = backend.pids["pi-1"]
+            assert again != process.pid
+            os.kill(again, signal.SIGKILL)
+            await until(lambda: len(ended) == 2)
+            assert (ended[1].status, ended[1].was_asked) == (-signal.SIGKILL, False)
+
+    run(test)
+    assert containers(run_id) == []
+
+
+@pytest.mark.usefixtures("needs_containers")
+def test_containers_of_a_killed_run_go_with_it(tmp_path: Path, run_id: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path), run_id],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as parent:
+        assert parent.stdout is not None
+        agents = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        assert len(agents) == 2
+        assert len(containers(run_id)) == 2
+        parent.kill()
+    assert psutil.wait_procs(agents, timeout=LIMIT_S)[1] == []
+
+    async def another() -> None:
+        await until(lambda: not containers(run_id))  # the keeper is at it
+        async with at_work(tmp_path / "next", f"next-{secrets.token_hex(4)}", 1):
+            pass
+
+    run(another)
+    assert what_is_left(run_id) == []
+
+
+def test_without_podman_the_reason_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(BackendUnavailable, match=r"^podman must be on the PATH; sudo apt-get"):
+        anyio.run(find_engine)
+
+
+@pytest.mark.skipif(shutil.which("podman") is None, reason="podman is not installed")
+def test_an_image_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(Exception, match=r"no-such-image") as caught:
+        anyio.run(find_engine, "localhost/no-such-image")
+    problem = innermost(caught.value)
+    assert isinstance(problem, BackendUnavailable)
+    assert "\n" not in str(problem)
