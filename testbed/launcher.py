@@ -95,13 +95,18 @@ class _PacedMeter:
         """Processor time that steps took beyond their cost so far."""
 
     def step(self, n_examples: int) -> None:
-        if self._cost is not None:
-            cost_s = self._cost.seconds(n_examples)
-            self._uncharged_s = self._cpu() - self._section.cpu - cost_s
-        self.read(0)
+        if self._cost is None:
+            self.read(0)
+            return
+        charged_s = self._section.cpu + self._cost.seconds(n_examples)
+        self._uncharged_s = self._cpu() - charged_s
+        self._account(charged_s, 0)
 
     def read(self, n_bytes: int) -> None:
-        self._pause(self._section.advance(self._wall(), self._charged(), n_bytes))
+        self._account(self._charged(), n_bytes)
+
+    def _account(self, charged_s: float, n_bytes: int) -> None:
+        self._pause(self._section.advance(self._wall(), charged_s, n_bytes))
         self._section.turn(self._wall(), self._speed())
         if self._headroom is not None:
             self._headroom.follow()
