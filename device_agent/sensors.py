@@ -212,6 +212,10 @@ class RealSensors:
         """Name in the device tree (Raspberry Pi, Jetson), or an empty string."""
         return (read_text(self.root / "proc/device-tree/model") or "")[:120]
 
+    def clock_now(self) -> float | None:
+        """Clock of this moment / nominal clock, whatever the load."""
+        return self._frequency_ratio("scaling_cur_freq")
+
     def _frequency_ratio(self, name: str) -> float | None:
         ratios = []
         for cpu in self._cpus:

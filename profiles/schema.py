@@ -159,6 +159,9 @@ class Profile(Strict, frozen=True, kw_only=True):
     """The link of this device unless an experiment names another."""
     clock: Varying[ClockRatio, ClockRatio] | None = field(name="clock_ratio", default=None)
     """Clock relative to the one that `core_speed` holds for, whatever the load; absent is 1."""
+    cold_start: Quantity[Moment] | None = field(name="cold_start_s", default=None)
+    """Loading session and data in a cold round of the task that its source names, seconds; absent
+    follows from the storage and the processor. An emulated device always takes what follows."""
     thermal: Thermal | None = None
     """Absent: the clock holds under any load."""
     availability: Availability | None = None

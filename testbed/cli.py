@@ -120,6 +120,8 @@ def _parser() -> argparse.ArgumentParser:
 
     _profiles(command("profiles", "devices, links, populations: list, show, check, plot, import"))
 
+    _record(command("record", "write the profile of a device from what it measured"))
+
     data = command("data", "data sets: list, verify")
     data.add_argument("action", choices=("list", "verify"))
     data.add_argument("what", nargs="*", help="names (verify)")
@@ -175,6 +177,32 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
     importing.add_argument("--source", help="where the trace comes from")
     importing.add_argument("--licence", help="what its owners allow")
     importing.add_argument("--force", action="store_true", help="replace files that are there")
+
+
+def _record(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name", nargs="?", help="of the profile; with --run, of the device in that run"
+    )
+    parser.add_argument(
+        "--for", dest="watch", default="60s", metavar="TIME", help="how long to watch (default 60s)"
+    )
+    parser.add_argument(
+        "--load", default="60s", metavar="TIME", help="full load, for the heat (default 60s)"
+    )
+    parser.add_argument(
+        "--probe", metavar="PEER", help="measure the link to mqtt://... or HOST:PORT (--serve)"
+    )
+    parser.add_argument(
+        "--serve", metavar="[HOST:]PORT", help="only answer the probes of others, until Ctrl-C"
+    )
+    parser.add_argument("--interface", help="whose traffic counts (default: the default route's)")
+    parser.add_argument("--run", help="record from this run: its id, its beginning, or latest")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+    parser.add_argument("--like", metavar="PROFILE", help="gives what could not be measured")
+    parser.add_argument("--as", dest="as_name", metavar="NAME", help="name of the profile")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder (default: this one)")
+    parser.add_argument("--force", action="store_true", help="replace a profile of this name")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def _experiment(parser: argparse.ArgumentParser) -> None:

@@ -40,6 +40,7 @@ _MODULES = {
     "enroll": "runs",
     "profiles": "profiles",
     "data": "data",
+    "record": "record",
     "doctor": "doctor",
     "bench": "bench",
 }

@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from testbed.emulation.cpu import RecentShare
 from testbed.emulation.device import EmulatedDevice
 
+NOTICED_SHARE = 0.95
+"""A device that had less than this share of its speed senses it. What is missing at other times is
+this machine's jitter, which never fades quite: the device would sense it for ever."""
+
 
 @dataclass(frozen=True, slots=True)
 class Weather:
@@ -36,7 +40,7 @@ class EmulatedSensors:
         """Cores without background load; less when other work or this machine took some."""
         free = self.device.cores - self.device.background_load
         share = self.share.value * self._left_by_others()
-        if share < 1.0:
+        if share < NOTICED_SHARE:
             free = min(free, float(self.device.engine_threads)) * share
         return free
 

@@ -1,0 +1,120 @@
+"""How fast a link was, from transfers that it carried.
+
+    rate = 8 bytes / (elapsed - round trip)
+
+A transfer that takes hardly longer than a round trip tells of latency, not of rate, and is passed
+over. A steady link has the median of its transfers. One that moves has a course: each transfer's
+rate holds until halfway to the next, so that the volume of every transfer stays what it was.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from profiles.series import Series
+from testbed.recording.findings import MOVING_RATIO, Finding, NotMeasured, merged
+
+MIN_BYTES = 16 * 1024
+"""Smaller transfers tell of latency."""
+
+MIN_LINE_RATIO = 0.2
+"""At least this share of a transfer's time is the line's; else it tells of latency."""
+
+MIN_TRANSFERS = 3
+"""Fewer are chance."""
+
+MIN_MOVING = 8
+"""With fewer transfers nobody can tell a link that moves from noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Bytes that went over a link without anything repeated."""
+
+    start_s: float
+    """When the line began to carry them, seconds from the beginning of the recording."""
+    end_s: float
+    n_bytes: int
+    """Payload of TCP."""
+
+    @property
+    def duration_s(self) -> float:
+        """How long the line carried them."""
+        return self.end_s - self.start_s
+
+    @property
+    def rate_bps(self) -> float:
+        """Bit/s."""
+        return 8.0 * self.n_bytes / self.duration_s
+
+
+def transfer(end_s: float, elapsed_s: float, round_trip_s: float, n_bytes: int) -> Transfer | None:
+    """Return a transfer that was asked for and came, less the round trip that the asking took.
+
+    None if it says nothing of the rate.
+    """
+    line_s = elapsed_s - round_trip_s
+    if n_bytes < MIN_BYTES or not line_s >= MIN_LINE_RATIO * elapsed_s > 0.0:
+        return None
+    return Transfer(end_s - line_s, end_s, n_bytes)
+
+
+def link_rate(transfers: Iterable[Transfer | None], length_s: float, what: str) -> Finding:
+    """Return the rate of one direction.
+
+    Args:
+        transfers: In order of time; None were passed over.
+        length_s: Of the recording, seconds.
+        what: Names them, as in `12 uploads`.
+
+    Raises:
+        NotMeasured: There are too few.
+    """
+    seen = list(transfers)
+    useful = [item for item in seen if item is not None]
+    if len(useful) < MIN_TRANSFERS:
+        raise NotMeasured(
+            f"needs {MIN_TRANSFERS} {what} of {MIN_BYTES // 1024} kB or more that take longer "
+            f"than a round trip, got {len(useful)} of {len(seen)}; move larger models, or more"
+        )
+    rates = np.array([item.rate_bps for item in useful])
+    low, middle, high = np.quantile(rates, (0.1, 0.5, 0.9)).tolist()
+    size = np.median([item.n_bytes for item in useful]) / 1e3
+    told = f"{len(useful)} {what} of {size:.0f} kB"
+    if len(useful) < MIN_MOVING or high - low <= MOVING_RATIO * middle:
+        return Finding(middle, f"median of {told}, the middle 80 % from {low:.3g} to {high:.3g}")
+    course = course_of(useful, length_s)
+    covered = sum(item.duration_s for item in useful) / course.period_s
+    return Finding(
+        course.mean,
+        f"mean over time of {told}, which cover {100 * covered:.0f} % of the recording; between "
+        "them the nearest one holds",
+        course,
+    )
+
+
+def course_of(transfers: Sequence[Transfer], length_s: float) -> Series:
+    """Return the rate over time: each transfer's holds until halfway to the next one."""
+    starts = [0.0]
+    for one, after in pairwise(transfers):
+        halfway = (one.end_s + after.start_s) / 2.0
+        starts.append(max(halfway, starts[-1] + 1e-6))
+    period_s = max(length_s, transfers[-1].end_s, starts[-1] + 1e-6)
+    return merged(starts, [item.rate_bps for item in transfers], period_s)
+
+
+def one_way_delay(round_trips_s: Sequence[float], what: str) -> Finding:
+    """Return the delay of the idle link, one way: half of what the quickest round trips took.
+
+    Raises:
+        NotMeasured: There are too few.
+    """
+    if len(round_trips_s) < MIN_TRANSFERS:
+        raise NotMeasured(f"needs {MIN_TRANSFERS} {what}, got {len(round_trips_s)}; record longer")
+    quick = float(np.quantile(round_trips_s, 0.1))
+    return Finding(
+        quick / 2.0,
+        f"half of the round trip that a tenth of {len(round_trips_s)} {what} stayed below",
+    )

@@ -1,0 +1,84 @@
+"""Read a run for the sake of one of its devices."""
+
+import os
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from coordinator.store import RunReader
+from profiles.load import near_names
+from testbed.backends.errors import BackendError
+from testbed.calibration import Probe, work_costs
+from testbed.experiment import Experiment, load_experiment
+from testbed.host_speed import host_speed
+from testbed.recording.from_run import Course, DeviceOfRun
+from testbed.run_folder import WORK
+from wire.artifact import encode_artifact
+from wire.messages import Capabilities
+
+CONFIG = "experiment.toml"
+
+
+class NoSuchDevice(Exception):
+    """The run has no device of this name; the message says which are near."""
+
+
+def read_device(folder: Path, name: str) -> DeviceOfRun:
+    """Return what a run's store holds of a device.
+
+    Raises:
+        NoSuchDevice: It never joined.
+        StoreError: The store cannot be read.
+    """
+    with RunReader(folder) as reader:
+        rows = {row.name: row for row in reader.devices()}
+        row = rows.get(name)
+        if row is None:
+            near = near_names(name, sorted(rows))
+            hint = f"near are {', '.join(near)}; " if near else ""
+            known = ", ".join(sorted(rows)[:20]) or "none that ever joined"
+            raise NoSuchDevice(f"{name}: no such device in {folder}; {hint}there are {known}")
+        info = reader.run()
+        return DeviceOfRun(
+            row=row,
+            capabilities=msgspec.json.decode(row.capabilities, type=Capabilities),
+            exchanges=reader.exchanges_of(name, limit=-1),
+            telemetry=reader.telemetry_of(name),
+            length_s=info.elapsed_s,
+            run_created=info.row.created,
+        )
+
+
+def read_training(folder: Path) -> Course:
+    """Return what local training was in a run, and what its steps cost.
+
+    The costs are those that a run with emulated devices keeps. One of physical devices only has
+    none: its steps are then run here, for a second, and kept; and so is the speed of this machine.
+
+    Raises:
+        BackendError: The costs cannot be measured.
+        ExperimentError: The experiment cannot be read.
+    """
+    experiment = load_experiment(folder / CONFIG)
+    speed = experiment.emulation.host_core_speed
+    if speed == "auto" or not (folder / WORK).exists():
+        speed = host_speed(os.environ).core_speed
+    training = experiment.training.hyperparameters(1)
+    try:
+        probe = Probe(artifact=_artifact(experiment), hyperparameters=training)
+        costs = anyio.run(work_costs, folder, probe)
+    except OSError as exc:
+        raise BackendError(f"{folder}: must be writable to keep what steps cost: {exc}") from exc
+    return Course(
+        epochs=training.epochs, batch_size=training.batch_size, costs=costs, core_speed=speed
+    )
+
+
+def _artifact(experiment: Experiment) -> bytes:
+    from coordinator.task.catalogue import load_task
+    from testbed.datasets.loading import load
+
+    dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
+    task = load_task(experiment.model.name, dataset.x_shape, dataset.classes)
+    return encode_artifact(task)

@@ -1,0 +1,160 @@
+"""A peer for probes of a link over plain TCP: `fairbed record --serve`, and who asks it.
+
+    request    U or D, then how many bytes, 8 bytes big-endian
+    U          so many bytes follow; the answer is one byte when all have come
+    D          the answer is so many bytes
+
+The server says nothing else and keeps nothing. It serves anybody who reaches it: let it listen
+for as long as a recording takes.
+"""
+
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+from anyio.abc import SocketStream, TaskStatus
+
+MAX_BYTES = 32 << 20
+"""Of one transfer: 0.27 s at a gigabit, and no burden for a server."""
+
+MAX_CLIENTS = 16
+IDLE_S = 60.0
+"""Who says nothing for so long is hung up on."""
+
+CONNECT_S = 10.0
+BLOCK = bytes(1 << 16)
+_HEADER = struct.Struct(">cQ")
+_DONE = b"."
+
+
+def split_address(where: str, host: str = "") -> tuple[str, int]:
+    """Return host and port of `HOST:PORT`, or of `PORT` where there is a default host.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    name, colon, port = where.rpartition(":")
+    name = name.strip("[]") if colon else host
+    if not name or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise ValueError(f"address must be mqtt://... or HOST:PORT, got {where!r}")
+    return name, int(port)
+
+
+class TcpPeer:
+    """The asking end; made by `tcp_peer`."""
+
+    max_bytes = MAX_BYTES
+
+    def __init__(self, stream: SocketStream, name: str) -> None:
+        self.name = name
+        self._stream = stream
+
+    async def round_trip(self) -> float:
+        """Have one byte sent up and one back."""
+        return await self.up(1)
+
+    async def down(self, n_bytes: int) -> float:
+        """Ask for bytes."""
+        began = time.perf_counter()
+        await self._stream.send(_HEADER.pack(b"D", n_bytes))
+        await _drain(self._stream, n_bytes)
+        return time.perf_counter() - began
+
+    async def up(self, n_bytes: int) -> float:
+        """Send bytes until the peer has them."""
+        began = time.perf_counter()
+        await _pour(self._stream, n_bytes, _HEADER.pack(b"U", n_bytes))
+        await _drain(self._stream, 1)
+        return time.perf_counter() - began
+
+
+@asynccontextmanager
+async def tcp_peer(host: str, port: int) -> AsyncIterator[TcpPeer]:
+    """Connect to who serves probes.
+
+    Raises:
+        OSError: Nobody does.
+    """
+    try:
+        with anyio.fail_after(CONNECT_S):
+            stream = await anyio.connect_tcp(host, port)
+    except TimeoutError as exc:
+        raise OSError(f"no answer in {CONNECT_S:g} s") from exc
+    async with stream:
+        _send_at_once(stream)
+        yield TcpPeer(stream, f"{host}:{port}")
+
+
+async def serve(
+    host: str, port: int, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED
+) -> None:
+    """Answer probes for ever; `task_status` is told the port.
+
+    Raises:
+        OSError: The address cannot be had.
+    """
+    places = anyio.CapacityLimiter(MAX_CLIENTS)
+
+    async def answer(stream: SocketStream) -> None:
+        async with stream:
+            try:
+                places.acquire_nowait()
+            except anyio.WouldBlock:
+                return
+            try:
+                await _answer(stream)
+            except (OSError, TimeoutError, anyio.BrokenResourceError, anyio.EndOfStream):
+                pass  # who went away needs no answer
+            finally:
+                places.release()
+
+    listener = await anyio.create_tcp_listener(local_host=host, local_port=port)
+    async with listener:
+        task_status.started(listener.extra(anyio.abc.SocketAttribute.local_port))
+        await listener.serve(answer)
+
+
+async def _answer(stream: SocketStream) -> None:
+    _send_at_once(stream)
+    while True:
+        with anyio.fail_after(IDLE_S):
+            header = await _exactly(stream, _HEADER.size)
+        what, n_bytes = _HEADER.unpack(header)
+        if what not in (b"U", b"D") or not 0 < n_bytes <= MAX_BYTES:
+            return
+        if what == b"U":
+            await _drain(stream, n_bytes)
+            await stream.send(_DONE)
+        else:
+            await _pour(stream, n_bytes)
+
+
+def _send_at_once(stream: SocketStream) -> None:
+    raw = stream.extra(anyio.abc.SocketAttribute.raw_socket)
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+async def _exactly(stream: SocketStream, n_bytes: int) -> bytes:
+    read = b""
+    while len(read) < n_bytes:
+        read += await stream.receive(n_bytes - len(read))
+    return read
+
+
+async def _drain(stream: SocketStream, n_bytes: int) -> None:
+    while n_bytes > 0:
+        with anyio.fail_after(IDLE_S):
+            n_bytes -= len(await stream.receive(min(n_bytes, len(BLOCK))))
+
+
+async def _pour(stream: SocketStream, n_bytes: int, first: bytes = b"") -> None:
+    block = first + BLOCK[: min(n_bytes, len(BLOCK))]
+    n_bytes += len(first)
+    while n_bytes > 0:
+        with anyio.fail_after(IDLE_S):
+            await stream.send(block[:n_bytes])
+        n_bytes -= len(block)
+        block = BLOCK

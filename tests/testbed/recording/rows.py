@@ -1,0 +1,143 @@
+"""Rows of a run's store, made by hand: one device with known numbers."""
+
+from dataclasses import dataclass, field, replace
+
+from coordinator.store.records import DeviceRow, ExchangeRow, TelemetryRow
+from testbed.emulation.work import StepCost, WorkCosts
+from testbed.recording.from_run import Course, DeviceOfRun
+from wire.messages import Capabilities
+
+COSTS = WorkCosts(
+    train=StepCost(fixed_s=1e-3, per_example_s=1e-4),
+    evaluate=StepCost(fixed_s=0.0, per_example_s=1e-5),
+)
+COURSE = Course(epochs=2, batch_size=20, costs=COSTS, core_speed=2.0)
+N_K = 110
+STEPS = 12
+REFERENCE_S = 2.0 * 2.0 * (5 * 3e-3 + 2e-3)
+"""Two epochs of five batches of 20 and one of 10, on a core that is worth two."""
+
+MODEL_BYTES = 1_000_000
+CAPABILITIES = Capabilities(
+    cores=4,
+    memory_bytes=4 << 30,
+    machine="aarch64",
+    python="3.11.2",
+    engine="onnxruntime 1.31.1",
+    engine_threads=1,
+    agent="0.1.0",
+    model="Raspberry Pi 4 Model B Rev 1.4",
+)
+
+
+@dataclass
+class World:
+    """A device as it is; the rows are what a coordinator would have seen of it."""
+
+    core_speed: float = 0.4
+    down_bps: list[float] = field(default_factory=lambda: [16e6])
+    up_bps: list[float] = field(default_factory=lambda: [8e6])
+    delay_s: float = 0.02
+    cold_s: float = 1.5
+    free_cores: float | None = 3.9
+    clock_ratio: float | None = 1.0
+    throttled: str | None = None
+    rounds: int = 20
+    every_s: float = 10.0
+
+    def exchange(self, index: int) -> ExchangeRow:
+        """Return the exchange of one round, the first and every fifth of them cold."""
+        down_bps = self.down_bps[index % len(self.down_bps)]
+        up_bps = self.up_bps[index % len(self.up_bps)]
+        signal_s = 2.0 * self.delay_s
+        download_s = signal_s + 8.0 * MODEL_BYTES / down_bps
+        upload_s = signal_s + 8.0 * MODEL_BYTES / up_bps
+        train_s = REFERENCE_S / (self.core_speed * (self.clock_ratio or 1.0))
+        was_cold = index % 5 == 0
+        load_s = 0.01 + (self.cold_s if was_cold else 0.0)
+        tau_s = signal_s + download_s + load_s + train_s + upload_s
+        return ExchangeRow(
+            round=index + 1,
+            attempt=0,
+            device="pi-1",
+            outcome="done",
+            why="",
+            is_valid=True,
+            dispatched_at_s=5.0 + index * self.every_s,
+            tau_wall_s=tau_s,
+            queued_s=0.0,
+            tau_s=tau_s,
+            signal_s=signal_s,
+            unaccounted_s=0.0,
+            download_s=download_s,
+            load_s=load_s,
+            evaluate_s=0.0,
+            train_s=train_s,
+            train_cpu_s=train_s,
+            encode_s=0.0,
+            upload_s=upload_s,
+            decode_s=0.0,
+            coordinator_decode_s=None,
+            starved_s=None,
+            is_starved=False,
+            codec_down="float32",
+            codec_up="float32",
+            bytes_down=MODEL_BYTES,
+            bytes_up=MODEL_BYTES,
+            rerequests_down=0,
+            resent_up=0,
+            duplicates_up=0,
+            concurrent=0,
+            n_k=N_K,
+            steps=STEPS,
+            was_cold=was_cold,
+            loss_before=None,
+            loss_train=1.0,
+            mu_cores=self.clock_ratio or 1.0,
+            downlink_bps=None,
+            uplink_bps=None,
+            link_age_s=None,
+            context_age_s=0.1,
+            s_not_previous=0,
+            s_seed_literal=0,
+            tau_hat_s=None,
+            width_s=None,
+        )
+
+    def context(self, at_s: float) -> TelemetryRow:
+        """Return the context of one second."""
+        return TelemetryRow(
+            at_s=at_s,
+            device="pi-1",
+            phase="idle",
+            is_available=True,
+            mu_cores=self.clock_ratio or 1.0,
+            downlink_bps=None,
+            uplink_bps=None,
+            cpu_ratio=0.1,
+            rss_bytes=None,
+            temperature_celsius=50.0,
+            free_cores=self.free_cores,
+            clock_ratio=self.clock_ratio,
+            throttled=self.throttled,
+        )
+
+    def device(self) -> DeviceOfRun:
+        """Return all of it."""
+        length_s = 5.0 + self.rounds * self.every_s
+        row = DeviceRow(
+            name="pi-1", row=0, first_seen_s=0.0, n_k=N_K, capabilities="", has_own_data=False
+        )
+        return DeviceOfRun(
+            row=row,
+            capabilities=CAPABILITIES,
+            exchanges=[self.exchange(index) for index in range(self.rounds)],
+            telemetry=[self.context(float(t)) for t in range(int(length_s) + 1)],
+            length_s=length_s,
+            run_created="2026-01-01T00:00:00",
+        )
+
+
+def with_exchanges(device: DeviceOfRun, *exchanges: ExchangeRow) -> DeviceOfRun:
+    """Return a device with these exchanges in front of its own."""
+    return replace(device, exchanges=[*exchanges, *device.exchanges])
