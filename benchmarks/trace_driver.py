@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import anyio
 import msgspec
@@ -39,7 +39,7 @@ PERIOD_S = 60.0
 NOWHERE = "mqtt://127.0.0.1:1"
 """No agent runs, so nobody dials."""
 
-Choice = Literal["none", "process", "namespace"]
+Choice = Literal["none", "process", "namespace", "container"]
 
 
 class _Nowhere:
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="fairbed bench trace-driver", description=__doc__)
     parser.add_argument("--devices", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--backend", choices=["none", "process", "namespace"], default="none")
+    parser.add_argument("--backend", choices=get_args(Choice), default="none")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     result = anyio.run(measure, options.backend, options.devices, options.seconds)
