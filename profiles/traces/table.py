@@ -20,7 +20,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from profiles.errors import TraceError
-from profiles.traces.trace import COLUMNS, ONE_WAY, RATIOS, Floats, Trace
+from profiles.traces.trace import COLUMNS, MOST_BPS, ONE_WAY, RANGES, Floats, Trace
 
 TIME = "t_s"
 
@@ -31,8 +31,6 @@ KNOWN = (*COLUMNS, ONE_WAY, *MEGA)
 
 SINGLE_ROW_S = 1.0
 """How long the only row of a trace holds, if nothing says so."""
-
-MAX_VALUE = 1e12
 
 BOM = b"\xef\xbb\xbf"
 """What some programs write before UTF-8."""
@@ -195,10 +193,10 @@ def _check(where: str, n_before: int, names: list[str], times: Floats, columns: 
         for row in np.flatnonzero(np.diff(times) <= 0.0)[:1]
     ]
     for name, values in zip(names[1:], columns, strict=True):
-        highest = RATIOS.get(name, MAX_VALUE)
-        is_wrong = ~((values >= 0.0) & (values <= highest))  # true for NaN too
+        lowest, highest = RANGES.get(name, (0.0, MOST_BPS))
+        is_wrong = ~((values >= lowest) & (values <= highest))  # true for NaN too
         faults += [
-            (int(row), f"{name} must be from 0 to {highest:g}, got {values[row]:.15g}")
+            (int(row), f"{name} must be from {lowest:g} to {highest:g}, got {values[row]:.15g}")
             for row in np.flatnonzero(is_wrong)[:1]
         ]
     if faults:

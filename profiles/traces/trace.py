@@ -29,8 +29,17 @@ ONE_WAY = "bps"
 MAX_BINS = 10_000_000
 """Rows after binning: what still fits in memory a few times."""
 
-RATIOS = {"loss_ratio": 1.0, "clock_ratio": 4.0, "available": 1.0}
-"""Columns with a largest value."""
+MOST_BPS, MOST_DELAY_S, MOST_CORES = 1e12, 60.0, 4096.0
+
+RANGES = {
+    "delay_s": (0.0, MOST_DELAY_S),
+    "jitter_s": (0.0, MOST_DELAY_S),
+    "loss_ratio": (0.0, 1.0),
+    "clock_ratio": (1e-3, 4.0),
+    "background_load": (0.0, MOST_CORES),
+    "available": (0.0, 1.0),
+}
+"""Smallest and largest value of columns; rates are from 0 to `MOST_BPS`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def traces(draw: st.DrawFn) -> Trace:
     steps = draw(st.lists(st.integers(1, 999), min_size=rows, max_size=rows))
     edges = np.concatenate([[0], np.cumsum(steps)]) / 8.0
     names = draw(st.lists(st.sampled_from([*COLUMNS, ONE_WAY]), min_size=1, unique=True))
-    values = st.lists(st.integers(0, 1000), min_size=rows, max_size=rows)
+    values = st.lists(st.integers(1, 1000), min_size=rows, max_size=rows)
     columns = {name: np.array(draw(values)) / 1000.0 for name in names}
     return Trace(edges[:-1], columns, float(edges[-1]))
 
@@ -98,6 +98,8 @@ BAD = {
     b"t_s,up_bps\n0,1\n1,-2\n": "row 3: up_bps must be from 0 to 1e+12, got -2; correct",
     b"t_s,up_bps\n0,1\n1,nan\n": "row 3: up_bps must be from 0 to 1e+12, got nan; correct",
     b"t_s,up_bps\n0,1\n1,inf\n": "row 3: up_bps must be from 0 to 1e+12, got inf; correct",
+    b"t_s,clock_ratio\n0,1\n1,0\n": "row 3: clock_ratio must be from 0.001 to 4, got 0; correct",
+    b"t_s,delay_s\n0,61\n": "row 2: delay_s must be from 0 to 60, got 61; correct or delete",
     b"t_s,available\n0,1.5\n": "row 2: available must be from 0 to 1, got 1.5",
     b"# a\n# b\nt_s,up_bps\n0,1\n2,1\n1,1\n": "row 6: t_s must increase, got 1 after 2; correct",
     b"t_s,up_bps\n0,1\n0,1\n": "row 3: t_s must increase, got 0 after 0; correct",
