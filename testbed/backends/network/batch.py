@@ -43,6 +43,8 @@ class BatchPipe:
         self._stderr = BufferedByteReceiveStream(process.stderr)
         self._n_fences = 0
         self._n_lines = 0
+        self._said: list[str] = []
+        """What has been said on stderr since the last failure was told."""
         self._lock = anyio.Lock()
 
     async def run(self, lines: Sequence[str]) -> None:
@@ -69,8 +71,9 @@ class BatchPipe:
                 anyio.IncompleteRead,
                 anyio.DelimiterNotFound,
             ) as exc:
+                why = self._said[-1] if self._said else repr(exc)
                 raise BackendError(
-                    f"network: {self._program} must stay alive and answer, got {exc!r}; "
+                    f"network: {self._program} must stay alive and answer, got {why}; "
                     "was it killed?"
                 ) from exc
         if told:
@@ -84,18 +87,18 @@ class BatchPipe:
         self._n_lines += len(lines) + 1
         await self._stdin.send("\n".join([*lines, fence, ""]).encode())
         told: list[str] = []
-        reasons: list[str] = []
         while True:
             line = await self._stderr.receive_until(b"\n", MAX_COMPLAINT_BYTES)
             text = line.decode(errors="replace").strip()
             if not text.startswith("Command failed -:"):
-                reasons.append(text)
+                self._said.append(text)
                 continue
             failed = int(text.rpartition(":")[2]) - first
             if failed >= len(lines):  # the fence
+                self._said.clear()
                 return told
-            told.append(f"{self._program} {lines[failed]}: {' '.join(reasons)}")
-            reasons.clear()
+            told.append(f"{self._program} {lines[failed]}: {' '.join(self._said)}")
+            self._said.clear()
 
 
 @asynccontextmanager

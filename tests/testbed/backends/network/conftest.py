@@ -4,6 +4,7 @@ import functools
 import json
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import anyio
 import pytest
@@ -67,3 +68,14 @@ def untouched_host(support: Support) -> Iterator[None]:
     before = host_view()
     yield
     assert missing_since(before) == []
+
+
+@pytest.fixture
+def scratch(support: Support) -> Iterator[Path]:
+    """Return a namespace without a name, that ends with the process that holds it."""
+    argv = ["unshare", "--net", "sh", "-c", "echo up; exec cat"]
+    holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "up\n"
+    yield Path(f"/proc/{holder.pid}/ns/net")
+    holder.communicate()

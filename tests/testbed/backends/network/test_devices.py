@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -26,17 +25,6 @@ def _furnish(interior: Interior, host: str) -> "subprocess.CompletedProcess[str]
         timeout=TIMEOUT_S,
         check=False,
     )
-
-
-@pytest.fixture
-def scratch() -> Iterator[Path]:
-    """Return a namespace without a name, that ends with the process that holds it."""
-    argv = ["unshare", "--net", "sh", "-c", "echo up; exec cat"]
-    holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "up\n"
-    yield Path(f"/proc/{holder.pid}/ns/net")
-    holder.communicate()
 
 
 def test_the_hosts_namespace_is_refused_before_anything_is_done() -> None:

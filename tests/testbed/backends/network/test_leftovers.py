@@ -16,6 +16,7 @@ from anyio.to_thread import run_sync
 from testbed.backends.network.names import PREFIX, Names, owner_of
 from testbed.backends.network.network import open_network
 from testbed.backends.network.owner import FOLDER
+from testbed.backends.network.probe import Support
 from testbed.backends.network.sweep import NAMESPACES, processes_inside, sweep
 from testbed.emulation.conditions import Shape
 
@@ -27,10 +28,11 @@ DEVICES: dict[str, Shape | None] = {"pi-00": Shape(up_bps=2e6), "hub": None, "la
 HOLDER = """
 import sys, anyio
 from testbed.backends.network.network import open_network
-from testbed.backends.shape import Shape
+from testbed.emulation.conditions import Shape
 
 async def main():
-    async with open_network(sys.argv[1], {"pi": Shape(down_bps=1e6), "lab": None}) as network:
+    shape = Shape(down_bps=1e6, delay_s=float(sys.argv[2]))
+    async with open_network(sys.argv[1], {"pi": shape, "lab": None}) as network:
         print(network.namespace("pi"), flush=True)
         await anyio.to_thread.run_sync(sys.stdin.read)
 
@@ -151,13 +153,14 @@ def test_a_sweep_leaves_a_live_neighbour_alone_and_may_be_repeated() -> None:
     assert holder.returncode == 0
 
 
-def test_it_works_without_root_in_a_user_namespace() -> None:
+def test_it_works_without_root_in_a_user_namespace(support: Support) -> None:
     probe = ["unshare", "-Urnm", "true"]
     if subprocess.run(probe, check=False, capture_output=True, timeout=30.0).returncode:
         pytest.skip("this machine allows no user namespaces")
     own = ["unshare", "-Urnm", "sh", "-c", 'mount -t tmpfs none /run && exec "$@"', "-"]
+    delay_s = "0.01" if support.delay is not None else "0"
     done = subprocess.run(
-        [*own, sys.executable, "-c", HOLDER, "unprivileged"],
+        [*own, sys.executable, "-c", HOLDER, "unprivileged", delay_s],
         input="",
         capture_output=True,
         text=True,
@@ -181,7 +184,7 @@ def test_what_a_run_uses_bears_its_name_and_goes_with_it() -> None:
 
 def _hold(run_id: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", HOLDER, run_id],
+        [sys.executable, "-c", HOLDER, run_id, "0"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
