@@ -45,10 +45,14 @@ class Stream:
     marks: list[tuple[float, int]]
     """(time, bytes so far), from the first byte to the last."""
 
-    def goodput_bps(self, since: float) -> float:
-        """Return the rate from a time on; what TCP held back before counts when it came."""
-        before = max((mark for mark in self.marks if mark[0] <= since), default=(since, 0))
-        return 8.0 * (self.marks[-1][1] - before[1]) / (self.ended_at - before[0])
+    def goodput_bps(self, since: float, until: float) -> float:
+        """Return the rate between two times, while the sender had something to send.
+
+        What TCP held back before counts when it came; what it resends at the very end does not.
+        """
+        first = max((mark for mark in self.marks if mark[0] <= since), default=(since, 0))
+        last = max(mark for mark in self.marks if mark[0] <= until)
+        return 8.0 * (last[1] - first[1]) / (last[0] - first[0])
 
     def bytes_until(self, at: float) -> int:
         """Return how much had come by a time."""

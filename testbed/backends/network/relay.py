@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.backends.network.delay import Way
+from testbed.backends.network.delay import Air, Way
 from testbed.backends.network.enter import enter
 from testbed.backends.network.names import DEVICE_LINK
 from testbed.backends.network.orders import AirState, Order, Relayed, RelayedLink, Report
@@ -83,11 +83,9 @@ class Direction:
 class Ends:
     """The two TUN links of one device."""
 
-    def __init__(self, hub: int, device: int, state: AirState, dice: random.Random) -> None:
-        def way() -> Way:
-            return Way(state.air, dice.random, lambda: dice.gauss(0.0, 1.0))
-
-        self.down, self.up = Direction(hub, way()), Direction(device, way())
+    def __init__(self, hub: int, device: int, air: Air, seed: str) -> None:
+        self.down = Direction(hub, _way(air, f"{seed}/down"))
+        self.up = Direction(device, _way(air, f"{seed}/up"))
         self.down.exit, self.up.exit = device, hub
         self._is_plugged = True
 
@@ -168,7 +166,12 @@ def _open_ends(told: Relayed, name: str, link: RelayedLink) -> Ends:
     hub = open_tun(link.hub_link)
     enter(Path(link.namespace), told.host)
     device = open_tun(DEVICE_LINK)
-    return Ends(hub, device, AirState(air=link.air), random.Random(f"{told.seed}/{name}"))
+    return Ends(hub, device, link.air, f"{told.seed}/{name}")
+
+
+def _way(air: Air, seed: str) -> Way:
+    dice = random.Random(seed)
+    return Way(air, dice.random, lambda: dice.gauss(0.0, 1.0))
 
 
 def _answer(report: Report) -> None:
