@@ -23,7 +23,8 @@ pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.slow]
 
 PATIENCE_S = 20.0
 SETTLE_S = 2.0
-"""Before the rate counts: a first burst, and what TCP holds back after the first losses, are not of it."""
+"""Before the rate counts: the first burst, and what TCP holds back after the first losses, are not
+of it."""
 GOODPUT_LIMIT = TRANSFER_LIMIT = 0.03
 VOLUME_LIMIT = 0.02
 DELAY_LIMIT_S = 2e-3
