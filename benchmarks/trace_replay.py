@@ -47,6 +47,8 @@ LATE_LIMIT_S = 0.05
 
 VOLUME_LIMIT, SECOND_LIMIT, HOLE_LIMIT = 0.03, 0.1, 0.1
 
+ROUNDING_S = 1e-6
+
 LEAST_SECONDS = 5
 """Fewer seconds that count say nothing."""
 
@@ -261,11 +263,11 @@ def _free(late: Sequence[tuple[float, float]], seconds: int) -> "np.typing.NDArr
 def _holes(rate: Series, seconds: int) -> list[tuple[float, float]]:
     holes, t = [], 0.0
     while (change := rate.next_change(t)) is not None and change < seconds - 2:
-        t = change
-        if rate.at(t + 1e-6) == 0.0:
-            end = rate.next_change(t + 1e-6)
+        t = change + ROUNDING_S  # else the same change may be found again
+        if rate.at(t) == 0.0:
+            end = rate.next_change(t)
             if end is not None and end < seconds - 2:
-                holes.append((t, end))
+                holes.append((change, end))
     return holes
 
 

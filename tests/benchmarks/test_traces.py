@@ -51,6 +51,9 @@ def test_a_second_in_which_somebody_was_starved_does_not_count() -> None:
 def test_a_hole_is_as_long_as_its_trace_says() -> None:
     rate = Series((0.0, 2.0, 3.5), (1e6, 0.0, 1e6), 10.0)
     assert trace_replay._holes(rate, 10) == [(2.0, 3.5)]
+    holes = trace_replay._holes(synthetic()["down"], 600)
+    assert len(holes) == 30 - 1  # the last one ends with the time
+    assert all(end - start == pytest.approx(3.0) for start, end in holes)
 
 
 def test_trace_replay_prints_one_list(capsys: pytest.CaptureFixture[str]) -> None:
