@@ -153,7 +153,7 @@ async def crowd(
         ):
             journal = Journal(store, time.perf_counter, _raise)
             uploads = Uploads(layout, journal.now)
-            player = Player(Post(ours, topics, group), uploads, journal, group)
+            player = Player(Post(ours, topics), uploads, journal, group)
             merging = Merging(accumulator, registry)
             place = Crowd(devices, layout, player, merging, theirs, group)
             group.start_soon(place.listen)

@@ -15,13 +15,13 @@ from coordinator.play import slots
 from coordinator.post import Post
 from coordinator.round import FLIGHT_BYTES, flight_bytes, upload_window
 from coordinator.uploads import Complete, Uploads
-from wire.codec import decode_from_device
+from wire.codec import Buffer, decode_from_device
 from wire.errors import Disconnected
 from wire.messages import Grant, Manifest, Offer, Received, UploadAck, UploadDone
 from wire.tensors import Layout, Tensor
 from wire.topics import Topics
 from wire.transport.base import LinkUp, Packet
-from wire.transport.mqtt import MqttTransport
+from wire.transport.client import MqttTransport
 
 NAME = "coordinator"
 BOOT = 1
@@ -39,7 +39,7 @@ class Desk:
         self.dropped = 0
         self._topics = Topics()
         self._transport = MqttTransport(url, NAME)
-        self._post = Post(self._transport, self._topics, group)
+        self._post = Post(self._transport, self._topics)
         self.public = PublicBlobs(self._transport, self._topics, BOOT)
         layout = Layout(tensors=(Tensor(name="w", shape=(n_bytes // 4,), offset=0),))
         self._uploads = Uploads(layout, self.clock.now)
@@ -119,7 +119,7 @@ class Desk:
             case _:
                 pass
 
-    def _on_frame(self, device: str, frame: bytes) -> None:
+    def _on_frame(self, device: str, frame: Buffer) -> None:
         if self._drop and self._dice.random() < self._drop:
             self.dropped += 1
             return

@@ -20,7 +20,7 @@ from wire.tensors import vector_to_bytes
 from wire.topics import Topics
 from wire.transfer import Download, Upload
 from wire.transport.base import LinkDown, LinkUp, Packet
-from wire.transport.mqtt import MqttTransport
+from wire.transport.client import MqttTransport
 
 RESEND_S = 1.0
 """After this long without an answer an offer or a hash is said again."""

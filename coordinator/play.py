@@ -33,6 +33,7 @@ from coordinator.round import (
     upload_window,
 )
 from coordinator.uploads import Complete, Uploads
+from wire.codec import Buffer
 from wire.errors import DecodeError
 from wire.messages import (
     Cancel,
@@ -184,7 +185,7 @@ class Player:
         else:
             self._on(Offered(device, offer))
 
-    def on_frame(self, device: str, frame: bytes) -> None:
+    def on_frame(self, device: str, frame: Buffer) -> None:
         """A chunk of an update."""
         if self._round is None:
             return

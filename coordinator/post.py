@@ -2,8 +2,7 @@
 
 import logging
 from collections import Counter
-
-from anyio.abc import TaskGroup
+from functools import partial
 
 from wire.codec import encode
 from wire.errors import Disconnected
@@ -20,22 +19,25 @@ MAX_PENDING = 16
 class Post:
     """Sends messages; what is lost is sent again when the device says hello or asks again."""
 
-    def __init__(self, transport: Transport, topics: Topics, group: TaskGroup) -> None:
+    def __init__(self, transport: Transport, topics: Topics) -> None:
         self.dropped = 0
         """Messages to a device for which `MAX_PENDING` others waited already."""
         self._transport = transport
         self._topics = topics
-        self._group = group
         self._pending: Counter[str] = Counter()
 
     def say(self, device: str, message: ToDevice, *, qos: int = 1) -> None:
-        """Send to one device in the background, so that one slow publish holds nobody up."""
+        """Send to one device, and hold nobody up; it is lost if the link is down."""
         if self._pending[device] >= MAX_PENDING:
             self.dropped += 1
             return
         self._pending[device] += 1
-        name = f"coordinator.{type(message).__name__}[{device}]"
-        self._group.start_soon(self._say, device, message, qos, name=name)
+        topic, settled = self._topics.control(device), partial(self._settled, device)
+        try:
+            self._transport.post(topic, encode(message), qos=qos, settled=settled)
+        except Disconnected as exc:
+            _LOG.info("not sent to %s: %s", topic, exc)
+            settled()
 
     async def tell(self, device: str, message: ToDevice, *, qos: int = 1) -> bool:
         """Send to one device; tell whether the broker has it (QoS 1) or the link took it."""
@@ -49,13 +51,10 @@ class Post:
         """Publish the coordinator's retained presence."""
         return await self._publish(self._topics.coordinator, encode(status), qos=1, retain=True)
 
-    async def _say(self, device: str, message: ToDevice, qos: int) -> None:
-        try:
-            await self.tell(device, message, qos=qos)
-        finally:
-            self._pending[device] -= 1
-            if not self._pending[device]:
-                del self._pending[device]
+    def _settled(self, device: str) -> None:
+        self._pending[device] -= 1
+        if not self._pending[device]:
+            del self._pending[device]
 
     async def _publish(self, topic: str, body: bytes, *, qos: int, retain: bool = False) -> bool:
         try:

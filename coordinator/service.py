@@ -103,7 +103,7 @@ class Coordinator:
             Refused: The broker refused us.
         """
         async with self._transport, anyio.create_task_group() as group:
-            post = Post(self._transport, self._topics, group)
+            post = Post(self._transport, self._topics)
             public = PublicBlobs(self._transport, self._topics, self._boot)
             with self._scope:
                 await self._serve(group, post, public)

@@ -7,6 +7,7 @@ import anyio.to_thread
 
 from coordinator.algorithms.arrays import Vector
 from wire.chunks import decode_chunk
+from wire.codec import Buffer
 from wire.codecs import Codec, packed_bytes, unpack
 from wire.errors import DecodeError
 from wire.messages import Manifest, UploadDone
@@ -79,7 +80,7 @@ class Uploads:
         memory = spare.pop() if spare else None
         self._open[device] = _Upload(Intake(manifest, window, memory), codec)
 
-    def on_frame(self, device: str, frame: bytes) -> tuple[bytes | None, Complete | None]:
+    def on_frame(self, device: str, frame: Buffer) -> tuple[bytes | None, Complete | None]:
         """Take a chunk; return the bitmap if an acknowledgement is due, and the end if it is one.
 
         Raises:

@@ -1,7 +1,7 @@
 """All that leaves the device: messages, subscriptions, chunks.
 
-What must not hold anybody up is sent by a task of its own. At most `MAX_PENDING` of those wait
-for the broker at a time; beyond that the newest is dropped and counted, and whoever sent it asks
+What must not hold anybody up is sent without waiting. At most `MAX_PENDING` of those wait for the
+broker at a time; beyond that the newest is dropped and counted, and whoever sent it asks
 again after its own timeout, as after any other loss.
 """
 
@@ -36,13 +36,19 @@ class Post:
         self._pending = 0
 
     def say(self, message: FromDevice, qos: int = 1) -> None:
-        """Send a message in the background; it is lost if the link is down."""
-        topic, body, retain = self._topic(message), encode(message), isinstance(message, Status)
-
-        async def send() -> None:
-            await self._transport.publish(topic, body, qos=qos, retain=retain)
-
-        self._start(type(message).__name__, send)
+        """Send a message, and hold nobody up; it is lost if the link is down."""
+        if not self._may_start(type(message).__name__):
+            return
+        try:
+            self._transport.post(
+                self._topic(message),
+                encode(message),
+                qos=qos,
+                retain=isinstance(message, Status),
+                settled=self._settled,
+            )
+        except Disconnected:
+            self._settled()
 
     async def tell(self, message: FromDevice, qos: int = 1) -> bool:
         """Send a message; tell whether the broker has it (QoS 1) or it is on its way (QoS 0)."""
@@ -88,9 +94,7 @@ class Post:
                 return self._topics.up(self._name)
 
     def _start(self, what: str, send: Callable[[], Awaitable[None]]) -> None:
-        if self._pending >= MAX_PENDING:
-            self.dropped += 1
-            _log.warning("%s: %s not sent, %d sends wait already", self._name, what, self._pending)
+        if not self._may_start(what):
             return
 
         async def quietly() -> None:
@@ -100,7 +104,18 @@ class Post:
             except Refused as exc:
                 _log.error("%s: %s: %s", self._name, what, exc)
             finally:
-                self._pending -= 1
+                self._settled()
 
-        self._pending += 1
         self._group.start_soon(quietly, name=f"agent[{self._name}].{what}")
+
+    def _may_start(self, what: str) -> bool:
+        """Count one more that waits; False when there are too many."""
+        if self._pending >= MAX_PENDING:
+            self.dropped += 1
+            _log.warning("%s: %s not sent, %d sends wait already", self._name, what, self._pending)
+            return False
+        self._pending += 1
+        return True
+
+    def _settled(self) -> None:
+        self._pending -= 1

@@ -18,7 +18,7 @@ from device_agent.engines.errors import EngineError
 from device_agent.errors import AgentError, ConfigError
 from device_agent.host import Host
 from wire.transport.base import KEEPALIVE_S, Transport, Will
-from wire.transport.mqtt import MqttTransport
+from wire.transport.client import MqttTransport
 
 _log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from anyio.abc import Process
 from testbed.guard import guarded
 from wire.errors import TransportError
 from wire.transport.base import LinkUp
-from wire.transport.mqtt import MqttTransport
+from wire.transport.client import MqttTransport
 
 BrokerKind: TypeAlias = Literal["mosquitto", "nats", "amqtt"]
 BrokerChoice: TypeAlias = Literal["auto", "mosquitto", "nats", "amqtt"]

@@ -9,8 +9,8 @@ from testbed.broker import BrokerError
 from wire.errors import TransportError
 from wire.topics import Topics
 from wire.transport.base import LinkUp
+from wire.transport.client import MqttTransport
 from wire.transport.limit import CHUNK_SIZES, largest_chunk
-from wire.transport.mqtt import MqttTransport
 
 ANSWER_S = 10.0
 """A broker anywhere on earth answers within this, or a person has to look after it."""

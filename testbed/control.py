@@ -11,7 +11,7 @@ from wire.errors import TransportError
 from wire.messages import Command
 from wire.topics import Topics
 from wire.transport.base import LinkUp
-from wire.transport.mqtt import MqttTransport
+from wire.transport.client import MqttTransport
 
 Action: TypeAlias = Literal["pause", "resume", "stop", "exclude", "include"]
 

@@ -30,7 +30,7 @@ from testbed.data_config import DataConfig
 from testbed.emulation.conditions import Outage
 from testbed.explain import explain, first_not_finite, override
 from wire.messages import NAME_PATTERN
-from wire.transport.address import parse_url
+from wire.transport.address import DEFAULT_CLIENT, Client, parse_url
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -64,6 +64,8 @@ class BrokerConfig(Section, frozen=True, kw_only=True):
     """Which broker to embed; auto takes the first that works, in this order."""
     tenant: Annotated[str, Meta(pattern=NAME_PATTERN)] = "main"
     """One coordinator at a time lives in a tenant."""
+    client: Client = DEFAULT_CLIENT
+    """Who speaks MQTT for coordinator and emulated agents: `direct`, or `aiomqtt`."""
 
 
 class OutageConfig(Section, frozen=True, kw_only=True):

@@ -44,8 +44,9 @@ from testbed.shards import FleetData
 from testbed.stopping import Stop, heed_signals, heed_stdin
 from wire.artifact import Artifact, encode_artifact
 from wire.topics import Topics
+from wire.transport.address import with_client
 from wire.transport.base import KEEPALIVE_S, Will
-from wire.transport.mqtt import MqttTransport
+from wire.transport.client import MqttTransport
 
 BROKER_RESTARTS = 20
 """More deaths than this are no accident."""
@@ -279,12 +280,13 @@ async def _endpoint(
     """Find or start the broker; a resumed run gets its old address again."""
     broker = plan.experiment.broker
     if broker.url != "embedded":
-        await await_broker(broker.url)
-        await look(MqttTransport(broker.url, f"look-{secrets.token_hex(4)}"), Topics(broker.tenant))
+        url = with_client(broker.url, broker.client)
+        await await_broker(url)
+        await look(MqttTransport(url, f"look-{secrets.token_hex(4)}"), Topics(broker.tenant))
         endpoint = Endpoint(
-            url=broker.url,
+            url=url,
             tenant=broker.tenant,
-            max_chunk_bytes=await find_chunk_limit(broker.url, Topics(broker.tenant)),
+            max_chunk_bytes=await find_chunk_limit(url, Topics(broker.tenant)),
         )
         write_endpoint(plan.folder, endpoint)
         yield endpoint, None
@@ -298,7 +300,7 @@ async def _endpoint(
         broker.kind, folder=plan.folder, host=host, port=port, password=password
     ) as started:
         endpoint = Endpoint(
-            url=started.url,
+            url=with_client(started.url, broker.client),
             tenant=broker.tenant,
             host=host,
             port=started.port,

@@ -12,6 +12,9 @@ from anyio.abc import ByteReceiveStream, ByteSendStream, ByteStream, SocketAttri
 from anyio.streams.tls import TLSListener
 
 from testbed.broker import BrokerKind, find_broker
+from wire.transport.address import Client
+
+KINDS: tuple[BrokerKind, ...] = get_args(BrokerKind)
 
 
 def _param(kind: BrokerKind) -> ParameterSet:
@@ -20,8 +23,15 @@ def _param(kind: BrokerKind) -> ParameterSet:
     return pytest.param(kind, marks=[pytest.mark.broker, skip], id=kind)
 
 
-BROKERS = [_param(kind) for kind in get_args(BrokerKind)]
+def _pair(client: Client, kind: BrokerKind) -> ParameterSet:
+    return pytest.param((client, kind), marks=_param(kind).marks, id=f"{client}-{kind}")
+
+
+BROKERS = [_param(kind) for kind in KINDS]
 """Parameters for a fixture: each kind, skipped where it is not installed."""
+
+CLIENTS_AND_BROKERS = [_pair(client, kind) for client in get_args(Client) for kind in KINDS]
+"""The same for each of our clients of MQTT."""
 
 
 class Proxy:

@@ -10,7 +10,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 
-from wire.codec import check_version
+from wire.codec import Buffer, check_version
 from wire.errors import DecodeError, EncodeError
 from wire.messages import (
     MAX_CHUNK_BYTES,
@@ -65,7 +65,7 @@ def encode_chunk(blob: bytes, index: int, payload: bytes | memoryview) -> bytes:
     return b"".join((header, _CRC.pack(zlib.crc32(payload, zlib.crc32(header))), payload))
 
 
-def decode_chunk(frame: bytes) -> Chunk:
+def decode_chunk(frame: Buffer) -> Chunk:
     """Return the chunk in `frame`; its payload is a view, not a copy.
 
     Raises:

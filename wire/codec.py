@@ -53,7 +53,7 @@ def encode(message: Message) -> bytes:
     return body
 
 
-def decode_from_device(payload: bytes) -> FromDevice:
+def decode_from_device(payload: Buffer) -> FromDevice:
     """Return the message that a device sent.
 
     Raises:
@@ -62,7 +62,7 @@ def decode_from_device(payload: bytes) -> FromDevice:
     return _decode_message(_FROM_DEVICE, payload)
 
 
-def decode_to_device(payload: bytes) -> ToDevice:
+def decode_to_device(payload: Buffer) -> ToDevice:
     """Return the message that the coordinator sent.
 
     Raises:
@@ -71,7 +71,7 @@ def decode_to_device(payload: bytes) -> ToDevice:
     return _decode_message(_TO_DEVICE, payload)
 
 
-def decode_intent(payload: bytes) -> Intent:
+def decode_intent(payload: Buffer) -> Intent:
     """Return the intent record.
 
     Raises:
@@ -80,7 +80,7 @@ def decode_intent(payload: bytes) -> Intent:
     return _decode_message(_INTENT, payload)
 
 
-def decode_command(payload: bytes) -> Command:
+def decode_command(payload: Buffer) -> Command:
     """Return the order that a person sent to a run.
 
     Raises:
@@ -89,7 +89,7 @@ def decode_command(payload: bytes) -> Command:
     return _decode_message(_COMMAND, payload)
 
 
-def decode(payload: bytes) -> AnyMessage:
+def decode(payload: Buffer) -> AnyMessage:
     """Return any message (for tools and tests; peers use the narrower ones).
 
     Raises:
@@ -125,7 +125,7 @@ def check_version(version: int, what: str) -> None:
         )
 
 
-def _decode_message(decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T:
+def _decode_message(decoder: msgspec.msgpack.Decoder[T], payload: Buffer) -> T:
     if not 0 < len(payload) <= MAX_MESSAGE_BYTES:
         raise DecodeError(f"message: must hold 1 to {MAX_MESSAGE_BYTES} bytes, got {len(payload)}")
     check_version(payload[0], "message")

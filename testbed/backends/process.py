@@ -22,7 +22,7 @@ from testbed.backends.shape import Shape
 from testbed.backends.shaping import ShapedLinks, shaped_links
 from testbed.emulation.conditions import Conditions
 from testbed.emulation.work import WorkCosts
-from wire.transport.address import Address, parse_url
+from wire.transport.address import Address, parse_url, with_client
 
 
 class ProcessBackend:
@@ -206,6 +206,6 @@ def _checked(broker_url: str, fleet: Sequence[DeviceSpec]) -> Address:
 
 
 def _moved(url: str, port: int) -> str:
-    """Return the address of the proxy on `port`, with the user and password of `url`."""
+    """Return the address of the proxy on `port`, with all that `url` says beside its own."""
     user, at, _ = urlsplit(url).netloc.rpartition("@")
-    return f"mqtt://{user}{at}127.0.0.1:{port}"
+    return with_client(f"mqtt://{user}{at}127.0.0.1:{port}", parse_url(url).client)

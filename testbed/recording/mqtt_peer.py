@@ -16,7 +16,7 @@ import anyio
 
 from wire.errors import TransportError
 from wire.transport.base import LinkUp, Packet
-from wire.transport.mqtt import MqttTransport
+from wire.transport.client import MqttTransport
 
 CHUNK_BYTES = 64 * 1024
 """What brokers with a small limit take, too."""

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from testbed.broker import Broker
 from tests.brokers import Proxy, proxy_to
-from wire.transport.base import Incoming, Packet, Transport, Will
-from wire.transport.mqtt import MqttTransport
+from wire.transport.base import Incoming, Packet, Settled, Transport, Will
+from wire.transport.client import MqttTransport
 
 
 @dataclass(slots=True)
@@ -94,6 +94,18 @@ class Leash(Transport):
                 continue
             for packet in self._suffer(event):
                 yield packet
+
+    def post(
+        self,
+        topic: str,
+        payload: bytes | memoryview,
+        *,
+        qos: int = 0,
+        retain: bool = False,
+        settled: Settled,
+    ) -> None:
+        self._home.on_publish(self._client_id, topic, bytes(payload))
+        self._link.post(topic, payload, qos=qos, retain=retain, settled=settled)
 
     async def publish(
         self, topic: str, payload: bytes | memoryview, *, qos: int = 0, retain: bool = False

@@ -107,7 +107,7 @@ class Rogue:
         }
         return Offer(**(fields | changes))  # type: ignore[arg-type]
 
-    async def _on_packet(self, payload: bytes) -> None:
+    async def _on_packet(self, payload: bytes | memoryview) -> None:
         message = decode_to_device(payload)
         if isinstance(message, CoordinatorStatus) and message.state == "on":
             capabilities = structs.replace(CAPABILITIES, codecs=self._codecs)

@@ -146,7 +146,7 @@ class Stubborn(rogue.Rogue):
         super().__init__(rogue.offers_wrong_shape)
         self.answers: list[Cancel] = []
 
-    async def _on_packet(self, payload: bytes) -> None:
+    async def _on_packet(self, payload: bytes | memoryview) -> None:
         message = decode_to_device(payload)
         if isinstance(message, Cancel):
             self.answers.append(message)

@@ -9,24 +9,29 @@ from tests.device_agent.conftest import NAME
 from wire.codec import decode_from_device
 from wire.messages import Pong, Status
 from wire.topics import Topics
+from wire.transport.base import Settled
 from wire.transport.memory import MemoryBroker, MemoryTransport
 
 pytestmark = pytest.mark.anyio
 
 
 class StuckTransport(MemoryTransport):
-    """A link on which nothing moves until it is released."""
+    """A link on which nothing moves until it is settled."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         super().__init__(broker, NAME)
-        self.released = anyio.Event()
-        self.published = 0
+        self.posted: list[Settled] = []
 
-    async def publish(
-        self, topic: str, payload: bytes | memoryview, *, qos: int = 0, retain: bool = False
+    def post(
+        self,
+        topic: str,
+        payload: bytes | memoryview,
+        *,
+        qos: int = 0,
+        retain: bool = False,
+        settled: Settled,
     ) -> None:
-        await self.released.wait()
-        self.published += 1
+        self.posted.append(settled)
 
 
 async def test_a_stuck_link_holds_a_bounded_number_of_messages() -> None:
@@ -36,8 +41,10 @@ async def test_a_stuck_link_holds_a_bounded_number_of_messages() -> None:
         for seq in range(MAX_PENDING + 5):
             post.say(Pong(seq=seq))
         assert post.dropped == 5
-        transport.released.set()
-    assert transport.published == MAX_PENDING
+        for settled in transport.posted:
+            settled()
+        post.say(Pong(seq=0))
+        assert len(transport.posted) == MAX_PENDING + 1
 
 
 async def test_what_cannot_be_sent_is_lost_without_a_fuss() -> None:

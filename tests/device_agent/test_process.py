@@ -24,7 +24,7 @@ from wire.codec import encode
 from wire.messages import Goodbye, Hello, Status
 from wire.shard import encode_shard, make_shard
 from wire.topics import Topics
-from wire.transport.mqtt import MqttTransport
+from wire.transport.client import MqttTransport
 
 pytestmark = [
     pytest.mark.anyio,

@@ -25,7 +25,7 @@ from tests.brokers import BROKERS
 from wire.codec import MAX_MESSAGE_BYTES
 from wire.errors import Disconnected
 from wire.transport.base import LinkDown, LinkUp
-from wire.transport.mqtt import MqttTransport
+from wire.transport.client import MqttTransport
 
 pytestmark = pytest.mark.anyio
 

@@ -1,8 +1,18 @@
-"""Broker addresses: `mqtt://user:password@host:port` and `mqtts://...?cafile=ca.pem`."""
+"""Broker addresses: `mqtt://user:password@host:port` and `mqtts://...?cafile=ca.pem`.
+
+Either may choose who speaks MQTT for us: `?client=aiomqtt`.
+"""
 
 import ssl
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, cast, get_args
 from urllib.parse import parse_qs, unquote, urlsplit
+
+Client: TypeAlias = Literal["direct", "aiomqtt"]
+"""Who speaks MQTT for us: `wire.transport.direct`, or the library."""
+
+DEFAULT_CLIENT: Client = "direct"
+"""A round of 20 devices costs a third less processor time than with aiomqtt (docs/decisions)."""
 
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
 
@@ -18,6 +28,8 @@ class Address:
     is_tls: bool = False
     cafile: str | None = None
     """Certificates to trust, PEM; None trusts those of the system."""
+    client: Client = DEFAULT_CLIENT
+    """Nothing that the broker knows of."""
 
     def tls_context(self) -> ssl.SSLContext | None:
         """Return what a TLS connection needs; None for a plain one.
@@ -56,10 +68,14 @@ def parse_url(url: str) -> Address:
     if parts.password is not None and not parts.username:
         raise ValueError(f"broker address: a password needs a user before it, got {shown!r}")
     query = parse_qs(parts.query, keep_blank_values=True)
-    unknown = sorted(query.keys() - {"cafile"})
-    if unknown or (query and parts.scheme != "mqtts"):
+    if query.keys() - {"client", "cafile"} or ("cafile" in query and parts.scheme != "mqtts"):
         raise ValueError(
-            f"broker address: takes only ?cafile=FILE, and only with mqtts, got {shown!r}"
+            f"broker address: takes only ?client=NAME, and ?cafile=FILE with mqtts, got {shown!r}"
+        )
+    client = query["client"][-1] if "client" in query else DEFAULT_CLIENT
+    if client not in get_args(Client):
+        raise ValueError(
+            f"broker address: client must be {' or '.join(get_args(Client))}, got {shown!r}"
         )
     return Address(
         host=parts.hostname,
@@ -68,7 +84,15 @@ def parse_url(url: str) -> Address:
         password=unquote(parts.password) if parts.password is not None else None,
         is_tls=parts.scheme == "mqtts",
         cafile=query["cafile"][-1] if "cafile" in query else None,
+        client=cast("Client", client),
     )
+
+
+def with_client(url: str, client: Client) -> str:
+    """Return `url` with the choice of who speaks MQTT for us, unless it names one itself."""
+    if client == DEFAULT_CLIENT or "client" in parse_qs(urlsplit(url).query):
+        return url
+    return f"{url}{'&' if '?' in url else '?'}client={client}"
 
 
 def redact(url: str) -> str:

@@ -4,7 +4,7 @@ A transport is one client's link to a broker. It reconnects by itself, with jitt
 in the stream of events; nobody waits on a link that is gone.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -14,7 +14,8 @@ class Packet:
     """Something arrived on a topic we subscribed to."""
 
     topic: str
-    payload: bytes
+    payload: bytes | memoryview
+    """A view where copying would cost: of what is large."""
     retained: bool = False
     """The broker had kept it since before we subscribed."""
 
@@ -52,6 +53,10 @@ class Will:
     payload: bytes
 
 
+Settled: TypeAlias = Callable[[], None]
+"""Told once that a message is out of our hands, or lost with the link."""
+
+
 class Transport(Protocol):
     """One client's link. Use it as `async with transport:`; leaving disconnects cleanly."""
 
@@ -71,6 +76,25 @@ class Transport(Protocol):
 
         Raises:
             Refused: The broker said no; there is no point in trying again.
+        """
+        ...
+
+    def post(
+        self,
+        topic: str,
+        payload: bytes | memoryview,
+        *,
+        qos: int = 0,
+        retain: bool = False,
+        settled: Settled,
+    ) -> None:
+        """Send without waiting, for whoever bounds how much waits at a time.
+
+        `settled` is called once, perhaps before this returns: when the broker has it (QoS 1), when
+        it is on its way (QoS 0), or when it is lost with the link.
+
+        Raises:
+            Disconnected: The link is down; `settled` is not called.
         """
         ...
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import anyio
 
 from wire.errors import Disconnected
-from wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport, Will
+from wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Settled, Transport, Will
 from wire.transport.filters import Filters, matches
 from wire.transport.inbox import Inbox
 
@@ -161,6 +161,24 @@ class MemoryTransport(Transport):
     def dropped(self) -> int:
         """Packets of QoS 0 that found the incoming queue full."""
         return self._inbox.dropped
+
+    def post(
+        self,
+        topic: str,
+        payload: bytes | memoryview,
+        *,
+        qos: int = 0,
+        retain: bool = False,
+        settled: Settled,
+    ) -> None:
+        """Send without waiting; `settled` is called before this returns.
+
+        Raises:
+            Disconnected: The link is down; `settled` is not called.
+        """
+        self._check("publish")
+        self._broker.route(topic, bytes(payload), qos, retain)
+        settled()
 
     async def publish(
         self, topic: str, payload: bytes | memoryview, *, qos: int = 0, retain: bool = False

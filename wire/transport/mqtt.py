@@ -1,18 +1,15 @@
-"""MQTT 3.1.1 over aiomqtt: one link that comes back by itself.
+"""MQTT 3.1.1 spoken by aiomqtt, the library formerly known as asyncio-mqtt.
 
-Every connection is a new aiomqtt client with a clean session, so nothing of an old link leaks
-into a new one. A packet takes one step from paho's reader to the consumer: aiomqtt's queue is
-replaced by our inbox (`queue_type`).
+The only module that imports it. A packet takes one step from paho's reader to `take`: aiomqtt's
+queue is replaced by a sink (`queue_type`).
 """
 
 import asyncio
 import logging
 import math
-import random
 import socket
-import ssl
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
@@ -22,286 +19,163 @@ import anyio
 from anyio.abc import TaskGroup
 
 from wire.errors import Disconnected, Refused
-from wire.transport.address import Address, parse_url, redact
-from wire.transport.backoff import full_jitter
-from wire.transport.base import KEEPALIVE_S, Incoming, LinkDown, LinkUp, Packet, Transport, Will
-from wire.transport.filters import Filters
-from wire.transport.inbox import Inbox, Sink
+from wire.transport.base import Packet, Settled
+from wire.transport.inbox import Sink
+from wire.transport.link import Dial, Take, batches, not_allowed
 from wire.transport.reasons import advice_on, reason_of
 
-__all__ = ["MqttTransport", "full_jitter", "parse_url", "redact"]
 
-LEAVE_S = 2.0
-"""A clean goodbye may take this long; then the socket is closed without one."""
+class AiomqttLink:
+    """One connection, from CONNECT to its end (`wire.transport.link.Link`)."""
 
-STABLE_S = 5.0
-"""A link that lasted this long starts the backoff afresh."""
-
-FLOOR_BPS = 100e3
-"""What a link must carry, bit/s, before a waiting publish counts as failed."""
-
-FILTERS_PER_SUBSCRIBE = 8
-"""The most that AWS IoT Core takes in one packet."""
-
-_log = logging.getLogger(__name__)
-
-
-class MqttTransport(Transport):
-    """One client's link to an MQTT broker.
-
-    Args:
-        url: `mqtt://user:password@host:port`, or `mqtts://...?cafile=FILE`.
-        client_id: Unique at the broker; a second client of the same id throws the first one out.
-        will: Published, retained, by the broker if this client vanishes.
-        keepalive_s: The broker misses a silent client after 1.5 times this.
-        connect_timeout_s: For the broker's answer; the TCP connection before it has 5 s.
-        publish_timeout_s: For one operation, beside the time that its bytes and those queued
-            before it take at 100 kbit/s; then the link is given up and made anew. A dead link is
-            noticed sooner, by the keepalive.
-        backoff: Seconds before the n-th retry in a row.
-
-    Raises:
-        ValueError: The URL is not a broker's address, or its certificates cannot be read.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        client_id: str,
-        *,
-        will: Will | None = None,
-        keepalive_s: int = KEEPALIVE_S,
-        connect_timeout_s: float = 10.0,
-        publish_timeout_s: float = 60.0,
-        backoff: Callable[[int], float] | None = None,
-    ) -> None:
-        self.url, self.client_id = redact(url), client_id
-        self.trouble: str | None = "not connected yet"
-        """Why the link is down; None while it is up."""
-        self.strays = 0
-        """Packets on topics that we have not subscribed to, or not any more; ignored."""
-        self._address = parse_url(url)
-        self._tls = self._address.tls_context()
-        self._will = will
-        self._keepalive_s, self._connect_timeout_s = keepalive_s, connect_timeout_s
-        self._publish_timeout_s = publish_timeout_s
-        self._backoff = backoff or full_jitter(random.Random())
-        self._inbox, self._filters = Inbox(), Filters()
-        self._link: _Client | None = None
-        self._early: list[aiomqtt.Message] = []
-        """What came before the link counted as up: `LinkUp` goes first."""
-        self._ups = self._queued_bytes = 0
+    def __init__(self, dial: Dial, take: Take, tasks: TaskGroup) -> None:
+        self._dial = dial
+        self._tasks = tasks
+        self._client = _Client(dial, take)
+        self._client.timeout = dial.connect_timeout_s
+        self._reason: str | None = None
+        """Why the connection is lost; None while it is not."""
         self._waiting: set[anyio.CancelScope] = set()
-        self._serving: anyio.CancelScope | None = None
-        self._tasks: TaskGroup | None = None
+        self._watching: anyio.CancelScope | None = None
+        self._queued_bytes = 0
 
-    async def __aenter__(self) -> "MqttTransport":
-        """Start connecting; return at once."""
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
-        self._tasks.start_soon(self._run, name=f"mqtt[{self.client_id}].link")
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        """Say goodbye, in bounded time; the broker does not publish the will."""
-        assert self._tasks is not None, "leaving a transport that was not entered"
-        self._tasks.cancel_scope.cancel()
-        try:
-            await self._tasks.__aexit__(None, None, None)
-        finally:
-            self._inbox.close()
-
-    def events(self) -> AsyncIterator[Incoming]:
-        """Yield packets and link changes in order, to a single consumer; waits may be cancelled.
+    async def connect(self) -> None:
+        """Connect, once.
 
         Raises:
-            Refused: The broker said no; there is no point in trying again.
+            Disconnected: The broker is not there, does not answer, or is not ready; says why.
+            Refused: It said no for good.
         """
-        return self._inbox
+        try:
+            await self._client.__aenter__()
+            if self._client.is_lost:  # aiomqtt forgets what happens before `__aenter__` returns
+                raise aiomqtt.MqttError("connection lost")
+        except (aiomqtt.MqttError, OSError) as exc:
+            reason, advice = reason_of(exc), advice_on(exc)
+            if advice is None:
+                raise Disconnected(reason) from exc
+            url, client_id = self._dial.url, self._dial.client_id
+            raise Refused(f"{url}: refused {client_id!r}, {reason}; {advice}") from exc
 
-    @property
-    def dropped(self) -> int:
-        """Packets of QoS 0 that found the incoming queue full."""
-        return self._inbox.dropped
+    def post(
+        self, topic: str, payload: bytes | memoryview, qos: int, retain: bool, settled: Settled
+    ) -> None:
+        """Send by a task of its own; `settled` is called once.
+
+        Raises:
+            Disconnected: The link is down; `settled` is not called.
+        """
+        self._check("publish")
+        self._tasks.start_soon(self._post, topic, payload, qos, retain, settled)
 
     async def publish(
-        self, topic: str, payload: bytes | memoryview, *, qos: int = 0, retain: bool = False
+        self, topic: str, payload: bytes | memoryview, qos: int, retain: bool
     ) -> None:
         """Send; at QoS 1 return when the broker has it, at QoS 0 when the kernel has it.
 
         Raises:
-            Disconnected: The link is down, or went down before that.
+            Disconnected: The link is down or was lost before that.
         """
         body = bytes(payload)  # a bytes object is passed through without a copy
         self._queued_bytes += len(body)
-        timeout_s = self._publish_timeout_s + 8.0 * self._queued_bytes / FLOOR_BPS
+        patience_s = self._dial.patience_s(self._queued_bytes)
+        call = partial(self._client.publish, topic, body, qos, retain, timeout=math.inf)
         try:
-            await self._while_up(
-                "publish",
-                timeout_s,
-                lambda link: link.publish(topic, body, qos, retain, timeout=math.inf),
-            )
+            await self._while_up("publish", patience_s, call)
         finally:
             self._queued_bytes -= len(body)
         await asyncio.sleep(0)  # what the kernel took at once never waited: let others have a turn
 
-    async def subscribe(self, *filters: str, qos: int = 0) -> None:
-        """Subscribe, now and after each reconnect.
+    async def subscribe(self, filters: Mapping[str, int]) -> None:
+        """Subscribe to each filter at its QoS.
 
         Raises:
-            Disconnected: The link is down; the filters are remembered all the same.
-            Refused: The broker does not allow it.
+            Disconnected: The link is down or was lost meanwhile.
+            Refused: The broker does not allow one of them.
         """
-        self._filters.add(filters, qos)
-        wanted, timeout_s = dict.fromkeys(filters, qos), self._publish_timeout_s
-        await self._while_up("subscribe", timeout_s, lambda link: link.subscribe_all(wanted))
+        call = partial(self._client.subscribe_all, filters)
+        await self._while_up("subscribe", self._dial.publish_timeout_s, call)
 
-    async def unsubscribe(self, *filters: str) -> None:
-        """Unsubscribe and forget.
+    async def unsubscribe(self, filters: Sequence[str]) -> None:
+        """Unsubscribe.
 
         Raises:
-            Disconnected: The link is down; the filters are forgotten all the same.
+            Disconnected: The link is down or was lost meanwhile.
         """
-        self._filters.discard(filters)
-        await self._while_up(
-            "unsubscribe",
-            self._publish_timeout_s,
-            lambda link: link.unsubscribe(list(filters), timeout=math.inf),
-        )
+        call = partial(self._client.unsubscribe, list(filters), timeout=math.inf)
+        await self._while_up("unsubscribe", self._dial.publish_timeout_s, call)
+
+    async def lost(self) -> str:
+        """Return, once the connection is lost, why."""
+        with anyio.CancelScope() as self._watching:
+            try:
+                if self._reason is None:
+                    await anext(self._client.messages)  # never yields: packets go to `take`
+            except aiomqtt.MqttError as exc:
+                self._lose(reason_of(exc))
+        return self._reason or "connection lost"
+
+    def cut(self, reason: str) -> None:
+        """Give the connection up, as if it had been lost."""
+        self._lose(reason)
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def leave(self) -> None:
+        """Say goodbye, so that the broker publishes no will; the caller limits the time."""
+        self._lose("left")
+        with suppress(aiomqtt.MqttError):
+            await self._client.__aexit__(None, None, None)
+
+    def abandon(self) -> None:
+        """Close the socket without a goodbye, also one that a thread is just opening."""
+        self._lose("left")
+        self._client.abandon()
+
+    async def _post(
+        self,
+        topic: str,
+        payload: bytes | memoryview,
+        qos: int,
+        retain: bool,
+        settled: Settled,
+    ) -> None:
+        try:
+            with suppress(Disconnected):
+                await self.publish(topic, payload, qos, retain)
+        finally:
+            settled()
 
     async def _while_up(
-        self, action: str, timeout_s: float, call: "Callable[[_Client], Any]"
+        self, action: str, patience_s: float, call: Callable[[], Awaitable[object]]
     ) -> None:
-        """Await `call(link)`, but not longer than the link lasts.
+        """Await `call()`, but not longer than the link lasts.
 
         aiomqtt leaves a pending call waiting when the connection is lost.
         """
-        link = self._link
-        if link is None:
-            raise Disconnected(f"{self.url}: cannot {action} while down ({self.trouble})")
-        with anyio.CancelScope(deadline=anyio.current_time() + timeout_s) as scope:
+        self._check(action)
+        with anyio.CancelScope(deadline=anyio.current_time() + patience_s) as scope:
             self._waiting.add(scope)
             try:
-                await call(link)
+                await call()
                 return
             except aiomqtt.MqttError as exc:
-                raise Disconnected(f"{self.url}: cannot {action} ({exc})") from exc
+                raise Disconnected(f"{self._dial.url}: cannot {action} ({exc})") from exc
             finally:
                 self._waiting.discard(scope)
-        if self._link is link:
-            self._cut(f"{action} took longer than {timeout_s:.0f} s")
-        raise Disconnected(f"{self.url}: link lost during {action} ({self.trouble})")
+        if self._reason is None:
+            self.cut(f"{action} took longer than {patience_s:.0f} s")
+        raise Disconnected(f"{self._dial.url}: link lost during {action} ({self._reason})")
 
-    async def _run(self) -> None:
-        """Keep the link up until cancelled or refused."""
-        retry = 0
-        while True:
-            up_since = math.inf
-            try:
-                link = await self._connect()
-                up_since = anyio.current_time()
-                await self._serve(link)
-            except Refused as exc:
-                self.trouble = str(exc)
-                _log.error("%s", self.trouble)
-                self._inbox.fail(exc)
-                return
-            except (aiomqtt.MqttError, OSError) as exc:
-                self._say(f"cannot connect: {reason_of(exc)}")
-            retry = 0 if anyio.current_time() - up_since > STABLE_S else retry + 1
-            await anyio.sleep(self._backoff(retry - 1 if retry else 0))
+    def _check(self, action: str) -> None:
+        if self._reason is not None:
+            raise Disconnected(f"{self._dial.url}: cannot {action} ({self._reason})")
 
-    async def _connect(self) -> "_Client":
-        """Return a connected client.
-
-        Raises:
-            Refused: The broker said no.
-            MqttError: It did not answer, or is not ready.
-        """
-        link = _Client(
-            self._address, self.client_id, self._will, self._keepalive_s, self._tls, self._take
-        )
-        link.timeout = self._connect_timeout_s
-        try:
-            await link.__aenter__()
-            if link.is_lost:  # aiomqtt forgets what happens before `__aenter__` returns
-                raise aiomqtt.MqttError("connection lost")
-        except BaseException as exc:
-            link.abandon()
-            advice = advice_on(exc)
-            if advice is not None:
-                raise Refused(
-                    f"{self.url}: refused {self.client_id!r}, {reason_of(exc)}; {advice}"
-                ) from exc
-            raise
-        return link
-
-    async def _serve(self, link: "_Client") -> None:
-        """Announce the link, wait until it is lost, and say so; leave it cleanly otherwise."""
-        is_up = is_lost = False
-        self._early = []
-        try:
-            with anyio.CancelScope() as self._serving:
-                with anyio.fail_after(self._connect_timeout_s):
-                    await self._restore(link)
-                self._ups += 1
-                self.trouble = None
-                self._link = link
-                is_up = True
-                self._inbox.put(LinkUp(self._ups))
-                for message in self._early:
-                    self._take(message)
-                _log.info("%s: %s is up (%d)", self.url, self.client_id, self._ups)
-                await anext(link.messages)  # never yields: packets go to the inbox
-            is_lost = True  # the scope was cancelled by `_cut`
-        except (aiomqtt.MqttError, TimeoutError) as exc:
-            is_lost = True
-            self._say(reason_of(exc))
-        finally:
-            self._link = self._serving = None
+    def _lose(self, reason: str) -> None:
+        if self._reason is None:
+            self._reason = reason
             for scope in self._waiting:
                 scope.cancel()
-            if is_lost and is_up:
-                self._inbox.put(LinkDown(self.trouble or "lost"))
-            if not is_lost:
-                with anyio.move_on_after(LEAVE_S, shield=True), suppress(aiomqtt.MqttError):
-                    await link.__aexit__(None, None, None)
-            link.abandon()
-
-    async def _restore(self, link: "_Client") -> None:
-        """Subscribe to all remembered filters, also those that come and go meanwhile."""
-        done: dict[str, int] = {}
-        while done != (wanted := self._filters.qos):
-            todo = {name: q for name, q in wanted.items() if done.get(name) != q}
-            gone = [name for name in done if name not in wanted]
-            await link.subscribe_all(todo)
-            if gone:
-                await link.unsubscribe(gone, timeout=math.inf)
-            done = {name: q for name, q in (done | todo).items() if name not in gone}
-
-    def _take(self, message: aiomqtt.Message) -> None:
-        """Queue a packet; paho's reader calls this."""
-        if self._link is None:
-            self._early.append(message)
-            return
-        packet = Packet(message.topic.value, message.payload, message.retain)
-        if self._filters.qos_of(packet.topic) is None:
-            self.strays += 1  # too late, or never asked for, as amqtt 0.12 may send it
-            return
-        if not self._inbox.put(packet, message.qos):
-            self._cut("the incoming queue is full of unread control messages")
-
-    def _cut(self, reason: str) -> None:
-        """Give the link up, as if it had been lost."""
-        self._say(reason)
-        self._link = None
-        if self._serving is not None:
-            self._serving.cancel()
-
-    def _say(self, reason: str) -> None:
-        if reason != self.trouble:
-            _log.warning("%s: %s is down: %s", self.url, self.client_id, reason)
-        self.trouble = reason
 
 
 class _Client(aiomqtt.Client):
@@ -311,49 +185,44 @@ class _Client(aiomqtt.Client):
     transport suite would tell if one of them went away.
     """
 
-    def __init__(
-        self,
-        address: Address,
-        client_id: str,
-        will: Will | None,
-        keepalive_s: int,
-        tls: ssl.SSLContext | None,
-        take: Callable[[aiomqtt.Message], None],
-    ) -> None:
+    def __init__(self, dial: Dial, take: Take) -> None:
         self.is_lost = self._is_abandoned = False
         self._loop_thread, self._opening = threading.get_ident(), threading.Lock()
+        will = dial.will
+
+        def hand_on(message: aiomqtt.Message) -> None:
+            take(Packet(message.topic.value, message.payload, message.retain), message.qos)
+
         super().__init__(
-            address.host,
-            address.port,
-            username=address.username,
-            password=address.password,
-            identifier=client_id,
+            dial.address.host,
+            dial.address.port,
+            username=dial.address.username,
+            password=dial.address.password,
+            identifier=dial.client_id,
             protocol=aiomqtt.ProtocolVersion.V311,
             clean_session=True,
-            keepalive=keepalive_s,
+            keepalive=dial.keepalive_s,
             will=aiomqtt.Will(will.topic, will.payload, 1, True) if will else None,
-            queue_type=cast("type[asyncio.Queue[aiomqtt.Message]]", partial(Sink, take)),
+            queue_type=cast("type[asyncio.Queue[aiomqtt.Message]]", partial(Sink, hand_on)),
             socket_options=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
-            tls_context=tls,
+            tls_context=dial.tls,
             logger=logging.getLogger(f"{__name__}.paho"),
         )
         self.pending_calls_threshold = 1 << 16
 
-    async def subscribe_all(self, filters: dict[str, int]) -> None:
+    async def subscribe_all(self, filters: Mapping[str, int]) -> None:
         """Subscribe to each filter at its QoS.
 
         Raises:
             MqttError: The link failed.
             Refused: The broker does not allow one of them.
         """
-        pairs = list(filters.items())
-        for start in range(0, len(pairs), FILTERS_PER_SUBSCRIBE):
-            batch = pairs[start : start + FILTERS_PER_SUBSCRIBE]
-            granted = await self.subscribe(batch, timeout=math.inf)
+        for batch in batches(filters):
+            granted = await self.subscribe(list(batch.items()), timeout=math.inf)
             codes = [code if isinstance(code, int) else code.value for code in granted]
-            for (name, _), code in zip(batch, codes, strict=True):
+            for name, code in zip(batch, codes, strict=True):
                 if code >= 128:
-                    raise Refused(f"broker: subscribing to {name} is not allowed; check its ACL")
+                    raise Refused(not_allowed(name))
 
     def abandon(self) -> None:
         """Close the socket without a goodbye, also one that a thread is just opening.

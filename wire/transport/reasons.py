@@ -1,14 +1,37 @@
 """Why a connection failed, in words, and whether trying again may help."""
 
-FINAL_CODES = {
-    130: "does an MQTT 3.1.1 broker listen there?",  # what came was no MQTT, or a CONNACK of 1
-    133: "choose another client id",
-    134: "check user and password",
-    135: "check what this user may do",  # not authorised
+NOT_MQTT = "does an MQTT 3.1.1 broker listen there?"
+
+CONNACK_REASONS = {
+    1: "it does not speak MQTT 3.1.1",
+    2: "it does not take this client id",
+    3: "it is not available",
+    4: "wrong user or password",
+    5: "not authorised",
+}
+"""What the codes of a CONNACK say (MQTT 3.1.1, section 3.2.2.3)."""
+
+_ADVICE = {
+    1: NOT_MQTT,
+    2: "choose another client id",
+    4: "check user and password",
+    5: "check what this user may do",
+}
+"""What to do about those that are for good; code 3 passes."""
+
+_PAHO_CODES = {
+    130: NOT_MQTT,  # what came was no MQTT, or a CONNACK of 1
+    133: _ADVICE[2],
+    134: _ADVICE[4],
+    135: _ADVICE[5],
     138: "ask who runs the broker",  # banned
 }
-"""Refusals for good, as paho translates the codes 2, 4 and 5 of a CONNACK (MQTT 3.1.1), and what
-to do about each. Code 3, server unavailable (136), passes."""
+"""The same as paho translates them; server unavailable (136) passes."""
+
+
+def advice_on_connack(code: int) -> str | None:
+    """Return what to do about a refusal for good; None when it may pass."""
+    return _ADVICE.get(code)
 
 
 def advice_on(error: BaseException) -> str | None:
@@ -16,13 +39,13 @@ def advice_on(error: BaseException) -> str | None:
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return "check ?cafile="
     code = getattr(error, "rc", None)
-    return FINAL_CODES.get(getattr(code, "value", code)) if code is not None else None
+    return _PAHO_CODES.get(getattr(code, "value", code)) if code is not None else None
 
 
 def reason_of(error: BaseException) -> str:
-    """Return why a link was lost, or not made."""
+    """Return why aiomqtt lost a link, or did not make it."""
     if isinstance(error, TimeoutError):
-        return "no answer to subscribe"
+        return "no answer"
     source = error.__cause__ if hasattr(error.__cause__, "rc") else error
     code = getattr(source, "rc", None)
     text = str(source) if code is None else str(code)

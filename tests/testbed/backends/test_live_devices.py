@@ -21,7 +21,7 @@ from wire.codec import decode
 from wire.messages import Context, Status
 from wire.topics import Topics
 from wire.transport.base import LinkUp, Packet
-from wire.transport.mqtt import MqttTransport
+from wire.transport.client import MqttTransport
 
 PI = replace(device_spec("pi", profiles.load("raspberry-pi-4b")), is_driven=True)
 PLAIN = DeviceSpec("plain")

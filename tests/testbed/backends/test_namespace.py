@@ -31,7 +31,7 @@ from wire.codec import decode
 from wire.messages import Status
 from wire.topics import Topics
 from wire.transport.base import LinkUp, Packet
-from wire.transport.mqtt import MqttTransport
+from wire.transport.client import MqttTransport
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -19,7 +19,7 @@ from testbed.recording.rates import link_rate, one_way_delay
 from testbed.recording.tcp_peer import MAX_BYTES, serve, split_address, tcp_peer
 from tests.brokers import BROKERS
 from wire.transport.base import LinkUp
-from wire.transport.mqtt import MqttTransport
+from wire.transport.client import MqttTransport
 
 LIMIT_S = 60.0
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from wire.transport.address import Address, parse_url, redact
-from wire.transport.mqtt import MqttTransport
+from wire.transport.address import DEFAULT_CLIENT, Address, parse_url, redact, with_client
+from wire.transport.client import MqttTransport
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,11 @@ from wire.transport.mqtt import MqttTransport
         ("mqtt://user@host", Address("host", 1883, "user")),
         ("mqtt://a%40b:p%3Aw%2F@host", Address("host", 1883, "a@b", "p:w/")),
         ("mqtts://h?cafile=ca.pem", Address("h", 8883, is_tls=True, cafile="ca.pem")),
+        ("mqtt://h?client=aiomqtt", Address("h", 1883, client="aiomqtt")),
+        (
+            "mqtts://h?client=direct&cafile=c",
+            Address("h", 8883, is_tls=True, cafile="c", client="direct"),
+        ),
     ],
 )
 def test_understands(url: str, address: Address) -> None:
@@ -38,8 +43,9 @@ def test_understands(url: str, address: Address) -> None:
         ("mqtt://u:secret@[::1", "write mqtt://host:port"),
         ("mqtt://u:secret@host/topic", "must end after the port"),
         ("mqtt://:secret@host", "a password needs a user"),
-        ("mqtt://u:secret@host?cafile=x", "takes only .cafile=FILE, and only with mqtts"),
-        ("mqtts://u:secret@host?verify=no", "takes only .cafile=FILE"),
+        ("mqtt://u:secret@host?cafile=x", "takes only .client=NAME, and .cafile=FILE with mqtts"),
+        ("mqtts://u:secret@host?verify=no", "takes only .client=NAME, and .cafile=FILE"),
+        ("mqtt://u:secret@host?client=paho", "client must be direct or aiomqtt"),
     ],
 )
 def test_refuses_in_one_line_without_the_password(url: str, rule: str) -> None:
@@ -67,6 +73,19 @@ def test_an_unreadable_cafile_is_told_before_any_connection(tmp_path: Path) -> N
 )
 def test_hides_the_password(url: str, shown: str) -> None:
     assert redact(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "chosen"),
+    [
+        ("mqtt://h", "mqtt://h?client=aiomqtt"),
+        ("mqtts://h?cafile=c", "mqtts://h?cafile=c&client=aiomqtt"),
+        ("mqtt://h?client=direct", "mqtt://h?client=direct"),
+    ],
+)
+def test_an_address_that_names_no_client_is_given_one(url: str, chosen: str) -> None:
+    assert with_client(url, "aiomqtt") == chosen
+    assert with_client(url, DEFAULT_CLIENT) == url
 
 
 def test_an_address_does_not_show_its_password() -> None:

@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 
 from testbed.broker import Broker, BrokerKind, start_broker
-from tests.brokers import BROKERS
+from tests.brokers import CLIENTS_AND_BROKERS
 from tests.ledger import Ledger, watch_memory
 from tests.wire.transport.drivers import offer, pull, receive, send
 from wire.chunks import manifest_of
 from wire.messages import Manifest
 from wire.transfer import Download, Intake, Upload
+from wire.transport.address import Client
 from wire.transport.base import Transport
-from wire.transport.mqtt import MqttTransport
+from wire.transport.client import MqttTransport
 
 pytestmark = pytest.mark.anyio
 
-KILLS = 100
+KILLS: dict[Client, int] = {"direct": 100, "aiomqtt": 25}
 """In the middle of a transfer, each way."""
 
 SIZE_BYTES, CHUNK_BYTES = 400_000, 8 * 1024
@@ -62,15 +63,16 @@ class Way:
 class Traffic:
     """A coordinator and a device that never stop to send each other blobs."""
 
-    def __init__(self, broker: Broker, seed: int) -> None:
+    def __init__(self, broker: Broker, client: Client, seed: int) -> None:
         self.ways = {"down": Way(), "up": Way()}
         self._broker = broker
+        self._url = f"{broker.url}?client={client}"
         self._rng = np.random.Generator(np.random.PCG64(seed))
         self._dice = random.Random(seed)
 
     def link(self, name: str) -> Transport:
         quick = self._dice.uniform
-        return MqttTransport(self._broker.url, name, backoff=lambda n: quick(0.005, 0.02))
+        return MqttTransport(self._url, name, backoff=lambda n: quick(0.005, 0.02))
 
     def blob(self) -> tuple[bytes, Manifest]:
         data = self._rng.bytes(SIZE_BYTES)
@@ -127,19 +129,20 @@ class Traffic:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", BROKERS)
+@pytest.mark.parametrize("both", CLIENTS_AND_BROKERS)
 async def test_no_instant_of_a_brokers_death_harms_a_transfer(
-    kind: BrokerKind, tmp_path: Path, ledger: Ledger
+    both: tuple[Client, BrokerKind], tmp_path: Path, ledger: Ledger
 ) -> None:
+    client, kind = both
     lost_s: list[float] = []
     async with start_broker(kind, folder=tmp_path) as broker:
-        traffic = Traffic(broker, seed=7)
+        traffic = Traffic(broker, client, seed=7)
         down, up = traffic.ways.values()
         with anyio.fail_after(GIVE_UP_S):
             async with watch_memory() as peaks, anyio.create_task_group() as tasks:
                 for way in traffic.ways:
                     tasks.start_soon(traffic.repeat, way)
-                while min(down.kills, up.kills) < KILLS:
+                while min(down.kills, up.kills) < KILLS[client]:
                     lost_s.append(await traffic.kill())
                 goal = down.finished + 1, up.finished + 1
                 for one, count in zip((down, up), goal, strict=True):
@@ -147,7 +150,7 @@ async def test_no_instant_of_a_brokers_death_harms_a_transfer(
                 tasks.cancel_scope.cancel()
     ledger.note(
         kind,
-        f"broker killed {len(lost_s)} times, both ways, each",
+        f"{client}: broker killed {len(lost_s)} times, both ways, each",
         lost_s=sum(lost_s) / len(lost_s),
         peaks=peaks,
     )

@@ -13,9 +13,9 @@ from testbed.broker import MAX_PACKET_BYTES, BrokerKind, find_broker, start_brok
 from testbed.guard import guarded
 from tests.brokers import BROKERS
 from wire.messages import MAX_CHUNK_BYTES
+from wire.transport.client import MqttTransport
 from wire.transport.limit import CHUNK_SIZES, largest_chunk
 from wire.transport.memory import MemoryBroker
-from wire.transport.mqtt import MqttTransport
 
 pytestmark = pytest.mark.anyio
 

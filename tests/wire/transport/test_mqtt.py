@@ -1,4 +1,7 @@
-"""The MQTT link against brokers that misbehave: each is a few scripted bytes on a socket."""
+"""The MQTT link against brokers that misbehave: each is a few scripted bytes on a socket.
+
+Each of our clients must come through, and say the same.
+"""
 
 import logging
 import os
@@ -7,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import cast, get_args
 
 import anyio
 import pytest
@@ -16,9 +20,10 @@ from testbed.broker import start_broker
 from tests.brokers import BROKERS
 from tests.wire.transport.drivers import up
 from wire.errors import Disconnected, Refused
+from wire.transport.address import Client
 from wire.transport.backoff import full_jitter
 from wire.transport.base import LinkDown, LinkUp, Packet
-from wire.transport.mqtt import MqttTransport
+from wire.transport.client import MqttTransport
 
 pytestmark = pytest.mark.anyio
 
@@ -35,8 +40,8 @@ Talk = Callable[[SocketStream], Awaitable[None]]
 
 
 @asynccontextmanager
-async def broker_that(*talks: Talk) -> AsyncIterator[str]:
-    """Yield the URL of a broker that has one talk with each client that connects in turn."""
+async def broker_that(client: Client, *talks: Talk) -> AsyncIterator[str]:
+    """Yield the URL of a broker that has one talk with each link that connects in turn."""
     waiting = list(talks)
 
     async def serve(client: SocketStream) -> None:
@@ -48,7 +53,7 @@ async def broker_that(*talks: Talk) -> AsyncIterator[str]:
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(listener.serve, serve)
-        yield f"mqtt://user:secret@127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
+        yield f"mqtt://user:secret@127.0.0.1:{listener.extra(SocketAttribute.local_port)}?client={client}"
         tasks.cancel_scope.cancel()
 
 
@@ -74,6 +79,12 @@ def stays(*answers: bytes) -> Talk:
     return talk
 
 
+@pytest.fixture(params=get_args(Client))
+def client(request: pytest.FixtureRequest) -> Client:
+    """Who speaks MQTT for us."""
+    return cast("Client", request.param)
+
+
 def link_to(url: str, **options: float) -> MqttTransport:
     timeout_s = options.get("publish_timeout_s", GIVE_UP_S)
     return MqttTransport(url, "me", publish_timeout_s=timeout_s, backoff=lambda retry: 0.0)
@@ -89,9 +100,11 @@ def link_to(url: str, **options: float) -> MqttTransport:
     ],
     ids=["protocol", "client-id", "password", "not-allowed"],
 )
-async def test_a_refusal_is_final_and_says_what_to_do(answer: bytes, rule: str) -> None:
+async def test_a_refusal_is_final_and_says_what_to_do(
+    client: Client, answer: bytes, rule: str
+) -> None:
     with anyio.fail_after(GIVE_UP_S):
-        async with broker_that(says(answer)) as url, link_to(url) as link:
+        async with broker_that(client, says(answer)) as url, link_to(url) as link:
             with pytest.raises(Refused, match=rule) as caught:
                 await anext(link.events())
             assert "secret" not in str(caught.value)
@@ -99,16 +112,16 @@ async def test_a_refusal_is_final_and_says_what_to_do(answer: bytes, rule: str) 
                 await link.publish("x", b"")
 
 
-async def test_a_broker_that_is_not_ready_is_asked_again() -> None:
+async def test_a_broker_that_is_not_ready_is_asked_again(client: Client) -> None:
     with anyio.fail_after(GIVE_UP_S):
         async with (
-            broker_that(says(UNAVAILABLE), says(), stays(ACCEPTED)) as url,
+            broker_that(client, says(UNAVAILABLE), says(), stays(ACCEPTED)) as url,
             link_to(url) as link,
         ):
             assert await anext(link.events()) == LinkUp(1)
 
 
-async def test_a_link_that_hangs_up_is_told_once_and_made_anew() -> None:
+async def test_a_link_that_hangs_up_is_told_once_and_made_anew(client: Client) -> None:
     hang_up = anyio.Event()
 
     async def talk(client: SocketStream) -> None:
@@ -116,14 +129,14 @@ async def test_a_link_that_hangs_up_is_told_once_and_made_anew() -> None:
         await hang_up.wait()
 
     with anyio.fail_after(GIVE_UP_S):
-        async with broker_that(talk, stays(ACCEPTED)) as url, link_to(url) as link:
+        async with broker_that(client, talk, stays(ACCEPTED)) as url, link_to(url) as link:
             assert await anext(link.events()) == LinkUp(1)
             hang_up.set()
             assert await anext(link.events()) == LinkDown("connection lost")
             assert await anext(link.events()) == LinkUp(2)
 
 
-async def test_a_link_that_is_lost_as_it_comes_up_is_made_anew() -> None:
+async def test_a_link_that_is_lost_as_it_comes_up_is_made_anew(client: Client) -> None:
     async def hangs_up(client: SocketStream) -> None:
         await client.receive()
         with socket.socket(fileno=os.dup(client.extra(SocketAttribute.raw_socket).fileno())) as raw:
@@ -136,12 +149,14 @@ async def test_a_link_that_is_lost_as_it_comes_up_is_made_anew() -> None:
 
     connected = anyio.Event()
     with anyio.fail_after(GIVE_UP_S):
-        async with broker_that(hangs_up, talk) as url, link_to(url) as link:
+        async with broker_that(client, hangs_up, talk) as url, link_to(url) as link:
             assert isinstance(await anext(link.events()), LinkUp)
             await connected.wait()
 
 
-async def test_retained_packets_of_old_subscriptions_come_after_the_new_link() -> None:
+async def test_retained_packets_of_old_subscriptions_come_after_the_new_link(
+    client: Client,
+) -> None:
     hang_up = anyio.Event()
     kept = bytes([0x31, 4, 0, 1]) + b"t!"
 
@@ -151,7 +166,7 @@ async def test_retained_packets_of_old_subscriptions_come_after_the_new_link() -
 
     with anyio.fail_after(GIVE_UP_S):
         async with (
-            broker_that(talk, stays(ACCEPTED, kept + SUBSCRIBED)) as url,
+            broker_that(client, talk, stays(ACCEPTED, kept + SUBSCRIBED)) as url,
             link_to(url) as link,
         ):
             assert await anext(link.events()) == LinkUp(1)
@@ -162,11 +177,11 @@ async def test_retained_packets_of_old_subscriptions_come_after_the_new_link() -
             assert await anext(link.events()) == Packet("t", b"!", retained=True)
 
 
-async def test_a_packet_that_nobody_asked_for_is_ignored() -> None:
+async def test_a_packet_that_nobody_asked_for_is_ignored(client: Client) -> None:
     stray, wanted = bytes([0x30, 4, 0, 1]) + b"s?", bytes([0x30, 4, 0, 1]) + b"t!"
     with anyio.fail_after(GIVE_UP_S):
         async with (
-            broker_that(stays(ACCEPTED, SUBSCRIBED + stray + wanted)) as url,
+            broker_that(client, stays(ACCEPTED, SUBSCRIBED + stray + wanted)) as url,
             link_to(url) as link,
         ):
             await up(link)
@@ -175,18 +190,21 @@ async def test_a_packet_that_nobody_asked_for_is_ignored() -> None:
             assert link.strays == 1
 
 
-async def test_a_forbidden_subscription_is_refused() -> None:
+async def test_a_forbidden_subscription_is_refused(client: Client) -> None:
     with anyio.fail_after(GIVE_UP_S):
-        async with broker_that(stays(ACCEPTED, NOT_SUBSCRIBED)) as url, link_to(url) as link:
+        async with (
+            broker_that(client, stays(ACCEPTED, NOT_SUBSCRIBED)) as url,
+            link_to(url) as link,
+        ):
             await up(link)
             with pytest.raises(Refused, match="subscribing to t is not allowed"):
                 await link.subscribe("t")
 
 
-async def test_a_broker_that_never_answers_costs_the_link() -> None:
+async def test_a_broker_that_never_answers_costs_the_link(client: Client) -> None:
     with anyio.fail_after(GIVE_UP_S):
         async with (
-            broker_that(stays(ACCEPTED), stays(ACCEPTED)) as url,
+            broker_that(client, stays(ACCEPTED), stays(ACCEPTED)) as url,
             link_to(url, publish_timeout_s=0.05) as link,
         ):
             assert await anext(link.events()) == LinkUp(1)
@@ -196,10 +214,13 @@ async def test_a_broker_that_never_answers_costs_the_link() -> None:
             assert await anext(link.events()) == LinkUp(2)
 
 
-async def test_a_cancelled_wait_for_an_event_loses_nothing() -> None:
+async def test_a_cancelled_wait_for_an_event_loses_nothing(client: Client) -> None:
     packet = bytes([0x30, 4, 0, 1]) + b"t!"
     with anyio.fail_after(GIVE_UP_S):
-        async with broker_that(stays(ACCEPTED, SUBSCRIBED + packet)) as url, link_to(url) as link:
+        async with (
+            broker_that(client, stays(ACCEPTED, SUBSCRIBED + packet)) as url,
+            link_to(url) as link,
+        ):
             with anyio.move_on_after(0):
                 await anext(link.events())
             assert await up(link) == 1
@@ -207,9 +228,11 @@ async def test_a_cancelled_wait_for_an_event_loses_nothing() -> None:
             assert await anext(link.events()) == Packet("t", b"!")
 
 
-async def test_nobody_there_is_a_trouble_that_can_be_read(caplog: pytest.LogCaptureFixture) -> None:
-    async with broker_that() as url:
-        port = url.rsplit(":", 1)[1]
+async def test_nobody_there_is_a_trouble_that_can_be_read(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with broker_that(client) as url:
+        address = url.replace("user", "u")
     retries = 0
 
     def backoff(retry: int) -> float:
@@ -221,7 +244,7 @@ async def test_nobody_there_is_a_trouble_that_can_be_read(caplog: pytest.LogCapt
 
     seen_enough = anyio.Event()
     with anyio.fail_after(GIVE_UP_S), caplog.at_level(logging.WARNING):
-        link = MqttTransport(f"mqtt://u:secret@127.0.0.1:{port}", "me", backoff=backoff)
+        link = MqttTransport(address, "me", backoff=backoff)
         async with link:
             await seen_enough.wait()
             with pytest.raises(Disconnected, match=r"cannot connect.*refused"):
@@ -233,7 +256,7 @@ async def test_nobody_there_is_a_trouble_that_can_be_read(caplog: pytest.LogCapt
     assert "secret" not in caplog.text
 
 
-async def test_leaving_does_not_wait_for_a_broker_that_does_not_answer() -> None:
+async def test_leaving_does_not_wait_for_a_broker_that_does_not_answer(client: Client) -> None:
     connected = anyio.Event()
 
     async def talk(client: SocketStream) -> None:
@@ -242,13 +265,13 @@ async def test_leaving_does_not_wait_for_a_broker_that_does_not_answer() -> None
             pass
 
     with anyio.fail_after(GIVE_UP_S):
-        async with broker_that(talk) as url:
+        async with broker_that(client, talk) as url:
             async with MqttTransport(url, "me", connect_timeout_s=10 * GIVE_UP_S) as link:
                 await connected.wait()
             assert link.trouble == "not connected yet"
 
 
-async def test_leaving_at_any_instant_of_connecting_disturbs_no_other_link() -> None:
+async def test_leaving_at_any_instant_of_connecting_disturbs_no_other_link(client: Client) -> None:
     """The loop would complain about sockets that it is to watch after they were closed."""
     dice, tries = random.Random(5), 300
 
@@ -257,7 +280,7 @@ async def test_leaving_at_any_instant_of_connecting_disturbs_no_other_link() -> 
             await stays(ACCEPTED)(client)
 
     with anyio.fail_after(GIVE_UP_S):
-        async with broker_that(*[talk] * (tries + 1)) as url, link_to(url) as other:
+        async with broker_that(client, *[talk] * (tries + 1)) as url, link_to(url) as other:
             assert await anext(other.events()) == LinkUp(1)
             for _ in range(tries):
                 async with link_to(url):
@@ -277,7 +300,7 @@ def test_the_backoff_begins_quickly_grows_and_stays_below_its_cap() -> None:
 
 
 @pytest.mark.parametrize("kind", BROKERS)
-async def test_wrong_credentials_are_refused(kind: str, tmp_path: Path) -> None:
+async def test_wrong_credentials_are_refused(client: Client, kind: str, tmp_path: Path) -> None:
     with anyio.fail_after(GIVE_UP_S):
         async with start_broker(kind, folder=tmp_path) as broker:  # type: ignore[arg-type]  # a kind
             for url in (
@@ -285,6 +308,6 @@ async def test_wrong_credentials_are_refused(kind: str, tmp_path: Path) -> None:
                 broker.url.replace("fairbed:", "nobody:"),
                 "mqtt://" + broker.url.split("@")[1],
             ):
-                async with MqttTransport(url, "intruder") as link:
+                async with MqttTransport(f"{url}?client={client}", "intruder") as link:
                     with pytest.raises(Refused):
                         await anext(link.events())

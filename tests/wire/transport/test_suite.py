@@ -1,62 +1,23 @@
-"""What every transport must do, in memory and through each real broker alike."""
+"""What every transport must do: in memory, and by each client through each real broker."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
+from functools import partial
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 
-from testbed.broker import start_broker
-from tests.brokers import BROKERS
-from tests.wire.transport.drivers import offer, packets, pull, receive, send, up
-from tests.wire.transport.worlds import BrokerWorld, MemoryWorld, World
-from wire.chunks import HEADER_BYTES, manifest_of
+from tests.wire.transport.drivers import packets, up
+from tests.wire.transport.worlds import World
+from wire.chunks import HEADER_BYTES
 from wire.errors import Disconnected
-from wire.messages import MAX_CHUNK_BYTES, Manifest
-from wire.transfer import Intake, Upload
+from wire.messages import MAX_CHUNK_BYTES
 from wire.transport.base import LinkDown, LinkUp, Packet, Transport, Will
 
 pytestmark = pytest.mark.anyio
 
 GIVE_UP_S = 60.0
 """Far beyond what any of this takes: a test that hangs should fail, not stop the suite."""
-
-RECEIVERS = 8
-MEGABYTE = 1_000_000
-
-
-@pytest.fixture(scope="module", params=["memory", *BROKERS])
-async def shared(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[World]:
-    """A broker for all tests that leave it alive."""
-    if request.param == "memory":
-        yield MemoryWorld()
-        return
-    async with start_broker(request.param, folder=tmp_path_factory.mktemp("broker")) as broker:
-        yield BrokerWorld(broker)
-
-
-@pytest.fixture(params=["memory", *BROKERS])
-async def mortal(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
-    """A broker that a test may kill."""
-    if request.param == "memory":
-        yield MemoryWorld()
-        return
-    async with start_broker(request.param, folder=tmp_path) as broker:
-        yield BrokerWorld(broker)
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    """A topic of this test's own."""
-    return f"suite/{request.node.originalname}"
-
-
-def megabyte(seed: int) -> tuple[bytes, Manifest]:
-    data = np.random.Generator(np.random.PCG64(seed)).bytes(MEGABYTE)
-    return data, manifest_of(data, "model", 32 * 1024)
 
 
 async def publish_and_settle(link: Transport, packet: Packet) -> None:
@@ -79,6 +40,33 @@ async def test_a_packet_arrives(shared: World, topic: str, qos: int) -> None:
                 Packet(f"{topic}/x/{qos}", b"hello"),
                 Packet(f"{topic}/y/{qos}", b"again"),
             ]
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+async def test_what_is_posted_arrives_in_order_and_is_settled_once(
+    shared: World, topic: str, qos: int
+) -> None:
+    settled = 0
+
+    def on_settled() -> None:
+        nonlocal settled
+        settled += 1
+        if settled == 100:
+            all_settled.set()
+
+    all_settled = anyio.Event()
+    with anyio.fail_after(GIVE_UP_S):
+        async with shared.link(f"a{qos}") as a, shared.link(f"b{qos}") as b:
+            await up(a)
+            await up(b)
+            await b.subscribe(f"{topic}/{qos}", qos=1)
+            for i in range(100):
+                a.post(f"{topic}/{qos}", str(i).encode(), qos=qos, settled=on_settled)
+            got = await packets(b, 100)
+            await all_settled.wait()
+            await publish_and_settle(a, Packet(f"{topic}/mark", b""))
+    assert [packet.payload for packet in got] == [str(i).encode() for i in range(100)]
+    assert settled == 100
 
 
 async def test_a_retained_packet_waits_for_subscribers_until_it_is_cleared(
@@ -150,6 +138,27 @@ async def test_packets_of_one_sender_arrive_in_order(shared: World, topic: str) 
                 await a.publish(topic, str(i).encode(), qos=0)
             got = await packets(b, 300)
             assert [int(packet.payload) for packet in got] == list(range(300))
+
+
+async def test_whoever_publishes_without_a_pause_lets_others_have_a_turn(
+    shared: World, topic: str
+) -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+
+    with anyio.fail_after(GIVE_UP_S):
+        async with shared.link("a") as a, anyio.create_task_group() as tasks:
+            await up(a)
+            tasks.start_soon(count)
+            for _ in range(100):
+                await a.publish(topic, b"small")
+            tasks.cancel_scope.cancel()
+    assert turns >= 50
 
 
 async def test_unsubscribing_ends_the_packets(shared: World, topic: str) -> None:
@@ -275,6 +284,25 @@ async def test_a_publish_that_waits_notices_the_lost_link(mortal: World, topic: 
     assert outcomes == [mortal.kind == "memory"] * 30
 
 
+async def test_what_is_posted_and_lost_with_the_link_is_settled_once(
+    mortal: World, topic: str
+) -> None:
+    settled: list[int] = []
+    with anyio.fail_after(GIVE_UP_S):
+        async with mortal.link("a") as a:
+            await up(a)
+            mortal.freeze()
+            for i in range(30):
+                a.post(topic, bytes(1000), qos=1, settled=partial(settled.append, i))
+            await anyio.wait_all_tasks_blocked()
+            assert len(settled) == (30 if mortal.kind == "memory" else 0)
+            await mortal.kill()
+            assert isinstance(await anext(a.events()), LinkDown)
+            with pytest.raises(Disconnected):
+                a.post(topic, b"", settled=partial(settled.append, 30))
+    assert sorted(settled) == list(range(30))
+
+
 async def test_leaving_takes_a_moment_even_when_the_broker_is_stuck(mortal: World) -> None:
     with anyio.fail_after(GIVE_UP_S):
         async with mortal.link("a") as a:
@@ -284,93 +312,3 @@ async def test_leaving_takes_a_moment_even_when_the_broker_is_stuck(mortal: Worl
         with pytest.raises(Disconnected):
             await a.publish("x", b"")
         await mortal.kill()
-
-
-async def test_many_receivers_pull_the_same_blob(shared: World, topic: str) -> None:
-    data, manifest = megabyte(1)
-    with anyio.fail_after(GIVE_UP_S):
-        async with shared.link("source") as source, anyio.create_task_group() as tasks:
-            tasks.start_soon(offer, source, manifest, data, topic)
-            await _pull_all(shared, manifest, topic)
-            tasks.cancel_scope.cancel()
-
-
-async def test_a_pull_survives_the_death_of_the_broker(mortal: World, topic: str) -> None:
-    data, manifest = megabyte(2)
-    halfway = anyio.Event()
-    with anyio.fail_after(GIVE_UP_S):
-        async with mortal.link("source") as source, anyio.create_task_group() as tasks:
-            tasks.start_soon(offer, source, manifest, data, topic)
-            tasks.start_soon(_restart_when, mortal, halfway)
-            await _pull_all(mortal, manifest, topic, halfway)
-            tasks.cancel_scope.cancel()
-
-
-async def test_many_senders_upload_under_a_credit_window(shared: World, topic: str) -> None:
-    with anyio.fail_after(GIVE_UP_S):
-        await _upload_all(shared, topic)
-
-
-async def test_an_upload_survives_the_death_of_the_broker(mortal: World, topic: str) -> None:
-    halfway = anyio.Event()
-    with anyio.fail_after(GIVE_UP_S):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_restart_when, mortal, halfway)
-            await _upload_all(mortal, topic, halfway)
-
-
-async def _restart_when(world: World, moment: anyio.Event) -> None:
-    await moment.wait()
-    await world.kill()
-    await world.start()
-
-
-async def _pull_all(
-    world: World, manifest: Manifest, topic: str, halfway: anyio.Event | None = None
-) -> None:
-    async def one(number: int) -> None:
-        async with world.link(f"sink-{number}") as sink:
-            download = await pull(
-                sink,
-                manifest,
-                topic,
-                lambda d: (
-                    halfway.set()
-                    if halfway and d.received_bytes > manifest.size_bytes // 2
-                    else None
-                ),
-            )
-            download.verify()
-
-    async with anyio.create_task_group() as tasks:
-        for number in range(RECEIVERS):
-            tasks.start_soon(one, number)
-
-
-async def _upload_all(world: World, topic: str, halfway: anyio.Event | None = None) -> None:
-    blobs = [megabyte(10 + number) for number in range(RECEIVERS)]
-    intakes = {
-        f"{topic}/up/{number}": (Intake(manifest, 4), f"{topic}/ctl/{number}")
-        for number, (_, manifest) in enumerate(blobs)
-    }
-
-    async def one(number: int) -> None:
-        data, manifest = blobs[number]
-        async with world.link(f"device-{number}") as device:
-            await send(
-                device, Upload(manifest, data), f"{topic}/up/{number}", f"{topic}/ctl/{number}"
-            )
-
-    def on_progress(intake: Intake) -> None:
-        if halfway and intake.received_bytes > MEGABYTE // 2:
-            halfway.set()
-
-    async with world.link("sink") as sink, anyio.create_task_group() as receiving:
-        receiving.start_soon(receive, sink, intakes, on_progress)
-        async with anyio.create_task_group() as sending:
-            for number in range(RECEIVERS):
-                sending.start_soon(one, number)
-        receiving.cancel_scope.cancel()
-    for intake, _ in intakes.values():
-        assert intake.manifest.sha256 is not None
-        intake.verify(intake.manifest.sha256)

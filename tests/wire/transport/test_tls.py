@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import get_args
 from urllib.parse import urlsplit
 
 import anyio
@@ -16,7 +17,8 @@ from testbed.broker import start_broker
 from tests.brokers import proxy_to
 from tests.wire.transport.drivers import packets, up
 from wire.errors import Refused
-from wire.transport.mqtt import MqttTransport
+from wire.transport.address import Client
+from wire.transport.client import MqttTransport
 
 pytestmark = [
     pytest.mark.anyio,
@@ -51,12 +53,13 @@ async def tls_broker(folder: Path, certificate: Path) -> AsyncIterator[str]:
             yield broker.url.replace("mqtt:", "mqtts:").replace(f":{at.port}", f":{proxy.port}")
 
 
-async def test_packets_arrive_over_tls(tmp_path: Path, certificate: Path) -> None:
+@pytest.mark.parametrize("client", get_args(Client))
+async def test_packets_arrive_over_tls(client: Client, tmp_path: Path, certificate: Path) -> None:
     body = bytes(range(256)) * 2_000
     with anyio.fail_after(GIVE_UP_S):
         async with (
             tls_broker(tmp_path, certificate) as url,
-            MqttTransport(f"{url}?cafile={certificate}", "me") as link,
+            MqttTransport(f"{url}?cafile={certificate}&client={client}", "me") as link,
         ):
             await up(link)
             await link.subscribe("t")
@@ -67,9 +70,15 @@ async def test_packets_arrive_over_tls(tmp_path: Path, certificate: Path) -> Non
 
 # paho leaves the socket of a failed handshake to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_an_unknown_certificate_is_refused(tmp_path: Path, certificate: Path) -> None:
+@pytest.mark.parametrize("client", get_args(Client))
+async def test_an_unknown_certificate_is_refused(
+    client: Client, tmp_path: Path, certificate: Path
+) -> None:
     with anyio.fail_after(GIVE_UP_S):
-        async with tls_broker(tmp_path, certificate) as url, MqttTransport(url, "me") as link:
+        async with (
+            tls_broker(tmp_path, certificate) as url,
+            MqttTransport(f"{url}?client={client}", "me") as link,
+        ):
             with pytest.raises(Refused, match=r"check \?cafile="):
                 await anext(link.events())
     del link

@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 
 from testbed.broker import Broker
 from tests.brokers import Proxy, proxy_to
+from wire.transport.address import Client
 from wire.transport.base import Transport, Will
+from wire.transport.client import MqttTransport
 from wire.transport.memory import MemoryBroker
-from wire.transport.mqtt import MqttTransport
 
 
 class World(Protocol):
@@ -75,8 +76,9 @@ class MemoryWorld:
 class BrokerWorld:
     """A real broker; each client has a proxy of its own, so that its link can be cut."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, client: Client = "direct") -> None:
         self.broker = broker
+        self.client = client
         self.kind: str = broker.kind
         self._proxies: dict[str, Proxy] = {}
 
@@ -87,7 +89,7 @@ class BrokerWorld:
         assert at.port is not None
         async with proxy_to(at.hostname, at.port) as proxy:
             self._proxies[client_id] = proxy
-            url = self.broker.url.replace(f":{at.port}", f":{proxy.port}")
+            url = self.broker.url.replace(f":{at.port}", f":{proxy.port}?client={self.client}")
             # amqtt may drop a client that comes right after another one of the same id.
             name = f"{client_id}-{secrets.token_hex(4)}"
             async with MqttTransport(url, name, will=will) as transport:

@@ -1,0 +1,121 @@
+"""One connection to a broker: what a transport asks of whoever speaks MQTT for it.
+
+A link is connected once and lost once; `wire.transport.client` makes a new one after that.
+"""
+
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from wire.transport.address import Address
+from wire.transport.base import Packet, Settled, Will
+
+LEAVE_S = 2.0
+"""A clean goodbye may take this long; then the socket is closed without one."""
+
+FLOOR_BPS = 100e3
+"""What a link must carry, bit/s, before a waiting publish counts as failed."""
+
+FILTERS_PER_SUBSCRIBE = 8
+"""The most that AWS IoT Core takes in one packet."""
+
+Take: TypeAlias = Callable[[Packet, int], bool]
+"""Takes a packet and its QoS; False refuses it, and the link is cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """Whom a link connects, and how patiently."""
+
+    address: Address
+    url: str
+    """The same for messages, without password."""
+    client_id: str
+    will: Will | None
+    tls: ssl.SSLContext | None
+    keepalive_s: int
+    connect_timeout_s: float
+    publish_timeout_s: float
+
+    def patience_s(self, waiting_bytes: int) -> float:
+        """Return how long an operation may take with so many bytes before it, its own included."""
+        return self.publish_timeout_s + 8.0 * waiting_bytes / FLOOR_BPS
+
+
+class Link(Protocol):
+    """One connection, from CONNECT to its end."""
+
+    async def connect(self) -> None:
+        """Connect, once.
+
+        Raises:
+            Disconnected: The broker is not there, does not answer, or is not ready; says why.
+            Refused: It said no for good.
+        """
+        ...
+
+    def post(
+        self, topic: str, payload: bytes | memoryview, qos: int, retain: bool, settled: Settled
+    ) -> None:
+        """Send without waiting; `settled` is called once.
+
+        Raises:
+            Disconnected: The link is down; `settled` is not called.
+        """
+        ...
+
+    async def publish(
+        self, topic: str, payload: bytes | memoryview, qos: int, retain: bool
+    ) -> None:
+        """Send; at QoS 1 return when the broker has it, at QoS 0 when it is on its way.
+
+        Raises:
+            Disconnected: The link is down or was lost before that.
+        """
+        ...
+
+    async def subscribe(self, filters: Mapping[str, int]) -> None:
+        """Subscribe to each filter at its QoS.
+
+        Raises:
+            Disconnected: The link is down or was lost meanwhile.
+            Refused: The broker does not allow one of them.
+        """
+        ...
+
+    async def unsubscribe(self, filters: Sequence[str]) -> None:
+        """Unsubscribe.
+
+        Raises:
+            Disconnected: The link is down or was lost meanwhile.
+        """
+        ...
+
+    async def lost(self) -> str:
+        """Return, once the connection is lost, why."""
+        ...
+
+    def cut(self, reason: str) -> None:
+        """Give the connection up at once; `lost` returns `reason`, unless it was lost before."""
+        ...
+
+    async def leave(self) -> None:
+        """Say goodbye, so that the broker publishes no will; the caller limits the time."""
+        ...
+
+    def abandon(self) -> None:
+        """Close the socket as it is; the last thing that happens to a link."""
+        ...
+
+
+def batches(filters: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Yield the filters of one SUBSCRIBE after another."""
+    pairs = list(filters.items())
+    for start in range(0, len(pairs), FILTERS_PER_SUBSCRIBE):
+        yield dict(pairs[start : start + FILTERS_PER_SUBSCRIBE])
+
+
+def not_allowed(name: str) -> str:
+    """Return what to say of a filter that the broker refuses."""
+    return f"broker: subscribing to {name} is not allowed; check its ACL"
