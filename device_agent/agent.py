@@ -363,8 +363,13 @@ class Agent:
             return
         if self._phase is before:
             return
-        _log.info("%s round %s: %s", self._name, self._rounds.round_id or "-", self._phase)
-        if self._phase is Phase.IDLE or self.is_ready != was_ready:
+        level = logging.DEBUG if self._phase.is_working else logging.INFO
+        _log.log(level, "%s round %s: %s", self._name, self._rounds.round_id or "-", self._phase)
+        if self.is_ready != was_ready:
             self._telemetry.send_now()
-        else:
+        elif self._phase is not Phase.IDLE:
             self._telemetry.send_soon()
+        elif event is Event.ANSWERED:
+            self._telemetry.send_next()
+        else:
+            self._telemetry.send_now()

@@ -131,11 +131,14 @@ class Pull:
         self._bell.ring()
 
     def _flush(self) -> None:
-        """Give back what arrived and ask for what is wanted, each in one packet."""
-        arrived, self._arrived = self._arrived, []
+        """Give back what arrived and ask for what is wanted, each in one packet.
+
+        What arrived is given back only when something is asked for: at the end `run` does it.
+        """
         wanted, self._wanted = self._wanted, []
-        self._give_back(self._asked.intersection(arrived))
         if wanted:
+            arrived, self._arrived = self._arrived, []
+            self._give_back(self._asked.intersection(arrived))
             self._asked.update(wanted)
             self._source.ask(wanted)
 

@@ -18,7 +18,8 @@ from wire.messages import Context
 
 MIN_GAP_S = 0.25
 """Contexts that tell a new phase of a round are at least this far apart: a round of 0.1 s
-passes eight of them. Readiness and the return to idle are never held back."""
+passes eight of them. So are those that tell the end of a round that the coordinator ended itself.
+Readiness and any other return to idle are never held back."""
 
 PHASE_DELAY_S = 0.05
 """A new phase is told this much later, so that telling it does not delay its own work."""
@@ -65,13 +66,20 @@ class Telemetry:
             await self._post.tell(self.context(), qos=0)
 
     def send_now(self) -> None:
-        """Readiness has changed, or the device is idle again."""
+        """Readiness has changed, or the device is idle and nobody may know."""
         self._send_by(self._host.clock.now())
+
+    def send_next(self) -> None:
+        """The device is idle, as the coordinator knows."""
+        self._send_by(max(self._gap_at, self._host.clock.now()))
 
     def send_soon(self) -> None:
         """The phase has changed."""
-        gap_at = self._sent_at + min(MIN_GAP_S, self.period_s)
-        self._send_by(max(gap_at, self._host.clock.now() + PHASE_DELAY_S))
+        self._send_by(max(self._gap_at, self._host.clock.now() + PHASE_DELAY_S))
+
+    @property
+    def _gap_at(self) -> float:
+        return self._sent_at + min(MIN_GAP_S, self.period_s)
 
     def context(self) -> Context:
         """Return what the device knows of itself now."""

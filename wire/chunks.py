@@ -120,7 +120,7 @@ def suitable_chunk_bytes(
     """Return the chunk size of a blob on a link: 32 to 256 KiB, up to 960 KiB on a fast one.
 
     A slow link keeps its window short and its resends cheap. A fast one saves processor time,
-    which is spent by the chunk, as long as the blob still makes four (docs/exchange.md).
+    which is spent by the chunk, as long as the blob still makes two (docs/exchange.md).
 
     Args:
         rate_bps: What the link was measured to carry, bit/s; None is unknown, and takes 256 KiB.
@@ -131,7 +131,8 @@ def suitable_chunk_bytes(
         return min(DEFAULT_CHUNK_BYTES, limit_bytes)
     bytes_per_s = rate_bps / 8.0
     slow = min(max(bytes_per_s * CHUNK_TIME_S, SLOW_CHUNK_BYTES), DEFAULT_CHUNK_BYTES)
-    fast = min(bytes_per_s * FAST_CHUNK_TIME_S, size_bytes / 4)
+    half = -(-size_bytes // 2048) * 1024
+    fast = min(bytes_per_s * FAST_CHUNK_TIME_S, half)
     return int(min(max(slow, fast), limit_bytes)) // 1024 * 1024
 
 

@@ -170,7 +170,8 @@ class Upload:
     def on_grant(self, window: int, now: float) -> list[int]:
         """Begin, or go on after a reconnect; the same grant again changes nothing."""
         if window != self._flow.limit:
-            self._flow.floor = ack_interval(window)  # a smaller window would never earn an ack
+            # A smaller window would never earn an ack.
+            self._flow.floor = ack_interval(window, self.manifest.chunk_count)
             self._flow.open(window)
         return self._flow.fill(now)
 
@@ -259,14 +260,14 @@ class Intake:
         self._pieces = _Pieces(manifest, memory)
         self._bitmap = bytearray(_bitmap_bytes(manifest.chunk_count))
         self._missing = manifest.chunk_count
-        self._interval = ack_interval(window)
+        self._interval = ack_interval(window, manifest.chunk_count)
         self._unreported = 0
 
     def on_chunk(self, chunk: Chunk, now: float) -> bool:
         """Take a chunk; return whether an `UploadAck` is due.
 
-        It is due every half window, at the end, and on a duplicate, which tells that an ack was
-        lost or late.
+        It is due every half window, unless the window holds the whole blob; at the end; and on a
+        duplicate, which tells that an ack was lost or late.
 
         Raises:
             DecodeError: The chunk is of another blob, out of range, or of the wrong length.
@@ -309,9 +310,12 @@ class Intake:
         self._pieces.verify(sha256, self._missing)
 
 
-def ack_interval(window: int) -> int:
-    """Return after how many new chunks an acknowledgement is due: half a window."""
-    return -(-window // 2)
+def ack_interval(window: int, chunk_count: int) -> int:
+    """Return after how many new chunks an acknowledgement is due: half a window.
+
+    Of a blob that one window holds, after the last: nobody waits for an earlier one.
+    """
+    return chunk_count if chunk_count <= window else -(-window // 2)
 
 
 def _bitmap_bytes(count: int) -> int:

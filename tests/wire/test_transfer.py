@@ -316,6 +316,16 @@ def test_an_ack_is_due_every_half_window_on_a_duplicate_and_at_the_end() -> None
     intake.verify(manifest.sha256)
 
 
+def test_of_a_blob_that_one_window_holds_one_ack_is_due() -> None:
+    data, manifest = blob(4)
+    intake = Intake(manifest, window=4)
+    due = [intake.on_chunk(piece(data, manifest, index), 0.1) for index in (3, 0, 0, 1, 2)]
+    assert due == [False, False, True, False, True]
+    upload = Upload(manifest, data)
+    upload.on_grant(4, 0.0)
+    assert upload.tick(100.0) == [0, 1, 2, 3], "fewer would earn no ack"
+
+
 def test_the_bitmap_begins_with_the_least_significant_bit() -> None:
     data, manifest = blob(10)
     intake = Intake(manifest, window=4)

@@ -1,0 +1,96 @@
+"""When a device tells of itself: at once, soon, or with the next."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from device_agent.cache import BlobCache
+from device_agent.host import FreePace, Host
+from device_agent.lifecycle import Phase
+from device_agent.link import LinkEstimate
+from device_agent.post import Post
+from device_agent.sensors import RealSensors
+from device_agent.telemetry import MIN_GAP_S, Telemetry
+from device_agent.worker import Worker
+from wire.topics import Topics
+from wire.transport.memory import MemoryBroker
+
+pytestmark = pytest.mark.anyio
+
+
+class HandClock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def now(self) -> float:
+        return self.now_s
+
+
+class CountingBroker(MemoryBroker):
+    """Counts what is published."""
+
+    published = 0
+
+    def route(self, topic: str, payload: bytes, qos: int, retain: bool) -> None:
+        self.published += 1
+        super().route(topic, payload, qos, retain)
+
+
+@asynccontextmanager
+async def telling(folder: Path) -> AsyncIterator[tuple[Telemetry, HandClock, CountingBroker]]:
+    """Run the telemetry of a device that has told of itself just now."""
+    broker, clock = CountingBroker(), HandClock()
+    host = Host(clock=clock, pace=FreePace(), sensors=RealSensors())
+    async with broker.transport("pi-1") as link, anyio.create_task_group() as group:
+        await anyio.wait_all_tasks_blocked()
+        telemetry = Telemetry(
+            host,
+            Post(link, Topics(), "pi-1", group),
+            Worker(host, BlobCache(folder, 1_000)),
+            LinkEstimate(),
+            boot=1,
+            engine_threads=1,
+            period_s=60.0,
+            state=lambda: (Phase.IDLE, True),
+        )
+        group.start_soon(telemetry.run)
+        await anyio.wait_all_tasks_blocked()
+        assert broker.published == 1
+        yield telemetry, clock, broker
+        group.cancel_scope.cancel()
+
+
+async def test_what_nobody_else_knows_is_told_at_once(tmp_path: Path) -> None:
+    async with telling(tmp_path) as (telemetry, _, broker):
+        for count in (2, 3):
+            telemetry.send_now()
+            await anyio.wait_all_tasks_blocked()
+            assert broker.published == count
+
+
+async def test_the_end_of_a_round_that_the_coordinator_knows_waits_for_the_gap(
+    tmp_path: Path,
+) -> None:
+    async with telling(tmp_path) as (telemetry, clock, broker):
+        clock.now_s += 0.9 * MIN_GAP_S
+        telemetry.send_next()
+        await anyio.wait_all_tasks_blocked()
+        assert broker.published == 1
+    async with telling(tmp_path) as (telemetry, clock, broker):
+        clock.now_s += MIN_GAP_S
+        telemetry.send_next()
+        await anyio.wait_all_tasks_blocked()
+        assert broker.published == 2
+
+
+async def test_a_phase_waits_for_a_moment_beside_the_gap(tmp_path: Path) -> None:
+    async with telling(tmp_path) as (telemetry, clock, broker):
+        clock.now_s += MIN_GAP_S
+        telemetry.send_soon()
+        await anyio.wait_all_tasks_blocked()
+        assert broker.published == 1
