@@ -12,6 +12,7 @@ import psutil
 
 from testbed.endpoint import read_endpoint
 from testbed.guard import guarded
+from wire.transport.address import DEFAULT_CLIENT, Client
 
 EXPERIMENT = """
 name = "benchmark"
@@ -30,10 +31,14 @@ per_round = {agents}
 every = {evaluate_every}
 [broker]
 kind = "{broker}"
+client = "{client}"
+[emulation]
+backend = "process"
 [[fleet]]
 name = "agent"
 count = {agents}
 """
+"""In processes on loopback: a namespace each would measure the kernel's bridge."""
 
 ALL_STEPS = 1_000_000
 """No epoch here is cut short."""
@@ -144,6 +149,7 @@ def live_run(
     rounds: int,
     model: str = "mlp",
     broker: str = "auto",
+    client: Client = DEFAULT_CLIENT,
     batch_size: int = 20,
     max_steps: int = ALL_STEPS,
     evaluate_every: int = 0,
@@ -163,6 +169,7 @@ def live_run(
         agents=agents,
         evaluate_every=evaluate_every,
         broker=broker,
+        client=client,
     )
     path.write_text(text, encoding="utf-8")
     kind = "run" if starts_fleet else "coordinator"

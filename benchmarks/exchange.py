@@ -1,7 +1,7 @@
 """Speed, CPU and memory of the model exchange, against a plain TCP copy of the same run.
 
     fairbed bench exchange [--agents 20] [--size 10] [--broker auto] [--processes N] [--json]
-                           [--repeats 5] [--chunk KIB] [--drop 0.01]
+                           [--client direct] [--repeats 5] [--chunk KIB] [--drop 0.01]
                            [--slow 1mbit:1] [--kill-broker-at 50%] [--deaf 4]
 
 The coordinator's chunk store, uploads and grants, the agent's pulls and pushes, and a real
@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import anyio
 import msgspec
@@ -32,6 +33,7 @@ from benchmarks._tcp import listen
 from testbed.backends.shape import Shape
 from testbed.backends.shaping import shaped_links
 from testbed.broker import Broker, BrokerChoice, start_broker
+from wire.transport.address import DEFAULT_CLIENT, Client, with_client
 
 UNITS_BPS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
@@ -46,6 +48,7 @@ class Options:
     agents: int
     n_bytes: int
     broker: BrokerChoice
+    client: Client
     processes: int
     repeats: int
     chunk_bytes: int | None
@@ -108,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--agents", type=int, default=20, help="devices (default 20)")
     add("--size", type=float, default=10.0, metavar="MB", help="vector, 10^6 bytes (default 10)")
     add("--broker", default="auto", choices=("auto", "mosquitto", "nats", "amqtt"))
+    add("--client", default=DEFAULT_CLIENT, choices=get_args(Client), help="who speaks MQTT for us")
     add("--processes", type=int, help="processes that share the devices (default: one each)")
     add("--repeats", type=int, default=5, help="passes of each kind (default 5)")
     add("--chunk", type=int, metavar="KIB", help="chunk size (default: follows the link)")
@@ -147,6 +151,7 @@ def _options(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Opti
         agents=agents,
         n_bytes=n_bytes,
         broker=given.broker,
+        client=given.client,
         processes=processes,
         repeats=given.repeats,
         chunk_bytes=given.chunk * 1024 if given.chunk else None,
@@ -178,7 +183,8 @@ async def _measure(options: Options, fleet: Fleet) -> Result:
         ):
             assert broker.pid is not None
             base_rss = peak_rss_bytes(broker.pid)
-            desk = Desk(broker.url, options.n_bytes, options.drop, options.seed, group)
+            url = with_client(broker.url, options.client)
+            desk = Desk(url, options.n_bytes, options.drop, options.seed, group)
             group.start_soon(desk.run, name="bench.desk")
             with anyio.fail_after(READY_S):
                 await desk.linked.wait()
@@ -216,7 +222,7 @@ async def _join(
     for i in range(options.agents):
         port = ports.get(_name(i), broker.port)
         url = f"{broker.url.rsplit(':', 1)[0]}:{port}"
-        crews[i % options.processes][_name(i)] = url
+        crews[i % options.processes][_name(i)] = with_client(url, options.client)
     await fleet.tell(
         [
             Join(
@@ -266,6 +272,7 @@ def _result(options: Options, passes: Passes, broker: Broker, series: Series) ->
     both = [*series.down, *series.up]
     return {
         "broker": broker.kind,
+        "client": options.client,
         "agents": len(options.fast),
         "processes": options.processes,
         "deaf": options.n_deaf,

@@ -1,6 +1,7 @@
 """Round time of 20 unthrottled agents with a 1 MB model, and how soon the first round is done.
 
-    fairbed bench round-time [--agents 20] [--rounds 20] [--broker auto] [--echo] [--json]
+    fairbed bench round-time [--agents 20] [--rounds 20] [--broker auto] [--client direct]
+                             [--echo] [--json]
 
 MLP 784-318-10 (253,000 values), 320 training examples a device, batch 32, one epoch, everybody
 in every round, no evaluation. A round lasts from the dispatch to the next model, published.
@@ -13,12 +14,14 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import numpy as np
 
 from benchmarks._live import ALL_STEPS, live_run, save_random_examples
 from coordinator.store import RunReader
+from wire.transport.address import DEFAULT_CLIENT, Client
 
 EXAMPLES = 400
 """Per device; a fifth is held out."""
@@ -30,12 +33,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--agents", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--broker", default="auto")
+    parser.add_argument("--client", default=DEFAULT_CLIENT, choices=get_args(Client))
     parser.add_argument("--echo", action="store_true", help="one step of training, no epoch")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     if options.rounds < 3:
         parser.error(f"--rounds: must be at least 3, got {options.rounds}")
-    result = measure(options.agents, options.rounds, options.broker, is_echo=options.echo)
+    result = measure(
+        options.agents,
+        options.rounds,
+        options.broker,
+        client=options.client,
+        is_echo=options.echo,
+    )
     if options.json:
         print(msgspec.json.encode(result).decode())
     else:
@@ -45,7 +55,7 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(
-    agents: int, rounds: int, broker: str, *, is_echo: bool
+    agents: int, rounds: int, broker: str, *, client: Client, is_echo: bool
 ) -> dict[str, float | int | str]:
     """Return the times of one run, seconds."""
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
@@ -59,6 +69,7 @@ def measure(
             agents=agents,
             rounds=rounds,
             broker=broker,
+            client=client,
             batch_size=32,
             max_steps=1 if is_echo else ALL_STEPS,
         ) as run:
@@ -75,6 +86,7 @@ def measure(
     later = [row.duration_s for row in closed[1:]]
     return {
         "agents": agents,
+        "client": client,
         "rounds": rounds,
         "first_round_done_s": first_s,
         "round_median_s": statistics.median(later),

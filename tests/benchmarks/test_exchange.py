@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
 from benchmarks._meter import percentile
 from testbed.broker import find_broker
+from wire.transport.address import Client
 
 KEYS = {
     "broker",
@@ -42,8 +43,10 @@ def bench(*arguments: str) -> dict[str, Any]:
     return result
 
 
-def test_it_prints_every_key_and_verifies_every_vector() -> None:
-    result = bench("--agents", "3", "--processes", "2")
+@pytest.mark.parametrize("client", get_args(Client))
+def test_it_prints_every_key_and_verifies_every_vector(client: Client) -> None:
+    result = bench("--agents", "3", "--processes", "2", "--client", client)
+    assert result["client"] == client
     assert result.keys() >= KEYS
     assert (result["agents"], result["processes"], result["verified"]) == (3, 2, True)
     assert result["cpu_ms_per_mb"].keys() >= {

@@ -16,11 +16,11 @@ def numbers(output: str) -> dict[str, float]:
     return values
 
 
-@pytest.mark.parametrize("echo", [[], ["--echo"]])
+@pytest.mark.parametrize("options", [[], ["--echo"], ["--client", "aiomqtt"]])
 def test_round_time_tells_how_long_a_round_takes(
-    echo: Sequence[str], capsys: pytest.CaptureFixture[str]
+    options: Sequence[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert round_time.main(["--agents", "3", "--rounds", "4", "--json", *echo]) == 0
+    assert round_time.main(["--agents", "3", "--rounds", "4", "--json", *options]) == 0
     result = numbers(capsys.readouterr().out)
     assert (result["agents"], result["rounds"], result["merged"]) == (3, 4, 3)
     assert 0.0 < result["round_median_s"] < result["first_round_done_s"]
