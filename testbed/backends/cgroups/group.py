@@ -8,7 +8,7 @@ from testbed.backends.cell import Cell
 from testbed.backends.cgroups.files import CgroupError, read, read_fields, write_checked
 from testbed.backends.cgroups.places import WHAT_TO_DO, Places
 from testbed.backends.cgroups.quota import Quota
-from testbed.backends.cgroups.removal import remove_folders
+from testbed.backends.cgroups.removal import hold, remove_folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,7 @@ class Group:
         self._accounting = places.accounting / name
         self._unified = None if places.unified is None else places.unified / name
         self._quota = Quota(self._cpu, self._cpu_version)
+        self._held: list[int] = []
 
     def cell(self) -> Cell:
         """Return what a process needs to go in."""
@@ -58,7 +59,7 @@ class Group:
         )
 
     def make(self) -> None:
-        """Make the group; it limits nothing yet.
+        """Make the group; it limits nothing yet, and is ours as long as this process lives.
 
         Raises:
             CgroupError: It cannot be made; nothing is left of it.
@@ -73,6 +74,7 @@ class Group:
                     f"{folder}: must be possible to make, got: {exc.strerror}; {WHAT_TO_DO}"
                 ) from exc
             made.append(folder)
+        self._held = [hold(folder) for folder in made]
 
     def limit_cpu(self, share: float | None) -> None:
         """Give the group so many cores from now on; None is all there are.
@@ -125,7 +127,11 @@ class Group:
         Raises:
             CgroupError: A process in it cannot be killed.
         """
-        remove_folders(self._folders)
+        try:
+            remove_folders(self._folders)
+        finally:
+            while self._held:
+                os.close(self._held.pop())
 
     def _pressure_s(self) -> float | None:
         if self._unified is None:

@@ -1,5 +1,6 @@
 """Ends what is in control groups, and removes them: our own, and those that dead runs have left."""
 
+import fcntl
 import os
 import signal
 import time
@@ -53,10 +54,43 @@ def _kill(folder: Path) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def hold(folder: Path) -> int:
+    """Keep others from sweeping a group; return the descriptor that does, until it is closed.
+
+    Who sweeps may have another /run than we, and see no owner of ours there. The tree of groups is
+    the same for all, so it is the group itself that is locked.
+
+    Raises:
+        CgroupError: The group is gone.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as exc:
+        raise CgroupError(f"{folder}: must stay until we remove it, got: {exc.strerror}") from exc
+    fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for one who just looks, microseconds
+    return descriptor
+
+
+def is_held(folder: Path) -> bool:
+    """Tell whether the process that made a group lives."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def sweep(places: Places, is_leftover: Callable[[str], bool]) -> list[str]:
     """Remove groups that were left behind, wherever they were made; return their names.
 
-    What cannot be removed is left alone: its processes are in another process namespace.
+    What cannot be removed is left alone: its processes are in another process namespace. So is what
+    somebody holds.
 
     Args:
         places: Where groups are made.
@@ -70,6 +104,8 @@ def sweep(places: Places, is_leftover: Callable[[str], bool]) -> list[str]:
                     found.setdefault(name, []).append(Path(parent, name))
     removed = []
     for name, folders in sorted(found.items()):
+        if any(map(is_held, folders)):
+            continue
         with suppress(CgroupError):
             remove_folders(folders)
             removed.append(name)
