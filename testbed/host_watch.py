@@ -6,6 +6,7 @@ broker or a proxy that is kept from running. Nobody would notice: so it is count
 
 import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.ports import Waiting
@@ -13,7 +14,31 @@ from coordinator.ports import Waiting
 KEEP_S = 2e-3
 """Readings of the same processes within this time are one: a cohort is dispatched at once."""
 
+SHORT_S = 20e-6
+"""A wait on waking up that delays nothing to speak of. A relay wakes up for every packet: 1,500
+waits of 28 us a second were 4 % of the time, and moved no packet by more than that."""
+
 _NS = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How often the threads of a process have run, and what they waited for that in all."""
+
+    seconds: float = 0.0
+    count: int = 0
+
+
+def waits(pid: int) -> Waits:
+    """Return what the threads of a process have waited; nothing where the system does not tell."""
+    total_ns, count = 0, 0
+    for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        try:
+            _, waited_ns, runs = map(int, thread.read_text().split())
+        except (OSError, ValueError):  # it has ended meanwhile
+            continue
+        total_ns, count = total_ns + waited_ns, count + runs
+    return Waits(total_ns * _NS, count)
 
 
 def run_delay_s(pid: int) -> float:
@@ -21,13 +46,29 @@ def run_delay_s(pid: int) -> float:
 
     0 where the system does not tell.
     """
-    total_ns = 0
-    for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        try:
-            total_ns += int(thread.read_text().split()[1])
-        except (OSError, ValueError, IndexError):  # it has ended meanwhile
-            continue
-    return total_ns * _NS
+    return waits(pid).seconds
+
+
+class PathWatch:
+    """Adds up for how long processes were kept waiting, but for waits that are short.
+
+    Args:
+        read: Returns what a process has waited so far.
+    """
+
+    def __init__(self, read: Callable[[int], Waits] = waits) -> None:
+        self._read = read
+        self._before: dict[int, Waits] = {}
+        self.seconds = 0.0
+
+    def look(self, pids: Iterable[int]) -> None:
+        """Take in what these processes have waited since they were last looked at."""
+        now = {pid: self._read(pid) for pid in pids}
+        for pid, found in now.items():
+            before = self._before.get(pid, found)
+            long_s = found.seconds - before.seconds - SHORT_S * (found.count - before.count)
+            self.seconds += max(0.0, long_s)
+        self._before = now
 
 
 class FleetWatch:
@@ -52,7 +93,7 @@ class FleetWatch:
     ) -> None:
         self._emulated, self._starved_s, self._path = frozenset(emulated), starved_s, path
         self._dilation, self._now = dilation, now
-        self._path_s, self._read_at = 0.0, -KEEP_S
+        self._waited, self._read_at = PathWatch(), -KEEP_S
 
     def waiting(self, device: str) -> Waiting | None:
         """Return what `device` has suffered so far; None if it is not emulated."""
@@ -61,7 +102,9 @@ class FleetWatch:
         device_s = self._starved_s(device)
         now = self._now()
         if now - self._read_at >= KEEP_S:
-            self._path_s, self._read_at = sum(map(run_delay_s, self._path())), now
+            self._waited.look(self._path())
+            self._read_at = now
         return Waiting(
-            device_s=(device_s or 0.0) / self._dilation, path_s=self._path_s / self._dilation
+            device_s=(device_s or 0.0) / self._dilation,
+            path_s=self._waited.seconds / self._dilation,
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.host_watch import KEEP_S, FleetWatch, run_delay_s
+from testbed.host_watch import KEEP_S, SHORT_S, FleetWatch, PathWatch, Waits, run_delay_s
 
 HAS_DELAYS = Path("/proc/self/schedstat").exists()
 
@@ -45,6 +45,27 @@ def test_a_whole_cohort_costs_one_look_at_the_processes() -> None:
     now[0] += KEEP_S
     watch.waiting("a")
     assert looks == [0.0, KEEP_S]
+
+
+def test_long_waits_add_up_and_those_of_waking_up_do_not() -> None:
+    told = {7: Waits(100.0, 1000), 8: Waits(5.0, 10)}
+    watch = PathWatch(lambda pid: told[pid])
+    watch.look([7, 8])
+    assert watch.seconds == 0.0  # before anybody looked
+    told[7] = Waits(100.0 + 3000 * SHORT_S, 4000)  # a relay at work, and nobody in its way
+    told[8] = Waits(5.0 + 0.3, 20)
+    watch.look([7, 8])
+    assert watch.seconds == pytest.approx(0.3, rel=1e-3)
+
+
+def test_a_process_that_takes_the_place_of_another_begins_anew() -> None:
+    told = {7: Waits(100.0, 1000), 8: Waits(1.0, 10)}
+    watch = PathWatch(lambda pid: told[pid])
+    watch.look([7])
+    watch.look([8])
+    told[8] = Waits(1.5, 10)
+    watch.look([8])
+    assert watch.seconds == pytest.approx(0.5)
 
 
 @pytest.mark.skipif(not HAS_DELAYS, reason="the kernel does not tell how long threads wait")
