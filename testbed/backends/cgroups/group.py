@@ -48,7 +48,8 @@ class Group:
         self._accounting = places.accounting / name
         self._unified = None if places.unified is None else places.unified / name
         self._quota = Quota(self._cpu, self._cpu_version)
-        self._held: list[int] = []
+        self._held: int | None = None
+        """Descriptor that keeps others from sweeping the group."""
 
     def cell(self) -> Cell:
         """Return what a process needs to go in."""
@@ -69,12 +70,13 @@ class Group:
             try:
                 folder.mkdir()
             except OSError as exc:
-                remove_folders(made)
+                self._end(made)
                 raise CgroupError(
                     f"{folder}: must be possible to make, got: {exc.strerror}; {WHAT_TO_DO}"
                 ) from exc
             made.append(folder)
-        self._held = [hold(folder) for folder in made]
+            if self._held is None:  # one holds all that have its name
+                self._held = hold(folder)
 
     def limit_cpu(self, share: float | None) -> None:
         """Give the group so many cores from now on; None is all there are.
@@ -127,11 +129,15 @@ class Group:
         Raises:
             CgroupError: A process in it cannot be killed.
         """
+        self._end(self._folders)
+
+    def _end(self, folders: list[Path]) -> None:
         try:
-            remove_folders(self._folders)
+            remove_folders(folders)
         finally:
-            while self._held:
-                os.close(self._held.pop())
+            if self._held is not None:
+                os.close(self._held)
+                self._held = None
 
     def _pressure_s(self) -> float | None:
         if self._unified is None:
