@@ -6,7 +6,7 @@ came of it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from coordinator.algorithms.estimation.build import make_estimator
 from coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
 from coordinator.algorithms.selection.build import make_selector
 from coordinator.config import CoordinatorConfig, SelectionConfig
-from coordinator.registry import Registry
 
 _SELECTION, _TRAINING, _ENCODING = 0, 1, 2
 """Purposes of random streams within a round (spec/algorithms.md, 0.4.8)."""
@@ -58,6 +57,22 @@ class Observation:
     for that, otherwise of its last epoch."""
 
 
+class Roster(Protocol):
+    """What the decisions want to know of a fleet; a live one is a `Registry`."""
+
+    def contexts(self, down_bits: float | Floats, up_bits: float | Floats, coding: str) -> Floats:
+        """Return what is known of each device before the selection, shape (N, 4)."""
+        ...
+
+    def available(self, now: float) -> Bools:
+        """Return I_{t,n}, shape (N,)."""
+        ...
+
+    def n_k(self) -> Ints:
+        """Return the training examples of each device, shape (N,)."""
+        ...
+
+
 class Decisions:
     """Selector, estimator and aggregator of a run, and their random streams."""
 
@@ -76,7 +91,7 @@ class Decisions:
     def choose(
         self,
         round_id: int,
-        registry: Registry,
+        roster: Roster,
         transfer_bits: tuple[float | Floats, float | Floats],
         now: float,
         known_s: Floats | None = None,
@@ -85,21 +100,21 @@ class Decisions:
 
         Args:
             round_id: The round, which also picks the random stream.
-            registry: All devices, N of them.
+            roster: All devices, N of them.
             transfer_bits: What an exchange takes down and up, bits, each (N,) or one for all.
             now: Monotonic seconds.
             known_s: True expected exchange times, seconds, shape (N,), where somebody knows them.
         """
         settings = self.config.selection
-        context = registry.contexts(*transfer_bits, settings.cold_start_coding)
+        context = roster.contexts(*transfer_bits, settings.cold_start_coding)
         prediction = self.estimator.predict(context)
         candidates = Candidates(
             round=round_id,
-            is_available=registry.available(now),
+            is_available=roster.available(now),
             tau_hat_s=prediction.tau_hat_s,
             width_s=prediction.width_s,
             transfer_hat_s=prediction.transfer_hat_s,
-            n_k=registry.n_k(),
+            n_k=roster.n_k(),
             known_s=known_s,
         )
         rows = self.selector.select(

@@ -75,6 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--headless", action="store_true", help="progress lines instead of the TUI")
     run.add_argument("--attached", action="store_true", help=argparse.SUPPRESS)
 
+    replay = command("replay", "the same experiment on a virtual clock, without processes")
+    _experiment(replay)
+
     coordinator = command("coordinator", "coordinator only: devices join by themselves")
     _experiment(coordinator)
     coordinator.add_argument("--headless", action="store_true", help="progress lines, no TUI")

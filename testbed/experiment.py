@@ -18,8 +18,10 @@ from coordinator.config import (
     EvaluationConfig,
     ExchangeConfig,
     ModelConfig,
+    NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
+    Ratio,
     RoundConfig,
     Section,
     SelectionConfig,
@@ -37,6 +39,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+Range = tuple[PositiveFloat, PositiveFloat]
 Seed = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
 
@@ -96,13 +99,46 @@ class FleetConfig(Section, frozen=True, kw_only=True):
     """Beginning of the device names; None takes the name of the profile or population."""
     always_available: bool = False
     """Leave out when the profile says that the device is away."""
+    model: Literal["linear"] | None = None
+    """Devices of the world of the RBCS-F paper, for a replay only: their times are linear in what
+    is known. The keys below are theirs."""
+    theta: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = None
+    """Seconds of training on one core, of a cold start, and of transfer per nominal second."""
+    mu: Range = (0.5, 2.0)
+    """Free cores, uniform between these."""
+    bandwidth_bps: Range = (2e6, 4e6)
+    """Uniform between these, bit/s."""
+    availability: Ratio = 0.8
+    """Probability of being there, in each round."""
+    noise: Ratio = 0.1
+    """A time deviates by up to this share of itself, uniformly."""
 
     def __post_init__(self) -> None:
+        if (self.model is None) != (self.theta is None):
+            raise ValueError(
+                'theta must be given for model = "linear" and for nothing else, got '
+                f"{self.theta} with model {self.model!r}; give three numbers: [1.0, 1.0, 0.15]"
+            )
+        if self.model is not None and (self.profile or self.sample or self.link or self.trace):
+            raise ValueError(
+                "model excludes profile, sample, link and trace, got several; leave all but one out"
+            )
+        for key in ("mu", "bandwidth_bps"):
+            low, high = getattr(self, key)
+            if low > high:
+                raise ValueError(f"{key} must be [low, high], got [{low:g}, {high:g}]; swap them")
         if self.profile is not None and self.sample is not None:
             raise ValueError(
                 "profile and sample exclude each other, got "
                 f"{self.profile!r} and {self.sample!r}; leave one out"
             )
+
+
+class ReplayConfig(Section, frozen=True, kw_only=True):
+    """`[replay]`."""
+
+    update_bits: PositiveFloat = 2.0 * 2**20
+    """Size of an update in a linear world, bits; the paper's is 2 Mbit."""
 
 
 class EmulationConfig(Section, frozen=True, kw_only=True):
@@ -139,6 +175,7 @@ class Experiment(Section, frozen=True, kw_only=True):
     broker: BrokerConfig = BrokerConfig()
     fleet: tuple[FleetConfig, ...] = ()
     emulation: EmulationConfig = EmulationConfig()
+    replay: ReplayConfig = ReplayConfig()
     seeds: SeedsConfig = SeedsConfig()
 
     def __post_init__(self) -> None:

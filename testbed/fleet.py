@@ -115,6 +115,11 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
     if speed == "auto":
         raise ValueError("host_core_speed must be a number when a fleet is planned, got auto")
     for number, group in enumerate(experiment.fleet):
+        if group.model is not None:
+            raise ExperimentError(
+                f'fleet[{number}].model: must not be "{group.model}" for devices to emulate; '
+                "fairbed replay plays such a fleet"
+            )
         kinds = _kinds(group, _stream(experiment.seed_for("fleet"), number))
         own_link = None if group.link is None else profiles.load_link(group.link).link
         outages = tuple(

@@ -2,6 +2,9 @@
 
 from msgspec import DecodeError, Struct, toml
 
+PROMISING = ("rbcs-f", "rbcs-f-known")
+"""Policies that guarantee a rate."""
+
 
 class PlannedSelection(Struct, frozen=True, kw_only=True):
     """The part of `[selection]` that is shown; None where the file does not say."""
@@ -32,7 +35,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     @property
     def beta(self) -> float | None:
         """Guaranteed selection rate; None when the policy guarantees none."""
-        return self.selection.beta if self.selection.policy == "rbcs-f" else None
+        return self.selection.beta if self.selection.policy in PROMISING else None
 
 
 def read_plan(experiment_toml: str) -> Plan:

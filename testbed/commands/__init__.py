@@ -30,6 +30,7 @@ class Command(Protocol):
 
 _MODULES = {
     "run": "run",
+    "replay": "replay",
     "coordinator": "run",
     "watch": "watch",
     "show": "runs",

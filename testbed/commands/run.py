@@ -76,7 +76,7 @@ def plan_run(options: argparse.Namespace) -> RunPlan:
         UsageError: It cannot be used.
     """
     experiment, folder = _experiment(options)
-    run_id = folder.name if folder else _new_id(experiment.name)
+    run_id = folder.name if folder else new_id(experiment.name)
     folder = folder or options.out or RUNS / run_id
     if (folder / DATABASE).exists():
         run_id = _check_resumable(folder, experiment, is_named=path_is_run(options))
@@ -265,7 +265,8 @@ def _check_resumable(folder: Path, experiment: Experiment, *, is_named: bool) ->
     return info.run_id
 
 
-def _new_id(name: str) -> str:
+def new_id(name: str) -> str:
+    """Return an id for a run that begins now."""
     slug = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-") or "run"
     return f"{slug}-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}"
 

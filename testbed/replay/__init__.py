@@ -1,0 +1,1 @@
+"""The same decisions on a virtual clock, without processes."""

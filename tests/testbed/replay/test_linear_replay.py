@@ -1,0 +1,190 @@
+"""Replays of the paper's world: the recorded reference, repeatable bits, and honest rounds."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from coordinator.algorithms.fairness import rate_slack
+from coordinator.config import RoundConfig, SelectionConfig
+from coordinator.decisions import make_decisions
+from coordinator.store import RunReader
+from coordinator.summary import summarise_run
+from testbed.cli import main
+from testbed.experiment import Experiment, ExperimentError, FleetConfig, load_experiment
+from testbed.replay.linear import LinearLaw, LinearWorld
+from testbed.replay.play import Played, play
+from testbed.replay.run import cast_of, replay_experiment
+
+PAPER = Path(__file__).parents[3] / "examples" / "rbcs-f-paper.toml"
+LAW = LinearLaw(
+    theta=(1.0, 0.5, 0.2), mu=(0.5, 2.0), bandwidth_bps=(2e6, 4e6), availability=0.8, noise=0.1
+)
+
+
+def played(*settings: str, seed: int = 0, rounds: int | None = None) -> list[Played]:
+    experiment = load_experiment(PAPER, settings, seed)
+    world = LinearWorld(cast_of(experiment).laws, experiment.replay.update_bits, seed)
+    decisions = make_decisions(experiment.coordinator())
+    return list(play(decisions, world, experiment.round, rounds or experiment.rounds))
+
+
+def total_s(rounds: list[Played]) -> float:
+    return rounds[-1].started_s + rounds[-1].duration_s
+
+
+@pytest.mark.parametrize(
+    ("settings", "mild_s", "slack"),
+    [
+        (["selection.policy=uniform"], 3241, 0.03),
+        (["selection.V=0"], 3286, 0.03),
+        (["selection.V=20"], 1520, 0.03),
+        (["selection.V=50"], 1429, 0.03),
+        (["selection.policy=fastest-known"], 1022, 0.03),
+        (["selection.policy=rbcs-f-known", "selection.V=20"], 1443, 0.03),
+    ],
+)
+def test_total_times_are_those_of_the_reference_simulation(
+    settings: list[str], mild_s: float, slack: float
+) -> None:
+    found = np.mean([total_s(played(*settings, seed=seed)) for seed in range(3)])
+    assert found == pytest.approx(mild_s, rel=slack)
+
+
+def test_learning_costs_time_and_knowing_it_is_the_floor() -> None:
+    learned, known = (
+        np.mean([total_s(played(f"selection.policy={p}", seed=s)) for s in range(3)])
+        for p in ("rbcs-f", "rbcs-f-known")
+    )
+    assert 1.0 < learned / known < 1.1
+
+
+def test_policies_share_their_world() -> None:
+    one, other = played("selection.policy=uniform", rounds=9), played("selection.V=0", rounds=9)
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a.weather.deviation, b.weather.deviation)
+        np.testing.assert_array_equal(a.choice.is_available, b.choice.is_available)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_one_another_run() -> None:
+    first, again, other = played(rounds=40), played(rounds=40), played(rounds=40, seed=1)
+    assert [p.tau_s.tolist() for p in first] == [p.tau_s.tolist() for p in again]
+    assert total_s(first) != total_s(other)
+
+
+def test_the_queue_invariant_is_exact() -> None:
+    experiment = load_experiment(PAPER)
+    world = LinearWorld(cast_of(experiment).laws, experiment.replay.update_bits, 0)
+    decisions, counts = make_decisions(experiment.coordinator()), np.zeros(len(world), np.int64)
+    for t, one in enumerate(play(decisions, world, experiment.round, 200), 1):
+        counts[one.choice.rows] += 1
+        queues = decisions.selector.queues(len(world))
+        assert rate_slack(counts, t, experiment.selection.beta, queues).min() >= -1e-9
+
+
+def small(rounds: RoundConfig, per_round: int, law: LinearLaw = LAW) -> list[Played]:
+    config = Experiment(
+        name="small",
+        selection=SelectionConfig(policy="uniform", per_round=per_round),
+        round=rounds,
+        fleet=(FleetConfig(model="linear", theta=law.theta, count=9),),
+    ).coordinator()
+    return list(play(make_decisions(config), LinearWorld([law] * 9, 2e6, 0), rounds, 60))
+
+
+def test_a_round_waits_for_everybody_and_no_longer_than_its_deadline() -> None:
+    for one in small(RoundConfig(deadline_s=1.5), 4):
+        late = [word == "late" for word in one.outcome]
+        assert late == (one.tau_s > 1.5).tolist()
+        assert one.duration_s == (1.5 if any(late) else one.tau_s.max())
+
+
+def test_with_over_selection_the_first_are_taken_and_the_others_cancelled() -> None:
+    for one in small(RoundConfig(deadline_s=1e3, over_select=2), 3):
+        if len(one.outcome) < 5:
+            continue
+        assert one.outcome.count("done") == 3
+        assert one.outcome.count("cancelled") == 2
+        assert one.duration_s == np.sort(one.tau_s)[2]
+
+
+def test_a_round_without_anybody_is_void_and_takes_its_time() -> None:
+    rounds = small(RoundConfig(void_wait_s=2.5), 3, replace(LAW, availability=0.0))
+    assert {one.duration_s for one in rounds} == {2.5}
+    assert rounds[-1].started_s == 59 * 2.5
+
+
+def test_a_device_is_cold_unless_it_trained_in_the_round_before() -> None:
+    trained: set[int] = set()
+    for one in small(RoundConfig(deadline_s=1.5), 4):
+        rows = one.choice.rows.tolist()
+        assert one.was_cold.tolist() == [row not in trained for row in rows]
+        trained = {row for row, word in zip(rows, one.outcome, strict=True) if word == "done"}
+
+
+def test_a_replay_is_kept_and_summed_up_like_any_run(tmp_path: Path) -> None:
+    experiment = load_experiment(PAPER, ["rounds=50"])
+    seen = list[Played]()
+    replay_experiment(experiment, tmp_path / "run", "run", seen.append)
+    with RunReader(tmp_path / "run") as reader:
+        summary, rows = summarise_run(reader), reader.exchanges()
+    assert (summary.status, summary.rounds_completed, summary.devices) == ("done", 50, 40)
+    assert summary.virtual_s == pytest.approx(total_s(seen))
+    assert summary.fairness.invariant_holds
+    assert [row.tau_s for row in rows if row.round == 7] == pytest.approx(seen[6].tau_s.tolist())
+    for row in rows:
+        parts = (row.train_s or 0.0) + (row.load_s or 0.0) + (row.upload_s or 0.0)
+        assert parts == pytest.approx(row.tau_s)
+
+
+def test_the_command_prints_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--out", str(tmp_path / "run"), "--json", "--seed", "3", "--set", "rounds=20"]
+    assert main(["replay", str(PAPER), *out]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["rounds_completed"], said["seed"]) == (20, 3)
+    assert said["rounds_per_s"] > 0.0
+
+
+@pytest.mark.parametrize("estimator", ["ridge", "phases"])
+def test_both_estimators_learn_this_world(tmp_path: Path, estimator: str) -> None:
+    experiment = load_experiment(PAPER, ["rounds=200", f"selection.estimator={estimator}"])
+    replay_experiment(experiment, tmp_path / "run", "run", lambda played: None)
+    with RunReader(tmp_path / "run") as reader:
+        error = summarise_run(reader).estimator.median_ape
+    assert error is not None
+    assert error < 0.08
+
+
+def test_a_fleet_to_emulate_is_refused_and_a_linear_one_is_not_emulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quickstart = PAPER.with_name("quickstart.toml")
+    assert main(["replay", str(quickstart), "--out", str(tmp_path / "a")]) == 2
+    assert 'fleet[0].model: must be "linear" for a replay' in capsys.readouterr().err
+    assert main(["run", str(PAPER), "--headless", "--out", str(tmp_path / "b")]) == 2
+    assert "fairbed replay plays such a fleet" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("fleet", "words"),
+    [
+        ({"model": "linear"}, "theta must be given"),
+        ({"theta": [1, 1, 1]}, "theta must be given"),
+        ({"model": "linear", "theta": [1, 1, 1], "profile": "n100"}, "model excludes"),
+        ({"model": "linear", "theta": [1, 1, 1], "mu": [2.0, 1.0]}, "mu must be"),
+    ],
+)
+def test_a_linear_fleet_with_a_mistake_is_refused(fleet: dict[str, object], words: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=words):
+        msgspec.convert(fleet, FleetConfig)
+
+
+def test_two_groups_of_one_name_are_refused() -> None:
+    group = FleetConfig(model="linear", theta=(1.0, 1.0, 1.0), name="a", count=5)
+    with pytest.raises(ExperimentError, match="names must differ"):
+        cast_of(Experiment(name="x", fleet=(group, group)))
