@@ -5,6 +5,7 @@ told. So a file is written in one call, and what matters is read back.
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from testbed.backends.errors import BackendError
@@ -32,6 +33,37 @@ def write(path: Path, text: str) -> None:
         raise _refused(path, text, exc) from exc
 
 
+class KeptFile:
+    """A file that is written often: opened at its first use, and kept open until `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def write_checked(self, text: str) -> None:
+        """Write one value and read it back.
+
+        Raises:
+            CgroupError: The kernel refused it, or made another one of it.
+        """
+        try:
+            if self._descriptor is None:
+                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
+            with suppress(OSError):  # only a file on disk has a length
+                os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, text.encode(), 0)
+            found = os.pread(self._descriptor, READ_BYTES, 0).decode().strip()
+        except OSError as exc:
+            raise _refused(self._path, text, exc) from exc
+        _check_held(self._path, text, found)
+
+    def close(self) -> None:
+        """Close it; another use opens it again."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
 def write_checked(path: Path, text: str) -> None:
     """Write one value and read it back.
 
@@ -47,6 +79,10 @@ def write_checked(path: Path, text: str) -> None:
             os.close(descriptor)
     except OSError as exc:
         raise _refused(path, text, exc) from exc
+    _check_held(path, text, found)
+
+
+def _check_held(path: Path, text: str, found: str) -> None:
     if found.split() != text.split():
         raise CgroupError(f"{path}: must hold {text!r}, got {found!r}")
 

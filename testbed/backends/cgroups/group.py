@@ -129,6 +129,7 @@ class Group:
         Raises:
             CgroupError: A process in it cannot be killed.
         """
+        self._quota.close()
         self._end(self._folders)
 
     def _end(self, folders: list[Path]) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from testbed.backends.cgroups.files import read, write, write_checked
+from testbed.backends.cgroups.files import KeptFile, read, write, write_checked
 from testbed.emulation.quota import CfsQuota, cfs_period_us, cfs_quota
 
 NO_LIMIT = -1
@@ -24,6 +24,7 @@ class Quota:
         self._max = folder / "cpu.max"
         self._period_file = folder / "cpu.cfs_period_us"
         self._amount_file = folder / "cpu.cfs_quota_us"
+        self._kept = KeptFile(self._max if version == 2 else self._amount_file)
 
     def set(self, share: float | None) -> CfsQuota:
         """Give the group so many cores from now on; None is all there are.
@@ -40,17 +41,19 @@ class Quota:
         self._period_us = quota.period_us
         return quota
 
+    def close(self) -> None:
+        """Give back what was opened."""
+        self._kept.close()
+
     def _found_period_us(self) -> int:
         return int(read(self._max if self._version == 2 else self._period_file).split()[-1])
 
     def _write(self, quota: CfsQuota, *, is_new_period: bool) -> None:
         if self._version == 2:
             text = "max" if quota.quota_us is None else str(quota.quota_us)
-            write_checked(self._max, f"{text} {quota.period_us}")
+            self._kept.write_checked(f"{text} {quota.period_us}")
             return
         if is_new_period:  # both must be legal together at every moment
             write(self._amount_file, str(NO_LIMIT))
             write_checked(self._period_file, str(quota.period_us))
-        write_checked(
-            self._amount_file, str(NO_LIMIT if quota.quota_us is None else quota.quota_us)
-        )
+        self._kept.write_checked(str(NO_LIMIT if quota.quota_us is None else quota.quota_us))
