@@ -17,18 +17,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 import anyio
 import msgspec
 
 from benchmarks._fidelity import table
-from benchmarks._fidelity.catalogue import GROUPS, measure
+from benchmarks._fidelity.catalogue import GROUPS, measure, problem
 from benchmarks._fidelity.measure import Plan
 from benchmarks._fidelity.rows import Asked, Row, unknown
-from testbed.backends.choice import BackendName, problem_with
-
-BACKENDS: tuple[BackendName, ...] = get_args(BackendName)
+from testbed.backends.choice import BACKENDS, BackendName
 
 REPEATS, QUICK_REPEATS = 3, 1
 
@@ -74,12 +71,12 @@ def main(arguments: list[str]) -> int:
 async def _measure(backends: Sequence[BackendName], names: list[str], plan: Plan) -> list[Row]:
     rows: list[Row] = []
     for backend in backends:
-        problem = await problem_with(backend)
-        if problem is None:
+        why_not = await problem(backend)
+        if why_not is None:
             rows += await measure(backend, names, plan)
         else:
             nothing = Asked(backend=backend, quantity="all", target=None, unit="ratio")
-            rows.append(unknown(nothing, problem))
+            rows.append(unknown(nothing, why_not))
     return rows
 
 

@@ -171,16 +171,21 @@ async def one_way_s(rig: Rig, direction: Direction, count: int, gap_s: float) ->
 
 
 async def shower(
-    rig: Rig, direction: Direction, count: int, per_second: float, n_bytes: int
+    rig: Rig,
+    direction: Direction,
+    count: int,
+    per_second: float,
+    n_bytes: int,
+    silence_s: float = SILENCE_S,
 ) -> Arrivals:
-    """Send datagrams; return when they came."""
+    """Send datagrams; return when they came, until none has for `silence_s`."""
     sender, receiver = ends(rig, direction)
     desk = await rig.desk.ask(OpenDatagrams(towards=(rig.reach.host, rig.reach.port)), Place)
     device = await rig.device.ask(OpenDatagrams(towards=(rig.reach.host, rig.reach.port)), Place)
     to = device if direction == "down" else desk
-    limit_s = count / per_second + 10.0
+    limit_s = count / per_second + 2.0
     counted, _ = await both(
-        receiver.ask(Count(silence_s=SILENCE_S, limit_s=limit_s), Arrivals, limit_s + 30.0),
+        receiver.ask(Count(silence_s=silence_s, limit_s=limit_s), Arrivals, limit_s + 30.0),
         sender.ask(
             Shoot(host=to.host, port=to.port, count=count, per_second=per_second, n_bytes=n_bytes),
             Done,

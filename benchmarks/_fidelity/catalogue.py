@@ -12,7 +12,8 @@ from benchmarks._fidelity import air, cpu, dilation, fleets, link, outage, trace
 from benchmarks._fidelity.measure import Plan, tell
 from benchmarks._fidelity.rig import Rig, open_rig
 from benchmarks._fidelity.rows import Asked, Row, unknown
-from testbed.backends.choice import BackendName
+from testbed.backends.choice import BackendName, problem_with
+from testbed.backends.containers.engine import find_engine
 from testbed.backends.errors import BackendError
 
 OnRig: TypeAlias = Callable[[Rig, Plan], Awaitable[list[Row]]]
@@ -43,6 +44,17 @@ GROUPS: Mapping[str, Group] = {
     "driver": Group(fleet=(fleets.drivers,)),
     "fleet": Group(fleet=(fleets.set_ups,)),
 }
+
+
+async def problem(backend: BackendName) -> str | None:
+    """Try whether a backend works here; return why not and what to do, or None if it does."""
+    found = await problem_with(backend)
+    if found is None and backend == "container":
+        try:
+            await find_engine()
+        except BackendError as exc:
+            return str(exc)
+    return found
 
 
 async def measure(backend: BackendName, names: Iterable[str], plan: Plan) -> list[Row]:

@@ -23,8 +23,10 @@ from wire.topics import Topics
 from wire.transport.base import LinkUp, Packet
 from wire.transport.client import MqttTransport
 
-DEVICES = 100
+DEVICES = {"namespace": 100, "container": 30, "process": 100}
 QUICK_DEVICES = 5
+
+DRIVEN = 100
 
 NOWHERE = "mqtt://127.0.0.1:1"
 """No agent runs, so nobody dials."""
@@ -36,7 +38,7 @@ CONNECTED_WITHIN_S = 120.0
 
 async def drivers(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
     """Measure what it takes to change a hundred devices ten times a second."""
-    count = QUICK_DEVICES if plan.is_quick else DEVICES
+    count = QUICK_DEVICES if plan.is_quick else DRIVEN
     name = f"{count} devices at 10 Hz"
     asked = [
         Asked(
@@ -67,22 +69,22 @@ async def drivers(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
 
 async def set_ups(backend: BackendName, plan: Plan, folder: Path) -> list[Row]:
     """Measure how long a fleet takes to be there, to be connected, and to be gone."""
-    count = QUICK_DEVICES if plan.is_quick else DEVICES
-    named = backend == "namespace"
+    count = QUICK_DEVICES if plan.is_quick else DEVICES[backend]
+    promised = {
+        "namespace": (limits.SET_UP_S, limits.CONNECTED_S, limits.TEAR_DOWN_S),
+        "container": (None, limits.CONNECTED_S, None),
+        "process": (None, None, None),
+    }[backend]
     asked = [
         Asked(
             backend=backend,
             quantity=f"{count} devices, {what}",
             target=None,
             unit="s",
-            limit=limit_s if named else None,
+            limit=limit_s,
             is_bound=True,
         )
-        for what, limit_s in (
-            ("set up", limits.SET_UP_S),
-            ("connected", limits.CONNECTED_S),
-            ("taken down", limits.TEAR_DOWN_S),
-        )
+        for what, limit_s in zip(("set up", "connected", "taken down"), promised, strict=True)
     ]
     fleet = _fleet(count)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from testbed.host_watch import run_delay_s
+from testbed.host_watch import SHORT_S, Waits, waits
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -34,13 +34,18 @@ def watch(path: Iterable[int], starved_s: Callable[[], float]) -> Iterator[Healt
         starved_s: Tells for how long the device was kept waiting so far, seconds.
     """
     health, pids = Health(), list(path)
-    before = {pid: run_delay_s(pid) for pid in pids}
+    before = {pid: waits(pid) for pid in pids}
     stolen, starved, begun = stolen_s(), starved_s(), time.monotonic()
     yield health
     health.wall_s = time.monotonic() - begun
     health.starved_s = starved_s() - starved
     health.stolen_s = stolen_s() - stolen
-    health.waited_s = max((run_delay_s(pid) - before[pid] for pid in pids), default=0.0)
+    health.waited_s = max((_long_s(before[pid], waits(pid)) for pid in pids), default=0.0)
+
+
+def _long_s(before: Waits, after: Waits) -> float:
+    """Return what a process waited, but for the short waits of waking up."""
+    return after.seconds - before.seconds - SHORT_S * (after.count - before.count)
 
 
 def stolen_s() -> float:

@@ -1,8 +1,6 @@
 """What was promised of each backend: the largest errors, and what may cost how much. Pure."""
 
-from typing import Literal, TypeAlias
-
-BackendName: TypeAlias = Literal["namespace", "container", "process"]
+from testbed.backends.choice import BackendName
 
 SHARES = (0.05, 0.10, 0.25, 0.50, 1.0, 1.5)
 """Of a core."""
@@ -31,11 +29,11 @@ DELAY_S = {"namespace": 2e-3, "container": 2e-3, "process": 3e-3}
 
 DRIVER_CORES = 0.05
 SET_UP_S, CONNECTED_S, TEAR_DOWN_S = 3.0, 15.0, 2.0
-"""Of 100 devices in namespaces."""
+"""Of 100 devices in namespaces; of 30 in containers the time until they are connected."""
 
-PLUG_S, RETRY_S = 0.5, 1.0
-"""Until a stream goes on after a link was down; after a radio hole it is the length of the hole and
-so much more: TCP tries again after twice as long each time."""
+RETRY_S = 1.0
+"""A stream goes on within the length of a hole and so much more after its end: TCP tries again
+after twice as long each time."""
 
 LOSS = 0.10
 """Relative."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import anyio
 
 from benchmarks._fidelity.rows import Asked, Row, judged
-from benchmarks._fidelity.talk import EndError
 from benchmarks._fidelity.windows import Window, failed, find, why_invalid
+from testbed.backends.errors import BackendError
 
 PAUSE_S = 0.5
 """After a window that does not count: what disturbed it may be over then."""
@@ -53,7 +53,7 @@ async def several(
     while valid < plan.repeats and len(taken) < plan.attempts:
         try:
             taken.append(await measure())
-        except (EndError, ValueError) as exc:
+        except (BackendError, ValueError) as exc:
             taken.append([failed(str(exc))] * len(asked))
         if all(why_invalid(window.evidence) is None for window in taken[-1]):
             valid += 1

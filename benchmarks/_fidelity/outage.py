@@ -2,7 +2,8 @@
 
 In a radio hole packets vanish, and TCP finds out by trying again, each time after twice as long:
 so a stream goes on up to the length of the hole after its end, here as on a real device. A proxy
-holds the bytes instead, and goes on at once. An unplugged link tells the sender that it is back.
+holds the bytes instead, and goes on at once. What is unplugged loses packets too; a sender outside
+does not hear of the plug.
 """
 
 import time
@@ -16,9 +17,9 @@ from benchmarks._fidelity.arithmetic import resumed_s, volumes
 from benchmarks._fidelity.health import watch
 from benchmarks._fidelity.link import at_rate, stream
 from benchmarks._fidelity.measure import Plan, several, tell
-from benchmarks._fidelity.orders import Arrivals
 from benchmarks._fidelity.rig import FREE, Rig
 from benchmarks._fidelity.rows import Asked, Row, unknown
+from benchmarks._fidelity.talk import both
 from benchmarks._fidelity.windows import Evidence, Window
 
 Kind: TypeAlias = Literal["coverage", "unplugged"]
@@ -51,7 +52,7 @@ async def outages(rig: Rig, plan: Plan) -> list[Row]:
                 quantity=f"{kind} for {lasting_s:g} s, goes on after",
                 target=None,
                 unit="s",
-                limit=limits.PLUG_S if kind == "unplugged" else lasting_s + limits.RETRY_S,
+                limit=lasting_s + limits.RETRY_S,
                 is_bound=True,
             ),
         ]
@@ -78,25 +79,22 @@ def _kinds() -> tuple[Kind, Kind]:
 async def _hole(rig: Rig, kind: Kind, lasting_s: float) -> list[Window]:
     """Stream down through a hole; return the windows of the two quantities."""
     await rig.apply(at_rate(RATE_BPS))
-    begun = ended = 0.0
-    arrivals: list[Arrivals] = []
 
-    async def drink() -> None:
-        arrivals.append(await stream(rig, "down", BEFORE_S + 2.5 * lasting_s + 1.0))
+    async def hole() -> tuple[float, float]:
+        await anyio.sleep(BEFORE_S)
+        await rig.apply(replace(at_rate(RATE_BPS), outage=kind))
+        begun = time.monotonic()
+        await anyio.sleep(lasting_s)
+        ended = time.monotonic()
+        await rig.apply(at_rate(RATE_BPS))
+        return begun, ended
 
     with watch(rig.path(), rig.starved_s) as health:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(drink)
-            await anyio.sleep(BEFORE_S)
-            conditions = at_rate(RATE_BPS)
-            await rig.apply(replace(conditions, outage=kind))
-            begun = time.monotonic()
-            await anyio.sleep(lasting_s)
-            ended = time.monotonic()
-            await rig.apply(conditions)
+        streaming = stream(rig, "down", BEFORE_S + 2.5 * lasting_s + 1.0)
+        arrivals, (begun, ended) = await both(streaming, hole())
     await rig.apply(FREE)
     evidence = Evidence(wall_s=health.wall_s, stolen_s=health.stolen_s, waited_s=health.waited_s)
-    times, totals = arrivals[0].times, arrivals[0].totals
+    times, totals = arrivals.times, arrivals.totals
     (inside,) = volumes(times, totals, begun + SETTLE_S, ended - begun - SETTLE_S, 1)
     resumed = resumed_s(times, ended)
     if resumed is None:

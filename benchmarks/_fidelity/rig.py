@@ -13,12 +13,14 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks._fidelity.contained import open_contained_end
 from benchmarks._fidelity.health import children
 from benchmarks._fidelity.orders import Accept, Connect, Done, Listen, Place
 from benchmarks._fidelity.talk import EndPipe, open_end
 from testbed.backends.cell import Cell
 from testbed.backends.cells import limit_speed, open_cells
 from testbed.backends.choice import BackendName
+from testbed.backends.containers.engine import Engine, find_engine
 from testbed.backends.device import DeviceSpec
 from testbed.backends.gauges import GaugeAddress, Gauges
 from testbed.backends.live import tell
@@ -71,7 +73,7 @@ class Rig:
 
     def path(self) -> list[int]:
         """Return the processes that bytes pass: both ends, proxies, relays."""
-        return children()
+        return list({*children(), self.device.pid})
 
 
 @asynccontextmanager
@@ -94,7 +96,7 @@ async def open_rig(
     def told(wanted: Conditions) -> None:
         tell(gauges[NAME], spec, wanted)
 
-    opened = _namespace if backend == "namespace" else _process
+    opened = {"namespace": _namespace, "container": _container, "process": _process}[backend]
     async with AsyncExitStack() as stack:
         device, desk, reach, cell, change, starved_s = await opened(stack, folder, spec, is_delayed)
 
@@ -118,7 +120,11 @@ _Parts = tuple[
 
 
 async def _namespace(
-    stack: AsyncExitStack, folder: Path, spec: DeviceSpec, is_delayed: bool
+    stack: AsyncExitStack,
+    folder: Path,
+    spec: DeviceSpec,
+    is_delayed: bool,
+    engine: Engine | None = None,
 ) -> _Parts:
     network = await stack.enter_async_context(
         open_network(
@@ -134,13 +140,24 @@ async def _namespace(
     cell = msgspec.structs.replace(group.cell(), network=str(path), host=identity())
     desk = await stack.enter_async_context(open_end(folder / "desk.log", is_instrument=True))
     reach = await desk.ask(Listen(host=network.hub_address), Place)
-    device = await stack.enter_async_context(open_end(folder / "device.log", cell))
+    if engine is None:
+        device = await stack.enter_async_context(open_end(folder / "device.log", cell))
+    else:
+        device, cell = await stack.enter_async_context(
+            open_contained_end(engine, path.name, cell, folder)
+        )
 
     async def change(wanted: Conditions) -> None:
         limit_speed(group, NAME, wanted.speed_ratio)
         await network.apply({NAME: (wanted.shape, wanted.outage)})
 
     return device, desk, reach, cell, change, lambda: group.usage().starved_s or 0.0
+
+
+async def _container(
+    stack: AsyncExitStack, folder: Path, spec: DeviceSpec, is_delayed: bool
+) -> _Parts:
+    return await _namespace(stack, folder, spec, is_delayed, await find_engine())
 
 
 async def _process(

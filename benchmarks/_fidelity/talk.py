@@ -24,7 +24,8 @@ MAX_ANSWER_BYTES = 1 << 26
 """A minute of arrivals, one a millisecond, takes 2 MB."""
 
 A = TypeVar("A", bound=Answers)
-B = TypeVar("B", bound=Answers)
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 class EndError(BackendError):
@@ -85,19 +86,19 @@ class EndPipe:
         return lines[-1] if lines else "it said nothing"
 
 
-async def both(one: Awaitable[A], other: Awaitable[B]) -> tuple[A, B]:
-    """Have two ends do something at the same time.
+async def both(one: Awaitable[T], other: Awaitable[U]) -> tuple[T, U]:
+    """Have two things done at the same time; return when both are.
 
     Raises:
-        EndError: One of them could not.
+        BackendError: One of them could not be done.
     """
-    done: dict[int, A | B] = {}
-    problems: list[EndError] = []
+    done: dict[int, T | U] = {}
+    problems: list[BackendError] = []
 
-    async def wait(index: int, asked: Awaitable[A] | Awaitable[B]) -> None:
+    async def wait(index: int, asked: Awaitable[T] | Awaitable[U]) -> None:
         try:
             done[index] = await asked
-        except EndError as exc:
+        except BackendError as exc:
             problems.append(exc)
 
     async with anyio.create_task_group() as tasks:
@@ -105,7 +106,7 @@ async def both(one: Awaitable[A], other: Awaitable[B]) -> tuple[A, B]:
         tasks.start_soon(wait, 1, other)
     if problems:
         raise problems[0]
-    return cast(A, done[0]), cast(B, done[1])
+    return cast(T, done[0]), cast(U, done[1])
 
 
 @asynccontextmanager

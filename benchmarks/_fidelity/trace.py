@@ -7,6 +7,7 @@ full datagram takes as much of a link as a full packet of TCP, and counts as muc
 
 import math
 import os
+import time
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
@@ -22,6 +23,7 @@ from benchmarks._fidelity.measure import Plan, several, tell
 from benchmarks._fidelity.orders import Arrivals
 from benchmarks._fidelity.rig import FREE, NAME, Rig
 from benchmarks._fidelity.rows import Asked, Row, unknown
+from benchmarks._fidelity.talk import both
 from benchmarks._fidelity.windows import Evidence, Window
 from profiles.errors import TraceError
 from profiles.series import Series
@@ -117,26 +119,25 @@ async def _replay(rig: Rig, series: Series, lasting_s: float, traffic: Traffic) 
     highest = max(series.at(i * STEP_S) for i in range(round(lasting_s / STEP_S)))
     carried = await carried_bps(rig, "down")
     await rig.apply(at_rate(series.at(0.0)))
-    arrivals: list[Arrivals] = []
+    filled_s = WARM_S + lasting_s + CONTROL_S
 
-    async def fill() -> None:
+    async def fill() -> Arrivals:
         if traffic == "tcp":
-            arrivals.append(await stream(rig, "down", WARM_S + lasting_s + CONTROL_S))
-            return
+            return await stream(rig, "down", filled_s)
         per_second = EXCESS * highest / BITS / COUNTED_BYTES
-        count = round((WARM_S + lasting_s + CONTROL_S) * per_second)
-        came = await shower(rig, "down", count, per_second, DATAGRAM_BYTES)
-        totals = [COUNTED_BYTES * total for total in came.totals]
-        arrivals.append(Arrivals(times=came.times, totals=totals))
+        count = round(filled_s * per_second)
+        came = await shower(rig, "down", count, per_second, DATAGRAM_BYTES, filled_s)
+        return Arrivals(times=came.times, totals=[COUNTED_BYTES * n for n in came.totals])
 
-    begun = 0.0
+    async def drive() -> float:
+        await anyio.sleep(WARM_S)
+        begun = time.monotonic()
+        with anyio.move_on_after(lasting_s):
+            await Driver(_Driven(rig), {NAME: Course(timeline(series))}).run()
+        return begun
+
     with watch(rig.path(), rig.starved_s) as health:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(fill)
-            await anyio.sleep(WARM_S)
-            begun = anyio.current_time()
-            with anyio.move_on_after(lasting_s):
-                await Driver(_Driven(rig), {NAME: Course(timeline(series))}).run()
+        arrivals, begun = await both(fill(), drive())
     await rig.apply(FREE)
     evidence = Evidence(
         wall_s=health.wall_s,
@@ -146,7 +147,7 @@ async def _replay(rig: Rig, series: Series, lasting_s: float, traffic: Traffic) 
     )
     seconds = max(1, int(lasting_s))
     wanted = [series.integral(i, i + 1.0) / BITS for i in range(seconds)]
-    got = volumes(arrivals[0].times, arrivals[0].totals, begun, 1.0, seconds)
+    got = volumes(arrivals.times, arrivals.totals, begun, 1.0, seconds)
     return [
         Window(1.0 + volume_error(got, wanted), evidence),
         Window(median_step_error(got, wanted), evidence),

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from benchmarks import fidelity
-from benchmarks._fidelity.catalogue import GROUPS
+from benchmarks._fidelity.catalogue import GROUPS, problem
 from benchmarks._fidelity.trace import synthetic
-from testbed.backends.choice import BackendName, problem_with
+from testbed.backends.choice import BackendName
 from testbed.backends.network.owner import FOLDER, Claim
 from testbed.broker import find_broker
 
@@ -23,12 +23,12 @@ Rows = list[dict[str, Any]]
 KEYS = {"backend", "quantity", "target", "achieved", "error", "limit", "ok", "unit", "group"}
 
 
-@pytest.fixture(params=["process", "namespace"])
+@pytest.fixture(params=["process", "namespace", "container"])
 def backend(request: pytest.FixtureRequest) -> str:
     name: BackendName = request.param
-    problem = anyio.run(problem_with, name)
-    if problem is not None:
-        pytest.skip(problem)
+    why_not = anyio.run(problem, name)
+    if why_not is not None:
+        pytest.skip(why_not)
     return name
 
 

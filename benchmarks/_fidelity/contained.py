@@ -1,0 +1,90 @@
+"""A measuring end inside a container, as an agent's launcher is."""
+
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from benchmarks._fidelity.talk import MODULE, EndError, EndPipe
+from testbed.backends.cell import Cell, admit
+from testbed.backends.containers.containers import QUOTA_INSIDE
+from testbed.backends.containers.engine import LIMITS, Engine
+from testbed.backends.containers.keeper import kept, sweep
+from testbed.backends.helper import end_helper
+
+START_S = 60.0
+"""For podman to start a container."""
+
+POLL_S = 0.02
+
+
+@asynccontextmanager
+async def open_contained_end(
+    engine: Engine, called: str, cell: Cell, folder: Path
+) -> AsyncIterator[tuple[EndPipe, Cell]]:
+    """Keep a measuring end at work in a container; yield it and its cell as it sees it.
+
+    Args:
+        engine: Runs the container.
+        called: Name of the container.
+        cell: Network and control groups of the device.
+        folder: Shared with the container.
+
+    Raises:
+        BackendError: podman fails.
+    """
+    log, found = folder / "device.log", folder / "device.pid"
+    command = [
+        *engine.command,
+        "run",
+        "--interactive",
+        f"--name={called}",
+        f"--pidfile={found}",
+        f"--network=ns:{cell.network}",
+        "--no-hosts",
+        "--log-driver=none",
+        "--workdir=/",
+        *LIMITS,
+        *engine.mounts,
+        *(f"--env={name}_NUM_THREADS=1" for name in ("OMP", "OPENBLAS", "MKL")),
+        f"--volume={folder}:{folder}",
+        f"--volume={cell.quota_folder}:{QUOTA_INSIDE}",
+        *engine.source,
+        *(engine.python, "-m", MODULE, "0"),
+    ]
+    await sweep(engine)
+    async with kept(engine, [called], log):
+        with log.open("ab") as stderr:
+            process = await anyio.open_process(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        try:
+            pid = await _pid(found, log)
+            admit(pid, cell)
+            end = EndPipe(process, log)
+            end.pid = pid
+            yield (
+                end,
+                msgspec.structs.replace(cell, procs=(), network=None, quota_folder=QUOTA_INSIDE),
+            )
+        finally:
+            await end_helper(process, signal.SIGKILL)
+
+
+async def _pid(found: Path, log: Path) -> int:
+    """Return the container's first process, as this machine counts."""
+    file = anyio.Path(found)
+    with anyio.move_on_after(START_S):
+        while True:
+            if await file.exists() and (text := (await file.read_text()).strip()):
+                return int(text)
+            await anyio.sleep(POLL_S)
+    raise EndError(f"fidelity: podman must start a container within {START_S:g} s; see {log}")
