@@ -1,6 +1,7 @@
 """Can this machine have such networks? Found out by trying, told in one line each."""
 
 import shutil
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +39,10 @@ async def probe() -> Support:
     if missing:
         return Support(
             f"{' and '.join(missing)} must be on the PATH; sudo apt-get install -y iproute2"
+        )
+    if not _reaches_itself():
+        return Support(
+            "this machine must reach itself, but its loopback is down; ip link set lo up"
         )
     try:
         trial = msgspec.json.decode(await run_module("testbed.backends.network.trial"), type=Trial)
@@ -84,7 +89,8 @@ def _no_namespace(trial: Trial) -> str:
     if trial.has_user_namespaces:
         return (
             f"network namespaces need root, got: {trial.unshare}; be root, or put `unshare -Urnm "
-            "sh -c 'mount -t tmpfs none /run && exec \"$@\"' -` in front of the command"
+            "sh -c 'ip link set lo up && mount -t tmpfs none /run && exec \"$@\"' -` in front of "
+            "the command"
         )
     return (
         f"network namespaces need root or user namespaces, got neither: {trial.unshare}; "
@@ -99,3 +105,13 @@ def _try_run_folder() -> str:
             return ""
     except OSError as exc:
         return exc.strerror or str(exc)
+
+
+def _reaches_itself() -> bool:
+    """Tell whether the loopback is up: an address of our own is reached through it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        try:
+            socket.create_connection(server.getsockname(), timeout=1.0).close()
+        except OSError:
+            return False
+    return True

@@ -153,11 +153,15 @@ def test_a_sweep_leaves_a_live_neighbour_alone_and_may_be_repeated() -> None:
     assert holder.returncode == 0
 
 
+IN_FRONT = 'ip link set lo up && mount -t tmpfs none /run && exec "$@"'
+"""As `probe` advises."""
+
+
 def test_it_works_without_root_in_a_user_namespace(support: Support) -> None:
     probe = ["unshare", "-Urnm", "true"]
     if subprocess.run(probe, check=False, capture_output=True, timeout=30.0).returncode:
         pytest.skip("this machine allows no user namespaces")
-    own = ["unshare", "-Urnm", "sh", "-c", 'mount -t tmpfs none /run && exec "$@"', "-"]
+    own = ["unshare", "-Urnm", "sh", "-c", IN_FRONT, "-"]
     delay_s = "0.01" if support.delay is not None else "0"
     done = subprocess.run(
         [*own, sys.executable, "-c", HOLDER, "unprivileged", delay_s],

@@ -1,9 +1,15 @@
 """What a trial means, for every way in which a machine can fall short."""
 
+import shutil
+import subprocess
+import sys
+
 import pytest
 
 from testbed.backends.network.probe import Support, judge
 from testbed.backends.network.trial import Trial
+
+LIMIT_S = 60.0
 
 UNKNOWN = "Error: Specified qdisc kind is unknown."
 
@@ -60,3 +66,24 @@ def test_without_netem_and_tun_links_still_have_rates() -> None:
 
 def test_this_machine_answers(support: Support) -> None:
     assert support.problem is None
+
+
+def test_a_machine_whose_loopback_is_down_is_told_what_to_do() -> None:
+    script = (
+        "import anyio; from testbed.backends.network.probe import probe; "
+        "print(anyio.run(probe).problem)"
+    )
+    if shutil.which("unshare") is None:
+        pytest.skip("unshare is not installed")
+    done = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    if done.returncode != 0:
+        pytest.skip(f"no network namespaces here: {done.stderr}")
+    assert done.stdout == (
+        "this machine must reach itself, but its loopback is down; ip link set lo up\n"
+    )
