@@ -116,15 +116,6 @@ class Network:
             counted[name] = replace(each, dropped_packets=each.dropped_packets + lost)
         return counted
 
-    def take_late_s(self) -> float:
-        """Return the most that a delayed packet was late since the last look, seconds.
-
-        Zero where the kernel delays. Over a few milliseconds this machine was too busy: what
-        was measured meanwhile is not true to the link. Known anew with each `counters`.
-        """
-        late_s, self._relays.late_s = self._relays.late_s, 0.0
-        return late_s
-
     def _known(self, name: str) -> None:
         if name not in self._links:
             raise BackendError(f"{name}: no such device; the network has {', '.join(self._links)}")

@@ -48,7 +48,5 @@ class Report(Struct, frozen=True, kw_only=True):
 
     lost: dict[str, int]
     """Packets of each device that were lost since it began, on purpose or for want of room."""
-    late_s: float
-    """The most that a packet left later than it was due, since the last report, seconds."""
     problem: str = ""
     """Why an order does not hold; then nothing else counts."""

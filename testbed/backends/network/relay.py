@@ -4,8 +4,8 @@
     device's eth0 (TUN) <-- way down -- hub's dN (TUN)
 
 `python -m testbed.backends.network.relay PARENT` obeys `orders` on stdin until it ends or its
-parent dies; with it go its TUN links. One loop, no threads: it waits for packets and for the next
-one that is due, whichever comes first, to the microsecond.
+parent dies; then its TUN links have no carrier, and go with their namespaces. One loop, no threads:
+it waits for packets and for the next one that is due, whichever comes first, to the microsecond.
 """
 
 import heapq
@@ -66,18 +66,15 @@ class Direction:
                 self.under_way.append((due, packet))
         return was_idle and bool(self.under_way)
 
-    def let_out(self, now: float) -> float:
-        """Write what is due; return how late the latest was, seconds."""
-        late_s = 0.0
+    def let_out(self, now: float) -> None:
+        """Write what is due."""
         under_way = self.under_way
         while under_way and under_way[0][0] <= now:
-            due, packet = under_way.popleft()
-            late_s = max(late_s, now - due)
+            _, packet = under_way.popleft()
             try:
                 os.write(self.exit, packet)
             except OSError:  # the link is down, or its queue is full
                 self.n_lost += 1
-        return late_s
 
 
 class Ends:
@@ -120,7 +117,6 @@ class Relay:
                 self._poll.register(direction.entry, select.EPOLLIN)
         self._next: list[tuple[float, int]] = []
         """Heap of (due, entry): the first packet of each direction that has one."""
-        self._late_s = 0.0
 
     def pass_on(self, stdin: int) -> bytes:
         """Relay until there is something on stdin; return it, empty at its end."""
@@ -144,7 +140,7 @@ class Relay:
         while self._next and self._next[0][0] <= now:
             _, entry = heapq.heappop(self._next)
             direction = self._by_entry[entry]
-            self._late_s = max(self._late_s, direction.let_out(now))
+            direction.let_out(now)
             if direction.under_way:
                 heapq.heappush(self._next, (direction.under_way[0][0], entry))
 
@@ -156,9 +152,8 @@ class Relay:
                 self._ends[name].change(state)
             except OSError as exc:
                 problem = f"{name}: cannot pull its plug: {exc.strerror}"
-        late_s, self._late_s = self._late_s, 0.0
         lost = {name: ends.down.n_lost + ends.up.n_lost for name, ends in self._ends.items()}
-        return Report(lost=lost, late_s=late_s, problem=problem)
+        return Report(lost=lost, problem=problem)
 
 
 def _open_ends(told: Relayed, name: str, link: RelayedLink) -> Ends:
@@ -187,7 +182,7 @@ def main() -> int:
     try:
         relay = Relay(told)
     except (OSError, RuntimeError) as exc:
-        _answer(Report(lost={}, late_s=0.0, problem=str(exc)))
+        _answer(Report(lost={}, problem=str(exc)))
         return 1
     _answer(relay.obey(Order()))
     stdin = sys.stdin.fileno()

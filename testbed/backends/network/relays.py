@@ -16,11 +16,12 @@ from testbed.backends.errors import BackendError
 from testbed.backends.helper import ANSWER_TIMEOUT_S, end_helper, open_helper
 from testbed.backends.network.orders import AirState, Order, Relayed, RelayedLink, Report
 
-LINKS_PER_RELAY = 50
-"""A packet costs a relay 20 to 40 us of a core: 50 devices at 1 Mbit/s take about 15 %."""
+LINKS_PER_RELAY = 20
+"""A packet costs a relay 50 to 75 us of a core (`fairbed bench network-cost`): 20 devices that
+receive at 5 Mbit/s take half of one."""
 
 MAX_REPORT_BYTES = 1 << 16
-"""50 names with their counts take 2 kB."""
+"""20 names with their counts take 1 kB."""
 
 
 class _RelayPipe:
@@ -63,8 +64,6 @@ class Relays:
     def __init__(self) -> None:
         self._pipes: list[_RelayPipe] = []
         self._of: dict[str, _RelayPipe] = {}
-        self.late_s = 0.0
-        """The most that a packet left later than it was due; who looks at it sets it back."""
 
     @property
     def pids(self) -> list[int]:
@@ -85,7 +84,7 @@ class Relays:
         for pipe in self._pipes:
             own = {name: state for name, state in changes.items() if self._of[name] is pipe}
             if own:
-                self._note(await pipe.tell(Order(changes=own)))
+                await pipe.tell(Order(changes=own))
 
     async def lost(self) -> dict[str, int]:
         """Return how many packets of each device were lost.
@@ -95,12 +94,8 @@ class Relays:
         """
         found: dict[str, int] = {}
         for pipe in self._pipes:
-            found.update(self._note(await pipe.tell(Order())))
+            found.update((await pipe.tell(Order())).lost)
         return found
-
-    def _note(self, report: Report) -> dict[str, int]:
-        self.late_s = max(self.late_s, report.late_s)
-        return report.lost
 
 
 @asynccontextmanager
@@ -122,15 +117,17 @@ async def open_relays(
     names = iter(links)
     relays = Relays()
     async with AsyncExitStack() as stack:
+        pipes = []
         for index in range(math.ceil(len(links) / LINKS_PER_RELAY)):
-            own = {name: links[name] for name in islice(names, LINKS_PER_RELAY)}
             name = f"relay-{index}"
             try:
                 process = await open_helper("testbed.backends.network.relay", log=log)
             except OSError as exc:
                 raise BackendError(f"{name}: cannot be started, {exc!r}") from exc
             stack.push_async_callback(end_helper, process, signal.SIGKILL)
-            pipe = _RelayPipe(name, process, log)
+            pipes.append(_RelayPipe(name, process, log))
+        for pipe in pipes:  # all of them are coming up meanwhile
+            own = {name: links[name] for name in islice(names, LINKS_PER_RELAY)}
             await pipe.tell(Relayed(host=host, hub=str(hub), seed=seed, links=own))
             relays.add(pipe, own)
         yield relays

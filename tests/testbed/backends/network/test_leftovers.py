@@ -114,9 +114,17 @@ def test_processes_inside_are_killed_when_the_network_closes() -> None:
     _run(test)
 
 
-@pytest.mark.parametrize("inner", [False, True], ids=["alone", "with a process inside"])
-def test_after_a_kill_nothing_survives_the_next_start(inner: bool) -> None:
-    holder = _hold("killed")
+@pytest.mark.parametrize(
+    ("inner", "delay_s"),
+    [(False, "0"), (True, "0"), (False, "0.01")],
+    ids=["alone", "with a process inside", "with a relay"],
+)
+def test_after_a_kill_nothing_survives_the_next_start(
+    inner: bool, delay_s: str, support: Support
+) -> None:
+    if delay_s != "0" and support.delay is None:
+        pytest.skip(str(support.delay_problem))
+    holder = _hold("killed", delay_s)
     namespace = Path(_line(holder))
     stem = _stem_of(namespace)
     child = _sleeper(namespace) if inner else None
@@ -186,9 +194,9 @@ def test_what_a_run_uses_bears_its_name_and_goes_with_it() -> None:
     _run(test)
 
 
-def _hold(run_id: str) -> "subprocess.Popen[str]":
+def _hold(run_id: str, delay_s: str = "0") -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", HOLDER, run_id, "0"],
+        [sys.executable, "-c", HOLDER, run_id, delay_s],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
