@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import anyio
 from anyio.abc import TaskGroup
 
-from coordinator.store import Store
+from coordinator.store import Store, StoreError
 from coordinator.store.records import ConditionRow
 from testbed.backends.errors import BackendError
 from testbed.driver import TICK_S, Driven, Driver
@@ -64,7 +64,7 @@ async def driving(
         try:
             with scope:
                 await driver.run()
-        except BackendError as exc:
+        except (BackendError, StoreError) as exc:
             stop.give_up(exc)
         finally:
             is_over.set()
