@@ -9,23 +9,33 @@ from itertools import pairwise
 BITS = 8.0
 
 
-def goodput_bps(times: Sequence[float], totals: Sequence[int], warm_s: float) -> float:
-    """Return the rate between the first arrival after the warm-up and the last one, bit/s.
+def goodput_bps(
+    times: Sequence[float], totals: Sequence[int], warm_s: float, gap_s: float = math.inf
+) -> float:
+    """Return the rate from the first arrival after the warm-up to the last one, bit/s.
 
-    Between arrivals, so that it does not matter where in a packet a window begins.
+    Between arrivals, so that it does not matter where in a packet a window begins. Each of the two
+    is one that another followed within `gap_s`: while TCP waits for a packet that was lost nothing
+    arrives, and then all at once that had come behind it.
 
     Args:
         times: Of arrivals, seconds.
         totals: Bytes that had come by then.
         warm_s: After the first arrival.
+        gap_s: From one packet to the next, at most.
 
     Raises:
-        ValueError: Fewer than two arrivals are left.
+        ValueError: Fewer than two such arrivals are left.
     """
-    first = bisect_right(times, times[0] + warm_s) if times else 0
-    if first >= len(times) - 1:
-        raise ValueError(f"need two arrivals after {warm_s:g} s, got {len(times) - first}")
-    return BITS * (totals[-1] - totals[first]) / (times[-1] - times[first])
+    flowing = [
+        index
+        for index in range(len(times) - 1)
+        if times[index] > times[0] + warm_s and times[index + 1] - times[index] <= gap_s
+    ]
+    if len(flowing) < 2:
+        raise ValueError(f"need two arrivals after {warm_s:g} s, got {len(flowing)}")
+    first, last = flowing[0], flowing[-1]
+    return BITS * (totals[last] - totals[first]) / (times[last] - times[first])
 
 
 def volumes(

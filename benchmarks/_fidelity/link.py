@@ -17,6 +17,7 @@ from benchmarks._fidelity.rig import FREE, Rig
 from benchmarks._fidelity.rows import Asked, Row
 from benchmarks._fidelity.talk import EndPipe, both
 from benchmarks._fidelity.windows import Evidence, Window
+from testbed.backends.network.htb import FRAME_BYTES
 from testbed.emulation.conditions import Conditions, Shape
 
 Direction: TypeAlias = Literal["down", "up"]
@@ -26,6 +27,9 @@ CONTROL_S, CONTROL_WARM_S = 0.3, 0.1
 WARM_S, LONG_WARM_S, SLOW_BPS = 0.5, 2.5, 1e6
 """Until a stream has found its rate: it begins with too many packets, and what it loses then
 arrives late. That takes longer at `SLOW_BPS` and below, and over a link with a delay."""
+
+GAP_PACKETS, LEAST_GAP_S = 1.5, 5e-3
+"""Packets of a stream that flows are no further apart."""
 
 FAR_RATES_BPS, FAR_S = (1e6, 10e6, 50e6), 0.02
 """Delay one way."""
@@ -153,7 +157,8 @@ async def _goodput(
         waited_s=health.waited_s,
         carried_ratio=carried / rate_bps,
     )
-    return Window(goodput_bps(arrivals.times, arrivals.totals, warm_s), evidence)
+    gap_s = max(LEAST_GAP_S, GAP_PACKETS * BITS * FRAME_BYTES / rate_bps)
+    return Window(goodput_bps(arrivals.times, arrivals.totals, warm_s, gap_s), evidence)
 
 
 async def block_s(rig: Rig, n_bytes: int, direction: Direction) -> float:

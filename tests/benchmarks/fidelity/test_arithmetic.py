@@ -16,25 +16,33 @@ from benchmarks._fidelity.arithmetic import (
 
 
 def test_a_rate_is_between_arrivals_and_leaves_the_warm_up_out() -> None:
-    times = [10.0, 10.4, 11.0, 12.0, 13.0]
-    totals = [9000, 9500, 10_000, 11_000, 12_000]
+    times = [10.0, 10.4, 11.0, 12.0, 13.0, 13.1]
+    totals = [9000, 9500, 10_000, 11_000, 12_000, 99_999]
     assert goodput_bps(times, totals, 0.5) == pytest.approx(8000.0)
 
 
-@given(st.floats(1e3, 1e9), st.integers(3, 200), st.floats(0.0, 1e6))
+def test_a_rate_does_not_begin_or_end_while_tcp_waits_for_what_was_lost() -> None:
+    times = [0.0, 1.0, 2.0, 6.0, 7.0, 8.0, 9.0, 10.0, 14.0]
+    totals = [1000, 2000, 3000, 7000, 8000, 9000, 10_000, 11_000, 15_000]
+    assert goodput_bps(times, totals, 1.5, 1.5) == pytest.approx(8000.0)
+    lost_at_2 = [1000, 2000, 2000, 7000, 8000, 9000, 10_000, 10_000, 15_000]
+    assert goodput_bps(times, lost_at_2, 1.5, 1.5) == pytest.approx(8000.0)  # from 6 to 9 s
+
+
+@given(st.floats(1e3, 1e9), st.integers(4, 200), st.floats(0.0, 1e6))
 def test_an_even_stream_has_its_rate_wherever_the_window_begins(
     rate_bps: float, count: int, begin: float
 ) -> None:
     gap_s = 8 * 1448 / rate_bps
     times = [begin + index * gap_s for index in range(count)]
     totals = [1448 * (index + 1) for index in range(count)]
-    if times[1] > times[0] and times[-1] > times[-2]:  # as far as floats can tell
+    if times[1] > times[0] and times[-2] > times[1]:  # as far as floats can tell
         found = goodput_bps(times, totals, 0.0)
-        rounding = 4 * abs(times[-1]) * 2**-52 / (times[-1] - times[1])
+        rounding = 4 * abs(times[-1]) * 2**-52 / (times[-2] - times[1])
         assert found == pytest.approx(rate_bps, rel=1e-9 + 4 * rounding)
 
 
-@pytest.mark.parametrize("times", [[], [1.0], [1.0, 1.2]])
+@pytest.mark.parametrize("times", [[], [1.0], [1.0, 1.2], [1.0, 2.1, 2.2]])
 def test_too_few_arrivals_are_no_rate(times: list[float]) -> None:
     with pytest.raises(ValueError, match="need two arrivals after 1 s"):
         goodput_bps(times, [1] * len(times), 1.0)
