@@ -18,6 +18,7 @@ from testbed.backends.device import DeviceSpec
 from testbed.backends.errors import BackendError
 from testbed.backends.network.names import owner_of
 from testbed.backends.network.owner import is_alive
+from testbed.emulation.quota import cfs_period_us
 
 AGENT_MEMORY_BYTES = 96 << 20
 """A device has at least this: an agent takes 76 MiB at its peak (`fairbed bench agent-memory`)."""
@@ -81,8 +82,18 @@ def limit_speed(group: Group, name: str, speed: float | None) -> None:
     Raises:
         BackendError: The kernel cannot do that.
     """
+    check_share(name, speed)
+    group.limit_cpu(speed)
+
+
+def check_share(name: str, speed: float | None) -> None:
+    """See whether a device can have a speed.
+
+    Raises:
+        BackendError: It is less than the kernel can give.
+    """
     try:
-        group.limit_cpu(speed)
+        cfs_period_us(1.0 if speed is None else speed)
     except ValueError as exc:
         raise BackendError(f"{name}: {exc}") from exc
 

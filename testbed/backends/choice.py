@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 import anyio.to_thread
 
 from testbed.backends.base import Backend
-from testbed.backends.cells import try_groups
+from testbed.backends.cells import check_share, try_groups
 from testbed.backends.containers.engine import Engine, find_engine
 from testbed.backends.device import DeviceSpec, without_loss
 from testbed.backends.errors import BackendError, BackendUnavailable
@@ -28,7 +28,6 @@ from testbed.backends.network.network import Network, open_network
 from testbed.backends.network.probe import probe
 from testbed.backends.process import ProcessBackend
 from testbed.backends.shape import Shape
-from testbed.emulation.quota import cfs_period_us
 
 BackendName: TypeAlias = Literal["namespace", "container", "process"]
 BackendChoice: TypeAlias = Literal["auto", "namespace", "container", "process"]
@@ -165,15 +164,12 @@ async def problem_with(
             "broker.url: devices in namespaces reach this machine only, got a broker elsewhere; "
             'leave the key out for an embedded one, or use emulation.backend = "process"'
         )
-    for spec in fleet:
-        try:
-            cfs_period_us(1.0 if spec.device is None else spec.device.speed_ratio)
-        except ValueError as exc:
-            return f"{spec.name}: {exc}"
-    support = await probe()
-    if support.problem is not None:
-        return support.problem
     try:
+        for spec in fleet:
+            check_share(spec.name, None if spec.device is None else spec.device.speed_ratio)
+        support = await probe()
+        if support.problem is not None:
+            return support.problem
         await anyio.to_thread.run_sync(try_groups)
     except BackendError as exc:
         return str(exc)

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from testbed.backends.base import Usage
-from testbed.backends.cells import limit, limit_speed, open_cells
+from testbed.backends.cells import check_share, limit, limit_speed, open_cells
 from testbed.backends.cgroups.group import Group, GroupUsage
 from testbed.backends.containers.containers import open_containers
 from testbed.backends.containers.engine import Engine
@@ -173,13 +173,14 @@ class NamespaceBackend:
         crew = self._crew
         for name, wanted in conditions.items():
             check_speed(crew.spec(name), wanted)
-        for name, wanted in conditions.items():
-            self._change_speed(crew.spec(name), wanted)
+            check_share(name, wanted.speed_ratio)
         frozen = {name for name, wanted in conditions.items() if wanted.outage == "frozen"}
         await crew.freezer.thaw(conditions.keys() - frozen)
         await self._network.apply(
             {name: (wanted.shape, wanted.outage) for name, wanted in conditions.items()}
         )
+        for name, wanted in conditions.items():
+            self._change_speed(crew.spec(name), wanted)
         await crew.freezer.freeze(frozen)
 
     async def sample(self) -> dict[str, Usage]:

@@ -203,8 +203,8 @@ def test_what_cannot_be_had_is_one_line(
         async with at_work(tmp_path, run_id, pis(1)) as (_, backend):
             before = share_of(run_id, "pi-1")
             with pytest.raises(BackendError, match=complaint):
-                await backend.apply({name: conditions(speed)})
-            assert share_of(run_id, "pi-1") == before
+                await backend.apply({"pi-1": conditions(0.2), name: conditions(speed)})
+            assert share_of(run_id, "pi-1") == before  # all of them, or none
 
     run(test)
 
