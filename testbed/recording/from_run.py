@@ -61,9 +61,7 @@ class Course:
 def findings_of_run(device: DeviceOfRun, course: Course) -> Findings:
     """Return what the run tells of the device."""
     found = Findings()
-    exchanges = [
-        x for x in device.exchanges if x.outcome == "done" and x.is_valid and not x.is_starved
-    ]
+    exchanges = valid(device.exchanges)
     others = len(device.exchanges) - len(exchanges)
     found.remarks.append(
         f"From {len(exchanges)} valid exchanges; {others} others were passed over."
@@ -83,6 +81,11 @@ def findings_of_run(device: DeviceOfRun, course: Course) -> Findings:
     _presence(found, device)
     _held_back(found, telemetry)
     return found
+
+
+def valid(exchanges: Iterable[ExchangeRow]) -> list[ExchangeRow]:
+    """Return the exchanges that were the device's own from end to end."""
+    return [x for x in exchanges if x.outcome == "done" and x.is_valid and not x.is_starved]
 
 
 def sampled(pairs: Iterable[tuple[float, float | None]]) -> Sampled:
@@ -116,6 +119,21 @@ def _laps(
 
 
 def _link(found: Findings, exchanges: Sequence[ExchangeRow], length_s: float) -> None:
+    down, up = transfers(exchanges)
+    signals = [x.signal_s for x in exchanges if x.signal_s is not None]
+    found.take("link.down_bps", lambda: link_rate(down, length_s, "models"))
+    found.take("link.up_bps", lambda: link_rate(up, length_s, "updates"))
+    found.take("link.delay_s", lambda: one_way_delay(signals, "control messages"))
+
+
+def transfers(
+    exchanges: Sequence[ExchangeRow],
+) -> tuple[list[Transfer | None], list[Transfer | None]]:
+    """Return what went down and what went up, on the run's clock; None tells nothing of a rate.
+
+    Both times hold one round trip: from the order to the model's last byte, and from the grant to
+    the update's.
+    """
     signals = [x.signal_s for x in exchanges if x.signal_s is not None]
     usual_s = float(np.median(signals)) if signals else 0.0
     down: list[Transfer | None] = []
@@ -128,9 +146,7 @@ def _link(found: Findings, exchanges: Sequence[ExchangeRow], length_s: float) ->
         if x.upload_s is not None and x.tau_wall_s is not None and not x.resent_up and x.bytes_up:
             end_s = x.dispatched_at_s + x.tau_wall_s
             up.append(transfer(end_s, x.upload_s, signal_s, x.bytes_up))
-    found.take("link.down_bps", lambda: link_rate(down, length_s, "models"))
-    found.take("link.up_bps", lambda: link_rate(up, length_s, "updates"))
-    found.take("link.delay_s", lambda: one_way_delay(signals, "control messages"))
+    return down, up
 
 
 def _cold_start(exchanges: Sequence[ExchangeRow]) -> Finding:

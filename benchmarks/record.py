@@ -1,0 +1,166 @@
+"""How true a recording is: the profile of an emulated device against the one it was made by.
+
+    fairbed bench record [--backend process] [--rounds 40] [--seed 1] [--json]
+
+Two devices take part in a run, one with a steady link and one whose link moves. Both are recorded,
+and emulated again by what was recorded. Only exchanges count in which this machine kept nobody
+waiting; where there are too few, a row is unknown. The last row is what watching costs.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+import profiles
+from benchmarks._fidelity.rows import Asked, Row, judged, unknown
+from benchmarks._fidelity.table import plain
+from benchmarks._fidelity.windows import Finding
+from benchmarks._recording import SPEEDS, Setting, prepare, record, run
+from coordinator.store.records import ExchangeRow
+from profiles.series import Series
+from testbed.experiment import load_experiment
+from testbed.fleet import plan_fleet
+from testbed.recording.from_run import transfers, valid
+from testbed.recording.machine import MachineReader, own_s, sample
+from testbed.recording.run_store import CONFIG, read_device
+
+MIN_EXCHANGES = 8
+"""With fewer valid ones nothing is told."""
+
+WATCH_S = 20.0
+
+SPEED_LIMIT = RATE_LIMIT = 0.03
+VOLUME_LIMIT, MOMENT_LIMIT = 0.02, 0.05
+DELAY_LIMIT_S = 3e-3
+WATCH_LIMIT = 0.01
+TAU_LIMIT = 0.05
+"""Errors that were promised: relative, but for the delay."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmark and print what it measured; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="fairbed bench record",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--backend", default="process")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
+        setting = Setting(Path(name), options.backend, options.rounds, options.seed)
+        rows = [*measure(setting), watching(setting.backend, WATCH_S)]
+    print(msgspec.json.encode(rows).decode() if options.json else plain(rows))
+    return 0
+
+
+def measure(setting: Setting) -> Iterator[Row]:
+    """Yield how the recorded profiles compare with the originals, and the runs with each other."""
+    prepare(setting)
+    first = run(setting, "first", *map(setting.original, SPEEDS))
+    record(setting, first)
+    second = run(setting, "second", *map(setting.recorded, SPEEDS))
+    planned = {
+        device.spec.name: device
+        for device in plan_fleet(load_experiment(first / CONFIG), os.environ)
+    }
+    for kind in SPEEDS:
+        device = f"{kind}-1"
+        seen = valid(read_device(first, device).exchanges)
+        again = valid(read_device(second, device).exchanges)
+        judge = _Judge(setting.backend, kind, len(seen))
+        original = profiles.load(setting.original(kind))
+        found = profiles.load(setting.recorded(kind))
+        yield judge("core_speed", original.core_speed, found.core_speed, "cores", SPEED_LIMIT)
+        delays = original.link.delay_s, found.link.delay_s
+        yield judge("delay_s", *delays, "s", DELAY_LIMIT_S, is_relative=False)
+        if kind == "steady":
+            for way in ("down_bps", "up_bps"):
+                rates = getattr(original.link, way), getattr(found.link, way)
+                yield judge(way, *rates, "bit/s", RATE_LIMIT)
+        else:
+            link = planned[device].tracks.link
+            assert link is not None
+            yield from _moving(judge, seen, {"down": link.down_bps, "up": link.up_bps})
+        judge = _Judge(setting.backend, f"{kind}, emulated again", min(len(seen), len(again)))
+        limit = TAU_LIMIT if kind == "steady" else None
+        for phase in ("tau_s", "train_s", "download_s", "upload_s"):
+            yield judge(f"median {phase}", _median(seen, phase), _median(again, phase), "s", limit)
+
+
+def _moving(
+    judge: "_Judge", seen: Sequence[ExchangeRow], truth: dict[str, Series]
+) -> Iterator[Row]:
+    for way, moved in zip(("down", "up"), transfers(seen), strict=True):
+        told = [item for item in moved if item is not None]
+        meant = np.array([truth[way].integral(item.start_s, item.end_s) for item in told])
+        bits = np.array([8.0 * item.n_bytes for item in told])
+        total = float(meant.sum()) / 8.0, float(bits.sum()) / 8.0
+        yield judge(f"{way}, bytes in transfers", *total, "bytes", VOLUME_LIMIT)
+        off = 1.0 + float(np.median(np.abs(bits / meant - 1.0))) if told else 1.0
+        yield judge(f"{way}, a transfer", 1.0, off, "ratio", MOMENT_LIMIT)
+
+
+class _Judge:
+    """Makes rows of one device; unknown ones where it had too few valid exchanges."""
+
+    def __init__(self, backend: str, what: str, n_valid: int) -> None:
+        self._backend, self._what, self._n_valid = backend, what, n_valid
+
+    def __call__(
+        self,
+        quantity: str,
+        target: float,
+        achieved: float,
+        unit: str,
+        limit: float | None,
+        *,
+        is_relative: bool = True,
+    ) -> Row:
+        asked = Asked(
+            backend=self._backend,
+            quantity=f"{self._what}: {quantity}",
+            target=target,
+            unit=unit,  # type: ignore[arg-type]  # one of those that rows know
+            limit=limit,
+            is_relative=is_relative,
+        )
+        if self._n_valid < MIN_EXCHANGES:
+            return unknown(asked, f"{self._n_valid} valid exchanges: this machine was too busy")
+        return judged(asked, _found(achieved, self._n_valid))
+
+
+def watching(backend: str, duration_s: float) -> Row:
+    """Return which share of a core it takes to watch this machine."""
+    reader = MachineReader()
+    cpu_s, began_s = own_s(), time.monotonic()
+    looks = len(sample(reader, duration_s))
+    ratio = (own_s() - cpu_s) / (time.monotonic() - began_s)
+    asked = Asked(
+        backend=backend,
+        quantity="watching, share of a core",
+        target=None,
+        unit="ratio",
+        limit=WATCH_LIMIT,
+        is_bound=True,
+    )
+    return judged(asked, _found(ratio, looks))
+
+
+def _found(value: float, n_valid: int) -> Finding:
+    return Finding(value=value, low=None, high=None, valid=n_valid, attempts=n_valid, reason=None)
+
+
+def _median(exchanges: Sequence[ExchangeRow], phase: str) -> float:
+    """Return the median of a phase; the first exchange of a device is another: it is cold."""
+    known = [getattr(x, phase) for x in exchanges if not x.was_cold]
+    return statistics.median(known) if known else float("nan")
