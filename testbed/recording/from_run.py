@@ -80,6 +80,9 @@ def findings_of_run(device: DeviceOfRun, course: Course) -> Findings:
     found.take("cold_start_s", lambda: _cold_start(exchanges))
     _presence(found, device)
     _held_back(found, telemetry)
+    celsius = [row.temperature_celsius for row in telemetry if row.temperature_celsius is not None]
+    if celsius:
+        found.remarks.append(f"Temperature: {min(celsius):.1f} to {max(celsius):.1f} C.")
     return found
 
 

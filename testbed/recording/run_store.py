@@ -39,13 +39,14 @@ def read_device(folder: Path, name: str) -> DeviceOfRun:
             hint = f"near are {', '.join(near)}; " if near else ""
             known = ", ".join(sorted(rows)[:20]) or "none that ever joined"
             raise NoSuchDevice(f"{name}: no such device in {folder}; {hint}there are {known}")
-        info = reader.run()
+        info, telemetry = reader.run(), reader.telemetry_of(name)
         return DeviceOfRun(
             row=row,
             capabilities=msgspec.json.decode(row.capabilities, type=Capabilities),
             exchanges=reader.exchanges_of(name, limit=-1),
-            telemetry=reader.telemetry_of(name),
-            length_s=info.elapsed_s,
+            telemetry=telemetry,
+            # A live run knows of closed rounds only; its devices go on talking.
+            length_s=max([info.elapsed_s, *(row.at_s for row in telemetry[-1:])]),
             run_created=info.row.created,
         )
 

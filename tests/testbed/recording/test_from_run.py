@@ -99,3 +99,7 @@ def test_what_held_the_processor_back_is_remarked() -> None:
     assert any("under-voltage in 100 %" in remark for remark in told)
     told = findings_of_run(World(throttled="").device(), COURSE).remarks
     assert any("held back: never" in remark for remark in told)
+
+
+def test_the_temperature_is_remarked() -> None:
+    assert "Temperature: 50.0 to 50.0 C." in findings_of_run(World().device(), COURSE).remarks

@@ -1,0 +1,61 @@
+"""Training the reference step in processes of their own."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from testbed.host_speed import REFERENCE_STEP_S
+from testbed.recording.findings import NotMeasured
+from testbed.recording.kernel import Kernels, kernels
+from testbed.recording.session import paces
+
+LIMIT_S = 60.0
+
+
+def _wait(running: Kernels) -> None:
+    ends_s = time.monotonic() + LIMIT_S
+    while not running.is_over():
+        assert time.monotonic() < ends_s
+        time.sleep(0.02)
+
+
+def test_a_kernel_tells_of_its_steps_and_leaves_nothing(tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    with kernels(1, 1.0, tmp_path) as running:
+        _wait(running)
+        windows = running.windows()
+    assert windows
+    assert all(window.steps > 0 and window.cpu_s > 0.0 for window in windows)
+    assert sum(window.wall_s for window in windows) >= 0.99
+    assert list(tmp_path.iterdir()) == []
+    told = paces(windows, began_s)
+    assert told[0].t_s > 0.0
+    assert told[0].reference_s == pytest.approx(windows[0].steps * REFERENCE_STEP_S)
+
+
+def test_a_kernel_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    with kernels(2, 600.0, tmp_path) as running:
+        assert not running.is_over()
+        with pytest.raises(NotMeasured, match="it took too long"):
+            running.windows()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with (
+        pytest.raises(NotMeasured, match="training cannot be started here: No such file"),
+        kernels(1, 1.0, tmp_path / "none"),
+    ):
+        pass
+
+
+def test_a_step_that_cannot_run_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('no wheel for this board')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[3]}")
+    out = tmp_path / "out"
+    out.mkdir()
+    with kernels(1, 1.0, out) as running:
+        _wait(running)
+        with pytest.raises(NotMeasured, match="no wheel for this board"):
+            running.windows()
