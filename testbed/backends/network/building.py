@@ -12,7 +12,7 @@ from testbed.backends.network import links
 from testbed.backends.network.addresses import Addresses, choose_addresses
 from testbed.backends.network.change import Link
 from testbed.backends.network.delay import CLEAR
-from testbed.backends.network.devices import HUB_SETTINGS, NO_IPV6, Interior, Interiors
+from testbed.backends.network.devices import DEVICE_SETTINGS, HUB_SETTINGS, Interior, Interiors
 from testbed.backends.network.host import ranges_in_use
 from testbed.backends.network.names import TAG_BYTES, Names, hub_side, make_names
 from testbed.backends.network.orders import RelayedLink
@@ -77,7 +77,7 @@ async def furnish(names: Names, addresses: Addresses, made: Mapping[str, Link], 
         devices = [
             Interior(
                 namespace=str(NAMESPACES / names.device(name)),
-                settings=NO_IPV6,
+                settings=DEVICE_SETTINGS,
                 lines=links.device_side_lines(
                     addresses, link.index, is_relayed=link.delayed_by == "relay"
                 ),

@@ -40,14 +40,17 @@ class Interiors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     interiors: list[Interior]
 
 
-NO_IPV6 = {
+DEVICE_SETTINGS = {
     "net/ipv6/conf/all/disable_ipv6": "1",
     "net/ipv6/conf/default/disable_ipv6": "1",
+    "net/ipv4/conf/all/ignore_routes_with_linkdown": "1",
+    "net/ipv4/conf/default/ignore_routes_with_linkdown": "1",
 }
-"""Its announcements would be seen on every link."""
+"""IPv6 would announce itself on every link. Who wants to send over one that is unplugged is told at
+once that there is no way, as in airplane mode."""
 
 HUB_SETTINGS = {
-    **NO_IPV6,
+    **DEVICE_SETTINGS,
     "net/ipv4/ip_forward": "1",
     "net/ipv4/conf/all/rp_filter": "1",
     "net/ipv4/conf/default/rp_filter": "1",

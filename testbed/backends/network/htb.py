@@ -49,8 +49,8 @@ HOLE_BPS = 0.0
 """Of a lane that swallows every packet."""
 
 _DEVICE_CLASS, _DEVICE_LEAF = 0x10, 0x10
-_NOBODY = 0xFFFF
-"""Class of what no device has sent: it leads nowhere."""
+_HUB = 0xFFFF
+"""Class of what the hub itself has to say: that there is no way to a device without a plug."""
 
 _BLACK, _NETEM = 0x8000, 0x4000
 """Added to the number of a leaf of another kind: a number keeps its kind."""
@@ -89,9 +89,8 @@ def hub_lines() -> list[str]:
     """Return what the hub's link to the host gets, before any device."""
     dev = f"dev {HUB_LINK}"
     return [
-        f"qdisc add {dev} root handle 1: htb default {_NOBODY:x}",
-        f"class add {dev} parent 1: classid 1:{_NOBODY:x} htb rate 1mbit quantum {FRAME_BYTES}",
-        f"qdisc add {dev} parent 1:{_NOBODY:x} handle {_NOBODY - 1:x}: blackhole",
+        f"qdisc add {dev} root handle 1: htb default {_HUB:x}",
+        f"class add {dev} parent 1: classid 1:{_HUB:x} htb rate 1mbit quantum {FRAME_BYTES}",
         f"filter add {dev} parent 1: protocol ip prio 1 handle {_BUCKETS}: u32 divisor 256",
         f"filter add {dev} parent 1: protocol ip prio 1 u32 ht 800:: match u32 0 0 "
         f"hashkey mask 0x000000ff at 12 link {_BUCKETS}:",

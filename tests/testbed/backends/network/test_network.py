@@ -1,5 +1,6 @@
 """Real namespaces, links and qdiscs: who reaches whom, what changes, and that nothing stays."""
 
+import errno
 import json
 import socket
 import subprocess
@@ -223,6 +224,33 @@ def test_nothing_passes_in_an_outage_and_all_of_it_does_afterwards(
                 assert not await run_sync(reaches, network, peer, 0.3)
                 await network.apply({"lab": (Shape(down_bps=5e6), None)})
                 assert await run_sync(reaches, network, peer, 10.0)
+
+    _run(test)
+
+
+@pytest.mark.parametrize("kind", ["wire", "relay"])
+def test_both_ends_are_told_that_a_plug_is_pulled_and_nobody_of_a_radio_hole(kind: str) -> None:
+    def call(address: str, timeout_s: float) -> str:
+        try:
+            socket.create_connection((address, 9), timeout_s).close()
+        except OSError as exc:
+            return type(exc).__name__ if exc.errno is None else errno.errorcode[exc.errno]
+        return ""
+
+    async def test() -> None:
+        delayed = ["lab"] if kind == "relay" else []
+        async with open_network("test", {"lab": None}, delayed=delayed) as network:
+            shown = _inside(network, "lab", "ip", "-j", "-4", "addr", "show", "eth0").stdout
+            address = json.loads(shown)[0]["addr_info"][0]["local"]
+            assert await run_sync(call, address, 10.0) == "ECONNREFUSED"
+            await network.apply({"lab": (None, "coverage")})
+            assert await run_sync(call, address, 0.3) == "TimeoutError"
+            await network.apply({"lab": (None, "unplugged")})
+            assert await run_sync(call, address, 10.0) in ("ENETUNREACH", "EHOSTUNREACH")
+            with traffic(network.namespace("lab"), network.hub_address) as peer:
+                said = ""  # the kernel takes up to a second to see that a carrier is gone
+                while "unreachable" not in said:
+                    said = await run_sync(peer.reaches, network.hub_address, 9, 0.3)
 
     _run(test)
 
