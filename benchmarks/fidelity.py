@@ -1,7 +1,7 @@
 """How true emulated devices are to their numbers: target against achieved, by backend.
 
     fairbed bench fidelity [--backend all] [--quantity cpu,step,...] [--repeats 3] [--quick]
-                           [--json] [--write FILE ...] [--from FILE]
+                           [--json] [--write FILE ...] [--from FILE ...]
 
 Real ends measure: steps at an agent's pace, TCP and datagrams through the device's link, inside
 its control groups. Only windows count in which this machine gave what was asked of it; others are
@@ -45,7 +45,12 @@ def main(arguments: list[str]) -> int:
     add("--json", action="store_true")
     add("--write", nargs="+", default=[], metavar="FILE", help="documents to write the table into")
     add(
-        "--from", dest="source", metavar="FILE", help="rows of an earlier --json, not measured anew"
+        "--from",
+        dest="sources",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="rows of earlier --json, not measured anew",
     )
     options = parser.parse_args(arguments)
     names = options.quantity.split(",")
@@ -53,15 +58,20 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--quantity: must be some of {', '.join(GROUPS)}, got {strange[0]}")
     if options.repeats is not None and options.repeats < 1:
         parser.error(f"--repeats: must be at least 1, got {options.repeats}")
-    if options.source is None:
+    if not options.sources:
         repeats = options.repeats or (QUICK_REPEATS if options.quick else REPEATS)
         backends = BACKENDS if options.backend == "all" else (options.backend,)
         rows = anyio.run(_measure, backends, names, Plan(options.quick, repeats))
         measured_at = time.time()
     else:
-        source = Path(options.source)
-        rows = msgspec.json.decode(source.read_bytes(), type=list[Row])
-        measured_at = source.stat().st_mtime
+        sources = [Path(source) for source in options.sources]
+        rows = [
+            row
+            for source in sources
+            for row in msgspec.json.decode(source.read_bytes(), type=list[Row])
+        ]
+        measured_at = max(source.stat().st_mtime for source in sources)
+    rows = table.arranged(rows, BACKENDS)
     print(msgspec.json.encode(rows).decode() if options.json else table.plain(rows))
     for path in options.write:
         _write(Path(path), rows, measured_at)

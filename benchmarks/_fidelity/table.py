@@ -60,6 +60,19 @@ def verdict(row: Row) -> str:
     return {True: "ok", False: "missed", None: ""}[row.ok]
 
 
+def arranged(rows: Iterable[Row], backends: Sequence[str]) -> list[Row]:
+    """Return rows by group and backend, as tables show them; strange ones come last."""
+    groups, last = list(TITLES), len(TITLES) + len(backends)
+
+    def place(row: Row) -> tuple[int, int]:
+        return (
+            groups.index(row.group) if row.group in groups else last,
+            backends.index(row.backend) if row.backend in backends else last,
+        )
+
+    return sorted(rows, key=place)
+
+
 def plain(rows: Sequence[Row]) -> str:
     """Return a table for a terminal."""
     lines = [

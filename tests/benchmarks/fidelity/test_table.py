@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks._fidelity.rows import Row
-from benchmarks._fidelity.table import SUMMARY, TABLE, markdown, placed, plain, summary
+from benchmarks._fidelity.table import SUMMARY, TABLE, arranged, markdown, placed, plain, summary
 
 
 def row(**given: object) -> Row:
@@ -38,6 +38,13 @@ UNKNOWN = row(
     reason="too busy",
     group="delay",
 )
+
+
+def test_rows_of_several_runs_are_arranged_by_group_and_backend() -> None:
+    cpu, strange = row(group="cpu"), row(group="", backend="cloud")
+    delay = row(group="delay", backend="namespace")
+    rows = [UNKNOWN, strange, MISSED, delay, row(), cpu]
+    assert arranged(rows, ["namespace", "process"]) == [cpu, row(), MISSED, delay, UNKNOWN, strange]
 
 
 def test_a_terminal_shows_every_row_and_why_one_is_unknown() -> None:
