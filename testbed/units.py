@@ -1,4 +1,4 @@
-"""Numbers with a unit, as people type them: `10mbit`, `20ms`, `1%`."""
+"""Numbers with a unit, as people type them: `10mbit`, `20ms`, `1%`, `512M`."""
 
 import math
 import re
@@ -6,6 +6,8 @@ import re
 RATES_BPS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 DURATIONS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 RATIOS = {"%": 0.01, "": 1.0}
+SIZES = {"k": 2.0**10, "m": 2.0**20, "g": 2.0**30, "t": 2.0**40}
+"""Of memory, in powers of 1024 as container engines have it; `512MB` and `512MiB` are the same."""
 
 _FORM = re.compile(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z%]*)", re.IGNORECASE)
 
@@ -40,6 +42,22 @@ def ratio(text: str) -> float:
     value = _read(text, RATIOS, "a share such as 1% or 0.01")
     if value > 1.0:
         raise ValueError(f"must be a share from 0 to 1, got {text!r}")
+    return value
+
+
+def size_bytes(text: str) -> int:
+    """Return an amount of memory in bytes.
+
+    Raises:
+        ValueError: It is no number with a unit of memory, or less than one byte.
+    """
+    units = {f"{unit}{end}": factor for unit, factor in SIZES.items() for end in ("", "b", "ib")}
+    try:
+        value = int(_read(text, units, "memory"))
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise ValueError(f"must be an amount of memory such as 512M or 2G, got {text!r}")
     return value
 
 

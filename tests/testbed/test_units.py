@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from testbed.units import duration_s, rate_bps, ratio
+from testbed.units import duration_s, rate_bps, ratio, size_bytes
 
 
 @pytest.mark.parametrize(
@@ -42,3 +42,17 @@ def test_refuses(read: Callable[[str], float], text: str, words: str) -> None:
     with pytest.raises(ValueError, match="must be") as caught:
         read(text)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [("512M", 512 << 20), ("512mb", 512 << 20), ("512MiB", 512 << 20), ("1.5G", 3 << 29)],
+)
+def test_memory_is_counted_in_powers_of_1024(text: str, n_bytes: int) -> None:
+    assert size_bytes(text) == n_bytes
+
+
+@pytest.mark.parametrize("text", ["", "512", "lots", "0M", "-1M", "1e400G", "5mbit"])
+def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be an amount of memory such as 512M"):
+        size_bytes(text)
