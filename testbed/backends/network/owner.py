@@ -36,8 +36,8 @@ POLL_S = 0.02
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """What a lock file says."""
 
-    block: str
-    """Addresses of the run."""
+    block: str | None = None
+    """Addresses of the run; None has no network."""
     pid: int
     """Of the owner; for people only, the lock is what counts."""
 
@@ -71,10 +71,14 @@ async def one_at_a_time() -> AsyncIterator[None]:
 
 
 @contextmanager
-def claimed(names: Names, block: IPv4Network) -> Iterator[None]:
+def claimed(names: Names, block: IPv4Network | None = None) -> Iterator[None]:
     """Own a run's names and addresses; enter under `one_at_a_time`.
 
     Leaving gives up the lock and keeps the file, for `forget` once all is gone.
+
+    Args:
+        names: Of the run.
+        block: Its addresses; None has no network.
 
     Raises:
         OSError: The file cannot be written.
@@ -83,7 +87,7 @@ def claimed(names: Names, block: IPv4Network) -> Iterator[None]:
     try:
         if not _try_lock(descriptor):
             raise OSError(f"{lock_file(names)}: must be new, got one that is held")
-        os.write(descriptor, msgspec.json.encode(Claim(block=str(block), pid=os.getpid())))
+        os.write(descriptor, _said(block))
         yield
     finally:
         os.close(descriptor)
@@ -100,7 +104,8 @@ def claims() -> dict[Names, IPv4Network]:
     for path in FOLDER.glob("*.lock"):
         with suppress(OSError, msgspec.DecodeError, ValueError):
             claim = msgspec.json.decode(path.read_bytes(), type=Claim)
-            found[Names(path.stem)] = IPv4Network(claim.block)
+            if claim.block is not None:
+                found[Names(path.stem)] = IPv4Network(claim.block)
     return found
 
 
@@ -124,6 +129,11 @@ def is_alive(names: Names) -> bool:
 def forget(names: Names) -> None:
     """Remove the claim of a run that has nothing left."""
     lock_file(names).unlink(missing_ok=True)
+
+
+def _said(block: IPv4Network | None) -> bytes:
+    claim = Claim(block=None if block is None else str(block), pid=os.getpid())
+    return msgspec.json.encode(claim)
 
 
 def _open_shared_lock() -> int:
