@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from testbed.commands import BAD_USAGE, FAILED, RUNS, RunError, UsageError, dispatch
+from testbed.guest.options import add_options as add_shape_options
+from testbed.guest.options import split_command
 
 
 def console() -> int:
@@ -20,7 +22,9 @@ def console() -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return 0 done, 1 failed, 2 bad usage or configuration."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    own, argv = split_command(sys.argv[1:] if arguments is None else arguments)
+    options = parser.parse_args(own)
+    options.argv = argv
     if options.command is None:
         parser.print_help()
         return BAD_USAGE
@@ -128,6 +132,8 @@ def _parser() -> argparse.ArgumentParser:
     data = command("data", "data sets: list, verify")
     data.add_argument("action", choices=("list", "verify"))
     data.add_argument("what", nargs="*", help="names (verify)")
+
+    add_shape_options(command("shape", "run any command on an emulated device"))
 
     doctor = command("doctor", "what this machine can do, each line by trying it")
     doctor.add_argument("experiment", nargs="?", type=Path, help="check what this one needs, too")

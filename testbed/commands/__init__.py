@@ -42,6 +42,7 @@ _MODULES = {
     "profiles": "profiles",
     "data": "data",
     "record": "record",
+    "shape": "shape",
     "doctor": "doctor",
     "bench": "bench",
 }

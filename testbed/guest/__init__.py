@@ -1,0 +1,1 @@
+"""`fairbed shape`: any command as the guest of an emulated device."""

@@ -1,0 +1,90 @@
+"""What `fairbed shape` is told on its command line. Light: the parser of every command loads it."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+COMMAND = "shape"
+
+USAGE = "fairbed shape [PROFILE] [options] -- COMMAND [ARGUMENT ...]"
+
+DESCRIPTION = """\
+Run any command on an emulated device: its processor, memory and network are those of PROFILE, or
+of the options, which override the profile. Terminal, input and output, folder, user, signals and
+exit status are the command's own; what it leaves running when it ends is killed.
+
+  fairbed shape raspberry-pi-4b -- python3 train.py
+  fairbed shape --cpu 0.25 --down 10mbit --up 5mbit --delay 20ms -- \\
+      sh -c 'curl -O http://$FAIRBED_HUB:8000/model.bin'
+
+Inside, FAIRBED_HUB is the address of this machine across the emulated link: a server that listens
+on 0.0.0.0 here is reached there, and nothing else is: no Internet, no DNS. Without a profile or
+link options, or with --link host, the command stays on this machine's own network.
+"""
+
+EPILOG = """\
+Exit status: that of the command, or 128+n if signal n killed it; 127 there is no such command, 126
+it cannot be run, 125 this machine failed while it ran, 2 bad usage or an emulation that cannot be
+had here (nothing was run). Needs Linux and root; `--backend process` slows the processor without
+root. A processor quota holds on average: after a pause, some 1 to 10 ms of work run at full speed.
+Details: docs/shape.md
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Give the parser of the command its options."""
+    parser.usage, parser.description, parser.epilog = USAGE, DESCRIPTION, EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("profile", nargs="?", metavar="PROFILE", help="a device: fairbed profiles list")
+    add("--cpu", metavar="CORES", help="cores of this machine, together: 0.25; none is not slowed")
+    add(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="busy threads that the command has at once (default the profile's engine_threads): "
+        "the processor gives it N cores of the profile",
+    )
+    add("--host-core-speed", metavar="X", default="1.0", help=_HOST_CORE_SPEED)
+    add("--memory", metavar="SIZE", help="limit, without swap: 512M; none is not limited")
+    add("--link", metavar="NAME", help="another link of the library, or host: not shaped at all")
+    add("--down", metavar="RATE", help="TCP payload towards the command: 10mbit")
+    add("--up", metavar="RATE", help="TCP payload away from the command: 5mbit")
+    add("--delay", metavar="TIME", help="one way: 20ms; a round trip takes twice that")
+    add("--jitter", metavar="TIME", help="standard deviation of the delay: 5ms")
+    add("--loss", metavar="SHARE", help="of packets, each way: 1%%")
+    add(
+        "--trace",
+        metavar="FILE",
+        help="rates over time, repeated: a CSV (t_s,down_mbps,up_mbps), mahimahi's, "
+        "or data:SET/TRACE",
+    )
+    add("--seed", type=int, default=0, metavar="N", help="of loss, jitter and what is drawn")
+    add("--user", metavar="USER", help="be this user inside (default: yourself; root after sudo)")
+    add("--backend", choices=("auto", "namespace", "process"), default="auto", help=_BACKEND)
+    add("-v", "--verbose", action="store_true", help="tell on stderr how it went")
+    add("--json", type=Path, metavar="FILE", help="write how it went")
+
+
+_HOST_CORE_SPEED = (
+    "speed of a core here, in cores of the profiles' reference machine (default 1.0), or auto: "
+    "measured once, about a second"
+)
+
+_BACKEND = "auto takes namespace, or says why it cannot; process slows the processor only"
+
+
+def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the command line of `fairbed shape` at its first `--`.
+
+    Returns:
+        Our own arguments, and the command's; of another command of ours all is our own.
+    """
+    own = list(arguments)
+    first = next((word for word in own if not word.startswith("-")), None)
+    if first != COMMAND or {"-h", "--help"} & set(own[: own.index("--") if "--" in own else None]):
+        return own, []
+    if "--" not in own:  # the command itself says what is missing
+        return own[: own.index(COMMAND) + 1], []
+    cut = own.index("--")
+    return own[:cut], own[cut + 1 :]

@@ -1,0 +1,164 @@
+"""One command from its first signal to its last report."""
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+
+from testbed.backends.errors import BackendError
+from testbed.driver import Driver
+from testbed.guest.afterwards import MARK_VARIABLE, watched
+from testbed.guest.command import Guest
+from testbed.guest.device import NAME, GuestDevice, open_device, open_paced
+from testbed.guest.door import Passage, argv_through
+from testbed.guest.obstacles import obstacle
+from testbed.guest.pacer import Pacer
+from testbed.guest.plan import Plan
+from testbed.guest.report import Report, make_report
+from testbed.guest.signals import Signals
+
+HUB_VARIABLE = "FAIRBED_HUB"
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""How many threads numerical libraries start: on half a core, two did 0.42 of the work of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run."""
+
+    argv: Sequence[str]
+    folder: str
+    """Where it starts."""
+    user: str | None
+    """None is who we are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it: one of the first three, and a report if the command ran."""
+
+    wait_status: int | None = None
+    """Of the command, as `os.waitpid` tells it."""
+    interrupted_by: int | None = None
+    """A signal before there was a command."""
+    problem: BackendError | None = None
+    """What the machine refused, or what broke."""
+    report: Report | None = None
+
+
+class Session:
+    """Runs one command on one device; `run` it once.
+
+    Args:
+        plan: The device.
+        command: The command.
+        signals: Held since before any thread was started.
+    """
+
+    def __init__(self, plan: Plan, command: Command, signals: Signals) -> None:
+        self._plan, self._command, self._signals = plan, command, signals
+        self._guest = Guest(signals)
+        self._environ = dict(os.environ)
+        self._problem: BackendError | None = None
+        self._status: int | None = None
+        self._report: Report | None = None
+
+    async def run(self) -> Outcome:
+        """Make the device, run the command, give everything back."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._guest.attend, group.cancel_scope, name="shape.signals")
+            try:
+                async with self._open() as device:
+                    await self._stay(device)
+            except BackendError as exc:
+                self._problem = self._problem or await self._explained(exc)
+            group.cancel_scope.cancel()
+        return Outcome(
+            wait_status=self._status,
+            interrupted_by=self._guest.interrupted_by,
+            problem=self._problem,
+            report=self._report,
+        )
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[GuestDevice]:
+        if not self._plan.is_paced:
+            async with watched(), open_device(self._plan) as device:
+                yield device
+            return
+        mark = secrets.token_hex(8)
+        self._environ[MARK_VARIABLE] = mark
+        async with watched(mark) as watcher, open_paced(self._plan, [watcher]) as device:
+            self._guest.pacer = device.pacer
+            yield device
+
+    async def _explained(self, problem: BackendError) -> BackendError:
+        if self._guest.has_begun:
+            return problem
+        found = await obstacle(self._plan)
+        return problem if found is None else BackendError(found)
+
+    async def _stay(self, device: GuestDevice) -> None:
+        argv = argv_through(
+            Passage(
+                cell=device.cell,
+                folder=self._command.folder,
+                user=self._command.user,
+                blocked=tuple(self._signals.mask),
+            ),
+            self._command.argv,
+        )
+        self._prepare_environ(device)
+        device.begin(self._guest.start(argv, self._environ))
+        try:
+            async with anyio.create_task_group() as group:
+                if device.pacer is not None:
+                    group.start_soon(self._pace, device.pacer, name="shape.pacer")
+                if not self._plan.is_steady:
+                    group.start_soon(self._drive, device, name="shape.driver")
+                self._status = await self._guest.end()
+                group.cancel_scope.cancel()
+        finally:
+            self._guest.kill()
+        self._report = await self._reported(device)
+
+    async def _drive(self, device: GuestDevice) -> None:
+        """Have the device follow its course; without that, the command would run on another one."""
+        try:
+            await Driver(device, {NAME: self._plan.course}).run()
+        except BackendError as exc:
+            self._problem = exc
+            self._guest.kill()
+
+    async def _pace(self, pacer: Pacer) -> None:
+        """Have the command at its speed; at any other it must not run."""
+        try:
+            await pacer.run()
+        except BackendError as exc:
+            self._problem = exc
+            self._guest.kill()
+
+    async def _reported(self, device: GuestDevice) -> Report:
+        return make_report(
+            list(self._command.argv),
+            shell_status(self._status or 0),
+            self._plan.memory_bytes,
+            device.meant(),
+            await device.had(),
+        )
+
+    def _prepare_environ(self, device: GuestDevice) -> None:
+        self._environ[HUB_VARIABLE] = device.hub_address
+        if self._plan.threads is not None:
+            for name in THREAD_VARIABLES:
+                self._environ.setdefault(name, str(self._plan.threads))
+
+
+def shell_status(wait_status: int) -> int:
+    """Return a status as a shell has it: 128 + n for a command that signal n killed."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,128 @@
+"""Signals that are sent to us, one after the other, with who sent them. Linux only.
+
+A Ctrl-C is sent by the kernel to everybody on the terminal, so to the guest too; a `kill` is sent
+to us alone and has to be passed on. Python's own handlers do not tell the two apart, and neither
+does an event loop: the kernel's `signalfd` does.
+"""
+
+import ctypes
+import os
+import signal
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import anyio
+
+PASSED_ON = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGTSTP,
+    signal.SIGCONT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+
+_FROM_KERNEL = 0x80
+"""`SI_KERNEL` of asm-generic/siginfo.h: a key, or a terminal that is gone."""
+
+_SFD_NONBLOCK, _SFD_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
+"""From linux/signalfd.h, which defines them so."""
+
+_SIGSET_BYTES = 128
+"""sizeof(sigset_t) of glibc and musl."""
+
+_INFO = struct.Struct("=IiiI112x")
+"""signalfd_siginfo: number, errno, code, process id, and more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One signal."""
+
+    number: int
+    is_from_kernel: bool
+    """So its whole process group has it."""
+    sender: int
+    """Process id; 0 is unknown."""
+
+
+class Signals:
+    """What arrives while signals are held; see `held`."""
+
+    def __init__(self, descriptor: int, mask: set[int]) -> None:
+        self._descriptor = descriptor
+        self.mask = mask
+        """What was blocked before; for the guest."""
+
+    async def receive(self) -> Sent:
+        """Return the next one; SIGCHLD is among them."""
+        while True:
+            try:
+                content = os.read(self._descriptor, _INFO.size)
+            except BlockingIOError:
+                await anyio.wait_readable(self._descriptor)
+                continue
+            number, _, code, sender = _INFO.unpack(content)
+            return Sent(number, code == _FROM_KERNEL, sender)
+
+
+@contextmanager
+def held() -> Iterator[Signals]:
+    """Keep signals for `receive`; before any thread is started, which would get them too.
+
+    What we were told to ignore (`nohup`) stays ignored, by the guest as well.
+
+    Raises:
+        OSError: The kernel refused.
+        RuntimeError: There are other threads: what is sent to us might go to one of them.
+    """
+    if len(os.listdir("/proc/self/task")) > 1:
+        raise RuntimeError("signals must be held before a second thread is started")
+    numbers = [n for n in PASSED_ON if signal.getsignal(n) is not signal.SIG_IGN]
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would keep no status for us
+    wanted = {*numbers, signal.SIGCHLD}
+    mask = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, wanted)}
+    try:
+        descriptor = _signalfd(wanted)
+        try:
+            yield Signals(descriptor, mask)
+        finally:
+            os.close(descriptor)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def stop_ourselves() -> None:
+    """Stand still as Ctrl-Z would have us; return when we are let go.
+
+    A Ctrl-Z that is still to be received is the same one: sent while it is blocked, it is one.
+    """
+    os.kill(os.getpid(), signal.SIGTSTP)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
+
+
+def die_of(number: int) -> None:
+    """End as the guest did, without a core file of ours; return if that signal ends nobody."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)
+
+
+def _signalfd(numbers: set[signal.Signals]) -> int:
+    bits = sum(1 << (number - 1) for number in numbers)
+    mask = struct.pack("=Q", bits).ljust(_SIGSET_BYTES, b"\0")
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor: int = libc.signalfd(-1, mask, _SFD_NONBLOCK | _SFD_CLOEXEC)
+    if descriptor < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"signalfd: {os.strerror(error)}")
+    return descriptor
