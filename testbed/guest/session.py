@@ -2,7 +2,7 @@
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from testbed.guest.command import Guest
 from testbed.guest.device import NAME, GuestDevice, open_device, open_paced
 from testbed.guest.door import Passage, argv_through
 from testbed.guest.obstacles import obstacle
-from testbed.guest.pacer import Pacer
+from testbed.guest.pacer import DEATH_S, Pacer
 from testbed.guest.plan import Plan
 from testbed.guest.report import Report, make_report
 from testbed.guest.signals import Signals
@@ -48,6 +48,8 @@ class Outcome:
     problem: BackendError | None = None
     """What the machine refused, or what broke."""
     report: Report | None = None
+    has_begun: bool = False
+    """There was a command."""
 
 
 class Session:
@@ -82,6 +84,7 @@ class Session:
             interrupted_by=self._guest.interrupted_by,
             problem=self._problem,
             report=self._report,
+            has_begun=self._guest.has_begun,
         )
 
     @asynccontextmanager
@@ -117,14 +120,17 @@ class Session:
         try:
             async with anyio.create_task_group() as group:
                 if device.pacer is not None:
-                    group.start_soon(self._pace, device.pacer, name="shape.pacer")
+                    give_up = group.cancel_scope.cancel
+                    group.start_soon(self._pace, device.pacer, give_up, name="shape.pacer")
                 if not self._plan.is_steady:
                     group.start_soon(self._drive, device, name="shape.driver")
                 self._status = await self._guest.end()
                 group.cancel_scope.cancel()
         finally:
             self._guest.kill()
-        self._report = await self._reported(device)
+        if self._status is None:
+            return
+        self._report = await self._reported(device, self._status)
 
     async def _drive(self, device: GuestDevice) -> None:
         """Have the device follow its course; without that, the command would run on another one."""
@@ -134,18 +140,23 @@ class Session:
             self._problem = exc
             self._guest.kill()
 
-    async def _pace(self, pacer: Pacer) -> None:
-        """Have the command at its speed; at any other it must not run."""
+    async def _pace(self, pacer: Pacer, give_up: Callable[[], None]) -> None:
+        """Have the command at its speed; at any other it must not run.
+
+        Who cannot be stopped can perhaps not be killed either, and is not waited for.
+        """
         try:
             await pacer.run()
         except BackendError as exc:
             self._problem = exc
             self._guest.kill()
+            await anyio.sleep(DEATH_S)
+            give_up()
 
-    async def _reported(self, device: GuestDevice) -> Report:
+    async def _reported(self, device: GuestDevice, status: int) -> Report:
         return make_report(
             list(self._command.argv),
-            shell_status(self._status or 0),
+            shell_status(status),
             self._plan.memory_bytes,
             device.meant(),
             await device.had(),

@@ -115,7 +115,7 @@ def _tell(outcome: Outcome, path: Path | None, *, is_verbose: bool) -> None:
 
 def _ending(outcome: Outcome) -> Ending:
     if outcome.problem is not None:
-        if outcome.wait_status is None:
+        if not outcome.has_begun:
             raise UsageError(f"shape: {outcome.problem}") from outcome.problem
         sys.stderr.write(f"fairbed: shape: {outcome.problem}\n")
         return Ending(door.CLOSED)

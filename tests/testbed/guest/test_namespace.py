@@ -180,3 +180,16 @@ def test_a_signal_while_the_device_is_made_gives_everything_back(start: Start) -
     assert process.returncode in (-15, 0)
     assert "fault" not in err
     assert out in ("", "no\n")
+
+
+def test_a_device_that_breaks_takes_the_command_with_it(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "hills.csv").write_text("t_s,mbps\n0,8\n0.5,2\n")
+    process = start("--trace", str(tmp_path / "hills.csv"), "--", "sh", "-c", "echo on; sleep 1000")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "on\n"
+    shaper = next(c for c in psutil.Process(process.pid).children() if c.name() == "tc")
+    shaper.kill()
+    _, err = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 125
+    (line,) = err.splitlines()
+    assert line.startswith("fairbed: shape: network: tc must stay alive")
