@@ -2,8 +2,8 @@
 
 In a radio hole packets vanish, and TCP finds out by trying again, each time after twice as long:
 so a stream goes on up to the length of the hole after its end, here as on a real device. A proxy
-holds the bytes instead, and goes on at once. What is unplugged loses packets too; a sender outside
-does not hear of the plug.
+holds the bytes instead, and goes on at once. What is unplugged refuses new connections; a stream
+that was under way finds out as in a radio hole.
 """
 
 import time
