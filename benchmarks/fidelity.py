@@ -108,6 +108,6 @@ def _origin(measured_at: float) -> str:
     python = ".".join(platform.python_version_tuple()[:2])
     kernel = ".".join(platform.release().split(".")[:2])
     return (
-        f"`fairbed bench fidelity --backend all`, {day}: a virtual machine of {os.cpu_count()} "
+        f"`fairbed bench fidelity`, {day}: a virtual machine of {os.cpu_count()} "
         f"cores, {platform.system()} {kernel}, Python {python}."
     )

@@ -28,6 +28,9 @@ WARM_S, LONG_WARM_S, SLOW_BPS = 0.5, 2.5, 1e6
 """Until a stream has found its rate: it begins with too many packets, and what it loses then
 arrives late. That takes longer at `SLOW_BPS` and below, and over a link with a delay."""
 
+WARM_PACKETS = 60
+"""Until what was lost at the start has been sent again: 47 packets at 0.1 Mbit/s."""
+
 GAP_PACKETS, LEAST_GAP_S = 1.5, 5e-3
 """Packets of a stream that flows are no further apart."""
 
@@ -147,7 +150,9 @@ async def _goodput(
 ) -> Window:
     carried = await carried_bps(rig, direction)
     await rig.apply(at_rate(rate_bps, delay_s))
+    packet_s = BITS * FRAME_BYTES / rate_bps
     warm_s = LONG_WARM_S if rate_bps <= SLOW_BPS or delay_s > 0.0 else WARM_S
+    warm_s = max(warm_s, WARM_PACKETS * packet_s)
     with watch(rig.path(), rig.starved_s) as health:
         arrivals = await stream(rig, direction, warm_s + plan.pick(5.0, 0.7))
     await rig.apply(FREE)
@@ -157,7 +162,7 @@ async def _goodput(
         waited_s=health.waited_s,
         carried_ratio=carried / rate_bps,
     )
-    gap_s = max(LEAST_GAP_S, GAP_PACKETS * BITS * FRAME_BYTES / rate_bps)
+    gap_s = max(LEAST_GAP_S, GAP_PACKETS * packet_s)
     return Window(goodput_bps(arrivals.times, arrivals.totals, warm_s, gap_s), evidence)
 
 

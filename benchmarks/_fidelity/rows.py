@@ -2,7 +2,7 @@
 
 from typing import Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from benchmarks._fidelity.windows import Finding
 
@@ -82,6 +82,6 @@ def judged(asked: Asked, found: Finding) -> Row:
 
 
 def unknown(asked: Asked, reason: str) -> Row:
-    """Return the row of a quantity that cannot be had or measured here."""
+    """Return the row of a quantity that cannot be had or measured here, so is not promised."""
     nothing = Finding(value=None, low=None, high=None, valid=0, attempts=0, reason=reason)
-    return judged(asked, nothing)
+    return judged(structs.replace(asked, limit=None), nothing)
