@@ -76,7 +76,9 @@ def test_processor_and_link_are_measured_and_nothing_stays(
 @pytest.mark.slow
 @pytest.mark.broker
 @pytest.mark.skipif(find_broker("mosquitto") is None, reason="mosquitto is not installed")
+@pytest.mark.parametrize("backend", ["process", "namespace"], indirect=True)
 def test_every_quantity_is_measured(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A container has the network and the groups of a namespace: the test above is enough."""
     rows = bench(capsys, "--backend", backend)
     check(rows)
     assert {row["group"] for row in rows} == set(GROUPS)
