@@ -7,7 +7,7 @@ import numpy as np
 
 from coordinator.coding import codecs_of, pulled_blob
 from coordinator.decisions import Choice, Decisions, Observation
-from coordinator.registry import Device, Registry, cold_start, mu_of
+from coordinator.registry import Device, cold_start, mu_of
 from coordinator.round import Exchange, Round, Stage
 from coordinator.store.records import ExchangeRow, RoundRow, SelectionRow
 from wire.messages import Offer, Train
@@ -237,7 +237,7 @@ def round_row(
 
 
 def selection_rows(
-    choice: Choice, registry: Registry, decisions: Decisions, aggregated: set[str]
+    choice: Choice, names: Sequence[str], decisions: Decisions, aggregated: set[str]
 ) -> list[SelectionRow]:
     """Return one row a device: what was predicted, who was chosen, and the debt afterwards."""
     chosen = set(choice.rows.tolist())
@@ -254,7 +254,7 @@ def selection_rows(
             width_s=finite(choice.prediction.width_s[row]),
             queue=float(queues[row]),
         )
-        for row, name in enumerate(registry.names()[:n])
+        for row, name in enumerate(names[:n])
     ]
 
 

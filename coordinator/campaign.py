@@ -198,7 +198,7 @@ class Campaign:
             trained=[x.device for x in exchanges if x.offer is not None],
             draining=[x.device for x in exchanges if x.stage in _DRAINING],
         )
-        selections = selection_rows(choice, self._registry, self._decisions, aggregated)
+        selections = selection_rows(choice, self._registry.names(), self._decisions, aggregated)
         rows = [
             exchange_row(
                 x,

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coordinator.accounting import finite
+from coordinator.accounting import finite, selection_rows
 from coordinator.decisions import Decisions
 from coordinator.store.records import (
     DeviceRow,
     ExchangeRow,
     Record,
     RoundRow,
-    SelectionRow,
     TruthRow,
 )
 from testbed.replay.linear import LinearLaw
@@ -56,19 +55,8 @@ def round_rows(played: Played, decisions: Decisions, names: Sequence[str]) -> li
     chosen = choice.rows.tolist()
     done = {row for row, word in zip(chosen, played.outcome, strict=True) if word == DONE}
     queues = decisions.selector.queues(len(names))
-    selections = [
-        SelectionRow(
-            round=choice.round,
-            device=name,
-            is_available=bool(choice.is_available[row]),
-            is_selected=row in chosen,
-            is_aggregated=row in done,
-            tau_hat_s=finite(choice.prediction.tau_hat_s[row]),
-            width_s=finite(choice.prediction.width_s[row]),
-            queue=float(queues[row]),
-        )
-        for row, name in enumerate(names)
-    ]
+    merged = {names[row] for row in done}
+    selections = selection_rows(choice, names, decisions, merged)
     exchanges = [_exchange(played, at, names[row]) for at, row in enumerate(chosen)]
     tau_s = played.tau_s
     is_done = np.array([word == DONE for word in played.outcome], dtype=np.bool_)
