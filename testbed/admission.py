@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from testbed.emulation.admission import RESERVE_CORES, Demand, fits, fitting_dilation
+from testbed.emulation.admission import RESERVE_CORES, Demand, fits, fitting_dilation, has_room
 from testbed.experiment import Experiment, ExperimentError
 from testbed.fleet import PlannedDevice
 
@@ -43,9 +43,9 @@ def admit(
         dilation = wanted
     else:
         raise ExperimentError(
-            f"emulation.dilation: must make room for the fleet, got {wanted:g}; {_why(demand)}, "
-            f"and this machine has {cores:g}, {RESERVE_CORES:g} of which are for broker and "
-            f'coordinator: use {fitting}, or "auto", or fewer devices per round'
+            f"emulation.dilation: must make room for the fleet, got {wanted:g}; "
+            + _why(demand, cores, wanted)
+            + f'; use {fitting}, or "auto"'
         )
     unthrottled = next((d.spec.name for d in devices if d.spec.device is None), None)
     if dilation > 1.0 and unthrottled is not None:
@@ -56,7 +56,14 @@ def admit(
     return dilation
 
 
-def _why(demand: Demand) -> str:
-    if demand.one_thread > demand.together:
-        return f"one thread of a device is as fast as {demand.one_thread:.2f} cores"
-    return f"the fastest devices of one round want {demand.together:.2f} cores at once"
+def _why(demand: Demand, cores: float, dilation: float) -> str:
+    if has_room(demand, cores, dilation):
+        return (
+            f"one thread of a device is as fast as {demand.one_thread:.2f} cores of this machine, "
+            "however many it has"
+        )
+    return (
+        f"the fastest devices of one round want {demand.together:.2f} cores at once, and this "
+        f"machine has {cores:g}, {RESERVE_CORES:g} of which are for broker and coordinator: "
+        "choose fewer devices per round"
+    )

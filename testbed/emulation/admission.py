@@ -63,6 +63,9 @@ def fitting_dilation(demand: Demand, cores: float) -> int:
 
 def fits(demand: Demand, cores: float, dilation: float) -> bool:
     """Tell whether a fleet fits into a machine, its time dilated so far."""
-    room = dilation + SLACK
-    crowd = HEADROOM * demand.together / free_cores(cores)
-    return crowd <= room and demand.one_thread <= room
+    return has_room(demand, cores, dilation) and demand.one_thread <= dilation + SLACK
+
+
+def has_room(demand: Demand, cores: float, dilation: float) -> bool:
+    """Tell whether there are cores enough, however fast each is."""
+    return HEADROOM * demand.together / free_cores(cores) <= dilation + SLACK

@@ -84,8 +84,10 @@ def main() -> int:
     deadline = time.monotonic() + PARENT_DEATH_S
     while os.getppid() == int(sys.argv[1]) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    for mark in sys.argv[2:]:
+    marks = sys.argv[2:]
+    for mark in marks:
         _kill(mark)
+    if marks:  # paced programs have neither groups nor a network
         return 0
     import anyio
 

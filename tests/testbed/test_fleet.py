@@ -62,14 +62,14 @@ def test_a_fleet_that_does_not_fit_is_refused_with_the_dilation_that_would() -> 
     plan = experiment(3, host_core_speed=0.1)
     with pytest.raises(ExperimentError, match=r"want 8\.53 cores at once, and this machine has 2,"):
         admitted(plan, cores=2)
-    with pytest.raises(ExperimentError, match='use 6, or "auto", or fewer devices'):
+    with pytest.raises(ExperimentError, match='fewer devices per round; use 6, or "auto"'):
         admitted(plan, cores=2)
     assert admitted(experiment(3, host_core_speed=0.1, dilation=6.0), cores=2) == 6.0
 
 
 def test_a_device_faster_than_a_core_is_refused_by_its_thread() -> None:
     plan = experiment(1, host_core_speed=0.3)
-    with pytest.raises(ExperimentError, match=r"want 1\.42 cores|as fast as 1\.42 cores"):
+    with pytest.raises(ExperimentError, match=r"one thread .* as fast as 1\.42 cores"):
         admitted(plan, cores=64)
 
 
