@@ -33,7 +33,7 @@ def _facts(s: Summary) -> list[str]:
     bound = {True: "the bound holds", False: "the bound is broken", None: "no bound"}
     beta = f"promised {fair.beta:g}" if fair.beta is not None else "nothing promised"
     starved = f" ({x.starved} starved by this machine)" if x.starved else ""
-    slower = f", one second of the fleet in {s.dilation:g}" if s.dilation != 1.0 else ""
+    slower = f", one second of the fleet in {s.dilation:.3g}" if s.dilation != 1.0 else ""
     pairs = [
         ("run", f"{s.run_id}  {s.status}{why}"),
         (

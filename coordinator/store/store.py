@@ -234,6 +234,10 @@ class Store:
         """Queue the run's status: created, running, paused, done, failed, stopped."""
         self._writer.put("UPDATE run SET status = ?, why = ?", (status, why))
 
+    def set_dilation(self, dilation: float) -> None:
+        """Queue how many seconds of the machine one second of the run's clock took."""
+        self._writer.put("UPDATE run SET dilation = ?", (dilation,))
+
     def last_checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint that the store was reopened at; None for a run without one."""
         return self._checkpoint

@@ -1,5 +1,6 @@
 """A whole replay: a world from an experiment, its rounds, and the store that keeps them."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -90,12 +91,15 @@ def replay_experiment(
     )
     try:
         store.set_status("running")
+        started_s, virtual_s = time.perf_counter(), 0.0
         for row in device_rows(cast.names, cast.groups, cast.laws):
             store.add(row)
         for played in play(decisions, world, experiment.round, experiment.rounds):
             for row in round_rows(played, decisions, cast.names):
                 store.add(row)
             listener(played)
+            virtual_s = played.started_s + played.duration_s
+        store.set_dilation((time.perf_counter() - started_s) / virtual_s)
         store.set_status("done")
     except BaseException as exc:
         is_ours = isinstance(exc, Exception)

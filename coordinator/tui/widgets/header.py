@@ -76,7 +76,7 @@ class RunHeader(Widget):
         present = sum(device.state not in AWAY for device in view.devices)
         devices = f"{present}/{len(view.devices)}" if info.is_alive else str(len(view.devices))
 
-        slower = f" ÷ {info.row.dilation:g}" if info.row.dilation != 1.0 else ""
+        slower = _pace(info.row.dilation)
 
         def plain(text: str) -> Text:
             return Text(text, value)
@@ -117,6 +117,13 @@ class RunHeader(Widget):
         bar = gauge(completed / planned, GAUGE_WIDTH)
         style = self.get_component_rich_style("header--gauge", partial=True)
         return Text.assemble((f"{completed}/{planned} ", value), (bar, style))
+
+
+def _pace(dilation: float) -> str:
+    """Return by how much the run's clock is slower than the machine's, or faster in a replay."""
+    if dilation == 1.0:
+        return ""
+    return f" ÷ {dilation:.3g}" if dilation > 1.0 else f" × {1.0 / dilation:,.0f}"
 
 
 def fitting(tiles: list[Tile], width: int) -> list[Tile]:

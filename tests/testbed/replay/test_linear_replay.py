@@ -133,6 +133,8 @@ def test_a_replay_is_kept_and_summed_up_like_any_run(tmp_path: Path) -> None:
         summary, rows = summarise_run(reader), reader.exchanges()
     assert (summary.status, summary.rounds_completed, summary.devices) == ("done", 50, 40)
     assert summary.virtual_s == pytest.approx(total_s(seen))
+    assert 0.0 < summary.wall_s < summary.virtual_s, "a minute of it takes far less than a minute"
+    assert summary.dilation == pytest.approx(summary.wall_s / summary.virtual_s)
     assert summary.fairness.invariant_holds
     assert [row.tau_s for row in rows if row.round == 7] == pytest.approx(seen[6].tau_s.tolist())
     for row in rows:
