@@ -1,0 +1,145 @@
+"""Figures: one style for all of them, and files that have the same bytes for the same data.
+
+A figure is drawn inside `drawing`, which keeps it as SVG (text as outlines) and PNG. Colours are
+those of Okabe and Ito, which people tell apart however they see colours; every series has a marker
+and a dash of its own besides, so that a print in grey can be read, too.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MISSING = (
+    "figures need matplotlib, which is not installed; "
+    "install it with: pip install 'fairbed[figures]'"
+)
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Blue, vermilion, green, purple, orange, sky, black; yellow is left out, it fades on white."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+DASHES = ("-", "--", "-.", ":")
+HEAT = "cividis"
+"""Colour map of heat maps: even in lightness, made for colour-blind eyes."""
+GREY = "#666666"
+"""Of what is not a series: bounds, references."""
+BAND = 0.18
+"""Opacity of the band around a mean."""
+
+SIZE_IN = (6.0, 3.8)
+"""Width and height, inches: the text width of most papers."""
+DPI = 160
+FORMATS = ("svg", "png")
+
+_SALT = "fairbed"
+"""Seed of the identifiers inside an SVG, which are random otherwise."""
+_STYLE: dict[str, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#444444",
+    "axes.grid": True,
+    "axes.labelsize": 9.0,
+    "axes.linewidth": 0.8,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 10.0,
+    "figure.constrained_layout.use": True,
+    "figure.dpi": DPI,
+    "font.family": "DejaVu Sans",  # ships with matplotlib: the same outlines everywhere
+    "font.size": 9.0,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "legend.fontsize": 8.0,
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 5.0,
+    "savefig.dpi": DPI,
+    "svg.fonttype": "path",
+    "svg.hashsalt": _SALT,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+}
+
+
+class FiguresMissingError(Exception):
+    """The library that draws is not installed; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How one series looks."""
+
+    colour: str
+    marker: str
+    dash: str
+
+
+def look(index: int) -> Look:
+    """Return the look of a series by its number, from 0; neighbours differ in all three."""
+    return Look(
+        COLOURS[index % len(COLOURS)],
+        MARKERS[index % len(MARKERS)],
+        DASHES[index % len(DASHES)],
+    )
+
+
+@contextmanager
+def drawing(path: Path, size_in: tuple[float, float] = SIZE_IN) -> "Iterator[Figure]":
+    """Give an empty figure to draw on, then keep it as `path` + `.svg` and `.png`.
+
+    Args:
+        path: Where to, without a suffix; its folder is made.
+        size_in: Width and height, inches.
+
+    Raises:
+        FiguresMissingError: matplotlib is not installed.
+        OSError: The files cannot be written.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as exc:
+        raise FiguresMissingError(MISSING) from exc
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # nobody's own matplotlibrc moves a pixel
+        matplotlib.rcParams.update(_STYLE)
+        figure = Figure(figsize=size_in)
+        yield figure
+        _save(figure, path)
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files that `drawing` writes for a path without a suffix."""
+    return [path.parent / f"{path.name}.{suffix}" for suffix in FORMATS]
+
+
+def band(
+    axes: "Axes",
+    x: ArrayLike,
+    lowest: ArrayLike,
+    mean: ArrayLike,
+    highest: ArrayLike,
+    *,
+    label: str,
+    style: Look,
+) -> None:
+    """Draw a mean over `x` and the band around it, all of shape (T,)."""
+    at = np.asarray(x, dtype=np.float64)
+    axes.fill_between(
+        at, np.asarray(lowest), np.asarray(highest), color=style.colour, alpha=BAND, linewidth=0.0
+    )
+    axes.plot(at, np.asarray(mean), color=style.colour, linestyle=style.dash, label=label)
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    svg, png = files_of(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(svg, metadata={"Date": None, "Creator": _SALT})
+    figure.savefig(png, metadata={"Software": None})
