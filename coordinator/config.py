@@ -62,6 +62,7 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
 Policy: TypeAlias = Literal[
     "rbcs-f",
     "uniform",
+    "weighted",
     "fedcs",
     "oort",
     "power-of-choice",
@@ -119,7 +120,17 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     """How fedcs thinks uploads share the air."""
     candidates: PositiveInt | None = None
     """d of power-of-choice: devices drawn before the worst are taken; None is twice per_round."""
+    weights: Annotated[tuple[NonNegativeFloat, ...], Meta(min_length=1)] | None = None
+    """weighted: how often devices come up, one a device in the order of rows; None is n_k."""
     oort: OortConfig = OortConfig()
+
+    def __post_init__(self) -> None:
+        if self.weights is not None and (self.policy != "weighted" or not any(self.weights)):
+            raise ValueError(
+                "weights must be for policy 'weighted' with one above 0, got policy "
+                f"{self.policy!r} with a sum of {sum(self.weights):g}; leave them out, or give "
+                "shares of the draws"
+            )
 
     @property
     def needs_known_times(self) -> bool:

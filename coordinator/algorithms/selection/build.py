@@ -11,6 +11,7 @@ from coordinator.algorithms.selection.oort import Oort, OortSettings
 from coordinator.algorithms.selection.power_of_choice import PowerOfChoice
 from coordinator.algorithms.selection.rbcs_f import RbcsF, TheoryAlpha
 from coordinator.algorithms.selection.uniform import Uniform
+from coordinator.algorithms.selection.weighted import Weighted
 from coordinator.config import SelectionConfig
 
 if sys.version_info >= (3, 11):
@@ -24,6 +25,8 @@ def make_selector(config: SelectionConfig) -> Selector:
     match config.policy:
         case "uniform":
             return Uniform()
+        case "weighted":
+            return Weighted(config.weights)
         case "fedcs":
             return _fedcs(config)
         case "fedcs-oracle":

@@ -17,6 +17,8 @@ from tests.strategies import fleets
 
 CONFIGS = {
     "uniform": SelectionConfig(policy="uniform"),
+    "weighted": SelectionConfig(policy="weighted", weights=(1.0, 4.0, 0.5, 2.0)),
+    "weighted, n_k": SelectionConfig(policy="weighted"),
     "fedcs": SelectionConfig(policy="fedcs", deadline_s=1e6),
     "fedcs, tight": SelectionConfig(policy="fedcs", deadline_s=0.6),
     "fedcs, sequential": SelectionConfig(policy="fedcs", deadline_s=1.0, uploads="sequential"),

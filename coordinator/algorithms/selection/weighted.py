@@ -1,0 +1,79 @@
+"""Draws in which some devices come up more often than others."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from coordinator.algorithms.arrays import Floats, Ints
+from coordinator.algorithms.selection.base import Candidates, Outcomes
+from coordinator.algorithms.selection.pool import available_rows, weighted_draw
+
+
+class Weighted:
+    """Draws the available devices one after the other, each in proportion to its weight.
+
+        P(next = n) = w_n / sum_{i not drawn yet} w_i,   w = the weights given, or n_k
+
+    Who has weight 0 comes only when nobody else is left, and so does a device that joins after
+    the last weight. Weights of n_k go with an unweighted mean of the models; with a mean weighted
+    by n_k, sizes would count twice.
+
+    Source:
+        Given weights: Huang et al., TPDS 2021 (arXiv:2011.01783), whose experiments on fairness
+        draw by fixed probabilities. n_k: Li et al., ICLR 2020 (arXiv:1905.10497), Algorithm 2.
+    """
+
+    def __init__(self, weights: Sequence[float] | None = None) -> None:
+        """Set the weights.
+
+        Args:
+            weights: One a device in the order of rows, finite and at least 0; None takes n_k.
+
+        Raises:
+            ValueError: There is none, one is negative or not finite, or all are 0.
+        """
+        self._weights: Floats | None = None
+        if weights is None:
+            return
+        self._weights = np.array(weights, dtype=np.float64)
+        is_good = np.isfinite(self._weights) & (self._weights >= 0.0)
+        if not is_good.all():
+            at = int(np.flatnonzero(~is_good)[0])
+            raise ValueError(
+                f"weighted: weights must be finite and >= 0, got {weights[at]} at row {at}; "
+                "give shares of the draws"
+            )
+        if not self._weights.any():
+            raise ValueError(
+                f"weighted: some weight must be > 0, got {len(weights)} weights without one; "
+                "leave selection.weights out to draw by n_k"
+            )
+
+    def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
+        """Return min(k, available) distinct rows, ascending; changes no state."""
+        rows = available_rows(candidates, k)
+        return np.sort(rows[weighted_draw(rng, self._of(candidates)[rows], k)])
+
+    def observe(self, outcomes: Outcomes) -> None:
+        """Learn nothing: the draw has no memory."""
+
+    def queues(self, n: int) -> Floats:
+        """Return zeros, shape (n,): nobody is owed anything."""
+        return np.zeros(n)
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the empty state."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over the empty state."""
+
+    def _of(self, candidates: Candidates) -> Floats:
+        """Return the weight of each row, shape (N,)."""
+        if self._weights is None:
+            return candidates.n_k.astype(np.float64)
+        n = len(candidates.n_k)
+        weights: Floats = np.zeros(n)
+        weights[: len(self._weights)] = self._weights[:n]
+        return weights
