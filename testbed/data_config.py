@@ -6,10 +6,10 @@ from msgspec import Meta, Struct
 
 from coordinator.config import PositiveInt, Section
 
-NAMES: tuple[str, ...] = ("digits", "synthetic", "fashion-mnist", "mnist")
+NAMES: tuple[str, ...] = ("digits", "synthetic", "fashion-mnist", "mnist", "cifar10")
 """Data sets known by name; anything else is the path of an `.npz` file."""
 
-FOLDER_NAMES: tuple[str, ...] = ("fashion-mnist", "mnist")
+FOLDER_NAMES: tuple[str, ...] = ("fashion-mnist", "mnist", "cifar10")
 """Those that are read from a folder of downloaded files."""
 
 Concentration: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e6)]
@@ -31,6 +31,13 @@ class Dirichlet(Kind, frozen=True, kw_only=True, tag="dirichlet"):
     """Concentration: the smaller, the fewer devices hold most of a class."""
 
 
+class ClassMix(Kind, frozen=True, kw_only=True, tag="class-mix"):
+    """Devices hold equally many examples, each in its own Dirichlet mixture of the classes."""
+
+    gamma: Annotated[float, Meta(ge=0.01, le=1e6)] = 1.0
+    """Concentration, spread over the classes: at 1 a device holds one to three, at 100 all."""
+
+
 class ByClass(Kind, frozen=True, kw_only=True, tag="by-class"):
     """Each device holds a fixed number of classes."""
 
@@ -41,7 +48,7 @@ class Natural(Kind, frozen=True, kw_only=True, tag="natural"):
     """The users that the data come with: those of `synthetic`, or `device` of an `.npz` file."""
 
 
-Partition: TypeAlias = Iid | Dirichlet | ByClass | Natural
+Partition: TypeAlias = Iid | Dirichlet | ClassMix | ByClass | Natural
 
 
 class SyntheticConfig(Section, frozen=True, kw_only=True):
@@ -67,7 +74,7 @@ class DataConfig(Section, frozen=True, kw_only=True):
     """`[data]`."""
 
     dataset: str = "digits"
-    """digits, synthetic, fashion-mnist, mnist, or the path of an `.npz` file."""
+    """digits, synthetic, fashion-mnist, mnist, cifar10, or the path of an `.npz` file."""
     folder: str | None = None
     """Where the files are; None means `FAIRBED_DATA/<dataset>`, for `.npz` the current folder."""
     partition: Partition | None = None
@@ -101,7 +108,7 @@ class DataConfig(Section, frozen=True, kw_only=True):
         if isinstance(self.partition, Natural) and not has_users:
             raise ValueError(
                 f"partition must not be 'natural' for dataset {self.dataset!r}, which has no "
-                "users; use iid, dirichlet or by-class"
+                "users; use iid, dirichlet, class-mix or by-class"
             )
 
     @property

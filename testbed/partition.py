@@ -7,12 +7,14 @@ Pure: all chance comes from the generator that is passed in.
 import numpy as np
 
 from coordinator.algorithms.arrays import Bools, Floats, Ints
-from testbed.data_config import ByClass, Dirichlet, Iid, Natural, Partition
+from testbed.data_config import ByClass, ClassMix, Dirichlet, Iid, Natural, Partition
 from testbed.datasets.errors import DataError
 
 MAX_REDRAWS = 10_000
 MAX_DRAWN_VALUES = 50_000_000
 """Bounds a hopeless Dirichlet search to a few seconds, also for many devices."""
+LEAST_SHARE = 1e-9
+"""Of a class in a device's mixture: a tiny concentration draws zeros, which nothing could bend."""
 BALANCING_STEPS = 200
 """By-class sizes settle within tens of steps; more only costs microseconds."""
 
@@ -114,6 +116,37 @@ def dirichlet(
     )
 
 
+def class_mix(y: Ints, devices: int, gamma: float, rng: np.random.Generator) -> Ints:
+    """Give each device its own mixture of the classes, and all devices equally many examples.
+
+        q_k ~ Dirichlet(gamma / C 1_C) for each device k of K, then n_ck near q_ck n / K
+
+    Every example goes somewhere, so the drawn mixtures are bent to the sizes of the classes
+    (iterative proportional fitting); sizes come as close to n/K as that permits.
+
+    Args:
+        y: Class of each example, shape (n,).
+        devices: K.
+        gamma: Concentration, > 0: the smaller, the more a device holds of a single class.
+        rng: Source of chance.
+
+    Returns:
+        Owner of each example, shape (n,).
+
+    Source:
+        Hsu, Qi & Brown, arXiv:1909.06335, with a uniform prior.
+    Deviates:
+        They draw examples class by class until a class runs out, which leaves the last devices
+        with what nobody wanted.
+    """
+    class_sizes = np.bincount(y)
+    present = class_sizes > 0
+    mixtures = np.zeros((len(class_sizes), devices))
+    shares = rng.dirichlet(np.full(int(present.sum()), gamma / present.sum()), devices)
+    mixtures[present] = np.maximum(shares, LEAST_SHARE).T
+    return _deal(y, _cut(_fitted(mixtures, len(y) / devices, class_sizes), class_sizes), rng)
+
+
 def by_class(y: Ints, devices: int, classes_per_device: int, rng: np.random.Generator) -> Ints:
     """Give each device exactly `classes_per_device` classes, and sizes as even as that permits.
 
@@ -173,7 +206,7 @@ def natural(device_ids: Ints | None, devices: int, rng: np.random.Generator) -> 
         raise DataError(
             "data.partition",
             "natural needs the user of each example, got data without",
-            "add the array device to the .npz file, or use iid, dirichlet or by-class",
+            "add the array device to the .npz file, or use iid, dirichlet, class-mix or by-class",
         )
     users = int(device_ids.max()) + 1
     if users < devices:
@@ -231,6 +264,8 @@ def _owner(
             return iid(len(y), devices, rng)
         case Dirichlet():
             return dirichlet(y, devices, partition.alpha, min_examples, rng)
+        case ClassMix():
+            return class_mix(y, devices, partition.gamma, rng)
         case ByClass():
             return by_class(y, devices, partition.classes_per_device, rng)
         case Natural():
@@ -279,10 +314,17 @@ def _balanced(holds: Bools, class_sizes: Ints) -> Ints:
     """Return counts (C, K), >= 1 where held, rows summing to `class_sizes`, columns even."""
     spare = class_sizes - holds.sum(axis=1)
     target = class_sizes.sum() / holds.shape[1] - holds.sum(axis=0)
-    flow = holds.astype(np.float64)
-    for _ in range(BALANCING_STEPS):
-        flow *= (target / np.maximum(flow.sum(axis=0), 1e-300)).clip(0.0)
-        flow *= (spare / np.maximum(flow.sum(axis=1), 1e-300))[:, np.newaxis]
-    shares = flow / np.maximum(flow.sum(axis=1, keepdims=True), 1e-300)
-    counts: Ints = holds + _cut(shares, spare)
+    counts: Ints = holds + _cut(_fitted(holds.astype(np.float64), target, spare), spare)
     return counts
+
+
+def _fitted(flow: Floats, column_sums: Floats | float, row_sums: Ints) -> Floats:
+    """Return shares (C, K) of each row, so that rows of `row_sums` have these column sums.
+
+    As near as positive entries permit: zeros stay zeros.
+    """
+    for _ in range(BALANCING_STEPS):
+        flow = flow * (column_sums / np.maximum(flow.sum(axis=0), 1e-300)).clip(0.0)
+        flow *= (row_sums / np.maximum(flow.sum(axis=1), 1e-300))[:, np.newaxis]
+    shares: Floats = flow / np.maximum(flow.sum(axis=1, keepdims=True), 1e-300)
+    return shares

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from testbed.data_config import FOLDER_NAMES, NAMES, DataConfig
-from testbed.datasets import mnist
+from testbed.datasets import cifar, mnist
 from testbed.datasets.dataset import Origin
 from testbed.datasets.errors import DataError
 from testbed.datasets.loading import folder_of, load
@@ -24,7 +25,7 @@ class DatasetStatus:
     description: str = ""
     """What the data are; empty if they could not be read."""
     n: int | None = None
-    """Examples found."""
+    """Examples found; None for generated ones, and where only reading them all could tell."""
     origin: Origin | None = None
     """Whether the files are the published ones; None while only their headers were read."""
     problem: str = ""
@@ -65,16 +66,24 @@ def _glance(name: str, environment: Mapping[str, str]) -> DatasetStatus:
     try:
         folder = folder_of(name, environment)
         where = str(folder)
-        n = sum(mnist.count(name, folder))
+        n, description = _counted(name, folder)
     except DataError as exc:
         return _missing(name, where, exc)
     return DatasetStatus(
         name=name,
         is_available=True,
         where=where,
-        description=mnist.PUBLISHED[name].description,
+        description=description,
         n=n,
     )
+
+
+def _counted(name: str, folder: Path) -> tuple[int | None, str]:
+    """Return how many examples the headers in a folder promise, and what they are."""
+    if name == cifar.NAME:
+        cifar.files(folder)
+        return None, cifar.DESCRIPTION
+    return sum(mnist.count(name, folder)), mnist.PUBLISHED[name].description
 
 
 def _loaded(config: DataConfig, environment: Mapping[str, str]) -> DatasetStatus:

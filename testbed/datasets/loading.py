@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from testbed.data_config import DataConfig, SyntheticConfig
+from testbed.datasets import cifar
 from testbed.datasets.dataset import Dataset
 from testbed.datasets.digits import load_digits
 from testbed.datasets.draws import Draw, generator
@@ -29,7 +30,7 @@ def folder_of(name: str, environment: Mapping[str, str]) -> Path:
         raise DataError(
             name,
             f"{FOLDER_VARIABLE} or data.folder must say where the files are, got neither",
-            how_to_get(name),
+            cifar.HOW_TO_GET if name == cifar.NAME else how_to_get(name),
         )
     return Path(root).expanduser() / name
 
@@ -60,6 +61,8 @@ def _load_all(
         return load_digits()
     if config.dataset == "synthetic":
         return synthetic(config.synthetic or SyntheticConfig(), rng)
+    if config.dataset == cifar.NAME:
+        return cifar.load_cifar10(folder or folder_of(config.dataset, environment))
     if config.dataset in PUBLISHED:
         return load_mnist(config.dataset, folder or folder_of(config.dataset, environment))
     return load_npz((folder or Path()) / Path(config.dataset).expanduser())

@@ -3,12 +3,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.algorithms.arrays import Ints
-from testbed.data_config import ByClass, Dirichlet, Iid, Natural, Partition
+from coordinator.algorithms.arrays import Floats, Ints
+from testbed.data_config import ByClass, ClassMix, Dirichlet, Iid, Natural, Partition
 from testbed.datasets.errors import DataError
-from testbed.partition import by_class, dirichlet, divide, natural, rows_by_owner, split
+from testbed.partition import by_class, class_mix, dirichlet, divide, natural, rows_by_owner, split
 
-ALL: list[Partition] = [Iid(), Dirichlet(alpha=0.5), ByClass(classes_per_device=3), Natural()]
+ALL: list[Partition] = [
+    Iid(),
+    Dirichlet(alpha=0.5),
+    ClassMix(gamma=1.0),
+    ByClass(classes_per_device=3),
+    Natural(),
+]
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -131,6 +137,36 @@ def test_by_class_balances_classes_of_unequal_size() -> None:
     y = np.repeat(np.arange(10), np.arange(200, 1200, 100))
     sizes = np.bincount(by_class(y, 25, 4, rng()), minlength=25)
     assert sizes.max() < 1.25 * sizes.min()
+
+
+def mixtures(gamma: float, y: Ints, devices: int = 40) -> Floats:
+    """Return the share of each class at each device, shape (K, C)."""
+    owner = class_mix(y, devices, gamma, rng())
+    counts = np.zeros((devices, int(y.max()) + 1))
+    np.add.at(counts, (owner, y), 1.0)
+    found: Floats = counts / counts.sum(axis=1, keepdims=True)
+    return found
+
+
+def test_class_mix_has_the_spread_of_its_concentration() -> None:
+    y = np.arange(20_000, dtype=np.int64) % 10
+    for gamma in (1.0, 10.0, 100.0):
+        # Var q_c = m (1 - m) / (gamma + 1), m = 1/10; bending to the class sizes takes a little
+        spread = float((mixtures(gamma, y, 200) - 0.1).std())
+        assert spread == pytest.approx(np.sqrt(0.09 / (gamma + 1.0)), rel=0.1), gamma
+
+
+@pytest.mark.parametrize("gamma", [0.01, 1.0, 10.0, 1e6])
+def test_class_mix_gives_everybody_equally_many(gamma: float) -> None:
+    y = np.arange(12_000, dtype=np.int64) % 10
+    sizes = np.bincount(class_mix(y, 40, gamma, rng()), minlength=40)
+    assert sizes.sum() == 12_000
+    assert np.abs(sizes - 300).max() <= 10, sizes
+
+
+def test_class_mix_takes_any_labels() -> None:
+    y = np.array([0, 0, 3, 3, 3, 3, 3, 3])
+    assert np.bincount(class_mix(y, 2, 0.5, rng())).sum() == 8
 
 
 def test_by_class_ignores_labels_that_do_not_occur() -> None:

@@ -20,6 +20,7 @@ def test_describes_every_data_set_by_trying(tmp_path: Path) -> None:
     assert found["fashion-mnist"].where == str(tmp_path / "fashion-mnist")
     assert found["mnist"].problem == f"mnist: folder must exist, got {tmp_path / 'mnist'}"
     assert "set FAIRBED_DATA" in found["mnist"].what_to_do
+    assert found["cifar10"].problem == f"cifar10: folder must exist, got {tmp_path / 'cifar10'}"
 
 
 def test_without_the_variable_the_rest_is_still_described() -> None:
