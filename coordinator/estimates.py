@@ -21,18 +21,27 @@ from coordinator.store.records import ExchangeRow
 _DEFAULT = SelectionConfig()
 
 
-def compare_estimators(reader: RunReader) -> dict[str, Errors]:
+def compare_estimators(reader: RunReader, counted_after: float = 0.0) -> dict[str, Errors]:
     """Return the prequential errors of all estimators on the exchanges of a run, by name.
 
     `ridge` and `phases` have the settings of the run. All learn from the same exchanges: those
     of the devices that the run selected, as far as they are valid.
+
+    Args:
+        reader: Of the run.
+        counted_after: Only the errors of later rounds than this are told.
     """
     settings = reader.run().plan.selection
     rows = {device.name: device.row for device in reader.devices()}
-    trials = trials_of(reader.exchanges(), rows, settings)
+    trials = trials_of(reader.exchanges(), rows, settings, counted_after)
+    return prequential(_learners(settings), trials, alpha_of(settings))
+
+
+def alpha_of(settings: PlannedSelection) -> float:
+    """Return half of a confidence interval, in widths; a schedule counts as the default."""
     alpha = settings.alpha if isinstance(settings.alpha, float) else _DEFAULT.alpha
     assert isinstance(alpha, float)
-    return prequential(_learners(settings), trials, alpha)
+    return alpha
 
 
 def _learners(settings: PlannedSelection) -> dict[str, Learner]:
@@ -47,7 +56,10 @@ def _learners(settings: PlannedSelection) -> dict[str, Learner]:
 
 
 def trials_of(
-    exchanges: Sequence[ExchangeRow], rows: Mapping[str, int], settings: PlannedSelection
+    exchanges: Sequence[ExchangeRow],
+    rows: Mapping[str, int],
+    settings: PlannedSelection,
+    counted_after: float = 0.0,
 ) -> list[Trial]:
     """Return the exchanges that may teach, one trial a round.
 
@@ -55,21 +67,26 @@ def trials_of(
         exchanges: In the order of rounds.
         rows: Row of each device.
         settings: Says how a cold start is coded.
+        counted_after: Only the errors of later rounds than this are told.
     """
-    taught = [x for x in exchanges if x.outcome == "done" and x.is_valid and x.tau_s is not None]
-    trials = []
-    for _, group in groupby(taught, key=lambda x: x.round):
-        one_round = list(group)
-        trials.append(
-            Trial(
-                rows=np.array([rows[x.device] for x in one_round], dtype=np.int64),
-                context=_contexts(one_round, settings.cold_start_coding == "seed_literal"),
-                measured=Measured.of(
-                    [x.tau_s or 0.0 for x in one_round], [_phases_s(x) for x in one_round]
-                ),
-            )
+    is_literal = settings.cold_start_coding == "seed_literal"
+    return [
+        Trial(
+            rows=np.array([rows[x.device] for x in one_round], dtype=np.int64),
+            context=_contexts(one_round, is_literal),
+            measured=Measured.of(
+                [x.tau_s or 0.0 for x in one_round], [_phases_s(x) for x in one_round]
+            ),
+            counts=one_round[0].round > counted_after,
         )
-    return trials
+        for one_round in rounds_that_teach(exchanges)
+    ]
+
+
+def rounds_that_teach(exchanges: Sequence[ExchangeRow]) -> list[list[ExchangeRow]]:
+    """Return the exchanges that may teach, round by round; rounds without any are left out."""
+    taught = [x for x in exchanges if x.outcome == "done" and x.is_valid and x.tau_s is not None]
+    return [list(group) for _, group in groupby(taught, key=lambda x: x.round)]
 
 
 def _contexts(exchanges: Sequence[ExchangeRow], is_literal: bool) -> Floats:

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from coordinator.estimates import compare_estimators, estimates_table
+from coordinator.estimates import estimates_table
 from coordinator.store import (
     RunInfo,
     RunNotFoundError,
@@ -21,9 +21,12 @@ from coordinator.store import (
 )
 from coordinator.summary import summarise_run
 from coordinator.summary_table import summary_table
+from testbed.backends.errors import BackendError
 from testbed.commands import DONE, RunError, UsageError
 from testbed.control import make_command, send_command
+from testbed.datasets.errors import DataError
 from testbed.endpoint import Endpoint, read_endpoint
+from testbed.experiment import ExperimentError
 from wire.errors import TransportError
 from wire.messages import is_device_name
 
@@ -68,13 +71,23 @@ def live_endpoint(folder: Path) -> tuple[RunInfo, Endpoint]:
 
 
 def _show(options: argparse.Namespace) -> int:
-    with RunReader(resolve_run(options.runs, options.run)) as reader:
-        if options.estimators:
-            found = compare_estimators(reader)
-            print(msgspec.json.encode(found).decode() if options.json else estimates_table(found))
-            return DONE
+    folder = resolve_run(options.runs, options.run)
+    if options.estimators:
+        return _estimators(folder, as_json=options.json)
+    with RunReader(folder) as reader:
         summary = summarise_run(reader)
     print(msgspec.json.encode(summary).decode() if options.json else summary_table(summary))
+    return DONE
+
+
+def _estimators(folder: Path, *, as_json: bool) -> int:
+    from testbed.hindsight.errors import errors_of_run
+
+    try:
+        found = errors_of_run(folder)
+    except (BackendError, DataError, ExperimentError) as exc:
+        raise RunError(str(exc)) from exc
+    print(msgspec.json.encode(found).decode() if as_json else estimates_table(found))
     return DONE
 
 

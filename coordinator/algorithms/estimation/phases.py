@@ -16,6 +16,7 @@ from coordinator.algorithms.estimation.base import (
     Phase,
     Prediction,
 )
+from coordinator.algorithms.estimation.elasticity import Elasticities
 from coordinator.algorithms.estimation.proportion import Proportions
 
 _NUMBER: dict[Phase, int | None] = {
@@ -25,28 +26,37 @@ _NUMBER: dict[Phase, int | None] = {
     "upload": UP,
     "rest": None,
 }
-"""The number of the context that a phase is proportional to; None is a constant."""
+"""The number of the context that a phase is learned from; None is a constant."""
+
+_TRANSFERS: frozenset[Phase] = frozenset({"download", "upload"})
+"""Their numbers are rates as they were measured some time ago."""
 
 
 class Phases:
-    """Learns each phase p of each device from its own exchanges only.
+    """Learns each phase p of each device by itself.
 
-        y_p = theta_p c_p,   tau_hat = sum_p y_hat_p,   width = sqrt(sum_p width_p^2)
+        tau_hat = sum_p y_hat_p,   width = sqrt(sum_p width_p^2)
+        y_p = theta_p c_p                   loading, computing and the rest
+        y_p = e^{a_p} c_p^{b_p}             the two transfers, b_p common to all devices
 
     with c_p = nominal seconds down, cold start, 1/mu, nominal seconds up, and 1. A phase whose
     number is 0, such as loading on a warm device, teaches and predicts nothing.
 
     Source:
-        Own; the regressions are `Proportions`, the sum of independent errors is textbook.
+        Own; the regressions are `Proportions` and `Elasticities`, the sum of independent errors is
+        textbook.
     """
 
     def __init__(self, lambda_: float = 1.0, discount: float = 1.0) -> None:
-        """Set the prior of every phase: see `Proportions`.
+        """Set the prior of every phase: see `Proportions` and `Elasticities`.
 
         Raises:
             ValueError: The penalty is not positive, or the discount outside (0, 1].
         """
-        self._models = {phase: Proportions(lambda_, discount) for phase in PHASES}
+        self._models: dict[Phase, Proportions | Elasticities] = {
+            phase: (Elasticities if phase in _TRANSFERS else Proportions)(lambda_, discount)
+            for phase in PHASES
+        }
 
     def predict(self, context: Floats) -> Prediction:
         """Predict for one context a device, shape (N, 4).

@@ -21,6 +21,8 @@ class Trial:
     context: Floats
     """Known before selection, shape (K, 4)."""
     measured: Measured
+    counts: bool = True
+    """Its errors are told; otherwise it only teaches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class _Played:
     tau_s: Floats
     known: Ints
     """Exchanges of the device that had been measured before."""
+    counts: Bools
+    """Its error is told."""
 
 
 def _play(learner: Learner, trials: Sequence[Trial], n: int) -> _Played:
@@ -82,11 +86,15 @@ def _play(learner: Learner, trials: Sequence[Trial], n: int) -> _Played:
         width_s=np.concatenate([nothing, *(p.width_s[trial.rows] for p, trial in pairs)]),
         tau_s=np.concatenate([nothing, *(trial.measured.tau_s for trial in trials)]),
         known=np.concatenate([nothing.astype(np.int64), *known]),
+        counts=np.repeat(
+            np.array([trial.counts for trial in trials], dtype=np.bool_),
+            np.array([len(trial.rows) for trial in trials], dtype=np.int64),
+        ),
     )
 
 
 def _errors(played: _Played, alpha: float) -> Errors:
-    counted: Bools = (played.known >= SEEN[0]) & (played.tau_s > 0.0)
+    counted: Bools = played.counts & (played.known >= SEEN[0]) & (played.tau_s > 0.0)
     tau_hat_s, width_s = played.tau_hat_s[counted], played.width_s[counted]
     tau_s, known = played.tau_s[counted], played.known[counted]
     if not tau_s.size:

@@ -1,0 +1,286 @@
+"""How well exchange times are predicted on live emulated fleets, beside what could be known.
+
+    fairbed bench estimators [--backend auto] [--only constant,traces] [--rounds N] [--keep DIR]
+                             [--json] [--write FILE ...]
+
+Two fleets of twelve devices are run, one on constant links (examples/estimators-constant.toml),
+one on links that move (examples/estimators-traces.toml). Each exchange is predicted from those
+before it, with mu and B as the agents measured them, by every estimator; `known` is told what the
+device really is and what its link really carried in the last 5 s. Errors are those of the second
+half of the rounds. `--keep` keeps the runs, and takes those that are there for done.
+"""
+
+import argparse
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from benchmarks._fidelity.table import placed
+from coordinator.algorithms.estimation.prequential import Errors
+from coordinator.estimates import estimates_table
+from coordinator.quantities import percent
+from coordinator.store import RunReader
+from coordinator.store.records import ExchangeRow
+from testbed.experiment import Experiment, load_experiment
+from testbed.hindsight.errors import KNOWN, errors_of_run
+from testbed.live_replay.live import LiveRunError, play_live
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+FLEETS = {"constant": "estimators-constant.toml", "traces": "estimators-traces.toml"}
+
+TABLE = "estimators table"
+"""Name of the place in a document that `--write` writes anew."""
+
+MAPE_LIMIT = 0.05
+WIRE_LEAST = 0.30
+KNOWN_FACTOR = 1.15
+"""What was promised (issue 5)."""
+
+MIN_EXCHANGES = 30
+"""Of the second half; with fewer nothing is judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A number and what was promised of it."""
+
+    fleet: str
+    what: str
+    achieved: float | None
+    rule: Literal["at most", "at least", "below"]
+    limit: float | None
+    ok: bool | None
+    """None: one of the two is not known, or too few exchanges count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One fleet, run once."""
+
+    fleet: str
+    backend: str
+    rounds: int
+    exchanges: int
+    """All that were made."""
+    valid: int
+    """Those that may teach."""
+    tau_median_s: float
+    wire_median: float
+    """Share of the transfers in an exchange time."""
+    link_age_median_s: float | None
+    """Of the rates that were measured, when they were used."""
+    errors: dict[str, Errors]
+    """By estimator, of the second half."""
+    checks: list[Check]
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmark and print what it measured; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="fairbed bench estimators",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--backend", default="auto", choices=["auto", "namespace", "container", "process"])
+    add("--only", default=",".join(FLEETS), help=f"some of {', '.join(FLEETS)}")
+    add("--rounds", type=int, help="instead of those of the experiments")
+    add("--keep", type=Path, metavar="DIR", help="keep the runs here")
+    add("--json", action="store_true")
+    add("--write", nargs="+", default=[], metavar="FILE", help="documents to write the table into")
+    options = parser.parse_args(arguments)
+    names = options.only.split(",")
+    if strange := [name for name in names if name not in FLEETS]:
+        parser.error(f"--only: must be some of {', '.join(FLEETS)}, got {strange[0]}")
+    if options.rounds is not None and options.rounds < 4:
+        parser.error(f"--rounds: must be at least 4, got {options.rounds}")
+    with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
+        where = options.keep or Path(folder)
+        try:
+            found = [measure(name, where, options.backend, options.rounds) for name in names]
+        except LiveRunError as exc:
+            raise SystemExit(str(exc)) from exc
+    print(msgspec.json.encode(found).decode() if options.json else plain(found))
+    for path in options.write:
+        write(Path(path), found)
+    return 0
+
+
+def measure(fleet: str, folder: Path, backend: str, rounds: int | None = None) -> Measured:
+    """Run one fleet under `folder`, and say how well its exchange times were predicted.
+
+    Raises:
+        LiveRunError: The run failed.
+    """
+    experiment = _experiment(fleet, backend, rounds)
+    run = play_live(experiment, folder / fleet, lambda line: print(line, file=sys.stderr))
+    half = experiment.rounds / 2
+    with RunReader(run) as reader:
+        exchanges = reader.exchanges()
+    errors = errors_of_run(run, counted_after=half)
+    seen = [x for x in exchanges if x.outcome == "done" and x.is_valid and x.tau_s]
+    wire = _median(seen, lambda x: ((x.download_s or 0.0) + (x.upload_s or 0.0)) / (x.tau_s or 1.0))
+    return Measured(
+        fleet=fleet,
+        backend=backend,
+        rounds=experiment.rounds,
+        exchanges=len(exchanges),
+        valid=len(seen),
+        tau_median_s=_median(seen, lambda x: x.tau_s or 0.0),
+        wire_median=wire,
+        link_age_median_s=statistics.median(ages)
+        if (ages := [x.link_age_s for x in seen if x.link_age_s is not None])
+        else None,
+        errors=errors,
+        checks=judged(fleet, errors, wire),
+    )
+
+
+def judged(fleet: str, errors: Mapping[str, Errors], wire: float) -> list[Check]:
+    """Return what was promised of a fleet, and what became of it."""
+    return _constant(errors) if fleet == "constant" else _traces(errors, wire)
+
+
+def plain(found: Sequence[Measured]) -> str:
+    """Return what was measured, for a terminal."""
+    return "\n\n".join(
+        "\n".join([_headline(one), "", estimates_table(one.errors), "", *map(_line, one.checks)])
+        for one in found
+    )
+
+
+def markdown(found: Sequence[Measured]) -> str:
+    """Return the tables of a document."""
+    parts = []
+    for one in found:
+        parts += [_headline(one), "", *_errors(one.errors), ""]
+        parts += [f"- {_line(check)}" for check in one.checks]
+        parts.append("")
+    return "\n".join(parts).rstrip()
+
+
+def _experiment(fleet: str, backend: str, rounds: int | None) -> Experiment:
+    settings = [f'emulation.backend="{backend}"']
+    if rounds is not None:
+        settings.append(f"rounds={rounds}")
+    return load_experiment(EXAMPLES / FLEETS[fleet], settings)
+
+
+def _constant(errors: Mapping[str, Errors]) -> list[Check]:
+    ridge, phases = errors["ridge"], errors["phases"]
+    return [
+        _check("constant", "ridge, mean error", ridge.mape, "at most", MAPE_LIMIT, ridge.count),
+        _check(
+            "constant",
+            "phases, mean error, against ridge's",
+            phases.mape,
+            "at most",
+            ridge.mape,
+            ridge.count,
+        ),
+    ]
+
+
+def _traces(errors: Mapping[str, Errors], wire: float) -> list[Check]:
+    phases, known = errors["phases"], errors[KNOWN]
+    limit = None if known.median_ape is None else KNOWN_FACTOR * known.median_ape
+    checks = [
+        _check("traces", "wire time, median", wire, "at least", WIRE_LEAST, known.count),
+        _check(
+            "traces",
+            f"phases, median error, against {KNOWN_FACTOR:g} times known's",
+            phases.median_ape,
+            "at most",
+            limit,
+            phases.count,
+        ),
+    ]
+    for name in ("last value", "device mean"):
+        checks.append(
+            _check(
+                "traces",
+                f"phases, median error, against that of the {name}",
+                phases.median_ape,
+                "below",
+                errors[name].median_ape,
+                phases.count,
+            )
+        )
+    return checks
+
+
+def _check(
+    fleet: str,
+    what: str,
+    achieved: float | None,
+    rule: Literal["at most", "at least", "below"],
+    limit: float | None,
+    count: int,
+) -> Check:
+    ok = None
+    if achieved is not None and limit is not None and count >= MIN_EXCHANGES:
+        ok = {"at most": achieved <= limit, "at least": achieved >= limit}.get(
+            rule, achieved < limit
+        )
+    return Check(fleet, what, achieved, rule, limit, ok)
+
+
+def _headline(one: Measured) -> str:
+    age = "" if one.link_age_median_s is None else f", rates {one.link_age_median_s:.1f} s old"
+    return (
+        f"{one.fleet}: {one.valid} of {one.exchanges} exchanges in {one.rounds} rounds count; tau "
+        f"{one.tau_median_s:.2f} s, {100 * one.wire_median:.0f} % of it on the wire{age} (medians)"
+    )
+
+
+def _line(check: Check) -> str:
+    verdict = {True: "ok", False: "missed", None: "not judged: too few exchanges count"}[check.ok]
+    return (
+        f"{check.what}: {percent(check.achieved)}, {check.rule} {percent(check.limit)}: {verdict}"
+    )
+
+
+def _errors(errors: Mapping[str, Errors]) -> list[str]:
+    lines = [
+        "| estimator | exchanges | median | mean | p95 | bias |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, e in errors.items():
+        cells = percent(e.median_ape), percent(e.mape), percent(e.p95_ape)
+        lines.append(
+            f"| {name} | {e.count} | {' | '.join(cells)} | {percent(e.bias, is_signed=True)} |"
+        )
+    return lines
+
+
+def _median(exchanges: Sequence[ExchangeRow], number: Callable[[ExchangeRow], float]) -> float:
+    return statistics.median(map(number, exchanges)) if exchanges else float("nan")
+
+
+def write(path: Path, found: Sequence[Measured]) -> None:
+    """Put the tables into their place of a document.
+
+    Raises:
+        SystemExit: It has no such place.
+    """
+    day = time.strftime("%d %B %Y", time.gmtime()).lstrip("0")
+    python = ".".join(platform.python_version_tuple()[:2])
+    origin = (
+        f"`fairbed bench estimators --backend {found[0].backend}`, {day}: a virtual machine of "
+        f"{os.cpu_count()} cores, {platform.system()}, Python {python}."
+    )
+    document = path.read_text(encoding="utf-8")
+    try:
+        document = placed(document, TABLE, f"{origin}\n\n{markdown(found)}")
+    except ValueError as exc:
+        raise SystemExit(f"{path}: {exc}") from exc
+    path.write_text(document, encoding="utf-8")

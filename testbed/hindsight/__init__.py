@@ -1,0 +1,1 @@
+"""What was true of a run, told afterwards: who knows it predicts as well as anybody can."""

@@ -1,0 +1,57 @@
+"""Errors of all estimators on a finished run, beside those of somebody who knows its devices."""
+
+from pathlib import Path
+
+from coordinator.algorithms.estimation.prequential import Errors, prequential
+from coordinator.estimates import alpha_of, compare_estimators, rounds_that_teach
+from coordinator.store import RunReader
+from coordinator.store.records import ExchangeRow
+from testbed.hindsight.known import known_trials
+from testbed.hindsight.past import past_of
+from testbed.recording.run_store import read_training
+from testbed.run_folder import WORK
+
+KNOWN = "known"
+"""Stands beside the names of the estimators."""
+
+
+def errors_of_run(folder: Path, counted_after: float = 0.0) -> dict[str, Errors]:
+    """Return the prequential errors of all estimators, and of `known` where the truth is kept.
+
+    Args:
+        folder: Of the run.
+        counted_after: Only the errors of later rounds than this are told.
+
+    Raises:
+        StoreError: The store cannot be read.
+        BackendError: What steps cost here cannot be read.
+        DataError: The run's data set cannot be had any more.
+        ExperimentError: The run's experiment cannot be read.
+    """
+    with RunReader(folder) as reader:
+        found = compare_estimators(reader, counted_after)
+        if (folder / WORK).exists():
+            found[KNOWN] = _known(folder, reader, counted_after)
+    return found
+
+
+def _known(folder: Path, reader: RunReader, counted_after: float) -> Errors:
+    training = read_training(folder)
+    devices, truths = reader.devices(), {row.name: row for row in reader.truths()}
+    rows = {device.name: device.row for device in devices}
+    pasts = {
+        name: past_of(truths[name], reader.conditions(name), training.core_speed)
+        for name in rows
+        if name in truths
+    }
+
+    def work_s(x: ExchangeRow) -> float:
+        return (training.reference_s(x.n_k, x.steps) or 0.0) / training.core_speed
+
+    rounds = [
+        kept
+        for one_round in rounds_that_teach(reader.exchanges())
+        if (kept := [x for x in one_round if x.device in pasts])
+    ]
+    known, trials = known_trials(rounds, rows, pasts, work_s, counted_after)
+    return prequential({KNOWN: known}, trials, alpha_of(reader.plan.selection))[KNOWN]
