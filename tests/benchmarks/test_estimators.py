@@ -81,7 +81,8 @@ def test_a_small_fleet_is_run_and_judged(tmp_path: Path) -> None:
     again = estimators.measure("traces", tmp_path / "kept", "process", rounds=4)
     assert told(again) == told(found), "the run that is there was taken"
     document = tmp_path / "page.md"
-    document.write_text("<!-- estimators table -->\nEarlier words.\n<!-- end of estimators table -->\n")
+    place = "<!-- estimators table -->\nEarlier words.\n<!-- end of estimators table -->\n"
+    document.write_text(place)
     estimators.write(document, [found])
     text = document.read_text()
     assert "Earlier words" not in text
