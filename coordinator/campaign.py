@@ -290,9 +290,8 @@ class Campaign:
         return Merging(accumulator, self._registry)
 
     async def _evaluate(self, round_id: int) -> MetricRow | None:
-        every = self._config.evaluation.every
-        is_last = round_id == self._config.rounds
-        if self._evaluator is None or not (is_last or (every and round_id % every == 0)):
+        is_due = self._config.evaluation.is_due(round_id, self._config.rounds)
+        if self._evaluator is None or not is_due:
             return None
         started = self._journal.now()
         try:

@@ -182,6 +182,10 @@ class EvaluationConfig(Section, frozen=True, kw_only=True):
     every: Annotated[int, Meta(ge=0)] = 1
     """Rounds between evaluations; 0 never, the last round always."""
 
+    def is_due(self, round_id: int, rounds: int) -> bool:
+        """Tell whether the model after a round is evaluated, in a run of so many rounds."""
+        return round_id == rounds or (self.every > 0 and round_id % self.every == 0)
+
 
 class CoordinatorConfig(Section, frozen=True, kw_only=True):
     """All that the coordinator needs to know of an experiment."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import EllipsisType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,10 +74,10 @@ def train(
     """
     _check_labels(engine, y)
     work = vector.copy()
-    descent = _Descent(work[: engine.spec.layout.n_params], hyperparameters)
+    descent = Descent(work[: engine.spec.layout.n_params], hyperparameters)
     limit = hyperparameters.max_steps
     steps, loss_sum, seen = 0, 0.0, 0
-    for is_first, batch in _mini_batches(len(y), hyperparameters, rng):
+    for is_first, batch in mini_batches(len(y), hyperparameters, rng):
         if (limit is not None and steps >= limit) or should_stop():
             break
         if is_first:
@@ -84,13 +85,13 @@ def train(
         loss, gradient = engine.gradient(work, x[batch], y[batch])
         steps += 1
         if not np.isfinite(loss):
-            raise _diverged("the loss", loss, steps)
+            raise diverged("the loss", loss, steps)
         descent.step(gradient)
         loss_sum += loss * len(batch)
         seen += len(batch)
         meter.step(len(batch))
     if not np.isfinite(work).all():
-        raise _diverged("every parameter", work[~np.isfinite(work)][0], steps)
+        raise diverged("every parameter", work[~np.isfinite(work)][0], steps)
     return TrainResult(vector=work, steps=steps, loss_train=loss_sum / seen if seen else None)
 
 
@@ -129,8 +130,11 @@ def evaluate(
     return loss_sum / len(y), correct_sum / len(y)
 
 
-class _Descent:
-    """Changes parameters, shape (n_params,), in place along successive gradients."""
+class Descent:
+    """Changes parameters, shape (..., n_params), in place along successive gradients.
+
+    Leading axes, if any, are models that train side by side, each as if it were alone.
+    """
 
     def __init__(self, params: NDArray[np.float32], hyperparameters: Hyperparameters) -> None:
         self._params = params
@@ -138,31 +142,38 @@ class _Descent:
         self._start = params.copy() if hyperparameters.proximal else None
         self._velocity = np.zeros_like(params) if hyperparameters.momentum else None
 
-    def step(self, gradient: NDArray[np.float32]) -> None:
-        """Take one step; `gradient`, shape (n_params,), is used up."""
-        h, direction = self._h, gradient
+    def step(self, gradient: NDArray[np.float32], part: slice | EllipsisType = ...) -> None:
+        """Take one step; `gradient`, of the shape of the parameters, is used up.
+
+        `part` names the models that take it, on the first axis: the gradient is theirs alone.
+        """
+        h, direction, params = self._h, gradient, self._params[part]
         # A diverging run overflows here; `train` finds it by its loss and says so.
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             if self._start is not None:
-                direction += np.float32(h.proximal) * (self._params - self._start)
+                direction += np.float32(h.proximal) * (params - self._start[part])
             if h.clip_norm is not None:
-                norm = float(np.sqrt(np.vdot(direction, direction)))
-                if norm > h.clip_norm:
-                    direction *= np.float32(h.clip_norm / norm)
+                norm = np.sqrt(np.vecdot(direction, direction)).astype(np.float64)
+                scale = np.fmin(h.clip_norm / norm, 1.0).astype(np.float32)
+                direction *= scale[..., np.newaxis]
             if h.weight_decay:
-                direction += np.float32(h.weight_decay) * self._params
+                direction += np.float32(h.weight_decay) * params
             if self._velocity is not None:
-                self._velocity *= np.float32(h.momentum)
-                self._velocity += direction
-                np.copyto(direction, self._velocity)
+                velocity = self._velocity[part]
+                velocity *= np.float32(h.momentum)
+                velocity += direction
+                np.copyto(direction, velocity)
             direction *= np.float32(h.learning_rate)
-            self._params -= direction
+            params -= direction
 
 
-def _mini_batches(
+def mini_batches(
     n: int, hyperparameters: Hyperparameters, rng: "np.random.Generator"
 ) -> Iterator[tuple[bool, NDArray[np.int64]]]:
-    """Yield whether a mini-batch opens an epoch, and its indices, shape (B,)."""
+    """Yield whether a mini-batch opens an epoch, and its indices, shape (B,).
+
+    Every epoch visits all `n` examples in a new random order; its last mini-batch may be smaller.
+    """
     for _ in range(hyperparameters.epochs):
         order = rng.permutation(n)
         for start in range(0, n, hyperparameters.batch_size):
@@ -180,7 +191,8 @@ def _check_labels(engine: Engine, y: NDArray[np.int64]) -> None:
         )
 
 
-def _diverged(what: str, value: float, steps: int) -> TrainingDiverged:
+def diverged(what: str, value: float, steps: int) -> TrainingDiverged:
+    """Return what a device says of training whose loss or parameters left the finite numbers."""
     return TrainingDiverged(
         f"training: {what} must be finite, got {value} at step {steps}; "
         "lower learning_rate or set clip_norm"

@@ -59,7 +59,7 @@ class FleetEvaluator:
             DataError: The model was made for data of another size, type or number of classes.
             EngineError: The engine cannot run the model.
         """
-        _check_fit(data.dataset, artifact.spec)
+        check_fit(data.dataset, artifact.spec)
         self._data = data
         self._closed = threading.Event()
         self._engines = [make_engine(artifact) for _ in range(max(1, threads))]
@@ -112,7 +112,12 @@ class FleetEvaluator:
         return results
 
 
-def _check_fit(dataset: Dataset, spec: TaskSpec) -> None:
+def check_fit(dataset: Dataset, spec: TaskSpec) -> None:
+    """See that a model was made for data like these.
+
+    Raises:
+        DataError: Size, type or number of classes differ.
+    """
     x_dtype = "int64" if dataset.x.dtype.kind == "i" else "float32"
     has = (math.prod(dataset.x_shape), x_dtype, dataset.classes)
     takes = (math.prod(spec.x_shape), spec.x_dtype, spec.classes)

@@ -7,7 +7,7 @@ import hashlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -41,6 +41,7 @@ else:
 
 Range = tuple[PositiveFloat, PositiveFloat]
 Seed = Annotated[int, Meta(ge=0, lt=1 << 32)]
+CohortEngine: TypeAlias = Literal["auto", "batched", "device", "torch"]
 
 
 class ExperimentError(Exception):
@@ -139,6 +140,11 @@ class ReplayConfig(Section, frozen=True, kw_only=True):
 
     update_bits: PositiveFloat = 2.0 * 2**20
     """Size of an update in a linear world, bits; the paper's is 2 Mbit."""
+    training: bool | None = None
+    """Train for real. None: yes, but in a linear world only if the file has `[data]`."""
+    engine: CohortEngine = "auto"
+    """What trains the cohort: batched matrix products (softmax, mlp), the devices' own engine, or
+    torch; auto takes the first that can, torch before the devices' engine if there is a GPU."""
 
 
 class EmulationConfig(Section, frozen=True, kw_only=True):
@@ -200,6 +206,13 @@ class Experiment(Section, frozen=True, kw_only=True):
     def devices(self) -> int:
         """Number of emulated devices."""
         return sum(group.count for group in self.fleet)
+
+    @property
+    def trains_in_replay(self) -> bool:
+        """Whether a replay trains, or studies selection alone."""
+        if self.replay.training is not None:
+            return self.replay.training
+        return not any(group.model == "linear" for group in self.fleet)
 
     def seed_for(self, purpose: str) -> int:
         """Return the seed of one purpose of `[seeds]`."""
@@ -282,9 +295,15 @@ def parse_experiment(raw: dict[str, Any], where: str) -> Experiment:
     if problem is not None:
         raise ExperimentError(f"{where}: {problem}")
     try:
-        return msgspec.convert(raw, Experiment)
+        experiment = msgspec.convert(raw, Experiment)
     except msgspec.ValidationError as exc:
         raise ExperimentError(f"{where}: {explain(exc, raw, Experiment)}") from exc
+    if experiment.replay.training is not None:
+        return experiment
+    # Written out, every file has `[data]`, so what its absence means here is said now.
+    training = "data" in raw or experiment.trains_in_replay
+    replay = msgspec.structs.replace(experiment.replay, training=training)
+    return msgspec.structs.replace(experiment, replay=replay)
 
 
 def _without_none(value: Any) -> Any:

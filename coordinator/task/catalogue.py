@@ -62,20 +62,33 @@ def build_task(model: str, x_shape: tuple[int, ...], classes: int) -> Artifact:
     """
     try:
         from coordinator.task.export import export_task
-        from coordinator.task.models import make_model
     except ImportError as exc:
         raise UnknownTask(
             f"model.name: {model} must be exported, got: {exc}; install fairbed[torch]"
         ) from exc
+    module = make_module(model, x_shape, classes)
     if ":" in model:
-        module = _call_factory(model, x_shape, classes)
         shape = "x".join(map(str, x_shape))
         return export_task(module, f"{model}-{shape}-{classes}", model, x_shape, classes)
+    recipe = default_recipe(model, x_shape, classes)
+    return export_task(module, recipe.name, model, recipe.x_shape, classes)
+
+
+def make_module(model: str, x_shape: tuple[int, ...], classes: int) -> "nn.Module":
+    """Return the torch module of a model, by the same names as `build_task`.
+
+    Raises:
+        UnknownTask: There is no such model or factory, or the shape is wrong.
+        ImportError: torch is missing.
+    """
+    if ":" in model:
+        return _call_factory(model, x_shape, classes)
+    from coordinator.task.models import make_model
+
     try:
-        recipe = default_recipe(model, x_shape, classes)
+        return make_model(default_recipe(model, x_shape, classes))
     except ValueError as exc:
         raise UnknownTask(str(exc)) from exc
-    return export_task(make_model(recipe), recipe.name, model, recipe.x_shape, classes)
 
 
 def initial_vector(spec: TaskSpec, seed: int) -> NDArray[np.float32]:

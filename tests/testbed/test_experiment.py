@@ -145,3 +145,19 @@ def test_whatever_stands_in_a_section_it_decodes_or_is_one_line(
         line = str(exc)
     assert line.startswith("file.toml: ")
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("settings", "trains"),
+    [
+        ([], False),
+        (["data.dataset=digits"], True),
+        (["data.dataset=digits", "replay.training=false"], False),
+        (["replay.training=true"], True),
+    ],
+)
+def test_a_linear_world_trains_only_if_it_is_given_data(settings: list[str], trains: bool) -> None:
+    paper = next(path for path in EXAMPLES if path.stem == "rbcs-f-paper")
+    assert load_experiment(paper, settings).trains_in_replay is trains
+    quickstart = next(path for path in EXAMPLES if path.stem == "quickstart")
+    assert load_experiment(quickstart).trains_in_replay

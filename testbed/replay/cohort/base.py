@@ -1,0 +1,69 @@
+"""What every way to train a cohort takes and gives."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from coordinator.algorithms.arrays import Floats, Vector
+from wire.artifact import TaskSpec
+from wire.messages import Hyperparameters
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one device is asked to do in a round."""
+
+    device: int
+    """Number of its shard."""
+    seed: int
+    """Of the order of its mini-batches, as in `wire.messages.Train`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What one device answers."""
+
+    at: int
+    """Which of the jobs."""
+    vector: Vector
+    """`[params | buffers]` after the last step, shape (n_values,); gone with the next answer."""
+    steps: int
+    """Mini-batches taken."""
+    loss_train: float | None
+    """Mean loss of the last epoch begun, nats per example; None when no step was taken."""
+    problem: str
+    """Why there is no update, in the words of the device; empty if there is one."""
+
+
+class Trainer(Protocol):
+    """Trains many devices from one model. One call at a time."""
+
+    name: str
+    """How it is done, for people."""
+    spec: TaskSpec
+
+    def train(
+        self, vector: Vector, jobs: Sequence[Job], hyperparameters: Hyperparameters
+    ) -> Iterator[Trained]:
+        """Yield the answer of each job, in an order that depends on the jobs alone.
+
+        Every device does what `device_agent.trainer.train` does: the same mini-batches in the
+        same order, the same steps.
+
+        Args:
+            vector: The global model w_t, shape (n_values,); not changed.
+            jobs: Any number, each device at most once.
+            hyperparameters: Of the round.
+        """
+        ...
+
+    def losses(self, vector: Vector, devices: Sequence[int]) -> Floats:
+        """Return F_k(w), nats per example, on the training data of each device, shape (K,).
+
+        A loss that is not finite is infinite: no answer of a device may carry it.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let its threads go."""
+        ...

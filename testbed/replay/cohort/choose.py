@@ -1,0 +1,90 @@
+"""Which way to train a cohort suits a model on this machine."""
+
+import ctypes
+import importlib.util
+
+from coordinator.task.catalogue import make_module
+from coordinator.task.recipes import FLAT_MODELS
+from testbed.evaluation import check_fit
+from testbed.experiment import CohortEngine, ExperimentError
+from testbed.replay.cohort.base import Trainer
+from testbed.replay.cohort.devices import DeviceTrainer
+from testbed.replay.cohort.shards import Shards
+from testbed.shards import FleetData
+from wire.artifact import Artifact, TaskSpec
+
+CUDA_DRIVER = "libcuda.so.1"
+"""Loaded to find out whether importing torch can be worth a second."""
+
+
+def make_trainer(
+    artifact: Artifact, data: FleetData, engine: CohortEngine = "auto", threads: int = 1
+) -> Trainer:
+    """Return what trains cohorts of a model on the data of a fleet.
+
+    `auto` takes batched matrix products for softmax and mlp, torch for others where it finds a
+    GPU, and else the devices' own engine (docs/decisions/0011-a-cohort-trains-in-cache.md).
+
+    Raises:
+        ExperimentError: `engine` cannot train this model, or torch is not installed.
+        DataError: Model and data do not fit.
+        EngineError: The engine cannot run the task.
+    """
+    spec = artifact.spec
+    check_fit(data.dataset, spec)
+    shards = Shards(data, spec.x_shape)
+    if engine == "auto":
+        engine = _best(spec)
+    if engine == "batched":
+        if spec.model not in FLAT_MODELS:
+            raise ExperimentError(
+                f"replay.engine: batched must have one of the models {', '.join(FLAT_MODELS)}, got "
+                f"{spec.model}; choose auto, device or torch"
+            )
+        # threadpoolctl looks at every library of the process, which only training needs.
+        from testbed.replay.cohort.dense import DenseTrainer
+
+        return DenseTrainer(spec, shards, threads)
+    if engine == "device":
+        return DeviceTrainer(artifact, shards, threads)
+    return _torch(spec, shards)
+
+
+def _best(spec: TaskSpec) -> CohortEngine:
+    if spec.model in FLAT_MODELS:
+        return "batched"
+    return "torch" if _may_be_vectorised(spec) and _has_gpu() else "device"
+
+
+def _may_be_vectorised(spec: TaskSpec) -> bool:
+    """Tell whether a model has parameters only: vmap cannot update buffers in place."""
+    return spec.layout.n_values == spec.layout.n_params and spec.x_dtype == "float32"
+
+
+def _has_gpu() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    try:
+        ctypes.CDLL(CUDA_DRIVER)
+    except OSError:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _torch(spec: TaskSpec, shards: Shards) -> Trainer:
+    if not _may_be_vectorised(spec):
+        raise ExperimentError(
+            f"replay.engine: torch must have a model of floats without buffers, got {spec.name}; "
+            "choose auto or device"
+        )
+    try:
+        from testbed.replay.cohort.functional import TorchTrainer
+    except ImportError as exc:
+        raise ExperimentError(
+            f"replay.engine: torch must be installed, got: {exc}; install fairbed[torch], or "
+            "choose auto"
+        ) from exc
+    model = make_module(spec.model, spec.x_shape, spec.classes)
+    return TorchTrainer(model, spec, shards, "cuda" if _has_gpu() else "cpu")

@@ -1,0 +1,139 @@
+"""Cohorts of dense models by batched matrix products: no torch, no engine, no call per device.
+
+See docs/decisions/0011-a-cohort-trains-in-cache.md.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from coordinator.algorithms.arrays import Floats, Ints, Vector
+from device_agent.trainer import Descent
+from testbed.replay.cohort.base import Job, Trained
+from testbed.replay.cohort.batches import Batches, longest_first
+from testbed.replay.cohort.net import DenseNet
+from testbed.replay.cohort.ordered import Workers
+from testbed.replay.cohort.progress import Progress
+from testbed.replay.cohort.shards import Shards
+from wire.artifact import TaskSpec
+from wire.messages import Hyperparameters
+from wire.selfcheck import Examples, run_selfcheck
+from wire.tensors import BYTES_PER_VALUE
+
+CHUNK_BYTES = 1 << 20
+"""What the models, gradients and mini-batches of one chunk may take, unless one device takes more:
+about the second-level cache of a core. Larger chunks train more devices a call, but every value
+then travels to memory and back in every step."""
+
+LOSS_ROWS = 1024
+"""Examples whose losses are computed at a time."""
+
+
+class DenseTrainer:
+    """Trains a cohort in chunks that fit into a core's cache, each as one array of models.
+
+    Holds at most `threads` + 1 chunks, so that memory does not grow with the cohort.
+
+    Args:
+        spec: The task, softmax or mlp.
+        shards: The training data.
+        threads: Chunks trained at the same time; no bit depends on it.
+
+    Raises:
+        SelfCheckFailed: What is computed here is not what the task says.
+    """
+
+    name = "batched matrix products"
+
+    def __init__(self, spec: TaskSpec, shards: Shards, threads: int = 1) -> None:
+        self.spec = spec
+        self._net = DenseNet(spec)
+        self._shards = shards
+        self._workers = Workers(threads)
+        self._blas = ThreadpoolController()
+        run_selfcheck(spec, self._one)
+
+    def train(
+        self, vector: Vector, jobs: Sequence[Job], hyperparameters: Hyperparameters
+    ) -> Iterator[Trained]:
+        """Yield the answer of each job, those with more steps first."""
+        chunks = self._chunks(jobs, hyperparameters)
+
+        def work(chunk: Sequence[int]) -> list[Trained]:
+            return self._train(vector, chunk, [jobs[at] for at in chunk], hyperparameters)
+
+        # A product that BLAS cuts for its own threads may round differently on another machine.
+        with self._blas.limit(limits=1, user_api="blas"):
+            for answers in self._workers.run(work, chunks):
+                yield from answers
+
+    def losses(self, vector: Vector, devices: Sequence[int]) -> Floats:
+        """Return F_k(w), nats per example, shape (K,); infinite where it is not finite."""
+
+        def work(device: int) -> float:
+            rows, total = self._shards.rows([device]), 0.0
+            for start in range(0, len(rows), LOSS_ROWS):
+                x, y = self._shards.take(rows[start : start + LOSS_ROWS])
+                with np.errstate(all="ignore"):
+                    total += float(self._net.losses(vector, x, y).sum(dtype=np.float64))
+            return max(0.0, total / len(rows)) if np.isfinite(total) else np.inf
+
+        with self._blas.limit(limits=1, user_api="blas"):
+            return np.array(list(self._workers.run(work, devices)), dtype=np.float64)
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self._workers.close()
+
+    def _chunks(self, jobs: Sequence[Job], hyperparameters: Hyperparameters) -> list[list[int]]:
+        """Return which jobs are trained together, those with more steps first."""
+        n_k = self._shards.n_k[[job.device for job in jobs]].tolist()
+        chunks: list[list[int]] = []
+        size = 0
+        for at in longest_first(n_k, hyperparameters):
+            if not chunks or len(chunks[-1]) >= size:
+                size = max(1, CHUNK_BYTES // self._bytes_of(n_k[at], hyperparameters))
+                chunks.append([])
+            chunks[-1].append(at)
+        return chunks
+
+    def _bytes_of(self, n_k: int, h: Hyperparameters) -> int:
+        vectors = 2 + bool(h.momentum) + bool(h.proximal)
+        batch = min(n_k, h.batch_size) * 2 * self._net.values_per_example
+        return BYTES_PER_VALUE * (vectors * self._net.n_params + batch)
+
+    def _train(
+        self,
+        vector: Vector,
+        chunk: Sequence[int],
+        jobs: Sequence[Job],
+        hyperparameters: Hyperparameters,
+    ) -> list[Trained]:
+        """Train one chunk, step by step."""
+        devices = [job.device for job in jobs]
+        n_k = self._shards.n_k[devices]
+        rows = self._shards.rows(devices)
+        start = np.cumsum(n_k) - n_k
+        batches = Batches(jobs, n_k, hyperparameters)
+        params = np.repeat(vector[np.newaxis], len(jobs), axis=0)
+        gradient = np.empty_like(params)
+        descent = Descent(params, hyperparameters)
+        progress = Progress(batches.steps)
+        for step in range(progress.last):
+            active = progress.active(step)
+            batch, part = batches.next(active), slice(0, active)
+            x, y = self._shards.take(rows[batch.index + start[:active, np.newaxis]])
+            with np.errstate(all="ignore"):
+                loss = self._net.gradient(params[part], x, y, batch.weights, gradient[part])
+            progress.note(step, batch, loss)
+            descent.step(gradient[part], part)
+        return progress.answers(chunk, params)
+
+    def _one(self, vector: Vector, x: Examples, y: Ints) -> tuple[float, Vector]:
+        """Return the mean loss of one mini-batch and its gradient, for the self-check."""
+        gradient = np.empty((1, self._net.n_params), dtype=np.float32)
+        w = np.full((1, len(y)), 1.0 / len(y), dtype=np.float32)
+        flat = x.reshape(1, len(y), -1).astype(np.float32)
+        loss = self._net.gradient(vector[np.newaxis], flat, y[np.newaxis], w, gradient)
+        return float(loss[0]), gradient[0]

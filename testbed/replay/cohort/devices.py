@@ -1,0 +1,114 @@
+"""Cohorts of any model by the devices' own engine and trainer, one device after the other."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
+
+import numpy as np
+
+from coordinator.algorithms.arrays import Floats, Vector
+from device_agent import trainer
+from device_agent.engines.base import Engine
+from device_agent.engines.onnx import OnnxEngine, self_check
+from testbed.evaluation import EngineFactory
+from testbed.replay.cohort.base import Job, Trained
+from testbed.replay.cohort.ordered import Workers
+from testbed.replay.cohort.shards import Shards
+from wire.artifact import Artifact
+from wire.messages import Hyperparameters
+
+
+class DeviceTrainer:
+    """Does what the devices do, with as many engines as threads: the same bits as they.
+
+    Holds one model and one shard a thread. On processors a convolution gains nothing from being
+    computed for many models in one call (docs/decisions/0011-a-cohort-trains-in-cache.md).
+
+    Args:
+        artifact: The task.
+        shards: The training data.
+        threads: Devices trained at the same time; no bit depends on it.
+        make_engine: Opens one engine.
+
+    Raises:
+        EngineError: The engine cannot run the task, or computes something else.
+    """
+
+    name = "the devices' engine"
+
+    def __init__(
+        self,
+        artifact: Artifact,
+        shards: Shards,
+        threads: int = 1,
+        make_engine: EngineFactory = OnnxEngine,
+    ) -> None:
+        self.spec = artifact.spec
+        self._shards = shards
+        self._workers = Workers(threads)
+        self._engines: SimpleQueue[Engine] = SimpleQueue()
+        for _ in range(max(1, threads)):
+            engine = make_engine(artifact)
+            self_check(engine)
+            self._engines.put(engine)
+
+    def train(
+        self, vector: Vector, jobs: Sequence[Job], hyperparameters: Hyperparameters
+    ) -> Iterator[Trained]:
+        """Yield the answer of each job, in their order."""
+
+        def work(at: int) -> Trained:
+            return self._train(vector, at, jobs[at], hyperparameters)
+
+        return self._workers.run(work, range(len(jobs)))
+
+    def losses(self, vector: Vector, devices: Sequence[int]) -> Floats:
+        """Return F_k(w), nats per example, shape (K,); infinite where it is not finite."""
+
+        def work(device: int) -> float:
+            x, y = self._shards.whole(device)
+            with self._engine() as engine:
+                try:
+                    return max(0.0, trainer.evaluate(engine, vector, x, y, _Unpaced())[0])
+                except trainer.TrainingDiverged:
+                    return np.inf
+
+        return np.array(list(self._workers.run(work, devices)), dtype=np.float64)
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self._workers.close()
+
+    def _train(
+        self, vector: Vector, at: int, job: Job, hyperparameters: Hyperparameters
+    ) -> Trained:
+        x, y = self._shards.whole(job.device)
+        rng = np.random.Generator(np.random.PCG64(job.seed))
+        with self._engine() as engine:
+            try:
+                result = trainer.train(
+                    engine, vector, x, y, hyperparameters, rng, _Unpaced(), lambda: False
+                )
+            except trainer.TrainingDiverged as exc:
+                return Trained(at, vector, steps=0, loss_train=None, problem=str(exc))
+        loss = None if result.loss_train is None else max(0.0, result.loss_train)
+        return Trained(at, result.vector, steps=result.steps, loss_train=loss, problem="")
+
+    @contextmanager
+    def _engine(self) -> Iterator[Engine]:
+        """Borrow an engine; there is one for each thread."""
+        engine = self._engines.get()
+        try:
+            yield engine
+        finally:
+            self._engines.put(engine)
+
+
+class _Unpaced:
+    """The meter of a device that nothing holds back."""
+
+    def step(self, n_examples: int) -> None:
+        """Let it go on."""
+
+    def read(self, n_bytes: int) -> None:
+        """Let it go on."""

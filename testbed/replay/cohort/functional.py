@@ -1,0 +1,185 @@
+"""Cohorts by torch: one vectorised call for many models, on a GPU where there is one.
+
+The only module of the replay that needs torch.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional
+
+from coordinator.algorithms.arrays import Floats, Ints, Vector
+from testbed.replay.cohort.base import Job, Trained
+from testbed.replay.cohort.batches import Batches, longest_first
+from testbed.replay.cohort.progress import Progress
+from testbed.replay.cohort.shards import Shards
+from wire.artifact import TaskSpec
+from wire.messages import Hyperparameters
+from wire.selfcheck import Examples, run_selfcheck
+from wire.tensors import BYTES_PER_VALUE
+
+CHUNK_BYTES = 1 << 30
+"""What the models and gradients of one chunk may take."""
+
+CHUNK_DEVICES = 128
+"""Devices of one chunk at most: bounds the activations, which depend on the model."""
+
+LOSS_ROWS = 1024
+"""Examples whose losses are computed at a time."""
+
+Parts: TypeAlias = dict[str, torch.Tensor]
+
+
+class TorchTrainer:
+    """Trains a cohort by `vmap` of the gradient, in chunks.
+
+        g_k = d/dw sum_i w_ki l(f(w_k, x_ki), y_ki),   w_ki = 1 / |batch|, 0 for padding
+
+    One thread, no reduced precision, deterministic kernels: the same seeds give the same bits.
+
+    Args:
+        model: The module of the task; it must have no buffers.
+        spec: The task.
+        shards: The training data.
+        accelerator: Name of a torch device, such as `cpu` or `cuda`.
+
+    Raises:
+        SelfCheckFailed: What is computed here is not what the task says.
+    """
+
+    def __init__(
+        self, model: nn.Module, spec: TaskSpec, shards: Shards, accelerator: str = "cpu"
+    ) -> None:
+        assert spec.layout.n_values == spec.layout.n_params, "buffers are not vectorised"
+        self.name = f"torch on {accelerator}"
+        self.spec = spec
+        self._shards = shards
+        self._device = torch.device(accelerator)
+        self._model = model.to(self._device).train()
+        torch.set_num_threads(1)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+        self._gradients = vmap(grad_and_value(self._loss))
+        run_selfcheck(spec, self._one)
+
+    def train(
+        self, vector: Vector, jobs: Sequence[Job], hyperparameters: Hyperparameters
+    ) -> Iterator[Trained]:
+        """Yield the answer of each job, those with more steps first."""
+        n_k = self._shards.n_k[[job.device for job in jobs]].tolist()
+        order = longest_first(n_k, hyperparameters)
+        vectors = 3 + bool(hyperparameters.momentum) + bool(hyperparameters.proximal)
+        fits = CHUNK_BYTES // (BYTES_PER_VALUE * vectors * vector.size)
+        size = min(CHUNK_DEVICES, max(1, fits))
+        for start in range(0, len(order), size):
+            chunk = order[start : start + size]
+            yield from self._train(vector, chunk, [jobs[at] for at in chunk], hyperparameters)
+
+    def losses(self, vector: Vector, devices: Sequence[int]) -> Floats:
+        """Return F_k(w), nats per example, shape (K,); infinite where it is not finite."""
+        return np.array([self._mean_loss(vector, device) for device in devices])
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _train(
+        self,
+        vector: Vector,
+        chunk: Sequence[int],
+        jobs: Sequence[Job],
+        hyperparameters: Hyperparameters,
+    ) -> list[Trained]:
+        devices = [job.device for job in jobs]
+        n_k, rows = self._shards.n_k[devices], self._shards.rows(devices)
+        start = np.cumsum(n_k) - n_k
+        batches = Batches(jobs, n_k, hyperparameters)
+        params = self._tensor(vector).repeat(len(jobs), 1)
+        descent = _Descent(params, hyperparameters)
+        progress = Progress(batches.steps)
+        for step in range(progress.last):
+            active = progress.active(step)
+            batch = batches.next(active)
+            x, y = self._shards.take(rows[batch.index + start[:active, np.newaxis]])
+            gradient, loss = self._gradient(params[:active], x, y, batch.weights)
+            progress.note(step, batch, loss.double().cpu().numpy())
+            descent.step(gradient, active)
+        return progress.answers(chunk, params.cpu().numpy())
+
+    def _gradient(
+        self, params: torch.Tensor, x: Vector, y: Ints, w: Vector
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the gradients, shape (A, n_params), and the losses, shape (A,)."""
+        shaped = x.reshape(*y.shape, *self.spec.x_shape)
+        parts: Parts
+        parts, loss = self._gradients(
+            self._parts(params), self._tensor(shaped), self._tensor(y), self._tensor(w)
+        )
+        flat = [parts[t.name].reshape(len(params), -1) for t in self.spec.layout.tensors]
+        return torch.cat(flat, dim=1), loss
+
+    def _loss(
+        self, parts: Parts, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor
+    ) -> torch.Tensor:
+        logits = functional_call(self._model, parts, (x,))
+        losses: torch.Tensor = functional.cross_entropy(logits, y, reduction="none")
+        return (losses * w).sum()
+
+    def _mean_loss(self, vector: Vector, device: int) -> float:
+        rows, total = self._shards.rows([device]), 0.0
+        parts = {k: v[0] for k, v in self._parts(self._tensor(vector)[None]).items()}
+        with torch.no_grad():
+            for start in range(0, len(rows), LOSS_ROWS):
+                x, y = self._shards.take(rows[start : start + LOSS_ROWS])
+                shaped, one = self._tensor(x.reshape(-1, *self.spec.x_shape)), self._tensor(y)
+                loss = self._loss(parts, shaped, one, torch.ones_like(one))
+                total += float(loss)
+        return max(0.0, total / len(rows)) if np.isfinite(total) else np.inf
+
+    def _parts(self, params: torch.Tensor) -> Parts:
+        """Return each tensor of each model as a view, shape (A, *shape)."""
+        return {
+            t.name: params[:, t.offset : t.offset + t.size].view(-1, *t.shape)
+            for t in self.spec.layout.tensors
+        }
+
+    def _tensor(self, array: Vector | Ints) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def _one(self, vector: Vector, x: Examples, y: Ints) -> tuple[float, Vector]:
+        """Return the mean loss of one mini-batch and its gradient, for the self-check."""
+        w = np.full((1, len(y)), 1.0 / len(y), dtype=np.float32)
+        params = self._tensor(vector[np.newaxis])
+        gradient, loss = self._gradient(params, x[np.newaxis].astype(np.float32), y[np.newaxis], w)
+        return float(loss[0]), gradient[0].cpu().numpy()
+
+
+class _Descent:
+    """`device_agent.trainer.Descent` on tensors, shape (G, n_params), wherever they lie."""
+
+    def __init__(self, params: torch.Tensor, hyperparameters: Hyperparameters) -> None:
+        self._params, self._h = params, hyperparameters
+        self._start = params.clone() if hyperparameters.proximal else None
+        self._velocity = torch.zeros_like(params) if hyperparameters.momentum else None
+
+    def step(self, direction: torch.Tensor, active: int) -> None:
+        """Take one step with the first `active` models; `direction` is used up."""
+        h, params = self._h, self._params[:active]
+        if self._start is not None:
+            direction += h.proximal * (params - self._start[:active])
+        if h.clip_norm is not None:
+            norm = torch.linalg.vector_norm(direction, dim=1, keepdim=True)
+            direction *= torch.fmin(h.clip_norm / norm, torch.ones_like(norm))
+        if h.weight_decay:
+            direction += h.weight_decay * params
+        if self._velocity is not None:
+            velocity = self._velocity[:active]
+            velocity *= h.momentum
+            velocity += direction
+            direction = velocity
+        params -= h.learning_rate * direction

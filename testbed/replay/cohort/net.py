@@ -1,0 +1,127 @@
+"""Loss and gradient of many dense nets at once, by matrix products alone.
+
+Each model has parameters and a mini-batch of its own; a product of the batch is one call of BLAS
+a model, so no model's numbers depend on who is beside it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.algorithms.arrays import Floats, Ints, Vector
+from coordinator.task.recipes import FLAT_MODELS
+from wire.artifact import TaskSpec
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Where the weight, shape (O, I), and the bias, shape (O,), lie in a row of parameters."""
+
+    start: int
+    split: int
+    end: int
+    shape: tuple[int, int]
+
+    def weight(self, params: Array) -> Array:
+        """Return the weights of each model, shape (A, O, I), as a view."""
+        return params[:, self.start : self.split].reshape(-1, *self.shape)
+
+    def bias(self, params: Array) -> Array:
+        """Return the biases of each model, shape (A, O), as a view."""
+        return params[:, self.split : self.end]
+
+
+class DenseNet:
+    """Softmax regression, or an MLP with ReLU: the shipped families `softmax` and `mlp`.
+
+        h_0 = x,   h_l = max(0, W_l h_{l-1} + b_l),   loss = sum_i w_i (log sum exp z_i - z_{i,y})
+
+    Args:
+        spec: A task of one of these families; its layout names weight and bias of each layer.
+    """
+
+    def __init__(self, spec: TaskSpec) -> None:
+        assert spec.model in FLAT_MODELS, "the others have other layers"
+        tensors = spec.layout.tensors
+        self._layers: list[_Layer] = []
+        for weight, bias in zip(tensors[::2], tensors[1::2], strict=True):
+            rows, columns = weight.shape
+            end = bias.offset + bias.size
+            self._layers.append(_Layer(weight.offset, bias.offset, end, (rows, columns)))
+        self.n_params = spec.layout.n_params
+        self.values_per_example = sum(sum(layer.shape) for layer in self._layers)
+        """About how many values a pass holds for each example."""
+
+    def gradient(self, params: Array, x: Array, y: Ints, w: Array, out: Array) -> Floats:
+        """Return the loss of each model, nats, shape (A,), and write its gradient to `out`.
+
+        Args:
+            params: Shape (A, n_params).
+            x: Mini-batches, shape (A, B, features).
+            y: Labels, shape (A, B).
+            w: Weight of each example in the loss, 1 / n or 0 for padding, shape (A, B).
+            out: The gradients, shape (A, n_params).
+        """
+        inputs = [x.swapaxes(1, 2)]
+        for layer in self._layers[:-1]:
+            h = _affine(layer, params, inputs[-1])
+            inputs.append(np.maximum(h, 0.0, out=h))
+        logits = _affine(self._layers[-1], params, inputs[-1])
+        losses, delta = _cross_entropy(logits, y)
+        delta *= w[:, np.newaxis]
+        for number in range(len(self._layers) - 1, -1, -1):
+            layer, h = self._layers[number], inputs[number]
+            np.matmul(delta, h.swapaxes(1, 2), out=layer.weight(out))
+            np.sum(delta, axis=2, out=layer.bias(out))
+            if number > 0:
+                delta = np.matmul(layer.weight(params).swapaxes(1, 2), delta)
+                delta *= h > 0.0
+        losses *= w
+        total: Floats = losses.sum(axis=1, dtype=np.float64)
+        return total
+
+    def losses(self, vector: Vector, x: Array, y: Ints) -> Array:
+        """Return the loss of each example with one model, nats, shape (n,).
+
+        Args:
+            vector: Shape (n_params,).
+            x: Shape (n, features).
+            y: Shape (n,).
+        """
+        params, h = vector[np.newaxis], x.T[np.newaxis]
+        for layer in self._layers[:-1]:
+            h = _affine(layer, params, h)
+            np.maximum(h, 0.0, out=h)
+        of_each: Array = _cross_entropy(_affine(self._layers[-1], params, h), y[np.newaxis])[0][0]
+        return of_each
+
+
+def _affine(layer: _Layer, params: Array, h: Array) -> Array:
+    """Return W h + b of each model, shape (A, O, B).
+
+    With examples as columns a product takes two thirds of the time that it takes with rows.
+    """
+    z: Array = np.matmul(layer.weight(params), h)
+    z += layer.bias(params)[..., np.newaxis]
+    return z
+
+
+def _cross_entropy(logits: Array, y: Ints) -> tuple[Array, Array]:
+    """Return each example's loss, shape (A, B), and its derivative by `logits`, (A, C, B).
+
+    The memory of `logits` is used for the derivative.
+    """
+    models, classes, batch = logits.shape
+    logits -= logits.max(axis=1, keepdims=True)
+    first = np.arange(models)[:, np.newaxis] * (classes * batch)
+    label = (first + y * batch + np.arange(batch)).ravel()
+    losses = -logits.reshape(-1)[label].reshape(y.shape)
+    np.exp(logits, out=logits)
+    total = logits.sum(axis=1, keepdims=True)
+    losses += np.log(total[:, 0])
+    logits /= total
+    logits.reshape(-1)[label] -= 1.0
+    return losses, logits

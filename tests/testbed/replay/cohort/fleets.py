@@ -1,0 +1,97 @@
+"""Small fleets to train, and what the real device answers."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from coordinator.algorithms.arrays import Vector
+from coordinator.task.catalogue import initial_vector, read_shipped
+from coordinator.task.recipes import SHIPPED, Recipe
+from device_agent import trainer
+from device_agent.engines.onnx import OnnxEngine
+from testbed.data_config import DataConfig, Natural
+from testbed.datasets.dataset import Dataset
+from testbed.replay.cohort.base import Job, Trained
+from testbed.replay.cohort.shards import Shards
+from testbed.shards import FleetData
+from wire.artifact import Artifact, decode_artifact
+from wire.messages import Hyperparameters
+
+SIZES = (3, 26, 51, 26, 90, 40, 13)
+"""Examples of each device, the held-out ones included."""
+
+RECIPES = {recipe.name: recipe for recipe in SHIPPED}
+
+
+class Meter:
+    """Counts nothing."""
+
+    def step(self, n_examples: int) -> None:
+        pass
+
+    def read(self, n_bytes: int) -> None:
+        pass
+
+
+def fleet_data(recipe: Recipe, sizes: Sequence[int] = SIZES, *, pixels: bool = False) -> FleetData:
+    """Return devices of so many examples each, whose labels follow a linear law."""
+    rng = np.random.default_rng(7)
+    n = sum(sizes)
+    x = rng.random((n, *recipe.x_shape)) if pixels else rng.normal(size=(n, *recipe.x_shape))
+    law = rng.normal(size=(int(np.prod(recipe.x_shape)), recipe.classes))
+    dataset = Dataset(
+        name="law",
+        x=(255 * x).astype(np.uint8) if pixels else x.astype(np.float32),
+        y=np.argmax((x - x.mean()).reshape(n, -1) @ law, axis=1),
+        classes=recipe.classes,
+        device_ids=np.repeat(np.arange(len(sizes)), sizes),
+        description="",
+        source="",
+        origin="own",
+    )
+    config = DataConfig(dataset="own.npz", partition=Natural(), min_examples=2)
+    names = [f"device-{k}" for k in range(len(sizes))]
+    return FleetData(dataset, config, devices=len(sizes), seed=0, names=names)
+
+
+def shipped(recipe: Recipe) -> Artifact:
+    return decode_artifact(read_shipped(recipe.name))
+
+
+def start_of(artifact: Artifact) -> Vector:
+    return initial_vector(artifact.spec, 3)
+
+
+def jobs_of(count: int) -> list[Job]:
+    return [Job(device=k, seed=1000 + k) for k in range(count)]
+
+
+def on_devices(
+    artifact: Artifact,
+    shards: Shards,
+    vector: Vector,
+    jobs: Sequence[Job],
+    hyperparameters: Hyperparameters,
+) -> list[trainer.TrainResult]:
+    """Return what the devices themselves would answer, with their own engine and trainer."""
+    engine = OnnxEngine(artifact)
+    results = []
+    for job in jobs:
+        x, y = shards.whole(job.device)
+        rng = np.random.Generator(np.random.PCG64(job.seed))
+        results.append(
+            trainer.train(engine, vector, x, y, hyperparameters, rng, Meter(), lambda: False)
+        )
+    return results
+
+
+def kept(answers: Sequence[Trained], count: int) -> list[Trained]:
+    """Return answers in the order of their jobs."""
+    by_place = {answer.at: answer for answer in answers}
+    assert len(by_place) == len(answers) == count
+    return [by_place[at] for at in range(count)]
+
+
+def distance(vector: Vector, other: Vector, start: Vector) -> float:
+    """Return how far two models are apart, relative to how far the second has come."""
+    return float(np.linalg.norm(vector - other) / np.linalg.norm(other - start))

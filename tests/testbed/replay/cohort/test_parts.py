@@ -1,0 +1,127 @@
+"""The parts of a cohort: mini-batches side by side, ordered workers, and the choice of a way."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from coordinator.task.catalogue import build_task
+from device_agent.trainer import mini_batches
+from testbed.datasets.errors import DataError
+from testbed.experiment import CohortEngine, ExperimentError
+from testbed.replay.cohort.base import Job
+from testbed.replay.cohort.batches import Batches, longest_first, steps_of
+from testbed.replay.cohort.choose import make_trainer
+from testbed.replay.cohort.dense import DenseTrainer
+from testbed.replay.cohort.devices import DeviceTrainer
+from testbed.replay.cohort.functional import TorchTrainer
+from testbed.replay.cohort.ordered import Workers
+from tests.testbed.replay.cohort.fleets import RECIPES, fleet_data, shipped
+from wire.messages import Hyperparameters
+
+
+def test_mini_batches_are_the_devices_own() -> None:
+    n_k, h = [45, 40, 7], Hyperparameters(epochs=2, batch_size=20, learning_rate=0.1)
+    jobs = [Job(k, 50 + k) for k in range(3)]
+    batches = Batches(jobs, np.array(n_k), h)
+    assert batches.steps == [6, 4, 2]
+    own = [
+        list(mini_batches(n, h, np.random.Generator(np.random.PCG64(job.seed))))
+        for n, job in zip(n_k, jobs, strict=True)
+    ]
+    for step in range(6):
+        active = sum(steps > step for steps in batches.steps)
+        found = batches.next(active)
+        for i in range(active):
+            is_first, places = own[i][step]
+            assert found.is_first[i] == is_first
+            assert found.index[i, : found.count[i]].tolist() == places.tolist()
+            real, padding = np.split(found.weights[i], found.count[i : i + 1])
+            assert real.tolist() == [np.float32(1.0 / len(places))] * len(places)
+            assert not padding.any()
+
+
+def test_the_longest_come_first_and_ties_by_place() -> None:
+    h = Hyperparameters(epochs=1, batch_size=10, learning_rate=0.1)
+    assert longest_first([5, 31, 40, 9, 31], h) == [2, 1, 4, 3, 0]
+    limited = Hyperparameters(epochs=1, batch_size=10, learning_rate=0.1, max_steps=2)
+    assert [steps_of(n, limited) for n in (5, 31)] == [1, 2]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_results_come_in_order_and_little_work_is_ahead(threads: int) -> None:
+    begun = []
+
+    def do(number: int) -> int:
+        begun.append(number)
+        return number * number
+
+    workers, done = Workers(threads), 0
+    for number, result in enumerate(workers.run(do, range(50))):
+        assert result == number * number
+        done += 1
+        assert len(begun) <= done + threads + 1
+    workers.close()
+    assert done == 50
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_mistake_in_the_work_is_the_callers(threads: int) -> None:
+    workers = Workers(threads)
+    with pytest.raises(ZeroDivisionError):
+        list(workers.run(lambda number: 1 // number, [2, 1, 0, 1]))
+    workers.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "kind"),
+    [
+        ("softmax-60-10", "auto", DenseTrainer),
+        ("mlp-64-64-10", "auto", DenseTrainer),
+        ("mlp-64-64-10", "device", DeviceTrainer),
+        ("cnn-1x8x8-10", "device", DeviceTrainer),
+        ("cnn-1x8x8-10", "torch", TorchTrainer),
+    ],
+)
+def test_the_way_follows_model_and_wish(name: str, engine: CohortEngine, kind: type) -> None:
+    recipe = RECIPES[name]
+    assert type(make_trainer(shipped(recipe), fleet_data(recipe), engine)) is kind
+
+
+def test_what_cannot_be_done_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = RECIPES["cnn-1x8x8-10"]
+    artifact, data = shipped(recipe), fleet_data(recipe)
+    with pytest.raises(ExperimentError, match=r"^replay.engine: batched must have one of the mod"):
+        make_trainer(artifact, data, "batched")
+    monkeypatch.setitem(sys.modules, "testbed.replay.cohort.functional", None)
+    with pytest.raises(
+        ExperimentError, match=r"^replay.engine: torch must be installed.*fairbed\["
+    ):
+        make_trainer(artifact, data, "torch")
+    with pytest.raises(DataError, match=r"^model cnn-1x8x8-10: must take 60 values"):
+        make_trainer(artifact, fleet_data(RECIPES["softmax-60-10"]))
+
+
+def test_without_torch_a_convolution_is_trained_by_the_devices_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = RECIPES["cnn-1x8x8-10"]
+    monkeypatch.setitem(sys.modules, "torch", None)
+    trainer = make_trainer(shipped(recipe), fleet_data(recipe))
+    assert type(trainer) is DeviceTrainer
+
+
+def test_a_model_with_buffers_is_left_to_the_devices_engine() -> None:
+    data = fleet_data(RECIPES["cnn-1x8x8-10"])
+    artifact = build_task("tests.testbed.replay.cohort.test_parts:normalised", (1, 8, 8), 10)
+    assert artifact.spec.layout.n_values > artifact.spec.layout.n_params
+    assert type(make_trainer(artifact, data)) is DeviceTrainer
+    with pytest.raises(ExperimentError, match="without buffers"):
+        make_trainer(artifact, data, "torch")
+
+
+def normalised(x_shape: tuple[int, ...], classes: int) -> object:
+    from torch import nn
+
+    features = x_shape[0] * x_shape[1] * x_shape[2]
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(features), nn.Linear(features, classes))

@@ -1,0 +1,216 @@
+"""Every way to train a cohort, against the real engine and trainer of the device."""
+
+import dataclasses
+import hashlib
+import os
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.task.catalogue import make_module
+from coordinator.task.recipes import Recipe
+from device_agent.engines.onnx import OnnxEngine
+from device_agent.trainer import evaluate
+from testbed.replay.cohort.base import Trainer
+from testbed.replay.cohort.dense import DenseTrainer
+from testbed.replay.cohort.devices import DeviceTrainer
+from testbed.replay.cohort.functional import TorchTrainer
+from testbed.replay.cohort.shards import Shards
+from tests.testbed.replay.cohort.fleets import (
+    RECIPES,
+    SIZES,
+    Meter,
+    distance,
+    fleet_data,
+    jobs_of,
+    kept,
+    on_devices,
+    shipped,
+    start_of,
+)
+from wire.artifact import Artifact
+from wire.messages import Hyperparameters
+
+Make = Callable[[Artifact, Shards], Trainer]
+
+PLAIN = Hyperparameters(epochs=1, batch_size=20, learning_rate=0.05)
+EVERYTHING = Hyperparameters(
+    epochs=2,
+    batch_size=16,
+    learning_rate=0.03,
+    momentum=0.9,
+    weight_decay=1e-3,
+    proximal=0.1,
+    clip_norm=1.0,
+    max_steps=9,
+)
+MAX_POOL_TOLERANCE = 5e-2
+"""A near-tie in a window sends a gradient to another cell, in torch as well."""
+TOLERANCE = 1e-5
+
+DENSE = [name for name, recipe in RECIPES.items() if recipe.model != "cnn"]
+
+
+def batched(artifact: Artifact, shards: Shards) -> Trainer:
+    return DenseTrainer(artifact.spec, shards)
+
+
+def torched(artifact: Artifact, shards: Shards) -> Trainer:
+    spec = artifact.spec
+    return TorchTrainer(make_module(spec.model, spec.x_shape, spec.classes), spec, shards)
+
+
+def the_devices(artifact: Artifact, shards: Shards) -> Trainer:
+    return DeviceTrainer(artifact, shards, threads=2)
+
+
+CASES = [
+    *(pytest.param(batched, name, id=f"batched-{name}") for name in DENSE),
+    *(pytest.param(torched, name, id=f"torch-{name}") for name in RECIPES),
+    *(pytest.param(the_devices, name, id=f"device-{name}") for name in ("softmax-60-10",)),
+]
+
+
+@pytest.mark.parametrize("hyperparameters", [PLAIN, EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize(("make", "name"), CASES)
+def test_an_update_is_that_of_the_device(
+    make: Make, name: str, hyperparameters: Hyperparameters
+) -> None:
+    recipe, artifact = RECIPES[name], shipped(RECIPES[name])
+    shards = Shards(fleet_data(recipe), artifact.spec.x_shape)
+    start, jobs = start_of(artifact), jobs_of(len(SIZES))
+    unchanged = start.copy()
+    answers = [
+        dataclasses.replace(answer, vector=answer.vector.copy())
+        for answer in make(artifact, shards).train(start, jobs, hyperparameters)
+    ]
+    np.testing.assert_array_equal(start, unchanged)
+    truths = on_devices(artifact, shards, start, jobs, hyperparameters)
+    tolerance = MAX_POOL_TOLERANCE if recipe.model == "cnn" else TOLERANCE
+    for answer, truth in zip(kept(answers, len(jobs)), truths, strict=True):
+        assert answer.problem == ""
+        assert answer.steps == truth.steps
+        assert truth.loss_train is not None
+        assert answer.loss_train == pytest.approx(truth.loss_train, rel=tolerance)
+        assert distance(answer.vector, truth.vector, start) < tolerance
+
+
+def test_the_devices_engine_gives_the_devices_bits() -> None:
+    recipe, artifact = RECIPES["cnn-1x8x8-10"], shipped(RECIPES["cnn-1x8x8-10"])
+    shards = Shards(fleet_data(recipe, pixels=True), artifact.spec.x_shape)
+    start, jobs = start_of(artifact), jobs_of(3)
+    truths = on_devices(artifact, shards, start, jobs, PLAIN)
+    answers = the_devices(artifact, shards).train(start, jobs, PLAIN)
+    for answer, truth in zip(answers, truths, strict=True):
+        assert answer.vector.tobytes() == truth.vector.tobytes()
+
+
+@pytest.mark.parametrize("make", [batched, torched, the_devices])
+def test_pixels_are_scaled_as_on_the_device(make: Make) -> None:
+    recipe, artifact = RECIPES["softmax-784-10"], shipped(RECIPES["softmax-784-10"])
+    shards = Shards(fleet_data(recipe, pixels=True), artifact.spec.x_shape)
+    start, jobs = start_of(artifact), jobs_of(4)
+    truths = on_devices(artifact, shards, start, jobs, PLAIN)
+    for answer in make(artifact, shards).train(start, jobs, PLAIN):
+        assert distance(answer.vector, truths[answer.at].vector, start) < TOLERANCE
+
+
+@pytest.mark.parametrize("make", [batched, torched, the_devices])
+def test_losses_are_those_that_devices_report(make: Make) -> None:
+    recipe, artifact = RECIPES["mlp-64-64-10"], shipped(RECIPES["mlp-64-64-10"])
+    shards = Shards(fleet_data(recipe), artifact.spec.x_shape)
+    start, engine = start_of(artifact), OnnxEngine(artifact)
+    truth = [evaluate(engine, start, *shards.whole(k), Meter())[0] for k in (4, 0, 2)]
+    np.testing.assert_allclose(make(artifact, shards).losses(start, [4, 0, 2]), truth, rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [batched, torched, the_devices])
+def test_a_device_that_diverges_says_so_and_leaves_the_others_alone(make: Make) -> None:
+    recipe, artifact = RECIPES["softmax-60-10"], shipped(RECIPES["softmax-60-10"])
+    sound, broken = fleet_data(recipe), fleet_data(recipe)
+    broken.dataset.x[broken.train_rows[2]] *= np.float32(1e30)
+    start, jobs = start_of(artifact), jobs_of(len(SIZES))
+
+    def answers(data: object) -> list[tuple[str, bytes]]:
+        shards = Shards(data, artifact.spec.x_shape)  # type: ignore[arg-type]  # one of the two
+        got = make(artifact, shards).train(start, jobs, PLAIN)
+        found = [(a.at, a.problem, a.vector.tobytes()) for a in got]
+        return [(problem, bits) for _, problem, bits in sorted(found)]
+
+    for k, (one, other) in enumerate(zip(answers(sound), answers(broken), strict=True)):
+        if k == 2:
+            assert other[0].startswith("training: the loss must be finite, got ")
+            assert other[0].endswith("lower learning_rate or set clip_norm")
+        else:
+            assert other == one
+
+
+def test_nobody_to_train_is_no_work() -> None:
+    artifact = shipped(RECIPES["softmax-60-10"])
+    shards = Shards(fleet_data(RECIPES["softmax-60-10"]), artifact.spec.x_shape)
+    for make in (batched, torched, the_devices):
+        trainer = make(artifact, shards)
+        assert list(trainer.train(start_of(artifact), [], PLAIN)) == []
+        assert trainer.losses(start_of(artifact), []).shape == (0,)
+
+
+HASHING = """
+import hashlib, sys
+from testbed.replay.cohort.dense import DenseTrainer
+from testbed.replay.cohort.devices import DeviceTrainer
+from testbed.replay.cohort.shards import Shards
+from tests.testbed.replay.cohort.fleets import *
+threads = int(sys.argv[1])
+for name in ("softmax-60-10", "mlp-784-318-10", "cnn-1x8x8-10"):
+    artifact = shipped(RECIPES[name])
+    shards = Shards(fleet_data(RECIPES[name], SIZES * 3), artifact.spec.x_shape)
+    kind = DeviceTrainer if name.startswith("cnn") else DenseTrainer
+    task = artifact if name.startswith("cnn") else artifact.spec
+    trainer = kind(task, shards, threads)
+    h = Hyperparameters(epochs=1, batch_size=32, learning_rate=0.05, momentum=0.5)
+    vector, bits = start_of(artifact), hashlib.sha256()
+    for answer in trainer.train(vector, jobs_of(len(shards.n_k)), h):
+        bits.update(answer.vector.tobytes() + str((answer.at, answer.loss_train)).encode())
+    bits.update(trainer.losses(vector, range(len(shards.n_k))).tobytes())
+    print(name, bits.hexdigest())
+"""
+
+
+def test_no_bit_depends_on_threads(tmp_path: Path) -> None:
+    said = []
+    for threads in ("1", "2"):
+        blas = {"OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads}
+        done = subprocess.run(
+            [sys.executable, "-c", HASHING, threads],
+            cwd=Path(__file__).parents[4],
+            env={**os.environ, **blas},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    assert said[0].count("\n") == 3
+    assert said[0] == said[1]
+
+
+def test_memory_does_not_grow_with_the_cohort() -> None:
+    recipe = Recipe("mlp", (64,), 10, (64,))
+    artifact = shipped(recipe)
+    shards = Shards(fleet_data(recipe, [12] * 1000), artifact.spec.x_shape)
+    trainer, start, jobs = DenseTrainer(artifact.spec, shards), start_of(artifact), jobs_of(1000)
+    model_bytes = start.nbytes * len(jobs)
+    digest = hashlib.sha256()
+    tracemalloc.start()
+    for answer in trainer.train(start, jobs, PLAIN):
+        digest.update(answer.vector.tobytes())
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert model_bytes > 17e6
+    assert peak_bytes < 6e6

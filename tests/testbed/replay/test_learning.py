@@ -1,0 +1,185 @@
+"""The model of a replay: merged by the rule of the run from what its devices really learn."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.algorithms.aggregation.base import Merge, Reports
+from coordinator.algorithms.aggregation.fedavg import FedAvg
+from coordinator.algorithms.aggregation.q_ffl import QFedAvg
+from coordinator.algorithms.arrays import Vector
+from coordinator.algorithms.estimation.base import Prediction
+from coordinator.config import (
+    AggregationConfig,
+    EvaluationConfig,
+    ExchangeConfig,
+    ModelConfig,
+    TrainingConfig,
+)
+from coordinator.decisions import Choice, Decisions, make_decisions
+from device_agent.engines.onnx import OnnxEngine
+from device_agent.trainer import evaluate
+from testbed.experiment import Experiment, ExperimentError
+from testbed.replay.cohort.base import Job
+from testbed.replay.cohort.shards import Shards
+from testbed.replay.learning import Learning, make_learning
+from testbed.shards import FleetData
+from tests.testbed.replay.cohort.fleets import (
+    RECIPES,
+    SIZES,
+    Meter,
+    distance,
+    fleet_data,
+    on_devices,
+    shipped,
+)
+
+RECIPE = RECIPES["softmax-60-10"]
+N = len(SIZES)
+EVERYBODY = np.arange(N, dtype=np.int64)
+
+
+def an_experiment(**sections: Any) -> Experiment:
+    sections.setdefault("training", TrainingConfig(learning_rate=0.05))
+    return Experiment(name="learning", rounds=5, model=ModelConfig(name="softmax"), **sections)
+
+
+def a_learning(
+    folder: Path, experiment: Experiment, data: FleetData, decisions: Decisions | None = None
+) -> Learning:
+    decisions = decisions or make_decisions(experiment.coordinator())
+    return make_learning(experiment, decisions, data, folder, threads=1)
+
+
+def a_choice(data: FleetData, round_id: int = 1) -> Choice:
+    nothing = np.zeros(N)
+    return Choice(
+        round=round_id,
+        rows=EVERYBODY,
+        is_available=np.ones(N, dtype=np.bool_),
+        context=np.zeros((N, 4)),
+        prediction=Prediction(nothing, nothing, nothing),
+        n_k=np.array([len(rows) for rows in data.train_rows], dtype=np.int64),
+    )
+
+
+def from_devices(
+    experiment: Experiment, data: FleetData, start: Vector, rows: list[int], round_id: int = 1
+) -> Reports:
+    """Return what the real devices would report."""
+    artifact, config = shipped(RECIPE), experiment.coordinator()
+    shards, engine = Shards(data, artifact.spec.x_shape), OnnxEngine(shipped(RECIPE))
+    decisions = make_decisions(config)
+    jobs = [Job(row, decisions.training_seed(round_id, row)) for row in rows]
+    hyperparameters = config.training.hyperparameters(round_id)
+    results = on_devices(artifact, shards, start, jobs, hyperparameters)
+    losses = [evaluate(engine, start, *shards.whole(row), Meter())[0] for row in rows]
+    return Reports(
+        rows=np.array(rows),
+        n_k=np.array([len(data.train_rows[row]) for row in rows]),
+        models=[result.vector for result in results],
+        loss_before=np.array(losses),
+        learning_rate=hyperparameters.learning_rate,
+    )
+
+
+@pytest.mark.parametrize("round_id", [1, 2, 3])
+def test_a_round_of_fedavg_is_that_of_the_devices(tmp_path: Path, round_id: int) -> None:
+    training = TrainingConfig(learning_rate=0.2, learning_rate_decay=0.1, decay_every=1)
+    experiment, data = an_experiment(training=training), fleet_data(RECIPE)
+    learning = a_learning(tmp_path, experiment, data)
+    start = learning.vector.copy()
+    learning.train(a_choice(data, round_id), EVERYBODY, EVERYBODY)
+    reports = from_devices(experiment, data, start, list(range(N)), round_id)
+    truth = FedAvg().merge(start, start.size, reports).vector
+    assert distance(learning.vector, truth, start) < 1e-5
+
+
+def test_a_rule_that_needs_losses_gets_those_of_the_model_that_was_sent(tmp_path: Path) -> None:
+    rule = AggregationConfig(rule="q-fedavg", q=2.0)
+    experiment, data = an_experiment(aggregation=rule), fleet_data(RECIPE)
+    learning = a_learning(tmp_path, experiment, data)
+    start = learning.vector.copy()
+    losses = learning.train(a_choice(data), EVERYBODY, EVERYBODY)
+    reports = from_devices(experiment, data, start, list(range(N)))
+    assert reports.loss_before is not None
+    assert losses.tolist() == pytest.approx(reports.loss_before.tolist(), rel=1e-6)
+    truth = QFedAvg(2.0).merge(start, start.size, reports).vector
+    assert distance(learning.vector, truth, start) < 1e-5
+
+
+class Median:
+    """A rule that must see all models at once: the median of each value."""
+
+    needs_loss = False
+
+    def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
+        models = np.stack([np.array(model) for model in reports.models])
+        return Merge(np.median(models, axis=0).astype(np.float32), np.ones(len(models)))
+
+    def to_state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def test_a_rule_that_must_see_all_models_sees_them(tmp_path: Path) -> None:
+    experiment, data = an_experiment(), fleet_data(RECIPE)
+    made = make_decisions(experiment.coordinator())
+    decisions = Decisions(made.config, made.selector, made.estimator, Median())
+    learning = a_learning(tmp_path, experiment, data, decisions)
+    start = learning.vector.copy()
+    learning.train(a_choice(data), EVERYBODY, EVERYBODY)
+    reports = from_devices(experiment, data, start, list(range(N)))
+    truth = Median().merge(start, start.size, reports).vector
+    assert distance(learning.vector, truth, start) < 1e-5
+
+
+def test_only_who_is_merged_enters_the_model_and_everybody_tells_a_loss(tmp_path: Path) -> None:
+    experiment, data = an_experiment(), fleet_data(RECIPE)
+    learning = a_learning(tmp_path, experiment, data)
+    start, merged = learning.vector.copy(), np.array([1, 4])
+    losses = learning.train(a_choice(data), EVERYBODY, merged)
+    truth = FedAvg().merge(start, start.size, from_devices(experiment, data, start, [1, 4])).vector
+    assert distance(learning.vector, truth, start) < 1e-5
+    assert np.isfinite(losses).all()
+
+
+def test_without_anybody_to_merge_the_model_stays(tmp_path: Path) -> None:
+    data = fleet_data(RECIPE)
+    learning = a_learning(tmp_path, an_experiment(), data)
+    start, nobody = learning.vector.copy(), np.zeros(0, dtype=np.int64)
+    learning.train(a_choice(data), EVERYBODY[:2], nobody)
+    np.testing.assert_array_equal(learning.vector, start)
+
+
+def test_a_device_whose_training_diverges_has_no_update(tmp_path: Path) -> None:
+    experiment, data = an_experiment(), fleet_data(RECIPE)
+    data.dataset.x[data.train_rows[4]] *= np.float32(1e30)
+    learning = a_learning(tmp_path, experiment, data)
+    start = learning.vector.copy()
+    losses = learning.train(a_choice(data), EVERYBODY, EVERYBODY)
+    assert np.flatnonzero(np.isnan(losses)).tolist() == [4]
+    others = [row for row in range(N) if row != 4]
+    truth = FedAvg().merge(start, start.size, from_devices(experiment, data, start, others)).vector
+    assert distance(learning.vector, truth, start) < 1e-5
+
+
+def test_the_model_is_judged_as_often_as_the_experiment_says(tmp_path: Path) -> None:
+    data = fleet_data(RECIPE)
+    learning = a_learning(tmp_path, an_experiment(evaluation=EvaluationConfig(every=2)), data)
+    assert [learning.evaluate(t) is None for t in (1, 2, 3, 4, 5)] == [True, False] * 2 + [False]
+    scores = learning.evaluate(2)
+    assert scores is not None
+    assert sum(score.n for score in scores.values()) == sum(len(rows) for rows in data.test_rows)
+
+
+@pytest.mark.parametrize("exchange", [ExchangeConfig(up="int8"), ExchangeConfig(down="delta")])
+def test_a_codec_that_would_change_the_model_is_refused(
+    tmp_path: Path, exchange: ExchangeConfig
+) -> None:
+    with pytest.raises(ExperimentError, match=r"^exchange\.(up|down): must be float32 in a replay"):
+        a_learning(tmp_path, an_experiment(exchange=exchange), fleet_data(RECIPE))
