@@ -237,24 +237,36 @@ def round_row(
 
 
 def selection_rows(
-    choice: Choice, names: Sequence[str], decisions: Decisions, aggregated: set[str]
+    choice: Choice,
+    names: Sequence[str],
+    decisions: Decisions,
+    aggregated: set[str],
+    rows: Sequence[int] | None = None,
 ) -> list[SelectionRow]:
-    """Return one row a device: what was predicted, who was chosen, and the debt afterwards."""
+    """Return what was predicted, who was chosen, and the debt afterwards.
+
+    Args:
+        choice: Of the round.
+        names: By row.
+        decisions: Those that chose and have learned.
+        aggregated: Whose updates entered the model.
+        rows: Of which devices; None is one row for each.
+    """
     chosen = set(choice.rows.tolist())
     n = len(choice.is_available)
     queues = decisions.selector.queues(n)
     return [
         SelectionRow(
             round=choice.round,
-            device=name,
+            device=names[row],
             is_available=bool(choice.is_available[row]),
             is_selected=row in chosen,
-            is_aggregated=name in aggregated,
+            is_aggregated=names[row] in aggregated,
             tau_hat_s=finite(choice.prediction.tau_hat_s[row]),
             width_s=finite(choice.prediction.width_s[row]),
             queue=float(queues[row]),
         )
-        for row, name in enumerate(names[:n])
+        for row in (range(n) if rows is None else rows)
     ]
 
 

@@ -216,12 +216,8 @@ class Registry:
             coding: `not_previous` (s = 1 iff it did not complete training in the last round) or
                 `seed_literal` (s = 1 iff it was selected in the last round).
         """
-        n = len(self)
-        bits = np.stack([np.broadcast_to(down_bits, n), np.broadcast_to(up_bits, n)], axis=1)
-        transfer_s = bits / np.array([_rates_bps(d) for d in self], dtype=np.float64).reshape(n, 2)
-        known = transfer_s[np.isfinite(transfer_s).all(axis=1)]
-        guess = np.median(known, axis=0) if known.size else np.zeros(2)
-        transfer_s = np.where(np.isfinite(transfer_s).all(axis=1, keepdims=True), transfer_s, guess)
+        rates_bps = np.array([_rates_bps(d) for d in self], dtype=np.float64).reshape(len(self), 2)
+        transfer_s = transfer_times(down_bits, up_bits, rates_bps)
         inverse_mu = np.array([1.0 / mu_of(d) for d in self], dtype=np.float64)
         cold = np.array([cold_start(d, coding) for d in self], dtype=np.float64)
         return np.concatenate([inverse_mu[:, None], cold[:, None], transfer_s], axis=1)
@@ -253,6 +249,28 @@ class Registry:
             if device.name in chosen:
                 device.is_draining = device.name in late
                 device.busy_round = device.busy_round if device.is_draining else None
+
+
+def transfer_times(down_bits: float | Floats, up_bits: float | Floats, rates_bps: Floats) -> Floats:
+    """Return M_down/B_down and M_up/B_up of each device, seconds, shape (N, 2).
+
+    Where one of the two rates is unknown both times are the fleet's median, or 0 where nobody
+    knows its own.
+
+    Args:
+        down_bits: Size of the model as it travels, bits, for each device (N,) or for all.
+        up_bits: Size of an update, likewise.
+        rates_bps: Measured down and up, bit/s, shape (N, 2); NaN is unknown.
+    """
+    n = len(rates_bps)
+    bits = np.stack([np.broadcast_to(down_bits, n), np.broadcast_to(up_bits, n)], axis=1)
+    transfer_s: Floats = bits / rates_bps
+    is_known: Bools = np.asarray(np.isfinite(transfer_s).all(axis=1))
+    if not is_known.all():
+        known = transfer_s[is_known]
+        guess = np.median(known, axis=0) if known.size else np.zeros(2)
+        transfer_s = np.where(is_known[:, None], transfer_s, guess)
+    return transfer_s
 
 
 def mu_of(device: Device) -> float:

@@ -216,7 +216,7 @@ def _fairness(
         min_rate=float((selected / rounds).min()),
         jain=None if np.isnan(evenness) else evenness,
         invariant_holds=None
-        if beta is None
+        if beta is None or not queues.keys() >= tallies.keys()
         else bool((rate_slack(counted, rounds, beta, debts) >= -EXACT).all()),
     )
 

@@ -30,6 +30,7 @@ from coordinator.config import (
 from coordinator.task.recipes import MODELS
 from testbed.data_config import DataConfig
 from testbed.emulation.conditions import Outage
+from testbed.emulation.work import TaskCosts
 from testbed.explain import explain, first_not_finite, override
 from wire.messages import NAME_PATTERN
 from wire.transport.address import DEFAULT_CLIENT, Client, parse_url
@@ -145,6 +146,15 @@ class ReplayConfig(Section, frozen=True, kw_only=True):
     engine: CohortEngine = "auto"
     """What trains the cohort: batched matrix products (softmax, mlp), the devices' own engine, or
     torch; auto takes the first that can, torch before the devices' engine if there is a GPU."""
+    costs: Annotated[str, Meta(min_length=1)] = "shipped"
+    """Where the cost of local training comes from when `work` does not say: `shipped` with the
+    shipped models, `measured` now on this machine, or the folder of a run that measured it."""
+    work: TaskCosts | None = None
+    """The cost of local training itself; a replay writes here what it found by `costs`."""
+    examples: PositiveInt | None = None
+    """Training examples of every device; None divides the data as a run does."""
+    noise: Annotated[float, Meta(ge=0.0, le=2.0)] = 0.0
+    """Every phase of every exchange takes exp(noise z) times as long, z standard normal."""
 
 
 class EmulationConfig(Section, frozen=True, kw_only=True):

@@ -45,6 +45,18 @@ from coordinator.store.schema import check_version, migrate, schema_version, tab
 
 R = TypeVar("R", bound=Record)
 
+_TALLIES = """
+SELECT device, count(*), sum(is_available), sum(is_selected), sum(is_aggregated)
+FROM selection WHERE round > ? GROUP BY device
+"""
+_SPARSE_TALLIES = """
+SELECT device.name, (SELECT count(*) FROM round WHERE round > ?1), ifnull(sum(is_available), 0),
+    ifnull(sum(is_selected), 0), ifnull(sum(is_aggregated), 0)
+FROM device LEFT JOIN selection ON selection.device = device.name AND selection.round > ?1
+GROUP BY device.name
+"""
+"""For stores that list the chosen only: every device takes part in every round."""
+
 LIVE = frozenset({"created", "running", "paused"})
 """Statuses that need a process."""
 
@@ -82,6 +94,7 @@ class Tally:
     rounds: int
     """Rounds since it joined."""
     available: int
+    """As far as the store tells: of a large replay, at least as often as it was selected."""
     selected: int
     aggregated: int
 
@@ -227,11 +240,8 @@ class RunReader:
 
     def tallies(self, since_round: int = 0) -> list[Tally]:
         """Return how often each device was chosen after round `since_round`."""
-        rows = self._query(
-            "SELECT device, count(*), sum(is_available), sum(is_selected), sum(is_aggregated) "
-            "FROM selection WHERE round > ? GROUP BY device",
-            (since_round,),
-        )
+        lists_all = self._query("SELECT selections FROM run")[0][0] == "all"
+        rows = self._query(_TALLIES if lists_all else _SPARSE_TALLIES, (since_round,))
         return [Tally(*row) for row in rows]
 
     def quality(self, since_round: int = 0) -> Quality:

@@ -34,6 +34,11 @@ class RunRow:
     """How often the run was opened again."""
     telemetry_dropped: int
     """Rows of telemetry and conditions that were not stored because the writer fell behind."""
+    clock: str
+    """real, or virtual: a replay."""
+    selections: str
+    """all: a selection row for each device and round; chosen: for those chosen, and for all in the
+    last round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,12 +97,18 @@ CREATE TABLE "condition" (
 CREATE INDEX condition_device ON condition (device)
 """
 
+_ADD_REPLAY = """
+ALTER TABLE run ADD COLUMN clock TEXT NOT NULL DEFAULT 'real';
+ALTER TABLE run ADD COLUMN selections TEXT NOT NULL DEFAULT 'all'
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     _ADD_CODECS,
     _ADD_STARVATION,
     _ADD_DILATION,
     _ADD_CLOCK,
     _ADD_CONDITIONS,
+    _ADD_REPLAY,
 )
 """Script i turns a store of version i + 1 into one of version i + 2; only ever appended to."""
 

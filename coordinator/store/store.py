@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from coordinator.algorithms.arrays import Vector
 from coordinator.store.connection import (
@@ -44,7 +45,7 @@ from coordinator.store.schema import (
     schema_version,
     table_of,
 )
-from coordinator.store.writer import Writer
+from coordinator.store.writer import MAX_ROWS, Writer
 
 KEEP_LAST = 3
 """Newest models kept: one to resume from, and two should its file be damaged."""
@@ -93,6 +94,8 @@ class Store:
         version: str,
         git_revision: str | None,
         dilation: float = 1.0,
+        clock: Literal["real", "virtual"] = "real",
+        selections: Literal["all", "chosen"] = "all",
         busy_timeout_s: float = BUSY_TIMEOUT_S,
     ) -> "Store":
         """Make the folder of a new run: `run.db` and `experiment.toml`.
@@ -114,6 +117,8 @@ class Store:
             why="",
             resumes=0,
             telemetry_dropped=0,
+            clock=clock,
+            selections=selections,
         )
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -245,6 +250,15 @@ class Store:
     def resume_offset_s(self) -> float:
         """Return the last instant recorded before this process, so that the run clock goes on."""
         return self._offset_s
+
+    def keep_up(self) -> None:
+        """Wait for the disk if it is far behind: for whoever adds rows without a pause.
+
+        Raises:
+            StoreError: The disk failed or took longer than a minute.
+        """
+        if self._writer.backlog > MAX_ROWS // 2:
+            self.flush(CLOSE_ROUND_TIMEOUT_S)
 
     def flush(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Wait until everything added so far is committed. Call off the loop."""

@@ -7,13 +7,20 @@ import time
 import msgspec
 
 from coordinator.store import RunReader, StoreError
+from coordinator.store.connection import DATABASE
 from coordinator.summary import summarise_run
 from coordinator.summary_table import summary_table
+from coordinator.task.errors import TaskError
+from device_agent.engines.errors import EngineError
+from profiles.errors import ProfileError
+from testbed.backends.errors import BackendError
 from testbed.commands import DONE, RUNS, RunError, UsageError
-from testbed.commands.run import check_new, new_id
-from testbed.experiment import ExperimentError, load_experiment
+from testbed.commands.run import check_new, check_resumable, named_experiment, new_id
+from testbed.datasets.errors import DataError
+from testbed.experiment import ExperimentError
 from testbed.replay.play import Played
-from testbed.replay.run import replay_experiment
+from testbed.replay.run import replay_stage
+from testbed.replay.stage import stage_of
 
 EVERY_S = 0.5
 """Between two progress lines."""
@@ -22,17 +29,21 @@ EVERY_S = 0.5
 def main(options: argparse.Namespace) -> int:
     """Replay an experiment; return the exit code."""
     try:
-        experiment = load_experiment(options.experiment, options.set, options.seed)
-        if options.out is not None:
-            check_new(options.out)
-        folder = options.out or RUNS / new_id(experiment.name)
+        experiment, named = named_experiment(options)
+        folder = named or options.out or RUNS / new_id(experiment.name)
+        is_new = not (folder / DATABASE).exists()
+        if is_new and options.out is not None:
+            check_new(folder)
+        stage = stage_of(experiment)
+        if not is_new:
+            check_resumable(folder, stage.experiment, is_named=named is not None, clock="virtual")
         tell = _Progress(experiment.rounds)
         started = time.perf_counter()
-        replay_experiment(experiment, folder, folder.resolve().name, tell)
-        rounds_per_s = experiment.rounds / (time.perf_counter() - started)
-    except ExperimentError as exc:
+        rounds = replay_stage(stage, folder, folder.resolve().name, tell)
+        rounds_per_s = rounds / (time.perf_counter() - started)
+    except (DataError, ExperimentError, ProfileError) as exc:
         raise UsageError(str(exc)) from exc
-    except (StoreError, OSError) as exc:
+    except (BackendError, EngineError, StoreError, TaskError, OSError) as exc:
         raise RunError(str(exc)) from exc
     with RunReader(folder) as reader:
         summary = summarise_run(reader)

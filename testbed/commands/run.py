@@ -75,11 +75,12 @@ def plan_run(options: argparse.Namespace) -> RunPlan:
     Raises:
         UsageError: It cannot be used.
     """
-    experiment, folder = _experiment(options)
+    experiment, folder = named_experiment(options)
+    experiment = _measured(experiment)
     run_id = folder.name if folder else new_id(experiment.name)
     folder = folder or options.out or RUNS / run_id
     if (folder / DATABASE).exists():
-        run_id = _check_resumable(folder, experiment, is_named=path_is_run(options))
+        run_id = check_resumable(folder, experiment, is_named=path_is_run(options))
     elif options.out is not None:
         run_id = folder.resolve().name
         check_new(folder)
@@ -182,7 +183,7 @@ def _say(out: TextIO, line: str) -> None:
         print(line, file=out, flush=True)
 
 
-def _experiment(options: argparse.Namespace) -> tuple[Experiment, Path | None]:
+def named_experiment(options: argparse.Namespace) -> tuple[Experiment, Path | None]:
     """Return the experiment, and the run's folder if that is what was named."""
     path: Path = options.experiment
     folder = path if path_is_run(options) else None
@@ -201,7 +202,7 @@ def _experiment(options: argparse.Namespace) -> tuple[Experiment, Path | None]:
         experiment = load_experiment(path, options.set, options.seed)
     except ExperimentError as exc:
         raise UsageError(str(exc)) from exc
-    return _measured(experiment), folder
+    return experiment, folder
 
 
 def _measured(experiment: Experiment) -> Experiment:
@@ -242,11 +243,31 @@ def check_new(folder: Path) -> None:
         )
 
 
-def _check_resumable(folder: Path, experiment: Experiment, *, is_named: bool) -> str:
+def check_resumable(
+    folder: Path, experiment: Experiment, *, is_named: bool, clock: str = "real"
+) -> str:
+    """See that a run can be gone on with; return its id.
+
+    Args:
+        folder: Of the run.
+        experiment: To go on with.
+        is_named: The folder was named, and not the experiment.
+        clock: That the run must have lived by: a replay cannot go on with a live run.
+
+    Raises:
+        UsageError: It cannot be.
+    """
+    command = "run" if clock == "real" else "replay"
     with RunReader(folder) as reader:
         info = reader.run()
     if info.is_alive:
         raise UsageError(f"{folder}: this run is live; watch it with: fairbed watch {folder}")
+    if info.row.clock != clock:
+        made = "replayed" if clock == "real" else "live"
+        raise UsageError(
+            f"{folder}: must hold a run by fairbed {command}, got one that is {made}; "
+            "name another folder"
+        )
     if info.status == "done":
         raise UsageError(
             f"{folder}: this run is done; give another --out, or look at it with: "
@@ -260,7 +281,7 @@ def _check_resumable(folder: Path, experiment: Experiment, *, is_named: bool) ->
     if info.row.config_hash != experiment.hash():
         raise UsageError(
             f"{folder}: holds a run of another experiment; give another --out, or go on with it "
-            f"by: fairbed run {folder}"
+            f"by: fairbed {command} {folder}"
         )
     return info.run_id
 

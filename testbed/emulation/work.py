@@ -7,7 +7,9 @@ in a calibration, the same for every device of the fleet.
 
 from typing import Annotated
 
+import numpy as np
 from msgspec import Meta, Struct
+from numpy.typing import NDArray
 
 Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
 
@@ -23,6 +25,27 @@ class StepCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.fixed_s + self.per_example_s * n_examples
 
 
+def passes_s(
+    cost: StepCost, n_examples: NDArray[np.int64], steps: NDArray[np.int64], batch_size: int
+) -> NDArray[np.float64]:
+    """Return what so many steps over the same examples cost, seconds, shape (K,).
+
+    Every pass takes all examples in batches; its last batch is what is left of them.
+
+    Args:
+        cost: Of a step.
+        n_examples: Shape (K,).
+        steps: Shape (K,); a pass may be cut short.
+        batch_size: Of all batches but the last of a pass.
+    """
+    whole, rest = np.divmod(n_examples, batch_size)
+    passes, more = np.divmod(steps, np.maximum(whole + (rest > 0), 1))
+    batch_s = cost.seconds(batch_size)
+    rest_s = np.where(rest > 0, cost.fixed_s + cost.per_example_s * rest, 0.0)
+    total_s: NDArray[np.float64] = passes * (whole * batch_s + rest_s) + more * batch_s
+    return total_s
+
+
 class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Costs of the steps of one task with one batch size."""
 
@@ -32,6 +55,44 @@ class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def of(self, section: str) -> StepCost | None:
         """Return the cost of a step in a compute section; None where time is what counts."""
         return {"train": self.train, "evaluate": self.evaluate}.get(section)
+
+
+class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a task costs wherever it runs, in seconds of one core of the reference machine."""
+
+    step_s: Seconds
+    """A mini-batch of training, whatever its size."""
+    example_s: Seconds
+    """Each example of it."""
+    evaluation_step_s: Seconds
+    evaluation_example_s: Seconds
+    load_s: Seconds = 0.0
+    """Opening session and data, beside reading the storage; unless a profile knows better."""
+
+    @classmethod
+    def of(cls, costs: WorkCosts, core_speed: float) -> "TaskCosts":
+        """Return what steps cost that were measured on a machine of this speed.
+
+        Args:
+            costs: In seconds of one core of that machine.
+            core_speed: Of that machine, in cores of the reference machine.
+        """
+        return cls(
+            step_s=costs.train.fixed_s * core_speed,
+            example_s=costs.train.per_example_s * core_speed,
+            evaluation_step_s=costs.evaluate.fixed_s * core_speed,
+            evaluation_example_s=costs.evaluate.per_example_s * core_speed,
+        )
+
+    @property
+    def train(self) -> StepCost:
+        """Of a step of training."""
+        return StepCost(fixed_s=self.step_s, per_example_s=self.example_s)
+
+    @property
+    def evaluate(self) -> StepCost:
+        """Of a step of evaluation."""
+        return StepCost(fixed_s=self.evaluation_step_s, per_example_s=self.evaluation_example_s)
 
 
 def fit_cost(small: tuple[int, float], large: tuple[int, float]) -> StepCost:

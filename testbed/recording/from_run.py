@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.store.records import DeviceRow, ExchangeRow, TelemetryRow
-from testbed.emulation.work import WorkCosts
+from testbed.emulation.work import WorkCosts, passes_s
 from testbed.recording.findings import Finding, Findings, NotMeasured, Sampled
 from testbed.recording.presence import Heard, Interval, available
 from testbed.recording.processor import Lap, background_load, clock_ratio, core_speed
@@ -48,14 +48,10 @@ class Course:
 
     def reference_s(self, n_k: int, steps: int) -> float | None:
         """Return what so many steps over `n_k` examples cost; None if that cannot have been."""
-        whole, rest = divmod(n_k, self.batch_size)
-        per_epoch = whole + (rest > 0)
-        if not 0 < steps <= self.epochs * per_epoch:
+        if not 0 < steps <= self.epochs * -(-n_k // self.batch_size):
             return None
-        epochs, more = divmod(steps, per_epoch)  # the smaller batch is the last of an epoch
-        batch_s = self.costs.train.seconds(self.batch_size)
-        rest_s = self.costs.train.seconds(rest) if rest else 0.0
-        return (epochs * (whole * batch_s + rest_s) + more * batch_s) * self.core_speed
+        cost_s = passes_s(self.costs.train, np.array([n_k]), np.array([steps]), self.batch_size)
+        return float(cost_s[0]) * self.core_speed
 
 
 def findings_of_run(device: DeviceOfRun, course: Course) -> Findings:

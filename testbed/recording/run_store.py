@@ -10,6 +10,7 @@ from coordinator.store import RunReader
 from profiles.load import near_names
 from testbed.backends.errors import BackendError
 from testbed.calibration import Probe, work_costs
+from testbed.emulation.work import WorkCosts
 from testbed.experiment import Experiment, load_experiment
 from testbed.host_speed import host_speed
 from testbed.recording.from_run import Course, DeviceOfRun
@@ -54,14 +55,19 @@ def read_device(folder: Path, name: str) -> DeviceOfRun:
 def read_training(folder: Path) -> Course:
     """Return what local training was in a run, and what its steps cost.
 
-    The costs are those that a run with emulated devices keeps. One of physical devices only has
-    none: its steps are then run here, for a second, and kept; and so is the speed of this machine.
+    The costs are those that a run with emulated devices keeps, or that a replay was told. One of
+    physical devices only has none: its steps are then run here, for a second, and kept; and so is
+    the speed of this machine.
 
     Raises:
         BackendError: The costs cannot be measured.
         ExperimentError: The experiment cannot be read.
     """
     experiment = load_experiment(folder / CONFIG)
+    if (replayed := experiment.replay.work) is not None:
+        costs = WorkCosts(train=replayed.train, evaluate=replayed.evaluate)
+        epochs, batch_size = experiment.training.epochs, experiment.training.batch_size
+        return Course(epochs, batch_size, costs, core_speed=1.0)
     speed = experiment.emulation.host_core_speed
     if speed == "auto" or not (folder / WORK).exists():
         speed = host_speed(os.environ).core_speed

@@ -8,10 +8,12 @@ on its number and the seed alone, not on who was selected: policies that are com
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats
+from coordinator.algorithms.arrays import Bools, Floats, Ints
+from testbed.replay.world import Ended, Exchanges, LastRound, Scene
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +48,16 @@ class Weather:
 
 
 class LinearWorld:
-    """All devices of a linear world.
+    """All devices of a linear world; `testbed.replay.world.World`.
 
     Args:
         laws: One a device, in the order of rows.
         update_bits: Size M of an update, bits.
         seed: Of all chance.
     """
+
+    slots: int | None = None
+    """The paper knows no queue."""
 
     def __init__(self, laws: Sequence[LinearLaw], update_bits: float, seed: int) -> None:
         self.update_bits, self._seed = update_bits, seed
@@ -61,6 +66,9 @@ class LinearWorld:
         self._bps = np.array([law.bandwidth_bps for law in laws], dtype=np.float64).reshape(-1, 2)
         self._availability = np.array([law.availability for law in laws], dtype=np.float64)
         self._noise = np.array([law.noise for law in laws], dtype=np.float64)
+        self._expected_s: Floats = np.zeros((0, 3))
+        self._deviation: Floats = np.zeros(0)
+        self._is_cold: Bools = np.zeros(0, dtype=np.bool_)
 
     def __len__(self) -> int:
         """Return the number of devices, N."""
@@ -86,6 +94,60 @@ class LinearWorld:
         context = np.stack([weather.inverse_mu, is_cold, transfer_s], axis=1)
         parts_s: Floats = context * self._theta
         return parts_s
+
+    @property
+    def transfer_bits(self) -> tuple[float | Floats, float | Floats]:
+        """Nothing down, the update up."""
+        return 0.0, self.update_bits
+
+    def look(self, round_id: int, now: float, last: LastRound) -> Scene:
+        """Return the fleet at the selection of a round."""
+        weather, is_cold = self.weather(round_id), last.is_cold
+        self._expected_s = self.parts_s(weather, is_cold)
+        self._deviation, self._is_cold = weather.deviation, is_cold
+        return Scene(
+            is_available=weather.is_available,
+            inverse_mu=weather.inverse_mu,
+            down_bps=np.full(len(self), np.inf),
+            up_bps=weather.bandwidth_bps,
+            link_age_s=None,
+            context_age_s=None,
+            examples=np.ones(len(self), dtype=np.int64),
+            known_s=self._expected_s.sum(axis=1),
+            last=last,
+        )
+
+    def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:
+        """Return the times of a cohort: training, cold start and transfer, as chance has them."""
+        train_s, load_s, upload_s = (self._expected_s[rows] * self._deviation[rows, None]).T
+        zero_s, zero = np.zeros(len(rows)), np.zeros(len(rows), dtype=np.int64)
+        return Exchanges(
+            signal_s=zero_s,
+            download_s=zero_s,
+            load_s=load_s,
+            evaluate_s=zero_s,
+            train_s=train_s,
+            encode_s=zero_s,
+            upload_s=upload_s,
+            upload=None,
+            was_cold=self._is_cold[rows],
+            bytes_down=zero,
+            bytes_up=zero,
+            chunk_bytes=zero,
+            codec_down=("float32",) * len(rows),
+            codec_up="float32",
+            steps=zero,
+        )
+
+    def close(self, exchanges: Exchanges, rows: Ints, ended: Ended) -> None:
+        """Nothing of a round outlives it but who trained."""
+
+    def to_state(self) -> dict[str, Any]:
+        """Return nothing: a round follows from its number."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over nothing."""
 
 
 def _between(limits: Floats, share: Floats) -> Floats:

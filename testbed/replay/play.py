@@ -1,167 +1,211 @@
 """Rounds on a virtual clock: who is chosen, when each exchange ends, and what the round teaches.
 
-It drives the decisions of the live coordinator, with devices that answer from a linear world. Time
-is an account, not a clock: nothing waits.
+It drives the decisions of the live coordinator, with devices that answer from a world. Time is an
+account, not a clock: nothing waits.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints
-from coordinator.algorithms.estimation.base import COLD, CONTEXT, INVERSE_MU, UP
+from coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from coordinator.config import RoundConfig
 from coordinator.decisions import Choice, Decisions, Observation
-from testbed.replay.linear import LinearWorld, Weather
+from coordinator.ports import Score
+from testbed.replay.settle import DONE, LATE, settle
+from testbed.replay.world import Ended, Exchanges, LastRound, Scene, World
 
-DONE, LATE, CANCELLED = "done", "late", "cancelled"
+
+class Cohort(Protocol):
+    """Really trains what a replay selects; without one only times are played."""
+
+    evaluate_s: float
+    """How long the last evaluation took, seconds of this machine."""
+
+    def train(self, choice: Choice, trained: Ints, merged: Ints) -> Floats:
+        """Train a cohort from the model of now, and merge a part of it into the next one.
+
+        Args:
+            choice: Of the round.
+            trained: Rows that completed local training, ascending.
+            merged: Rows of these whose updates enter the model; may be empty.
+
+        Returns:
+            Mean training loss that each of `trained` reports, nats, NaN where it reports none.
+        """
+        ...
+
+    def evaluate(self, round_id: int) -> Mapping[str, Score] | None:
+        """Return what the model of now scores on each device's held-out data, by name.
+
+        None when this round is not evaluated. Called once after each round, off the record.
+        """
+        ...
+
+    @property
+    def vector(self) -> Vector:
+        """The model of now, shape (n_values,), for the checkpoint."""
+        ...
+
+    def to_state(self) -> dict[str, Any]:
+        """Return what else a replay that goes on has to know."""
+        ...
+
+    def load_state(self, vector: Vector, state: dict[str, Any]) -> None:
+        """Go on from the model and the state of a checkpoint."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
+class Position:
+    """Where a replay stands between two rounds."""
+
+    round: int
+    """The last one that is over; 0 before the first."""
+    now: float
+    """Seconds on the virtual clock."""
+    last: LastRound
+
+    @classmethod
+    def start(cls, n: int) -> "Position":
+        """Return the beginning, for `n` devices."""
+        return cls(0, 0.0, LastRound.nobody(n))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """One round that is over."""
+    """One round that is over and learned from; columns of the cohort have shape (K,)."""
 
     choice: Choice
-    weather: Weather
+    scene: Scene
     started_s: float
     """On the virtual clock."""
-    duration_s: float
-    parts_s: Floats
-    """Training, cold start and transfer of the cohort, seconds, shape (K, 3)."""
-    outcome: tuple[str, ...]
-    """Of each of the cohort: done, late or cancelled."""
-    was_cold: Bools
-    """Of each of the cohort, shape (K,)."""
-    was_selected: Bools
-    """In the round before; of each of the cohort, shape (K,)."""
+    exchanges: Exchanges
+    ended: Ended
+    losses: Floats
+    """Mean training loss that each reported, nats; NaN is none."""
+    scores: Mapping[str, Score] | None
+    """Of the model after the round; None if it was not evaluated."""
+    after: Position
+
+    @property
+    def duration_s(self) -> float:
+        """Of the round."""
+        return self.ended.end_s
+
+    @property
+    def outcome(self) -> tuple[str, ...]:
+        """Of each of the cohort: done, late or cancelled."""
+        return self.ended.outcome
 
     @property
     def tau_s(self) -> Floats:
-        """Exchange times of the cohort, also of those that nobody waited for, shape (K,)."""
-        tau_s: Floats = self.parts_s.sum(axis=1)
+        """Exchange times of the cohort, also of those that nobody waited for.
+
+        NaN where an update never came on its way, `inf` where it never would have arrived.
+        """
+        tau_s: Floats = self.exchanges.ready_s + self.ended.upload_s
         return tau_s
 
-
-class Roster:
-    """What the decisions want to know of a fleet; `coordinator.decisions.Roster`."""
-
-    def __init__(self, world: LinearWorld, weather: Weather, last: "LastRound") -> None:
-        self._world, self._weather, self._last = world, weather, last
-
-    def contexts(self, down_bits: float | Floats, up_bits: float | Floats, coding: str) -> Floats:
-        """Return c = [1/mu, s, 0, M/B] of each device, shape (N, 4): nothing travels down."""
-        context = np.zeros((len(self._world), CONTEXT))
-        context[:, INVERSE_MU] = self._weather.inverse_mu
-        context[:, COLD] = self._last.is_selected if coding == "seed_literal" else self.is_cold
-        context[:, UP] = up_bits / self._weather.bandwidth_bps
-        return context
-
-    def available(self, now: float) -> Bools:
-        """Return I_{t,n}, shape (N,)."""
-        return self._weather.is_available
-
-    def n_k(self) -> Ints:
-        """Return one example each, shape (N,): nothing is trained."""
-        return np.ones(len(self._world), dtype=np.int64)
+    @property
+    def tau_wall_s(self) -> Floats:
+        """The same with the waiting for a grant."""
+        wall_s: Floats = self.exchanges.ready_s + self.ended.queued_s + self.ended.upload_s
+        return wall_s
 
     @property
-    def is_cold(self) -> Bools:
-        """Who did not complete training in the last round, shape (N,)."""
-        cold: Bools = ~self._last.has_trained
-        return cold
+    def was_cold(self) -> Bools:
+        """Session and data had to be loaded."""
+        return self.exchanges.was_cold
 
-
-@dataclass(frozen=True, slots=True)
-class LastRound:
-    """Who took part in the round before, each of shape (N,)."""
-
-    is_selected: Bools
-    has_trained: Bools
+    @property
+    def was_selected(self) -> Bools:
+        """In the round before."""
+        selected: Bools = self.scene.last.is_selected[self.choice.rows]
+        return selected
 
 
 def play(
-    decisions: Decisions, world: LinearWorld, rules: RoundConfig, rounds: int
+    decisions: Decisions,
+    world: World,
+    rules: RoundConfig,
+    rounds: int,
+    *,
+    cohort: Cohort | None = None,
+    start: Position | None = None,
 ) -> Iterator[Played]:
-    """Play rounds 1 .. `rounds` and yield each when it is over and learned from.
+    """Play the rounds up to `rounds` and yield each when it is over and learned from.
 
     Args:
         decisions: What is studied; it learns.
         world: The devices.
         rules: Deadline, over-selection and the length of a void round.
-        rounds: How many.
+        rounds: The last one.
+        cohort: Trains; None plays times only.
+        start: Where to go on; None is the beginning. Decisions, world and cohort must have the
+            state of that moment.
     """
-    n, now = len(world), 0.0
-    last = LastRound(np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_))
-    for round_id in range(1, rounds + 1):
-        weather = world.weather(round_id)
-        roster = Roster(world, weather, last)
-        expected_s = world.parts_s(weather, roster.is_cold)
-        choice = decisions.choose(
-            round_id, roster, (0.0, world.update_bits), now, known_s=expected_s.sum(axis=1)
-        )
-        rows = choice.rows
-        parts_s = expected_s[rows] * weather.deviation[rows, None]
-        outcome, duration_s = _settle(parts_s.sum(axis=1), decisions, rules)
-        played = Played(
+    n = len(world)
+    at = start or Position.start(n)
+    while at.round < rounds:
+        round_id, now = at.round + 1, at.now
+        scene = world.look(round_id, now, at.last)
+        choice = decisions.choose(round_id, scene, world.transfer_bits, now, known_s=scene.known_s)
+        exchanges = world.exchange(round_id, now, choice.rows)
+        ended = settle(exchanges, rules, decisions.config.selection.per_round, world.slots)
+        losses = _train(cohort, choice, ended)
+        decisions.learn(choice, _observations(choice, exchanges, ended, losses))
+        world.close(exchanges, choice.rows, ended)
+        at = Position(round_id, now + ended.end_s, _last(n, choice.rows, ended))
+        yield Played(
             choice=choice,
-            weather=weather,
+            scene=scene,
             started_s=now,
-            duration_s=duration_s,
-            parts_s=parts_s,
-            outcome=outcome,
-            was_cold=roster.is_cold[rows],
-            was_selected=last.is_selected[rows],
+            exchanges=exchanges,
+            ended=ended,
+            losses=losses,
+            scores=None if cohort is None else cohort.evaluate(round_id),
+            after=at,
         )
-        decisions.learn(choice, _observations(played))
-        now += duration_s
-        last = _after(n, played)
-        yield played
 
 
-def _settle(
-    tau_s: Floats, decisions: Decisions, rules: RoundConfig
-) -> tuple[tuple[str, ...], float]:
-    """Return what becomes of each exchange, and how long the round lasts."""
-    if tau_s.size == 0:
-        return (), rules.void_wait_s
-    wanted, deadline_s = decisions.config.selection.per_round, rules.deadline_s
-    in_time = np.sort(tau_s[tau_s <= deadline_s])
-    if in_time.size >= wanted:
-        end_s = float(in_time[wanted - 1])
-    elif in_time.size == tau_s.size:
-        end_s = float(in_time[-1])
-    else:
-        end_s = deadline_s
-    outcome = tuple(
-        DONE if tau <= end_s and tau <= deadline_s else LATE if end_s >= deadline_s else CANCELLED
-        for tau in tau_s.tolist()
-    )
-    return outcome, end_s
+def _train(cohort: Cohort | None, choice: Choice, ended: Ended) -> Floats:
+    """Have a cohort trained and merged; return the losses that it reports, shape (K,)."""
+    losses = np.full(len(choice.rows), np.nan)
+    if cohort is not None and ended.has_trained.any():
+        trained, merged = choice.rows[ended.has_trained], choice.rows[ended.is_merged]
+        losses[ended.has_trained] = cohort.train(choice, trained, merged)
+    return losses
 
 
-def _observations(played: Played) -> list[Observation]:
+def _observations(
+    choice: Choice, exchanges: Exchanges, ended: Ended, losses: Floats
+) -> list[Observation]:
     """Return what the round teaches: the measured times of those who were waited for."""
-    tau_s = played.tau_s
-    seen = []
-    for at, row in enumerate(played.choice.rows.tolist()):
-        train_s, load_s, upload_s = played.parts_s[at].tolist()
-        is_done = played.outcome[at] == DONE
-        seen.append(
-            Observation(
-                row=row,
-                tau_s=float(tau_s[at]) if is_done else None,
-                phases_s=(0.0, load_s, train_s, upload_s, 0.0) if is_done else None,
-                is_aggregated=is_done,
-                timed_out=played.outcome[at] == LATE,
-            )
+    compute_s = exchanges.evaluate_s + exchanges.train_s + exchanges.encode_s
+    tau_s = exchanges.ready_s + ended.upload_s
+    phases_s = np.stack(
+        [exchanges.download_s, exchanges.load_s, compute_s, ended.upload_s, exchanges.signal_s],
+        axis=1,
+    )
+    return [
+        Observation(
+            row=row,
+            tau_s=float(tau_s[at]) if is_done else None,
+            phases_s=tuple(phases_s[at].tolist()) if is_done else None,
+            is_aggregated=bool(ended.is_merged[at]),
+            timed_out=ended.outcome[at] == LATE,
+            loss=None if np.isnan(losses[at]) else float(losses[at]),
         )
-    return seen
+        for at, row in enumerate(choice.rows.tolist())
+        for is_done in (ended.outcome[at] == DONE,)
+    ]
 
 
-def _after(n: int, played: Played) -> LastRound:
-    is_selected, has_trained = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
-    rows = played.choice.rows
-    is_selected[rows] = True
-    has_trained[rows[[word == DONE for word in played.outcome]]] = True
-    return LastRound(is_selected, has_trained)
+def _last(n: int, rows: Ints, ended: Ended) -> LastRound:
+    last = LastRound.nobody(n)
+    last.is_selected[rows] = True
+    last.has_trained[rows[ended.has_trained]] = True
+    return last

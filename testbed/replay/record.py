@@ -6,22 +6,32 @@ from collections.abc import Sequence
 import numpy as np
 
 from coordinator.accounting import finite, selection_rows
+from coordinator.algorithms.arrays import Floats
 from coordinator.decisions import Decisions
+from coordinator.grades import metric_rows
 from coordinator.store.records import (
     DeviceRow,
     ExchangeRow,
     Record,
     RoundRow,
+    SelectionRow,
     TruthRow,
 )
 from testbed.replay.linear import LinearLaw
-from testbed.replay.play import DONE, LATE, Played
+from testbed.replay.play import Played
+from testbed.replay.settle import CANCELLED, DONE, LATE
+
+WHY = {
+    DONE: "",
+    LATE: "no update within the deadline",
+    CANCELLED: "enough updates had arrived",
+}
 
 
 def device_rows(
     names: Sequence[str], groups: Sequence[str], laws: Sequence[LinearLaw]
 ) -> list[Record]:
-    """Return what is known of each device, and what is true of it."""
+    """Return what is known of each device of a linear world, and what is true of it."""
     rows: list[Record] = []
     for row, (name, group, law) in enumerate(zip(names, groups, laws, strict=True)):
         rows.append(
@@ -49,94 +59,118 @@ def device_rows(
     return rows
 
 
-def round_rows(played: Played, decisions: Decisions, names: Sequence[str]) -> list[Record]:
-    """Return the rows of a round that is over and learned from."""
-    choice = played.choice
-    chosen = choice.rows.tolist()
-    done = {row for row, word in zip(chosen, played.outcome, strict=True) if word == DONE}
+def round_row(played: Played, decisions: Decisions, names: Sequence[str]) -> RoundRow:
+    """Return the row of a round that is over and learned from."""
+    choice, ended = played.choice, played.ended
     queues = decisions.selector.queues(len(names))
-    merged = {names[row] for row in done}
-    selections = selection_rows(choice, names, decisions, merged)
-    exchanges = [_exchange(played, at, names[row]) for at, row in enumerate(chosen)]
-    tau_s = played.tau_s
-    is_done = np.array([word == DONE for word in played.outcome], dtype=np.bool_)
-    slowest = names[chosen[int(np.where(is_done, tau_s, -1.0).argmax())]] if done else None
-    row = RoundRow(
+    tau_wall_s = np.where(ended.is_merged, played.tau_wall_s, -1.0)
+    merged = int(ended.is_merged.sum())
+    return RoundRow(
         round=choice.round,
         attempt=0,
-        status="done" if done else "void",
+        status="done" if merged else "void",
         dispatched_at_s=played.started_s,
         closed_at_s=played.started_s + played.duration_s,
         duration_s=played.duration_s,
         tau_max_s=played.duration_s,
         close_s=0.0,
-        slowest=slowest,
-        selected=len(chosen),
-        aggregated=len(done),
+        slowest=names[int(choice.rows[tau_wall_s.argmax()])] if merged else None,
+        selected=len(choice.rows),
+        aggregated=merged,
         available=int(choice.is_available.sum()),
         queue_total=float(queues.sum()),
         queue_max=float(queues.max(initial=0.0)),
         lag_p99_s=0.0,
-        bytes_down=0,
-        bytes_up=sum(x.bytes_up for x in exchanges),
+        bytes_down=int(played.exchanges.bytes_down.sum()),
+        bytes_up=int(played.exchanges.bytes_up[ended.is_done].sum()),
         model_sha256="",
         coordinator_encode_s=None,
     )
-    return [row, *selections, *exchanges]
 
 
-def _exchange(played: Played, at: int, name: str) -> ExchangeRow:
-    choice, row = played.choice, int(played.choice.rows[at])
-    word = played.outcome[at]
+def chosen_rows(
+    played: Played, decisions: Decisions, names: Sequence[str], *, everybody: bool
+) -> list[SelectionRow]:
+    """Return who was chosen and why: a row for each device, or for each of the cohort."""
+    merged = {names[row] for row in played.choice.rows[played.ended.is_merged].tolist()}
+    rows = None if everybody else played.choice.rows.tolist()
+    return selection_rows(played.choice, names, decisions, merged, rows)
+
+
+def score_rows(played: Played, evaluate_s: float) -> list[Record]:
+    """Return what the model after a round scores; nothing if it was not evaluated.
+
+    Args:
+        played: The round.
+        evaluate_s: How long the evaluation took, off the record.
+    """
+    if played.scores is None:
+        return []
+    at_s = played.started_s + played.duration_s
+    devices, metric = metric_rows(played.choice.round, played.scores, at_s, evaluate_s)
+    return [*devices, *([] if metric is None else [metric])]
+
+
+def exchange_rows(played: Played, names: Sequence[str]) -> list[ExchangeRow]:
+    """Return the exchanges of a round: of one that was not waited for, what was known before."""
+    return [
+        _exchange_row(played, at, names[row]) for at, row in enumerate(played.choice.rows.tolist())
+    ]
+
+
+def _exchange_row(played: Played, at: int, name: str) -> ExchangeRow:
+    choice, scene, exchanges = played.choice, played.scene, played.exchanges
+    row, word = int(choice.rows[at]), played.outcome[at]
     is_done = word == DONE
-    train_s, load_s, upload_s = played.parts_s[at].tolist()
-    tau_s = float(played.tau_s[at]) if is_done else None
-    why = {DONE: "", LATE: "no update within the deadline"}.get(word, "enough updates had arrived")
-    cold = int(played.was_cold[at])
+
+    def told(column: Floats) -> float | None:
+        return float(column[at]) if is_done else None
+
+    zero_s = 0.0 if is_done else None
     return ExchangeRow(
         round=choice.round,
         attempt=0,
         device=name,
         outcome=word,
-        why=why,
+        why=WHY[word],
         is_valid=is_done,
         dispatched_at_s=played.started_s,
-        tau_wall_s=tau_s,
-        queued_s=0.0,
-        tau_s=tau_s,
-        signal_s=0.0 if is_done else None,
-        unaccounted_s=0.0 if is_done else None,
-        download_s=0.0 if is_done else None,
-        load_s=load_s if is_done else None,
-        evaluate_s=0.0 if is_done else None,
-        train_s=train_s if is_done else None,
+        tau_wall_s=told(played.tau_wall_s),
+        queued_s=float(played.ended.queued_s[at]),
+        tau_s=told(played.tau_s),
+        signal_s=told(exchanges.signal_s),
+        unaccounted_s=zero_s,
+        download_s=told(exchanges.download_s),
+        load_s=told(exchanges.load_s),
+        evaluate_s=told(exchanges.evaluate_s),
+        train_s=told(exchanges.train_s),
         train_cpu_s=None,
-        encode_s=0.0 if is_done else None,
-        upload_s=upload_s if is_done else None,
-        decode_s=0.0 if is_done else None,
+        encode_s=told(exchanges.encode_s),
+        upload_s=told(played.ended.upload_s),
+        decode_s=zero_s,
         coordinator_decode_s=None,
         starved_s=None,
         is_starved=False,
-        codec_down="float32",
-        codec_up="float32",
-        bytes_down=0,
-        bytes_up=0,
+        codec_down=exchanges.codec_down[at],
+        codec_up=exchanges.codec_up,
+        bytes_down=int(exchanges.bytes_down[at]),
+        bytes_up=int(exchanges.bytes_up[at]) if is_done else 0,
         rerequests_down=0,
         resent_up=0,
         duplicates_up=0,
         concurrent=len(played.outcome) - 1,
-        n_k=1,
-        steps=0,
-        was_cold=bool(cold),
+        n_k=int(scene.examples[row]),
+        steps=int(exchanges.steps[at]),
+        was_cold=bool(exchanges.was_cold[at]),
         loss_before=None,
-        loss_train=None,
-        mu_cores=float(1.0 / played.weather.inverse_mu[row]),
-        downlink_bps=None,
-        uplink_bps=float(played.weather.bandwidth_bps[row]),
-        link_age_s=None,
-        context_age_s=0.0,
-        s_not_previous=cold,
-        s_seed_literal=int(played.was_selected[at]),
+        loss_train=finite(played.losses[at]),
+        mu_cores=float(1.0 / scene.inverse_mu[row]),
+        downlink_bps=finite(scene.down_bps[row]),
+        uplink_bps=finite(scene.up_bps[row]),
+        link_age_s=None if scene.link_age_s is None else finite(scene.link_age_s[row]),
+        context_age_s=0.0 if scene.context_age_s is None else float(scene.context_age_s[row]),
+        s_not_previous=int(scene.last.is_cold[row]),
+        s_seed_literal=int(scene.last.is_selected[row]),
         tau_hat_s=finite(choice.prediction.tau_hat_s[row]),
         width_s=finite(choice.prediction.width_s[row]),
     )

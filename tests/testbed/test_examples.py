@@ -6,7 +6,7 @@ import pytest
 
 from testbed.experiment import load_experiment
 from testbed.fleet import plan_fleet
-from testbed.replay.run import cast_of
+from testbed.replay.stage import cast_of
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 

@@ -131,7 +131,7 @@ def test_a_store_of_before_the_codecs_reads_as_float32(connection: sqlite3.Conne
     added = {
         "exchange": [*codecs, "starved_s", "is_starved"],
         "round": ["coordinator_encode_s"],
-        "run": ["dilation"],
+        "run": ["dilation", "clock", "selections"],
         "telemetry": ["free_cores", "clock_ratio", "throttled"],
     }
     for table, columns in added.items():

@@ -1,0 +1,196 @@
+"""A fleet of profiles as columns: what never moves as arrays, what moves as courses."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from coordinator.algorithms.arrays import Bools, Floats
+from profiles import Profile
+from profiles.schema import Thermal
+from profiles.series import Series
+from testbed.emulation.timeline import Away, OutageWindow, Timeline
+from testbed.fleet import PlannedDevice
+from testbed.replay.courses import Courses, Outages
+
+NOWHERE = np.inf
+"""Rate of a link that takes no time: this machine's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steady:
+    """What each device is, in means where it moves; every column has shape (N,)."""
+
+    per_core: Floats
+    """Speed of one core at its nominal clock, in cores of the reference machine."""
+    cores: Floats
+    threads: Floats
+    """Of one training step."""
+    busy_cores: Floats
+    """With other work."""
+    clock_ratio: Floats
+    storage_bytes_per_s: Floats
+    cold_start_s: Floats
+    """Of a cold round beside a warm one, seconds; NaN follows from storage and processor."""
+    down_bps: Floats
+    up_bps: Floats
+    delay_s: Floats
+    """One way."""
+    jitter_s: Floats
+
+    def __len__(self) -> int:
+        """Return the number of devices, N."""
+        return len(self.per_core)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moving:
+    """What changes in time, row by row; empty for a fleet that never changes."""
+
+    available: Mapping[int, Series] = field(default_factory=dict)
+    clock_ratio: Mapping[int, Series] = field(default_factory=dict)
+    busy_cores: Mapping[int, Series] = field(default_factory=dict)
+    down_bps: Mapping[int, Series] = field(default_factory=dict)
+    up_bps: Mapping[int, Series] = field(default_factory=dict)
+    outages: Mapping[int, tuple[OutageWindow, ...]] = field(default_factory=dict)
+    thermal: Mapping[int, Thermal] = field(default_factory=dict)
+    links: Mapping[int, Timeline] = field(default_factory=dict)
+    """Of every row of which anything changes, its link with all outages."""
+    speeds: Mapping[int, Timeline] = field(default_factory=dict)
+    """Of the same rows, their speed without heat."""
+    away: Away = "unwilling"
+
+
+class Tracks:
+    """Everything of a fleet that can be looked up for all devices at once."""
+
+    def __init__(self, steady: Steady, moving: Moving) -> None:
+        n = len(steady)
+        self.busy_cores = Courses(steady.busy_cores, moving.busy_cores)
+        self.clock_ratio = Courses(steady.clock_ratio, moving.clock_ratio)
+        self.down_bps = Courses(steady.down_bps, moving.down_bps)
+        self.up_bps = Courses(steady.up_bps, moving.up_bps)
+        self._available = Courses(np.ones(n), moving.available)
+        self._outages = Outages(moving.outages, n)
+        self._is_unplugged_when_away = moving.away == "unplugged"
+        self._n = n
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Some device's link is gone at times."""
+        goes_away = self._available.moves and self._is_unplugged_when_away
+        moves = self.down_bps.moves or self.up_bps.moves
+        return moves or goes_away or len(self._outages) > 0
+
+    def is_cut(self, t: Floats) -> Bools:
+        """Return whose link carries nothing at its own moment `t`, both of shape (N,)."""
+        cut = self._outages.at(t) | (self.down_bps.at(t) == 0.0) | (self.up_bps.at(t) == 0.0)
+        gone: Bools = cut | self._is_gone(t)
+        return gone
+
+    def is_unplugged(self, t: Floats) -> Bools:
+        """Return who has no link at all at its own moment `t`: its connections are broken."""
+        unplugged: Bools = self._outages.at(t, unplugged_only=True) | self._is_gone(t)
+        return unplugged
+
+    def is_willing(self, t: Floats) -> Bools:
+        """Return whose owner lets it take part at its own moment `t`, both of shape (N,)."""
+        if self._is_unplugged_when_away:
+            return np.ones(self._n, dtype=np.bool_)
+        willing: Bools = self._available.at(t) > 0.0
+        return willing
+
+    def _is_gone(self, t: Floats) -> Bools:
+        if not self._is_unplugged_when_away:
+            return np.zeros(self._n, dtype=np.bool_)
+        gone: Bools = self._available.at(t) <= 0.0
+        return gone
+
+
+def columns_of(devices: Sequence[PlannedDevice]) -> tuple[Steady, Moving]:
+    """Return a planned fleet as columns, its speeds in cores of the reference machine.
+
+    Raises:
+        ValueError: A device has no profile: what this machine is nobody has written down.
+    """
+    known = [device.profile for device in devices if device.profile is not None]
+    if len(known) < len(devices):
+        raise ValueError("devices: each must have a profile to be replayed, got one without")
+
+    def of_profile(number: Callable[[Profile], float | None]) -> Floats:
+        return np.array([number(profile) for profile in known], dtype=np.float64)
+
+    def of_link(name: str, otherwise: float) -> Floats:
+        tracks = [device.tracks.link for device in devices]
+        means = [otherwise if t is None else getattr(t, name).mean for t in tracks]
+        return np.array(means, dtype=np.float64)
+
+    steady = Steady(
+        per_core=of_profile(lambda p: p.core_speed),
+        cores=of_profile(lambda p: p.cores),
+        threads=of_profile(lambda p: p.engine_threads),
+        busy_cores=of_profile(lambda p: p.background_load),
+        clock_ratio=np.array([device.tracks.clock_ratio.mean for device in devices]),
+        storage_bytes_per_s=of_profile(lambda p: p.storage_read_bytes_per_s),
+        cold_start_s=of_profile(lambda p: None if p.cold_start is None else p.cold_start.value),
+        down_bps=of_link("down_bps", NOWHERE),
+        up_bps=of_link("up_bps", NOWHERE),
+        delay_s=of_link("delay_s", 0.0),
+        jitter_s=of_link("jitter_s", 0.0),
+    )
+    return steady, _moving(devices)
+
+
+def _moving(devices: Sequence[PlannedDevice]) -> Moving:
+    def moving(name: str, *, of_link: bool = False) -> dict[int, Series]:
+        found = {}
+        for row, device in enumerate(devices):
+            tracks = device.tracks.link if of_link else device.tracks
+            series = None if tracks is None else getattr(tracks, name)
+            if series is not None and not (series.is_constant and _says_nothing(name, series)):
+                found[row] = series
+        return found
+
+    links, speeds = {}, {}
+    for row, device in enumerate(devices):
+        link, speed = timelines(device)
+        if not (link.is_constant and speed.is_constant and device.tracks.thermal is None):
+            links[row], speeds[row] = link, speed
+    return Moving(
+        available=moving("available"),
+        clock_ratio=moving("clock_ratio"),
+        busy_cores=moving("background_load"),
+        down_bps=moving("down_bps", of_link=True),
+        up_bps=moving("up_bps", of_link=True),
+        outages={row: device.outages for row, device in enumerate(devices) if device.outages},
+        thermal={
+            row: device.tracks.thermal
+            for row, device in enumerate(devices)
+            if device.tracks.thermal is not None
+        },
+        links=links,
+        speeds=speeds,
+        away=devices[0].away if devices else "unwilling",
+    )
+
+
+def _says_nothing(name: str, series: Series) -> bool:
+    """Tell whether a constant course is what the column says already."""
+    return name != "available" or series.values[0] > 0.0
+
+
+def timelines(device: PlannedDevice) -> tuple[Timeline, Timeline]:
+    """Return the link of a device and its speed apart: neither waits for changes of the other."""
+    tracks, always = device.tracks, Series.constant(1.0)
+    link = Timeline(
+        link=tracks.link,
+        available=tracks.available if device.away == "unplugged" else always,
+        away=device.away,
+        outages=device.outages,
+    )
+    alone = replace(
+        device,
+        tracks=replace(tracks, link=None, available=always),
+        outages=tuple(outage for outage in device.outages if outage.kind == "frozen"),
+    )
+    return link, alone.timeline

@@ -1,0 +1,185 @@
+"""What local training costs in a replay: known beforehand, never measured in passing.
+
+    python -m testbed.replay.costs          measures the shipped models here, and prints the table
+
+A replay must give the same bits on every machine, so `[replay] costs = "shipped"` takes numbers
+that are written down here. Whoever wants those of a live run names its folder; whoever wants this
+machine's asks for `measured`. What was found stands in the `experiment.toml` of the replay.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from coordinator.config import TrainingConfig
+from coordinator.task.catalogue import load_task
+from coordinator.task.recipes import SHIPPED, default_recipe, find_shipped
+from device_agent.engines.onnx import OnnxEngine
+from testbed.calibration import Probe, measure, measured
+from testbed.datasets.dataset import Dataset
+from testbed.emulation.work import TaskCosts, WorkCosts
+from testbed.experiment import Experiment, ExperimentError, load_experiment
+from testbed.host_speed import BATCH, CLASSES, MODEL, REFERENCE_STEP_S, SHAPE, host_speed
+from testbed.run_folder import WORK
+from wire.artifact import decode_artifact, encode_artifact
+
+SHIPPED_COSTS: Mapping[str, TaskCosts] = {
+    "softmax-60-10": TaskCosts(
+        step_s=0.00016,
+        example_s=1.6e-06,
+        evaluation_step_s=3.5e-05,
+        evaluation_example_s=7.2e-07,
+        load_s=0.002,
+    ),
+    "softmax-64-10": TaskCosts(
+        step_s=0.00015,
+        example_s=1.7e-06,
+        evaluation_step_s=4.2e-05,
+        evaluation_example_s=8.1e-07,
+        load_s=0.0035,
+    ),
+    "softmax-784-10": TaskCosts(
+        step_s=0.00018,
+        example_s=3.6e-06,
+        evaluation_step_s=4.8e-05,
+        evaluation_example_s=1.2e-06,
+        load_s=0.0036,
+    ),
+    "mlp-64-64-10": TaskCosts(
+        step_s=0.00025,
+        example_s=2.8e-06,
+        evaluation_step_s=4.5e-05,
+        evaluation_example_s=1.1e-06,
+        load_s=0.0033,
+    ),
+    "mlp-784-318-10": TaskCosts(
+        step_s=0.00039,
+        example_s=2.3e-05,
+        evaluation_step_s=0.00018,
+        evaluation_example_s=1.2e-05,
+        load_s=0.0057,
+    ),
+    "cnn-1x8x8-10": TaskCosts(
+        step_s=0.0016,
+        example_s=0.00027,
+        evaluation_step_s=0.0003,
+        evaluation_example_s=9.9e-05,
+        load_s=0.023,
+    ),
+    "cnn-1x28x28-10": TaskCosts(
+        step_s=0.0015,
+        example_s=0.000775,
+        evaluation_step_s=0.00018,
+        evaluation_example_s=0.00023,
+        load_s=0.023,
+    ),
+}
+"""Seconds of one core of the reference machine, by the name of a shipped task: medians of three
+runs of this module on a virtual AMD EPYC at a load of 7, onnxruntime 1.31.1, to two digits."""
+
+
+def with_costs(experiment: Experiment, dataset: Dataset) -> Experiment:
+    """Return an experiment whose `replay.work` says what local training costs.
+
+    Args:
+        experiment: What to replay.
+        dataset: Its data.
+
+    Raises:
+        ExperimentError: `replay.costs` names nothing that tells it.
+        BackendError: It cannot be measured.
+    """
+    if experiment.replay.work is not None:
+        return experiment
+    found = _found(experiment, dataset)
+    replay = msgspec.structs.replace(experiment.replay, work=found)
+    return msgspec.structs.replace(experiment, replay=replay)
+
+
+def _found(experiment: Experiment, dataset: Dataset) -> TaskCosts:
+    where = experiment.replay.costs
+    if where == "shipped":
+        return _shipped(experiment, dataset)
+    if where == "measured":
+        return _measured(experiment, dataset)
+    return _of_run(Path(where))
+
+
+def _shipped(experiment: Experiment, dataset: Dataset) -> TaskCosts:
+    model = experiment.model.name
+    recipe = find_shipped(model, dataset.x_shape, dataset.classes)
+    if recipe is None:
+        raise ExperimentError(
+            f'replay.costs: must be a run that trained {model} or "measured", got "shipped", which '
+            f"tells the cost of {', '.join(SHIPPED_COSTS)} only"
+        )
+    return SHIPPED_COSTS[recipe.name]
+
+
+def _measured(experiment: Experiment, dataset: Dataset) -> TaskCosts:
+    artifact = encode_artifact(load_task(experiment.model.name, dataset.x_shape, dataset.classes))
+    probe = Probe(artifact=artifact, hyperparameters=experiment.training.hyperparameters(1))
+    speed = host_speed(os.environ).core_speed
+    return TaskCosts.of(anyio.run(measured, probe), speed)
+
+
+def _of_run(folder: Path) -> TaskCosts:
+    """Return what steps cost in a run, as its devices were charged.
+
+    Raises:
+        ExperimentError: It is no run that measured it.
+    """
+    try:
+        experiment = load_experiment(folder / "experiment.toml")
+        if experiment.replay.work is not None:
+            return experiment.replay.work
+        costs = msgspec.json.decode((folder / WORK).read_bytes(), type=WorkCosts)
+    except (ExperimentError, OSError, msgspec.DecodeError) as exc:
+        raise ExperimentError(
+            f'replay.costs: must be "shipped", "measured" or the folder of a run of emulated '
+            f"devices, got {str(folder)!r}: {exc}"
+        ) from exc
+    speed = experiment.emulation.host_core_speed
+    if speed == "auto":
+        speed = host_speed(os.environ).core_speed
+    return TaskCosts.of(costs, speed)
+
+
+def main() -> int:
+    """Measure the shipped tasks on this machine; print them as the table above wants them.
+
+    The reference machine takes `REFERENCE_STEP_S` for one of the steps: all are scaled by that.
+    """
+    hyperparameters = TrainingConfig(batch_size=BATCH).hyperparameters(1)
+    here = {}
+    for recipe in SHIPPED:
+        blob = encode_artifact(load_task(recipe.model, recipe.x_shape, recipe.classes))
+        costs = measure(Probe(artifact=blob, hyperparameters=hyperparameters))
+        here[recipe.name] = costs, _open_s(blob)
+    known, _ = here[default_recipe(MODEL, SHAPE, CLASSES).name]
+    speed = REFERENCE_STEP_S / known.train.seconds(BATCH)
+    for name, (costs, load_s) in here.items():
+        found = msgspec.structs.replace(TaskCosts.of(costs, speed), load_s=load_s * speed)
+        numbers = msgspec.structs.asdict(found)
+        inside = ", ".join(f"{key}={value:.3g}" for key, value in numbers.items())
+        sys.stdout.write(f'    "{name}": TaskCosts({inside}),\n')
+    return 0
+
+
+def _open_s(blob: bytes) -> float:
+    """Return the processor time of opening a session, seconds: the median of five."""
+    took = []
+    for _ in range(5):
+        began = time.thread_time()
+        OnnxEngine(decode_artifact(blob))
+        took.append(time.thread_time() - began)
+    return sorted(took)[len(took) // 2]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,276 @@
+"""How long the phases of an exchange take on devices of a profile.
+
+    signal     the way of the order to train, and that of the offer
+    download   a round trip, and the model's bits over the downlink from that moment on
+    load       when cold: the data from the storage, session and data opened by the processor
+    evaluate   when the rule asks for the loss of the model that was sent
+    train      work of the task / speed of that moment, which heat and other work slow down
+    upload     a round trip from the grant on, and the update's bits over the uplink
+
+Devices that never change are a few array operations, whatever their number. The others are walked
+through their exchange one by one (`testbed.replay.walk`), but only when they are chosen.
+"""
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import numpy as np
+
+from coordinator.algorithms.arrays import Bools, Floats, Ints
+from testbed.emulation.heat import Heat
+from testbed.emulation.timeline import LEAST_FREE_CORES
+from testbed.replay.chance import normals
+from testbed.replay.columns import Moving, Steady
+from testbed.replay.task import Sizes, Work
+from testbed.replay.walk import Pace, Way
+from testbed.replay.world import Exchanges
+from wire.chunks import suitable_chunk_bytes
+
+
+class Purpose(IntEnum):
+    """What a device's luck is asked for, two numbers of `chance` each."""
+
+    CONTEXT = 0
+    DOWNLOAD = 2
+    LOAD = 4
+    EVALUATE = 6
+    TRAIN = 8
+    UPLOAD = 10
+    DELAY = 12
+    """Of `MESSAGES` messages: this and the next even numbers."""
+
+
+TRAIN, ASK, MODEL, OFFER, GRANT, UPDATE = range(6)
+"""The messages whose way counts, in their order."""
+MESSAGES = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a cohort is asked to do, and what chance has in store; columns of shape (K,)."""
+
+    now: float
+    """When it is asked, seconds of the run."""
+    rows: Ints
+    is_cold: Bools
+    is_packed: Bools
+    """The model comes packed."""
+    up_bps: Floats
+    """As the devices know it: they cut their updates by it."""
+    luck: Floats
+    """Factors on download, load, evaluate, train and upload, shape (5, K)."""
+    scores: Floats
+    """Standard normal numbers of the delays of six messages, shape (6, K)."""
+
+
+def luck(seed: int, round_id: int, rows: Ints, noise: float) -> tuple[Floats, Floats]:
+    """Return `Order.luck` and `Order.scores` of a cohort."""
+    factors = np.ones((5, len(rows)))
+    if noise > 0.0:
+        phases = (Purpose.DOWNLOAD, Purpose.LOAD, Purpose.EVALUATE, Purpose.TRAIN, Purpose.UPLOAD)
+        factors = np.exp(noise * np.stack([normals(seed, round_id, rows, p) for p in phases]))
+    purposes = [Purpose.DELAY + 2 * message for message in range(MESSAGES)]
+    return factors, np.stack([normals(seed, round_id, rows, p) for p in purposes])
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseModel:
+    """The times of a fleet.
+
+    Args:
+        steady: What never moves.
+        moving: What does.
+        sizes: Of models and updates on the wire.
+        work: Of a round, device by device.
+        give_up_s: What takes longer than this takes for ever.
+    """
+
+    steady: Steady
+    moving: Moving
+    sizes: Sizes
+    work: Work
+    give_up_s: float
+
+    def lines_s(
+        self, rows: "Ints | slice", speed: Floats, down_bps: Floats, up_bps: Floats
+    ) -> Floats:
+        """Return download, load, evaluate, train and upload where nothing moves meanwhile.
+
+        Without the ways of messages, and as if everybody were cold and got the model whole.
+
+        Args:
+            rows: Of K devices.
+            speed: Of training, in cores of the reference machine, shape (K,).
+            down_bps: Shape (K,).
+            up_bps: Shape (K,).
+
+        Returns:
+            Seconds, shape (5, K).
+        """
+        work, steady = self.work, self.steady
+        follows_s = work.shard_bytes[rows] / steady.storage_bytes_per_s[rows]
+        follows_s = follows_s + work.load_s[rows] / speed
+        cold_s = steady.cold_start_s[rows]
+        return np.stack(
+            [
+                8.0 * self.sizes.whole_bytes / down_bps,
+                np.where(np.isnan(cold_s), follows_s, cold_s),
+                work.evaluate_s[rows] / speed,
+                work.train_s[rows] / speed,
+                8.0 * self.sizes.up_bytes / up_bps,
+            ]
+        )
+
+    def speed(self, rows: "Ints | slice", busy_cores: Floats, clock_ratio: Floats) -> Floats:
+        """Return the speed of training, in cores of the reference machine, shape (K,)."""
+        steady = self.steady
+        free = np.maximum(steady.cores[rows] - busy_cores, LEAST_FREE_CORES)
+        speed: Floats = steady.per_core[rows] * np.minimum(steady.threads[rows], free) * clock_ratio
+        return speed
+
+    def exchanges(self, order: Order, heats: dict[int, Heat]) -> Exchanges:
+        """Return what a cohort does.
+
+        Args:
+            order: What it is asked.
+            heats: Of the rows that heat up, at the moment of the order or before; not changed.
+        """
+        found = self._steadily(order)
+        moving = [(at, row) for at, row in enumerate(order.rows.tolist()) if self._moves(row)]
+        if not moving:
+            return found
+        walks = {at: self._walk(order, at, row, heats) for at, row in moving}
+        columns = {
+            name: getattr(found, name).copy()
+            for name in ("signal_s", "download_s", "load_s", "evaluate_s", "train_s", "upload_s")
+        }
+        for at, walk in walks.items():
+            for name, value in walk.phases_s().items():
+                columns[name][at] = value
+
+        def upload(at: int, granted_s: float) -> float:
+            if at in walks:
+                return walks[at].upload_s(granted_s)
+            return float(found.upload_s[at])
+
+        return replace(found, **columns, upload=upload)
+
+    def _steadily(self, order: Order) -> Exchanges:
+        rows, steady, sizes = order.rows, self.steady, self.sizes
+        speed = self.speed(rows, steady.busy_cores[rows], steady.clock_ratio[rows])
+        lines_s = self.lines_s(rows, speed, steady.down_bps[rows], steady.up_bps[rows]) * order.luck
+        delay_s = np.maximum(steady.delay_s[rows] + steady.jitter_s[rows] * order.scores, 0.0)
+        down_bytes = sizes.down_bytes(order.is_packed)
+        upload_s = delay_s[GRANT] + lines_s[4] + delay_s[UPDATE]
+        packed = sizes.codec_down
+        return Exchanges(
+            signal_s=delay_s[TRAIN] + delay_s[OFFER],
+            download_s=delay_s[ASK] + lines_s[0] * down_bytes / sizes.whole_bytes + delay_s[MODEL],
+            load_s=np.where(order.is_cold, lines_s[1], 0.0),
+            evaluate_s=lines_s[2],
+            train_s=lines_s[3],
+            encode_s=np.zeros(len(rows)),
+            upload_s=upload_s,
+            upload=lambda at, granted_s: float(upload_s[at]),
+            was_cold=order.is_cold,
+            bytes_down=down_bytes,
+            bytes_up=np.full(len(rows), sizes.up_bytes, dtype=np.int64),
+            chunk_bytes=np.array(
+                [suitable_chunk_bytes(bps, sizes.up_bytes) for bps in order.up_bps.tolist()],
+                dtype=np.int64,
+            ),
+            codec_down=tuple(packed if is_so else "float32" for is_so in order.is_packed.tolist()),
+            codec_up=sizes.codec_up,
+            steps=self.work.steps[rows],
+        )
+
+    def _moves(self, row: int) -> bool:
+        return row in self.moving.links
+
+    def _walk(self, order: Order, at: int, row: int, heats: dict[int, Heat]) -> "_Walk":
+        steady, work, heat = self.steady, self.work, heats.get(row)
+        cold_s = float(steady.cold_start_s[row])
+        return _Walk(
+            way=Way(self.moving.links[row], self.give_up_s),
+            pace=Pace(
+                self.moving.speeds[row],
+                None if heat is None else replace(heat),
+                float(steady.threads[row] / steady.cores[row]),
+                self.give_up_s,
+            ),
+            now=order.now,
+            jitter_s=(steady.jitter_s[row] * order.scores[:, at]).tolist(),
+            luck=order.luck[:, at].tolist(),
+            down_bits=8.0 * float(self.sizes.down_bytes(order.is_packed)[at]),
+            up_bits=8.0 * self.sizes.up_bytes,
+            read_s=float(work.shard_bytes[row] / steady.storage_bytes_per_s[row]),
+            load_work_s=float(work.load_s[row]),
+            cold_start_s=None if np.isnan(cold_s) else cold_s,
+            is_cold=bool(order.is_cold[at]),
+            evaluate_work_s=float(work.evaluate_s[row]),
+            train_work_s=float(work.train_s[row]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Walk:
+    """One device on its way through one exchange."""
+
+    way: Way
+    pace: Pace
+    now: float
+    jitter_s: list[float]
+    luck: list[float]
+    down_bits: float
+    up_bits: float
+    read_s: float
+    load_work_s: float
+    cold_start_s: float | None
+    is_cold: bool
+    evaluate_work_s: float
+    train_work_s: float
+
+    def phases_s(self) -> dict[str, float]:
+        """Return the phases that the clock of the device sees, and an upload granted at once."""
+        asked = self._message(self.now, TRAIN)
+        begun = self._message(asked, ASK)
+        carried = self.way.carry(begun, self.down_bits * self.luck[0], "down")
+        got = carried + self._delay_s(carried, MODEL)
+        loaded = self._loaded(got) if self.is_cold else got
+        evaluated = self.pace.work(loaded, self.evaluate_work_s * self.luck[2])
+        trained = self.pace.work(evaluated, self.train_work_s * self.luck[3])
+        offered = self._message(trained, OFFER)
+        if offered == np.inf:
+            return dict.fromkeys(_PHASES, 0.0) | {"signal_s": np.inf, "upload_s": np.inf}
+        return {
+            "signal_s": (asked - self.now) + (offered - trained),
+            "download_s": got - asked,
+            "load_s": loaded - got,
+            "evaluate_s": evaluated - loaded,
+            "train_s": trained - evaluated,
+            "upload_s": self.upload_s(offered - self.now),
+        }
+
+    def upload_s(self, granted_s: float) -> float:
+        """Return how long an upload takes that is granted so long after the order."""
+        granted = self.now + granted_s
+        begun = self._message(granted, GRANT)
+        carried = self.way.carry(begun, self.up_bits * self.luck[4], "up")
+        return carried + self._delay_s(carried, UPDATE) - granted
+
+    def _loaded(self, start: float) -> float:
+        if self.cold_start_s is not None:
+            return start + self.cold_start_s * self.luck[1]
+        read = start + self.read_s * self.luck[1]
+        return self.pace.work(read, self.load_work_s * self.luck[1])
+
+    def _message(self, sent: float, message: int) -> float:
+        """Return when a message arrives: it waits where nothing passes."""
+        free = self.way.carry(sent, 0.0, "down")
+        return free + self._delay_s(free, message)
+
+    def _delay_s(self, t: float, message: int) -> float:
+        return max(0.0, self.way.delay_s(t) + self.jitter_s[message]) if t < np.inf else 0.0
+
+
+_PHASES = ("signal_s", "download_s", "load_s", "evaluate_s", "train_s", "upload_s")

@@ -1,0 +1,236 @@
+"""A fleet of profiles on the virtual clock: what an emulated fleet would do, without doing it.
+
+What devices say of themselves is what an agent would have measured: free cores and clock of its
+last context, rates of its own transfers and probes. How long they really take is in `phases`.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from coordinator.algorithms.arrays import Bools, Floats, Ints
+from coordinator.registry import CONTEXT_MAX_AGE_S, LINK_BOUNDS_BPS, MU_BOUNDS
+from device_agent.sensors import MIN_FREE_CORES
+from testbed.emulation.heat import Heat
+from testbed.emulation.machine import NOTICED_SHARE
+from testbed.emulation.timeline import LEAST_FREE_CORES
+from testbed.replay.chance import uniforms
+from testbed.replay.columns import Moving, Steady, Tracks
+from testbed.replay.phases import MESSAGES, Order, PhaseModel, Purpose, luck
+from testbed.replay.rates import MeasuredRates
+from testbed.replay.task import Sizes, Work
+from testbed.replay.world import Ended, Exchanges, LastRound, Scene
+
+CONTEXT_PERIOD_S = 1.0
+"""Every device tells of itself once a second (design.md, section 2), each at its own moment."""
+
+PATIENCE = 2.0
+"""What takes so many deadlines takes for ever."""
+
+
+class ProfileWorld:
+    """All devices of a fleet of profiles; `testbed.replay.world.World`.
+
+    Args:
+        steady: What never moves.
+        moving: What does.
+        sizes: Of models and updates on the wire.
+        work: Of a round, device by device.
+        seed: Of all chance.
+        noise: Every phase takes exp(noise z) times as long, z standard normal.
+        deadline_s: Of a round: what takes much longer is not played to its end.
+    """
+
+    def __init__(
+        self,
+        steady: Steady,
+        moving: Moving,
+        sizes: Sizes,
+        work: Work,
+        *,
+        seed: int,
+        noise: float,
+        deadline_s: float,
+    ) -> None:
+        self.slots: int | None = sizes.slots
+        self._steady, self._sizes, self._work = steady, sizes, work
+        self._seed, self._noise = seed, noise
+        self._phases = PhaseModel(steady, moving, sizes, work, PATIENCE * deadline_s)
+        self._tracks = Tracks(steady, moving)
+        n = len(steady)
+        rows = np.arange(n, dtype=np.int64)
+        self._told_at = CONTEXT_PERIOD_S * uniforms(seed, 0, rows, Purpose.CONTEXT)
+        down_bps, up_bps = self._rates_bps(np.zeros(n))
+        self._down, self._up = MeasuredRates(down_bps), MeasuredRates(up_bps)
+        self._heats = {row: Heat(thermal) for row, thermal in moving.thermal.items()}
+        self._is_warm: Bools = np.zeros(n, dtype=np.bool_)
+        self._holds: Ints = np.full(n, -1, dtype=np.int64)
+        self._version = 0
+        self._now = 0.0
+
+    def __len__(self) -> int:
+        """Return the number of devices, N."""
+        return len(self._steady)
+
+    @property
+    def transfer_bits(self) -> tuple[float | Floats, float | Floats]:
+        """What an exchange takes down and up now, bits."""
+        sizes = self._sizes
+        is_packed = sizes.is_packed(self._holds, self._version)
+        down_bits: Floats = 8.0 * sizes.down_bytes(is_packed).astype(np.float64)
+        return down_bits, 8.0 * sizes.up_bytes
+
+    def look(self, round_id: int, now: float, last: LastRound) -> Scene:
+        """Return the fleet at the selection of a round."""
+        self._now = now
+        self._probe(now)
+        age_s, is_heard = self._heard(now)
+        told_at = np.maximum(now - age_s, 0.0)
+        mu = np.clip(self._mu(told_at), *MU_BOUNDS)
+        return Scene(
+            is_available=is_heard & self._tracks.is_willing(told_at),
+            inverse_mu=1.0 / mu,
+            down_bps=np.clip(self._down.bps(), *LINK_BOUNDS_BPS),
+            up_bps=np.clip(self._up.bps(), *LINK_BOUNDS_BPS),
+            link_age_s=np.maximum(self._down.age_s(now), self._up.age_s(now)),
+            context_age_s=age_s,
+            examples=self._work.examples,
+            known_s=self._expected_s(now),
+            last=last,
+        )
+
+    def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:
+        """Return what the cohort does that is asked `now`, rows (K,)."""
+        factors, scores = luck(self._seed, round_id, rows, self._noise)
+        order = Order(
+            now=now,
+            rows=rows,
+            is_cold=~self._is_warm[rows],
+            is_packed=self._sizes.is_packed(self._holds[rows], self._version),
+            up_bps=self._up.bps()[rows],
+            luck=factors,
+            scores=scores,
+        )
+        return self._phases.exchanges(order, self._heats)
+
+    def close(self, exchanges: Exchanges, rows: Ints, ended: Ended) -> None:
+        """Learn rates from transfers, stay warm or not, heat up, and count versions."""
+        now, end_s = self._now, ended.end_s
+        trip_s = 2.0 * self._steady.delay_s[rows]
+        got_s = exchanges.signal_s / 2.0 + exchanges.download_s
+        came_s = exchanges.ready_s + ended.queued_s + ended.upload_s
+        for rates, took_s, at_s, size, is_over in (
+            (self._down, exchanges.download_s, got_s, exchanges.bytes_down, got_s <= end_s),
+            (self._up, ended.upload_s, came_s, exchanges.bytes_up, ended.is_done),
+        ):
+            rates.on_transfers(
+                rows[is_over], size[is_over], took_s[is_over], trip_s[is_over], now + at_s[is_over]
+            )
+        loaded_s = got_s + exchanges.load_s
+        self._is_warm = np.zeros(len(self), dtype=np.bool_)
+        self._is_warm[rows[loaded_s <= end_s]] = True
+        self._holds[rows[ended.has_trained]] = self._version
+        self._version += bool(ended.is_merged.any())
+        computed_s = loaded_s + exchanges.evaluate_s + exchanges.train_s
+        self._heat_up(rows, got_s, np.minimum(computed_s, end_s))
+
+    def to_state(self) -> dict[str, Any]:
+        """Return what the devices know of their links, how hot they are, and what they hold."""
+        return {
+            "down": self._down.to_state(),
+            "up": self._up.to_state(),
+            "heats": {str(row): [heat.now, heat.share] for row, heat in self._heats.items()},
+            "is_warm": self._is_warm.tobytes(),
+            "holds": self._holds.tobytes(),
+            "version": self._version,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over a state that `to_state` returned."""
+        self._down.load_state(state["down"])
+        self._up.load_state(state["up"])
+        for row, (now, share) in state["heats"].items():
+            self._heats[int(row)].now, self._heats[int(row)].share = now, share
+        self._is_warm = np.frombuffer(state["is_warm"], dtype=np.bool_).copy()
+        self._holds = np.frombuffer(state["holds"], dtype=np.int64).copy()
+        self._version = state["version"]
+
+    def _heard(self, now: float) -> tuple[Floats, Bools]:
+        """Return the age of each device's last context, and whether it is known to be there.
+
+        A context that begins where nothing passes does not count; one in time does, for 3 s.
+        """
+        age_s = (now - self._told_at) % CONTEXT_PERIOD_S
+        is_heard = np.ones(len(self), dtype=np.bool_)
+        if not self._tracks.can_be_cut:
+            return age_s, is_heard
+        is_cut = self._tracks.is_cut(np.maximum(now - age_s, 0.0))
+        while (waits := is_cut & (age_s <= CONTEXT_MAX_AGE_S)).any():
+            age_s = np.where(waits, age_s + CONTEXT_PERIOD_S, age_s)
+            is_cut = is_cut & self._tracks.is_cut(np.maximum(now - age_s, 0.0))
+        is_heard = ~is_cut & (age_s <= CONTEXT_MAX_AGE_S)
+        return age_s, is_heard & ~self._tracks.is_unplugged(np.full(len(self), now))
+
+    def _mu(self, t: Floats) -> Floats:
+        """Return the free cores that agents have measured at their moments `t`, shape (N,).
+
+        As `testbed.emulation.machine.EmulatedSensors` has it: a little less is not noticed.
+        """
+        steady, tracks = self._steady, self._tracks
+        usual = np.minimum(steady.threads, steady.cores - steady.busy_cores)
+        free = np.maximum(steady.cores - tracks.busy_cores.at(t), LEAST_FREE_CORES)
+        left = np.minimum(steady.threads, free)
+        cores = np.where(left < NOTICED_SHARE * usual, left, usual)
+        clock_ratio = tracks.clock_ratio.at(t) * self._heat_clock(t)
+        mu: Floats = np.maximum(cores * clock_ratio, MIN_FREE_CORES)
+        return mu
+
+    def _expected_s(self, now: float) -> Floats:
+        """Return the exchange time of each device if all stays as it is now, seconds, (N,)."""
+        t, tracks, everybody = np.full(len(self), now), self._tracks, slice(None)
+        clock_ratio = tracks.clock_ratio.at(t) * self._heat_clock(t)
+        speed = self._phases.speed(everybody, tracks.busy_cores.at(t), clock_ratio)
+        parts_s = self._phases.lines_s(everybody, speed, *self._rates_bps(t))
+        parts_s[0] *= (
+            self._sizes.down_bytes(self._sizes.is_packed(self._holds, self._version))
+            / self._sizes.whole_bytes
+        )
+        parts_s[1, self._is_warm] = 0.0
+        expected_s: Floats = parts_s.sum(axis=0) + MESSAGES * self._steady.delay_s
+        return expected_s
+
+    def _rates_bps(self, t: Floats) -> tuple[Floats, Floats]:
+        """Return the rates at each device's own moment `t`; in a hole those of other times."""
+        down_bps, up_bps = self._tracks.down_bps.at(t), self._tracks.up_bps.at(t)
+        return (
+            np.where(down_bps > 0.0, down_bps, self._steady.down_bps),
+            np.where(up_bps > 0.0, up_bps, self._steady.up_bps),
+        )
+
+    def _probe(self, now: float) -> None:
+        """Have measured again who has not for a minute, at the moments at which they did."""
+        for rates, track in ((self._down, self._tracks.down_bps), (self._up, self._tracks.up_bps)):
+            rows = np.flatnonzero(rates.stale(now))
+            if rows.size:
+                t = np.full(len(self), now)
+                t[rows] = rates.probed_at(now, rows)
+                rates.on_probe(rows, track.at(t)[rows], t[rows])
+
+    def _heat_clock(self, t: Floats) -> Floats:
+        """Return the clock that heat leaves each device at its own moment `t`, shape (N,)."""
+        clock = np.ones(len(self))
+        for row, heat in self._heats.items():
+            cooled = replace(heat)
+            cooled.advance(float(t[row]), 0.0)
+            clock[row] = cooled.clock_ratio
+        return clock
+
+    def _heat_up(self, rows: Ints, begun_s: Floats, over_s: Floats) -> None:
+        """Have the cohort heated up by what it has computed in this round."""
+        for row, begun, over in zip(rows.tolist(), begun_s.tolist(), over_s.tolist(), strict=True):
+            heat = self._heats.get(row)
+            if heat is not None and begun < over:
+                steady = self._steady
+                heat.advance(self._now + begun, 0.0)
+                heat.advance(self._now + over, float(steady.threads[row] / steady.cores[row]))

@@ -1,0 +1,211 @@
+"""From an experiment to the world that is replayed, and what is known of its devices."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import msgspec
+import numpy as np
+
+from coordinator.algorithms.arrays import Ints
+from coordinator.decisions import Decisions, make_decisions
+from coordinator.store.records import DeviceRow, Record
+from coordinator.task.catalogue import load_task
+from profiles import Profile
+from testbed.datasets.dataset import Dataset
+from testbed.datasets.loading import load
+from testbed.experiment import Experiment, ExperimentError, FleetConfig
+from testbed.fleet import MAX_NAME, PlannedDevice, plan_fleet
+from testbed.replay.columns import columns_of
+from testbed.replay.costs import with_costs
+from testbed.replay.linear import LinearLaw, LinearWorld
+from testbed.replay.profile_world import ProfileWorld
+from testbed.replay.record import device_rows
+from testbed.replay.task import Sizes, Work
+from testbed.replay.world import World
+from testbed.shards import FleetData
+from wire.codecs import CODECS
+from wire.messages import Capabilities
+
+_LABEL_BYTES = 8
+"""Of a label in a shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A world with its decisions, and what is known of it before the first round."""
+
+    experiment: Experiment
+    """With all that had to be found out written in: it gives the same world again."""
+    names: Sequence[str]
+    """Of the devices, by row."""
+    world: World
+    decisions: Decisions
+    rows: Sequence[Record]
+    """Devices, and what is true of them."""
+    data: FleetData | None = None
+    """Who holds which examples; None where nobody asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who takes part in a linear world: one entry a device, in the order of rows."""
+
+    names: tuple[str, ...]
+    groups: tuple[str, ...]
+    laws: tuple[LinearLaw, ...]
+
+
+def stage_of(experiment: Experiment) -> Stage:
+    """Return the world of an experiment.
+
+    Raises:
+        ExperimentError: Its fleet cannot be replayed.
+        ProfileError: A profile, link or trace is unknown, or breaks a rule.
+        DataError: Its data cannot be had, or not be divided so.
+        TaskError: Its model cannot be had.
+        BackendError: The cost of training was to be measured and cannot be.
+    """
+    if not experiment.fleet:
+        raise ExperimentError(
+            "fleet: a replay needs devices, got none; add [[fleet]] with a profile, a sample or "
+            'model = "linear"'
+        )
+    if all(group.model is None for group in experiment.fleet):
+        return _profile_stage(experiment)
+    cast = cast_of(experiment)
+    seed = experiment.seed_for("traces")
+    return Stage(
+        experiment=experiment,
+        names=cast.names,
+        world=LinearWorld(cast.laws, experiment.replay.update_bits, seed),
+        decisions=make_decisions(experiment.coordinator()),
+        rows=device_rows(cast.names, cast.groups, cast.laws),
+    )
+
+
+def cast_of(experiment: Experiment) -> Cast:
+    """Return the devices of an experiment whose fleet is linear.
+
+    Raises:
+        ExperimentError: A group is of another kind, or a name would be too long.
+    """
+    names, groups, laws = list[str](), list[str](), list[LinearLaw]()
+    for number, group in enumerate(experiment.fleet):
+        if group.model is None or group.theta is None:
+            raise ExperimentError(
+                f'fleet[{number}].model: must be "linear" for all groups or for none, got a '
+                "profile beside it; replay them one by one"
+            )
+        prefix = group.name or f"linear-{number + 1}"
+        if len(f"{prefix}-{group.count}") > MAX_NAME:
+            raise ExperimentError(
+                f"fleet[{number}].name: must leave room for the device's number, got {prefix!r}; "
+                "give a shorter name"
+            )
+        names += [f"{prefix}-{i}" for i in range(1, group.count + 1)]
+        groups += [prefix] * group.count
+        laws += [_law(group, group.theta)] * group.count
+    if len(set(names)) < len(names):
+        raise ExperimentError("fleet: names must differ, got a name twice; name the groups apart")
+    return Cast(tuple(names), tuple(groups), tuple(laws))
+
+
+def _law(group: FleetConfig, theta: tuple[float, float, float]) -> LinearLaw:
+    return LinearLaw(
+        theta=theta,
+        mu=group.mu,
+        bandwidth_bps=group.bandwidth_bps,
+        availability=group.availability,
+        noise=group.noise,
+    )
+
+
+def _profile_stage(experiment: Experiment) -> Stage:
+    for number, group in enumerate(experiment.fleet):
+        if group.profile is None and group.sample is None:
+            raise ExperimentError(
+                f"fleet[{number}].profile: must be given for a replay, got none: what this machine "
+                "is nobody wrote down; fairbed record does"
+            )
+    devices = plan_fleet(_in_reference_cores(experiment), os.environ)
+    names = [device.spec.name for device in devices]
+    dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
+    experiment = with_costs(experiment, dataset)
+    config, decisions = experiment.coordinator(), make_decisions(experiment.coordinator())
+    artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes)
+    data, examples = _examples(experiment, dataset, names)
+    costs = experiment.replay.work
+    assert costs is not None, "with_costs gave it"
+    steady, moving = columns_of(devices)
+    world = ProfileWorld(
+        steady,
+        moving,
+        Sizes.of(config, artifact.spec.layout),
+        Work.of(
+            config,
+            costs,
+            examples,
+            examples * (dataset.x[:1].nbytes + _LABEL_BYTES),
+            needs_loss=decisions.aggregator.needs_loss,
+        ),
+        seed=experiment.seed_for("traces"),
+        noise=experiment.replay.noise,
+        deadline_s=experiment.round.deadline_s,
+    )
+    rows = [*_told(devices, examples), *(device.truth() for device in devices)]
+    return Stage(experiment, names, world, decisions, rows, data)
+
+
+def _in_reference_cores(experiment: Experiment) -> Experiment:
+    """Return an experiment that emulates on the reference machine: on none of this world."""
+    emulation = msgspec.structs.replace(experiment.emulation, host_core_speed=1.0)
+    return msgspec.structs.replace(experiment, emulation=emulation)
+
+
+def _examples(
+    experiment: Experiment, dataset: Dataset, names: Sequence[str]
+) -> tuple[FleetData | None, Ints]:
+    """Return who holds which examples, and how many each has, shape (N,)."""
+    fixed = experiment.replay.examples
+    if fixed is not None:
+        return None, np.full(len(names), fixed, dtype=np.int64)
+    data = FleetData(
+        dataset,
+        experiment.data,
+        devices=len(names),
+        seed=experiment.seed_for("data"),
+        names=names,
+    )
+    return data, np.array([len(rows) for rows in data.train_rows], dtype=np.int64)
+
+
+def _told(devices: Sequence[PlannedDevice], examples: Ints) -> list[Record]:
+    """Return what the devices would say when they join."""
+    return [
+        DeviceRow(
+            name=device.spec.name,
+            row=row,
+            first_seen_s=0.0,
+            n_k=int(examples[row]),
+            capabilities=msgspec.json.encode(_capabilities(device.profile)).decode(),
+            has_own_data=False,
+        )
+        for row, device in enumerate(devices)
+        if device.profile is not None
+    ]
+
+
+def _capabilities(profile: Profile) -> Capabilities:
+    return Capabilities(
+        cores=profile.cores,
+        memory_bytes=profile.memory_bytes,
+        machine="replayed",
+        python="",
+        engine="none",
+        engine_threads=profile.engine_threads,
+        agent=version("fairbed"),
+        model=profile.title,
+        codecs=tuple(CODECS),
+    )

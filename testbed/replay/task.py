@@ -1,0 +1,128 @@
+"""What of a task decides how long its exchanges take: sizes on the wire, and work on the device."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.algorithms.arrays import Bools, Floats, Ints
+from coordinator.coding import Agreement
+from coordinator.config import CoordinatorConfig
+from coordinator.play import slots
+from coordinator.registry import Device
+from device_agent.trainer import EVALUATION_BATCH
+from testbed.emulation.work import TaskCosts, passes_s
+from wire.codecs import CODECS, packed_bytes
+from wire.messages import Capabilities
+from wire.tensors import Layout
+
+_MODEL = Device(
+    name="any",
+    row=0,
+    capabilities=Capabilities(
+        cores=1,
+        memory_bytes=1 << 30,
+        machine="",
+        python="",
+        engine="",
+        engine_threads=1,
+        agent="",
+        codecs=tuple(CODECS),
+    ),
+)
+"""A device that knows every codec, as all of this version do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bytes of an exchange, and what they are coded in."""
+
+    whole_bytes: int
+    """A model that goes down as it is."""
+    packed_bytes: int
+    """One that goes down packed."""
+    codec_down: str
+    """Of a packed one; float32 packs none."""
+    is_delta: bool
+    """Only who holds the version before can use it."""
+    up_bytes: int
+    codec_up: str
+    slots: int
+    """Updates that may be on their way at the same time (G)."""
+
+    @classmethod
+    def of(cls, config: CoordinatorConfig, layout: Layout) -> "Sizes":
+        """Return the sizes that the coordinator of a run would agree on."""
+        agreement = Agreement(config.exchange, layout, "replay")
+        whole, up = agreement.sizes(_MODEL, None)
+        down = whole if agreement.down is None else packed_bytes(agreement.down, layout)
+        return cls(
+            whole_bytes=whole,
+            packed_bytes=down,
+            codec_down=config.exchange.down,
+            is_delta=config.exchange.down == "delta",
+            up_bytes=up,
+            codec_up=config.exchange.up,
+            slots=slots(agreement.memory_bytes),
+        )
+
+    def is_packed(self, holds: Ints, version: int) -> Bools:
+        """Return who gets a version packed, shape (N,).
+
+        Args:
+            holds: The version that each device pulled last, -1 for none, shape (N,).
+            version: That goes out, 0 for the first.
+        """
+        if self.codec_down == "float32":
+            return np.zeros(len(holds), dtype=np.bool_)
+        if not self.is_delta:
+            return np.ones(len(holds), dtype=np.bool_)
+        packed: Bools = (holds == version - 1) & (version > 0)
+        return packed
+
+    def down_bytes(self, is_packed: Bools) -> Ints:
+        """Return the bytes of a model on its way down, shape (N,)."""
+        size: Ints = np.where(is_packed, self.packed_bytes, self.whole_bytes).astype(np.int64)
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a round costs each device, seconds of one core of the reference machine, (N,)."""
+
+    examples: Ints
+    """n_k."""
+    shard_bytes: Ints
+    """Of its data on the storage."""
+    steps: Ints
+    """Mini-batches of a round."""
+    train_s: Floats
+    evaluate_s: Floats
+    """0 where the rule does not ask for a loss."""
+    load_s: Floats
+    """Opening session and data, beside reading the storage."""
+
+    @classmethod
+    def of(
+        cls,
+        config: CoordinatorConfig,
+        costs: TaskCosts,
+        examples: Ints,
+        shard_bytes: Ints,
+        *,
+        needs_loss: bool,
+    ) -> "Work":
+        """Return the work of a round, the same in every round."""
+        training, n = config.training, len(examples)
+        steps: Ints = training.epochs * -(-examples // training.batch_size)
+        if training.max_steps is not None:
+            steps = np.minimum(steps, training.max_steps)
+        looks: Ints = -(-examples // EVALUATION_BATCH)
+        evaluate_s = passes_s(costs.evaluate, examples, looks, EVALUATION_BATCH)
+        return cls(
+            examples=examples,
+            shard_bytes=shard_bytes,
+            steps=steps,
+            train_s=passes_s(costs.train, examples, steps, training.batch_size),
+            evaluate_s=evaluate_s if needs_loss else np.zeros(n),
+            load_s=np.full(n, costs.load_s),
+        )

@@ -1,0 +1,107 @@
+"""One device on its way through an exchange, while what it has changes: exact, step by step.
+
+What holds at a moment is asked of the models that the emulation follows (`testbed.emulation`); here
+is only the arithmetic of how long bits and work take when the rate changes meanwhile.
+"""
+
+from dataclasses import dataclass
+from math import floor, inf
+from typing import Literal, TypeAlias
+
+from testbed.emulation.course import LOOK_S
+from testbed.emulation.heat import Heat
+from testbed.emulation.timeline import Timeline
+
+Direction: TypeAlias = Literal["down", "up"]
+
+_ROUNDING_S = 1e-9
+"""Work of less time than this is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """The link of a device over time.
+
+    Args:
+        timeline: Of the link, with all outages of the device.
+        give_up_s: Whoever takes longer than this takes for ever.
+    """
+
+    timeline: Timeline
+    give_up_s: float
+
+    def carry(self, start: float, bits: float, direction: Direction) -> float:
+        """Return when so many bits that begin at `start` have left the line; `inf` is never."""
+        if start == inf:
+            return inf
+        t, end_of_patience = start, start + self.give_up_s
+        while t < end_of_patience:
+            now, change = self.timeline.conditions(t), self.timeline.next_change(t)
+            rate_bps: float | None = 0.0
+            if now.outage is None and now.shape is not None:
+                rate_bps = now.shape.down_bps if direction == "down" else now.shape.up_bps
+            elif now.outage is None:
+                rate_bps = None
+            if rate_bps is None:
+                return t
+            until = inf if change is None else change
+            if rate_bps > 0.0 and t + bits / rate_bps <= until:
+                return t + bits / rate_bps
+            bits = max(0.0, bits - (until - t) * rate_bps) if rate_bps > 0.0 else bits
+            t = until
+        return inf
+
+    def delay_s(self, t: float) -> float:
+        """Return the delay of a message that is sent at `t`, one way, seconds."""
+        shape = self.timeline.conditions(t).shape
+        return 0.0 if shape is None else shape.delay_s
+
+
+@dataclass(slots=True)
+class Pace:
+    """The processor of a device over time.
+
+    Args:
+        timeline: Of its speed, in cores of the reference machine, with all outages of the device.
+        heat: Its own; None does not heat up.
+        load: Share of all its cores that one step of training keeps busy.
+        give_up_s: Whoever takes longer than this takes for ever.
+    """
+
+    timeline: Timeline
+    heat: Heat | None
+    load: float
+    give_up_s: float
+
+    def work(self, start: float, work_s: float) -> float:
+        """Return when so much work that begins at `start` is done; `inf` is never.
+
+        The clock that heat leaves is looked at when the emulation does: every `LOOK_S` of the run.
+
+        Args:
+            start: Seconds of the run.
+            work_s: Seconds of one core of the reference machine.
+        """
+        if start == inf:
+            return inf
+        t, end_of_patience = start, start + self.give_up_s
+        if self.heat is not None:
+            self.heat.advance(t, 0.0)
+        while work_s > 0.0:
+            if t >= end_of_patience:
+                return inf
+            clock_ratio = 1.0 if self.heat is None else self.heat.clock_ratio
+            now, change = self.timeline.conditions(t, clock_ratio), self.timeline.next_change(t)
+            speed = 0.0 if now.outage == "frozen" else now.speed_ratio
+            assert speed is not None, "a replayed device has a profile"
+            until = inf if change is None else change
+            if self.heat is not None:
+                until = min(until, LOOK_S * (floor(t / LOOK_S + _ROUNDING_S) + 1))
+            if speed > 0.0 and t + work_s / speed <= until:
+                until, work_s = t + work_s / speed, 0.0
+            else:
+                work_s = max(0.0, work_s - (until - t) * speed) if speed > 0.0 else work_s
+            if self.heat is not None and until < inf:
+                self.heat.advance(until, self.load if speed > 0.0 else 0.0)
+            t = until
+        return t

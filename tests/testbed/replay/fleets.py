@@ -1,0 +1,44 @@
+"""Small fleets to replay, and experiments with them."""
+
+from pathlib import Path
+from typing import Any
+
+from testbed.experiment import Experiment, parse_experiment
+from testbed.replay.play import Played, play
+from testbed.replay.stage import Stage, stage_of
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+QUICKSTART = EXAMPLES / "quickstart.toml"
+
+COSTS = {
+    "step_s": 2e-3,
+    "example_s": 1e-3,
+    "evaluation_step_s": 1e-3,
+    "evaluation_example_s": 5e-4,
+    "load_s": 0.5,
+}
+"""Of a task that is easy to reckon with."""
+
+
+def experiment(*fleet: dict[str, Any], **sections: Any) -> Experiment:
+    """Return an experiment with these groups of devices; sections override the defaults."""
+    raw: dict[str, Any] = {
+        "name": "small",
+        "rounds": 30,
+        "data": {"dataset": "digits"},
+        "model": {"name": "softmax"},
+        "training": {"epochs": 2, "batch_size": 20},
+        "selection": {"policy": "uniform", "per_round": 2},
+        "replay": {"examples": 110, "work": COSTS},
+        "fleet": list(fleet),
+    }
+    for name, section in sections.items():
+        raw[name] = {**raw[name], **section} if isinstance(raw.get(name), dict) else section
+    return parse_experiment(raw, "small.toml")
+
+
+def played(of: Experiment, rounds: int | None = None) -> tuple[Stage, list[Played]]:
+    """Return the stage of an experiment, and its rounds."""
+    stage = stage_of(of)
+    last = rounds or of.rounds
+    return stage, list(play(stage.decisions, stage.world, of.round, last))

@@ -1,0 +1,289 @@
+"""Replays of fleets of profiles: the times that profiles say, in the phases of a live run."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import profiles
+from coordinator.estimates import compare_estimators
+from coordinator.store import RunReader
+from coordinator.summary import summarise_run
+from coordinator.task.catalogue import load_task
+from testbed.cli import main
+from testbed.emulation.work import TaskCosts
+from testbed.experiment import ExperimentError, load_experiment
+from testbed.fleet import plan_fleet
+from testbed.replay.columns import columns_of, timelines
+from testbed.replay.phases import Order, PhaseModel, luck
+from testbed.replay.run import replay_experiment
+from testbed.replay.stage import stage_of
+from testbed.replay.task import Sizes, Work
+from tests.testbed.replay.fleets import COSTS, EXAMPLES, QUICKSTART, experiment, played
+
+SPEED, STORAGE = 0.4, 20e6
+DEVICE = """
+title = "A device that is easy to reckon with"
+class = "board"
+licence = "made up"
+cores = { value = 4, tag = "literature", source = "made up" }
+core_speed = { value = 0.4, tag = "literature", source = "made up" }
+memory_bytes = { value = 1_000_000_000, tag = "literature", source = "made up" }
+storage_read_bytes_per_s = { value = 20e6, tag = "literature", source = "made up" }
+background_load = { value = 0.5, tag = "literature", source = "made up" }
+engine_threads = { value = 1, tag = "literature", source = "made up" }
+[link]
+down_bps = { value = 400e3, tag = "literature", source = "made up" }
+up_bps = { value = 100e3, tag = "literature", source = "made up" }
+delay_s = { value = 0.03, tag = "literature", source = "made up" }
+"""
+MODEL_BITS = 8 * 4 * 650
+"""Softmax regression of 64 pixels and 10 classes."""
+TRAIN_S = 2 * (5 * 22e-3 + 12e-3) / SPEED
+"""Two epochs of five batches of 20 examples and one of 10."""
+LOAD_S = 110 * (64 * 4 + 8) / STORAGE + 0.5 / SPEED
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> str:
+    """Return the path of a profile."""
+    path = tmp_path / "plain.toml"
+    path.write_text(DEVICE)
+    return str(path)
+
+
+def test_an_exchange_takes_what_the_profile_says_phase_by_phase(device: str) -> None:
+    _, rounds = played(experiment({"profile": device, "count": 2}), 2)
+    cold, warm = (one.exchanges for one in rounds)
+    for exchanges in (cold, warm):
+        np.testing.assert_allclose(exchanges.signal_s, 0.06)
+        np.testing.assert_allclose(exchanges.download_s, 0.06 + MODEL_BITS / 400e3)
+        np.testing.assert_allclose(exchanges.train_s, TRAIN_S)
+        np.testing.assert_allclose(exchanges.upload_s, 0.06 + MODEL_BITS / 100e3)
+        assert exchanges.steps.tolist() == [12, 12]
+    np.testing.assert_allclose(cold.load_s, LOAD_S)
+    assert cold.was_cold.all()
+    assert not warm.was_cold.any()
+    assert not warm.load_s.any()
+    phases_s = 0.06 * 3 + MODEL_BITS / 400e3 + MODEL_BITS / 100e3 + TRAIN_S
+    np.testing.assert_allclose(rounds[1].tau_s, phases_s)
+    np.testing.assert_allclose(rounds[1].scene.known_s, phases_s, err_msg="as was expected")
+    assert rounds[1].duration_s == rounds[1].tau_s.max()
+
+
+def test_contexts_are_what_an_agent_would_tell(device: str) -> None:
+    _, rounds = played(experiment({"profile": device, "count": 3}), 20)
+    for one in rounds:
+        scene = one.scene
+        np.testing.assert_allclose(scene.inverse_mu, 1.0)
+        np.testing.assert_allclose(scene.down_bps, 400e3, rtol=1e-6)
+        np.testing.assert_allclose(scene.up_bps, 100e3, rtol=1e-6)
+        assert scene.context_age_s is not None
+        assert scene.context_age_s.max() < 1.0
+        assert scene.link_age_s is not None
+        assert scene.link_age_s.max() <= 60.0
+        assert scene.is_available.all()
+
+
+def test_a_rule_that_asks_for_the_loss_has_it_evaluated_first(device: str) -> None:
+    asks = experiment({"profile": device, "count": 2}, aggregation={"rule": "q-fedavg"})
+    _, rounds = played(asks, 1)
+    np.testing.assert_allclose(rounds[0].exchanges.evaluate_s, (1e-3 + 110 * 5e-4) / SPEED)
+
+
+def test_codecs_shrink_what_travels(device: str) -> None:
+    coded = {"up": "int8", "down": "delta"}
+    _, rounds = played(experiment({"profile": device, "count": 2}, exchange=coded), 3)
+    first, second = rounds[0].exchanges, rounds[1].exchanges
+    assert set(first.codec_down) == {"float32"}, "there is nothing to be changes of"
+    assert set(second.codec_down) == {"delta"}
+    assert second.bytes_down.max() < 0.4 * first.bytes_down.min() == 0.4 * MODEL_BITS / 8
+    assert (second.codec_up, second.bytes_up.max() < 0.4 * MODEL_BITS / 8) == ("int8", True)
+
+
+def test_walking_an_unchanging_device_gives_the_closed_form() -> None:
+    """Each way of reckoning is checked by the other."""
+    devices = plan_fleet(load_experiment(QUICKSTART, ["emulation.host_core_speed=1.0"]), {})
+    steady, moving = columns_of(devices)
+    assert not moving.links
+    both = [timelines(device) for device in devices]
+    walking = replace(
+        moving,
+        links={row: link for row, (link, _) in enumerate(both)},
+        speeds={row: speed for row, (_, speed) in enumerate(both)},
+    )
+    n = len(devices)
+    config = load_experiment(QUICKSTART).coordinator()
+    layout = load_task("cnn", (1, 8, 8), 10).spec.layout
+    work = Work.of(
+        config, TaskCosts(**COSTS), np.arange(50, 50 + n), np.full(n, 9_999), needs_loss=True
+    )
+    factors, scores = luck(7, 3, np.arange(n), noise=0.3)
+    order = Order(
+        now=100.0,
+        rows=np.arange(n),
+        is_cold=np.arange(n) % 2 == 0,
+        is_packed=np.zeros(n, dtype=np.bool_),
+        up_bps=steady.up_bps,
+        luck=factors,
+        scores=scores,
+    )
+    closed, walked = (
+        PhaseModel(steady, one, Sizes.of(config, layout), work, 1e3).exchanges(order, {})
+        for one in (moving, walking)
+    )
+    for name in ("signal_s", "download_s", "load_s", "evaluate_s", "train_s", "upload_s"):
+        np.testing.assert_allclose(getattr(walked, name), getattr(closed, name), rtol=1e-9)
+    assert walked.upload is not None
+    assert walked.upload(3, 99.0) == pytest.approx(closed.upload_s[3])
+
+
+def test_an_outage_is_waited_for_and_keeps_a_device_from_being_chosen(device: str) -> None:
+    hole = {"kind": "coverage", "start_s": 10.0, "lasts_s": 20.0}
+    fleet = [{"profile": device, "count": 1, "name": "here"}]
+    fleet.append({"profile": device, "count": 1, "name": "away", "outage": [hole]})
+    _, rounds = played(experiment(*fleet, round={"deadline_s": 3.0}), 40)
+    for one in rounds:
+        start_s = one.started_s
+        if 14.5 < start_s < 29.0:
+            assert one.scene.is_available.tolist() == [True, False]
+        if start_s < 10.0 or start_s > 31.0:
+            assert one.scene.is_available.all()
+        if start_s < 10.0 < start_s + TRAIN_S:
+            assert one.outcome == ("done", "late")
+            assert start_s + one.tau_s[1] > 30.0
+    assert any(14.5 < one.started_s < 29.0 for one in rounds)
+
+
+def test_a_frozen_device_stands_still(device: str) -> None:
+    frozen = {"kind": "frozen", "start_s": 0.5, "lasts_s": 5.0}
+    still = experiment({"profile": device, "count": 2, "outage": [frozen]})
+    plain = experiment({"profile": device, "count": 2})
+    (_, [one]), (_, [other]) = played(still, 1), played(plain, 1)
+    np.testing.assert_allclose(one.tau_s, other.tau_s + 5.0)
+
+
+def test_with_nobody_there_rounds_are_void_and_queues_go_on(device: str, tmp_path: Path) -> None:
+    hole = {"kind": "unplugged", "start_s": 0.0, "lasts_s": 1e6}
+    of = experiment(
+        {"profile": device, "count": 4, "outage": [hole]},
+        selection={"policy": "rbcs-f", "beta": 0.5},
+        rounds=10,
+    )
+    replay_experiment(of, tmp_path / "run", "run", lambda played: None)
+    with RunReader(tmp_path / "run") as reader:
+        summary = summarise_run(reader)
+    assert (summary.rounds_void, summary.virtual_s) == (10, 10.0)
+    assert summary.queues.max == pytest.approx(5.0)
+
+
+def test_a_hot_device_is_slower_and_says_so(tmp_path: Path) -> None:
+    hot = """
+[thermal]
+sustained_clock_ratio = { value = 0.5, tag = "literature", source = "made up" }
+onset_s = { value = 2.0, tag = "literature", source = "made up" }
+time_constant_s = { value = 40.0, tag = "literature", source = "made up" }
+"""
+    path = tmp_path / "hot.toml"
+    path.write_text(DEVICE.replace("cores = { value = 4", "cores = { value = 1") + hot)
+    _, rounds = played(experiment({"profile": str(path), "count": 2}), 30)
+    mu = np.array([1.0 / one.scene.inverse_mu for one in rounds])
+    trained = np.array([one.exchanges.train_s for one in rounds])
+    assert mu[0].tolist() == pytest.approx([0.5, 0.5]), "half of its core is another's"
+    assert mu[-1].tolist() == pytest.approx([0.25, 0.25])
+    assert trained[-1].tolist() == pytest.approx([4.0 * TRAIN_S] * 2, rel=0.05)
+
+
+@pytest.mark.parametrize("link", ["lte-driving", "lte-city"])
+def test_policies_share_traces_and_luck(device: str, link: str) -> None:
+    def rounds(policy: str) -> list[dict[int, float]]:
+        of = experiment(
+            {"profile": device, "count": 6, "link": link},
+            selection={"policy": policy, "per_round": 3},
+            replay={"noise": 0.2},
+        )
+        return [
+            dict(zip(one.choice.rows.tolist(), one.exchanges.train_s.tolist(), strict=True))
+            for one in played(of, 15)[1]
+        ]
+
+    pairs = [
+        (one[row], other[row])
+        for one, other in zip(rounds("uniform"), rounds("oort"), strict=True)
+        for row in one.keys() & other.keys()
+    ]
+    assert len(pairs) > 10
+    assert all(one == pytest.approx(other, rel=1e-12) for one, other in pairs)
+
+
+def test_noise_spreads_the_times_and_nothing_else(device: str) -> None:
+    def ratios(noise: float) -> list[float]:
+        of = experiment({"profile": device, "count": 4}, replay={"noise": noise})
+        trained = np.concatenate([one.exchanges.train_s for one in played(of, 200)[1]])
+        return [float(ratio) for ratio in np.log(trained / TRAIN_S)]
+
+    assert np.std(ratios(0.0)) < 1e-12
+    assert np.std(ratios(0.3)) == pytest.approx(0.3, rel=0.1)
+    assert abs(np.mean(ratios(0.3))) < 0.05
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_one_another_fleet() -> None:
+    def taus(seed: int) -> list[list[float]]:
+        of = load_experiment(EXAMPLES / "phones.toml", ["rounds=20"], seed)
+        return [one.tau_s.tolist() for one in played(of)[1]]
+
+    assert taus(1) == taus(1)
+    assert taus(1) != taus(2)
+
+
+def test_a_replay_of_profiles_is_kept_and_summed_up_like_any_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    out = ["--out", str(folder), "--json", "--set", "rounds=60"]
+    assert main(["replay", str(QUICKSTART), *out]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["status"], said["rounds_completed"], said["devices"]) == ("done", 60, 12)
+    assert said["rounds_per_s"] > 0.0
+    assert said["bytes"]["down"] > 0
+    assert set(said["profiles"]) == {
+        "raspberry-pi-zero-2w",
+        "raspberry-pi-3b-plus",
+        "raspberry-pi-4b",
+        "phone-low",
+    }
+    assert said["estimator"]["median_ape"] < 0.1
+    with RunReader(folder) as reader:
+        found = compare_estimators(reader)
+        rows = reader.exchanges()
+    done = [row for row in rows if row.outcome == "done"]
+    assert found["phases"].count == len(done) - 12, "nobody predicts a device's first"
+    for row in rows:
+        parts = (row.signal_s, row.download_s, row.load_s, row.train_s, row.upload_s)
+        assert sum(part or 0.0 for part in parts) == pytest.approx(row.tau_s)
+    assert main(["show", str(folder), "--estimators"]) == 0
+    assert "last value" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fleet", "words"),
+    [
+        ({"count": 3}, r"fleet\[0\].profile: must be given for a replay"),
+        ({"profile": "raspbery-pi-4b", "count": 3}, "raspberry-pi-4b"),
+    ],
+)
+def test_a_fleet_that_nobody_knows_is_refused(fleet: dict[str, object], words: str) -> None:
+    with pytest.raises((ExperimentError, profiles.ProfileError), match=words):
+        stage_of(experiment(fleet))
+
+
+def test_costs_that_nobody_knows_are_refused(device: str, tmp_path: Path) -> None:
+    unknown = experiment({"profile": device, "count": 2}, replay={"costs": str(tmp_path)})
+    raw = unknown.replay
+    assert raw.work is not None
+    of = msgspec.structs.replace(unknown, replay=msgspec.structs.replace(raw, work=None))
+    with pytest.raises(ExperimentError, match='must be "shipped", "measured" or'):
+        stage_of(of)

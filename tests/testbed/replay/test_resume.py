@@ -1,0 +1,117 @@
+"""A replay that was cut off goes on as if nothing had happened, bit for bit."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordinator.store import RunReader
+from coordinator.summary import summarise_run
+from testbed.cli import main
+from testbed.experiment import Experiment, load_experiment
+from testbed.replay.play import Played
+from testbed.replay.run import replay_experiment
+from tests.testbed.replay.fleets import EXAMPLES, QUICKSTART
+
+TABLES = ("device", "truth", "round", "selection", "exchange")
+
+
+class Killed(Exception):
+    """The replay was cut off."""
+
+
+def tables(folder: Path) -> dict[str, list[tuple[object, ...]]]:
+    with sqlite3.connect(folder / "run.db") as connection:
+        return {
+            name: connection.execute(f"SELECT * FROM {name} ORDER BY 1, 2, 3").fetchall()
+            for name in TABLES
+        }
+
+
+def cut_off_at(round_id: int, of: Experiment, folder: Path) -> None:
+    def tell(played: Played) -> None:
+        if played.choice.round == round_id:
+            raise Killed
+
+    with pytest.raises(Killed):
+        replay_experiment(of, folder, "run", tell, checkpoint_s=0.0)
+
+
+def experiment(path: Path, settings: list[str]) -> Experiment:
+    return load_experiment(path, settings)
+
+
+@pytest.mark.parametrize(
+    ("path", "settings"),
+    [
+        (EXAMPLES / "rbcs-f-paper.toml", ["rounds=60"]),
+        (QUICKSTART, ["rounds=40", "replay.noise=0.1", 'exchange.down="delta"']),
+        (EXAMPLES / "phones.toml", ["rounds=40", "selection.estimator=phases"]),
+    ],
+    ids=["linear", "profiles", "drawn"],
+)
+def test_what_is_gone_on_with_is_what_was_never_cut_off(
+    tmp_path: Path, path: Path, settings: list[str]
+) -> None:
+    of = experiment(path, settings)
+    replay_experiment(of, tmp_path / "whole", "run", lambda played: None)
+    for at in (7, 8, 31):
+        cut_off_at(at, of, tmp_path / "parts")
+    replay_experiment(of, tmp_path / "parts", "run", lambda played: None)
+    assert tables(tmp_path / "parts") == tables(tmp_path / "whole")
+    with RunReader(tmp_path / "parts") as reader:
+        assert reader.run().row.resumes == 3
+        assert summarise_run(reader).status == "done"
+
+
+def test_rounds_after_the_last_checkpoint_are_played_again(tmp_path: Path) -> None:
+    of = experiment(EXAMPLES / "rbcs-f-paper.toml", ["rounds=30"])
+    replay_experiment(of, tmp_path / "whole", "run", lambda played: None)
+
+    def tell(played: Played) -> None:
+        if played.choice.round == 20:
+            raise Killed
+
+    with pytest.raises(Killed):
+        replay_experiment(of, tmp_path / "parts", "run", tell)  # no checkpoint within 30 s
+    replay_experiment(of, tmp_path / "parts", "run", lambda played: None)
+    assert tables(tmp_path / "parts") == tables(tmp_path / "whole")
+
+
+def test_a_killed_process_is_gone_on_with_by_naming_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paper, folder = EXAMPLES / "rbcs-f-paper.toml", tmp_path / "run"
+    killer = (
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "from testbed.experiment import load_experiment\n"
+        "from testbed.replay.run import replay_experiment\n"
+        "def tell(played):\n"
+        "    if played.choice.round == 25: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"of = load_experiment(Path({str(paper)!r}), ['rounds=50'])\n"
+        f"replay_experiment(of, Path({str(folder)!r}), 'run', tell, checkpoint_s=0.0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", killer], timeout=60, env=dict(os.environ))
+    assert done.returncode == -signal.SIGKILL
+    assert main(["replay", str(folder), "--json"]) == 0
+    assert main(["replay", str(paper), "--out", str(tmp_path / "b"), "--set", "rounds=50"]) == 0
+    assert tables(folder) == tables(tmp_path / "b")
+    capsys.readouterr()
+    assert main(["replay", str(folder)]) == 2
+    assert "this run is done" in capsys.readouterr().err
+
+
+def test_another_experiment_does_not_go_on_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paper, folder = EXAMPLES / "rbcs-f-paper.toml", tmp_path / "run"
+    cut_off_at(5, experiment(paper, ["rounds=20"]), folder)
+    assert main(["replay", str(paper), "--out", str(folder), "--set", "rounds=21"]) == 2
+    assert f"fairbed replay {folder}" in capsys.readouterr().err
+    assert main(["run", str(folder), "--headless"]) == 2
+    assert "got one that is replayed" in capsys.readouterr().err

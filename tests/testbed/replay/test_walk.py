@@ -1,0 +1,118 @@
+"""How long bits and work take while what carries them changes: the models of the emulation."""
+
+from math import inf
+
+import pytest
+
+from profiles.quantities import Quantity
+from profiles.schema import Thermal
+from profiles.series import Series
+from profiles.tracks import LinkTracks
+from testbed.emulation.course import LOOK_S, Course
+from testbed.emulation.heat import Heat
+from testbed.emulation.link import Line
+from testbed.emulation.timeline import OutageWindow, Speed, Timeline
+from testbed.replay.walk import Pace, Way
+
+NONE = Series.constant(0.0)
+STEPS = Series((0.0, 1.0, 3.0, 4.5), (8e6, 2e6, 0.0, 16e6), 6.0)
+THERMAL = Thermal(
+    sustained=Quantity(value=0.5, tag="literature", source="made up"),
+    onset=Quantity(value=20.0, tag="literature", source="made up"),
+    time_constant=Quantity(value=30.0, tag="literature", source="made up"),
+)
+
+
+def link(down: Series = STEPS, *outages: OutageWindow) -> Timeline:
+    up = Series.constant(1e6)
+    tracks = LinkTracks(down, up, Series.constant(0.02), NONE, NONE)
+    return Timeline(link=tracks, outages=outages)
+
+
+def processor(busy: Series = NONE, *outages: OutageWindow) -> Timeline:
+    speed = Speed(
+        per_core=0.5, threads=1, cores=2, clock_ratio=Series.constant(1.0), background_load=busy
+    )
+    return Timeline(speed=speed, outages=outages)
+
+
+def test_bits_take_the_integral_of_the_rate() -> None:
+    way = Way(link(), 1e3)
+    assert way.carry(0.0, 8e6, "down") == pytest.approx(1.0)
+    assert way.carry(0.5, 8e6, "down") == pytest.approx(3.0)  # 4 + 4 Mbit
+    assert way.carry(0.5, 9e6, "down") == pytest.approx(4.5 + 1e6 / 16e6)
+    assert way.carry(3.2, 0.0, "down") == pytest.approx(4.5)
+    assert way.carry(0.0, 8e6, "up") == pytest.approx(11.0)  # no rate matters in a hole
+    assert way.carry(6.0 * 7, 8e6, "down") == pytest.approx(43.0)
+
+
+@pytest.mark.parametrize("kind", ["coverage", "unplugged", "frozen"])
+def test_nothing_passes_in_an_outage(kind: str) -> None:
+    window = OutageWindow(0.5, 10.0, kind)  # type: ignore[arg-type]  # each of the three
+    way = Way(link(Series.constant(8e6), window), 1e3)
+    assert way.carry(0.0, 8e6, "down") == pytest.approx(10.5)
+
+
+def test_what_never_passes_takes_for_ever() -> None:
+    assert Way(link(Series((0.0,), (0.0,), 1.0)), 1e3).carry(0.0, 1.0, "down") == inf
+    assert Way(link(Series.constant(1e3)), 10.0).carry(inf, 1.0, "down") == inf
+    dead = processor(NONE, OutageWindow(0.0, 1e8, "frozen"))
+    assert Pace(dead, None, 0.5, 100.0).work(0.0, 1.0) == inf
+
+
+@pytest.mark.parametrize("start", [0.0, 0.7, 2.2, 3.3, 5.9])
+@pytest.mark.parametrize("megabits", [0.1, 3.0, 25.0])
+def test_a_line_of_the_emulation_takes_as_long(start: float, megabits: float) -> None:
+    timeline = link()
+    now = timeline.conditions(start)
+
+    def rate(t: float) -> float:
+        conditions = timeline.conditions(t)
+        assert conditions.shape is not None
+        return (conditions.shape.down_bps or 0.0) if conditions.outage is None else 0.0
+
+    line = Line(rate(start), 0.0, free_at=start)
+    piece = line.send(start, int(megabits * 1e6 / 8))
+    t = start
+    while piece.left_at == inf or piece.left_at > (timeline.next_change(t) or inf):
+        t = timeline.next_change(t) or inf
+        line.change(t, rate(t), 0.0)
+    assert now.shape is not None
+    assert Way(timeline, 1e3).carry(start, megabits * 1e6, "down") == pytest.approx(piece.left_at)
+
+
+def test_work_takes_the_integral_of_the_speed() -> None:
+    busy = Series((0.0, 2.0), (0.0, 1.5), 10.0)  # half a core is left from 2 s on
+    pace = Pace(processor(busy), None, 0.5, 1e3)
+    assert pace.work(0.0, 1.0) == pytest.approx(2.0)
+    assert pace.work(0.0, 1.5) == pytest.approx(4.0)
+    frozen = Pace(processor(NONE, OutageWindow(1.0, 4.0, "frozen")), None, 0.5, 1e3)
+    assert frozen.work(0.0, 1.0) == pytest.approx(5.0)
+
+
+def test_heat_slows_work_down_as_the_emulation_does() -> None:
+    timeline = processor()
+    heat = Heat(THERMAL)
+    pace = Pace(timeline, heat, 0.5, 1e5)
+    course = Course(timeline, THERMAL, cores=2, threads=1)
+    # The course of the emulation, on which the device computes without a pause.
+    t, done, speed = 0.0, 0.0, 0.5
+    course.used(0.0, 0.0)
+    course.conditions(0.0)
+    while done < 200.0:
+        t, done = t + LOOK_S, done + LOOK_S * speed
+        course.used(t, done)
+        speed = course.conditions(t).speed_ratio or 0.0
+    end = t - (done - 200.0) / speed
+    assert pace.work(0.0, 200.0) == pytest.approx(end, abs=LOOK_S)
+    assert end > 450.0, "it got hot on the way"
+
+
+def test_a_device_that_is_hot_is_slow_and_gets_quick_again() -> None:
+    heat = Heat(THERMAL)
+    pace = Pace(processor(), heat, 1.0, 1e5)
+    took = pace.work(0.0, 20.0)
+    assert took == pytest.approx(20.0 + (20.0 - 20.0 * 0.5) / 0.25, rel=0.1)
+    assert heat.is_throttled
+    rested = Pace(processor(), heat, 1.0, 1e5).work(took + 300.0, 1.0)
+    assert rested - (took + 300.0) == pytest.approx(2.0)
