@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import profiles
 from profiles import Population, Profile, ProfileError
 from profiles.quantiles import Quantiles, normal_shares
-from profiles.sampling import draw
+from profiles.sampling import columns, draw
 
 SHIPPED = profiles.population_names()
 TEXT = profiles.find("phones-2025").read_text(encoding="utf-8")
@@ -58,6 +58,16 @@ def test_the_same_seed_draws_the_same_and_fewer_are_the_first_of_more(
 ) -> None:
     population = profiles.load_population("phones-2025")
     assert drawn(population, count + more, seed)[:count] == drawn(population, count, seed)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_columns_are_the_numbers_of_the_devices_drawn_one_by_one(name: str) -> None:
+    population = profiles.load_population(name)
+    drawn_columns = columns(population, 300, np.random.Generator(np.random.PCG64(5)))
+    devices = drawn(population, 300, seed=5)
+    assert list(drawn_columns) == list(population.numbers())
+    for key, column in drawn_columns.items():
+        assert column.tolist() == [value(device, key) for device in devices], key
 
 
 @st.composite

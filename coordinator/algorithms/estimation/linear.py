@@ -18,7 +18,8 @@ class LinearModels:
     over the observations i = 1..k of device n. H is factored once per observation, H = L L^T, and
     L^-1 kept, so a prediction is a few products per device whatever the size of the fleet:
     width = |L^-1 c|. No intercept. A device never seen has theta_hat = 0 and width
-    |c| / sqrt(lambda). Scale the features to order 1, or lambda is not a mild prior.
+    |c| / sqrt(lambda), and takes no memory but its place: of a million devices only those that
+    were ever measured have matrices. Scale the features to order 1, or lambda is not a mild prior.
 
     Source:
         LinUCB, Li et al., WWW 2010, Algorithm 1; the discount gamma: D-LinUCB, Russac et al.,
@@ -55,10 +56,13 @@ class LinearModels:
             ValueError: The shape is wrong.
         """
         n = self._n(context)
-        self._grow(n)
-        white = np.einsum("nij,nj->ni", self._whitener[:n], context)
-        y_hat: Floats = np.einsum("ni,ni->n", self._theta[:n], context)
-        return y_hat, np.sqrt(np.einsum("ni,ni->n", white, white))
+        y_hat = np.zeros(n)
+        width = _norms(context / math.sqrt(self._lambda))
+        places, rows = self._known(n)
+        white = np.einsum("nij,nj->ni", self._whitener[places], context[rows])
+        y_hat[rows] = np.einsum("ni,ni->n", self._theta[places], context[rows])
+        width[rows] = _norms(white)
+        return y_hat, width
 
     def observe(self, rows: Ints, context: Floats, y: Floats) -> None:
         """Learn: rows (K,), contexts (K, d), measured (K,); in this order.
@@ -78,37 +82,49 @@ class LinearModels:
             )
         if rows.size == 0:
             return
-        self._grow(int(rows.max()) + 1)
+        places = self._places(rows)
         outer, moment = context[:, :, None] * context[:, None, :], y[:, None] * context
         if self._discount == 1.0:
-            np.add.at(self._h, rows, outer)
-            np.add.at(self._b, rows, moment)
+            np.add.at(self._h, places, outer)
+            np.add.at(self._b, places, moment)
         else:
             prior = self._lambda * np.eye(self.features)
-            for row, square, product in zip(rows.tolist(), outer, moment, strict=True):
-                self._h[row] = prior + self._discount * (self._h[row] - prior) + square
-                self._b[row] = self._discount * self._b[row] + product
-        np.add.at(self._seen, rows, 1)
-        self._solve(rows)
+            for place, square, product in zip(places.tolist(), outer, moment, strict=True):
+                self._h[place] = prior + self._discount * (self._h[place] - prior) + square
+                self._b[place] = self._discount * self._b[place] + product
+        np.add.at(self._seen, places, 1)
+        self._solve(places)
 
     def theta(self, n: int) -> Floats:
         """Return theta_hat of the first `n` rows, shape (n, d)."""
-        theta: Floats = grown(self._theta, n)[:n].copy()
+        theta = np.zeros((n, self.features))
+        places, rows = self._known(n)
+        theta[rows] = self._theta[places]
         return theta
+
+    def share(self, feature: int, context: Floats) -> Floats:
+        """Return the part of y_hat that is due to one feature, shape (N,)."""
+        n = self._n(context)
+        share = np.zeros(n)
+        places, rows = self._known(n)
+        share[rows] = self._theta[places, feature] * context[rows, feature]
+        return share
 
     def seen(self, n: int) -> Ints:
         """Return from how many observations each of the first `n` rows was learned, shape (n,)."""
-        seen: Ints = grown(self._seen, n)[:n].copy()
+        seen = np.zeros(n, dtype=np.int64)
+        places, rows = self._known(n)
+        seen[rows] = self._seen[places]
         return seen
 
     def to_state(self) -> dict[str, Any]:
         """Return the rows that were ever observed, as plain numbers and lists."""
-        rows = np.flatnonzero(self._seen)
+        by_row = np.argsort(self._rows)
         return {
-            "rows": rows.tolist(),
-            "seen": self._seen[rows].tolist(),
-            "H": self._h[rows].tolist(),
-            "b": self._b[rows].tolist(),
+            "rows": self._rows[by_row].tolist(),
+            "seen": self._seen[by_row].tolist(),
+            "H": self._h[by_row].tolist(),
+            "b": self._b[by_row].tolist(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -117,36 +133,55 @@ class LinearModels:
         rows = np.array(state["rows"], dtype=np.int64)
         if rows.size == 0:
             return
-        self._grow(int(rows.max()) + 1)
-        self._seen[rows] = np.array(state["seen"], dtype=np.int64)
-        self._h[rows] = np.array(state["H"], dtype=np.float64)
-        self._b[rows] = np.array(state["b"], dtype=np.float64)
-        self._solve(rows)
+        places = self._places(rows)
+        self._seen[places] = np.array(state["seen"], dtype=np.int64)
+        self._h[places] = np.array(state["H"], dtype=np.float64)
+        self._b[places] = np.array(state["b"], dtype=np.float64)
+        self._solve(places)
 
     def _forget(self) -> None:
         """Go back to knowing no device."""
         d = self.features
+        self._place: Ints = np.zeros(0, dtype=np.int64)
+        """1 + where a row is kept, or 0 for one that was never observed, shape (N,)."""
+        self._rows: Ints = np.zeros(0, dtype=np.int64)
+        """Of each place, in the order of first observations, shape (M,) like what follows."""
         self._seen: Ints = np.zeros(0, dtype=np.int64)
         self._h: Floats = np.zeros((0, d, d))
         self._b: Floats = np.zeros((0, d))
         self._theta: Floats = np.zeros((0, d))
         self._whitener: Floats = np.zeros((0, d, d))
 
-    def _solve(self, rows: Ints) -> None:
-        """Refresh theta_hat and L^-1 of some rows from their H and b."""
-        h = self._h[rows]
-        self._theta[rows] = np.linalg.solve(h, self._b[rows][:, :, None])[:, :, 0]
-        self._whitener[rows] = np.linalg.solve(np.linalg.cholesky(h), np.eye(self.features))
+    def _known(self, n: int) -> tuple[Ints | slice, Ints]:
+        """Return the places and the rows of those of the first `n` rows that were observed."""
+        if len(self._place) <= n:
+            return slice(None), self._rows
+        places = np.flatnonzero(self._rows < n)
+        return places, self._rows[places]
 
-    def _grow(self, n: int) -> None:
-        known = len(self._seen)
-        if n <= known:
-            return
+    def _places(self, rows: Ints) -> Ints:
+        """Return where rows are kept, shape (len(rows),); makes room for new ones."""
+        self._place = grown(self._place, int(rows.max()) + 1)
+        new = np.unique(rows[self._place[rows] == 0])
+        if new.size:
+            known = len(self._rows)
+            self._rows = np.concatenate([self._rows, new])
+            self._place[new] = 1 + np.arange(known, len(self._rows))
+            self._grow(known, len(self._rows))
+        return self._place[rows] - 1
+
+    def _grow(self, known: int, n: int) -> None:
+        """Give the places from `known` to `n` the prior."""
         self._seen = grown(self._seen, n)
         self._b, self._theta = grown(self._b, n), grown(self._theta, n)
         self._h, self._whitener = grown(self._h, n), grown(self._whitener, n)
         self._h[known:] = self._lambda * np.eye(self.features)
-        self._whitener[known:] = np.eye(self.features) / math.sqrt(self._lambda)
+
+    def _solve(self, places: Ints) -> None:
+        """Refresh theta_hat and L^-1 of some places from their H and b."""
+        h = self._h[places]
+        self._theta[places] = np.linalg.solve(h, self._b[places][:, :, None])[:, :, 0]
+        self._whitener[places] = np.linalg.solve(np.linalg.cholesky(h), np.eye(self.features))
 
     def _n(self, context: Floats) -> int:
         """Return N of contexts of shape (N, d), or refuse the shape."""
@@ -156,3 +191,9 @@ class LinearModels:
                 "stack rows"
             )
         return int(context.shape[0])
+
+
+def _norms(vectors: Floats) -> Floats:
+    """Return the lengths of vectors, shape (N,), given (N, d)."""
+    norms: Floats = np.sqrt(np.einsum("ni,ni->n", vectors, vectors))
+    return norms

@@ -53,7 +53,7 @@ class Proportions:
         """Learn: rows (K,), numbers (K,), measured (K,); in this order. Where c is 0 nothing is."""
         if rows.size == 0:
             return
-        self._sums = grown(self._sums, int(rows.max()) + 1).copy()
+        self._sums = grown(self._sums, int(rows.max()) + 1)
         for row, number, measured in zip(rows.tolist(), c.tolist(), y.tolist(), strict=True):
             if number != 0.0:
                 self._sums[row] *= self._discount

@@ -48,8 +48,7 @@ class Ridge:
         """
         features = _features(context)
         tau_hat_s, width_s = self._models.predict(features)
-        theta = self._models.theta(len(features))
-        transfer_s = np.maximum(theta[:, TRANSFER] * features[:, TRANSFER], 0.0)
+        transfer_s = np.maximum(self._models.share(TRANSFER, features), 0.0)
         return Prediction(tau_hat_s=tau_hat_s, width_s=width_s, transfer_hat_s=transfer_s)
 
     def observe(self, rows: Ints, context: Floats, measured: Measured) -> None:

@@ -1,11 +1,16 @@
 """Whether a selection rate can be promised at all, given who is how often available."""
 
+import math
+
 import numpy as np
 
 from coordinator.algorithms.arrays import Bools, Floats
 
 TOLERANCE = 1e-9
 """Relative slack: beta N = m is feasible although 40 x 0.15 is not exactly 6 in binary."""
+
+SURE = 1e-15
+"""A probability that is none: a million of it are below the tolerance."""
 
 
 def first_infeasible_k(availability: Floats, m: int, beta: float) -> int | None:
@@ -16,7 +21,8 @@ def first_infeasible_k(availability: Floats, m: int, beta: float) -> int | None:
 
     This is necessary and sufficient for the queues of RBCS-F to be stable when devices come and
     go independently of each other. Adding a device lifts the expectation by its availability
-    times P(X < m), so the Poisson-binomial distribution is only kept below m: O(N m).
+    times P(X < m), so the Poisson-binomial distribution is only kept below m, and only until m are
+    sure to be there: O(K m) for the first K of which they are.
 
     Args:
         availability: Probability that each device is available in a round, shape (N,).
@@ -42,13 +48,24 @@ def first_infeasible_k(availability: Floats, m: int, beta: float) -> int | None:
     below_m[0] = 1.0
     expected = 0.0
     for k, p in enumerate(np.sort(availability).tolist(), start=1):
-        expected += p * float(below_m.sum())
+        missing = float(below_m.sum())
+        expected += p * missing
         if k * beta > expected * (1.0 + TOLERANCE):
             return k
+        if missing < SURE:
+            return _first_above(expected * (1.0 + TOLERANCE), beta, k, len(availability))
         arrived = p * below_m[:-1]
         below_m *= 1.0 - p
         below_m[1:] += arrived
     return None
+
+
+def _first_above(expected: float, beta: float, k: int, n: int) -> int | None:
+    """Return the first of k+1..n with k beta > expected, or None."""
+    if n * beta <= expected:
+        return None
+    first = max(k + 1, math.floor(expected / beta))
+    return next(candidate for candidate in range(first, n + 1) if candidate * beta > expected)
 
 
 def first_infeasible_k_in_trace(is_available: Bools, m: int, beta: float) -> int | None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from coordinator.algorithms.arrays import Floats, Ints
 from coordinator.algorithms.selection.base import Candidates, Outcomes
-from coordinator.algorithms.selection.pool import available_rows, require_finite
+from coordinator.algorithms.selection.pool import available_rows, require_finite, smallest
 
 
 def greedy_sequential(
@@ -57,7 +57,7 @@ def greedy_sequential(
 def greedy_parallel(tau_s: Floats, deadline_s: float, k: int) -> Ints:
     """Return who fits into the deadline when transfers do not hinder each other.
 
-    The round then lasts max tau, so the greedy takes the quickest first: O(N log N).
+    The round then lasts max tau, so the greedy takes the quickest first: O(N).
 
     Args:
         tau_s: Exchange time of each device, seconds, shape (N,).
@@ -67,8 +67,8 @@ def greedy_parallel(tau_s: Floats, deadline_s: float, k: int) -> Ints:
     Returns:
         Positions, quickest first, shape (<= k,); a tie goes to the smaller position.
     """
-    quickest = np.argsort(tau_s, kind="stable")[:k]
-    return quickest[tau_s[quickest] < deadline_s].astype(np.int64)
+    quickest = smallest(tau_s, k)
+    return quickest[tau_s[quickest] < deadline_s]
 
 
 class FedCs:

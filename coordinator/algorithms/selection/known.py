@@ -7,7 +7,7 @@ import numpy as np
 
 from coordinator.algorithms.arrays import Floats, Ints
 from coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
-from coordinator.algorithms.selection.pool import available_rows, require_finite
+from coordinator.algorithms.selection.pool import available_rows, require_finite, smallest
 
 
 class Fastest:
@@ -27,7 +27,7 @@ class Fastest:
         """
         rows = rng.permutation(available_rows(candidates, k))
         tau_s = require_finite("tau_hat_s", candidates.tau_hat_s, rows)
-        return np.sort(rows[np.argsort(tau_s, kind="stable")[:k]])
+        return np.sort(rows[smallest(tau_s, k)])
 
     def observe(self, outcomes: Outcomes) -> None:
         """Learn nothing: what there is to learn, the estimator learns."""

@@ -105,8 +105,12 @@ class Oort:
         chosen = self._exploit(tried, n_exploit, candidates.round, rng)
         explored = fresh[weighted_draw(rng, candidates.n_k[fresh], k - n_exploit)]
         taken = np.concatenate([chosen, explored])
-        others = rng.permutation(np.setdiff1d(rows, taken))[: k - len(taken)]
-        return np.sort(np.concatenate([taken, others]))
+        if len(taken) < k:
+            is_free = np.ones(len(candidates.is_available), dtype=np.bool_)
+            is_free[taken] = False
+            others = rng.permutation(rows[is_free[rows]])[: k - len(taken)]
+            taken = np.concatenate([taken, others])
+        return np.sort(taken)
 
     def score(self, rows: Ints, round_id: int) -> Floats:
         """Return the scores of devices that were tried, shape (len(rows),)."""
@@ -166,8 +170,8 @@ class Oort:
         if size == 0:
             return tried[:0]
         score = self.score(tried, round_id)
-        ranked = np.sort(score)[::-1]
-        cut_off = self._settings.cut_off * ranked[min(size, len(ranked) - 1)]
+        rank = min(size, len(score) - 1)
+        cut_off = -self._settings.cut_off * np.partition(-score, rank)[rank]
         good = np.flatnonzero(score >= cut_off)
         return tried[good[weighted_draw(rng, score[good], size)]]
 

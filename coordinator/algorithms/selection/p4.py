@@ -6,9 +6,13 @@ from heapq import heapify, heapreplace
 import numpy as np
 
 from coordinator.algorithms.arrays import Floats, Ints
+from coordinator.algorithms.selection.pool import smallest
 
 TIE_TOLERANCE = 1e-12
 """Two objective values closer than this are a tie; debts are sums of a few thousand roundings."""
+
+BLOCK = 4096
+"""Positions looked at together: few enough to stop soon, many enough to cost little each."""
 
 
 def solve_p4(tau_bar_s: Floats, queues: Floats, k: int, V: float) -> Ints:
@@ -44,19 +48,36 @@ def solve_p4(tau_bar_s: Floats, queues: Floats, k: int, V: float) -> Ints:
     if k >= n or k <= 0:
         return np.arange(n if k > 0 else 0, dtype=np.int64)
     order = np.argsort(tau_bar_s, kind="stable")
-    costs: list[float] = (V * tau_bar_s[order]).tolist()
-    debts: list[float] = queues[order].tolist()
-    heap = debts[:k]
+    debts = queues[order]
+    prefix = _best_prefix(V * tau_bar_s[order], debts, k)
+    return np.sort(order[smallest(-debts[:prefix], k)])
+
+
+def _best_prefix(costs: Floats, debts: Floats, k: int) -> int:
+    """Return how many of the quickest devices the best set is taken from.
+
+    Whoever owes less than the k largest debts so far changes nothing, so a block of positions at a
+    time is searched for those who owe more, and only they are looked at one by one.
+
+    Args:
+        costs: V tau_bar, ascending, shape (N,), N > k.
+        debts: Z in the same order, shape (N,).
+        k: Devices to choose, at least 1.
+    """
+    heap: list[float] = debts[:k].tolist()
     heapify(heap)
-    debt = math.fsum(heap)
-    most_debt = math.fsum(np.partition(queues, n - k)[n - k :].tolist())
-    best, prefix = costs[k - 1] - debt, k
-    for j in range(k, n):
-        if costs[j] - most_debt >= best - TIE_TOLERANCE:
+    debt, most_debt = math.fsum(heap), math.fsum(np.partition(debts, -k)[-k:].tolist())
+    best, prefix = float(costs[k - 1]) - debt, k
+    for start in range(k, len(costs), BLOCK):
+        if costs[start] - most_debt >= best - TIE_TOLERANCE:
             break
-        if debts[j] > heap[0]:
-            debt += debts[j] - heapreplace(heap, debts[j])
-            if costs[j] - debt < best - TIE_TOLERANCE:
-                best, prefix = costs[j] - debt, j + 1
-    owed_most = np.argsort(-queues[order[:prefix]], kind="stable")[:k]
-    return np.sort(order[owed_most])
+        block = slice(start, start + BLOCK)
+        owing = start + np.flatnonzero(debts[block] > heap[0])
+        for j, cost, owed in zip(
+            owing.tolist(), costs[owing].tolist(), debts[owing].tolist(), strict=True
+        ):
+            if owed > heap[0]:
+                debt += owed - heapreplace(heap, owed)
+                if cost - debt < best - TIE_TOLERANCE:
+                    best, prefix = cost - debt, j + 1
+    return prefix

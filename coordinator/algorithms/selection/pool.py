@@ -37,7 +37,29 @@ def weighted_draw(rng: np.random.Generator, weights: Floats | Ints, size: int) -
     waits = rng.exponential(size=len(weights))
     has_weight = weights > 0.0
     keys = waits / np.where(has_weight, weights, 1.0)
-    return np.lexsort((keys, ~has_weight))[:size].astype(np.int64)
+    heavy, light = np.flatnonzero(has_weight), np.flatnonzero(~has_weight)
+    first = heavy[smallest(keys[heavy], size)]
+    return np.concatenate([first, light[smallest(keys[light], size - len(first))]])
+
+
+def smallest(values: Floats, k: int) -> Ints:
+    """Return the positions of the k smallest values, smallest first, shape (min(k, N),): O(N).
+
+    A tie goes to the smaller position, so the answer is that of a stable sort, cut off.
+
+    Args:
+        values: Shape (N,), not NaN.
+        k: How many, at least 0.
+    """
+    if k <= 0:
+        return np.zeros(0, dtype=np.int64)
+    if k < len(values):
+        last = np.partition(values, k - 1)[k - 1]
+        below, equal = np.flatnonzero(values < last), np.flatnonzero(values == last)
+        chosen = np.concatenate([below, equal[: k - len(below)]])
+    else:
+        chosen = np.arange(len(values), dtype=np.int64)
+    return chosen[np.argsort(values[chosen], kind="stable")].astype(np.int64)
 
 
 def require_finite(name: str, column: Floats, rows: Ints) -> Floats:

@@ -49,6 +49,16 @@ def test_the_boundary_is_feasible() -> None:
     assert first_infeasible_k(np.full(40, 0.8), m=8, beta=0.15) is None
 
 
+@pytest.mark.parametrize(
+    ("m", "beta", "expected"), [(1000, 0.001, None), (1000, 0.0011, 909_091), (1, 0.25, 4)]
+)
+def test_of_a_million_devices_only_the_first_few_are_looked_at(
+    m: int, beta: float, expected: int | None
+) -> None:
+    """Once m of them are sure to be there, more bring nothing: a division tells the rest."""
+    assert first_infeasible_k(np.full(1_000_000, 0.9), m, beta) == expected
+
+
 def test_one_device_that_is_hardly_there_is_named_first() -> None:
     assert first_infeasible_k(np.array([0.9, 0.1, 0.9]), m=2, beta=0.15) == 1
 

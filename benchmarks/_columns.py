@@ -1,0 +1,130 @@
+"""The decisions of a coordinator, fed with a crowd of devices that are columns and nothing else."""
+
+import time
+
+import numpy as np
+
+from coordinator.algorithms.arrays import Bools, Floats, Ints
+from coordinator.algorithms.estimation.base import (
+    COLD,
+    CONTEXT,
+    DOWN,
+    INVERSE_MU,
+    PHASES,
+    UP,
+    Measured,
+)
+from coordinator.algorithms.selection.base import Outcomes
+from coordinator.config import RoundConfig, SelectionConfig
+from coordinator.decisions import Choice, Observation, make_decisions
+from testbed.experiment import Experiment
+
+AVAILABILITY = 0.8
+LIVED = 30
+"""Rounds, with cohorts drawn by chance, after which devices are owed different shares."""
+
+
+class Crowd:
+    """A fleet in one round; what the decisions want to know of it."""
+
+    def __init__(self, devices: int, rng: np.random.Generator) -> None:
+        self._context = np.zeros((devices, CONTEXT))
+        self._context[:, INVERSE_MU] = 1.0 / rng.uniform(0.5, 2.0, devices)
+        self._context[:, COLD] = rng.random(devices) < 1.0 - 1e-3
+        self._context[:, DOWN] = rng.lognormal(-2.0, 1.0, devices)
+        self._context[:, UP] = rng.lognormal(-1.0, 1.0, devices)
+        self._is_available = rng.random(devices) < AVAILABILITY
+        self._n_k = rng.integers(10, 1000, devices)
+
+    def contexts(self, down_bits: float | Floats, up_bits: float | Floats, coding: str) -> Floats:
+        """Return the contexts, shape (N, 4); the bits are in them already."""
+        return self._context
+
+    def available(self, now: float) -> Bools:
+        """Return who is there, shape (N,)."""
+        return self._is_available
+
+    def n_k(self) -> Ints:
+        """Return training examples, shape (N,)."""
+        return self._n_k
+
+
+class Desk:
+    """Decides round after round, and measures what that costs.
+
+    Args:
+        config: Policy and estimator.
+        devices: N.
+        seed: Of the crowds and of what exchanges take.
+    """
+
+    def __init__(self, config: SelectionConfig, devices: int, seed: int = 7) -> None:
+        settings = Experiment(name="desk", selection=config, round=RoundConfig(deadline_s=1e6))
+        self.decisions = make_decisions(settings.coordinator())
+        self._devices, self._rng, self._round = devices, np.random.default_rng(seed), 0
+        self._theta = self._rng.lognormal(0.0, 0.7, (devices, CONTEXT))
+
+    def round_s(self) -> float:
+        """Play one round and return the processor time of choosing and learning, seconds."""
+        self._round += 1
+        crowd = Crowd(self._devices, self._rng)
+        used = time.process_time()
+        choice = self.decisions.choose(self._round, crowd, (1.0, 1.0), now=0.0)
+        chosen_s = time.process_time() - used
+        seen = self._observations(choice)
+        used = time.process_time()
+        self.decisions.learn(choice, seen)
+        return chosen_s + time.process_time() - used
+
+    def live(self) -> None:
+        """Have every device measured once, and owed what chance leaves it after some rounds."""
+        n, rng = self._devices, self._rng
+        everyone, crowd = np.arange(n), Crowd(self._devices, self._rng)
+        context = crowd.contexts(1.0, 1.0, "")
+        phases_s = self._phases_s(everyone, context)
+        measured = Measured(phases_s.sum(axis=1), phases_s)
+        self.decisions.estimator.observe(everyone, context, measured)
+        whole = np.ones(n, dtype=np.bool_)
+        for is_selected in (whole, *(self._drawn() for _ in range(LIVED))):
+            self._round += 1
+            self.decisions.selector.observe(
+                Outcomes(
+                    round=self._round,
+                    is_selected=is_selected,
+                    is_aggregated=is_selected,
+                    n_k=crowd.n_k(),
+                    tau_s=np.where(is_selected, measured.tau_s, np.nan),
+                    loss=np.where(is_selected, rng.lognormal(0.0, 0.5, n), np.nan),
+                )
+            )
+
+    def _drawn(self) -> Bools:
+        """Return a tenth of the devices, shape (N,)."""
+        return self._rng.random(self._devices) < 0.1
+
+    def _observations(self, choice: Choice) -> list[Observation]:
+        phases_s = self._phases_s(choice.rows, choice.context)
+        losses = self._rng.lognormal(0.0, 0.5, len(choice.rows))
+        return [
+            Observation(
+                row=row,
+                tau_s=sum(parts),
+                phases_s=tuple(parts),
+                is_aggregated=True,
+                timed_out=False,
+                loss=loss,
+            )
+            for row, parts, loss in zip(
+                choice.rows.tolist(), phases_s.tolist(), losses.tolist(), strict=True
+            )
+        ]
+
+    def _phases_s(self, rows: Ints, context: Floats) -> Floats:
+        """Return what exchanges take, seconds, shape (len(rows), 5)."""
+        noise = self._rng.uniform(0.9, 1.1, (len(rows), CONTEXT))
+        parts = self._theta[rows] * context[rows] * noise
+        order = [DOWN, COLD, INVERSE_MU, UP]
+        return np.column_stack([parts[:, order], np.full(len(rows), 0.01)])
+
+
+assert len(PHASES) == CONTEXT + 1

@@ -1,0 +1,153 @@
+"""What one selection costs: contexts in, cohort out, queues and estimates updated.
+
+    fairbed bench selection [--devices 1000000] [--per-round 1000] [--rounds 7] [--arm NAME]
+        [--json]
+
+Every policy and both estimators, at the number of devices and at a tenth and a hundredth of it,
+each in a process of its own: processor time of the first round, when nobody is known, and of later
+ones (median), when every device has been measured and devices are owed different shares; the
+most memory beyond that of an empty process; and the exponent e of time ~ N^e from the smallest
+to the largest fleet, where N log N has about 1.09. Nothing is trained. Last, the paper's 40 devices
+for 500 rounds: the decisions alone, and with the virtual clock and the rows of the run store.
+"""
+
+import argparse
+import math
+import os
+import statistics
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import msgspec
+
+from benchmarks._columns import Desk
+from benchmarks._meter import peak_rss_bytes
+from coordinator.config import SelectionConfig
+from testbed.experiment import load_experiment
+from testbed.replay.run import replay_experiment
+
+PAPER = Path(__file__).parents[1] / "examples" / "rbcs-f-paper.toml"
+PAPER_DEVICES, PAPER_PER_ROUND, PAPER_ROUNDS = 40, 8, 500
+
+PART_OF_FAIR_SHARE = 0.5
+"""The promised rate, of what each device would have if all had the same."""
+
+
+def arms(devices: int, per_round: int) -> dict[str, SelectionConfig]:
+    """Return what is measured, by name."""
+    beta = PART_OF_FAIR_SHARE * min(1.0, per_round / devices)
+
+    def arm(policy: str, estimator: str = "ridge", **others: object) -> SelectionConfig:
+        raw = {"policy": policy, "estimator": estimator, "per_round": per_round, "beta": beta}
+        return msgspec.convert({**raw, **others}, SelectionConfig)
+
+    return {
+        "rbcs-f, ridge": arm("rbcs-f"),
+        "rbcs-f, phases": arm("rbcs-f", "phases"),
+        "rbcs-f, discounted": arm("rbcs-f", discount=0.95),
+        "rbcs-f, merged count": arm("rbcs-f", counts="aggregated"),
+        "oort": arm("oort"),
+        "power-of-choice": arm("power-of-choice"),
+        "fedcs": arm("fedcs", deadline_s=3.0),
+        "uniform": arm("uniform"),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One policy on one fleet."""
+
+    arm: str
+    devices: int
+    first_s: float
+    """Processor time of the first round."""
+    later_s: float
+    """Of later ones, median."""
+    peak_mib: float
+    """Most memory beyond an empty process."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmark and print what it measured; return the exit code."""
+    parser = argparse.ArgumentParser(prog="fairbed bench selection", description=__doc__)
+    parser.add_argument("--devices", type=int, default=1_000_000)
+    parser.add_argument("--per-round", type=int, default=1_000)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--arm", help="only this one")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    known = list(arms(options.devices, options.per_round))
+    if options.arm is not None and options.arm not in known:
+        parser.error(f"--arm: must be one of {'; '.join(known)}, got {options.arm!r}")
+    sizes = sorted({max(options.per_round, options.devices // part) for part in (100, 10, 1)})
+    costs = [
+        alone(name, devices, options.per_round, options.rounds)
+        for name in ([options.arm] if options.arm else known)
+        for devices in sizes
+    ]
+    paper = paper_s()
+    if options.json:
+        said = {"costs": [asdict(cost) for cost in costs], **paper}
+        print(msgspec.json.encode(said).decode())
+    else:
+        _print(costs, sizes, paper)
+    return 0
+
+
+def alone(name: str, devices: int, per_round: int, rounds: int) -> Cost:
+    """Return what `measure` finds in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(measure, name, devices, per_round, rounds).result()
+
+
+def measure(name: str, devices: int, per_round: int, rounds: int) -> Cost:
+    """Return what rounds of a policy cost in this process."""
+    empty_mib = _peak_mib()
+    desk = Desk(arms(devices, per_round)[name], devices)
+    first_s = desk.round_s()
+    desk.live()
+    later_s = statistics.median(desk.round_s() for _ in range(rounds))
+    return Cost(name, devices, first_s, later_s, _peak_mib() - empty_mib)
+
+
+def growth(small: Cost, large: Cost) -> float:
+    """Return e of later_s ~ N^e between two fleets."""
+    return math.log(large.later_s / small.later_s) / math.log(large.devices / small.devices)
+
+
+def paper_s() -> dict[str, float]:
+    """Return what 500 rounds of the paper's 40 devices take, seconds of the processor."""
+    config = arms(PAPER_DEVICES, PAPER_PER_ROUND)["rbcs-f, ridge"]
+    desk = Desk(config, PAPER_DEVICES)
+    decisions_s = sum(desk.round_s() for _ in range(PAPER_ROUNDS))
+    with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
+        used = time.process_time()
+        experiment = load_experiment(PAPER, [f"rounds={PAPER_ROUNDS}"])
+        replay_experiment(experiment, Path(folder) / "run", "run", lambda played: None)
+        replayed_s = time.process_time() - used
+    return {"paper_decisions_s": decisions_s, "paper_replay_s": replayed_s}
+
+
+def _print(costs: list[Cost], sizes: list[int], paper: dict[str, float]) -> None:
+    print(f"{'processor time a round':<24}{'devices':>10}{'first':>10}{'later':>10}{'memory':>12}")
+    for cost in costs:
+        times = f"{cost.first_s:>8.3f} s{cost.later_s:>8.3f} s"
+        print(f"{cost.arm:<24}{cost.devices:>10,}{times}{cost.peak_mib:>8.0f} MiB")
+    by_arm: dict[str, list[Cost]] = {}
+    for cost in costs:
+        by_arm.setdefault(cost.arm, []).append(cost)
+    if len(sizes) > 1:
+        print(f"\ngrowth from {sizes[0]:,} to {sizes[-1]:,} devices, time ~ N^e")
+        for name, of_arm in by_arm.items():
+            print(f"{name:<24}{growth(of_arm[0], of_arm[-1]):>10.2f}")
+    print(f"\n{PAPER_DEVICES} devices, {PAPER_ROUNDS} rounds")
+    print(f"{'decisions':<24}{paper['paper_decisions_s']:>8.2f} s")
+    print(f"{'the whole replay':<24}{paper['paper_replay_s']:>8.2f} s")
+
+
+def _peak_mib() -> float:
+    return peak_rss_bytes(os.getpid()) / 2**20

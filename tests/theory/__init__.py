@@ -1,0 +1,1 @@
+"""Theorems behind the rules, checked by numbers; `python -m tests.theory` prints what was seen."""
