@@ -3,8 +3,8 @@
     fairbed bench estimators [--backend auto] [--only constant,traces] [--rounds N] [--keep DIR]
                              [--json] [--write FILE ...]
 
-Two fleets of twelve devices are run, one on constant links (examples/estimators-constant.toml),
-one on links that move (examples/estimators-traces.toml). Each exchange is predicted from those
+Two fleets are run, one on constant links (examples/estimators-constant.toml), one on links that
+move (examples/estimators-traces.toml). Each exchange is predicted from those
 before it, with mu and B as the agents measured them, by every estimator; `known` is told what the
 device really is and what its link really carried in the last 5 s. Errors are those of the second
 half of the rounds. `--keep` keeps the runs, and takes those that are there for done.

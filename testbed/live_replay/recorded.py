@@ -49,12 +49,18 @@ def replayed(
             sample=None,
             count=1,
             name=device.spec.name.rpartition("-")[0],
-            link=group.link if _moves(device) else None,
-            trace=group.trace if _moves(device) else None,
+            link=group.link if moves(device) else None,
+            trace=group.trace if moves(device) else None,
         )
         for group, device, file in zip(groups, planned, files, strict=True)
     ]
     return structs.replace(experiment, fleet=tuple[FleetConfig, ...](fleet))
+
+
+def moves(device: PlannedDevice) -> bool:
+    """Tell whether the rates of a device's link have a course."""
+    link = device.tracks.link
+    return link is not None and not (link.down_bps.is_constant and link.up_bps.is_constant)
 
 
 def _record(seen: DeviceOfRun, device: PlannedDevice, training: Course, folder: Path) -> Path:
@@ -63,7 +69,7 @@ def _record(seen: DeviceOfRun, device: PlannedDevice, training: Course, folder: 
     if profile is None:
         raise ValueError(f"{name}: must have a profile to be recorded and replayed, got none")
     findings = findings_of_run(seen, training)
-    if _moves(device):
+    if moves(device):
         _leave_link(findings)
     origin = f"device {name} of a live run, {seen.run_created}"
     identity = Identity(name, f"{profile.title[:200]}, recorded", profile.kind, origin)
@@ -86,8 +92,3 @@ def _leave_link(findings: Findings) -> None:
     for key in LINK:
         findings.found.pop(key, None)
         findings.missing[key] = "it moves: a replay follows its trace"
-
-
-def _moves(device: PlannedDevice) -> bool:
-    link = device.tracks.link
-    return link is not None and not (link.down_bps.is_constant and link.up_bps.is_constant)

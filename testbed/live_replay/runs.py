@@ -44,25 +44,32 @@ class RunTimes:
         return sum(self.round_s.values())
 
 
-def read_times(folder: Path) -> RunTimes:
+def read_times(folder: Path, close_s: float = 0.0) -> RunTimes:
     """Return the times of the run in a folder.
+
+    Args:
+        folder: Of the run.
+        close_s: What a replay leaves out: from the last arrival of a round to its end, seconds.
 
     Raises:
         StoreError: It cannot be read.
     """
     with RunReader(folder) as reader, reader.snapshot():
-        return times_of(reader.exchanges(), reader.rounds(), reader.tallies())
+        return times_of(reader.exchanges(), reader.rounds(), reader.tallies(), close_s)
 
 
 def times_of(
-    exchanges: Sequence[ExchangeRow], rounds: Sequence[RoundRow], tallies: Sequence[Tally]
+    exchanges: Sequence[ExchangeRow],
+    rounds: Sequence[RoundRow],
+    tallies: Sequence[Tally],
+    close_s: float = 0.0,
 ) -> RunTimes:
     """Return the times in the rows of a run; an exchange counts if it is done and valid."""
     invalid = {x.round for x in exchanges if not _counts(x)}
     closed = [row for row in rounds if row.status != "void"]
     return RunTimes(
         tau_s={(x.round, x.device): x.tau_s for x in exchanges if _counts(x) and x.tau_s},
-        round_s={row.round: row.duration_s for row in closed},
+        round_s={row.round: row.duration_s + close_s for row in closed},
         is_whole=frozenset(row.round for row in closed) - invalid,
         rates={tally.device: tally.selected / tally.rounds for tally in tallies if tally.rounds},
         queue_mean=float(np.mean([row.queue_total for row in rounds])) if rounds else 0.0,

@@ -1,0 +1,53 @@
+"""`fairbed compare --live-replay EXP`: how well a replay predicts the live fleet."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+
+from coordinator.store import StoreError
+from coordinator.task.errors import TaskError
+from profiles.errors import ProfileError
+from testbed.backends.errors import BackendError
+from testbed.commands import DONE, RunError, UsageError
+from testbed.datasets.errors import DataError
+from testbed.experiment import ExperimentError, load_experiment
+from testbed.live_replay.comparison import Comparison, compare_live_replay
+from testbed.live_replay.live import LiveRunError
+from testbed.live_replay.report import report
+from testbed.recording.compose import NotEnough
+
+COMPARISONS = Path("comparisons")
+"""Where they are kept unless `--out` says otherwise: by name, so that the next call goes on."""
+
+FILE = "comparison.json"
+"""What a comparison found, in its folder."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """Compare, or go on with it, and say what was found; return the exit code."""
+    try:
+        experiment = load_experiment(options.live_replay, options.set)
+        folder = options.out or COMPARISONS / f"{experiment.name}-live-replay"
+        found = compare_live_replay(experiment, folder.resolve(), _say)
+        text = _kept(found, folder)
+    except (DataError, ExperimentError, ProfileError, TaskError) as exc:
+        raise UsageError(str(exc)) from exc
+    except (BackendError, LiveRunError, NotEnough, StoreError, ValueError) as exc:
+        raise RunError(str(exc)) from exc
+    except OSError as exc:
+        raise RunError(f"--out: must be a folder to write to, got {exc}") from exc
+    print(text if options.json else f"{report(found)}\n\nall of it in {folder}")
+    return DONE
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _kept(found: Comparison, folder: Path) -> str:
+    """Write down what was found; return it."""
+    text = msgspec.json.encode(found).decode()
+    (folder / FILE).write_text(text, encoding="utf-8")
+    return text

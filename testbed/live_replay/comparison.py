@@ -1,0 +1,174 @@
+"""The whole comparison: runs, recording, replays, and what they say of each other."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from testbed.experiment import Experiment, ExperimentError
+from testbed.fleet import PlannedDevice, plan_fleet
+from testbed.host_speed import host_speed
+from testbed.live_replay import experiments
+from testbed.live_replay.distances import Gap, PairErrors, errors, gap, mean_gap
+from testbed.live_replay.live import play_live
+from testbed.live_replay.recorded import moves, record_fleet, replayed
+from testbed.live_replay.replays import close_s, replay_forced, replay_free
+from testbed.live_replay.runs import RunTimes, read_times
+
+TAU_LIMIT = 0.05
+"""Median error of an exchange time on links that never move (issue 5)."""
+
+GAP_FACTOR = 1.5
+"""A replay is at most so much farther from a live run than its repeat is, on links that move."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A promise and whether it was kept."""
+
+    what: str
+    achieved: float | None
+    limit: float
+    ok: bool | None
+    """None is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a comparison found."""
+
+    name: str
+    rounds: int
+    devices: int
+    has_moving_links: bool
+    counted: dict[str, int]
+    """Exchanges that count in each of the live runs."""
+    forced: PairErrors
+    """Of a replay that did what the live run did."""
+    repeat: PairErrors
+    """Of the live run's repeat, where it happened to make the same exchanges."""
+    replay_gap: Gap
+    """Of a replay that chose itself, to both live runs on average."""
+    live_gap: Gap
+    """Of the live run to its repeat."""
+    ratios: dict[str, float | None]
+    """The first gap over the second, by what was compared; None where the second is 0."""
+    verdicts: list[Verdict]
+
+
+def compare_live_replay(
+    experiment: Experiment, folder: Path, tell: Callable[[str], None]
+) -> Comparison:
+    """Run, record, run twice, replay twice; what is done already in the folder is not repeated.
+
+        a         live, policy uniform, seed 1          profiles/ are recorded of it
+        b-1 b-2   live, rbcs-f, seed 2, twice           what is to be predicted
+        forced    replay of the profiles: b-1's cohorts, instants and contexts
+        free      replay of the profiles: chooses itself
+
+    Args:
+        experiment: Of emulated devices that have profiles.
+        folder: Receives all of it.
+        tell: Given a line for people, now and then.
+
+    Raises:
+        ExperimentError: Its fleet cannot be run or replayed.
+        ProfileError: A profile of the fleet is unknown, or breaks a rule.
+        LiveRunError: A live run failed, or the folder holds another comparison.
+        NotEnough: The recorded run tells too little of a device.
+        StoreError: A run cannot be read.
+        ValueError: Too few exchanges count to compare anything.
+    """
+    experiment = _numbered(experiment)
+    planned = _planned(experiment)
+    recorded, predicted = experiments.recorded(experiment), experiments.predicted(experiment)
+    run_a = play_live(recorded, folder / "a", tell)
+    live = [play_live(predicted, folder / name, tell, costs=run_a) for name in ("b-1", "b-2")]
+    files = record_fleet(run_a, planned, folder / "profiles")
+    fleet = replayed(predicted, planned, files)
+    forced = replay_forced(fleet, run_a, live[0], folder / "forced", tell)
+    free = replay_free(fleet, run_a, live[0], folder / "free", tell)
+    between_s = close_s(run_a)
+    return judged(
+        experiment,
+        any(moves(device) for device in planned),
+        [read_times(run_a), *map(read_times, live)],
+        read_times(forced, between_s),
+        read_times(free, between_s),
+    )
+
+
+def judged(
+    experiment: Experiment,
+    has_moving_links: bool,
+    live: list[RunTimes],
+    forced: RunTimes,
+    free: RunTimes,
+) -> Comparison:
+    """Return what the runs say of each other.
+
+    Args:
+        experiment: What was compared.
+        has_moving_links: Some link of the fleet has a course.
+        live: A, B and the repeat of B.
+        forced: The replay that did what B did.
+        free: The replay that chose itself.
+
+    Raises:
+        ValueError: Too few exchanges count to compare anything.
+    """
+    _, one, again = live
+    forced_errors = errors(one, forced)
+    replay_gap, live_gap = mean_gap([one, again], free), gap(one, again)
+    theirs, ours = live_gap.as_dict(), replay_gap.as_dict()
+    ratios = {key: ours[key] / theirs[key] if theirs[key] else None for key in theirs}
+    if has_moving_links:
+        verdicts = [
+            _verdict("gap of the exchange times, of the live gap", ratios["tau_ratio"], GAP_FACTOR),
+            _verdict("gap of the round times, of the live gap", ratios["round_ratio"], GAP_FACTOR),
+        ]
+    else:
+        what = "exchange times when the cohorts are given, median error"
+        verdicts = [_verdict(what, forced_errors.tau.median, TAU_LIMIT)]
+    return Comparison(
+        name=experiment.name,
+        rounds=experiment.rounds,
+        devices=experiment.devices,
+        has_moving_links=has_moving_links,
+        counted=dict(zip(("a", "b-1", "b-2"), (len(run.tau_s) for run in live), strict=True)),
+        forced=forced_errors,
+        repeat=errors(one, again),
+        replay_gap=replay_gap,
+        live_gap=live_gap,
+        ratios=ratios,
+        verdicts=verdicts,
+    )
+
+
+def _verdict(what: str, achieved: float | None, limit: float) -> Verdict:
+    return Verdict(what, achieved, limit, None if achieved is None else achieved <= limit)
+
+
+def _numbered(experiment: Experiment) -> Experiment:
+    """Return the experiment with the speed of this machine as a number, the same in every run."""
+    if experiment.emulation.host_core_speed != "auto":
+        return experiment
+    speed = host_speed(os.environ).core_speed
+    emulation = msgspec.structs.replace(experiment.emulation, host_core_speed=speed)
+    return msgspec.structs.replace(experiment, emulation=emulation)
+
+
+def _planned(experiment: Experiment) -> list[PlannedDevice]:
+    """Return the devices of an experiment whose fleet can be run and replayed."""
+    if not experiment.fleet:
+        raise ExperimentError("fleet: must have devices to run and to record, got none")
+    planned = plan_fleet(experiment, os.environ)
+    for device in planned:
+        if device.profile is None:
+            raise ExperimentError(
+                f"fleet: {device.spec.name} must have a profile to be compared with, got none: "
+                "it is this machine; name a profile"
+            )
+    return planned
