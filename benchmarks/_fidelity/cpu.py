@@ -35,7 +35,11 @@ STEP_CPU_S = 0.010
 """Processor time of a step of the kernel, about."""
 
 IDLE_S = 0.3
-"""Before a first burst: several periods of any quota."""
+"""Before a first burst, and before a steady share counts: several periods of any quota."""
+
+LONG_S, SHORT_S = 4.0, 1.5
+"""Of a window in which a device is slow, and in which it needs most of a core: this machine is
+seldom its own for longer."""
 
 MAX_DRIFT = limits.CPU / 2.0
 """Of the control: if the kernel itself changes by more, 3 % cannot be told."""
@@ -79,7 +83,9 @@ async def quotas(rig: Rig, plan: Plan) -> list[Row]:
         async def measure(share: float = share) -> Window:
             await rig.apply(at_speed(share))
             with watch([], rig.starved_s) as health:
-                order = Burn(lasting_s=plan.pick(3.0, 0.5), threads=math.ceil(share))
+                order = Burn(
+                    lead_s=IDLE_S, lasting_s=plan.pick(3.0, 0.5), threads=math.ceil(share)
+                )
                 steps = await rig.device.ask(order, Steps)
             await rig.apply(FREE)
             evidence = Evidence(
@@ -134,7 +140,8 @@ def device(threads: int = 1, dilation: float = 1.0) -> EmulatedDevice:
 
 
 async def _paced_share(rig: Rig, plan: Plan, share: float) -> Window:
-    threads, lasting_s = math.ceil(share), plan.pick(4.0, 0.6)
+    threads = math.ceil(share)
+    lasting_s = plan.pick(LONG_S if share < 0.5 else SHORT_S, 0.6)
     n_control = round(plan.pick(40, 10))
     repetitions = await _repetitions(rig, threads)
     control = Knead(repetitions=repetitions, threads=threads, steps=n_control)

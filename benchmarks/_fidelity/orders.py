@@ -108,6 +108,8 @@ class Knead(Order, frozen=True, kw_only=True):
 class Burn(Order, frozen=True, kw_only=True):
     """Compute without a pause and without pacing; answered by one of `Steps`."""
 
+    lead_s: float
+    """Before what counts: a group that was idle has a slice of time for nothing, 5 ms a core."""
     lasting_s: float
     threads: int
 

@@ -42,17 +42,22 @@ def knead(order: Knead) -> Steps:
 
 
 def burn(order: Burn) -> Steps:
-    """Compute for a while; return one long step."""
+    """Compute for a while; return one long step, which leaves the lead out."""
 
-    def work(thread: int) -> None:
+    def work(thread: int, until: float) -> None:
         while time.monotonic() < until:
             kernel(1, thread)
 
     cpu = time.process_time
     with ThreadPoolExecutor(order.threads) as pool:
+
+        def together(lasting_s: float) -> None:
+            until = time.monotonic() + lasting_s
+            list(pool.map(lambda thread: work(thread, until), range(order.threads)))
+
+        together(order.lead_s)
         begun, cpu_before = time.monotonic(), cpu()
-        until = begun + order.lasting_s
-        list(pool.map(work, range(order.threads)))
+        together(order.lasting_s)
         ended = time.monotonic()
     return Steps(wall_s=[ended - begun], cpu_s=[cpu() - cpu_before], begun=begun, ended=ended)
 

@@ -4,7 +4,7 @@ Pure: a trace of a hundred devices becomes one batch for `tc`, and seldom one fo
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from testbed.backends.network.delay import CLEAR, Air
@@ -52,6 +52,26 @@ class Wanted:
 
     shape: Shape = UNLIMITED
     outage: Outage | None = None
+    widest_bps: tuple[float, float] = (0.0, 0.0)
+    """The fastest that it was since it last had no limit, towards the device and away from it:
+    its queues have room for that (`after`)."""
+
+    def after(self, before: "Wanted") -> "Wanted":
+        """Return the same, following another state: a queue does not shrink with its rate."""
+        down, up = (
+            0.0 if rate is None else max(rate, widest)
+            for rate, widest in zip(self.rates_bps, before.widest_bps, strict=True)
+        )
+        return replace(self, widest_bps=(down, up))
+
+    @property
+    def rooms_bps(self) -> tuple[float | None, float | None]:
+        """The rates that queues are for; None is without a limit."""
+        down, up = (
+            None if rate is None else max(rate, widest)
+            for rate, widest in zip(self.rates_bps, self.widest_bps, strict=True)
+        )
+        return down, up
 
     @property
     def is_plugged(self) -> bool:
@@ -91,17 +111,26 @@ class Changes:
 
 def add_change(changes: Changes, name: str, link: Link, before: Wanted, after: Wanted) -> None:
     """Add what brings one link from one state to another; nothing where nothing changes."""
-    old_air, new_air = (before.air, after.air) if link.delayed_by == "netem" else (CLEAR, CLEAR)
-    for lane, old_bps, new_bps in zip(link.lanes, before.rates_bps, after.rates_bps, strict=True):
+    old, new = _lanes(link, before), _lanes(link, after)
+    for lane, (old_bps, old_leaf), (new_bps, new_leaf) in zip(link.lanes, old, new, strict=True):
         if new_bps not in (old_bps, HOLE_BPS):
             changes.tc.append(rate_line(lane, new_bps))
-        if (new_bps, new_air) != (old_bps, old_air):
-            changes.tc.append(leaf_line(lane, new_bps, new_air))
+        if new_leaf != old_leaf:
+            changes.tc.append(leaf_line(lane, *new_leaf))
     if link.delayed_by == "relay":
         if (after.air, after.is_plugged) != (before.air, before.is_plugged):
             changes.air[name] = AirState(air=after.air, is_plugged=after.is_plugged)
     elif after.is_plugged != before.is_plugged:
         changes.ip.append(plug_line(link.index, is_plugged=after.is_plugged))
+
+
+def _lanes(link: Link, wanted: Wanted) -> list[tuple[float | None, tuple[float | None, Air]]]:
+    """Return of each lane its rate, and of its leaf the rate it is for and the air."""
+    air = wanted.air if link.delayed_by == "netem" else CLEAR
+    return [
+        (rate, (HOLE_BPS if rate == HOLE_BPS else room, air))
+        for rate, room in zip(wanted.rates_bps, wanted.rooms_bps, strict=True)
+    ]
 
 
 def check(link: Link, wanted: Wanted) -> None:

@@ -94,10 +94,12 @@ class Network:
             self._known(name)
             _check(name, self._links[name], each)
         async with self._lock:
-            todo = Changes()
-            for name, after in wanted.items():
-                add_change(todo, name, self._links[name], self._now[name], after)
-            self._now.update(wanted)
+            todo, following = Changes(), dict[str, Wanted]()
+            for name, each in wanted.items():
+                before = self._now[name]
+                following[name] = each.after(before)
+                add_change(todo, name, self._links[name], before, following[name])
+            self._now.update(following)
             await self._tc.run(todo.tc)
             await self._ip.run(todo.ip)
             await self._relays.change(todo.air)

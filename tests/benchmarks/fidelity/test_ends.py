@@ -111,7 +111,7 @@ def test_work_takes_processor_time(tmp_path: Path) -> None:
             kneaded = await end.ask(Knead(repetitions=2, threads=1, steps=5), Steps)
             assert len(kneaded.cpu_s) == 5
             assert min(kneaded.cpu_s) > 0.0
-            burnt = await end.ask(Burn(lasting_s=0.1, threads=2), Steps)
+            burnt = await end.ask(Burn(lead_s=0.05, lasting_s=0.1, threads=2), Steps)
             assert burnt.wall_s[0] >= 0.1
             assert burnt.cpu_s[0] > 0.0
 

@@ -99,7 +99,8 @@ def test_a_new_device_gets_a_class_each_way_and_is_told_by_its_address() -> None
 
 def _change(before: Wanted, after: Wanted, link: Link = WIRE) -> Changes:
     changes = Changes()
-    add_change(changes, "pi", link, before, after)
+    before = before.after(AS_MADE)
+    add_change(changes, "pi", link, before, after.after(before))
     return changes
 
 
@@ -114,14 +115,25 @@ def test_what_stays_as_it_is_costs_no_line() -> None:
     assert _change(AS_MADE, Wanted(Shape())) == Changes()
 
 
-def test_a_change_of_rate_keeps_the_class_and_fits_the_queue() -> None:
+def test_a_slower_link_keeps_its_class_and_its_queue() -> None:
     changes = _change(Wanted(FAST), Wanted(SLOW))
     assert changes.ip == []
     assert changes.tc == [
         "class change dev d3 parent 1: classid 1:10 htb rate 1045580bit burst 3200 cburst 3200 "
         "quantum 1514",
-        f"{DOWN_AT} handle 10: bfifo limit 15140",
     ]
+
+
+def test_a_queue_is_for_the_fastest_that_its_link_was_since_it_had_no_limit() -> None:
+    queues, before = [], AS_MADE
+    for rate_bps in (4e6, 1e6, 16e6, 0.0, 2e6, None, 1e6):
+        after = Wanted(Shape(down_bps=rate_bps, up_bps=1e6)).after(before)
+        changes = Changes()
+        add_change(changes, "pi", WIRE, before, after)
+        queues += [line.split()[-1] for line in changes.tc if line.startswith(DOWN_AT)]
+        before = after
+    of_4, of_16, of_1 = "52279", "209116", "15140"
+    assert queues == [of_4, of_16, "blackhole", of_16, "16777216", of_1]
 
 
 def test_a_relayed_link_counts_packets_without_a_frame_on_their_way_down() -> None:
@@ -183,7 +195,8 @@ def test_netem_has_room_for_what_is_under_way_and_keeps_the_order() -> None:
 def test_netem_follows_the_rate_and_goes_with_the_delay() -> None:
     slower = Shape(down_bps=8e5, up_bps=4e6, delay_s=0.06)
     down = _change(Wanted(FAR), Wanted(slower), NETEM).tc[1]
-    assert down == f"{DOWN_AT} handle 4010: netem limit 15 delay 60000us"
+    # 60 ms on the way and 100 ms in the queue, at 8.36 Mbit/s still
+    assert down == f"{DOWN_AT} handle 4010: netem limit 111 delay 60000us"
     cleared = _change(Wanted(FAR), Wanted(FAST), NETEM).tc
     assert [line.split()[8] for line in cleared] == ["bfifo", "bfifo"]
     assert [line.split()[0] for line in cleared] == ["qdisc", "qdisc"]
