@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import UNSET
 
 from coordinator.coding import codecs_of, pulled_blob
 from coordinator.decisions import Choice, Decisions, Observation
@@ -135,6 +136,8 @@ def exchange_row(
     offer, starved = exchange.offer, exchange.starved
     pulled, codecs = pulled_blob(train, offer), codecs_of(train, offer)
     phases = offer.phases if offer is not None else None
+    down = offer.settled if offer is not None and offer.settled is not UNSET else None
+    up = exchange.settled
     why = invalid_reason(exchange, lag_p99_s)
     return ExchangeRow(
         round=played.id,
@@ -182,6 +185,10 @@ def exchange_row(
         s_seed_literal=known.s_seed_literal,
         tau_hat_s=known.tau_hat_s,
         width_s=known.width_s,
+        settled_down_bytes=down.n_bytes if down else None,
+        settled_down_s=down.lasted_s if down else None,
+        settled_up_bytes=up.n_bytes if up else None,
+        settled_up_s=up.lasted_s if up else None,
     )
 
 

@@ -258,8 +258,9 @@ class Player:
 
     def _on_complete(self, device: str, complete: Complete) -> None:
         assert self._round is not None
-        self._round.exchanges[device].resent_up = complete.resent
-        self._note_starvation(self._round.exchanges[device])
+        exchange = self._round.exchanges[device]
+        exchange.resent_up, exchange.settled = complete.resent, complete.settled
+        self._note_starvation(exchange)
         self._on(
             Arrived(
                 device, at=complete.at, bytes_up=complete.bytes_up, duplicates=complete.duplicates

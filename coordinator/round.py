@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
-from wire.messages import Manifest, Offer
+from wire.messages import Manifest, Offer, Settled
 
 FLIGHT_BYTES = 8 << 20
 """What granted uploads together may have waiting for us in the broker."""
@@ -173,6 +173,8 @@ class Exchange:
     bytes_up: int = 0
     duplicates_up: int = 0
     resent_up: int = 0
+    settled: Settled | None = None
+    """Of the update."""
     decode_s: float | None = None
     """Decoding the update here, off the loop; None if it came as it is."""
     is_disturbed: bool = False

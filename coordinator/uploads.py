@@ -10,7 +10,7 @@ from wire.chunks import decode_chunk
 from wire.codec import Buffer
 from wire.codecs import Codec, packed_bytes, unpack
 from wire.errors import DecodeError
-from wire.messages import Manifest, UploadDone
+from wire.messages import Manifest, Settled, UploadDone
 from wire.tensors import Layout, vector_from_bytes
 from wire.transfer import Intake
 
@@ -36,6 +36,7 @@ class Complete:
     bytes_up: int
     duplicates: int
     resent: int
+    settled: Settled | None
 
 
 class Uploads:
@@ -163,4 +164,5 @@ class Uploads:
             bytes_up=intake.received_bytes,
             duplicates=intake.duplicates,
             resent=upload.resent,
+            settled=intake.settled,
         )

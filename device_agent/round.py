@@ -248,6 +248,7 @@ class Round:
             loss_train=trained.loss_train,
             download_rerequests=model.rerequests,
             downlink_bps=self._kit.link.downlink_bps,
+            settled=UNSET if model.settled is None else model.settled,
             pulled=UNSET if pulled == self.train.model.id else pulled,
         )
 

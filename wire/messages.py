@@ -155,6 +155,14 @@ class Phases(Message, frozen=True, kw_only=True, omit_defaults=True, tag="phases
     """From the verified blob to the model vector, between `download_s` and `load_s`."""
 
 
+class Settled(Message, frozen=True, kw_only=True, tag="settled"):
+    """The part of a transfer after its first chunk: by then TCP has found the rate of the link."""
+
+    n_bytes: Count
+    """Payload."""
+    lasted_s: Seconds
+
+
 class Offer(Message, frozen=True, kw_only=True, tag="offer"):
     """A device has trained and asks to upload its update."""
 
@@ -174,6 +182,8 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer"):
     """Mean loss of the last local epoch, in nats."""
     download_rerequests: Count = 0
     downlink_bps: Positive | None = None
+    settled: Settled | UnsetType = UNSET
+    """Of the model; left out where it came in one chunk, or a chunk was asked for twice."""
     pulled: BlobId | UnsetType = UNSET
     """The blob that the model came in; left out if it was `Train.model`."""
 

@@ -13,7 +13,7 @@ import hashlib
 from wire.chunks import Chunk, chunk_slice, encode_chunk
 from wire.errors import DecodeError
 from wire.flow import Flow
-from wire.messages import Manifest
+from wire.messages import Manifest, Settled
 
 DEFAULT_WINDOW = 4
 """Chunks in flight of one device; never above 8, the most filters a SUBSCRIBE may hold at AWS."""
@@ -58,6 +58,30 @@ class _Pieces:
             raise DecodeError(f"blob: sha256 must be {expected}, got {digest.hex()}")
 
 
+class _Settling:
+    """Measures what comes after the first chunk."""
+
+    def __init__(self) -> None:
+        self._first_at: float | None = None
+        self._n_bytes = 0
+        self._last_at = 0.0
+
+    def add(self, n_bytes: int, now: float) -> None:
+        """Take note of a chunk."""
+        if self._first_at is None:
+            self._first_at = now
+        else:
+            self._n_bytes += n_bytes
+        self._last_at = now
+
+    @property
+    def part(self) -> Settled | None:
+        """What there was; None of a single chunk."""
+        if self._first_at is None or not self._n_bytes:
+            return None
+        return Settled(n_bytes=self._n_bytes, lasted_s=self._last_at - self._first_at)
+
+
 class Download:
     """Pull a blob: the same for retained chunks and for requests on a device's own topic.
 
@@ -78,6 +102,7 @@ class Download:
         self.received_bytes = 0
         """Payload bytes, duplicates included: what the link carried."""
         self._pieces = _Pieces(manifest)
+        self._settling = _Settling()
         self._flow = Flow(manifest, rate_bps=rate_bps)
         self._flow.open(window)
 
@@ -98,6 +123,7 @@ class Download:
             self.duplicates += 1
             return []
         self._pieces.data[place] = chunk.payload
+        self._settling.add(len(chunk.payload), now)
         if self.is_complete:
             self.finished_at = now
         return self._flow.fill(now)
@@ -134,6 +160,11 @@ class Download:
     def rerequests(self) -> int:
         """Chunks asked for more than once, counted each time."""
         return self._flow.repeats
+
+    @property
+    def settled(self) -> Settled | None:
+        """What came after the first chunk; None where there is no such part, or of repeats."""
+        return None if self.rerequests or self.duplicates else self._settling.part
 
     @property
     def data(self) -> bytearray:
@@ -258,6 +289,7 @@ class Intake:
         self.received_bytes = 0
         """Payload bytes, duplicates included: what the link carried."""
         self._pieces = _Pieces(manifest, memory)
+        self._settling = _Settling()
         self._bitmap = bytearray(_bitmap_bytes(manifest.chunk_count))
         self._missing = manifest.chunk_count
         self._interval = ack_interval(window, manifest.chunk_count)
@@ -279,6 +311,7 @@ class Intake:
             self.duplicates += 1
             return True
         self._pieces.data[place] = chunk.payload
+        self._settling.add(len(chunk.payload), now)
         self._bitmap[byte] |= bit
         self._missing -= 1
         self._unreported += 1
@@ -295,6 +328,11 @@ class Intake:
     def is_complete(self) -> bool:
         """Every chunk has arrived; the hash is still to be compared."""
         return not self._missing
+
+    @property
+    def settled(self) -> Settled | None:
+        """What came after the first chunk; None where there is no such part, or of duplicates."""
+        return None if self.duplicates else self._settling.part
 
     @property
     def data(self) -> bytearray:

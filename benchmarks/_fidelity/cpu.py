@@ -83,9 +83,7 @@ async def quotas(rig: Rig, plan: Plan) -> list[Row]:
         async def measure(share: float = share) -> Window:
             await rig.apply(at_speed(share))
             with watch([], rig.starved_s) as health:
-                order = Burn(
-                    lead_s=IDLE_S, lasting_s=plan.pick(3.0, 0.5), threads=math.ceil(share)
-                )
+                order = Burn(lead_s=IDLE_S, lasting_s=plan.pick(3.0, 0.5), threads=math.ceil(share))
                 steps = await rig.device.ask(order, Steps)
             await rig.apply(FREE)
             evidence = Evidence(

@@ -203,6 +203,12 @@ class ExchangeRow:
     tau_hat_s: float | None
     """Prediction made before selection."""
     width_s: float | None
+    settled_down_bytes: int | None = None
+    """Of the model, after its first chunk: by then TCP has found the rate of the link. None where
+    there was one chunk, or one came twice; so with the three below."""
+    settled_down_s: float | None = None
+    settled_up_bytes: int | None = None
+    settled_up_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

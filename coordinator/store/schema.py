@@ -102,6 +102,13 @@ ALTER TABLE run ADD COLUMN clock TEXT NOT NULL DEFAULT 'real';
 ALTER TABLE run ADD COLUMN selections TEXT NOT NULL DEFAULT 'all'
 """
 
+_ADD_SETTLED = """
+ALTER TABLE exchange ADD COLUMN settled_down_bytes INTEGER;
+ALTER TABLE exchange ADD COLUMN settled_down_s REAL;
+ALTER TABLE exchange ADD COLUMN settled_up_bytes INTEGER;
+ALTER TABLE exchange ADD COLUMN settled_up_s REAL
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     _ADD_CODECS,
     _ADD_STARVATION,
@@ -109,6 +116,7 @@ MIGRATIONS: tuple[str, ...] = (
     _ADD_CLOCK,
     _ADD_CONDITIONS,
     _ADD_REPLAY,
+    _ADD_SETTLED,
 )
 """Script i turns a store of version i + 1 into one of version i + 2; only ever appended to."""
 

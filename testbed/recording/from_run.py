@@ -14,7 +14,13 @@ from testbed.emulation.work import WorkCosts, passes_s
 from testbed.recording.findings import Finding, Findings, NotMeasured, Sampled
 from testbed.recording.presence import Heard, Interval, available
 from testbed.recording.processor import Lap, background_load, clock_ratio, core_speed
-from testbed.recording.rates import Transfer, link_rate, one_way_delay, transfer
+from testbed.recording.rates import (
+    Transfer,
+    link_rate,
+    one_way_delay,
+    settled_transfer,
+    transfer,
+)
 from wire.messages import Capabilities
 
 MIN_COLD = 2
@@ -130,8 +136,9 @@ def transfers(
 ) -> tuple[list[Transfer | None], list[Transfer | None]]:
     """Return what went down and what went up, on the run's clock; None tells nothing of a rate.
 
-    Both times hold one round trip: from the order to the model's last byte, and from the grant to
-    the update's.
+    The part after the first chunk tells most; where there is none, the whole does. Both whole
+    times hold one round trip: from the order to the model's last byte, and from the grant to the
+    update's.
     """
     signals = [x.signal_s for x in exchanges if x.signal_s is not None]
     usual_s = float(np.median(signals)) if signals else 0.0
@@ -141,10 +148,16 @@ def transfers(
         signal_s = usual_s if x.signal_s is None else x.signal_s
         if x.download_s is not None and not x.rerequests_down and x.bytes_down:
             end_s = x.dispatched_at_s + signal_s / 2.0 + x.download_s
-            down.append(transfer(end_s, x.download_s, signal_s, x.bytes_down))
+            down.append(
+                settled_transfer(end_s, x.settled_down_s, x.settled_down_bytes, x.bytes_down)
+                or transfer(end_s, x.download_s, signal_s, x.bytes_down)
+            )
         if x.upload_s is not None and x.tau_wall_s is not None and not x.resent_up and x.bytes_up:
             end_s = x.dispatched_at_s + x.tau_wall_s
-            up.append(transfer(end_s, x.upload_s, signal_s, x.bytes_up))
+            up.append(
+                settled_transfer(end_s, x.settled_up_s, x.settled_up_bytes, x.bytes_up)
+                or transfer(end_s, x.upload_s, signal_s, x.bytes_up)
+            )
     return down, up
 
 

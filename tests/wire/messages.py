@@ -29,6 +29,7 @@ from wire.messages import (
     Pong,
     Received,
     Refuse,
+    Settled,
     Status,
     Train,
     UploadAck,
@@ -148,6 +149,15 @@ MESSAGES: Mapping[str, AnyMessage] = {
         loss_train=1.5,
         download_rerequests=2,
         downlink_bps=8e6,
+    ),
+    "offer-settled": Offer(
+        round=3,
+        manifest=UPDATE,
+        phases=PHASES,
+        n_k=600,
+        steps=30,
+        was_cold=False,
+        settled=Settled(n_bytes=526_000, lasted_s=0.25),
     ),
     "offer-coded": Offer(
         round=3,

@@ -7,7 +7,7 @@ import pytest
 
 from wire.chunks import Chunk, chunk_slice, decode_chunk, encode_chunk, manifest_of
 from wire.errors import DecodeError
-from wire.messages import Manifest
+from wire.messages import Manifest, Settled
 from wire.transfer import Download, Intake, Upload
 
 CHUNK = 1024
@@ -64,6 +64,42 @@ def test_counts_and_ignores_a_duplicate() -> None:
     assert download.on_chunk(piece(data, manifest, 0), 0.2) == []
     assert download.duplicates == 1
     assert download.received_bytes == 2 * CHUNK
+
+
+def test_what_comes_after_the_first_chunk_is_the_settled_part() -> None:
+    data, manifest = blob(3)
+    download, intake = Download(manifest), Intake(manifest, 4)
+    download.start(0.0)
+    for receiver in (download, intake):
+        told = []
+        for index, at in ((1, 0.5), (0, 0.75), (2, 1.0), (2, 1.5)):
+            receiver.on_chunk(piece(data, manifest, index), at)
+            told.append(receiver.settled)
+        assert told == [
+            None,
+            Settled(n_bytes=CHUNK, lasted_s=0.25),
+            Settled(n_bytes=2 * CHUNK - 100, lasted_s=0.5),
+            None,  # a duplicate: nobody knows what else went on
+        ]
+
+
+def test_one_chunk_has_no_settled_part() -> None:
+    data, manifest = blob(1)
+    download = Download(manifest)
+    download.start(0.0)
+    download.on_chunk(piece(data, manifest, 0), 0.5)
+    assert download.settled is None
+
+
+def test_what_was_asked_for_twice_has_no_settled_part() -> None:
+    data, manifest = blob(2)
+    download = Download(manifest)
+    download.start(0.0)
+    download.on_link_up(1.0)
+    for index in (0, 1):
+        download.on_chunk(piece(data, manifest, index), 2.0 + index)
+    assert download.rerequests
+    assert download.settled is None
 
 
 def test_takes_a_chunk_that_nobody_asked_for() -> None:

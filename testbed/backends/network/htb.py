@@ -10,9 +10,8 @@ TBF refills its bucket at each change: a trace of 10 Hz then delivers 14 to 18 %
     burst     = max(3200 B, 0.5 ms of the rate)   2.5 % of 256 KiB at 100 Mbit/s
     queue     = max(10 packets, 100 ms of the fastest that the link was)
 
-A queue keeps its size when its link becomes slower, as a base station's does: one that shrank with
-a trace dropped so many packets that TCP stayed slow for seconds after the rate was back. With the
-same seed a transfer of 1 MB then got XXX of what the link let pass.
+A queue keeps its size when its link becomes slower, as a base station's does, and most steps of a
+trace cost one line, not two.
 
 Where nothing passes, as in a radio hole, the leaf swallows everything, what waited in the queue
 included: TCP comes back after its retransmission timeout, as it does on the air.
@@ -132,7 +131,8 @@ def leaf_line(lane: Lane, goodput_bps: float | None, air: Air = CLEAR) -> str:
 
     Args:
         lane: Which one.
-        goodput_bps: The fastest that passes, bit/s; None is not limited, `HOLE_BPS` lets nothing pass.
+        goodput_bps: The fastest that passes, bit/s; None is not limited, `HOLE_BPS` lets nothing
+            pass.
         air: What netem does to packets; where it is clear, netem is not needed.
     """
     at = f"qdisc replace dev {lane.link} parent 1:{lane.class_id:x} handle"

@@ -128,8 +128,9 @@ def test_migrations_run_in_order_from_the_version_found(connection: sqlite3.Conn
 
 def test_a_store_of_before_the_codecs_reads_as_float32(connection: sqlite3.Connection) -> None:
     codecs = ["decode_s", "coordinator_decode_s", "codec_down", "codec_up"]
+    settled = [f"settled_{way}_{what}" for way in ("down", "up") for what in ("bytes", "s")]
     added = {
-        "exchange": [*codecs, "starved_s", "is_starved"],
+        "exchange": [*codecs, "starved_s", "is_starved", *settled],
         "round": ["coordinator_encode_s"],
         "run": ["dilation", "clock", "selections"],
         "telemetry": ["free_cores", "clock_ratio", "throttled"],

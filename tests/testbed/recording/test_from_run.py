@@ -61,6 +61,39 @@ def test_a_link_that_moves_has_a_course_through_its_transfers() -> None:
         assert course.at(middle_s) == pytest.approx(rate)
 
 
+def test_a_rate_is_that_of_the_part_after_the_first_chunk() -> None:
+    device = World().device()
+    hesitating = [
+        replace(
+            x,
+            download_s=(x.download_s or 0.0) + 0.1,
+            upload_s=(x.upload_s or 0.0) + 0.3,
+            settled_down_bytes=500_000,
+            settled_down_s=8 * 500_000 / 16e6,
+            settled_up_bytes=200_000,
+            settled_up_s=8 * 200_000 / 8e6,
+        )
+        for x in device.exchanges
+    ]
+    found = findings_of_run(replace(device, exchanges=hesitating), COURSE).found
+    assert found["link.down_bps"].value == pytest.approx(16e6)
+    assert found["link.up_bps"].value == pytest.approx(8e6)
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "lasted_s"), [(10_000, 0.005), (2_000_000, 0.5), (500_000, 0.0)]
+)
+def test_a_part_that_tells_nothing_or_cannot_be_leaves_the_whole(
+    n_bytes: int, lasted_s: float
+) -> None:
+    device = World().device()
+    odd = [
+        replace(x, settled_down_bytes=n_bytes, settled_down_s=lasted_s) for x in device.exchanges
+    ]
+    found = findings_of_run(replace(device, exchanges=odd), COURSE).found
+    assert found["link.down_bps"].value == pytest.approx(16e6)
+
+
 def test_training_that_was_cut_short_is_charged_for_the_steps_it_took() -> None:
     whole = COURSE.reference_s(N_K, STEPS)
     half = COURSE.reference_s(N_K, STEPS // 2)
