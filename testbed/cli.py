@@ -82,6 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     replay = command("replay", "the same experiment on a virtual clock, without processes")
     _experiment(replay)
 
+    _compare(command("compare", "a grid of runs with shared seeds: table, figures, LaTeX"))
+
     coordinator = command("coordinator", "coordinator only: devices join by themselves")
     _experiment(coordinator)
     coordinator.add_argument("--headless", action="store_true", help="progress lines, no TUI")
@@ -212,6 +214,20 @@ def _record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path(), help="folder (default: this one)")
     parser.add_argument("--force", action="store_true", help="replace a profile of this name")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def _compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("grid", type=Path, help="grid file; examples/grids/ has some")
+    parser.add_argument(
+        "--out", type=Path, help="folder, new or of this grid (default comparisons/<name>)"
+    )
+    parser.add_argument("--seeds", type=int, metavar="N", help="0 to N - 1, instead of the grid's")
+    parser.add_argument("--jobs", type=int, metavar="N", help="replays at a time (default: cores)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of every arm: rounds=50"
+    )
+    parser.add_argument("--no-figures", action="store_true", help="draw none")
+    parser.add_argument("--json", action="store_true", help="stdout is one object")
 
 
 def _experiment(parser: argparse.ArgumentParser) -> None:

@@ -65,19 +65,30 @@ def override(raw: dict[str, Any], setting: str) -> None:
         ValueError: It has no `=`, or goes through something that is not a table.
     """
     path, separator, text = setting.partition("=")
-    keys = path.strip().split(".")
-    if not separator or not all(keys):
+    if not separator or not all(path.strip().split(".")):
         raise ValueError(f"must look like selection.V=50, got {setting!r}")
+    try:
+        value = msgspec.toml.decode(f"v = {text}")["v"]
+    except msgspec.DecodeError:
+        value = text.strip()
+    assign(raw, path, value)
+
+
+def assign(raw: dict[str, Any], path: str, value: Any) -> None:
+    """Put a value at `a.b` of a parsed document.
+
+    Raises:
+        ValueError: The path has an empty part, or goes through something that is not a table.
+    """
+    keys = path.strip().split(".")
+    if not all(keys):
+        raise ValueError(f"must be a key such as selection.V, got {path!r}")
     table = raw
     for key in keys[:-1]:
         nested = table.setdefault(key, {})
         if not isinstance(nested, dict):
             raise ValueError(f"{key!r} is not a table; only keys of tables can be set")
         table = nested
-    try:
-        value = msgspec.toml.decode(f"v = {text}")["v"]
-    except msgspec.DecodeError:
-        value = text.strip()
     table[keys[-1]] = value
 
 

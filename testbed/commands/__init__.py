@@ -31,6 +31,7 @@ class Command(Protocol):
 _MODULES = {
     "run": "run",
     "replay": "replay",
+    "compare": "compare",
     "coordinator": "run",
     "watch": "watch",
     "show": "runs",

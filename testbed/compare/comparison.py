@@ -1,0 +1,356 @@
+"""The arms of a grid beside its baseline: `compare.json`, and what all tables and figures show.
+
+Keys of the JSON only ever get added; a number that is not known is null.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from msgspec import Struct
+
+from coordinator.algorithms.arrays import Floats
+from testbed.compare.cell import Result
+from testbed.compare.grid import Grid, TargetConfig
+from testbed.compare.measures import METRICS, Course, Metric
+from testbed.compare.statistics import (
+    CONFIDENCE,
+    RESAMPLES,
+    Interval,
+    final_value,
+    mean_interval,
+    on_front,
+    restricted,
+    time_to,
+)
+
+BOOTSTRAP_SEED = 20210601
+"""Of the resampling: the same cells give the same intervals."""
+LEAST_SEEDS, LEAST_SEEDS_TRAINED = 10, 5
+"""Fewer are warned of: without training, where seeds cost nothing, and with."""
+MACHINE_TIME = "wall_s"
+"""Of a replay it says nothing but how busy the machine was."""
+FRONT_TIME, FRONT_RATE = "virtual_s", "min_rate_selected"
+
+Judgement: TypeAlias = Literal["better", "worse", "unclear"]
+Values: TypeAlias = Mapping[int, float]
+"""Of one arm and metric, by seed."""
+
+
+class Estimate(Struct, frozen=True, kw_only=True):
+    """A mean over seeds and its interval; null ends for fewer than two seeds."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+class Difference(Struct, frozen=True, kw_only=True):
+    """An arm minus the baseline, seed by seed."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+    judgement: Judgement
+    """Unclear whenever 0 is inside the interval, or the seeds are too few."""
+
+
+class ArmSummary(Struct, frozen=True, kw_only=True):
+    """One arm."""
+
+    name: str
+    curve: str
+    """Arms of one curve differ in selection.V alone."""
+    front_value: float | None
+    """selection.V, if an axis gave it."""
+    beta: float
+    """Promised rate."""
+    seeds: list[int]
+    """Of its cells that are done."""
+    is_on_front: bool | None
+    """No other arm's means have less total time and a higher least rate; None without them."""
+    reached: dict[str, str]
+    """Runs that reached each target by their own end: `7/10`."""
+    values: dict[str, Estimate]
+    differences: dict[str, Difference]
+    """From the baseline; empty for the baseline itself."""
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """An accuracy to reach."""
+
+    key: str
+    """Of its metric."""
+    accuracy: float
+    rule: str
+    """Where it comes from."""
+
+
+class CellSummary(Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    arm: str
+    seed: int
+    folder: str
+    problem: str
+    """Empty when it is done."""
+    values: dict[str, float | None]
+
+
+class MetricSummary(Struct, frozen=True, kw_only=True):
+    """What a key of `values` means."""
+
+    key: str
+    group: str
+    heading: str
+    short: str
+    unit: str
+    better: Literal["less", "more"]
+    digits: int
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """All that a grid says."""
+
+    name: str
+    grid: str
+    """Hash: what was run, the baseline and the target."""
+    version: str
+    fleet: str
+    baseline: str
+    seeds: list[int]
+    has_training: bool
+    targets: list[Target]
+    horizon_s: float | None
+    """Up to here times to a target are averaged; None without targets."""
+    confidence: float
+    resamples: int
+    warnings: list[str]
+    metrics: list[MetricSummary]
+    arms: list[ArmSummary]
+    cells: list[CellSummary]
+
+    @property
+    def problems(self) -> list[CellSummary]:
+        """Cells that failed."""
+        return [cell for cell in self.cells if cell.problem]
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """Cells that are done, by arm and seed."""
+
+    values: Mapping[str, Mapping[int, dict[str, float | None]]]
+    courses: Mapping[str, Mapping[int, Course]]
+
+    def of(self, arm: str, key: str) -> dict[int, float]:
+        """Return what is known of a metric, by seed."""
+        known = {seed: values.get(key) for seed, values in self.values[arm].items()}
+        return {seed: value for seed, value in known.items() if value is not None}
+
+
+def compare(grid: Grid, digest: str, version: str, results: Sequence[Result]) -> Comparison:
+    """Return what the results of a grid say; they may be in any order."""
+    done = _collect(grid, results)
+    target_of = grid.target.of or grid.baseline
+    targets = _targets(grid.target, target_of, done)
+    horizon_s = _horizon(grid.target, done) if targets else None
+    metrics = [m for m in METRICS if m.key != MACHINE_TIME or grid.fleet == "run"]
+    if horizon_s is not None:
+        metrics += _add_times(done, targets, horizon_s)
+    shown = [m for m in metrics if any(done.of(arm.name, m.key) for arm in grid.arms)]
+    has_training = any(course.accuracy for arm in done.courses.values() for course in arm.values())
+    front = _front(grid, done)
+    arms = [
+        ArmSummary(
+            name=arm.name,
+            curve=arm.curve,
+            front_value=arm.front_value,
+            beta=arm.experiment.selection.beta,
+            seeds=sorted(done.values[arm.name]),
+            is_on_front=front.get(arm.name),
+            reached={t.key: _reached(done.courses[arm.name], t.accuracy) for t in targets},
+            values={
+                m.key: _estimate(values) for m in shown if (values := done.of(arm.name, m.key))
+            },
+            differences=_differences(arm.name, grid.baseline, shown, done),
+        )
+        for arm in grid.arms
+    ]
+    order = {(cell.arm.name, cell.seed): at for at, cell in enumerate(grid.cells())}
+    return Comparison(
+        name=grid.name,
+        grid=digest,
+        version=version,
+        fleet=grid.fleet,
+        baseline=grid.baseline,
+        seeds=list(grid.seeds),
+        has_training=has_training,
+        targets=targets,
+        horizon_s=horizon_s,
+        confidence=CONFIDENCE,
+        resamples=RESAMPLES,
+        warnings=_warnings(grid, arms, has_training=has_training),
+        metrics=[
+            MetricSummary(
+                key=m.key,
+                group=m.group,
+                heading=m.heading,
+                short=m.short,
+                unit=m.unit,
+                better=m.better,
+                digits=m.digits,
+            )
+            for m in shown
+        ],
+        arms=arms,
+        cells=[
+            CellSummary(
+                arm=result.arm,
+                seed=result.seed,
+                folder=result.folder,
+                problem=result.reply.problem,
+                values=_shown(done.values[result.arm].get(result.seed, {}), shown),
+            )
+            for result in sorted(results, key=lambda r: order[r.arm, r.seed])
+        ],
+    )
+
+
+def _collect(grid: Grid, results: Sequence[Result]) -> _Done:
+    values: dict[str, dict[int, dict[str, float | None]]] = {arm.name: {} for arm in grid.arms}
+    courses: dict[str, dict[int, Course]] = {arm.name: {} for arm in grid.arms}
+    for result in results:
+        if result.reply.measured is not None:
+            values[result.arm][result.seed] = dict(result.reply.measured.values)
+            courses[result.arm][result.seed] = result.reply.measured.course
+    return _Done(values, courses)
+
+
+def _shown(
+    values: Mapping[str, float | None], metrics: Sequence[Metric]
+) -> dict[str, float | None]:
+    return {m.key: values[m.key] for m in metrics if m.key in values}
+
+
+def _targets(config: TargetConfig, of: str, done: _Done) -> list[Target]:
+    """Return the accuracies to reach; none where nothing was evaluated often enough."""
+    if config.accuracy:
+        if not any(course.accuracy for arm in done.courses.values() for course in arm.values()):
+            return []
+        return [Target(key=f"time_to_{a:g}", accuracy=a, rule="given") for a in config.accuracy]
+    finals = [final_value(np.array(course.accuracy)) for course in done.courses[of].values()]
+    known = [value for value in finals if value is not None]
+    if not known:
+        return []
+    final = float(np.mean(known))
+    return [
+        Target(
+            key=f"time_to_{100 * share:g}_percent",
+            accuracy=share * final,
+            rule=f"{100 * share:g} % of the final {final:.3f} of {of}",
+        )
+        for share in config.share
+    ]
+
+
+def _horizon(config: TargetConfig, done: _Done) -> float | None:
+    """Return how long every run lasted at least, or what was asked for if that is less."""
+    ends = [time for arm in done.values for time in done.of(arm, "virtual_s").values()]
+    if not ends:
+        return None
+    return min(ends) if config.horizon_s is None else min(config.horizon_s, *ends)
+
+
+def _add_times(done: _Done, targets: Sequence[Target], horizon_s: float) -> list[Metric]:
+    """Add the restricted time to each target to every cell that was evaluated."""
+    for arm, courses in done.courses.items():
+        for seed, course in courses.items():
+            for target in targets:
+                found = time_to(
+                    target.accuracy, np.array(course.evaluated_s), np.array(course.accuracy)
+                )
+                done.values[arm][seed][target.key] = (
+                    restricted(found, horizon_s) if course.accuracy else None
+                )
+    words = {target.key: f"to {target.accuracy:.3f}" for target in targets}
+    return [Metric(key, "accuracy", f"time {to}", to, "s", "less", 1) for key, to in words.items()]
+
+
+def _reached(courses: Mapping[int, Course], target: float) -> str:
+    evaluated = [course for course in courses.values() if course.accuracy]
+    times = [time_to(target, np.array(c.evaluated_s), np.array(c.accuracy)) for c in evaluated]
+    return f"{sum(time is not None for time in times)}/{len(evaluated)}"
+
+
+def _front(grid: Grid, done: _Done) -> dict[str, bool]:
+    """Return which arms no other beats by its means."""
+    pairs = {
+        arm.name: (done.of(arm.name, FRONT_TIME), done.of(arm.name, FRONT_RATE))
+        for arm in grid.arms
+    }
+    known = [name for name, (times, rates) in pairs.items() if times and rates]
+    if not known:
+        return {}
+    means: list[Floats] = [
+        np.array([np.mean(list(pairs[name][at].values())) for name in known]) for at in (0, 1)
+    ]
+    return dict(zip(known, on_front(*means).tolist(), strict=True))
+
+
+def _differences(
+    arm: str, baseline: str, metrics: Sequence[Metric], done: _Done
+) -> dict[str, Difference]:
+    if arm == baseline:
+        return {}
+    found = {}
+    for metric in metrics:
+        ours, theirs = done.of(arm, metric.key), done.of(baseline, metric.key)
+        both = {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}
+        if both:
+            interval = _interval(both)
+            found[metric.key] = Difference(
+                mean=interval.mean,
+                low=interval.low,
+                high=interval.high,
+                n=interval.n,
+                judgement=_judge(interval, metric),
+            )
+    return found
+
+
+def _judge(interval: Interval, metric: Metric) -> Judgement:
+    verdict = interval.verdict
+    if verdict == "unclear":
+        return "unclear"
+    return "better" if verdict == metric.better else "worse"
+
+
+def _estimate(values: Values) -> Estimate:
+    interval = _interval(values)
+    return Estimate(mean=interval.mean, low=interval.low, high=interval.high, n=interval.n)
+
+
+def _interval(values: Values) -> Interval:
+    """Return the interval of values in the order of their seeds; equal values, equal bits."""
+    ordered = np.array([values[seed] for seed in sorted(values)], dtype=np.float64)
+    return mean_interval(ordered, np.random.default_rng(BOOTSTRAP_SEED))
+
+
+def _warnings(grid: Grid, arms: Sequence[ArmSummary], *, has_training: bool) -> list[str]:
+    least = LEAST_SEEDS_TRAINED if has_training else LEAST_SEEDS
+    what = "with training" if has_training else "without training"
+    said = []
+    if len(grid.seeds) < least:
+        said.append(
+            f"seeds: {what} at least {least} are needed to say much, got {len(grid.seeds)}; "
+            "add seeds, what is done is kept"
+        )
+    missing = [arm for arm in arms if len(arm.seeds) < len(grid.seeds)]
+    if missing:
+        names = ", ".join(f"{arm.name} {len(arm.seeds)}/{len(grid.seeds)}" for arm in missing)
+        said.append(f"cells failed: {names}; differences are over the seeds that both arms have")
+    return said

@@ -1,0 +1,286 @@
+"""The grid file: a base experiment, arms that change it, and the seeds that all arms share.
+
+Arms are listed (`[[arm]]`), spanned by axes (`[axes]`), or both: every listed arm is multiplied by
+its own axes and by those of the grid. Decoded as strictly as an experiment.
+"""
+
+import copy
+import itertools
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from coordinator.config import PositiveFloat, Section
+from testbed.experiment import Experiment, ExperimentError, Seed, parse_experiment
+from testbed.explain import assign, explain, first_not_finite, override
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Name: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,63}$")]
+Share: TypeAlias = Annotated[float, Meta(gt=0.0, le=1.0)]
+Values: TypeAlias = Annotated[list[Any], Meta(min_length=1)]
+Fleet: TypeAlias = Literal["replay", "run"]
+Document: TypeAlias = dict[str, Any]
+"""A parsed TOML document, or a part of one."""
+
+MAX_CELLS = 10_000
+MAX_ARM_NAME = 120
+"""An arm's name is the name of a folder, too."""
+FRONT_AXIS = "selection.V"
+"""Arms that differ in this alone are one curve: a selector is judged over it, not at one value."""
+SHARED = ("seed", "seeds", "name")
+"""What an arm may not set: cells of one seed share their data, fleet and traces."""
+
+
+class ArmConfig(Section, frozen=True, kw_only=True):
+    """`[[arm]]`."""
+
+    name: Name
+    set: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Keys of the experiment, with dots, and their values."""
+    axes: dict[str, Values] = msgspec.field(default_factory=dict)
+    """Of this arm alone."""
+
+
+class TargetConfig(Section, frozen=True, kw_only=True):
+    """`[target]`: the accuracies to which the time is taken, fixed before the grid is run."""
+
+    accuracy: tuple[Share, ...] = ()
+    """Ratios of correct answers, mean over devices."""
+    share: tuple[Share, ...] = (0.9, 0.95)
+    """The same as shares of the final accuracy of `of`; used when `accuracy` is empty."""
+    of: str | None = None
+    """An arm; None is the baseline."""
+    horizon_s: PositiveFloat | None = None
+    """Up to here times are averaged, at most the shortest run; None is the shortest run."""
+
+
+class GridConfig(Section, frozen=True, kw_only=True):
+    """A whole grid file."""
+
+    name: Name | None = None
+    """None takes the name of the file."""
+    experiment: str | dict[str, Any]
+    """A file beside the grid, or the experiment itself."""
+    fleet: Fleet = "replay"
+    """`replay`: on a virtual clock; `run`: emulated devices, one run after another."""
+    seeds: Annotated[int, Meta(ge=1, le=1_000)] | Annotated[tuple[Seed, ...], Meta(min_length=1)]
+    """How many, from 0 on; or which."""
+    baseline: str | None = None
+    """The arm that all others are compared with; None is the first."""
+    set: dict[str, Any] = msgspec.field(default_factory=dict)
+    """What all arms change of the experiment."""
+    axes: dict[str, Values] = msgspec.field(default_factory=dict)
+    arm: tuple[ArmConfig, ...] = ()
+    target: TargetConfig = TargetConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way of doing it."""
+
+    name: str
+    curve: str
+    """Its name without the front's axis: arms of one curve differ in that alone."""
+    axes: tuple[tuple[str, Any], ...]
+    """Keys and values that the axes gave it."""
+    experiment: Experiment
+    """With some seed of the grid."""
+
+    @property
+    def front_value(self) -> float | None:
+        """Its value on the front's axis; None if it is not on it."""
+        value = dict(self.axes).get(FRONT_AXIS)
+        return float(value) if isinstance(value, int | float) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of the grid."""
+
+    arm: Arm
+    seed: int
+
+    @property
+    def experiment(self) -> Experiment:
+        """What is run."""
+        return msgspec.structs.replace(self.arm.experiment, seed=self.seed)
+
+    def folder(self, out: Path) -> Path:
+        """Return the folder of its run."""
+        return out / "runs" / self.arm.name / str(self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A grid file, worked out."""
+
+    name: str
+    fleet: Fleet
+    seeds: tuple[int, ...]
+    arms: tuple[Arm, ...]
+    baseline: str
+    target: TargetConfig
+
+    def cells(self) -> list[Cell]:
+        """Return every cell, seed by seed: a grid that is cut off has whole seeds."""
+        return [Cell(arm, seed) for seed in self.seeds for arm in self.arms]
+
+
+def load_grid(path: Path, settings: Sequence[str] = (), seeds: int | None = None) -> Grid:
+    """Return the grid in a TOML file.
+
+    Args:
+        path: The file.
+        settings: Overrides of the base experiment such as `rounds=50`, before those of the arms.
+        seeds: How many, from 0 on, instead of those in the file.
+
+    Raises:
+        ExperimentError: A file cannot be read, or breaks a rule; one line.
+    """
+    raw = _read(path)
+    problem = first_not_finite(raw)
+    if problem is not None:
+        raise ExperimentError(f"{path}: {problem}")
+    try:
+        config = msgspec.convert(raw, GridConfig)
+    except msgspec.ValidationError as exc:
+        raise ExperimentError(f"{path}: {explain(exc, raw, GridConfig)}") from exc
+    if seeds is not None:
+        config = msgspec.structs.replace(config, seeds=seeds)
+    name = config.name or path.stem
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", name) is None:
+        raise ExperimentError(
+            f"{path}: name: must be a text of letters, digits, dot, hyphen and plus, "
+            f"got {name!r}, the name of the file; add name"
+        )
+    try:
+        return _grid(config, name, _base(config, path, settings), path)
+    except ValueError as exc:
+        raise ExperimentError(f"{path}: {exc}") from exc
+
+
+def _read(path: Path) -> Document:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise ExperimentError(f"{path}: there is no such file; see examples/") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ExperimentError(f"{path}: cannot be read: {exc}") from exc
+    except tomllib.TOMLDecodeError as exc:
+        raise ExperimentError(f"{path}: not valid TOML: {exc}") from exc
+
+
+def _base(config: GridConfig, path: Path, settings: Sequence[str]) -> Document:
+    """Return the document that all arms begin with."""
+    if isinstance(config.experiment, str):
+        raw = _read(path.parent / config.experiment)
+    else:
+        raw = copy.deepcopy(config.experiment)
+        raw.setdefault("name", config.name or path.stem)
+    for key, value in config.set.items():
+        _check_shared("set", key)
+        _assign(raw, "set", key, value)
+    for setting in settings:
+        _check_shared("--set", setting.partition("=")[0])
+        try:
+            override(raw, setting)
+        except ValueError as exc:
+            raise ValueError(f"--set {setting}: {exc}") from exc
+    return raw
+
+
+def _grid(config: GridConfig, name: str, base: Document, path: Path) -> Grid:
+    seeds = tuple(range(config.seeds)) if isinstance(config.seeds, int) else config.seeds
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds: must differ, got {list(seeds)}; name each once")
+    if not config.arm and not config.axes:
+        raise ValueError("arm: a grid needs arms, got none; add [[arm]] or [axes]")
+    listed: tuple[ArmConfig | None, ...] = config.arm or (None,)
+    arms = [arm for one in listed for arm in _span(one, config.axes, base, seeds[0], path)]
+    names = [arm.name for arm in arms]
+    for arm in names:
+        if names.count(arm) > 1:
+            raise ValueError(
+                f"arm {arm!r}: names must differ, got this one twice; name the arms apart"
+            )
+    if len(arms) * len(seeds) > MAX_CELLS:
+        raise ValueError(
+            f"axes: arms x seeds must be at most {MAX_CELLS:,}, got {len(arms) * len(seeds):,}; "
+            "leave some out"
+        )
+    baseline = _known("baseline", config.baseline or names[0], names)
+    _known("target.of", config.target.of or baseline, names)
+    return Grid(name, config.fleet, seeds, tuple(arms), baseline, config.target)
+
+
+def _span(
+    listed: ArmConfig | None, shared: Mapping[str, list[Any]], base: Document, seed: int, path: Path
+) -> Iterator[Arm]:
+    """Yield the arms that axes make of one listed arm; None stands for none listed."""
+    axes = {**shared, **(listed.axes if listed else {})}
+    settings = listed.set if listed else {}
+    words = _short_keys(axes)
+    where = f"arm {listed.name!r}" if listed else "axes"
+    for key in (*settings, *axes):
+        _check_shared(where, key)
+    for values in itertools.product(*axes.values()):
+        given = tuple(zip(axes, values, strict=True))
+        raw = copy.deepcopy(base)
+        raw["seed"] = seed
+        for key, value in (*settings.items(), *given):
+            _assign(raw, where, key, copy.deepcopy(value))
+        stem = [listed.name] if listed else []
+        parts = {key: f"{words[key]}={_slug(value)}" for key, value in given}
+        name = ",".join([*stem, *parts.values()])
+        if len(name) > MAX_ARM_NAME:
+            raise ValueError(
+                f"{where}: names must have at most {MAX_ARM_NAME} characters, got {name!r}; "
+                "list the arms one by one"
+            )
+        experiment = parse_experiment(raw, f"{path}: arm {name!r}")
+        curve = ",".join([*stem, *(text for key, text in parts.items() if key != FRONT_AXIS)])
+        yield Arm(name, curve or name, given, experiment)
+
+
+def _assign(raw: Document, where: str, key: str, value: Any) -> None:
+    try:
+        assign(raw, key, value)
+    except ValueError as exc:
+        raise ValueError(f"{where}: {key}: {exc}") from exc
+
+
+def _check_shared(where: str, key: str) -> None:
+    if key.strip().partition(".")[0] in SHARED:
+        raise ValueError(
+            f"{where}: {key}: must be the same in every arm, got a setting of its own; put it into "
+            "the experiment, or use seeds of the grid"
+        )
+
+
+def _known(where: str, arm: str, names: Sequence[str]) -> str:
+    if arm not in names:
+        raise ValueError(f"{where}: must be an arm, got {arm!r}; there are: {', '.join(names)}")
+    return arm
+
+
+def _short_keys(axes: Mapping[str, object]) -> dict[str, str]:
+    """Return the last word of each key, or all of it where two end alike."""
+    last = {key: key.rpartition(".")[2] for key in axes}
+    words = list(last.values())
+    return {key: word if words.count(word) == 1 else key for key, word in last.items()}
+
+
+def _slug(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-") or "none"

@@ -1,0 +1,238 @@
+"""The figures of a comparison: the front, courses over rounds and time, and queues against V."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from coordinator.algorithms.arrays import Floats
+from testbed.compare.cell import Result
+from testbed.compare.comparison import FRONT_RATE, FRONT_TIME, ArmSummary, Comparison
+from testbed.compare.measures import Course
+from testbed.figures import GREY, Look, band, drawing, files_of, look
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+GRID_POINTS = 400
+"""Instants of the time axis at which the seeds of an arm are averaged."""
+MAX_SERIES = 12
+"""More arms are drawn, but only these are named in a legend."""
+QUEUE = "queue_mean_total"
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One quantity of one arm over rounds or time, over its seeds; each of shape (T,)."""
+
+    x: Floats
+    lowest: Floats
+    mean: Floats
+    highest: Floats
+
+
+def draw_all(comparison: Comparison, results: Sequence[Result], folder: Path) -> list[Path]:
+    """Draw what the comparison has numbers for; return the files.
+
+    Raises:
+        FiguresMissingError: matplotlib is not installed.
+        OSError: A file cannot be written.
+    """
+    courses: dict[str, list[Course]] = {arm.name: [] for arm in comparison.arms}
+    for result in results:
+        if result.reply.measured is not None:
+            courses[result.arm].append(result.reply.measured.course)
+    looks = _looks(comparison)
+    drawn = list[Path]()
+
+    def draw(name: str, paint: Callable[["Axes"], None]) -> None:
+        with drawing(folder / name) as figure:
+            paint(figure.add_subplot())
+        drawn.extend(files_of(folder / name))
+
+    if any(arm.is_on_front is not None for arm in comparison.arms):
+        draw("front", lambda axes: _front(axes, comparison, looks))
+        draw("time", lambda axes: _times(axes, comparison, looks))
+    if any(arm.front_value is not None and QUEUE in arm.values for arm in comparison.arms):
+        draw("queue-against-V", lambda axes: _queue_against_v(axes, comparison, looks))
+    if any(course.queue_total for ones in courses.values() for course in ones):
+        queues = {name: by_round(ones, "queue_total") for name, ones in courses.items()}
+        draw("queue", lambda axes: _courses(axes, queues, looks, "round", "sum of the queues"))
+    if comparison.has_training:
+        rounds = {name: by_round(ones, "accuracy") for name, ones in courses.items()}
+        draw("accuracy-rounds", lambda axes: _accuracy(axes, comparison, rounds, looks, "round"))
+        times = {name: by_time(ones) for name, ones in courses.items()}
+        draw("accuracy-time", lambda axes: _accuracy(axes, comparison, times, looks, "time, s"))
+    return drawn
+
+
+def by_round(courses: Sequence[Course], what: str) -> Curve | None:
+    """Return `queue_total` or `accuracy` over the rounds that all seeds have; None without any."""
+    at = "rounds" if what == "queue_total" else "evaluated"
+    length = min((len(getattr(course, what)) for course in courses), default=0)
+    if length == 0:
+        return None
+    values = np.array([getattr(course, what)[:length] for course in courses])
+    return _over_seeds(np.array(getattr(courses[0], at)[:length], dtype=np.float64), values)
+
+
+def by_time(courses: Sequence[Course]) -> Curve | None:
+    """Return the accuracy over the time that all seeds have, each the last one evaluated."""
+    evaluated = [course for course in courses if course.evaluated]
+    if not evaluated:
+        return None
+    start = max(course.evaluated_s[0] for course in evaluated)
+    end = min(course.evaluated_s[-1] for course in evaluated)
+    if end < start:
+        return None
+    grid: Floats = np.linspace(start, end, GRID_POINTS)
+    values = np.array(
+        [
+            np.array(course.accuracy)[np.searchsorted(course.evaluated_s, grid, side="right") - 1]
+            for course in evaluated
+        ]
+    )
+    return _over_seeds(grid, values)
+
+
+def _over_seeds(x: Floats, values: Floats) -> Curve:
+    return Curve(x, values.min(axis=0), values.mean(axis=0), values.max(axis=0))
+
+
+def _looks(comparison: Comparison) -> dict[str, Look]:
+    return {arm.name: look(at) for at, arm in enumerate(comparison.arms)}
+
+
+def _curves_of(comparison: Comparison) -> dict[str, list[ArmSummary]]:
+    """Return the arms of each curve in the order of V; an arm without V is a curve of its own."""
+    curves: dict[str, list[ArmSummary]] = {}
+    for arm in comparison.arms:
+        curves.setdefault(arm.curve if arm.front_value is not None else arm.name, []).append(arm)
+    return {
+        name: sorted(arms, key=lambda arm: arm.front_value or 0.0) for name, arms in curves.items()
+    }
+
+
+def _front(axes: "Axes", comparison: Comparison, looks: Mapping[str, Look]) -> None:
+    for at, (name, arms) in enumerate(_curves_of(comparison).items()):
+        known = [arm for arm in arms if FRONT_TIME in arm.values and FRONT_RATE in arm.values]
+        if not known:
+            continue
+        times, rates = (
+            np.array([arm.values[key].mean for arm in known]) for key in (FRONT_TIME, FRONT_RATE)
+        )
+        style = look(at)
+        axes.errorbar(
+            times,
+            rates,
+            xerr=_spread(known, FRONT_TIME),
+            yerr=_spread(known, FRONT_RATE),
+            color=style.colour,
+            marker=style.marker,
+            linestyle=style.dash,
+            elinewidth=0.8,
+            label=name,
+        )
+        for arm, time, rate in zip(known, times, rates, strict=True):
+            if arm.front_value is not None:
+                axes.annotate(
+                    f"V={arm.front_value:g}",
+                    (time, rate),
+                    (4, 4),
+                    textcoords="offset points",
+                    fontsize=7,
+                    color=style.colour,
+                )
+    betas = {arm.beta for arm in comparison.arms}
+    if len(betas) == 1:
+        axes.axhline(betas.pop(), color=GREY, linestyle=":", linewidth=1.0, label="promised")
+    axes.set(xlabel="total time, s", ylabel="least rate of a device", ylim=(0.0, None))
+    _legend(axes)
+
+
+def _times(axes: "Axes", comparison: Comparison, looks: Mapping[str, Look]) -> None:
+    arms = [arm for arm in comparison.arms if FRONT_TIME in arm.values][::-1]
+    for at, arm in enumerate(arms):
+        axes.errorbar(
+            arm.values[FRONT_TIME].mean,
+            at,
+            xerr=_spread([arm], FRONT_TIME),
+            color=looks[arm.name].colour,
+            marker=looks[arm.name].marker,
+            capsize=3,
+        )
+    axes.set_yticks(range(len(arms)), [arm.name for arm in arms])
+    axes.set(xlabel="total time, s", xlim=(0.0, None), ylim=(-0.5, len(arms) - 0.5))
+
+
+def _queue_against_v(axes: "Axes", comparison: Comparison, looks: Mapping[str, Look]) -> None:
+    for at, (name, arms) in enumerate(_curves_of(comparison).items()):
+        style = look(at)
+        known = [arm for arm in arms if QUEUE in arm.values]
+        if not known:
+            continue
+        means = [arm.values[QUEUE].mean for arm in known]
+        if known[0].front_value is None:
+            axes.axhline(means[0], color=style.colour, linestyle=style.dash, label=name)
+            continue
+        axes.errorbar(
+            [arm.front_value or 0.0 for arm in known],
+            means,
+            yerr=_spread(known, QUEUE),
+            color=style.colour,
+            marker=style.marker,
+            linestyle=style.dash,
+            capsize=3,
+            label=name,
+        )
+    axes.set(xlabel="V", ylabel="sum of the queues, mean over rounds", ylim=(0.0, None))
+    _legend(axes)
+
+
+def _accuracy(
+    axes: "Axes",
+    comparison: Comparison,
+    curves: Mapping[str, Curve | None],
+    looks: Mapping[str, Look],
+    xlabel: str,
+) -> None:
+    for target in comparison.targets:
+        axes.axhline(target.accuracy, color=GREY, linestyle=":", linewidth=1.0)
+    _courses(axes, curves, looks, xlabel, "accuracy, mean over devices")
+
+
+def _courses(
+    axes: "Axes",
+    curves: Mapping[str, Curve | None],
+    looks: Mapping[str, Look],
+    xlabel: str,
+    ylabel: str,
+) -> None:
+    for name, curve in curves.items():
+        if curve is not None:
+            band(
+                axes,
+                curve.x,
+                curve.lowest,
+                curve.mean,
+                curve.highest,
+                label=name,
+                style=looks[name],
+            )
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    _legend(axes)
+
+
+def _legend(axes: "Axes") -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[:MAX_SERIES], labels[:MAX_SERIES])
+
+
+def _spread(arms: Sequence[ArmSummary], key: str) -> Floats:
+    """Return how far intervals reach below and above their means, shape (2, K)."""
+    found = [arm.values[key] for arm in arms]
+    below = [0.0 if one.low is None else one.mean - one.low for one in found]
+    above = [0.0 if one.high is None else one.high - one.mean for one in found]
+    return np.array([below, above])

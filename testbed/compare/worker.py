@@ -1,0 +1,97 @@
+"""The process that replays cells, one after another, for as long as its standard input is open.
+
+Jobs come as lines of JSON on standard input, replies go as lines of JSON to standard output. When
+the input ends the worker stops at once, with its run closed in order: it never outlives a grid
+that was killed.
+"""
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from msgspec import Struct
+
+from coordinator.store import StoreError
+from coordinator.task.errors import TaskError
+from device_agent.engines.errors import EngineError
+from profiles.errors import ProfileError
+from testbed.backends.errors import BackendError
+from testbed.compare.cell import Reply, begin_anew, one_line, reply_of, state_of
+from testbed.datasets.errors import DataError
+from testbed.experiment import Experiment, ExperimentError
+from testbed.replay.run import replay_experiment
+
+EXPECTED = (
+    BackendError,
+    DataError,
+    EngineError,
+    ExperimentError,
+    OSError,
+    ProfileError,
+    StoreError,
+    TaskError,
+)
+"""Errors whose message is one line that says what to do."""
+
+CLOSE_S = 5.0
+"""A run that is stopped closes its store within this, or is left as a crash would leave it."""
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """One cell."""
+
+    run_id: str
+    folder: str
+    experiment: Experiment
+
+
+def carry_out(job: Job) -> Reply:
+    """Replay a cell, unless that was done before, and measure it; failures are replies, too."""
+    try:
+        folder = Path(job.folder)
+        state = state_of(folder)
+        if state in ("new", "damaged"):
+            begin_anew(folder)
+        if state != "done":
+            replay_experiment(job.experiment, folder, job.run_id, lambda played: None)
+        return reply_of(folder, was_done=state == "done")
+    except EXPECTED as exc:
+        return Reply(problem=one_line(exc))
+    except Exception as exc:
+        return Reply(problem=f"a fault in fairbed itself: {type(exc).__name__}: {one_line(exc)}")
+
+
+def main() -> None:
+    """Carry out jobs until standard input ends."""
+    jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a plug-in prints is no reply
+    threading.Thread(target=_listen, args=(sys.stdin.buffer, jobs), daemon=True).start()
+    try:
+        while True:
+            replies.write(msgspec.json.encode(carry_out(jobs.get())) + b"\n")
+            replies.flush()
+    except (KeyboardInterrupt, BrokenPipeError):
+        os._exit(0)  # nobody listens any more, and what could be closed is
+
+
+def _listen(lines: BinaryIO, jobs: "queue.SimpleQueue[Job]") -> None:
+    """Hand jobs over; at the end of the input interrupt whatever the process is at."""
+    decoder = msgspec.json.Decoder(Job)
+    for line in lines:
+        jobs.put(decoder.decode(line))
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    signal.pthread_kill(main_thread, signal.SIGINT)
+    time.sleep(CLOSE_S)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Made-up results of a small grid: numbers that can be checked by hand."""
+
+from collections.abc import Callable
+
+from testbed.compare.cell import Reply, Result
+from testbed.compare.grid import Grid
+from testbed.compare.measures import METRICS, Course, Measured
+
+EVALUATIONS = 10
+
+
+def result(
+    arm: str,
+    seed: int,
+    *,
+    slope: float | None = None,
+    round_s: float = 10.0,
+    problem: str = "",
+    **values: float | None,
+) -> Result:
+    """Return a cell: a metric that is not given is not known, `slope` is accuracy a round."""
+    if problem:
+        return Result(arm=arm, seed=seed, folder=f"runs/{arm}/{seed}", reply=Reply(problem=problem))
+    rounds = range(1, EVALUATIONS + 1)
+    evaluated = rounds if slope is not None else range(0)
+    course = Course(
+        rounds=tuple(rounds),
+        closed_s=tuple(round_s * at for at in rounds),
+        queue_total=tuple(1.0 * at for at in rounds),
+        evaluated=tuple(evaluated),
+        evaluated_s=tuple(round_s * at for at in evaluated),
+        accuracy=tuple((slope or 0.0) * at for at in evaluated),
+    )
+    known: dict[str, float | None] = {metric.key: None for metric in METRICS}
+    known["virtual_s"] = round_s * EVALUATIONS
+    known |= values
+    measured = Measured(values=known, course=course)
+    return Result(arm=arm, seed=seed, folder=f"runs/{arm}/{seed}", reply=Reply(measured=measured))
+
+
+def results(grid: Grid, make: Callable[[str, int], Result]) -> list[Result]:
+    """Return one result a cell."""
+    return [make(cell.arm.name, cell.seed) for cell in grid.cells()]

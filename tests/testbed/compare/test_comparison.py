@@ -1,0 +1,220 @@
+"""What a grid's results say, against numbers by hand; and how tables, CSV and LaTeX say it."""
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from testbed.compare.cell import Result
+from testbed.compare.comparison import Comparison, compare
+from testbed.compare.grid import Grid, load_grid
+from testbed.compare.table import cells_csv, metrics_csv, plain
+from testbed.compare.tex import escaped, tex
+from tests.testbed.compare.results import result, results
+
+GRID = """
+name = "front_1"
+seeds = {seeds}
+{target}
+[[arm]]
+name = "uniform"
+set = {{ "selection.policy" = "uniform" }}
+[[arm]]
+name = "rbcs_f"
+axes = {{ "selection.V" = [5, 50] }}
+[experiment]
+[experiment.selection]
+per_round = 1
+beta = 0.15
+[[experiment.fleet]]
+model = "linear"
+theta = [1.0, 1.0, 0.2]
+count = 3
+"""
+FAST, FASTER = "rbcs_f,V=5", "rbcs_f,V=50"
+
+
+def grid_of(tmp_path: Path, seeds: int = 10, target: str = "") -> Grid:
+    path = tmp_path / "grid.toml"
+    path.write_text(GRID.format(seeds=seeds, target=target), encoding="utf-8")
+    return load_grid(path)
+
+
+def said(grid: Grid, found: list[Result]) -> Comparison:
+    return compare(grid, "hash", "1.0", found)
+
+
+def cell(arm: str, seed: int) -> Result:
+    """Return a cell whose luck is the same in every arm: only the seed makes noise."""
+    luck = float(np.random.default_rng(seed).normal())
+    base = {"uniform": 300.0, FAST: 200.0, FASTER: 150.0}[arm]
+    rate = {"uniform": 0.19, FAST: 0.16, FASTER: 0.16}[arm]
+    noise = 0.0 if arm == "uniform" else 0.01 * (-1) ** seed
+    return result(
+        arm,
+        seed,
+        round_s=(base + 40.0 * luck) / 10.0,
+        min_rate_selected=rate,
+        jain=0.9 + noise,
+        queue_mean_total=base / 10.0,
+    )
+
+
+@pytest.fixture
+def comparison(tmp_path: Path) -> Comparison:
+    grid = grid_of(tmp_path)
+    return said(grid, results(grid, cell))
+
+
+def test_differences_are_taken_seed_by_seed(comparison: Comparison) -> None:
+    uniform, fast, _ = comparison.arms
+    gap = fast.differences["virtual_s"]
+    assert gap.mean == pytest.approx(-100.0)
+    assert gap.low == pytest.approx(-100.0)
+    assert gap.high == pytest.approx(-100.0)
+    assert uniform.differences == {}
+    own = fast.values["virtual_s"]
+    assert own.low is not None
+    assert own.high is not None
+    assert own.high - own.low > 30.0, "the seeds alone differ by far more"
+
+
+def test_an_arm_is_better_only_where_zero_is_outside(comparison: Comparison) -> None:
+    fast = comparison.arms[1].differences
+    judged = {key: gap.judgement for key, gap in fast.items()}
+    assert judged == {
+        "virtual_s": "better",
+        "min_rate_selected": "worse",
+        "jain": "unclear",
+        "queue_mean_total": "better",
+    }
+
+
+def test_a_front_holds_who_is_beaten_by_none(comparison: Comparison) -> None:
+    assert [arm.is_on_front for arm in comparison.arms] == [True, False, True]
+
+
+def test_the_order_of_results_changes_nothing(tmp_path: Path, comparison: Comparison) -> None:
+    grid = grid_of(tmp_path)
+    assert said(grid, results(grid, cell)[::-1]) == comparison
+
+
+def test_the_same_in_any_process(comparison: Comparison) -> None:
+    again = msgspec.json.decode(msgspec.json.encode(comparison), type=Comparison)
+    assert again == comparison
+
+
+def test_few_seeds_are_warned_of_and_judge_nothing(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, seeds=4)
+    few = said(grid, results(grid, cell))
+    assert "without training at least 10 are needed to say much, got 4" in few.warnings[0]
+    assert {gap.judgement for arm in few.arms for gap in arm.differences.values()} == {"unclear"}
+    text = plain(few)
+    assert "better" not in text.replace("is better", "").replace("better or worse", "")
+
+
+def test_with_training_five_seeds_are_enough(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, seeds=5)
+    assert said(grid, results(grid, trained)).warnings == []
+    grid = grid_of(tmp_path, seeds=4)
+    assert "with training at least 5" in said(grid, results(grid, trained)).warnings[0]
+
+
+def trained(arm: str, seed: int) -> Result:
+    slope, round_s = {"uniform": (0.08, 20.0), FAST: (0.08, 10.0), FASTER: (0.04, 5.0)}[arm]
+    return result(arm, seed, slope=slope, round_s=round_s)
+
+
+def test_times_to_a_share_of_the_baselines_final_accuracy(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, 5, "target = { share = [0.75] }")
+    found = said(grid, results(grid, trained))
+    (target,) = found.targets
+    assert target.accuracy == pytest.approx(0.75 * 0.64), "the mean of evaluations 6 to 10"
+    assert target.rule == "75 % of the final 0.640 of uniform"
+    assert found.horizon_s == 50.0, "the shortest run"
+    # 0.48 is reached by the mean of evaluations 4 to 8, at 0.08 a round; never at 0.04.
+    assert [arm.reached[target.key] for arm in found.arms] == ["5/5", "5/5", "0/5"]
+    assert [arm.values[target.key].mean for arm in found.arms] == [50.0, 50.0, 50.0]
+
+
+def test_a_given_target_and_a_given_horizon(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, 5, "target = { accuracy = [0.24], horizon_s = 45 }")
+    found = said(grid, results(grid, trained))
+    (target,) = found.targets
+    assert (target.key, found.horizon_s) == ("time_to_0.24", 45.0)
+    # the mean of evaluations 1 to 5 is 0.24 at 0.08 a round: after 100, 50 s; never at 0.04 in time
+    assert [arm.values[target.key].mean for arm in found.arms] == [45.0, 45.0, 40.0]
+    assert [arm.reached[target.key] for arm in found.arms] == ["5/5", "5/5", "5/5"]
+
+
+def test_without_evaluations_there_is_no_target(comparison: Comparison) -> None:
+    assert (comparison.targets, comparison.horizon_s, comparison.has_training) == ([], None, False)
+
+
+def test_a_cell_that_failed_leaves_pairs_out_and_is_named(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path)
+    found = [
+        result(r.arm, r.seed, problem="out of luck") if (r.arm, r.seed) == (FAST, 3) else r
+        for r in results(grid, cell)
+    ]
+    some = said(grid, found)
+    assert [one.problem for one in some.problems] == ["out of luck"]
+    assert some.arms[1].differences["virtual_s"].n == 9
+    assert some.arms[2].differences["virtual_s"].n == 10
+    assert "cells failed: rbcs_f,V=5 9/10" in some.warnings[0]
+
+
+def test_a_grid_in_which_all_failed_can_still_be_told(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path)
+    none = said(grid, results(grid, lambda arm, seed: result(arm, seed, problem="no")))
+    assert none.metrics == []
+    for text in (plain(none), tex(none), metrics_csv(none), cells_csv(none)):
+        assert text
+
+
+def test_the_table_has_a_line_for_every_arm(comparison: Comparison) -> None:
+    lines = plain(comparison).splitlines()
+    (overview,) = (line for line in lines if line.startswith("  rbcs_f,V=5 ") and "10" in line[:24])
+    mean_s = 200.0 + 40.0 * np.mean([np.random.default_rng(seed).normal() for seed in range(10)])
+    assert overview.split()[:4] == ["rbcs_f,V=5", "10", "0.15", f"{mean_s:.1f}+"]
+    assert any("-100.0 [-100.0, -100.0]" in line and line.endswith("better") for line in lines)
+
+
+def test_csv_reads_back(comparison: Comparison) -> None:
+    rows = list(csv.DictReader(io.StringIO(metrics_csv(comparison))))
+    (row,) = (r for r in rows if (r["arm"], r["metric"]) == (FAST, "virtual_s"))
+    assert float(row["difference"]) == pytest.approx(-100.0)
+    assert (row["n"], row["judgement"]) == ("10", "better")
+    cells = list(csv.DictReader(io.StringIO(cells_csv(comparison))))
+    assert len(cells) == 30
+    assert float(cells[0]["virtual_s"]) == comparison.cells[0].values["virtual_s"]
+
+
+def test_latex_is_of_the_shape_that_compiles(comparison: Comparison) -> None:
+    text = tex(comparison)
+    opened = re.findall(r"\\begin\{(\w+)\}", text)
+    assert sorted(opened) == sorted(re.findall(r"\\end\{(\w+)\}", text))
+    assert text.count(r"\toprule") == text.count(r"\bottomrule") == opened.count("tabular") > 0
+    bare = re.sub(r"\\[\\{}&%$#_]", "", text)
+    assert bare.count("{") == bare.count("}")
+    assert bare.count("$") % 2 == 0
+    for body in text.split(r"\begin{tabular}")[1:]:
+        columns = body[1 : body.index("}")]
+        rows = [row for row in body.splitlines() if row.endswith(r" \\")]
+        assert len(rows) == 1 + 3 + 2, "headings, arms, and differences of all but the baseline"
+        for row in rows:
+            assert len(re.findall(r"(?<!\\)&", row)) == len(columns) - 1
+    content = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
+    content = re.sub(r"\\label\{[^}]*\}", "", content)
+    assert not re.search(r"(?<!\\)[%#_~^]", content)
+    assert r"rbcs\_f,V=5" in text
+
+
+def test_latex_prints_any_text_as_it_is() -> None:
+    assert escaped(r"a_b & 5% {x} \y ~^$#") == (
+        r"a\_b \& 5\% \{x\} \textbackslash{}y \textasciitilde{}\textasciicircum{}\$\#"
+    )

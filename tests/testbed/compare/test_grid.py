@@ -1,0 +1,152 @@
+"""The grid file: what it makes of arms, axes and seeds, and what a mistake in it says."""
+
+from pathlib import Path
+
+import pytest
+
+from testbed.compare.grid import Grid, load_grid
+from testbed.experiment import ExperimentError
+
+BASE = """
+name = "base"
+rounds = 7
+[selection]
+per_round = 1
+[[fleet]]
+model = "linear"
+theta = [1.0, 1.0, 0.2]
+count = 3
+"""
+ARMS = """
+[[arm]]
+name = "uniform"
+set = { "selection.policy" = "uniform" }
+[[arm]]
+name = "rbcs-f"
+axes = { "selection.V" = [0, 2.5] }
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "base.toml").write_text(BASE, encoding="utf-8")
+    return tmp_path
+
+
+def grid_of(folder: Path, text: str, *settings: str, seeds: int | None = None) -> Grid:
+    path = folder / "grid.toml"
+    path.write_text(text, encoding="utf-8")
+    return load_grid(path, settings, seeds)
+
+
+def small(folder: Path, top: str = "seeds = 3", arms: str = ARMS) -> Grid:
+    return grid_of(folder, f'experiment = "base.toml"\n{top}\n{arms}')
+
+
+def test_arms_are_listed_and_spanned(folder: Path) -> None:
+    grid = small(folder)
+    assert [arm.name for arm in grid.arms] == ["uniform", "rbcs-f,V=0", "rbcs-f,V=2.5"]
+    assert [arm.experiment.selection.V for arm in grid.arms] == [20.0, 0.0, 2.5]
+    assert [arm.curve for arm in grid.arms] == ["uniform", "rbcs-f", "rbcs-f"]
+    assert [arm.front_value for arm in grid.arms] == [None, 0.0, 2.5]
+    assert grid.arms[0].experiment.selection.policy == "uniform"
+    assert (grid.name, grid.baseline, grid.seeds) == ("grid", "uniform", (0, 1, 2))
+
+
+def test_axes_of_the_grid_multiply_every_arm(folder: Path) -> None:
+    axes = '\n[axes]\n"aggregation.rule" = ["fedavg", "q-fedavg"]\n'
+    grid = small(folder, "seeds = [5, 1]", ARMS + axes)
+    assert len(grid.arms) == 6
+    assert grid.arms[-1].name == "rbcs-f,rule=q-fedavg,V=2.5"
+    assert grid.arms[-1].curve == "rbcs-f,rule=q-fedavg"
+    assert [(c.seed, c.experiment.seed) for c in grid.cells()[::6]] == [(5, 5), (1, 1)]
+
+
+def test_axes_alone_make_arms_and_keys_that_end_alike_are_told_apart(folder: Path) -> None:
+    axes = '[axes]\n"selection.deadline_s" = [1, 2]\n"round.deadline_s" = [3]\n'
+    assert [arm.name for arm in small(folder, arms=axes).arms] == [
+        "selection.deadline_s=1,round.deadline_s=3",
+        "selection.deadline_s=2,round.deadline_s=3",
+    ]
+
+
+def test_what_is_set_for_all_comes_before_what_an_arm_sets(folder: Path) -> None:
+    text = f'experiment = "base.toml"\nseeds = 1\nset = {{ "selection.V" = 9 }}\n{ARMS}'
+    grid = grid_of(folder, text, "rounds=4", seeds=2)
+    assert [arm.experiment.selection.V for arm in grid.arms] == [9.0, 0.0, 2.5]
+    assert {arm.experiment.rounds for arm in grid.arms} == {4}
+    assert grid.seeds == (0, 1)
+
+
+def test_an_experiment_may_stand_in_the_grid(folder: Path) -> None:
+    text = "\n".join(
+        line.replace("[[fleet]]", "[[experiment.fleet]]").replace("[sel", "[experiment.sel")
+        for line in BASE.strip().splitlines()[2:]
+    )
+    grid = grid_of(folder, f"seeds = 1\n{ARMS}\n[experiment]\nrounds = 7\n{text}")
+    assert grid.arms[0].experiment.devices == 3
+    assert grid.arms[0].experiment.name == "grid"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f'experiment = "base.toml"\n{ARMS}', "seeds: must be given"),
+        (f'experiment = "base.toml"\nseeds = 0\n{ARMS}', "seeds: must be"),
+        (f'experiment = "base.toml"\nseeds = [1, 1]\n{ARMS}', "seeds: must differ"),
+        (f'experiment = "base.toml"\nseeds = []\n{ARMS}', "seeds: must be"),
+        ('experiment = "base.toml"\nseeds = 1', "arm: a grid needs arms"),
+        (f'experiment = "nope.toml"\nseeds = 1\n{ARMS}', r"nope\.toml: there is no such file"),
+        (f'experiment = "base.toml"\nseeds = 1\nfleet = "real"\n{ARMS}', "'replay', 'run'"),
+        (f'experiment = "base.toml"\nseeds = 1\nseed = 1\n{ARMS}', "did you mean 'seeds'"),
+        (
+            f'experiment = "base.toml"\nseeds = 1\nbaseline = "random"\n{ARMS}',
+            "baseline: must be an arm, got 'random'; there are: uniform, rbcs-f,V=0",
+        ),
+        (
+            f'experiment = "base.toml"\nseeds = 1\n{ARMS}\n[target]\nof = "random"',
+            "target.of: must be an arm",
+        ),
+        (f'experiment = "base.toml"\nseeds = 1\n{ARMS}\n[target]\nshare = [1.5]', "share"),
+        (f'experiment = "base.toml"\nseeds = 1\n{ARMS}{ARMS}', "arm 'uniform': names must differ"),
+        (
+            'experiment = "base.toml"\nseeds = 1\n[[arm]]\nname = "a b"',
+            r"arm\[0\]\.name: must be a text that matches",
+        ),
+        (
+            'experiment = "base.toml"\nseeds = 1\n[[arm]]\nname="a"\nset={"selection.v"=1}',
+            "arm 'a': selection.v: unknown key; .*valid here: V, ",
+        ),
+        (
+            'experiment = "base.toml"\nseeds = 1\n[[arm]]\nname="a"\nset={"selection.policy"="x"}',
+            "arm 'a': selection.policy: must be one of .*'uniform'.*, got 'x'",
+        ),
+        (
+            'experiment = "base.toml"\nseeds = 1\n[[arm]]\nname="a"\nset={"seeds.data"=1}',
+            "arm 'a': seeds.data: must be the same in every arm",
+        ),
+        (
+            'experiment = "base.toml"\nseeds = 1\n[[arm]]\nname="a"\nset={"rounds.x"=1}',
+            "arm 'a': rounds.x: 'rounds' is not a table",
+        ),
+        (
+            'experiment = "base.toml"\nseeds = 1\n[[arm]]\nname="a"\naxes={"selection.V"=[]}',
+            "axes",
+        ),
+        (
+            f'experiment = "base.toml"\nseeds = 1000\n[axes]\n"selection.V" = {list(range(11))}',
+            "must be at most 10,000, got 11,000",
+        ),
+        (f'experiment = "base.toml"\nseeds = nan\n{ARMS}', "seeds: must be a finite number"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_file(folder: Path, text: str, words: str) -> None:
+    with pytest.raises(ExperimentError, match=words) as caught:
+        grid_of(folder, text)
+    assert "\n" not in str(caught.value)
+    assert str(folder) in str(caught.value)
+
+
+def test_a_seed_cannot_be_set_behind_the_grids_back(folder: Path) -> None:
+    with pytest.raises(ExperimentError, match="--set: seed: must be the same in every arm"):
+        grid_of(folder, f'experiment = "base.toml"\nseeds = 1\n{ARMS}', "seed=3")
