@@ -1,17 +1,18 @@
 """From what happened in a round to the rows that the store keeps. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from msgspec import UNSET
 
 from coordinator.coding import codecs_of, pulled_blob
-from coordinator.decisions import Choice, Decisions, Observation
+from coordinator.decisions import Answers, Choice, Decisions, Observation, Question
+from coordinator.poll import Poll, Reply, pulled_in
 from coordinator.registry import Device, cold_start, mu_of
 from coordinator.round import Exchange, Round, Stage
-from coordinator.store.records import ExchangeRow, RoundRow, SelectionRow
-from wire.messages import Offer, Train
+from coordinator.store.records import AskRow, ExchangeRow, FleetRow, RoundRow, SelectionRow
+from wire.messages import Ask, Offer, Train
 
 LAG_RATIO_LIMIT = 0.01
 """Loop lag (p99 of the round) above this share of tau makes an exchange invalid (design.md)."""
@@ -19,6 +20,9 @@ LAG_RATIO_LIMIT = 0.01
 STARVED_RATIO_LIMIT = 0.05
 """A machine that kept a device waiting for more than this share of an exchange did not emulate it:
 what was measured is the machine's, not the device's."""
+
+KEPT_DEVICES = 10_000
+"""Fleets up to this keep what was known of every device in each round: 40 bytes a device."""
 
 UNACCOUNTED_FLOOR_S = -0.005
 """Phases that exceed tau by more than this cannot be true."""
@@ -131,13 +135,18 @@ def exchange_row(
     train: Train,
     dispatched_at_s: float,
     lag_p99_s: float,
+    has_answered: bool = False,
 ) -> ExchangeRow:
-    """Return the row of one exchange; `known` is what was known when it was selected."""
+    """Return the row of one exchange; `known` is what was known when it was selected.
+
+    One that has answered a question may have pulled the model then.
+    """
     offer, starved = exchange.offer, exchange.starved
     pulled, codecs = pulled_blob(train, offer), codecs_of(train, offer)
     phases = offer.phases if offer is not None else None
     down = offer.settled if offer is not None and offer.settled is not UNSET else None
     up = exchange.settled
+    is_held = has_answered and offer is not None and offer.is_held is True
     why = invalid_reason(exchange, lag_p99_s)
     return ExchangeRow(
         round=played.id,
@@ -165,7 +174,7 @@ def exchange_row(
         is_starved=bool(starvation(exchange)),
         codec_down=codecs[0],
         codec_up=codecs[1],
-        bytes_down=pulled.size_bytes if pulled is not None else 0,
+        bytes_down=pulled.size_bytes if pulled is not None and not is_held else 0,
         bytes_up=exchange.bytes_up,
         rerequests_down=offer.download_rerequests if offer else 0,
         resent_up=exchange.resent_up,
@@ -204,19 +213,20 @@ def round_row(
     other_bytes: tuple[int, int],
     model_sha256: str,
     coordinator_encode_s: float | None,
+    ask_s: float = 0.0,
 ) -> RoundRow:
     """Return the row of a closed round.
 
-    A round lasts from the dispatch to the last arrival (to the end of the waiting when somebody
-    did not arrive), and from there `close_s` until the next model is published. Its bytes are
-    those of the models (`bytes_down`) and updates and, since the round before, `other_bytes`
-    (down, up).
+    A round lasts for `ask_s`, if a selection had to ask, then from the dispatch to the last arrival
+    (to the end of the waiting when somebody did not arrive), and from there `close_s` until the
+    next model is published. Its bytes are those of the models (`bytes_down`) and updates and, since
+    the round before, `other_bytes` (down, up).
     """
     exchanges = played.exchanges.values()
     arrivals = [x.tau_wall_s for x in exchanges if x.tau_wall_s is not None]
     is_complete = len(arrivals) == len(exchanges) > 0
     tau_max_s = max(arrivals) if is_complete else ended_at_s - dispatched_at_s
-    duration_s = closed_at_s - dispatched_at_s
+    duration_s = ask_s + closed_at_s - dispatched_at_s
     done = [x for x in exchanges if x.stage is Stage.DONE]
     slowest = max(done, key=lambda x: x.tau_wall_s or 0.0, default=None)
     queues = [row.queue for row in selections]
@@ -228,7 +238,7 @@ def round_row(
         closed_at_s=closed_at_s,
         duration_s=duration_s,
         tau_max_s=tau_max_s,
-        close_s=duration_s - tau_max_s,
+        close_s=duration_s - ask_s - tau_max_s,
         slowest=slowest.device if slowest else None,
         selected=len(exchanges),
         aggregated=len(done),
@@ -240,6 +250,7 @@ def round_row(
         bytes_up=sum(x.bytes_up for x in exchanges) + other_bytes[1],
         model_sha256=model_sha256,
         coordinator_encode_s=coordinator_encode_s,
+        ask_s=ask_s,
     )
 
 
@@ -272,8 +283,56 @@ def selection_rows(
             tau_hat_s=finite(choice.prediction.tau_hat_s[row]),
             width_s=finite(choice.prediction.width_s[row]),
             queue=float(queues[row]),
+            propensity=float(choice.propensity[row]),
+            is_audit=row == choice.audit_row,
         )
         for row in (range(n) if rows is None else rows)
+    ]
+
+
+def answers_of(question: Question, poll: Poll, names: Sequence[str]) -> Answers:
+    """Return what came of a question, in the order of its rows."""
+    told = [poll.asked[names[row]].answer for row in question.rows.tolist()]
+    loss = np.array([np.nan if answer is None else answer.loss for answer in told])
+    return Answers(question.rows, loss.astype(np.float64))
+
+
+def ask_rows(poll: Poll, asks: Mapping[str, Ask]) -> list[AskRow]:
+    """Return one row a device that was asked for its loss."""
+    rows = []
+    for asked in poll.asked.values():
+        answer = asked.answer
+        pulled = None if answer is None else pulled_in(answer, asks[asked.device])
+        rows.append(
+            AskRow(
+                round=poll.round,
+                device=asked.device,
+                outcome=(Reply.LATE if asked.reply is Reply.OPEN else asked.reply).value,
+                why=asked.why,
+                loss=answer.loss if answer else None,
+                took_s=asked.took_s,
+                download_s=answer.download_s if answer else None,
+                decode_s=answer.decode_s if answer else None,
+                load_s=answer.load_s if answer else None,
+                evaluate_s=answer.evaluate_s if answer else None,
+                was_cold=answer.was_cold if answer else None,
+                bytes_down=0 if pulled is None else pulled.size_bytes,
+            )
+        )
+    return rows
+
+
+def fleet_rows(choice: Choice) -> list[FleetRow]:
+    """Return what was known of every device at a selection; nothing where there are too many."""
+    if len(choice.is_available) > KEPT_DEVICES:
+        return []
+    known_s = choice.known_s
+    return [
+        FleetRow(
+            round=choice.round,
+            context=choice.context.astype("<f8").tobytes(),
+            known_s=None if known_s is None else known_s.astype("<f8").tobytes(),
+        )
     ]
 
 

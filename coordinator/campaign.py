@@ -11,24 +11,27 @@ from coordinator.accounting import (
     Before,
     before,
     exchange_row,
+    fleet_rows,
     observation,
     round_row,
     selection_rows,
 )
 from coordinator.algorithms.arrays import Vector
+from coordinator.asker import Asker
 from coordinator.blobs import PublicBlobs
 from coordinator.coding import Agreement
 from coordinator.config import CoordinatorConfig
 from coordinator.decisions import Choice, Decisions
 from coordinator.fleet import Fleet
 from coordinator.grades import metric_rows
+from coordinator.inquiry import Inquiry
 from coordinator.journal import Journal
 from coordinator.lag import LagMeter
 from coordinator.merging import Merging
 from coordinator.play import Player, slots
 from coordinator.ports import Evaluator
 from coordinator.round import Round, Stage
-from coordinator.store.records import MetricRow, RoundRow
+from coordinator.store.records import MetricRow, Record, RoundRow
 from coordinator.traffic import Traffic
 from coordinator.update_store import UpdateStore
 from coordinator.versions import Versions
@@ -63,6 +66,7 @@ class Campaign:
         fleet: Fleet,
         *,
         player: Player,
+        asker: Asker,
         public: PublicBlobs,
         journal: Journal,
         lag: LagMeter,
@@ -93,6 +97,7 @@ class Campaign:
             journal,
             max_chunk_bytes=max_chunk_bytes,
         )
+        self._inquiry = Inquiry(config, decisions, fleet.registry, self._versions, asker, journal)
         self._frozen: set[str] = set()
         self._may_run = anyio.Event()
         self._may_run.set()
@@ -142,11 +147,15 @@ class Campaign:
 
     async def _play(self, round_id: int) -> None:
         """Choose, dispatch, and wait for what comes back."""
+        answers = await self._inquiry.run(round_id, self._attempt)
+        if answers is not None:
+            await self._fleet.wait_settled()  # our own link may have been down meanwhile
         now = self._journal.now()
         choice = self._decisions.choose(
-            round_id, self._registry, self._versions.transfer_bits(), now
+            round_id, self._registry, self._versions.transfer_bits(), now, answers=answers
         )
         names = [self._registry.names()[row] for row in choice.rows.tolist()]
+        self._inquiry.dismiss(round_id, names)
         known = {name: before(self._registry[name], choice, now) for name in names}
         played = Round(
             id=round_id,
@@ -207,6 +216,7 @@ class Campaign:
                 train=trains[x.device],
                 dispatched_at_s=self._journal.at_s(x.dispatched),
                 lag_p99_s=lag,
+                has_answered=x.device in self._inquiry.answered,
             )
             for x in exchanges
         ]
@@ -217,12 +227,16 @@ class Campaign:
             self._journal.at_s(closed),
             selections=selections,
             lag_p99_s=lag,
-            bytes_down=sum(x.bytes_down for x in rows),
+            bytes_down=sum(x.bytes_down for x in rows) + self._inquiry.bytes_down,
             other_bytes=self._traffic.take(),
             model_sha256=_hash_of(self._versions.manifest),
             coordinator_encode_s=self._versions.encode_s if aggregated else None,
+            ask_s=self._inquiry.lasted_s(dispatched),
         )
         self._player.finish()
+        more: list[Record] = [*fleet_rows(choice), *self._inquiry.rows]
+        for extra in more:
+            self._journal.add(extra)
         model = self._versions.vector
         await anyio.to_thread.run_sync(
             self._journal.store.close_round, row, selections, rows, self.checkpoint(), model

@@ -1,6 +1,6 @@
 """The coordinator's part of an experiment file; defaults exist here and nowhere else."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from msgspec import Meta, Struct
 
@@ -70,6 +70,8 @@ Policy: TypeAlias = Literal[
     "fedcs-oracle",
     "fastest-known",
 ]
+POLICIES: tuple[str, ...] = tuple(sorted(get_args(Policy)))
+"""The policies that Fairbed has; others are plug-ins."""
 KNOWING: tuple[Policy, ...] = ("rbcs-f-known", "fedcs-oracle", "fastest-known")
 """Policies that are told the true expected times: what others are compared with in a replay."""
 
@@ -91,7 +93,10 @@ class OortConfig(Section, frozen=True, kw_only=True):
 class SelectionConfig(Section, frozen=True, kw_only=True):
     """`[selection]`: who trains."""
 
-    policy: Policy = "rbcs-f"
+    policy: str = "rbcs-f"
+    """One of `POLICIES`, an installed plug-in, or `package.module:Name` of one."""
+    options: dict[str, Any] = {}
+    """What a plug-in is called with, by keyword."""
     per_round: PositiveInt = 4
     """m, devices asked per round."""
     beta: Ratio = 0.15
@@ -122,6 +127,13 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     """d of power-of-choice: devices drawn before the worst are taken; None is twice per_round."""
     weights: Annotated[tuple[NonNegativeFloat, ...], Meta(min_length=1)] | None = None
     """weighted: how often devices come up, one a device in the order of rows; None is n_k."""
+    variant: Literal["rpow-d", "pow-d", "cpow-d"] = "rpow-d"
+    """How power-of-choice knows losses: by the last round of each device, or by asking the
+    candidates before the selection, for that of their whole data or of one mini-batch."""
+    ask_timeout_s: Duration = 30.0
+    """A device that was asked for its loss and has not answered by then is not available."""
+    audit: Ratio = 0.0
+    """Probability per round that a device drawn by chance replaces one of the cohort."""
     oort: OortConfig = OortConfig()
 
     def __post_init__(self) -> None:
@@ -136,6 +148,11 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     def needs_known_times(self) -> bool:
         """The policy has to be told the true expected times, which only a replay knows."""
         return self.policy in KNOWING
+
+    @property
+    def is_plugin(self) -> bool:
+        """The policy is not one of ours."""
+        return self.policy not in POLICIES
 
 
 class AggregationConfig(Section, frozen=True, kw_only=True):

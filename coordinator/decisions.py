@@ -14,14 +14,39 @@ from coordinator.algorithms.aggregation.base import Accumulator, Aggregator, Str
 from coordinator.algorithms.aggregation.build import make_aggregator
 from coordinator.algorithms.aggregation.gathered import Gathered, Models
 from coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
-from coordinator.algorithms.estimation.base import Estimator, Measured, Prediction
+from coordinator.algorithms.estimation.base import COLD, DOWN, Estimator, Measured, Prediction
 from coordinator.algorithms.estimation.build import make_estimator
-from coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
+from coordinator.algorithms.selection.audit import audit
+from coordinator.algorithms.selection.base import Asking, Candidates, Outcomes, Sample, Selector
 from coordinator.algorithms.selection.build import make_selector
 from coordinator.config import CoordinatorConfig, SelectionConfig
 
-_SELECTION, _TRAINING, _ENCODING = 0, 1, 2
+_SELECTION, _TRAINING, _ENCODING, _ASKING, _AUDIT = 0, 1, 2, 3, 4
 """Purposes of random streams within a round (spec/algorithms.md, 0.4.8)."""
+
+MAX_LOSS = 1e6
+"""Nats; a loss above it is taken for it: sums of losses must not overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Whose losses a selector has to know before it can select."""
+
+    round: int
+    rows: Ints
+    """Who is asked, shape (K,)."""
+    sample: Sample
+    """What they evaluate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What came of a question."""
+
+    rows: Ints
+    """Who was asked, shape (K,)."""
+    loss: Floats
+    """F_n of the model of this round, nats, shape (K,); NaN for who did not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +63,12 @@ class Choice:
     prediction: Prediction
     n_k: Ints
     """Training examples, shape (N,)."""
+    propensity: Floats
+    """Probability of being in the cohort, given what the selector picked, shape (N,)."""
+    audit_row: int | None = None
+    """The device that was drawn by chance; None where this round has no audit."""
+    known_s: Floats | None = None
+    """The true expected exchange times, seconds, shape (N,), where somebody knows them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +126,12 @@ class Decisions:
         transfer_bits: tuple[float | Floats, float | Floats],
         now: float,
         known_s: Floats | None = None,
+        answers: Answers | None = None,
     ) -> Choice:
         """Return this round's cohort.
+
+        A device that has answered a question has the model, and its data in memory: its exchange
+        needs neither download nor cold start, and its context says so.
 
         Args:
             round_id: The round, which also picks the random stream.
@@ -104,30 +139,89 @@ class Decisions:
             transfer_bits: What an exchange takes down and up, bits, each (N,) or one for all.
             now: Monotonic seconds.
             known_s: True expected exchange times, seconds, shape (N,), where somebody knows them.
+            answers: What came of this round's `question`; None if there was none.
+
+        Raises:
+            PluginError: A selector that is not ours breaks the contract.
+            ValueError: What the selector needs is not known.
         """
-        settings = self.config.selection
-        context = roster.contexts(*transfer_bits, settings.cold_start_coding)
+        settings, seed = self.config.selection, self.config.seed_selection
+        candidates, context, prediction = self._candidates(
+            round_id, roster, transfer_bits, now, known_s, answers
+        )
+        stream = self._stream(seed, round_id, _SELECTION)
+        picked = self.selector.select(candidates, self._asked(settings), stream)
+        audited = audit(
+            picked,
+            candidates.is_available,
+            settings.audit,
+            self._stream(seed, round_id, _AUDIT),
+        )
+        return Choice(
+            round=round_id,
+            rows=audited.rows,
+            is_available=candidates.is_available,
+            context=context,
+            prediction=prediction,
+            n_k=candidates.n_k,
+            propensity=audited.propensity,
+            audit_row=audited.audit_row,
+            known_s=known_s,
+        )
+
+    def question(
+        self,
+        round_id: int,
+        roster: Roster,
+        transfer_bits: tuple[float | Floats, float | Floats],
+        now: float,
+        known_s: Floats | None = None,
+    ) -> Question | None:
+        """Return whose losses have to be known before `choose`; None if it needs none.
+
+        Raises:
+            PluginError: A selector that is not ours breaks the contract.
+        """
+        selector = self.selector
+        if not isinstance(selector, Asking):
+            return None
+        candidates, _, _ = self._candidates(round_id, roster, transfer_bits, now, known_s, None)
+        stream = self._stream(self.config.seed_selection, round_id, _ASKING)
+        rows = selector.candidates(candidates, self._asked(self.config.selection), stream)
+        return Question(round_id, rows, selector.sample)
+
+    def _candidates(
+        self,
+        round_id: int,
+        roster: Roster,
+        transfer_bits: tuple[float | Floats, float | Floats],
+        now: float,
+        known_s: Floats | None,
+        answers: Answers | None,
+    ) -> tuple[Candidates, Floats, Prediction]:
+        """Return the fleet as a selector sees it, with the contexts behind it, shape (N, 4)."""
+        context = roster.contexts(*transfer_bits, self.config.selection.cold_start_coding)
+        is_available, loss = roster.available(now), None
+        if answers is not None:
+            loss = np.full(len(context), np.nan)
+            loss[answers.rows] = np.clip(answers.loss, 0.0, MAX_LOSS)
+            is_available = is_available.copy()
+            is_available[answers.rows[~np.isfinite(answers.loss)]] = False
+            has_answered = np.isfinite(loss)
+            context = context.copy()
+            context[has_answered, COLD] = context[has_answered, DOWN] = 0.0
         prediction = self.estimator.predict(context)
         candidates = Candidates(
             round=round_id,
-            is_available=roster.available(now),
+            is_available=is_available,
             tau_hat_s=prediction.tau_hat_s,
             width_s=prediction.width_s,
             transfer_hat_s=prediction.transfer_hat_s,
             n_k=roster.n_k(),
             known_s=known_s,
+            loss=loss,
         )
-        rows = self.selector.select(
-            candidates, self._asked(settings), self._stream(self.config.seed_selection, round_id)
-        )
-        return Choice(
-            round=round_id,
-            rows=rows,
-            is_available=candidates.is_available,
-            context=context,
-            prediction=prediction,
-            n_k=candidates.n_k,
-        )
+        return candidates, context, prediction
 
     def learn(self, choice: Choice, observations: Sequence[Observation]) -> None:
         """Update queues and estimates from what a round taught."""
@@ -183,6 +277,11 @@ class Decisions:
         stream = np.random.SeedSequence([self.config.seed_training, round_id, row, _TRAINING])
         return int(stream.generate_state(1, np.uint32)[0])
 
+    def asking_seed(self, round_id: int, row: int) -> int:
+        """Return the seed of the mini-batch that a device evaluates when it is asked."""
+        stream = np.random.SeedSequence([self.config.seed_training, round_id, row, _ASKING])
+        return int(stream.generate_state(1, np.uint32)[0])
+
     def encoding_stream(self, round_id: int) -> np.random.Generator:
         """Return what rounds the model that a round leaves; 0 is the first one."""
         return np.random.default_rng(
@@ -207,12 +306,16 @@ class Decisions:
         return settings.per_round + self.config.round.over_select
 
     @staticmethod
-    def _stream(seed: int, round_id: int) -> np.random.Generator:
-        return np.random.default_rng(np.random.SeedSequence([seed, round_id, _SELECTION]))
+    def _stream(seed: int, round_id: int, purpose: int) -> np.random.Generator:
+        return np.random.default_rng(np.random.SeedSequence([seed, round_id, purpose]))
 
 
 def make_decisions(config: CoordinatorConfig) -> Decisions:
-    """Return the decisions that a configuration names, without any memory yet."""
+    """Return the decisions that a configuration names, without any memory yet.
+
+    Raises:
+        PluginError: Its selector is a plug-in that cannot be had.
+    """
     return Decisions(
         config,
         make_selector(config.selection),

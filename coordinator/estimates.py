@@ -1,6 +1,6 @@
 """How good would each estimator have been on a run: its exchanges again, in their order."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from coordinator.algorithms.arrays import Bools, Floats
 from coordinator.algorithms.estimation.base import CONTEXT, DOWN, UP, Learner, Measured
 from coordinator.algorithms.estimation.phases import Phases
-from coordinator.algorithms.estimation.prequential import Errors, Trial, prequential
+from coordinator.algorithms.estimation.prequential import Errors, Everybody, Trial, prequential
 from coordinator.algorithms.estimation.ridge import Ridge
 from coordinator.algorithms.estimation.simple import DeviceMean, GlobalMean, LastValue
 from coordinator.config import SelectionConfig
@@ -16,7 +16,7 @@ from coordinator.quantities import MISSING, percent
 from coordinator.registry import LINK_BOUNDS_BPS
 from coordinator.store.plan import PlannedSelection
 from coordinator.store.reader import RunReader
-from coordinator.store.records import ExchangeRow
+from coordinator.store.records import ExchangeRow, FleetRow
 
 _DEFAULT = SelectionConfig()
 
@@ -25,7 +25,9 @@ def compare_estimators(reader: RunReader, counted_after: float = 0.0) -> dict[st
     """Return the prequential errors of all estimators on the exchanges of a run, by name.
 
     `ridge` and `phases` have the settings of the run. All learn from the same exchanges: those
-    of the devices that the run selected, as far as they are valid.
+    of the devices that the run selected, as far as they are valid. Their errors are told for those
+    exchanges, for the audit sample among them, and for all devices where the true expectation is
+    known.
 
     Args:
         reader: Of the run.
@@ -33,7 +35,14 @@ def compare_estimators(reader: RunReader, counted_after: float = 0.0) -> dict[st
     """
     settings = reader.run().plan.selection
     rows = {device.name: device.row for device in reader.devices()}
-    trials = trials_of(reader.exchanges(), rows, settings, counted_after)
+    trials = trials_of(
+        reader.exchanges(),
+        rows,
+        settings,
+        counted_after,
+        {fleet.round: _everybody(fleet) for fleet in reader.fleets()},
+        reader.audits(),
+    )
     return prequential(_learners(settings), trials, alpha_of(settings))
 
 
@@ -55,11 +64,22 @@ def _learners(settings: PlannedSelection) -> dict[str, Learner]:
     }
 
 
+def _everybody(fleet: FleetRow) -> Everybody:
+    """Return what was known of every device, as numbers."""
+    context = np.frombuffer(fleet.context, dtype="<f8").astype(np.float64).reshape(-1, CONTEXT)
+    known_s = fleet.known_s
+    return Everybody(
+        context, None if known_s is None else np.frombuffer(known_s, "<f8").astype(np.float64)
+    )
+
+
 def trials_of(
     exchanges: Sequence[ExchangeRow],
     rows: Mapping[str, int],
     settings: PlannedSelection,
     counted_after: float = 0.0,
+    fleets: Mapping[int, Everybody] | None = None,
+    audits: Collection[tuple[int, str]] = (),
 ) -> list[Trial]:
     """Return the exchanges that may teach, one trial a round.
 
@@ -68,19 +88,33 @@ def trials_of(
         rows: Row of each device.
         settings: Says how a cold start is coded.
         counted_after: Only the errors of later rounds than this are told.
+        fleets: What was known of every device, by round, as far as it was kept; without it the
+            contexts are those that the exchanges tell.
+        audits: Round and device of each audit.
     """
     is_literal = settings.cold_start_coding == "seed_literal"
-    return [
-        Trial(
-            rows=np.array([rows[x.device] for x in one_round], dtype=np.int64),
-            context=_contexts(one_round, is_literal),
-            measured=Measured.of(
-                [x.tau_s or 0.0 for x in one_round], [_phases_s(x) for x in one_round]
-            ),
-            counts=one_round[0].round > counted_after,
+    trials = []
+    for one_round in rounds_that_teach(exchanges):
+        round_id = one_round[0].round
+        chosen = np.array([rows[x.device] for x in one_round], dtype=np.int64)
+        everybody = None if fleets is None else fleets.get(round_id)
+        if everybody is None:
+            context = _contexts(one_round, is_literal)
+        else:
+            context = everybody.context[chosen]
+        trials.append(
+            Trial(
+                rows=chosen,
+                context=context,
+                measured=Measured.of(
+                    [x.tau_s or 0.0 for x in one_round], [_phases_s(x) for x in one_round]
+                ),
+                counts=round_id > counted_after,
+                is_audit=np.array([(round_id, x.device) in audits for x in one_round]),
+                everybody=everybody,
+            )
         )
-        for one_round in rounds_that_teach(exchanges)
-    ]
+    return trials
 
 
 def rounds_that_teach(exchanges: Sequence[ExchangeRow]) -> list[list[ExchangeRow]]:
@@ -118,26 +152,29 @@ def _phases_s(x: ExchangeRow) -> list[float] | None:
 
 
 def estimates_table(found: Mapping[str, Errors]) -> str:
-    """Return the errors as lines for people."""
-    columns = (
-        "estimator",
-        "exchanges",
-        "median",
-        "mean",
-        "p95",
-        "bias",
-        "within alpha",
-        "by known",
+    """Return the errors as lines for people: one table a sample."""
+    tables = [_table("on exchanges", found)]
+    audit = {name: errors.audit for name, errors in found.items() if errors.audit is not None}
+    if audit:
+        tables.append(_table("on the audit sample", audit))
+    told = {name: e.everybody for name, e in found.items() if e.everybody is not None}
+    if told:
+        tables.append(_table("on all devices", told))
+    tables.append(
+        "errors of tau_hat against tau, on all devices against the known expectation of tau; each "
+        "was predicted from the exchanges before it; by known: median where so many of the "
+        "device's exchanges were known"
     )
-    lines = ["{:<14}{:>10}{:>9}{:>9}{:>9}{:>9}{:>14}   {}".format(*columns)]
+    return "\n\n".join(tables)
+
+
+def _table(sample: str, found: Mapping[str, Errors]) -> str:
+    columns = (sample, "count", "median", "mean", "p95", "bias", "within alpha", "by known")
+    lines = ["{:<20}{:>10}{:>9}{:>9}{:>9}{:>9}{:>14}   {}".format(*columns)]
     for name, e in found.items():
         numbers = percent(e.median_ape), percent(e.mape), percent(e.p95_ape)
         signed, inside = percent(e.bias, is_signed=True), percent(e.coverage)
         known = ", ".join(f"{n}+ {percent(ape)}" for n, ape in e.median_ape_from.items()) or MISSING
         cells = "".join(f"{number:>9}" for number in (*numbers, signed))
-        lines.append(f"{name:<14}{e.count:>10}{cells}{inside:>14}   {known}")
-    lines.append(
-        "\nerrors of tau_hat against tau; each exchange was predicted from those before it; "
-        "by known: median where so many of the device's exchanges were known"
-    )
+        lines.append(f"{name:<20}{e.count:>10}{cells}{inside:>14}   {known}")
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from coordinator.config import ExchangeConfig
 from coordinator.journal import Journal
 from coordinator.ports import ShardSource
 from coordinator.post import Post
-from coordinator.registry import NEVER, Device, Registry
+from coordinator.registry import NEVER, Device, Registry, clamps
 from coordinator.store.records import DeviceRow, TelemetryRow
 from coordinator.traffic import Traffic
 from wire.chunks import DEFAULT_CHUNK_BYTES, manifest_of
@@ -62,6 +62,8 @@ class Fleet:
         self._exchange = exchange
         self._max_chunk_bytes = max_chunk_bytes
         self._manifests: dict[str, Manifest] = {}
+        self._clamped: set[tuple[str, str]] = set()
+        """Device and number that it was told about: once a run is enough."""
         self._changed = anyio.Event()
         self._is_linked = anyio.Event()
         self._missing = 0
@@ -143,6 +145,11 @@ class Fleet:
         device = self.registry[name]
         if device.is_available(now) != was_available:
             self._change()
+        for what, text in clamps(device).items():
+            if (name, what) not in self._clamped:
+                self._clamped.add((name, what))
+                text = f"says {what} {text}"
+                self._journal.event("clamped", text, level="warning", device=name)
         if context.is_ready:
             self._private.drop(name)
         self._journal.add(
@@ -215,6 +222,14 @@ class Fleet:
             f"{capabilities.cores} cores, {capabilities.engine}, {device.n_registered} examples",
             device=device.name,
         )
+        if self.registry.must_answer and not device.can_answer:
+            self._journal.event(
+                "skill",
+                "cannot be asked for its loss, which the selection needs, so it is never "
+                "selected; update its agent",
+                level="warning",
+                device=device.name,
+            )
         missing = missing_codecs(self._exchange, capabilities)
         if missing:
             self._journal.event(

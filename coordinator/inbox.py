@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from anyio.abc import TaskGroup
 
+from coordinator.asker import Asker
 from coordinator.blobs import PrivateBlobs, PublicBlobs
 from coordinator.fleet import Fleet
 from coordinator.journal import Journal
@@ -18,6 +19,7 @@ from coordinator.play import Player
 from wire.codec import decode_command, decode_from_device
 from wire.errors import DecodeError, Disconnected
 from wire.messages import (
+    Answer,
     ChunkRequest,
     Command,
     Context,
@@ -48,6 +50,7 @@ class Inbox:
         topics: Topics,
         fleet: Fleet,
         player: Player,
+        asker: Asker,
         public: PublicBlobs,
         private: PrivateBlobs,
         journal: Journal,
@@ -57,6 +60,7 @@ class Inbox:
         self._topics = topics
         self._fleet = fleet
         self._player = player
+        self._asker = asker
         self._public = public
         self._private = private
         self._journal = journal
@@ -77,11 +81,13 @@ class Inbox:
         """Our own link is up."""
         self._fleet.on_link_up()
         self._player.on_link_up()
+        self._asker.on_link_up()
 
     def on_link_down(self) -> None:
         """Our own link is gone."""
         self._fleet.on_link_down()
         self._player.on_link_down()
+        self._asker.on_link_down()
 
     def on_packet(self, packet: Packet) -> None:
         """Deal with one packet; whatever it holds, the coordinator goes on."""
@@ -114,6 +120,7 @@ class Inbox:
             case Context(phase=phase):
                 if self._fleet.on_context(device, message) and phase == "idle":
                     self._player.on_idle(device)
+                    self._asker.on_idle(device)
             case Hello():
                 self._start(device, self._hello, message)
             case Status():
@@ -122,8 +129,11 @@ class Inbox:
                 self._player.on_offer(device, message)
             case UploadDone():
                 self._player.on_done(device, message)
+            case Answer():
+                self._asker.on_answer(device, message)
             case Failed():
-                self._player.on_failed(device, message)
+                if not self._asker.on_failed(device, message):
+                    self._player.on_failed(device, message)
             case Pong():
                 self._player.on_pong(device, message)
             case ChunkRequest():
@@ -134,6 +144,7 @@ class Inbox:
     async def _hello(self, device: str, hello: Hello) -> None:
         is_other_process = await self._fleet.on_hello(device, hello)
         self._player.on_hello(device, is_other_process)
+        self._asker.on_hello(device, is_other_process)
 
     async def _request(self, device: str, request: ChunkRequest) -> None:
         if not await self._public.on_request(request):

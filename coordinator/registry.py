@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from coordinator.algorithms.arrays import Bools, Floats, Ints
 from wire.messages import Capabilities, Context, Hello
@@ -85,6 +86,12 @@ class Device:
             and not self.is_excluded
         )
 
+    @property
+    def can_answer(self) -> bool:
+        """It can be asked for the loss of a model; agents of before cannot."""
+        skills = UNSET if self.capabilities is None else self.capabilities.skills
+        return skills is not UNSET and "loss" in skills
+
     def status(self, now: float) -> str:
         """Return the one word that a person reads."""
         if not self.is_on:
@@ -102,6 +109,8 @@ class Device:
 class Registry:
     """All devices of a run, by name and by row."""
 
+    must_answer: bool = False
+    """Who cannot be asked for a loss is not available: the selection depends on it."""
     _devices: dict[str, Device] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -198,7 +207,8 @@ class Registry:
 
     def available(self, now: float) -> Bools:
         """Return I_t, shape (N,)."""
-        return np.fromiter((d.is_available(now) for d in self), dtype=np.bool_, count=len(self))
+        there = (d.is_available(now) and (d.can_answer or not self.must_answer) for d in self)
+        return np.fromiter(there, dtype=np.bool_, count=len(self))
 
     def n_k(self) -> Ints:
         """Return the training examples of each device, shape (N,); claims are clamped."""
@@ -231,6 +241,11 @@ class Registry:
         """Take note of who is at work from now on."""
         for name in selected:
             self._devices[name].busy_round = round_id
+
+    def drain(self, names: Iterable[str], round_id: int) -> None:
+        """Take note of who may still be at work on a question that nobody waits for any more."""
+        for name in names:
+            self._devices[name].busy_round, self._devices[name].is_draining = round_id, True
 
     def close_round(
         self, selected: Iterable[str], trained: Iterable[str], draining: Iterable[str]
@@ -278,6 +293,24 @@ def mu_of(device: Device) -> float:
     if device.context is None:
         return 1.0
     return min(max(device.context.mu_cores, MU_BOUNDS[0]), MU_BOUNDS[1])
+
+
+def clamps(device: Device) -> dict[str, str]:
+    """Return what is not taken as a device says it, by what it is: the raw value and the bound."""
+    context, found = device.context, dict[str, str]()
+    if context is None:
+        return found
+    low, high = MU_BOUNDS
+    if not low <= context.mu_cores <= high:
+        found["mu"] = f"{context.mu_cores:g} cores, counts as {mu_of(device):g}"
+    for name, rate in (("downlink", context.downlink_bps), ("uplink", context.uplink_bps)):
+        slowest, fastest = LINK_BOUNDS_BPS
+        if rate is not None and not slowest <= rate <= fastest:
+            taken = min(max(rate, slowest), fastest)
+            found[name] = f"{rate:g} bit/s, counts as {taken:g}"
+    if context.n_k > device.n_registered > 0:
+        found["n_k"] = f"{context.n_k} examples, counts as {device.n_registered}"
+    return found
 
 
 def claimed_n_k(device: Device) -> int:

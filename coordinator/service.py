@@ -11,6 +11,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from coordinator.algorithms.arrays import Vector
+from coordinator.asker import Asker
 from coordinator.blobs import PrivateBlobs, PublicBlobs
 from coordinator.campaign import Campaign, Progress
 from coordinator.claim import Claim
@@ -148,6 +149,7 @@ class Coordinator:
         )
         uploads = Uploads(self._artifact.spec.layout, self._journal.now)
         player = Player(post, uploads, self._journal, group, self._host_watch)
+        asker = Asker(post, self._journal)
         checkpoint = self._store.last_checkpoint()
         campaign = Campaign(
             self._config,
@@ -156,6 +158,7 @@ class Coordinator:
             self._decisions,
             fleet,
             player=player,
+            asker=asker,
             public=public,
             journal=self._journal,
             lag=self._lag,
@@ -175,6 +178,7 @@ class Coordinator:
             self._topics,
             fleet,
             player,
+            asker,
             public,
             private,
             self._journal,
@@ -184,7 +188,7 @@ class Coordinator:
         group.start_soon(self._pump, group, inbox, post, public, name="coordinator.pump")
         group.start_soon(self._insist, post, public, name="coordinator.claim")
         group.start_soon(self._lag.run, name="coordinator.lag")
-        group.start_soon(self._watch, player, fleet.registry, name="coordinator.presence")
+        group.start_soon(self._watch, (player, asker), fleet.registry, name="coordinator.presence")
         try:
             # Until the tree is ours nothing is written to it, and nobody is answered.
             await self._claim.take()
@@ -235,16 +239,17 @@ class Coordinator:
                 await public.on_link_up()
             await self._say_on(post)
 
-    async def _watch(self, player: Player, registry: Registry) -> None:
+    async def _watch(self, waiting: Sequence[Player | Asker], registry: Registry) -> None:
         while True:
             await anyio.sleep(PRESENCE_S)
             up_since = self._link_up_since
             if up_since is None:
                 continue
-            for name in player.open_devices():
-                why = why_gone(registry[name], up_since, self._journal.now())
-                if why is not None:
-                    player.vanish(name, why)
+            for who in waiting:
+                for name in who.open_devices():
+                    why = why_gone(registry[name], up_since, self._journal.now())
+                    if why is not None:
+                        who.vanish(name, why)
 
     async def _farewell(self, post: Post, public: PublicBlobs) -> None:
         await post.tell_all(Goodbye(reason="the run is over"))

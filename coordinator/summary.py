@@ -10,9 +10,17 @@ from coordinator.algorithms.arrays import Floats
 from coordinator.algorithms.fairness import jain, rate_slack
 from coordinator.store.profile import profile_of
 from coordinator.store.reader import RunReader, Tally
-from coordinator.store.records import DeviceRow, ExchangeRow, MetricRow, RoundRow, TruthRow
+from coordinator.store.records import (
+    AskRow,
+    DeviceRow,
+    ExchangeRow,
+    MetricRow,
+    RoundRow,
+    TruthRow,
+)
 from coordinator.summary_schema import (
     Accuracy,
+    Asking,
     Bytes,
     DeviceSummary,
     EstimatorError,
@@ -68,6 +76,8 @@ def summarise_run(reader: RunReader) -> Summary:
         scores = {row.device: row for row in reader.device_metrics()}
         last = rounds[-1].round if rounds else 0
         queues = {row.device: row.queue for row in reader.selections(last)}
+        asks = reader.columns(AskRow, ("outcome", "took_s"))
+        audits = len(reader.audits())
 
     kinds = {device.name: profile_of(device, truths.get(device.name)) for device in devices}
     fleet = []
@@ -83,6 +93,7 @@ def summarise_run(reader: RunReader) -> Summary:
                 selected=tally.selected if tally else 0,
                 aggregated=tally.aggregated if tally else 0,
                 rate=tally.selected / tally.rounds if tally else None,
+                merged_rate=tally.aggregated / tally.rounds if tally else None,
                 queue=queues.get(device.name),
                 tau_s_median=_median(exchanges.tau_s[of_device]),
                 train_s_median=_median(exchanges.train_s[of_device]),
@@ -110,6 +121,8 @@ def summarise_run(reader: RunReader) -> Summary:
         exchange=_exchanges(exchanges),
         estimator=_estimator(exchanges, len(rounds)),
         queues=_queues(rounds),
+        asking=_asking(asks, rounds),
+        audits=audits,
         bytes=Bytes(down=sum(r.bytes_down for r in rounds), up=sum(r.bytes_up for r in rounds)),
         fairness=_fairness(reader, tallies, queues),
         round_s=RoundTimes(median=_median(lasted), p95=_percentile(lasted, 95)),
@@ -199,21 +212,41 @@ def _queues(rounds: Sequence[RoundRow]) -> Queues:
     return Queues(mean_total=total / len(rounds), max=max(row.queue_max for row in rounds))
 
 
+def _asking(asks: Sequence[tuple[str, float | None]], rounds: Sequence[RoundRow]) -> Asking:
+    outcomes = Counter(outcome for outcome, _ in asks)
+    return Asking(
+        count=len(asks),
+        answered=outcomes["answered"],
+        late=outcomes["late"],
+        median_s=_median([took_s for _, took_s in asks if took_s is not None]),
+        total_s=sum(row.ask_s for row in rounds),
+    )
+
+
 def _fairness(
     reader: RunReader, tallies: Mapping[str, Tally], queues: Mapping[str, float]
 ) -> Fairness:
-    beta = reader.plan.beta
+    beta, counts_what = reader.plan.beta, reader.plan.selection.counts
     if not tallies:
-        return Fairness(beta=beta, min_rate=None, jain=None, invariant_holds=None)
-    counts_what = reader.plan.selection.counts
+        return Fairness(
+            beta=beta,
+            min_rate=None,
+            min_merged_rate=None,
+            jain=None,
+            invariant_holds=None,
+            counts=counts_what,
+        )
     selected = np.array([tally.selected for tally in tallies.values()], dtype=np.int64)
-    counted = np.array([getattr(tally, counts_what) for tally in tallies.values()], dtype=np.int64)
+    aggregated = np.array([tally.aggregated for tally in tallies.values()], dtype=np.int64)
+    counted = selected if counts_what == "selected" else aggregated
     rounds = np.array([tally.rounds for tally in tallies.values()], dtype=np.int64)
     debts = np.array([queues.get(name, 0.0) for name in tallies], dtype=np.float64)
     evenness = jain(selected)
     return Fairness(
         beta=beta,
         min_rate=float((selected / rounds).min()),
+        min_merged_rate=float((aggregated / rounds).min()),
+        counts=counts_what,
         jain=None if np.isnan(evenness) else evenness,
         invariant_holds=None
         if beta is None or not queues.keys() >= tallies.keys()

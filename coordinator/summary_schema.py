@@ -87,10 +87,15 @@ class Fairness(Struct, frozen=True, kw_only=True):
     """Guaranteed rate; None when the policy guarantees none."""
     min_rate: float | None
     """Lowest selections / rounds since it joined."""
+    min_merged_rate: float | None
+    """Lowest merged updates / rounds since it joined."""
     jain: float | None
     """Of the selections; 1 is equal."""
     invariant_holds: bool | None
-    """rate >= beta - Z_T / T of every device; None without beta."""
+    """rate >= beta - Z_T / T of every device, of the rate that `counts` names; None without
+    beta."""
+    counts: str
+    """selected or aggregated: what lowers a queue."""
 
 
 class ProfileSummary(Struct, frozen=True, kw_only=True):
@@ -114,12 +119,27 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     aggregated: int
     rate: float | None
     """Selected / rounds since it joined."""
+    merged_rate: float | None
+    """Merged / rounds since it joined."""
     queue: float | None
     """Z after the last round."""
     tau_s_median: float | None
     train_s_median: float | None
     accuracy: float | None
     loss: float | None
+
+
+class Asking(Struct, frozen=True, kw_only=True):
+    """Questions before selections: what the loss of the model is on a device."""
+
+    count: int
+    answered: int
+    late: int
+    """No answer within `selection.ask_timeout_s`."""
+    median_s: float | None
+    """From a question to its answer."""
+    total_s: float
+    """What asking has added to the rounds; part of `virtual_s`."""
 
 
 class RoundTimes(Struct, frozen=True, kw_only=True):
@@ -154,6 +174,9 @@ class Summary(Struct, frozen=True, kw_only=True):
     exchange: Exchanges
     estimator: EstimatorError
     queues: Queues
+    asking: Asking
+    audits: int
+    """Exchanges of devices that were drawn by chance."""
     bytes: Bytes
     fairness: Fairness
     round_s: RoundTimes

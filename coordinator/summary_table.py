@@ -13,6 +13,7 @@ _HEADINGS = (
     ("profile", "<"),
     ("selected", ">"),
     ("rate", ">"),
+    ("merged", ">"),
     ("queue", ">"),
     ("tau s", ">"),
     ("train s", ">"),
@@ -61,10 +62,12 @@ def _facts(s: Summary) -> list[str]:
         ),
         (
             "selection",
-            f"lowest rate {ratio(fair.min_rate)}, {beta}, {bound[fair.invariant_holds]}; "
-            f"Jain {ratio(fair.jain)}, queues {ratio(s.queues.mean_total, 2)} in sum, "
-            f"{ratio(s.queues.max, 2)} at most",
+            f"lowest rate {ratio(fair.min_rate)}, merged {ratio(fair.min_merged_rate)}, {beta}, "
+            f"{bound[fair.invariant_holds]}; "
+            f"Jain {ratio(fair.jain)}, queues {ratio(s.queues.mean_total, 2)}, "
+            f"at most {ratio(s.queues.max, 2)}",
         ),
+        *_asking(s),
         (
             "traffic",
             f"{size(s.bytes.down)} down{_named(x.codecs_down)}, "
@@ -72,6 +75,23 @@ def _facts(s: Summary) -> list[str]:
         ),
     ]
     return [f"{label:<11}{text}" for label, text in pairs]
+
+
+def _asking(s: Summary) -> list[tuple[str, str]]:
+    """Return what came of questions and audits; nothing where there were none."""
+    ask = s.asking
+    pairs = []
+    if ask.count:
+        pairs.append(
+            (
+                "asking",
+                f"{ask.answered} of {ask.count} told their loss, {ask.late} late, "
+                f"median {seconds(ask.median_s)} s; {clock(ask.total_s)} of the rounds",
+            )
+        )
+    if s.audits:
+        pairs.append(("audit", f"{s.audits} exchanges of devices drawn by chance"))
+    return pairs
 
 
 def _named(codecs: dict[str, int]) -> str:
@@ -97,6 +117,7 @@ def _cells(device: DeviceSummary) -> list[str]:
         device.profile or MISSING,
         str(device.selected),
         ratio(device.rate),
+        ratio(device.merged_rate),
         ratio(device.queue, 2),
         seconds(device.tau_s_median),
         seconds(device.train_s_median),

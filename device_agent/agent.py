@@ -37,6 +37,7 @@ from wire.chunks import decode_chunk
 from wire.codec import decode_to_device, encode
 from wire.errors import DecodeError, Disconnected, Refused
 from wire.messages import (
+    Ask,
     Cancel,
     CoordinatorStatus,
     Goodbye,
@@ -275,6 +276,8 @@ class Agent:
                 self._post.say(Pong(seq=seq), qos=0)
             case Train():
                 self._rounds.on_train(message, arrived_s)
+            case Ask():
+                self._rounds.on_ask(message, arrived_s)
             case Grant() | UploadAck() | Received():
                 self._rounds.on_message(message)
             case Cancel():

@@ -10,6 +10,9 @@ from wire.messages import Capabilities
 
 DISTRIBUTION = "fairbed"
 
+SKILLS = ("loss",)
+"""What this agent can be asked beside training."""
+
 
 def capabilities(sensors: Sensors, engine_threads: int) -> Capabilities:
     """Return what this device is.
@@ -27,6 +30,7 @@ def capabilities(sensors: Sensors, engine_threads: int) -> Capabilities:
         agent=agent_version(),
         model=sensors.board(),
         codecs=CODECS,
+        skills=SKILLS,
     )
 
 

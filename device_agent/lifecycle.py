@@ -5,6 +5,7 @@
     idle <─ confirming <─ uploading <─ offering <─ downloading, loading, evaluating,
                                                    training, encoding
 
+Before a selection it may be asked for the loss of a model: idle ─ Questioned ─> answering ─> idle.
 A lost link does not stop work: a device keeps preparing or training and resumes its transfers.
 Only who waits for the coordinator (waiting, joining, idle) goes offline. A coordinator that is
 new, or another `Train`, ends the round at once, whatever its phase.
@@ -40,6 +41,8 @@ class Phase(str, Enum):
     UPLOADING = "uploading"
     CONFIRMING = "confirming"
     """All chunks are sent; waits for the coordinator's last word."""
+    ANSWERING = "answering"
+    """Pulls a model and evaluates it, because a selection depends on its loss."""
     STOPPED = "stopped"
 
     def __str__(self) -> str:
@@ -62,6 +65,8 @@ class Event(Enum):
     PREPARED = "task and data are here and work"
     UNPREPARED = "task or data cannot be had or do not work"
     ASKED = "the coordinator asks to train"
+    QUESTIONED = "the coordinator asks for the loss of a model"
+    REPLIED = "the loss is on its way"
     DOWNLOADED = "the model is here"
     LOADED = "data and session are in memory"
     EVALUATED = "the loss before training is known, or nobody asked for it"
@@ -81,6 +86,9 @@ class IllegalEvent(Exception):
 Row: TypeAlias = Mapping[Event, Phase]
 
 _ALWAYS: Row = {Event.FINISHED: Phase.STOPPED}
+
+_ORDERS: Row = {Event.ASKED: Phase.DOWNLOADING, Event.QUESTIONED: Phase.ANSWERING}
+"""What the coordinator may want of a device; the newest order is the one that counts."""
 
 _LINKED: Row = {
     **_ALWAYS,
@@ -105,23 +113,20 @@ def _busy(phase: Phase) -> Row:
 
 def _working(phase: Phase, progress: Row) -> Row:
     """Return the row of a phase of a round."""
-    return {**_busy(phase), Event.ASKED: Phase.DOWNLOADING, Event.ENDED: Phase.IDLE, **progress}
+    return {**_busy(phase), **_ORDERS, Event.ENDED: Phase.IDLE, **progress}
 
 
 TRANSITIONS: Mapping[Phase, Row] = {
     Phase.OFFLINE: {**_ALWAYS, Event.LINK_UP: Phase.WAITING, Event.LINK_LOST: Phase.OFFLINE},
-    Phase.WAITING: {**_LINKED, Event.ASKED: Phase.DOWNLOADING},
-    Phase.JOINING: {
-        **_LINKED,
-        Event.WELCOMED: Phase.PREPARING,
-        Event.ASKED: Phase.DOWNLOADING,
-    },
+    Phase.WAITING: {**_LINKED, **_ORDERS},
+    Phase.JOINING: {**_LINKED, **_ORDERS, Event.WELCOMED: Phase.PREPARING},
     Phase.PREPARING: {
         **_busy(Phase.PREPARING),
         Event.PREPARED: Phase.IDLE,
         Event.UNPREPARED: Phase.JOINING,
     },
-    Phase.IDLE: {**_LINKED, Event.WELCOMED: Phase.PREPARING, Event.ASKED: Phase.DOWNLOADING},
+    Phase.IDLE: {**_LINKED, **_ORDERS, Event.WELCOMED: Phase.PREPARING},
+    Phase.ANSWERING: _working(Phase.ANSWERING, {Event.REPLIED: Phase.IDLE}),
     Phase.DOWNLOADING: _working(Phase.DOWNLOADING, {Event.DOWNLOADED: Phase.LOADING}),
     Phase.LOADING: _working(Phase.LOADING, {Event.LOADED: Phase.EVALUATING}),
     Phase.EVALUATING: _working(Phase.EVALUATING, {Event.EVALUATED: Phase.TRAINING}),

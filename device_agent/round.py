@@ -15,11 +15,12 @@ from device_agent.config import Timeouts
 from device_agent.errors import RoundFailed
 from device_agent.exchange import Pulls, Push
 from device_agent.host import Clock
+from device_agent.job import Job, Trained
 from device_agent.lifecycle import Event
 from device_agent.link import LinkEstimate
 from device_agent.post import Post
 from device_agent.stopwatch import Stopwatch
-from device_agent.worker import Job, Trained, Worker
+from device_agent.worker import Worker
 from wire.chunks import suitable_chunk_bytes
 from wire.messages import (
     Grant,
@@ -207,9 +208,11 @@ class Round:
 
     async def _train_and_offer(self) -> memoryview:
         kit, train = self._kit, self.train
-        pull = await kit.pulls.fetch(kit.worker.blob_for(train))
+        model: Download | None = None
+        if not kit.worker.holds(train):
+            model = (await kit.pulls.fetch(kit.worker.blob_for(train))).download
         trained = await kit.worker.compute(
-            Job(train, pull.download, self._watch, self._progress_from_thread, self._should_stop)
+            Job(train, model, self._watch, self._progress_from_thread, self._should_stop)
         )
         self._progress(Event.TRAINED)
         manifest = Manifest(
@@ -221,13 +224,15 @@ class Round:
             ),
         )
         self._watch.lap("encode")
-        self._offer = self._make_offer(trained, manifest, pull.download)
+        self._offer = self._make_offer(trained, manifest, model)
         kit.post.say(self._offer)
         self._progress(Event.ENCODED)
         return trained.update
 
-    def _make_offer(self, trained: Trained, manifest: Manifest, model: Download) -> Offer:
-        watch, pulled = self._watch, model.manifest.id
+    def _make_offer(self, trained: Trained, manifest: Manifest, model: Download | None) -> Offer:
+        watch = self._watch
+        pulled = self.train.model.id if model is None else model.manifest.id
+        settled = None if model is None else model.settled
         return Offer(
             round=self.train.round,
             attempt=self.train.attempt,
@@ -246,10 +251,11 @@ class Round:
             was_cold=trained.was_cold,
             loss_before=trained.loss_before,
             loss_train=trained.loss_train,
-            download_rerequests=model.rerequests,
+            download_rerequests=0 if model is None else model.rerequests,
             downlink_bps=self._kit.link.downlink_bps,
-            settled=UNSET if model.settled is None else model.settled,
+            settled=UNSET if settled is None else settled,
             pulled=UNSET if pulled == self.train.model.id else pulled,
+            is_held=True if model is None else UNSET,
         )
 
     async def _hash(self, update: memoryview) -> None:

@@ -1,4 +1,4 @@
-"""Which round a device works on: at most one, the newest it was asked for."""
+"""Which round or question a device works on: at most one, the newest it was asked for."""
 
 import asyncio
 import logging
@@ -9,8 +9,9 @@ from anyio.abc import TaskGroup
 
 from device_agent.errors import RoundFailed
 from device_agent.lifecycle import TRANSITIONS, Event, Phase
+from device_agent.question import Question
 from device_agent.round import Kit, Round
-from wire.messages import Cancel, Failed, Grant, Received, Train, UploadAck
+from wire.messages import Answer, Ask, Cancel, Failed, Grant, Received, Train, UploadAck
 
 REST_S = 1.0
 """After a round, unless the next one has come: rounds in a row reuse the memory at once."""
@@ -49,6 +50,11 @@ class Rounds:
         self._seen_round: int | None = None
         self._failed: Failed | None = None
         """What was said last of the newest round, to be said again when asked again."""
+        self._question: Question | None = None
+        self._asked: tuple[int, int] | None = None
+        """Round and attempt of the newest `Ask`."""
+        self._answer: Answer | None = None
+        """To the newest `Ask`, until its round begins."""
 
     @property
     def round_id(self) -> int | None:
@@ -67,10 +73,11 @@ class Rounds:
             self._say_failed(train, "not ready: task and data are not prepared")
             return
         self.stop("a newer round was asked for")
-        missed = self._seen_round not in (train.round, train.round - 1)
-        if missed and not train.keep_warm and kit.worker.is_warm:
-            self._group.start_soon(kit.worker.drop, name=f"agent[{kit.name}].drop")
-        self._newest, self._seen_round, self._failed = key, train.round, None
+        was_asked = self._asked is not None and self._asked[0] == train.round
+        if not (was_asked or train.keep_warm):
+            self._drop_if_missed(train.round)
+        self._newest, self._seen_round = key, train.round
+        self._failed = self._answer = None
 
         # By `train`: one that knew the round would keep it, and its update, until garbage is
         # collected.
@@ -89,6 +96,36 @@ class Rounds:
         self._current = started
         self._step(Event.ASKED)
         self._group.start_soon(self._run, started, name=f"agent[{kit.name}].round-{train.round}")
+
+    def on_ask(self, ask: Ask, arrived_s: float) -> None:
+        """Find a loss, and drop what is older; a duplicate gets the last answer again.
+
+        A device that missed the round before is cold: then the question pays for the cold start.
+        """
+        key = (ask.round, ask.attempt)
+        if self._newest is not None and key <= self._newest:
+            return  # its round has begun
+        if self._asked is not None and key <= self._asked:
+            if key == self._asked:
+                self.repeat()
+            return
+        kit = self._kit
+        if Event.QUESTIONED not in TRANSITIONS[self._phase()] or not kit.worker.is_prepared:
+            self._say_failed(ask, "not ready: task and data are not prepared")
+            return
+        self.stop("the loss of a newer model was asked for")
+        self._drop_if_missed(ask.round)
+        self._asked, self._failed, self._answer = key, None, None
+        self._question = Question(ask, arrived_s, kit)
+        self._step(Event.QUESTIONED)
+        name = f"agent[{kit.name}].question-{ask.round}"
+        self._group.start_soon(self._reply, self._question, name=name)
+
+    def _drop_if_missed(self, round_id: int) -> None:
+        """Be cold after a round without us, so that a cold start is a real one."""
+        kit = self._kit
+        if self._seen_round not in (round_id, round_id - 1) and kit.worker.is_warm:
+            self._group.start_soon(kit.worker.drop, name=f"agent[{kit.name}].drop")
 
     def on_message(self, message: Grant | UploadAck | Received) -> None:
         """Hand a message to the round it is about; others are late.
@@ -109,21 +146,27 @@ class Rounds:
 
     def on_cancel(self, cancel: Cancel) -> None:
         """Stop working on a round that nobody wants any more."""
-        current = self._current
-        if current is not None and current.train.round == cancel.round:
+        current, question = self._current, self._question
+        is_training = current is not None and current.train.round == cancel.round
+        if is_training or (question is not None and question.ask.round == cancel.round):
             self.stop(cancel.reason or "cancelled")
             self._step(Event.ENDED)
             self._on_end()
+        elif self._asked is not None and self._asked[0] == cancel.round:
+            self._answer = None
+            self._kit.worker.let_go()
 
     def hold(self) -> None:
         """Coordinator or broker are away: the deadline waits for them."""
-        if self._current is not None:
-            self._current.hold()
+        for work in (self._current, self._question):
+            if work is not None:
+                work.hold()
 
     def go_on(self) -> None:
         """The coordinator is on."""
-        if self._current is not None:
-            self._current.go_on()
+        for work in (self._current, self._question):
+            if work is not None:
+                work.go_on()
 
     def on_link_up(self) -> None:
         """Resume the upload, if there is one."""
@@ -134,11 +177,17 @@ class Rounds:
         """Say again what the coordinator may have missed."""
         if self._current is not None:
             self._current.repeat()
+        elif self._answer is not None:
+            self._kit.post.say(self._answer)
         elif self._failed is not None:
             self._kit.post.say(self._failed)
 
     def stop(self, why: str) -> None:
-        """Drop the round under way without a word to the coordinator."""
+        """Drop what is under way without a word to the coordinator."""
+        question, self._question = self._question, None
+        if question is not None:
+            _log.info("%s round %d: question dropped: %s", self._kit.name, question.ask.round, why)
+            question.stop()
         current, self._current = self._current, None
         if current is not None:
             _log.info("%s round %d: dropped: %s", self._kit.name, current.train.round, why)
@@ -146,7 +195,7 @@ class Rounds:
 
     def forget(self) -> None:
         """Another coordinator process may ask for any round; what is warm stays warm."""
-        self._newest = self._failed = None
+        self._newest = self._failed = self._asked = self._answer = None
 
     async def _run(self, started: Round) -> None:
         failure: str | None = None
@@ -163,13 +212,32 @@ class Rounds:
         self._on_end()
         self._group.start_soon(self._rest, self._newest, name=f"agent[{self._kit.name}].rest")
 
+    async def _reply(self, question: Question) -> None:
+        answer: Answer | None = None
+        failure = ""
+        try:
+            answer = await question.run()
+        except RoundFailed as exc:
+            failure = str(exc)
+        if self._question is not question:
+            return
+        self._question = None
+        if answer is None:
+            self._say_failed(question.ask, failure)
+            self._step(Event.ENDED)
+        else:
+            self._answer = answer
+            self._kit.post.say(answer)
+            self._step(Event.REPLIED)
+        self._on_end()
+
     async def _rest(self, newest: tuple[int, int] | None) -> None:
         await anyio.sleep(REST_S)
         if self._newest == newest:
             await self._kit.worker.rest()
 
-    def _say_failed(self, train: Train, reason: str) -> None:
+    def _say_failed(self, order: Train | Ask, reason: str) -> None:
         phase = str(self._phase())
-        _log.warning("%s round %d: failed while %s: %s", self._kit.name, train.round, phase, reason)
-        self._failed = Failed(round=train.round, phase=phase, reason=reason)
+        _log.warning("%s round %d: failed while %s: %s", self._kit.name, order.round, phase, reason)
+        self._failed = Failed(round=order.round, phase=phase, reason=reason)
         self._kit.post.say(self._failed)

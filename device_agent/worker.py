@@ -6,7 +6,7 @@ drops both when it has to be cold, so that `load_s` is what a cold start costs.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
@@ -24,12 +24,13 @@ from device_agent.engines.onnx import OnnxEngine, release_memory, self_check, tr
 from device_agent.errors import AgentError, NotPrepared, RoundFailed, one_line
 from device_agent.examples import ExampleSource
 from device_agent.host import Host, Meter, Section
+from device_agent.job import Inquiry, Job, Told, Trained
 from device_agent.lifecycle import Event
 from device_agent.stopwatch import Stopwatch
 from device_agent.trainer import TrainingDiverged
 from wire.artifact import Artifact, TaskSpec, decode_artifact
 from wire.errors import DecodeError, EncodeError
-from wire.messages import Manifest, Train
+from wire.messages import Ask, Manifest, Train
 from wire.tensors import Layout, vector_from_bytes
 from wire.transfer import Download
 
@@ -53,35 +54,6 @@ _EXPECTED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One round's work for the training thread."""
-
-    train: Train
-    model: Download
-    """Of `train.model`, or of the packed blob that becomes it."""
-    watch: Stopwatch
-    """Running since `Train` arrived."""
-    progress: Callable[[Sequence[Event]], None]
-    """Called from the training thread, before it sets about something that takes long."""
-    should_stop: Callable[[], bool]
-    """Asked from the training thread between mini-batches."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """What one round's work leaves."""
-
-    update: memoryview
-    """`[params | buffers]` as little-endian float32, or as the round's codec wants it."""
-    n_k: int
-    steps: int
-    was_cold: bool
-    train_cpu_s: float
-    loss_before: float | None
-    loss_train: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class _Task:
     manifest: Manifest
     spec: TaskSpec
@@ -94,6 +66,14 @@ class _Warm:
     engine: Engine
     x: Examples
     y: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Evaluated:
+    """The model of the last question: a `Train` of the same round needs no download."""
+
+    sha256: bytes
+    vector: NDArray[np.float32]
 
 
 class _Stopped(Exception):
@@ -130,6 +110,7 @@ class Worker:
         self._task: _Task | None = None
         self._warm: _Warm | None = None
         self._coder = Coder()
+        self._evaluated: _Evaluated | None = None
 
     @property
     def is_prepared(self) -> bool:
@@ -146,7 +127,16 @@ class Worker:
         """Training examples of the device; 0 before it is prepared."""
         return self._task.n_k if self._task is not None else 0
 
-    def blob_for(self, train: Train) -> Manifest:
+    def holds(self, train: Train) -> bool:
+        """Tell whether the model of a round is here, from the question before it."""
+        evaluated = self._evaluated
+        return evaluated is not None and evaluated.sha256 == train.model.sha256
+
+    def let_go(self) -> None:
+        """Nobody will train the model of the last question."""
+        self._evaluated = None
+
+    def blob_for(self, train: Train | Ask) -> Manifest:
         """Return what to pull for a round: the model, or a smaller blob that becomes it.
 
         Raises:
@@ -179,7 +169,15 @@ class Worker:
         Raises:
             RoundFailed: Something does not work; the message says what.
         """
-        return await self._in_thread(lambda: self._compute(job))
+        return await self._in_thread(lambda: self._guarded(lambda: self._round(job)))
+
+    async def answer(self, inquiry: Inquiry) -> Told:
+        """Verify, decode, load and evaluate; the laps are on `inquiry.watch`.
+
+        Raises:
+            RoundFailed: Something does not work; the message says what.
+        """
+        return await self._in_thread(lambda: self._guarded(lambda: self._tell(inquiry)))
 
     async def _in_thread(self, work: Callable[[], R]) -> R:
         # Shielded: the thread cannot be interrupted, only asked to stop between mini-batches.
@@ -201,12 +199,13 @@ class Worker:
         release_memory()
 
     def _drop(self) -> None:
-        self._warm = None
+        self._warm = self._evaluated = None
         release_memory()
 
-    def _compute(self, job: Job) -> Trained:
+    def _guarded(self, work: Callable[[], R]) -> R:
+        """Do a round's work; whatever goes wrong costs that round and no more."""
         try:
-            return self._round(job)
+            return work()
         except _Stopped:
             raise RoundFailed("stopped: the result is not wanted any more") from None
         except NotPrepared as exc:
@@ -216,7 +215,7 @@ class Worker:
             raise RoundFailed(one_line(exc)) from exc
         except Exception as exc:
             # The boundary of the agent: a bug costs this round, not the device.
-            _log.exception("unexpected error in round %d", job.train.round)
+            _log.exception("unexpected error in a round")
             raise RoundFailed(f"internal error: {type(exc).__name__}: {one_line(exc)}") from exc
 
     def _round(self, job: Job) -> Trained:
@@ -225,6 +224,7 @@ class Worker:
             raise NotPrepared("task: not here any more")
         layout = task.spec.layout
         vector = self._model(job, layout)
+        watch.lap("decode")
         # Every word to the event loop wakes the other thread, so short phases are told together.
         untold = [Event.DOWNLOADED]
 
@@ -232,7 +232,7 @@ class Worker:
         if was_cold:
             job.progress(untold)
             untold = []
-        with self._section("load", job) as meter:
+        with self._section("load", job.should_stop) as meter:
             warm = self._loaded(task, meter)
         watch.lap("load")
         untold.append(Event.LOADED)
@@ -241,14 +241,14 @@ class Worker:
         if train.needs_loss:
             job.progress(untold)
             untold = []
-            with self._section("evaluate", job) as meter:
+            with self._section("evaluate", job.should_stop) as meter:
                 loss_before, _ = trainer.evaluate(warm.engine, vector, warm.x, warm.y, meter)
         watch.lap("evaluate")
         job.progress([*untold, Event.EVALUATED])
 
         rng = np.random.Generator(np.random.PCG64(train.seed))
         cpu_s = time.thread_time()
-        with self._section("train", job) as meter:
+        with self._section("train", job.should_stop) as meter:
             result = trainer.train(
                 warm.engine,
                 vector,
@@ -265,7 +265,7 @@ class Worker:
         watch.lap("train")
         self._host.sensors.clock_ratio()  # while the processor is still hot
 
-        with self._section("encode", job):
+        with self._section("encode", job.should_stop):
             update = self._coder.encode(train, layout, vector, result.vector)
         return Trained(
             update=update,
@@ -277,24 +277,65 @@ class Worker:
             loss_train=_not_negative(result.loss_train),
         )
 
+    def _tell(self, inquiry: Inquiry) -> Told:
+        task, ask, watch = self._task, inquiry.ask, inquiry.watch
+        self._evaluated = None
+        if task is None:
+            raise NotPrepared("task: not here any more")
+        layout, should_stop = task.spec.layout, inquiry.should_stop
+        vector = self._pulled(ask, layout, inquiry.model, watch, should_stop)
+        watch.lap("decode")
+        was_cold = self._warm is None
+        with self._section("load", should_stop) as meter:
+            warm = self._loaded(task, meter)
+        watch.lap("load")
+        x, y = warm.x, warm.y
+        if ask.examples is not None and ask.examples < len(y):
+            rng = np.random.Generator(np.random.PCG64(ask.seed))
+            drawn = np.sort(rng.choice(len(y), ask.examples, replace=False))
+            x, y = x[drawn], y[drawn]
+        with self._section("evaluate", should_stop) as meter:
+            loss, _ = trainer.evaluate(warm.engine, vector, x, y, meter)
+        watch.lap("evaluate")
+        assert ask.model.sha256 is not None, "a model has a hash"
+        self._evaluated = _Evaluated(ask.model.sha256, vector)
+        return Told(loss=max(0.0, loss), n=len(y), was_cold=was_cold)
+
     def _model(self, job: Job, layout: Layout) -> NDArray[np.float32]:
-        """Return the model of a round, shape (n_values,), and end two laps."""
-        job.model.verify()
-        if job.model.manifest.id == job.train.model.id:
-            vector = vector_from_bytes(job.model.data, layout.n_values)
-            job.watch.lap("download")
+        """Return the model of a round, shape (n_values,)."""
+        evaluated, self._evaluated = self._evaluated, None
+        if job.model is not None:
+            return self._pulled(job.train, layout, job.model, job.watch, job.should_stop)
+        if evaluated is None or evaluated.sha256 != job.train.model.sha256:
+            raise DecodeError("model: was evaluated here, but is not here any more")
+        self._coder.keep(job.train, evaluated.vector)
+        job.watch.lap("download")
+        return evaluated.vector
+
+    def _pulled(
+        self,
+        order: Train | Ask,
+        layout: Layout,
+        model: Download,
+        watch: Stopwatch,
+        should_stop: Callable[[], bool],
+    ) -> NDArray[np.float32]:
+        """Return a model that came over the network, shape (n_values,), and end the download."""
+        model.verify()
+        if model.manifest.id == order.model.id:
+            vector = vector_from_bytes(model.data, layout.n_values)
+            watch.lap("download")
         else:
-            job.watch.lap("download")
-            with self._section("decode", job):
-                vector = self._coder.decode(job.train, layout, job.model.data)
-        self._coder.keep(job.train, vector)
-        job.watch.lap("decode")
+            watch.lap("download")
+            with self._section("decode", should_stop):
+                vector = self._coder.decode(order, layout, model.data)
+        self._coder.keep(order, vector)
         return vector
 
     @contextmanager
-    def _section(self, name: Section, job: Job) -> Iterator[Meter]:
+    def _section(self, name: Section, should_stop: Callable[[], bool]) -> Iterator[Meter]:
         with self._host.pace.section(name) as meter:
-            yield _StoppableMeter(meter, job.should_stop)
+            yield _StoppableMeter(meter, should_stop)
 
     def _loaded(self, task: _Task, meter: Meter) -> _Warm:
         if self._warm is None:

@@ -140,6 +140,18 @@ def _parser() -> argparse.ArgumentParser:
     doctor = command("doctor", "what this machine can do, each line by trying it")
     doctor.add_argument("experiment", nargs="?", type=Path, help="check what this one needs, too")
     doctor.add_argument("--json", action="store_true", help="one JSON array on stdout")
+    doctor.add_argument(
+        "--selector",
+        metavar="POLICY",
+        help="check one instead: package.module:Name, an installed plug-in, or a policy of ours",
+    )
+    doctor.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="of the selector, as in [selection.options]; repeatable",
+    )
 
     bench = command("bench", "benchmarks")
     bench.add_argument("name", nargs="?", help="which one; without a name they are listed")

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from coordinator.config import (
+    POLICIES,
     AggregationConfig,
     CoordinatorConfig,
     EvaluationConfig,
@@ -27,6 +28,7 @@ from coordinator.config import (
     SelectionConfig,
     TrainingConfig,
 )
+from coordinator.plugins import installed, is_path
 from coordinator.task.recipes import MODELS
 from testbed.data_config import DataConfig
 from testbed.emulation.conditions import Outage
@@ -201,6 +203,7 @@ class Experiment(Section, frozen=True, kw_only=True):
                 f"selection.per_round must be at most the {devices} devices of the fleet, "
                 f"got {self.selection.per_round}"
             )
+        self._check_policy()
         if self.model.name not in MODELS and ":" not in self.model.name:
             raise ValueError(
                 f"model.name: must be {', '.join(MODELS)} or package.module:factory, "
@@ -211,6 +214,21 @@ class Experiment(Section, frozen=True, kw_only=True):
                 parse_url(self.broker.url)
             except ValueError as exc:
                 raise ValueError(str(exc).replace("broker address", "broker.url", 1)) from None
+
+    def _check_policy(self) -> None:
+        """See that a policy of this name may exist; a plug-in is imported when the run begins."""
+        policy = self.selection.policy
+        if not self.selection.is_plugin:
+            if self.selection.options:
+                raise ValueError(
+                    f"selection.options: are those of a plug-in, got some for {policy!r}; "
+                    "put its options beside the policy"
+                )
+        elif not is_path(policy) and policy not in (found := installed()):
+            names = ", ".join(map(repr, [*POLICIES, *sorted(found)]))
+            raise ValueError(
+                f"selection.policy: must be one of {names} or package.module:Name, got {policy!r}"
+            )
 
     @property
     def devices(self) -> int:

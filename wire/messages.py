@@ -43,6 +43,8 @@ from wire.parts import Manifest as Manifest
 from wire.parts import Message as Message
 from wire.parts import Packed as Packed
 from wire.parts import is_device_name as is_device_name
+from wire.questions import Answer as Answer
+from wire.questions import Ask as Ask
 
 # --- presence, retained -------------------------------------------------------------------------
 
@@ -92,6 +94,8 @@ class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
     """Board name if the machine tells it (`Raspberry Pi 4 Model B Rev 1.4`)."""
     codecs: Annotated[tuple[CodecName, ...], Meta(max_length=32)] | UnsetType = UNSET
     """Codecs that it knows beside float32 (`wire.codecs.CODECS`), and perhaps some of tomorrow."""
+    skills: Annotated[tuple[Word, ...], Meta(max_length=32)] | UnsetType = UNSET
+    """What it can be asked beside training: `loss`, and perhaps more tomorrow."""
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
@@ -186,6 +190,8 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer"):
     """Of the model; left out where it came in one chunk, or a chunk was asked for twice."""
     pulled: BlobId | UnsetType = UNSET
     """The blob that the model came in; left out if it was `Train.model`."""
+    is_held: bool | UnsetType = UNSET
+    """True where the model was here from `Ask`, so that nothing was pulled; else left out."""
 
 
 class UploadDone(Message, frozen=True, kw_only=True, tag="upload-done"):
@@ -343,11 +349,21 @@ class Command(Message, frozen=True, kw_only=True, tag="command"):
 
 
 FromDevice: TypeAlias = (
-    Hello | Context | Offer | UploadDone | Failed | ChunkRequest | LinkProbe | Pong | Status
+    Hello
+    | Context
+    | Offer
+    | UploadDone
+    | Failed
+    | ChunkRequest
+    | LinkProbe
+    | Pong
+    | Status
+    | Answer
 )
 ToDevice: TypeAlias = (
     Welcome
     | Train
+    | Ask
     | Grant
     | UploadAck
     | Received

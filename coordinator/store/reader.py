@@ -27,12 +27,14 @@ from coordinator.store.errors import StoreError
 from coordinator.store.lock import RunLock, is_locked
 from coordinator.store.plan import Plan, read_plan
 from coordinator.store.records import (
+    AskRow,
     CommandRow,
     ConditionRow,
     DeviceMetricRow,
     DeviceRow,
     EventRow,
     ExchangeRow,
+    FleetRow,
     MetricRow,
     Record,
     RoundRow,
@@ -237,6 +239,18 @@ class RunReader:
     def selections(self, round_id: int) -> list[SelectionRow]:
         """Return every device at the selection of one round."""
         return self._select(SelectionRow, "WHERE round = ? ORDER BY device", (round_id,))
+
+    def fleets(self) -> list[FleetRow]:
+        """Return what was known of all devices at each selection, in the order of rounds."""
+        return self._select(FleetRow, "ORDER BY round")
+
+    def asks(self) -> list[AskRow]:
+        """Return who was asked for a loss, and what came of it, in the order of rounds."""
+        return self._select(AskRow, "ORDER BY round, device")
+
+    def audits(self) -> set[tuple[int, str]]:
+        """Return the round and the device of each audit."""
+        return set(self.columns(SelectionRow, ("round", "device"), "WHERE is_audit"))
 
     def tallies(self, since_round: int = 0) -> list[Tally]:
         """Return how often each device was chosen after round `since_round`."""

@@ -7,6 +7,10 @@ restarts; wall-clock instants are ISO 8601 strings in UTC and only for people.
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
+# Whoever reads a store finds all its rows here.
+from coordinator.store.selecting import AskRow as AskRow
+from coordinator.store.selecting import FleetRow as FleetRow
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
@@ -93,7 +97,7 @@ class RoundRow:
     dispatched_at_s: float
     closed_at_s: float
     duration_s: float
-    """max tau_wall + close_s."""
+    """ask_s + max tau_wall + close_s."""
     tau_max_s: float
     close_s: float
     """From the last arrival, or the deadline, to the next model."""
@@ -111,6 +115,8 @@ class RoundRow:
     model_sha256: str
     coordinator_encode_s: float | None
     """Packing the next model at the coordinator, part of close_s; None if it was not packed."""
+    ask_s: float = 0.0
+    """Asking candidates for their losses, before the dispatch and part of the duration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +135,11 @@ class SelectionRow:
     width_s: float | None
     queue: float
     """Z after the round."""
+    propensity: float | None = None
+    """Probability of being in the cohort, given what the selector picked; None in runs of
+    before."""
+    is_audit: bool = False
+    """Drawn by chance, for the audit sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,6 +375,8 @@ Record: TypeAlias = (
     | TruthRow
     | RoundRow
     | SelectionRow
+    | FleetRow
+    | AskRow
     | ExchangeRow
     | MetricRow
     | DeviceMetricRow

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_type_hints
 
 from coordinator.store.errors import StoreVersionError
 from coordinator.store.records import (
+    AskRow,
     CheckpointRow,
     CommandRow,
     ConditionRow,
@@ -19,6 +20,7 @@ from coordinator.store.records import (
     DeviceRow,
     EventRow,
     ExchangeRow,
+    FleetRow,
     MetricRow,
     Record,
     RoundRow,
@@ -38,6 +40,8 @@ RECORDS: tuple[type[Record], ...] = (
     TruthRow,
     RoundRow,
     SelectionRow,
+    FleetRow,
+    AskRow,
     ExchangeRow,
     MetricRow,
     DeviceMetricRow,
@@ -52,6 +56,8 @@ RECORDS: tuple[type[Record], ...] = (
 PER_ROUND: tuple[type[Record], ...] = (
     RoundRow,
     SelectionRow,
+    FleetRow,
+    AskRow,
     ExchangeRow,
     MetricRow,
     DeviceMetricRow,
@@ -109,6 +115,21 @@ ALTER TABLE exchange ADD COLUMN settled_up_bytes INTEGER;
 ALTER TABLE exchange ADD COLUMN settled_up_s REAL
 """
 
+_ADD_ASKING_AND_AUDIT = """
+ALTER TABLE selection ADD COLUMN propensity REAL;
+ALTER TABLE selection ADD COLUMN is_audit INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE round ADD COLUMN ask_s REAL DEFAULT 0.0;
+CREATE TABLE "fleet" (
+    "round" INTEGER NOT NULL, "context" BLOB NOT NULL, "known_s" BLOB, PRIMARY KEY ("round")
+);
+CREATE TABLE "ask" (
+    "round" INTEGER NOT NULL, "device" TEXT NOT NULL, "outcome" TEXT NOT NULL, "why" TEXT NOT NULL,
+    "loss" REAL, "took_s" REAL, "download_s" REAL, "decode_s" REAL, "load_s" REAL,
+    "evaluate_s" REAL, "was_cold" INTEGER, "bytes_down" INTEGER NOT NULL,
+    PRIMARY KEY ("round", "device")
+)
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     _ADD_CODECS,
     _ADD_STARVATION,
@@ -117,6 +138,7 @@ MIGRATIONS: tuple[str, ...] = (
     _ADD_CONDITIONS,
     _ADD_REPLAY,
     _ADD_SETTLED,
+    _ADD_ASKING_AND_AUDIT,
 )
 """Script i turns a store of version i + 1 into one of version i + 2; only ever appended to."""
 

@@ -69,6 +69,11 @@ class DeviceView:
         return self.selected / self.rounds if self.rounds else None
 
     @property
+    def merged_rate(self) -> float | None:
+        """Merged updates per round since it joined."""
+        return self.aggregated / self.rounds if self.rounds else None
+
+    @property
     def is_working(self) -> bool:
         """An exchange is under way."""
         return self.state in PHASE_OF_STATE

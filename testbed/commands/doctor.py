@@ -44,6 +44,10 @@ def main(options: argparse.Namespace) -> int:
     """Try everything; return 1 if the experiment's own choice fails."""
     level = logging.DEBUG if hasattr(options, "debug") else logging.CRITICAL
     logging.basicConfig(level=level, stream=sys.stderr)  # what goes wrong is told on its line
+    if options.selector is not None:
+        from testbed.commands.doctor_selector import check
+
+        return check(options)
     experiment = None
     if options.experiment is not None:
         try:

@@ -6,6 +6,8 @@ import time
 
 import msgspec
 
+from coordinator.algorithms.selection.base import Asking
+from coordinator.algorithms.selection.guarded import PluginError
 from coordinator.store import RunReader, StoreError
 from coordinator.store.connection import DATABASE
 from coordinator.summary import summarise_run
@@ -15,7 +17,7 @@ from device_agent.engines.errors import EngineError
 from profiles.errors import ProfileError
 from testbed.backends.errors import BackendError
 from testbed.commands import DONE, RUNS, RunError, UsageError
-from testbed.commands.run import check_new, check_resumable, named_experiment, new_id
+from testbed.commands.run import check_new, check_resumable, named_experiment, new_id, selector_of
 from testbed.datasets.errors import DataError
 from testbed.experiment import ExperimentError
 from testbed.replay.play import Played
@@ -34,6 +36,12 @@ def main(options: argparse.Namespace) -> int:
         is_new = not (folder / DATABASE).exists()
         if is_new and options.out is not None:
             check_new(folder)
+        if isinstance(selector_of(experiment.selection), Asking):
+            raise UsageError(
+                "selection: a policy that asks devices for the loss of the model must be run live, "
+                f"got {experiment.selection.policy!r} in a replay; "
+                'use variant = "rpow-d", or fairbed run'
+            )
         stage = stage_of(experiment)
         if not is_new:
             check_resumable(folder, stage.experiment, is_named=named is not None, clock="virtual")
@@ -43,7 +51,7 @@ def main(options: argparse.Namespace) -> int:
         rounds_per_s = rounds / (time.perf_counter() - started)
     except (DataError, ExperimentError, ProfileError) as exc:
         raise UsageError(str(exc)) from exc
-    except (BackendError, EngineError, StoreError, TaskError, OSError) as exc:
+    except (BackendError, EngineError, PluginError, StoreError, TaskError, OSError) as exc:
         raise RunError(str(exc)) from exc
     with RunReader(folder) as reader:
         summary = summarise_run(reader)

@@ -14,8 +14,12 @@ from typing import TextIO
 import anyio
 import msgspec
 
+from coordinator.algorithms.selection.base import Selector
+from coordinator.algorithms.selection.build import make_selector
+from coordinator.algorithms.selection.guarded import PluginError
 from coordinator.campaign import FleetMissingError
 from coordinator.claim import AnotherCoordinatorError
+from coordinator.config import SelectionConfig
 from coordinator.store import RunReader, StoreError
 from coordinator.store.connection import DATABASE
 from coordinator.summary import summarise_run
@@ -45,6 +49,7 @@ EXPECTED = (
     EngineError,
     FleetMissingError,
     OSError,
+    PluginError,
     StoreError,
     TaskError,
     TransportError,
@@ -99,18 +104,31 @@ def plan_run(options: argparse.Namespace) -> RunPlan:
 
 
 def _check_policy(experiment: Experiment) -> None:
-    """See that the policy can do without what no coordinator knows.
+    """See that the policy can be had, and can do without what no coordinator knows.
 
     Raises:
-        UsageError: It has to be told the true exchange times.
+        UsageError: It is a plug-in that cannot be had, or has to be told the true exchange times.
     """
     selection = experiment.selection
+    selector_of(selection)
     if selection.needs_known_times:
         raise UsageError(
             "selection.policy: must choose by what was measured, got "
             f"{selection.policy!r}, which has to be told the true exchange times; use rbcs-f, "
             "fedcs, oort, power-of-choice or uniform"
         )
+
+
+def selector_of(selection: SelectionConfig) -> Selector:
+    """Return the selector that an experiment names: now is the time to say that there is none.
+
+    Raises:
+        UsageError: It is a plug-in that cannot be had.
+    """
+    try:
+        return make_selector(selection)
+    except (PluginError, ValueError) as exc:
+        raise UsageError(str(exc)) from exc
 
 
 def _dilation(experiment: Experiment, folder: Path) -> float:

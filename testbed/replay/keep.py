@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from coordinator.accounting import fleet_rows
 from coordinator.algorithms.arrays import Bools
 from coordinator.decisions import Decisions
 from coordinator.store import Store
@@ -76,6 +77,9 @@ class Keeper:
         store, cohort, self._latest = self._store, self._parts.cohort, played
         for score in score_rows(played, 0.0 if cohort is None else cohort.evaluate_s):
             store.add(score)
+        if self._lists_all:
+            for fleet_row in fleet_rows(played.choice):
+                store.add(fleet_row)
         if time.perf_counter() - self._saved >= self._checkpoint_s:
             self._save(played)
         else:

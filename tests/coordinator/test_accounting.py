@@ -41,6 +41,7 @@ def choice() -> Choice:
         context=np.array([[1.0, 1.0, 2.0, 1.0]]),
         prediction=Prediction(np.array([1.5]), np.array([0.2]), np.array([1.0])),
         n_k=np.array([100]),
+        propensity=np.array([1.0]),
     )
 
 

@@ -2,7 +2,9 @@
 
 import msgspec
 import numpy as np
+import pytest
 
+from coordinator.algorithms.estimation.base import COLD, DOWN
 from coordinator.config import (
     AggregationConfig,
     CoordinatorConfig,
@@ -12,7 +14,7 @@ from coordinator.config import (
     SelectionConfig,
     TrainingConfig,
 )
-from coordinator.decisions import Decisions, Observation, make_decisions
+from coordinator.decisions import Answers, Decisions, Observation, make_decisions
 from coordinator.registry import Registry
 from tests.coordinator.builders import context, hello
 
@@ -116,3 +118,66 @@ def test_phases_teach_their_estimator_and_a_bound_does_not() -> None:
     assert predicted.tau_hat_s[0] > 1.0
     assert predicted.tau_hat_s[1:].tolist() == [0.0, 0.0]
     assert predicted.width_s[0] < predicted.width_s[1]
+
+
+POW_D = {"policy": "power-of-choice", "variant": "pow-d", "candidates": 4}
+
+
+def test_without_an_audit_the_choices_are_those_of_before() -> None:
+    """The audit has a stream of its own: rounds without one are as if there were none at all."""
+    plain, audited = decisions(policy="uniform"), decisions(policy="uniform", audit=0.3)
+    pairs = [
+        (
+            plain.choose(t, fleet(8), BOTH_WAYS, now=1.0),
+            audited.choose(t, fleet(8), BOTH_WAYS, now=1.0),
+        )
+        for t in range(1, 101)
+    ]
+    drawn = [(one, other) for one, other in pairs if other.audit_row is not None]
+    assert 15 <= len(drawn) <= 45
+    assert all(
+        one.rows.tolist() == other.rows.tolist() for one, other in pairs if other.audit_row is None
+    )
+    assert any(one.rows.tolist() != other.rows.tolist() for one, other in drawn)
+    assert all(other.audit_row in other.rows for _, other in drawn)
+
+
+def test_the_propensities_of_a_choice_add_up_to_the_cohort() -> None:
+    choice = decisions(audit=0.05).choose(1, fleet(5), BOTH_WAYS, now=1.0)
+    assert choice.propensity.sum() == pytest.approx(2.0)
+    assert choice.propensity[choice.rows] == pytest.approx(1.0 - 0.05 * 3 / 10)
+
+
+def test_only_a_selector_that_asks_has_a_question() -> None:
+    assert decisions().question(1, fleet(), BOTH_WAYS, now=1.0) is None
+    brain = decisions(**POW_D)
+    question = brain.question(1, fleet(), BOTH_WAYS, now=1.0)
+    assert question is not None
+    assert (len(set(question.rows.tolist())), question.sample) == (4, "all")
+    again = brain.question(1, fleet(), BOTH_WAYS, now=1.0)
+    assert again is not None
+    assert again.rows.tolist() == question.rows.tolist()
+
+
+def test_who_has_answered_needs_no_download_and_no_cold_start() -> None:
+    answers = Answers(np.array([0, 1, 3]), np.array([0.5, np.nan, 2.0]))
+    choice = decisions(**POW_D).choose(1, fleet(), BOTH_WAYS, now=1.0, answers=answers)
+    assert choice.rows.tolist() == [0, 3]
+    assert choice.is_available.tolist() == [True, False, True, True, True]
+    assert choice.context[[0, 3], COLD].tolist() == [0.0, 0.0]
+    assert choice.context[[0, 3], DOWN].tolist() == [0.0, 0.0]
+    assert choice.context[[1, 2, 4], COLD].tolist() == [1.0] * 3
+    assert choice.context[[1, 2, 4], DOWN].tolist() == [1.0] * 3
+
+
+def test_a_loss_without_bounds_is_only_a_large_one() -> None:
+    answers = Answers(np.array([0, 1, 2]), np.array([1e308, 1e308, 3.0]))
+    brain = decisions(**POW_D)
+    chosen = brain.choose(1, fleet(), BOTH_WAYS, now=1.0, answers=answers).rows.tolist()
+    assert chosen == [0, 1]
+
+
+def test_nobody_answers_and_nobody_is_selected() -> None:
+    answers = Answers(np.array([0, 1, 2, 3, 4]), np.full(5, np.nan))
+    choice = decisions(**POW_D).choose(1, fleet(), BOTH_WAYS, now=1.0, answers=answers)
+    assert choice.rows.size == 0

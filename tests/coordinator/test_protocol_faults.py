@@ -10,6 +10,7 @@ from typing import get_args
 import anyio
 import pytest
 
+from coordinator.config import CoordinatorConfig, SelectionConfig
 from tests.coordinator.faulty import (
     VICTIM,
     Fault,
@@ -20,6 +21,8 @@ from tests.coordinator.faulty import (
 )
 from tests.coordinator.lab import EVERYBODY, NAMES, PATIENT, Lab, lab, make_config
 from wire.messages import (
+    Answer,
+    Ask,
     ChunkRequest,
     Grant,
     Hello,
@@ -53,11 +56,27 @@ ROUND = {
     "upload done": message_of(UploadDone, 1),
     "received": message_of(Received, 1),
 }
-STEPS = JOINING | ROUND
-CASES = [(fault, step) for step in STEPS for fault in get_args(Fault)]
+ASKING = {"ask": message_of(Ask, 1), "answer": message_of(Answer, 1)}
+"""Before a selection that depends on losses."""
+STEPS = JOINING | ROUND | ASKING
+CUT_OFF = ("device cut after", "answer")
+"""Then the device is not there at the instant of selection, and has its own test."""
+CASES = [(fault, step) for step in STEPS for fault in get_args(Fault) if (fault, step) != CUT_OFF]
 
 
 CONFIG = make_config(rounds=2, selection=EVERYBODY, round=PATIENT)
+ASKED = make_config(
+    rounds=2,
+    selection=SelectionConfig(
+        policy="power-of-choice", variant="pow-d", per_round=len(NAMES), ask_timeout_s=30.0
+    ),
+    round=PATIENT,
+)
+
+
+def config_of(step: str) -> CoordinatorConfig:
+    """Return a run that has such a step."""
+    return ASKED if step in ASKING else CONFIG
 
 
 @asynccontextmanager
@@ -80,19 +99,19 @@ def history(place: Lab) -> list[tuple[object, ...]]:
         ]
 
 
-async def play(folder: Path, broker: FaultyBroker) -> list[tuple[object, ...]]:
+async def play(folder: Path, broker: FaultyBroker, step: str) -> list[tuple[object, ...]]:
     """Run two rounds of three devices; return what came of them."""
     async with fleet(folder, broker) as place:
-        assert await place.run(CONFIG) == "done"
+        assert await place.run(config_of(step)) == "done"
     return history(place)
 
 
 @cache
 def undisturbed() -> list[tuple[object, ...]]:
-    """Return what comes of the run without any fault."""
+    """Return what comes of the run without any fault; asking changes nothing of it."""
     with TemporaryDirectory() as folder:
         broker = FaultyBroker(None, lambda topic, payload: False)
-        return anyio.run(play, Path(folder), broker)
+        return anyio.run(play, Path(folder), broker, "train")
 
 
 @pytest.mark.parametrize(("fault", "step"), CASES, ids=[f"{step} {fault}" for fault, step in CASES])
@@ -101,9 +120,21 @@ async def test_a_fault_at_one_step_changes_nothing_in_the_end(
 ) -> None:
     is_it: Callable[[str, bytes], bool] = STEPS[step]
     broker = FaultyBroker(fault, is_it)
-    came = await play(tmp_path, broker)
+    came = await play(tmp_path, broker, step)
     assert broker.has_struck, f"{VICTIM} has no such step"
     assert came == await anyio.to_thread.run_sync(undisturbed)
+
+
+async def test_who_is_cut_off_after_its_answer_is_not_there_to_be_selected(tmp_path: Path) -> None:
+    step = CUT_OFF[1]
+    broker = FaultyBroker("device cut after", STEPS[step])
+    async with fleet(tmp_path, broker) as place:
+        assert await place.run(config_of(step)) == "done"
+    assert broker.has_struck
+    with place.reader() as reader:
+        rounds = {t: [x for x in reader.exchanges(0) if x.round == t] for t in (1, 2)}
+    assert {x.outcome for exchanges in rounds.values() for x in exchanges} == {"done"}
+    assert {x.device for x in rounds[1]} == set(NAMES) - {VICTIM}
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -120,10 +151,10 @@ async def test_a_coordinator_killed_at_one_step_goes_on_as_if_it_had_lived(
 
         broker.on_strike = kill
         with life:
-            await place.run(CONFIG)
+            await place.run(config_of(step))
         store = place.open_store()
         try:
-            assert await place.coordinator(CONFIG, store, attempt=1).run() == "done"
+            assert await place.coordinator(config_of(step), store, attempt=1).run() == "done"
         finally:
             store.close()
     assert broker.has_struck
@@ -143,7 +174,7 @@ async def test_an_agent_killed_and_started_again_at_one_step_costs_only_its_own_
             place.start_agent(VICTIM)
 
         broker.on_strike = restart
-        assert await place.run(CONFIG) == "done"
+        assert await place.run(config_of(step)) == "done"
     assert broker.has_struck
     with place.reader() as reader:
         outcomes = {(x.round, x.device): x.outcome for x in reader.exchanges(0)}
@@ -151,4 +182,4 @@ async def test_an_agent_killed_and_started_again_at_one_step_costs_only_its_own_
     mine = [outcome for (_, device), outcome in outcomes.items() if device == VICTIM]
     assert set(outcomes.values()) - set(mine) <= {"done"}
     assert sorted(mine) in (["done"], ["done", "done"], ["done", "lost"], ["lost"])
-    assert step in ROUND or mine == ["done", "done"]
+    assert step not in JOINING or mine == ["done", "done"]

@@ -275,7 +275,7 @@ async def test_a_round_in_which_nothing_arrives_is_void_and_counts_for_the_queue
 
 @pytest.mark.parametrize("policy", ["uniform", "fedcs"])
 async def test_the_peers_of_rbcs_f_run_too(policy: str, tmp_path: Path) -> None:
-    selection = SelectionConfig(policy=policy, per_round=2)  # type: ignore[arg-type]
+    selection = SelectionConfig(policy=policy, per_round=2)
     async with lab(tmp_path) as place:
         assert await place.run(make_config(rounds=4, selection=selection)) == "done"
     with place.reader() as reader:

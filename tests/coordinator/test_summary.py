@@ -126,6 +126,7 @@ def test_fairness_is_judged_by_the_exact_bound(summary: Summary, reader: RunRead
     fair = summary.fairness
     assert fair.beta == 0.15
     assert fair.min_rate == pytest.approx(min(summary.selected.values()) / 30)
+    assert fair.min_merged_rate == pytest.approx(min(summary.aggregated.values()) / 30)
     assert fair.invariant_holds is True
     assert fair.jain is not None
     assert 0.9 < fair.jain <= 1.0

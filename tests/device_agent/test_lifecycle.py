@@ -23,7 +23,8 @@ JOINING = [
     (Event.WELCOMED, Phase.PREPARING),
     (Event.PREPARED, Phase.IDLE),
 ]
-WORKING = [phase for _, phase in ROUND[:-1]]
+QUESTION = [(Event.QUESTIONED, Phase.ANSWERING), (Event.REPLIED, Phase.IDLE)]
+WORKING = [*(phase for _, phase in ROUND[:-1]), Phase.ANSWERING]
 
 
 def walk(phase: Phase, *events: Event) -> Phase:
@@ -34,7 +35,7 @@ def walk(phase: Phase, *events: Event) -> Phase:
 
 def test_walks_from_offline_through_a_round_back_to_idle() -> None:
     phase = Phase.OFFLINE
-    for event, expected in JOINING + ROUND + ROUND:
+    for event, expected in JOINING + ROUND + QUESTION + ROUND:
         phase = step(phase, event)
         assert phase is expected
 
@@ -52,6 +53,11 @@ def test_a_new_coordinator_ends_everything(phase: Phase) -> None:
 @pytest.mark.parametrize("phase", WORKING)
 def test_another_round_replaces_the_one_under_way(phase: Phase) -> None:
     assert step(phase, Event.ASKED) is Phase.DOWNLOADING
+
+
+@pytest.mark.parametrize("phase", WORKING)
+def test_another_question_replaces_what_is_under_way(phase: Phase) -> None:
+    assert step(phase, Event.QUESTIONED) is Phase.ANSWERING
 
 
 @pytest.mark.parametrize("phase", WORKING)

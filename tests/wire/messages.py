@@ -5,7 +5,9 @@ from hashlib import sha256
 from typing import Any
 
 from wire.messages import (
+    Answer,
     AnyMessage,
+    Ask,
     Cancel,
     Capabilities,
     ChunkRequest,
@@ -79,6 +81,17 @@ NEWER = Capabilities(
     agent="0.2.0",
     codecs=("int8", "top-k", "delta", "of-tomorrow"),
 )
+ASKABLE = Capabilities(
+    cores=4,
+    memory_bytes=4 << 30,
+    machine="aarch64",
+    python="3.11.2",
+    engine="onnxruntime 1.31.1",
+    engine_threads=2,
+    agent="0.3.0",
+    codecs=(),
+    skills=("loss", "of-tomorrow"),
+)
 DECODED = Phases(
     download_s=0.75,
     load_s=0.0,
@@ -109,6 +122,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "hello": Hello(boot=17, capabilities=CAPABILITIES),
     "hello-with-data": Hello(boot=17, capabilities=PI, n_k=600),
     "hello-with-codecs": Hello(boot=17, capabilities=NEWER),
+    "hello-with-skills": Hello(boot=17, capabilities=ASKABLE),
     "context": Context(boot=17, seq=0, mu_cores=1.0),
     "context-full": Context(
         boot=17,
@@ -167,6 +181,41 @@ MESSAGES: Mapping[str, AnyMessage] = {
         steps=30,
         was_cold=False,
         pulled=UPDATE_ID,
+    ),
+    "offer-held": Offer(
+        round=3, manifest=UPDATE, phases=PHASES, n_k=600, steps=30, was_cold=False, is_held=True
+    ),
+    "answer": Answer(
+        round=3,
+        loss=2.25,
+        n=600,
+        was_cold=True,
+        download_s=0.75,
+        decode_s=0.0,
+        load_s=0.5,
+        evaluate_s=0.25,
+    ),
+    "answer-coded": Answer(
+        round=3,
+        attempt=1,
+        loss=0.0,
+        n=20,
+        was_cold=False,
+        download_s=0.25,
+        decode_s=0.0625,
+        load_s=0.0,
+        evaluate_s=0.125,
+        pulled=UPDATE_ID,
+    ),
+    "ask": Ask(round=3, model=MODEL, seed=5, limit_s=30.0),
+    "ask-batch": Ask(
+        round=3,
+        attempt=1,
+        model=MODEL,
+        examples=20,
+        seed=1_099_511_627_776,
+        limit_s=2.5,
+        coding=Coding(keeps_model=True),
     ),
     "upload-done": UploadDone(round=3, id=UPDATE_ID, sha256=DIGEST),
     "upload-done-resent": UploadDone(round=3, id=UPDATE_ID, sha256=DIGEST, resent_chunks=2),

@@ -5,11 +5,15 @@ appended, and every column has shape (N,).
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from coordinator.algorithms.arrays import Bools, Floats, Ints
+
+Sample: TypeAlias = Literal["all", "batch"]
+"""What a device evaluates when it is asked for its loss: its whole training set, or one
+mini-batch of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,9 @@ class Candidates:
     """Training examples, shape (N,)."""
     known_s: Floats | None = None
     """The true expected exchange time, seconds, shape (N,): what only a replay can tell."""
+    loss: Floats | None = None
+    """F_n of the model that the round begins with, nats, shape (N,), NaN for who was not asked or
+    did not answer; None where nobody was asked (`Asking`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,4 +77,22 @@ class Selector(Protocol):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over a state that `to_state` returned."""
+        ...
+
+
+@runtime_checkable
+class Asking(Selector, Protocol):
+    """A selector in two steps: it names whom to ask, and selects when the losses are known.
+
+    Between the steps each of them is sent the model and evaluates it. Who does not answer in
+    time is not available to `select`, whose candidates then hold `loss`.
+    """
+
+    @property
+    def sample(self) -> Sample:
+        """What the devices evaluate."""
+        ...
+
+    def candidates(self, fleet: Candidates, k: int, rng: np.random.Generator) -> Ints:
+        """Return the distinct available rows that are asked; changes no state."""
         ...

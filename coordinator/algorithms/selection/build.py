@@ -1,27 +1,26 @@
 """From `[selection]` to a selector."""
 
-import sys
-
 import msgspec
 
 from coordinator.algorithms.selection.base import Selector
 from coordinator.algorithms.selection.fedcs import FedCs
 from coordinator.algorithms.selection.known import Fastest, Known
 from coordinator.algorithms.selection.oort import Oort, OortSettings
+from coordinator.algorithms.selection.pow_d import PowD
 from coordinator.algorithms.selection.power_of_choice import PowerOfChoice
 from coordinator.algorithms.selection.rbcs_f import RbcsF, TheoryAlpha
 from coordinator.algorithms.selection.uniform import Uniform
 from coordinator.algorithms.selection.weighted import Weighted
 from coordinator.config import SelectionConfig
-
-if sys.version_info >= (3, 11):
-    from typing import assert_never
-else:
-    from typing_extensions import assert_never
+from coordinator.plugins import load_selector
 
 
 def make_selector(config: SelectionConfig) -> Selector:
-    """Return the selector that the configuration names, without any memory yet."""
+    """Return the selector that the configuration names, without any memory yet.
+
+    Raises:
+        PluginError: It is none of ours, and cannot be had.
+    """
     match config.policy:
         case "uniform":
             return Uniform()
@@ -40,13 +39,24 @@ def make_selector(config: SelectionConfig) -> Selector:
         case "oort":
             return Oort(OortSettings(**msgspec.structs.asdict(config.oort)))
         case "power-of-choice":
-            return PowerOfChoice(config.candidates or 2 * config.per_round)
+            return _power_of_choice(config)
         case _:
-            assert_never(config.policy)
+            return load_selector(config.policy, config.options)
 
 
 def _fedcs(config: SelectionConfig) -> FedCs:
     return FedCs(deadline_s=config.deadline_s, uploads=config.uploads)
+
+
+def _power_of_choice(config: SelectionConfig) -> Selector:
+    candidates = config.candidates or 2 * config.per_round
+    match config.variant:
+        case "rpow-d":
+            return PowerOfChoice(candidates)
+        case "pow-d":
+            return PowD(candidates, "all")
+        case "cpow-d":
+            return PowD(candidates, "batch")
 
 
 def _rbcs_f(config: SelectionConfig) -> RbcsF:

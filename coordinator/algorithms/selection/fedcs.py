@@ -88,6 +88,9 @@ class FedCs:
         not, so the default is `parallel`.
     """
 
+    fills_cohort = False
+    """It selects fewer devices than it may where fewer fit into the deadline."""
+
     def __init__(
         self, *, deadline_s: float, uploads: Literal["parallel", "sequential"] = "parallel"
     ) -> None:

@@ -57,6 +57,11 @@ class Known:
     def __init__(self, policy: Selector) -> None:
         self._policy = policy
 
+    @property
+    def fills_cohort(self) -> bool:
+        """The policy selects as many devices as it may."""
+        return bool(getattr(self._policy, "fills_cohort", True))
+
     def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
         """Return what the policy chooses when it knows; changes no state.
 

@@ -50,6 +50,11 @@ class Weighted:
                 "leave selection.weights out to draw by n_k"
             )
 
+    @property
+    def goes_by_row(self) -> bool:
+        """Weights were given, one a row: devices that are alike may be drawn unlike."""
+        return self._weights is not None
+
     def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
         """Return min(k, available) distinct rows, ascending; changes no state."""
         rows = available_rows(candidates, k)

@@ -49,6 +49,8 @@ def state_style(device: DeviceView, _beta: float | None = None) -> str:
         return PHASE_OF_STATE[device.state]
     if device.state in AWAY:
         return "bad"
+    if device.state == "answering":
+        return "busy"
     return "warn" if device.state in ("excluded", "unwilling", "preparing") else "dim"
 
 
@@ -57,6 +59,13 @@ def rate_style(device: DeviceView, beta: float | None) -> str:
     if beta is None or device.rate is None:
         return ""
     return "good" if device.rate >= beta - TOLERANCE else "warn"
+
+
+def merged_style(device: DeviceView, beta: float | None) -> str:
+    """Return the same for the rate that enters the model."""
+    if beta is None or device.merged_rate is None:
+        return ""
+    return "good" if device.merged_rate >= beta - TOLERANCE else "warn"
 
 
 def busy_style(device: DeviceView, _beta: float | None) -> str:
@@ -80,6 +89,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("tau", "τ s", 1, 5, lambda d: seconds(d.tau_s)),
     Column("selected", "sel", 3, 3, lambda d: str(d.selected)),
     Column("rate", "rate", 3, 5, lambda d: ratio(d.rate, 2), style=rate_style),
+    Column("merged", "merged", 9, 6, lambda d: ratio(d.merged_rate, 2), style=merged_style),
     Column("queue", "Z", 4, 4, lambda d: ratio(d.queue, 2)),
     Column("loss", "loss", 5, 4, lambda d: ratio(d.loss, 2)),
     Column("accuracy", "acc", 1, 5, lambda d: ratio(d.accuracy)),

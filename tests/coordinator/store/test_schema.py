@@ -22,6 +22,7 @@ from coordinator.store.records import (
     RoundRow,
 )
 from coordinator.store.schema import (
+    _ADD_ASKING_AND_AUDIT,
     _ADD_CONDITIONS,
     MIGRATIONS,
     RECORDS,
@@ -131,14 +132,16 @@ def test_a_store_of_before_the_codecs_reads_as_float32(connection: sqlite3.Conne
     settled = [f"settled_{way}_{what}" for way in ("down", "up") for what in ("bytes", "s")]
     added = {
         "exchange": [*codecs, "starved_s", "is_starved", *settled],
-        "round": ["coordinator_encode_s"],
+        "round": ["coordinator_encode_s", "ask_s"],
+        "selection": ["propensity", "is_audit"],
         "run": ["dilation", "clock", "selections"],
         "telemetry": ["free_cores", "clock_ratio", "throttled"],
     }
     for table, columns in added.items():
         for column in columns:
             connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-    connection.execute('DROP TABLE "condition"')
+    for table in ("condition", "fleet", "ask"):
+        connection.execute(f'DROP TABLE "{table}"')
     connection.execute("PRAGMA user_version = 1")
     names = [c.name for c in table_of(ExchangeRow).columns if c.name not in added["exchange"]]
     values = ", ".join("1" if name != "device" else "'a'" for name in names)
@@ -153,15 +156,30 @@ def test_a_store_of_before_the_codecs_reads_as_float32(connection: sqlite3.Conne
     assert read(connection, ConditionRow) == []
 
 
-def test_a_table_that_was_added_is_the_one_that_a_new_store_has(
-    connection: sqlite3.Connection,
+@pytest.mark.parametrize(
+    ("table", "script"),
+    [
+        ("condition", _ADD_CONDITIONS),
+        *((table, _ADD_ASKING_AND_AUDIT) for table in ("fleet", "ask", "selection", "round")),
+    ],
+)
+def test_a_table_that_was_added_or_grew_is_the_one_that_a_new_store_has(
+    connection: sqlite3.Connection, table: str, script: str
 ) -> None:
-    def columns() -> list[object]:
-        return connection.execute('PRAGMA table_info("condition")').fetchall()
+    def columns() -> set[tuple[object, ...]]:
+        """Return name, type, whether it may be NULL, and place in the key of each column."""
+        found = connection.execute(f'PRAGMA table_info("{table}")').fetchall()
+        return {(name, kind, not_null, key) for _, name, kind, not_null, _, key in found}
 
     new = columns()
-    connection.execute('DROP TABLE "condition"')
-    connection.executescript(_ADD_CONDITIONS)
+    for statement in script.split(";"):
+        words = statement.replace('"', "").split()
+        match words[:2]:
+            case ["CREATE", "TABLE"]:
+                connection.execute(f'DROP TABLE "{words[2]}"')
+            case ["ALTER", "TABLE"]:
+                connection.execute(f'ALTER TABLE "{words[2]}" DROP COLUMN {words[5]}')
+    connection.executescript(script)
     assert columns() == new
 
 

@@ -62,6 +62,7 @@ def a_choice(data: FleetData, round_id: int = 1) -> Choice:
         context=np.zeros((N, 4)),
         prediction=Prediction(nothing, nothing, nothing),
         n_k=np.array([len(rows) for rows in data.train_rows], dtype=np.int64),
+        propensity=np.ones(N),
     )
 
 

@@ -1,0 +1,61 @@
+"""The audit sample: now and then one place of the cohort goes to a device drawn by chance.
+
+An estimator learns from the devices that a policy prefers, so its errors on them say little about
+the others. A uniform draw from all available devices, with known probability, tells.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.algorithms.arrays import Bools, Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """A cohort after the draw."""
+
+    rows: Ints
+    """The cohort, ascending, shape (m,)."""
+    audit_row: int | None
+    """Who was drawn; None where this round has no audit."""
+    propensity: Floats
+    """Probability of each device to be in the cohort, given what the selector picked, shape (N,).
+    They add up to m."""
+
+
+def audit(rows: Ints, is_available: Bools, probability: float, rng: np.random.Generator) -> Audited:
+    """Draw the audit device of a round, and let it replace one that the selector picked.
+
+        with probability p:  j uniform in A;  if j is not in S:  S <- S - {r} + {j},  r uniform in S
+        P(n in S' | S) = 1 - p (a - m) / (a m)  for n in S,   p / a  for the rest of A,   0 outside
+
+    with a = |A|, m = |S|. So each available device is drawn with probability p / a, whoever the
+    selector prefers; one that it had picked anyway is an audit device, too. Where p is 0 nothing
+    is drawn from `rng`, and the cohort is the selector's.
+
+    Args:
+        rows: What the selector picked, S, ascending, shape (m,).
+        is_available: A, shape (N,).
+        probability: p, in [0, 1].
+        rng: A stream of its own, so that the selector's draws do not depend on p.
+
+    Source:
+        Own; weights 1 / propensity are those of Horvitz & Thompson, JASA 47 (1952).
+    """
+    propensity = np.zeros(len(is_available))
+    propensity[rows] = 1.0
+    if probability <= 0.0 or rows.size == 0:
+        return Audited(rows, None, propensity)
+    available = np.flatnonzero(is_available).astype(np.int64)
+    a, m = len(available), len(rows)
+    propensity[available] = probability / a
+    propensity[rows] = 1.0 - probability * (a - m) / (a * m)
+    if rng.random() >= probability:
+        return Audited(rows, None, propensity)
+    drawn = int(rng.choice(available))
+    if drawn not in rows:
+        rows = rows.copy()
+        rows[rng.integers(m)] = drawn
+        rows.sort()
+    return Audited(rows, drawn, propensity)

@@ -1,0 +1,313 @@
+"""The contract of a selector, as checks that run: ours and those of strangers pass the same ones.
+
+Each property is a function of `make`, which returns a new selector without memory. It raises
+`Broken`, or returns a remark. The tests run them over every policy, `fairbed doctor --selector`
+over one.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from coordinator.algorithms.arrays import Floats, Ints
+from coordinator.algorithms.selection.base import Asking, Candidates, Outcomes, Selector
+from coordinator.algorithms.selection.trial_fleets import (
+    Broken,
+    World,
+    check_rows,
+    choose,
+    live,
+    outcomes,
+    stream,
+    world,
+)
+
+Make: TypeAlias = Callable[[], Selector]
+Clock: TypeAlias = Callable[[], float]
+"""Monotonic seconds."""
+
+TRIALS = 60
+"""Random fleets of up to 13 devices, some of them absent, some never seen."""
+DRAWS = 600
+"""Selections from one and the same fleet, where frequencies are compared."""
+LARGE, COHORT, LIMIT_S = 100_000, 100, 1.0
+"""Devices and cohort of the timed round, and what selecting and observing may take together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What came of one property."""
+
+    name: str
+    is_ok: bool
+    found: str
+    """A remark, or how the selector breaks it."""
+
+
+def check_selector(make: Make, clock: Clock) -> Iterator[Finding]:
+    """Check every property of the contract, one after the other."""
+    for name in PROPERTIES:
+        yield check_property(name, make, clock)
+
+
+def check_property(name: str, make: Make, clock: Clock) -> Finding:
+    """Check one property; whatever the selector raises breaks it."""
+    try:
+        return Finding(name, True, PROPERTIES[name](make, clock) or "")
+    except Broken as exc:
+        return Finding(name, False, str(exc))
+    except Exception as exc:  # a stranger's code may raise anything
+        line = " ".join(str(exc).split())[:300]
+        return Finding(name, False, f"raised {type(exc).__name__}: {line}")
+
+
+def _trials() -> Iterator[tuple[World, int, int]]:
+    """Yield fleets, cohort sizes and seeds: empty ones, ties, absent and unknown devices."""
+    for seed in range(TRIALS):
+        rng = stream(seed)
+        n, k = int(rng.integers(0, 14)), int(rng.integers(0, 14))
+        yield world(n, seed, absent=0.4, unseen=0.3, round_id=1 + seed), k, seed
+
+
+def _only_available(make: Make, clock: Clock) -> None:
+    for at, k, seed in _trials():
+        check_rows(choose(make(), at, k, seed), at.fleet, k)
+
+
+def _right_number(make: Make, clock: Clock) -> str:
+    is_exact = getattr(make(), "fills_cohort", True)
+    for at, k, seed in _trials():
+        there = min(k, int(at.fleet.is_available.sum()))
+        got = len(choose(make(), at, k, seed))
+        if got > there or got < (there if is_exact else min(1, there)):
+            least = "" if is_exact else "1 to "
+            raise Broken(f"must return {least}{there} of k = {k} rows, got {got}")
+    return "min(k, available)" if is_exact else "1 to min(k, available): fills_cohort is False"
+
+
+def _select_is_pure(make: Make, clock: Clock) -> None:
+    for at, k, seed in _trials():
+        selector, before = make(), _copies(at.fleet)
+        live(selector, at, 2, seed)
+        state = msgspec.msgpack.encode(selector.to_state())
+        choose(selector, at, k, seed)
+        if msgspec.msgpack.encode(selector.to_state()) != state:
+            raise Broken("select() must change no state: to_state() is another one after it")
+        for name, column in before.items():
+            if not np.array_equal(getattr(at.fleet, name), column, equal_nan=True):
+                raise Broken(f"select() must leave its candidates alone, but changed {name}")
+
+
+def _copies(fleet: Candidates) -> dict[str, Any]:
+    names = ("is_available", "tau_hat_s", "width_s", "transfer_hat_s", "n_k", "known_s")
+    return {name: np.copy(getattr(fleet, name)).astype(np.float64) for name in names}
+
+
+def _observe_is_pure(make: Make, clock: Clock) -> None:
+    told = outcomes(5, np.array([0, 2, 3]), 1)
+    before = {
+        name: np.copy(getattr(told, name))
+        for name in ("is_selected", "is_aggregated", "n_k", "tau_s", "loss")
+    }
+    make().observe(told)
+    for name, column in before.items():
+        if not np.array_equal(getattr(told, name), column, equal_nan=column.dtype.kind == "f"):
+            raise Broken(f"observe() must leave its outcomes alone, but changed {name}")
+
+
+def _deterministic(make: Make, clock: Clock) -> None:
+    for at, _, seed in _trials():
+        first, second = (live(make(), at, 4, seed) for _ in range(2))
+        if first != second:
+            raise Broken(f"the same streams must select the same, got {first} and {second}")
+
+
+def _resumes(make: Make, clock: Clock) -> str:
+    size = 0
+    for at, _, seed in _trials():
+        original, resumed = make(), make()
+        live(original, at, 4, seed)
+        state = msgspec.msgpack.encode(original.to_state())
+        resumed.load_state(msgspec.msgpack.decode(state))
+        ahead = [live(selector, at, 5, seed + 50) for selector in (original, resumed)]
+        if ahead[0] != ahead[1]:
+            raise Broken(f"load_state() must bring back the future, got {ahead[1]}, not {ahead[0]}")
+        size = max(size, len(state))
+    return f"the largest state had {size} bytes"
+
+
+def _grows(make: Make, clock: Clock) -> None:
+    selector, small, large = make(), world(2, 1), world(6, 2)
+    live(selector, small, 3, 0)
+    is_new = np.arange(6) >= 2
+    only_new = World(replace(large.fleet, is_available=is_new, round=4), large.loss)
+    rows = choose(selector, only_new, 3, 0)
+    check_rows(rows, only_new.fleet, 3)
+    selector.observe(outcomes(6, rows, 4))
+    _check_queues(selector, 9)
+
+
+def _nobody(make: Make, clock: Clock) -> None:
+    selector, at = make(), world(4, 3, absent=1.0)
+    live(selector, world(4, 4), 2, 0)
+    rows = choose(selector, at, 3, 0)
+    if rows.size:
+        raise Broken(f"nobody is available, got {rows.tolist()}")
+    selector.observe(outcomes(4, rows, 3))
+    _check_queues(selector, 4)
+
+
+def _queues(make: Make, clock: Clock) -> None:
+    selector = make()
+    live(selector, world(5, 5), 3, 0)
+    _check_queues(selector, 5)
+    before = selector.queues(5).tolist()
+    selector.queues(5)[:] = 99.0
+    if selector.queues(5).tolist() != before:
+        raise Broken("queues() must return a copy: writing into it changed the debts")
+
+
+def _check_queues(selector: Selector, n: int) -> None:
+    queues = selector.queues(n)
+    if queues.shape != (n,) or not np.isfinite(queues).all() or (queues < 0.0).any():
+        raise Broken(f"queues({n}) must be {n} finite numbers >= 0, got {queues.tolist()}")
+
+
+def _nan(make: Make, clock: Clock) -> str:
+    said = "selects others"
+    for seed in range(10):
+        at = world(6, seed)
+        for name in ("tau_hat_s", "width_s", "transfer_hat_s", "known_s"):
+            column: Floats = np.where(np.arange(6) == 2, np.nan, getattr(at.fleet, name))
+            there = np.arange(6) != 2
+            unknown = with_column(at.fleet, name, column)
+            absent = replace(unknown, is_available=there)
+            check_rows(choose(make(), World(absent, at.loss), 3, seed), absent, 3)
+            try:
+                check_rows(choose(make(), World(unknown, at.loss), 3, seed), unknown, 3)
+            except ValueError:
+                said = "an available one is refused by a ValueError"
+    return said
+
+
+def with_column(fleet: Candidates, name: str, column: Floats) -> Candidates:
+    """Return the same fleet with another column of that name."""
+    changes: dict[str, Any] = {name: column}
+    return replace(fleet, **changes)
+
+
+def _nan_loss(make: Make, clock: Clock) -> str:
+    if not isinstance(make(), Asking):
+        return "asks nobody"
+    for seed in range(10):
+        at = world(6, seed)
+        at.loss[[1, 4]] = np.nan, np.inf
+        rows = choose(make(), at, 6, seed)
+        if set(rows.tolist()) & {1, 4}:
+            raise Broken(f"who told no finite loss is not available, got {rows.tolist()}")
+        at.loss[:] = np.nan
+        rows = choose(make(), at, 6, seed)
+        if rows.size:
+            raise Broken(f"nobody told a loss, got {rows.tolist()}")
+    return "NaN and infinity are not available"
+
+
+BY_ROW = "goes by row on purpose: goes_by_row is True"
+
+
+def _ties(make: Make, clock: Clock) -> str:
+    if getattr(make(), "goes_by_row", False):
+        return BY_ROW
+    n, k = 6, 2
+    alike = Candidates(
+        round=1,
+        is_available=np.ones(n, dtype=np.bool_),
+        tau_hat_s=np.zeros(n),
+        width_s=np.zeros(n),
+        transfer_hat_s=np.zeros(n),
+        n_k=np.ones(n, dtype=np.int64),
+        known_s=np.zeros(n),
+    )
+    share = _shares(make, World(alike, np.ones(n)), k)
+    lowest, highest = 0.75 * share.mean(), 1.25 * share.mean()
+    if share.min() < lowest or share.max() > highest:
+        raise Broken(
+            f"devices that are alike must be selected alike, by chance and not by row; got "
+            f"{np.round(share, 2).tolist()} of {DRAWS} draws"
+        )
+    return f"shares of {DRAWS} draws from {share.min():.2f} to {share.max():.2f}"
+
+
+def _equivariant(make: Make, clock: Clock) -> str:
+    if getattr(make(), "goes_by_row", False):
+        return BY_ROW
+    at, order = world(7, 11), np.arange(7)[::-1].copy()
+    told = [np.array([0, 3, 5]), np.array([1, 2, 6]), np.array([0, 4, 6])]
+    straight = _shares(make, at, 3, told)
+    back = _shares(make, at.permuted(order), 3, [np.sort(6 - rows) for rows in told])[order]
+    apart = float(np.abs(straight - back).max())
+    tolerance = 5.0 * np.sqrt(2 * 0.25 / DRAWS)
+    if apart > tolerance:
+        raise Broken(
+            f"the same devices in other rows must be selected as often, got shares "
+            f"{np.round(straight, 2).tolist()} and {np.round(back, 2).tolist()} of {DRAWS} draws"
+        )
+    return f"shares of {DRAWS} draws differ by at most {apart:.3f}"
+
+
+def _shares(make: Make, at: World, k: int, told: list[Ints] | None = None) -> Floats:
+    """Return how often each device is selected after a forced history, shape (N,)."""
+    selector = make()
+    for t, rows in enumerate(told or [], start=1):
+        selector.observe(_all_merged(at, rows, t))
+    now = World(replace(at.fleet, round=1 + len(told or [])), at.loss)
+    counts = np.zeros(len(at))
+    for seed in range(DRAWS):
+        counts[choose(selector, now, k, seed)] += 1.0
+    return counts / DRAWS
+
+
+def _all_merged(at: World, rows: Ints, round_id: int) -> Outcomes:
+    is_merged = np.isin(np.arange(len(at)), rows)
+    return replace(
+        outcomes(len(at), rows, round_id, at),
+        is_aggregated=is_merged,
+        tau_s=np.where(is_merged, at.fleet.tau_hat_s, np.nan),
+        loss=np.where(is_merged, at.loss, np.nan),
+    )
+
+
+def _quick(make: Make, clock: Clock) -> str:
+    at, took_s = world(LARGE, 7, absent=0.3, unseen=0.1), float("inf")
+    for attempt in range(3):
+        selector, started = make(), clock()
+        rows = choose(selector, at, COHORT, attempt)
+        selector.observe(outcomes(LARGE, rows, 1, at))
+        took_s = min(took_s, clock() - started)
+    if took_s > LIMIT_S:
+        raise Broken(
+            f"a round of {LARGE:,} devices must take at most {LIMIT_S} s, got {took_s:.2f}"
+        )
+    return f"{took_s:.3f} s for {LARGE:,} devices"
+
+
+PROPERTIES: Mapping[str, Callable[[Make, Clock], str | None]] = {
+    "only available devices, each once": _only_available,
+    "the right number": _right_number,
+    "select() changes nothing": _select_is_pure,
+    "observe() changes no outcome": _observe_is_pure,
+    "the same streams, the same choice": _deterministic,
+    "a checkpoint has the same future": _resumes,
+    "the fleet may grow": _grows,
+    "nobody available": _nobody,
+    "queues are finite and a copy": _queues,
+    "estimates that are not numbers": _nan,
+    "losses that are not numbers": _nan_loss,
+    "ties are broken by chance, not by row": _ties,
+    "rows do not matter": _equivariant,
+    "quick enough": _quick,
+}
+"""Every property by what it says."""

@@ -1,0 +1,59 @@
+"""A selector of your own: who has waited longest goes next, the quick ones first.
+
+    [selection]
+    policy  = "longest_waiting:LongestWaiting"     # run where this file lies, or install it
+    options = { patience = 3 }
+
+Check it with `fairbed doctor --selector longest_waiting:LongestWaiting --option patience=3`.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from coordinator.algorithms.arrays import Floats, Ints
+from coordinator.algorithms.selection import Candidates, Outcomes
+
+
+class LongestWaiting:
+    """Takes the devices that were not selected for longest; ties go to the quicker ones.
+
+    A device that has waited for less than `patience` rounds counts as one that has not waited.
+
+    Source:
+        An example; round robin is as old as time sharing.
+    """
+
+    def __init__(self, patience: int = 1) -> None:
+        """Take the keys of `[selection.options]` by name."""
+        if patience < 1:
+            raise ValueError(f"patience must be >= 1, got {patience}; 1 is plain round robin")
+        self._patience = patience
+        self._last: dict[int, int] = {}
+        """Round in which each row was selected last."""
+
+    def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
+        """Return min(k, available) distinct rows; must change no state."""
+        rows = rng.permutation(np.flatnonzero(candidates.is_available)).astype(np.int64)
+        last = np.array([self._last.get(row, 0) for row in rows.tolist()], dtype=np.int64)
+        waited = candidates.round - last
+        waited = np.where(waited < self._patience, 0, waited)
+        tau_s = np.nan_to_num(candidates.tau_hat_s[rows], nan=np.inf)
+        return np.sort(rows[np.lexsort((tau_s, -waited))[:k]])
+
+    def observe(self, outcomes: Outcomes) -> None:
+        """Learn what became of the selection; called once for every round, void ones too."""
+        for row in np.flatnonzero(outcomes.is_selected).tolist():
+            self._last[row] = outcomes.round
+
+    def queues(self, n: int) -> Floats:
+        """Return what each of the first n devices is owed; zeros if that means nothing here."""
+        return np.zeros(n)
+
+    def to_state(self) -> dict[str, Any]:
+        """Return what a resumed run needs, as plain numbers and lists."""
+        return {"last": sorted(self._last.items())}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over what `to_state` returned, in this process or another."""
+        self._last = {int(row): int(last) for row, last in state["last"]}

@@ -1,0 +1,314 @@
+"""Selections that depend on losses: real agents are asked, and liars and the silent cost no one."""
+
+import math
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import msgspec
+import numpy as np
+import pytest
+from msgspec import structs
+
+from coordinator.config import RoundConfig, SelectionConfig
+from coordinator.decisions import MAX_LOSS
+from coordinator.store.records import AskRow
+from coordinator.summary import summarise_run
+from coordinator.summary_table import summary_table
+from coordinator.task.catalogue import initial_vector
+from device_agent.engines.onnx import OnnxEngine
+from tests.coordinator import rogue
+from tests.coordinator.builders import CAPABILITIES
+from tests.coordinator.lab import (
+    ARTIFACT,
+    EVERYBODY,
+    EXAMPLES,
+    NAMES,
+    PATIENT,
+    Lab,
+    lab,
+    make_config,
+)
+from wire.codec import decode_to_device, encode
+from wire.messages import Answer, Ask, Cancel, CoordinatorStatus, Hello
+
+pytestmark = pytest.mark.anyio
+
+VECTOR_BYTES = ARTIFACT.spec.layout.size_bytes
+
+
+def pow_d(per_round: int = 1, **changes: object) -> SelectionConfig:
+    fields: dict[str, object] = {
+        "policy": "power-of-choice",
+        "variant": "pow-d",
+        "per_round": per_round,
+        "candidates": 3,
+        "ask_timeout_s": 20.0,
+    }
+    return SelectionConfig(**(fields | changes))  # type: ignore[arg-type]
+
+
+def prepare(place: Lab) -> None:
+    """Give three devices the same rows and data whoever joins first."""
+    place.roster = NAMES
+    for name in NAMES:
+        place.shards.shard(name)
+        place.start_agent(name)
+
+
+def asked(place: Lab) -> dict[int, list[AskRow]]:
+    """Return who was asked, round by round."""
+    with place.reader() as reader:
+        rounds: dict[int, list[AskRow]] = {}
+        for row in reader.asks():
+            rounds.setdefault(row.round, []).append(row)
+    return rounds
+
+
+async def test_the_device_of_the_largest_loss_is_selected(tmp_path: Path) -> None:
+    async with lab(tmp_path, agents=0) as place:
+        prepare(place)
+        config = make_config(rounds=4, selection=pow_d(), round=PATIENT)
+        assert await place.run(config) == "done"
+    losses = asked(place)
+    assert list(losses) == [1, 2, 3, 4]
+    assert all(sorted(row.device for row in rows) == list(NAMES) for rows in losses.values())
+    engine, first = OnnxEngine(ARTIFACT), initial_vector(ARTIFACT.spec, config.seed_init)
+    for row in losses[1]:
+        shard = place.shards.shard(row.device)
+        assert shard is not None
+        total, _ = engine.evaluate(first, *shard.arrays())
+        assert row.loss == pytest.approx(total / EXAMPLES, rel=1e-5)
+    with place.reader() as reader:
+        for x in reader.exchanges():
+            assert x.outcome == "done"
+            worst = max(losses[x.round], key=lambda row: row.loss or 0.0)
+            assert x.device == worst.device
+        assert len(reader.exchanges()) == 4
+
+
+async def test_the_download_is_paid_for_by_the_question_and_not_twice(tmp_path: Path) -> None:
+    async with lab(tmp_path, agents=0) as place:
+        prepare(place)
+        config = make_config(rounds=3, selection=pow_d(per_round=2), round=PATIENT)
+        assert await place.run(config) == "done"
+    for rows in asked(place).values():
+        assert {(row.outcome, row.bytes_down) for row in rows} == {("answered", VECTOR_BYTES)}
+    with place.reader() as reader:
+        exchanges, rounds = reader.exchanges(), reader.rounds()
+        summary = summarise_run(reader)
+    assert {x.bytes_down for x in exchanges} == {0}
+    assert {x.was_cold for x in exchanges} == {False}
+    assert [row.bytes_down >= 3 * VECTOR_BYTES for row in rounds] == [True] * 3
+    for row in rounds:
+        assert row.ask_s > 0.0
+        parts = row.ask_s + row.tau_max_s + row.close_s
+        assert row.duration_s == pytest.approx(parts, abs=1e-9)
+        slowest = max(x.took_s or 0.0 for x in asked(place)[row.round])
+        assert row.ask_s >= slowest
+    assert (summary.asking.count, summary.asking.answered, summary.asking.late) == (9, 9, 0)
+    assert summary.asking.total_s == pytest.approx(sum(row.ask_s for row in rounds))
+    assert "9 of 9 told their loss, 0 late" in summary_table(summary)
+
+
+async def test_who_was_asked_trains_the_very_same_update(tmp_path: Path) -> None:
+    """With d = m = N everybody is selected: the models are those of a run that asks nobody."""
+    models = []
+    for number, selection in enumerate((EVERYBODY, pow_d(per_round=3), pow_d(3, variant="cpow-d"))):
+        async with lab(tmp_path / str(number), agents=0) as place:
+            prepare(place)
+            assert await place.run(make_config(rounds=3, selection=selection, round=PATIENT))
+        with place.reader() as reader:
+            models.append([row.model_sha256 for row in reader.rounds()])
+    assert models[0] == models[1] == models[2]
+
+
+async def test_one_mini_batch_is_another_question_than_all_data(tmp_path: Path) -> None:
+    found = []
+    for variant in ("pow-d", "cpow-d"):
+        async with lab(tmp_path / variant, agents=0) as place:
+            prepare(place)
+            selection = pow_d(variant=variant)
+            assert await place.run(make_config(rounds=1, selection=selection, round=PATIENT))
+        found.append([row.loss or 0.0 for row in asked(place)[1]])
+    apart = np.abs(np.array(found[0]) - np.array(found[1]))
+    assert np.all(apart > 1e-6)
+    assert np.all(apart < 1.0)
+
+
+class Witness(rogue.Rogue):
+    """A device that answers questions in a way of its own, and trains like any other."""
+
+    def __init__(self, reply: "Reply", skills: tuple[str, ...] = ("loss",)) -> None:
+        super().__init__(rogue.behaves)
+        self._reply = reply
+        self._skills = skills
+        self.ask: Ask
+        self.cancels: list[Cancel] = []
+
+    async def _on_packet(self, payload: bytes | memoryview) -> None:
+        message = decode_to_device(payload)
+        match message:
+            case CoordinatorStatus(state="on"):
+                capabilities = structs.replace(CAPABILITIES, skills=self._skills)
+                await self.say(Hello(boot=1, capabilities=capabilities, n_k=40))
+            case Ask():
+                self.ask = message
+                await self._reply(self)
+            case Cancel():
+                self.cancels.append(message)
+            case _:
+                await super()._on_packet(payload)
+
+    def answer(self, loss: float = 1.0, **changes: object) -> Answer:
+        """An answer that is right but for the changes."""
+        fields: dict[str, object] = {
+            "round": self.ask.round,
+            "attempt": self.ask.attempt,
+            "n": 40,
+            "was_cold": False,
+            "download_s": 0.01,
+            "decode_s": 0.0,
+            "load_s": 0.0,
+            "evaluate_s": 0.01,
+        }
+        return Answer(loss=loss, **(fields | changes))  # type: ignore[arg-type]
+
+
+Reply = Callable[[Witness], Awaitable[None]]
+
+
+async def play_with(
+    reply: Reply, folder: Path, skills: tuple[str, ...] = ("loss",), limit_s: float = 2.0
+) -> tuple[Lab, Witness]:
+    """Run two rounds of one agent and one witness, of whom one is selected."""
+    witness = Witness(reply, skills)
+    async with lab(folder, agents=1) as place, anyio.create_task_group() as group:
+        group.start_soon(witness.run, place)
+        config = make_config(
+            rounds=2,
+            selection=pow_d(ask_timeout_s=limit_s),
+            round=RoundConfig(min_devices=1 if not skills else 2, join_timeout_s=30.0),
+        )
+        assert await place.run(config) == "done"
+        group.cancel_scope.cancel()
+    return place, witness
+
+
+def events(place: Lab, kind: str) -> list[str]:
+    with place.reader() as reader:
+        return [e.text for _, e in reader.events() if e.kind == kind and e.device == "rogue"]
+
+
+def selected(place: Lab) -> set[str]:
+    with place.reader() as reader:
+        return {x.device for x in reader.exchanges() if x.outcome == "done"}
+
+
+async def test_a_liar_is_always_selected_and_its_loss_is_bounded(tmp_path: Path) -> None:
+    async def boast(witness: Witness) -> None:
+        await witness.say(witness.answer(1e308))
+
+    place, _ = await play_with(boast, tmp_path)
+    assert selected(place) == {"rogue"}
+    assert events(place, "clamped")[0] == f"says a loss of 1e+308; it counts as {MAX_LOSS:g}"
+    raw = [row.loss for rows in asked(place).values() for row in rows if row.device == "rogue"]
+    assert raw == [1e308, 1e308]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -1.0])
+async def test_a_loss_that_is_none_is_a_bad_message_and_no_answer(
+    loss: float, tmp_path: Path
+) -> None:
+    async def lie(witness: Witness) -> None:
+        body = encode(witness.answer(0.5))
+        fields = msgspec.msgpack.decode(body[1:])
+        fields["loss"] = loss
+        await witness.raw(body[:1] + msgspec.msgpack.encode(fields))
+
+    place, _ = await play_with(lie, tmp_path)
+    assert selected(place) == {"pi-0"}
+    assert "loss" in events(place, "bad message")[0]
+    outcomes = {row.outcome for rows in asked(place).values() for row in rows if row.why}
+    assert outcomes == {"late"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"n": 0}, "answer: the loss must be of at least 1 example, got 0"),
+        ({"pulled": bytes(16)}, "answer: the model must have come in a blob that was announced"),
+    ],
+)
+async def test_an_answer_that_cannot_be_is_refused_at_once(
+    changes: dict[str, object], why: str, tmp_path: Path
+) -> None:
+    async def lie(witness: Witness) -> None:
+        await witness.say(witness.answer(99.0, **changes))
+
+    place, _ = await play_with(lie, tmp_path, limit_s=30.0)
+    assert selected(place) == {"pi-0"}
+    rows = [row for rows in asked(place).values() for row in rows if row.device == "rogue"]
+    assert [(row.outcome, row.why) for row in rows] == [("refused", why)] * 2
+    with place.reader() as reader:
+        assert max(row.ask_s for row in reader.rounds()) < 15.0
+
+
+async def test_an_answer_to_another_question_is_ignored(tmp_path: Path) -> None:
+    async def confuse(witness: Witness) -> None:
+        await witness.say(witness.answer(99.0, round=witness.ask.round + 7))
+        await witness.say(witness.answer(99.0, attempt=5))
+
+    place, _ = await play_with(confuse, tmp_path)
+    assert selected(place) == {"pi-0"}
+
+
+async def test_the_silent_cost_the_limit_and_are_told_to_stop(tmp_path: Path) -> None:
+    async def keep_quiet(witness: Witness) -> None: ...
+
+    place, witness = await play_with(keep_quiet, tmp_path)
+    assert selected(place) == {"pi-0"}
+    assert set(events(place, "late")) == {"not asked any more for its loss: no answer within 2 s"}
+    assert witness.cancels[0].round == 1
+    late = {t for t, rows in asked(place).items() for row in rows if row.outcome == "late"}
+    assert 1 in late  # it may still count as at work in the second round
+    with place.reader() as reader:
+        assert all(2.0 <= row.ask_s < 20.0 for row in reader.rounds() if row.round in late)
+
+
+async def test_who_answers_for_nothing_may_forget_the_model(tmp_path: Path) -> None:
+    async def be_content(witness: Witness) -> None:
+        await witness.say(witness.answer(0.0))
+
+    place, witness = await play_with(be_content, tmp_path)
+    assert selected(place) == {"pi-0"}
+    assert {word.reason for word in witness.cancels} == {"others were selected"}
+
+
+async def test_an_agent_of_before_is_never_asked_and_named_once(tmp_path: Path) -> None:
+    async def be_surprised(witness: Witness) -> None:
+        raise AssertionError("an agent of before does not know this message")
+
+    place, _ = await play_with(be_surprised, tmp_path, skills=())
+    assert selected(place) == {"pi-0"}
+    assert events(place, "skill") == [
+        "cannot be asked for its loss, which the selection needs, so it is never selected; "
+        "update its agent"
+    ]
+
+
+async def test_nobody_answers_and_the_rounds_are_void(tmp_path: Path) -> None:
+    async def keep_quiet(witness: Witness) -> None: ...
+
+    async with lab(tmp_path, agents=0) as place, anyio.create_task_group() as group:
+        group.start_soon(Witness(keep_quiet).run, place)
+        config = make_config(
+            rounds=2,
+            selection=pow_d(ask_timeout_s=0.3),
+            round=RoundConfig(join_timeout_s=30.0, void_wait_s=0.05),
+        )
+        assert await place.run(config) == "done"
+        group.cancel_scope.cancel()
+    with place.reader() as reader:
+        assert [(row.status, row.selected) for row in reader.rounds()] == [("void", 0)] * 2
+        assert all(row.duration_s >= row.ask_s for row in reader.rounds())
