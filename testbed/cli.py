@@ -81,6 +81,12 @@ def _parser() -> argparse.ArgumentParser:
 
     replay = command("replay", "the same experiment on a virtual clock, without processes")
     _experiment(replay)
+    replay.add_argument(
+        "--no-training", action="store_true", help="study selection alone: times, no model"
+    )
+    replay.add_argument(
+        "--threads", type=int, metavar="N", help="devices trained at a time (default: all cores)"
+    )
 
     _compare(command("compare", "a grid of runs with shared seeds: table, figures, LaTeX"))
 

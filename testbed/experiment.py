@@ -144,7 +144,8 @@ class ReplayConfig(Section, frozen=True, kw_only=True):
     update_bits: PositiveFloat = 2.0 * 2**20
     """Size of an update in a linear world, bits; the paper's is 2 Mbit."""
     training: bool | None = None
-    """Train for real. None: yes, but in a linear world only if the file has `[data]`."""
+    """Train for real. None: yes, but not with a number of `examples`, and in a linear world only
+    if the file has `[data]`."""
     engine: CohortEngine = "auto"
     """What trains the cohort: batched matrix products (softmax, mlp), the devices' own engine, or
     torch; auto takes the first that can, torch before the devices' engine if there is a GPU."""
@@ -154,9 +155,17 @@ class ReplayConfig(Section, frozen=True, kw_only=True):
     work: TaskCosts | None = None
     """The cost of local training itself; a replay writes here what it found by `costs`."""
     examples: PositiveInt | None = None
-    """Training examples of every device; None divides the data as a run does."""
+    """Training examples of every device; None divides the data as a run does. With a number
+    nothing is trained."""
     noise: Annotated[float, Meta(ge=0.0, le=2.0)] = 0.0
     """Every phase of every exchange takes exp(noise z) times as long, z standard normal."""
+
+    def __post_init__(self) -> None:
+        if self.training and self.examples is not None:
+            raise ValueError(
+                "examples must not be set for a replay that trains, which needs real ones, got "
+                f"{self.examples}; leave it out, or set training = false"
+            )
 
 
 class EmulationConfig(Section, frozen=True, kw_only=True):
@@ -240,6 +249,8 @@ class Experiment(Section, frozen=True, kw_only=True):
         """Whether a replay trains, or studies selection alone."""
         if self.replay.training is not None:
             return self.replay.training
+        if self.replay.examples is not None:
+            return False
         return not any(group.model == "linear" for group in self.fleet)
 
     def seed_for(self, purpose: str) -> int:
@@ -329,7 +340,8 @@ def parse_experiment(raw: dict[str, Any], where: str) -> Experiment:
     if experiment.replay.training is not None:
         return experiment
     # Written out, every file has `[data]`, so what its absence means here is said now.
-    training = "data" in raw or experiment.trains_in_replay
+    has_data = "data" in raw and experiment.replay.examples is None
+    training = has_data or experiment.trains_in_replay
     replay = msgspec.structs.replace(experiment.replay, training=training)
     return msgspec.structs.replace(experiment, replay=replay)
 

@@ -31,6 +31,8 @@ EVERY_S = 0.5
 def main(options: argparse.Namespace) -> int:
     """Replay an experiment; return the exit code."""
     try:
+        if options.no_training:
+            options.set.append("replay.training=false")
         experiment, named = named_experiment(options)
         folder = named or options.out or RUNS / new_id(experiment.name)
         is_new = not (folder / DATABASE).exists()
@@ -47,7 +49,8 @@ def main(options: argparse.Namespace) -> int:
             check_resumable(folder, stage.experiment, is_named=named is not None, clock="virtual")
         tell = _Progress(experiment.rounds)
         started = time.perf_counter()
-        rounds = replay_stage(stage, folder, folder.resolve().name, tell)
+        run_id, threads = folder.resolve().name, options.threads
+        rounds = replay_stage(stage, folder, run_id, tell, threads=threads)
         rounds_per_s = rounds / (time.perf_counter() - started)
     except (DataError, ExperimentError, ProfileError) as exc:
         raise UsageError(str(exc)) from exc
@@ -60,7 +63,7 @@ def main(options: argparse.Namespace) -> int:
         print(msgspec.json.encode(said).decode())
     else:
         print(summary_table(summary))
-        print(f"\n{rounds_per_s:,.0f} rounds a second; in {folder}")
+        print(f"\n{rounds_per_s:,.3g} rounds a second; in {folder}")
     return DONE
 
 

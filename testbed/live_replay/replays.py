@@ -69,8 +69,12 @@ def pause_s(folder: Path) -> float:
 
 
 def _stage(experiment: Experiment, recorded: Path) -> Stage:
-    """Return the world of the recorded devices, charged for training as they were live."""
-    settings = msgspec.structs.replace(experiment.replay, costs=str(recorded.resolve()))
+    """Return the world of the recorded devices, charged for training as they were live.
+
+    Only times are compared, so nothing is trained.
+    """
+    costs = str(recorded.resolve())
+    settings = msgspec.structs.replace(experiment.replay, costs=costs, training=False)
     return stage_of(msgspec.structs.replace(experiment, replay=settings))
 
 

@@ -19,7 +19,8 @@ from testbed.experiment import Experiment, ExperimentError
 from testbed.replay.cohort.base import Job, Trainer
 from testbed.replay.cohort.choose import make_trainer
 from testbed.replay.cohort.ordered import free_cores
-from testbed.shards import FleetData
+from testbed.replay.play import Learned
+from testbed.replay.stage import Stage
 
 
 class Learning:
@@ -57,7 +58,7 @@ class Learning:
         """The model of now, shape (n_values,)."""
         return self._vector
 
-    def train(self, choice: Choice, trained: Ints, merged: Ints) -> Floats:
+    def train(self, choice: Choice, trained: Ints, merged: Ints) -> Learned:
         """Train a cohort from the model of now, and merge a part of it into the next one.
 
         A device whose training diverges has no update and reports no loss.
@@ -68,14 +69,13 @@ class Learning:
             merged: Rows of these whose updates enter the model; may be empty.
 
         Returns:
-            The loss that each of `trained` reports, nats, shape (K,): of the model it was sent if
-            the rule needs that, else of its last epoch; NaN where it reports none.
+            What `trained` report, in their order.
         """
         layout, round_id = self._trainer.spec.layout, choice.round
         needs_loss = self._decisions.aggregator.needs_loss
         rows = trained.tolist()
         before = self.losses(rows) if needs_loss else None
-        losses = np.full(len(rows), np.nan)
+        learned = Learned.nothing(len(rows))
         jobs = [Job(row, self._decisions.training_seed(round_id, row)) for row in rows]
         accumulator = self._decisions.begin_merge(
             round_id,
@@ -88,17 +88,18 @@ class Learning:
         for answer in self._trainer.train(self._vector, jobs, hyperparameters):
             at = answer.at
             if answer.problem:
+                learned.has_failed[at] = True
                 continue
             loss_before = None if before is None else float(before[at])
             reported = answer.loss_train if loss_before is None else loss_before
-            losses[at] = np.nan if reported is None else reported
+            learned.losses[at] = np.nan if reported is None else reported
             if is_merged[at]:
                 has_merged = True
                 n_k = int(choice.n_k[rows[at]])
                 accumulator.add(Report(rows[at], n_k, answer.vector, loss_before))
         if has_merged:
             self._vector = accumulator.finish().vector
-        return losses
+        return learned
 
     def losses(self, rows: Sequence[int]) -> Floats:
         """Return F_k(w_t) of the model of now on the training data of each row, nats, shape (K,).
@@ -132,19 +133,11 @@ class Learning:
         self._trainer.close()
 
 
-def make_learning(
-    experiment: Experiment,
-    decisions: Decisions,
-    data: FleetData,
-    folder: Path,
-    threads: int | None = None,
-) -> Learning:
+def make_learning(stage: Stage, folder: Path, threads: int | None = None) -> Learning:
     """Return the model of a replay before round 1.
 
     Args:
-        experiment: Says which model and training.
-        decisions: Of the replay.
-        data: Who holds what; shard n belongs to row n.
+        stage: Says which model, training and data; shard n belongs to row n.
         folder: Of the run.
         threads: Devices trained at the same time, None for as many as there are cores; changes
             no bit.
@@ -155,13 +148,15 @@ def make_learning(
         TaskError: The model cannot be had.
         EngineError: The engine cannot run it.
     """
+    experiment, data = stage.experiment, stage.data
+    assert data is not None, "a stage that trains has data"
     _check(experiment)
     threads, dataset = threads or free_cores(), data.dataset
     artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes)
     trainer = make_trainer(artifact, data, experiment.replay.engine, threads)
     evaluator = FleetEvaluator(data, artifact, threads=threads)
     vector = initial_vector(artifact.spec, experiment.seed_for("init"))
-    return Learning(decisions, trainer, evaluator, vector, folder)
+    return Learning(stage.decisions, trainer, evaluator, vector, folder)
 
 
 def _check(experiment: Experiment) -> None:

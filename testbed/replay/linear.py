@@ -54,13 +54,21 @@ class LinearWorld:
         laws: One a device, in the order of rows.
         update_bits: Size M of an update, bits.
         seed: Of all chance.
+        examples: n_k of each device, shape (N,); None is one each, where nothing is trained.
     """
 
     slots: int | None = None
     """The paper knows no queue."""
 
-    def __init__(self, laws: Sequence[LinearLaw], update_bits: float, seed: int) -> None:
+    def __init__(
+        self,
+        laws: Sequence[LinearLaw],
+        update_bits: float,
+        seed: int,
+        examples: Ints | None = None,
+    ) -> None:
         self.update_bits, self._seed = update_bits, seed
+        self._examples = np.ones(len(laws), dtype=np.int64) if examples is None else examples
         self._theta = np.array([law.theta for law in laws], dtype=np.float64).reshape(-1, 3)
         self._mu = np.array([law.mu for law in laws], dtype=np.float64).reshape(-1, 2)
         self._bps = np.array([law.bandwidth_bps for law in laws], dtype=np.float64).reshape(-1, 2)
@@ -112,7 +120,7 @@ class LinearWorld:
             up_bps=weather.bandwidth_bps,
             link_age_s=None,
             context_age_s=None,
-            examples=np.ones(len(self), dtype=np.int64),
+            examples=self._examples,
             known_s=self._expected_s.sum(axis=1),
             last=last,
         )

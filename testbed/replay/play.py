@@ -18,13 +18,29 @@ from testbed.replay.settle import DONE, LATE, settle
 from testbed.replay.world import Ended, Exchanges, LastRound, Scene, World
 
 
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a cohort reports of its training; every column has shape (K,)."""
+
+    losses: Floats
+    """Mean training loss, nats: of the model that was sent if the rule asks for that, else of the
+    last epoch; NaN where none is reported."""
+    has_failed: Bools
+    """Training diverged, so there is no update."""
+
+    @classmethod
+    def nothing(cls, k: int) -> "Learned":
+        """Return what `k` devices report that did not train."""
+        return cls(np.full(k, np.nan), np.zeros(k, dtype=np.bool_))
+
+
 class Cohort(Protocol):
     """Really trains what a replay selects; without one only times are played."""
 
     evaluate_s: float
     """How long the last evaluation took, seconds of this machine."""
 
-    def train(self, choice: Choice, trained: Ints, merged: Ints) -> Floats:
+    def train(self, choice: Choice, trained: Ints, merged: Ints) -> Learned:
         """Train a cohort from the model of now, and merge a part of it into the next one.
 
         Args:
@@ -33,7 +49,7 @@ class Cohort(Protocol):
             merged: Rows of these whose updates enter the model; may be empty.
 
         Returns:
-            Mean training loss that each of `trained` reports, nats, NaN where it reports none.
+            What `trained` report, in their order.
         """
         ...
 
@@ -97,7 +113,7 @@ class Played:
 
     @property
     def outcome(self) -> tuple[str, ...]:
-        """Of each of the cohort: done, late or cancelled."""
+        """Of each of the cohort: done, late, cancelled or failed."""
         return self.ended.outcome
 
     @property
@@ -155,7 +171,8 @@ def play(
         choice = decisions.choose(round_id, scene, world.transfer_bits, now, known_s=scene.known_s)
         exchanges = world.exchange(round_id, now, choice.rows)
         ended = settle(exchanges, rules, decisions.config.selection.per_round, world.slots)
-        losses = _train(cohort, choice, ended)
+        learned = _train(cohort, choice, ended)
+        ended, losses = ended.without(learned.has_failed), learned.losses
         decisions.learn(choice, _observations(choice, exchanges, ended, losses))
         world.close(exchanges, choice.rows, ended)
         at = Position(round_id, now + ended.end_s, _last(n, choice.rows, ended))
@@ -171,13 +188,14 @@ def play(
         )
 
 
-def _train(cohort: Cohort | None, choice: Choice, ended: Ended) -> Floats:
-    """Have a cohort trained and merged; return the losses that it reports, shape (K,)."""
-    losses = np.full(len(choice.rows), np.nan)
-    if cohort is not None and ended.has_trained.any():
-        trained, merged = choice.rows[ended.has_trained], choice.rows[ended.is_merged]
-        losses[ended.has_trained] = cohort.train(choice, trained, merged)
-    return losses
+def _train(cohort: Cohort | None, choice: Choice, ended: Ended) -> Learned:
+    """Have a cohort trained and merged."""
+    whole, is_trained = Learned.nothing(len(choice.rows)), ended.has_trained
+    if cohort is not None and is_trained.any():
+        part = cohort.train(choice, choice.rows[is_trained], choice.rows[ended.is_merged])
+        whole.losses[is_trained] = part.losses
+        whole.has_failed[is_trained] = part.has_failed
+    return whole
 
 
 def _observations(

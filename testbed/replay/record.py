@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from coordinator.accounting import finite, selection_rows
-from coordinator.algorithms.arrays import Floats
+from coordinator.algorithms.arrays import Floats, Ints
 from coordinator.decisions import Decisions
 from coordinator.grades import metric_rows
 from coordinator.store.records import (
@@ -19,17 +19,18 @@ from coordinator.store.records import (
 )
 from testbed.replay.linear import LinearLaw
 from testbed.replay.play import Played
-from testbed.replay.settle import CANCELLED, DONE, LATE
+from testbed.replay.settle import CANCELLED, DONE, FAILED, LATE
 
 WHY = {
     DONE: "",
     LATE: "no update within the deadline",
     CANCELLED: "enough updates had arrived",
+    FAILED: "training diverged; lower learning_rate or set clip_norm",
 }
 
 
 def device_rows(
-    names: Sequence[str], groups: Sequence[str], laws: Sequence[LinearLaw]
+    names: Sequence[str], groups: Sequence[str], laws: Sequence[LinearLaw], examples: Ints
 ) -> list[Record]:
     """Return what is known of each device of a linear world, and what is true of it."""
     rows: list[Record] = []
@@ -39,7 +40,7 @@ def device_rows(
                 name=name,
                 row=row,
                 first_seen_s=0.0,
-                n_k=1,
+                n_k=int(examples[row]),
                 capabilities=json.dumps({"model": group}),
                 has_own_data=False,
             )

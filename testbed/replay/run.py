@@ -8,6 +8,7 @@ from coordinator.store import Store
 from coordinator.store.connection import DATABASE
 from testbed.experiment import Experiment
 from testbed.replay.keep import CHECKPOINT_S, LISTED, Keeper, Parts
+from testbed.replay.learning import make_learning
 from testbed.replay.play import Played, play
 from testbed.replay.stage import Stage, stage_of
 
@@ -19,6 +20,7 @@ def replay_experiment(
     listener: Callable[[Played], None],
     *,
     checkpoint_s: float = CHECKPOINT_S,
+    threads: int | None = None,
 ) -> int:
     """Play all rounds of an experiment on the virtual clock, and keep them as a run.
 
@@ -31,6 +33,8 @@ def replay_experiment(
         run_id: For a new one.
         listener: Told of every round.
         checkpoint_s: Between two checkpoints, seconds of this machine.
+        threads: Devices trained at the same time; None for as many as there are cores. It
+            changes no bit.
 
     Returns:
         How many rounds were played.
@@ -39,7 +43,8 @@ def replay_experiment(
         ExperimentError: Its fleet cannot be replayed.
         StoreError: The store cannot be read or written.
     """
-    return replay_stage(stage_of(experiment), folder, run_id, listener, checkpoint_s=checkpoint_s)
+    stage = stage_of(experiment)
+    return replay_stage(stage, folder, run_id, listener, checkpoint_s=checkpoint_s, threads=threads)
 
 
 def replay_stage(
@@ -49,11 +54,14 @@ def replay_stage(
     listener: Callable[[Played], None],
     *,
     checkpoint_s: float = CHECKPOINT_S,
+    threads: int | None = None,
 ) -> int:
     """Play a world that is set up already; see `replay_experiment`."""
     experiment, decisions = stage.experiment, stage.decisions
+    learning = make_learning(stage, folder, threads) if experiment.trains_in_replay else None
     store = _open_store(experiment, folder, run_id, len(stage.names))
-    keeper = Keeper(store, stage.names, Parts(decisions, stage.world, None), checkpoint_s)
+    parts = Parts(decisions, stage.world, learning)
+    keeper = Keeper(store, stage.names, parts, checkpoint_s)
     rounds = 0
     try:
         at = keeper.restore()
@@ -61,7 +69,8 @@ def replay_stage(
         for row in stage.rows:
             store.add(row)
             store.keep_up()
-        for played in play(decisions, stage.world, experiment.round, experiment.rounds, start=at):
+        rules, last = experiment.round, experiment.rounds
+        for played in play(decisions, stage.world, rules, last, cohort=learning, start=at):
             keeper.keep(played)
             listener(played)
             rounds += 1
@@ -74,6 +83,8 @@ def replay_stage(
         store.set_status("failed" if is_ours else "stopped", str(exc) if is_ours else "")
         raise
     finally:
+        if learning is not None:
+            learning.close()
         store.close()
     return rounds
 

@@ -33,6 +33,7 @@ from testbed.replay.world import Ended, Exchanges
 from wire.messages import Manifest, Offer, Phases
 
 DONE, LATE, CANCELLED = Stage.DONE.value, Stage.LATE.value, Stage.CANCELLED.value
+FAILED = Stage.FAILED.value
 
 _NO_PHASES = Phases(
     download_s=0.0, load_s=0.0, evaluate_s=0.0, train_s=0.0, train_cpu_s=0.0, encode_s=0.0

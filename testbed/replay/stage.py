@@ -74,15 +74,7 @@ def stage_of(experiment: Experiment) -> Stage:
         )
     if all(group.model is None for group in experiment.fleet):
         return _profile_stage(experiment)
-    cast = cast_of(experiment)
-    seed = experiment.seed_for("traces")
-    return Stage(
-        experiment=experiment,
-        names=cast.names,
-        world=LinearWorld(cast.laws, experiment.replay.update_bits, seed),
-        decisions=make_decisions(experiment.coordinator()),
-        rows=device_rows(cast.names, cast.groups, cast.laws),
-    )
+    return _linear_stage(experiment)
 
 
 def cast_of(experiment: Experiment) -> Cast:
@@ -119,6 +111,23 @@ def _law(group: FleetConfig, theta: tuple[float, float, float]) -> LinearLaw:
         bandwidth_bps=group.bandwidth_bps,
         availability=group.availability,
         noise=group.noise,
+    )
+
+
+def _linear_stage(experiment: Experiment) -> Stage:
+    cast, data = cast_of(experiment), None
+    examples: Ints = np.ones(len(cast.names), dtype=np.int64)
+    if experiment.trains_in_replay:
+        dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
+        data, examples = _examples(experiment, dataset, cast.names)
+    seed = experiment.seed_for("traces")
+    return Stage(
+        experiment=experiment,
+        names=cast.names,
+        world=LinearWorld(cast.laws, experiment.replay.update_bits, seed, examples),
+        decisions=make_decisions(experiment.coordinator()),
+        rows=device_rows(cast.names, cast.groups, cast.laws, examples),
+        data=data,
     )
 
 

@@ -5,7 +5,7 @@ virtual clock; what happens within a round counts from its dispatch.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -168,7 +168,7 @@ class Ended:
     """How the exchanges of a round ended; every column has shape (K,)."""
 
     outcome: tuple[str, ...]
-    """done, late or cancelled."""
+    """done, late, cancelled or failed."""
     end_s: float
     """Length of the round."""
     queued_s: Floats
@@ -184,3 +184,15 @@ class Ended:
     def is_done(self) -> Bools:
         """The update arrived while it was waited for."""
         return np.array([word == "done" for word in self.outcome], dtype=np.bool_)
+
+    def without(self, failed: Bools) -> "Ended":
+        """Return the same for a cohort some of which had no update to send, `failed` (K,)."""
+        if not failed.any():
+            return self
+        words = zip(self.outcome, failed.tolist(), strict=True)
+        return replace(
+            self,
+            outcome=tuple("failed" if is_failed else word for word, is_failed in words),
+            has_trained=self.has_trained & ~failed,
+            is_merged=self.is_merged & ~failed,
+        )

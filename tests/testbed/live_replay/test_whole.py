@@ -36,7 +36,7 @@ def experiment(link: str, noise: float = 0.0) -> Experiment:
         "selection": {"per_round": 2, "V": 2.0},
         "exchange": {"up": "float16", "down": "float16"},
         "fleet": fleet,
-        "replay": {"noise": noise},
+        "replay": {"noise": noise, "training": False},
     }
     return parse_experiment(raw, "test")
 

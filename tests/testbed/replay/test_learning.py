@@ -25,6 +25,8 @@ from testbed.experiment import Experiment, ExperimentError
 from testbed.replay.cohort.base import Job
 from testbed.replay.cohort.shards import Shards
 from testbed.replay.learning import Learning, make_learning
+from testbed.replay.linear import LinearWorld
+from testbed.replay.stage import Stage
 from testbed.shards import FleetData
 from tests.testbed.replay.cohort.fleets import (
     RECIPES,
@@ -50,7 +52,8 @@ def a_learning(
     folder: Path, experiment: Experiment, data: FleetData, decisions: Decisions | None = None
 ) -> Learning:
     decisions = decisions or make_decisions(experiment.coordinator())
-    return make_learning(experiment, decisions, data, folder, threads=1)
+    names, world = sorted(data.assignments()), LinearWorld([], 1.0, 0)
+    return make_learning(Stage(experiment, names, world, decisions, [], data), folder, threads=1)
 
 
 def a_choice(data: FleetData, round_id: int = 1) -> Choice:
@@ -103,7 +106,7 @@ def test_a_rule_that_needs_losses_gets_those_of_the_model_that_was_sent(tmp_path
     experiment, data = an_experiment(aggregation=rule), fleet_data(RECIPE)
     learning = a_learning(tmp_path, experiment, data)
     start = learning.vector.copy()
-    losses = learning.train(a_choice(data), EVERYBODY, EVERYBODY)
+    losses = learning.train(a_choice(data), EVERYBODY, EVERYBODY).losses
     reports = from_devices(experiment, data, start, list(range(N)))
     assert reports.loss_before is not None
     assert losses.tolist() == pytest.approx(reports.loss_before.tolist(), rel=1e-6)
@@ -143,7 +146,7 @@ def test_only_who_is_merged_enters_the_model_and_everybody_tells_a_loss(tmp_path
     experiment, data = an_experiment(), fleet_data(RECIPE)
     learning = a_learning(tmp_path, experiment, data)
     start, merged = learning.vector.copy(), np.array([1, 4])
-    losses = learning.train(a_choice(data), EVERYBODY, merged)
+    losses = learning.train(a_choice(data), EVERYBODY, merged).losses
     truth = FedAvg().merge(start, start.size, from_devices(experiment, data, start, [1, 4])).vector
     assert distance(learning.vector, truth, start) < 1e-5
     assert np.isfinite(losses).all()
@@ -162,8 +165,9 @@ def test_a_device_whose_training_diverges_has_no_update(tmp_path: Path) -> None:
     data.dataset.x[data.train_rows[4]] *= np.float32(1e30)
     learning = a_learning(tmp_path, experiment, data)
     start = learning.vector.copy()
-    losses = learning.train(a_choice(data), EVERYBODY, EVERYBODY)
-    assert np.flatnonzero(np.isnan(losses)).tolist() == [4]
+    learned = learning.train(a_choice(data), EVERYBODY, EVERYBODY)
+    assert np.flatnonzero(np.isnan(learned.losses)).tolist() == [4]
+    assert np.flatnonzero(learned.has_failed).tolist() == [4]
     others = [row for row in range(N) if row != 4]
     truth = FedAvg().merge(start, start.size, from_devices(experiment, data, start, others)).vector
     assert distance(learning.vector, truth, start) < 1e-5

@@ -243,7 +243,7 @@ def test_a_replay_of_profiles_is_kept_and_summed_up_like_any_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    out = ["--out", str(folder), "--json", "--set", "rounds=60"]
+    out = ["--out", str(folder), "--json", "--set", "rounds=60", "--no-training"]
     assert main(["replay", str(QUICKSTART), *out]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["status"], said["rounds_completed"], said["devices"]) == ("done", 60, 12)

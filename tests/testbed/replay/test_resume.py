@@ -17,6 +17,7 @@ from testbed.replay.play import Played
 from testbed.replay.run import replay_experiment
 from tests.testbed.replay.fleets import EXAMPLES, QUICKSTART
 
+BARE = ["replay.training=false"]
 TABLES = ("device", "truth", "round", "selection", "exchange")
 
 
@@ -49,8 +50,8 @@ def experiment(path: Path, settings: list[str]) -> Experiment:
     ("path", "settings"),
     [
         (EXAMPLES / "rbcs-f-paper.toml", ["rounds=60"]),
-        (QUICKSTART, ["rounds=40", "replay.noise=0.1", 'exchange.down="delta"']),
-        (EXAMPLES / "phones.toml", ["rounds=40", "selection.estimator=phases"]),
+        (QUICKSTART, [*BARE, "rounds=40", "replay.noise=0.1", 'exchange.down="delta"']),
+        (EXAMPLES / "phones.toml", [*BARE, "rounds=40", "selection.estimator=phases"]),
     ],
     ids=["linear", "profiles", "drawn"],
 )

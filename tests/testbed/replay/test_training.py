@@ -1,0 +1,151 @@
+"""Whole replays that train: accuracy in the store, the same bits whatever happens, shared data."""
+
+import hashlib
+import json
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.store import RunReader
+from coordinator.summary import summarise_run
+from testbed.cli import main
+from testbed.experiment import Experiment, ExperimentError, parse_experiment
+from testbed.replay.play import Played
+from testbed.replay.run import replay_experiment
+from testbed.replay.stage import stage_of
+from tests.testbed.replay.fleets import EXAMPLES
+
+LINEAR = {"model": "linear", "theta": [1.0, 0.5, 0.2], "count": 8, "availability": 1.0}
+PROFILES = {"profile": "raspberry-pi-4b", "count": 8}
+DIGITS = 'data.dataset="digits"'
+TABLES = ("device", "truth", "round", "selection", "exchange", "device_metric")
+
+
+class Killed(Exception):
+    """The replay was cut off."""
+
+
+def an_experiment(fleet: dict[str, object] = LINEAR, **sections: object) -> Experiment:
+    raw: dict[str, object] = {
+        "name": "trains",
+        "rounds": 12,
+        "data": {"dataset": "digits", "partition": {"kind": "by-class", "classes_per_device": 5}},
+        "model": {"name": "softmax"},
+        "training": {"epochs": 4, "batch_size": 20, "learning_rate": 0.2},
+        "selection": {"policy": "uniform", "per_round": 4},
+        "evaluation": {"every": 3},
+        "fleet": [fleet],
+    }
+    return parse_experiment(raw | sections, "trains.toml")
+
+
+def tables(folder: Path) -> dict[str, object]:
+    """Return all that a replay left but what this machine took for it."""
+    with sqlite3.connect(folder / "run.db") as connection:
+        found: dict[str, object] = {
+            name: connection.execute(f"SELECT * FROM {name} ORDER BY 1, 2, 3").fetchall()
+            for name in TABLES
+        }
+    with RunReader(folder) as reader:
+        found["metric"] = [replace(row, evaluate_s=0.0) for row in reader.metrics()]
+    models = sorted((folder / "models").glob("*.safetensors"))
+    found["model"] = hashlib.sha256(models[-1].read_bytes()).hexdigest()
+    return found
+
+
+def cut_off_at(round_id: int, of: Experiment, folder: Path) -> None:
+    def tell(played: Played) -> None:
+        if played.choice.round == round_id:
+            raise Killed
+
+    with pytest.raises(Killed):
+        replay_experiment(of, folder, "run", tell, checkpoint_s=0.0)
+
+
+@pytest.mark.parametrize("fleet", [LINEAR, PROFILES], ids=["linear", "profiles"])
+def test_a_replay_learns_and_its_summary_says_how_well(
+    tmp_path: Path, fleet: dict[str, object]
+) -> None:
+    replay_experiment(an_experiment(fleet), tmp_path / "run", "run", lambda played: None)
+    with RunReader(tmp_path / "run") as reader:
+        summary, metrics, exchanges = summarise_run(reader), reader.metrics(), reader.exchanges()
+    assert [row.round for row in metrics] == [3, 6, 9, 12]
+    assert summary.accuracy is not None
+    assert summary.accuracy.mean is not None
+    assert summary.accuracy.mean == metrics[-1].accuracy_mean > 0.8
+    assert sum(row.n_k for row in exchanges if row.round == 1) > 300
+    assert all(row.loss_train is not None for row in exchanges if row.outcome == "done")
+
+
+@pytest.mark.parametrize(
+    ("fleet", "sections"),
+    [
+        (LINEAR, {}),
+        (PROFILES, {"aggregation": {"rule": "q-fedavg", "weights": "n_over_pi"}}),
+        (LINEAR, {"selection": {"policy": "oort", "per_round": 3}, "model": {"name": "mlp"}}),
+    ],
+    ids=["linear", "q-fedavg", "oort"],
+)
+def test_what_is_gone_on_with_has_the_bits_of_what_was_never_cut_off(
+    tmp_path: Path, fleet: dict[str, object], sections: dict[str, object]
+) -> None:
+    of = an_experiment(fleet, **sections)
+    replay_experiment(of, tmp_path / "whole", "run", lambda played: None, threads=1)
+    for at in (3, 7):
+        cut_off_at(at, of, tmp_path / "parts")
+    replay_experiment(of, tmp_path / "parts", "run", lambda played: None, threads=3)
+    assert tables(tmp_path / "parts") == tables(tmp_path / "whole")
+
+
+def test_arms_share_data_fleet_and_traces_and_start_from_one_model() -> None:
+    one = stage_of(an_experiment(seed=4))
+    seeds = {"selection": 1, "training": 2, "init": 3}
+    other = stage_of(an_experiment(seed=4, seeds=seeds, selection={"policy": "oort"}))
+    assert one.data is not None
+    assert other.data is not None
+    for mine, theirs in zip(one.data.train_rows, other.data.train_rows, strict=True):
+        assert mine.tolist() == theirs.tolist()
+    assert one.names == other.names
+
+
+@pytest.mark.parametrize(
+    ("seeds", "same"), [({}, True), ({"training": 9}, False), ({"init": 9}, False)]
+)
+def test_seeds_of_training_and_init_change_the_model(
+    tmp_path: Path, seeds: dict[str, int], same: bool
+) -> None:
+    for name, of in (("a", an_experiment()), ("b", an_experiment(seeds=seeds))):
+        replay_experiment(of, tmp_path / name, "run", lambda played: None)
+    a, b = tables(tmp_path / "a"), tables(tmp_path / "b")
+    assert a["exchange" if same else "round"] == b["exchange" if same else "round"]
+    assert (a["model"] == b["model"]) is same
+
+
+def test_a_device_that_diverges_has_failed_and_is_not_merged(tmp_path: Path) -> None:
+    of = an_experiment(training={"learning_rate": 1e38, "epochs": 2}, rounds=2)
+    replay_experiment(of, tmp_path / "run", "run", lambda played: None)
+    with RunReader(tmp_path / "run") as reader:
+        rounds, exchanges = reader.rounds(), reader.exchanges()
+    assert {row.outcome for row in exchanges} == {"failed"}
+    assert {row.status for row in rounds} == {"void"}
+    assert exchanges[0].why == "training diverged; lower learning_rate or set clip_norm"
+
+
+def test_no_training_studies_selection_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = []
+    for name, options in (("a", []), ("b", ["--no-training"]), ("c", ["--set", DIGITS])):
+        out = ["--out", str(tmp_path / name), "--json", "--set", "rounds=8", *options]
+        assert main(["replay", str(EXAMPLES / "rbcs-f-paper.toml"), *out, "--threads", "1"]) == 0
+        said.append(json.loads(capsys.readouterr().out))
+    assert [one["accuracy"]["mean"] is None for one in said] == [True, True, False]
+    assert said[0]["virtual_s"] == said[1]["virtual_s"] == said[2]["virtual_s"]
+
+
+def test_made_up_examples_cannot_be_trained_on() -> None:
+    with pytest.raises(ExperimentError, match=r"examples must not be set for a replay that trains"):
+        an_experiment(replay={"training": True, "examples": 100})
+    assert not an_experiment(replay={"examples": 100}).trains_in_replay
