@@ -59,7 +59,8 @@ def carry_out(job: Job) -> Reply:
         if state in ("new", "damaged"):
             begin_anew(folder)
         if state != "done":
-            replay_experiment(job.experiment, folder, job.run_id, lambda played: None)
+            # The pool has as many workers as cores.
+            replay_experiment(job.experiment, folder, job.run_id, lambda played: None, threads=1)
         return reply_of(folder, was_done=state == "done")
     except EXPECTED as exc:
         return Reply(problem=one_line(exc))
