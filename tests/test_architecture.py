@@ -61,6 +61,13 @@ def test_the_algorithms_load_no_link_no_screen_no_torch() -> None:
     assert not loaded & {"aiomqtt", "anyio", "onnxruntime", "textual", "torch"}
 
 
+@pytest.mark.parametrize(
+    "module", ["testbed.experiment", "coordinator.plugins", "coordinator.algorithms.selection"]
+)
+def test_what_refers_to_each_other_can_be_loaded_in_any_order(module: str) -> None:
+    assert module.partition(".")[0] in _loaded_by(f"import {module}")
+
+
 @pytest.mark.parametrize("module", ["testbed.cli", "device_agent.cli"])
 def test_help_loads_nothing_heavy(module: str) -> None:
     text, loaded = _command(module, "--help")

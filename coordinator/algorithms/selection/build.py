@@ -2,6 +2,7 @@
 
 import msgspec
 
+from coordinator import plugins
 from coordinator.algorithms.selection.base import Selector
 from coordinator.algorithms.selection.fedcs import FedCs
 from coordinator.algorithms.selection.known import Fastest, Known
@@ -12,7 +13,6 @@ from coordinator.algorithms.selection.rbcs_f import RbcsF, TheoryAlpha
 from coordinator.algorithms.selection.uniform import Uniform
 from coordinator.algorithms.selection.weighted import Weighted
 from coordinator.config import SelectionConfig
-from coordinator.plugins import load_selector
 
 
 def make_selector(config: SelectionConfig) -> Selector:
@@ -41,7 +41,7 @@ def make_selector(config: SelectionConfig) -> Selector:
         case "power-of-choice":
             return _power_of_choice(config)
         case _:
-            return load_selector(config.policy, config.options)
+            return plugins.load_selector(config.policy, config.options)
 
 
 def _fedcs(config: SelectionConfig) -> FedCs:
