@@ -12,6 +12,7 @@ from testbed.live_replay import comparison, experiments
 from testbed.live_replay.distances import errors
 from testbed.live_replay.recorded import moves, record_fleet, replayed
 from testbed.live_replay.replays import replay_forced, replay_free
+from testbed.live_replay.report import report
 from testbed.live_replay.runs import read_times
 from testbed.replay.run import replay_experiment
 
@@ -119,6 +120,10 @@ def test_verdicts_are_those_of_the_kind_of_links(runs: Path, is_moving: bool, wh
         free=read_times(runs / "free"),
     )
     assert all(what in verdict.what for verdict in found.verdicts)
+    lines = report(found).splitlines()
+    assert lines[0].endswith("exchanges that count: 48 in a, 48 in b-1, 48 in b-2")
+    (own,) = [line for line in lines if line.startswith("b-2, where it did the same: exchange")]
+    assert own.count("0.0 %") == 3, "it was given as its own repeat"
     if is_moving:
         assert [verdict.ok for verdict in found.verdicts] == [None, None], "no gap to compare with"
     else:
