@@ -235,7 +235,13 @@ def _record(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("grid", type=Path, help="grid file; examples/grids/ has some")
+    parser.add_argument("grid", type=Path, nargs="?", help="grid file; examples/grids/ has some")
+    parser.add_argument(
+        "--live-replay",
+        type=Path,
+        metavar="EXP",
+        help="instead of a grid: live runs of this experiment against replays of what they record",
+    )
     parser.add_argument(
         "--out", type=Path, help="folder, new or of this grid (default comparisons/<name>)"
     )

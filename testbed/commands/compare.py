@@ -37,6 +37,12 @@ INTERRUPTED = 130
 
 def main(options: argparse.Namespace) -> int:
     """Run a grid or go on with it, and say what it says; return the exit code."""
+    if (options.grid is None) == (options.live_replay is None):
+        raise UsageError("compare: give a grid file, or --live-replay with an experiment")
+    if options.live_replay is not None:
+        from testbed.commands import live_replay
+
+        return live_replay.main(options)
     try:
         jobs = _positive("--jobs", options.jobs) or _cores()
         grid = load_grid(options.grid, options.set, _positive("--seeds", options.seeds))

@@ -1,13 +1,13 @@
 """The whole comparison, small, with agents that really run and train."""
 
-import argparse
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from testbed.commands import RunError
-from testbed.commands.live_replay import FILE, main
+from testbed.cli import main
+from testbed.commands import BAD_USAGE
+from testbed.commands.live_replay import FILE
 from testbed.experiment import load_experiment
 from testbed.live_replay.comparison import Comparison, compare_live_replay
 from testbed.live_replay.live import LiveRunError, play_live
@@ -47,13 +47,11 @@ def test_three_live_runs_are_recorded_replayed_and_compared(
 ) -> None:
     """What is asserted holds on a busy machine too; how near they are only a quiet one tells."""
     out = file.parent / "out"
-    try:
-        main(argparse.Namespace(live_replay=file, out=out, set=[], json=True))
-    except RunError as exc:
-        if "make this machine less busy" in str(exc):
-            pytest.skip(str(exc))
-        raise
+    code = main(["compare", "--live-replay", str(file), "--out", str(out), "--json"])
     said = capsys.readouterr()
+    if code and "make this machine less busy" in said.err:
+        pytest.skip(said.err.strip().splitlines()[-1])
+    assert code == 0, said.err
     found = msgspec.json.decode(said.out, type=Comparison)
     assert (out / FILE).read_text() == said.out.strip()
     assert found.devices == 2
@@ -73,3 +71,30 @@ def test_three_live_runs_are_recorded_replayed_and_compared(
     other = load_experiment(file, ["rounds=6"])
     with pytest.raises(LiveRunError, match="got one of another; name another folder"):
         play_live(other, out / "a", lines.append)
+
+
+@pytest.mark.parametrize("words", [[], ["grid.toml", "--live-replay", "exp.toml"]])
+def test_a_comparison_is_of_a_grid_or_of_live_and_replay(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *words]) == BAD_USAGE
+    assert "give a grid file, or --live-replay" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('name = "none"', "fleet: must have devices to run and to record, got none"),
+        ('name = "own"\n[[fleet]]\ncount = 4', "device-1 must have a profile to be compared with"),
+        ("rounds = 3", "name: must be given, got nothing"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    tmp_path: Path, text: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "exp.toml"
+    file.write_text(text, encoding="utf-8")
+    out = tmp_path / "out"
+    assert main(["compare", "--live-replay", str(file), "--out", str(out)]) == BAD_USAGE
+    assert told in capsys.readouterr().err
+    assert not out.exists()
