@@ -67,7 +67,7 @@ def test_moving_links_ask_for_what_could_be_known() -> None:
 def test_a_small_fleet_is_run_and_judged(tmp_path: Path) -> None:
     """On a machine that tests keep busy nothing is said of how good the estimators are."""
     found = estimators.measure("traces", tmp_path / "kept", "process", rounds=4)
-    assert found.exchanges == 4 * 4
+    assert found.exchanges == 4 * 8
     assert 0 <= found.valid <= found.exchanges
     assert list(found.errors) == [
         *("ridge", "phases", "last value", "device mean", "global mean"),
