@@ -273,6 +273,7 @@ def selection_rows(
     chosen = set(choice.rows.tolist())
     n = len(choice.is_available)
     queues = decisions.selector.queues(n)
+    propensity: list[float] = choice.propensity.tolist()
     return [
         SelectionRow(
             round=choice.round,
@@ -283,7 +284,7 @@ def selection_rows(
             tau_hat_s=finite(choice.prediction.tau_hat_s[row]),
             width_s=finite(choice.prediction.width_s[row]),
             queue=float(queues[row]),
-            propensity=float(choice.propensity[row]),
+            propensity=propensity[row],
             is_audit=row == choice.audit_row,
         )
         for row in (range(n) if rows is None else rows)

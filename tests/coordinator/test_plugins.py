@@ -1,5 +1,6 @@
 """Selectors of others: how they are found, and what is said when they are not."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -99,3 +100,13 @@ def test_a_module_that_breaks_while_it_is_imported_is_one_line(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(PluginError, match="got ZeroDivisionError: division by zero; install it"):
         load_selector("broken_of_test:Policy", {})
+
+
+@pytest.mark.parametrize(
+    "module", ["coordinator.plugins", "coordinator.algorithms.selection", "testbed.experiment"]
+)
+def test_it_does_not_matter_who_is_imported_first(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {module}"], capture_output=True, text=True, timeout=60.0
+    )
+    assert done.returncode == 0, done.stderr

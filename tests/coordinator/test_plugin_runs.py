@@ -1,0 +1,129 @@
+"""A plug-in in a live run: it selects, and when it misbehaves the run stops and can go on."""
+
+from pathlib import Path
+
+import anyio
+import numpy as np
+import pytest
+
+from coordinator.algorithms.arrays import Ints
+from coordinator.algorithms.selection.base import Candidates
+from coordinator.algorithms.selection.guarded import PluginError
+from coordinator.config import SelectionConfig
+from examples.longest_waiting import LongestWaiting
+from tests.coordinator import rogue
+from tests.coordinator.builders import context
+from tests.coordinator.lab import PATIENT, Lab, lab, make_config
+from wire.codec import encode
+from wire.topics import Topics
+
+pytestmark = pytest.mark.anyio
+
+HERE = "tests.coordinator.test_plugin_runs"
+
+
+class Moody(LongestWaiting):
+    """Picks somebody twice in round 3, until it is told not to."""
+
+    is_calm = False
+
+    def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
+        rows = super().select(candidates, k, rng)
+        if candidates.round == 3 and not Moody.is_calm:
+            return np.repeat(rows[:1], 2)
+        return rows
+
+
+class Forgetful(LongestWaiting):
+    """Cannot be written down."""
+
+    def to_state(self) -> dict[str, object]:
+        return {"when": object()}
+
+
+def plugged(name: str, **options: object) -> SelectionConfig:
+    return SelectionConfig(policy=f"{HERE}:{name}", per_round=2, options=options)
+
+
+def assert_nobody_waits_twice(place: Lab, rounds: int) -> None:
+    with place.reader() as reader:
+        for t in range(1, rounds):
+            left_out = {row.device for row in reader.selections(t) if not row.is_selected}
+            assert left_out <= {row.device for row in reader.selections(t + 1) if row.is_selected}
+
+
+async def test_it_selects_as_it_wants(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        assert await place.run(make_config(rounds=3, selection=plugged("LongestWaiting"))) == "done"
+    assert_nobody_waits_twice(place, rounds=3)
+
+
+async def run_into(place: Lab, name: str) -> str:
+    with pytest.raises(PluginError) as caught:
+        await place.run(make_config(rounds=4, selection=plugged(name), round=PATIENT))
+    return str(caught.value)
+
+
+async def test_one_that_misbehaves_stops_the_run_at_its_last_round_and_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    async with lab(tmp_path) as place:
+        line = await run_into(place, "Moody")
+        assert line.startswith(
+            f"selector {HERE}:Moody: select() of round 3 must return each row once"
+        )
+        with place.reader() as reader:
+            assert [row.status for row in reader.rounds()] == ["done", "done"]
+        Moody.is_calm = True
+        store = place.open_store()
+        try:
+            config = make_config(rounds=4, selection=plugged("Moody"), round=PATIENT)
+            assert await place.coordinator(config, store, attempt=1).run() == "done"
+        finally:
+            store.close()
+    with place.reader() as reader:
+        assert [row.round for row in reader.rounds()] == [1, 2, 3, 4]
+    assert_nobody_waits_twice(place, rounds=4)  # it went on with what it knew
+    assert [topic for topic in place.broker.retained if "/b/" in topic] == []
+
+
+async def test_a_state_that_no_checkpoint_holds_stops_the_run_with_its_name(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        line = await run_into(place, "Forgetful")
+    assert line.startswith(f"selector {HERE}:Forgetful: to_state() must be plain numbers and lists")
+
+
+async def test_the_audit_of_a_live_run_is_written_down(tmp_path: Path) -> None:
+    selection = SelectionConfig(policy="uniform", per_round=1, audit=1.0)
+    async with lab(tmp_path) as place:
+        assert await place.run(make_config(rounds=5, selection=selection, round=PATIENT)) == "done"
+    with place.reader() as reader:
+        audits, exchanges = reader.audits(), reader.exchanges()
+        rows = [row for t in range(1, 6) for row in reader.selections(t)]
+    assert {(x.round, x.device) for x in exchanges} == audits
+    there = [row for row in rows if row.is_available]
+    assert all(row.propensity == pytest.approx(1 / 3) for row in there if len(there) == 15)
+    assert sum(row.is_audit for row in rows) == 5
+
+
+async def test_what_is_clamped_is_told_once_with_its_number(tmp_path: Path) -> None:
+    async def exaggerate(device: rogue.Rogue) -> None:
+        for seq in (10_001, 10_002):
+            absurd = context(seq=seq, n_k=40, mu_cores=4096.0, downlink_bps=1e-9, uplink_bps=1e15)
+            await device.link.publish(Topics().telemetry(device.name), encode(absurd))
+        await rogue.behaves(device)
+
+    async with lab(tmp_path, agents=1) as place, anyio.create_task_group() as group:
+        group.start_soon(rogue.Rogue(exaggerate).run, place)
+        config = make_config(rounds=3, devices=2, selection=SelectionConfig(per_round=2))
+        assert await place.run(config) == "done"
+        group.cancel_scope.cancel()
+    with place.reader() as reader:
+        told = [e.text for _, e in reader.events() if e.kind == "clamped"]
+        exchanges = [x for x in reader.exchanges() if x.device == "rogue"]
+    assert sorted(told) == [
+        "says downlink 1e-09 bit/s, counts as 1000",
+        "says mu 4096 cores, counts as 64",
+        "says uplink 1e+15 bit/s, counts as 1e+12",
+    ]
+    assert all(np.isfinite(x.tau_hat_s or 0.0) for x in exchanges)
