@@ -6,7 +6,7 @@ A `float` column may hold NULL: SQLite keeps no NaN, so NaN is written as NULL a
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from math import nan
 from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_type_hints
 
@@ -177,6 +177,11 @@ class Table(Generic[R]):
 
     record: type[R]
     columns: tuple[Column, ...]
+    _upsert: str = field(init=False)
+    """Asked for with every row, so it is put together once."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_upsert", self._make_upsert())
 
     @property
     def name(self) -> str:
@@ -204,6 +209,9 @@ class Table(Generic[R]):
 
     def upsert(self) -> str:
         """Return the statement that adds a row or replaces the one with the same key."""
+        return self._upsert
+
+    def _make_upsert(self) -> str:
         marks = ", ".join("?" for _ in self.columns)
         insert = f"INSERT INTO {self.name} ({self.names}) VALUES ({marks})"
         rest = [c.name for c in self.columns if c.name not in self.record.KEY]
@@ -218,7 +226,7 @@ class Table(Generic[R]):
 
     def encode(self, record: R) -> Values:
         """Return the values of a record in column order."""
-        return tuple(c.to_sql(getattr(record, c.name)) for c in self.columns)
+        return tuple([c.to_sql(getattr(record, c.name)) for c in self.columns])
 
     def decode(self, values: Sequence[Any]) -> R:
         """Return the record of a row in column order."""

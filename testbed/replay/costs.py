@@ -102,23 +102,27 @@ def with_costs(experiment: Experiment, dataset: Dataset) -> Experiment:
 
 
 def _found(experiment: Experiment, dataset: Dataset) -> TaskCosts:
-    where = experiment.replay.costs
-    if where == "shipped":
-        return _shipped(experiment, dataset)
-    if where == "measured":
-        return _measured(experiment, dataset)
-    return _of_run(Path(where))
-
-
-def _shipped(experiment: Experiment, dataset: Dataset) -> TaskCosts:
-    model = experiment.model.name
+    where, model = experiment.replay.costs, experiment.model.name
     recipe = find_shipped(model, dataset.x_shape, dataset.classes)
-    if recipe is None:
+    shipped = None if recipe is None else SHIPPED_COSTS[recipe.name]
+    if where != "shipped":
+        found = _measured(experiment, dataset) if where == "measured" else _of_run(Path(where))
+        return found if found.load_s or shipped is None else _with_load(found, shipped)
+    if shipped is None:
         raise ExperimentError(
             f'replay.costs: must be a run that trained {model} or "measured", got "shipped", which '
             f"tells the cost of {', '.join(SHIPPED_COSTS)} only"
         )
-    return SHIPPED_COSTS[recipe.name]
+    return shipped
+
+
+def _with_load(costs: TaskCosts, shipped: TaskCosts) -> TaskCosts:
+    """Return costs with that of opening a session, which nobody measures beside the steps.
+
+    It is to a step what it is among the shipped costs.
+    """
+    steps = costs.train.seconds(BATCH) / shipped.train.seconds(BATCH)
+    return msgspec.structs.replace(costs, load_s=shipped.load_s * steps)
 
 
 def _measured(experiment: Experiment, dataset: Dataset) -> TaskCosts:

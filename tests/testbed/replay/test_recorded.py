@@ -1,0 +1,56 @@
+"""From a run to recorded profiles, and from these to a replay that predicts the run."""
+
+import os
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from coordinator.store import RunReader
+from testbed.cli import main
+from testbed.experiment import Experiment, FleetConfig, load_experiment
+from testbed.fleet import plan_fleet
+from testbed.replay.run import replay_experiment
+from tests.testbed.replay.fleets import QUICKSTART
+
+
+def median_tau_s(folder: Path) -> dict[str, float]:
+    with RunReader(folder) as reader:
+        rows = [row for row in reader.exchanges() if row.was_cold and row.tau_s is not None]
+        names = [device.name for device in reader.devices()]
+    taus = {name: [row.tau_s or 0.0 for row in rows if row.device == name] for name in names}
+    return {name: float(np.median(tau_s)) for name, tau_s in taus.items()}
+
+
+def recorded(of: Experiment, run: Path, folder: Path) -> Experiment:
+    """Return the experiment with the profile of each device that was recorded from the run."""
+    groups = []
+    for device in plan_fleet(of, os.environ):
+        name, profile = device.spec.name, device.profile
+        assert profile is not None
+        words = ["--run", str(run), "--like", profile.name, "--out", str(folder)]
+        assert main(["record", name, *words]) == 0
+        groups.append(FleetConfig(profile=str(folder / f"{name}.toml"), name=name[:20]))
+    return msgspec.structs.replace(of, fleet=tuple(groups))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_recorded_profiles_predict_the_run_that_they_were_recorded_from(
+    tmp_path: Path, noise: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = load_experiment(QUICKSTART, ["rounds=80", "selection.policy=uniform"])
+    noisy = msgspec.structs.replace(of.replay, noise=noise)
+    run = tmp_path / "run"
+    replay_experiment(msgspec.structs.replace(of, replay=noisy), run, "run", lambda played: None)
+    again = msgspec.structs.replace(of.replay, costs=str(run))
+    predicted = msgspec.structs.replace(recorded(of, run, tmp_path / "profiles"), replay=again)
+    replay_experiment(predicted, tmp_path / "predicted", "predicted", lambda played: None)
+    seen, told = median_tau_s(run), median_tau_s(tmp_path / "predicted")
+    errors = [
+        abs(tau_s / other - 1.0) for tau_s, other in zip(seen.values(), told.values(), strict=True)
+    ]
+    assert len(errors) == 12
+    assert np.median(errors) < 0.002 + 0.5 * noise
+    assert max(errors) < 0.005 + noise
+    capsys.readouterr()
