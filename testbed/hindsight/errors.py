@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
-from coordinator.algorithms.estimation.prequential import Errors, prequential
+import numpy as np
+
+from coordinator.algorithms.estimation.base import CONTEXT, INVERSE_MU, Measured
+from coordinator.algorithms.estimation.prequential import Errors, Trial, prequential
 from coordinator.estimates import alpha_of, compare_estimators, rounds_that_teach
 from coordinator.store import RunReader
 from coordinator.store.records import ExchangeRow
-from testbed.hindsight.known import known_trials
+from testbed.hindsight.known import Known, known_trials
 from testbed.hindsight.past import past_of
 from testbed.recording.run_store import read_training
 from testbed.run_folder import WORK
@@ -32,7 +35,36 @@ def errors_of_run(folder: Path, counted_after: float = 0.0) -> dict[str, Errors]
         found = compare_estimators(reader, counted_after)
         if (folder / WORK).exists():
             found[KNOWN] = _known(folder, reader, counted_after)
+        elif reader.run().row.clock == "virtual":
+            found[KNOWN] = _replayed(reader, counted_after)
     return found
+
+
+def _replayed(reader: RunReader, counted_after: float) -> Errors:
+    """Return the errors of who knows what a replay expects of each device at each selection."""
+    rows = {device.name: device.row for device in reader.devices()}
+    known_s = {
+        fleet.round: np.frombuffer(fleet.known_s, "<f8")
+        for fleet in reader.fleets()
+        if fleet.known_s is not None
+    }
+    trials = []
+    for one_round in rounds_that_teach(reader.exchanges()):
+        if (known := known_s.get(one_round[0].round)) is None:
+            continue
+        chosen = np.array([rows[x.device] for x in one_round], dtype=np.int64)
+        context = np.zeros((len(chosen), CONTEXT))
+        context[:, INVERSE_MU] = known[chosen]
+        trials.append(
+            Trial(
+                rows=chosen,
+                context=context,
+                measured=Measured.whole(np.array([x.tau_s or 0.0 for x in one_round])),
+                counts=one_round[0].round > counted_after,
+            )
+        )
+    known_to_all = Known(np.zeros(len(rows)))
+    return prequential({KNOWN: known_to_all}, trials, alpha_of(reader.plan.selection))[KNOWN]
 
 
 def _known(folder: Path, reader: RunReader, counted_after: float) -> Errors:

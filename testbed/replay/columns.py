@@ -59,6 +59,8 @@ class Moving:
     speeds: Mapping[int, Timeline] = field(default_factory=dict)
     """Of the same rows, their speed without heat."""
     away: Away = "unwilling"
+    cut: frozenset[int] = frozenset()
+    """Rows whose link carries nothing at times."""
 
 
 class Tracks:
@@ -171,7 +173,14 @@ def _moving(devices: Sequence[PlannedDevice]) -> Moving:
         links=links,
         speeds=speeds,
         away=devices[0].away if devices else "unwilling",
+        cut=frozenset(row for row in links if _is_cut_at_times(devices[row])),
     )
+
+
+def _is_cut_at_times(device: PlannedDevice) -> bool:
+    link, goes = device.tracks.link, device.tracks.available.lowest == 0.0
+    has_holes = link is not None and 0.0 in (link.down_bps.lowest, link.up_bps.lowest)
+    return has_holes or bool(device.outages) or (goes and device.away == "unplugged")
 
 
 def _says_nothing(name: str, series: Series) -> bool:

@@ -148,12 +148,18 @@ class PhaseModel:
             for name, value in walk.phases_s().items():
                 columns[name][at] = value
 
+        gone_s = np.full(len(order.rows), np.inf)
+        for at, row in moving:
+            if row in self.moving.cut:
+                over_s = sum(columns[name][at] for name in columns)
+                gone_s[at] = walks[at].gone_s(min(over_s, self.give_up_s))
+
         def upload(at: int, granted_s: float) -> float:
             if at in walks:
                 return walks[at].upload_s(granted_s)
             return float(found.upload_s[at])
 
-        return replace(found, **columns, upload=upload)
+        return replace(found, **columns, upload=upload, gone_s=gone_s)
 
     def _steadily(self, order: Order) -> Exchanges:
         rows, steady, sizes = order.rows, self.steady, self.sizes
@@ -257,6 +263,10 @@ class _Walk:
         begun = self._message(granted, GRANT)
         carried = self.way.carry(begun, self.up_bits * self.luck[4], "up")
         return carried + self._delay_s(carried, UPDATE) - granted
+
+    def gone_s(self, over_s: float) -> float:
+        """Return how long after the order the device is given up, before it is over."""
+        return self.way.gone_at(self.now, self.now + over_s) - self.now
 
     def _loaded(self, start: float) -> float:
         if self.cold_start_s is not None:

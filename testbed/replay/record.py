@@ -19,11 +19,12 @@ from coordinator.store.records import (
 )
 from testbed.replay.linear import LinearLaw
 from testbed.replay.play import Played
-from testbed.replay.settle import CANCELLED, DONE, FAILED, LATE
+from testbed.replay.settle import CANCELLED, DONE, FAILED, GONE, LATE, LOST
 
 WHY = {
     DONE: "",
     LATE: "no update within the deadline",
+    LOST: GONE,
     CANCELLED: "enough updates had arrived",
     FAILED: "training diverged; lower learning_rate or set clip_norm",
 }

@@ -27,13 +27,17 @@ from coordinator.round import (
     Round,
     Stage,
     Tick,
+    Vanished,
     flight_bytes,
 )
 from testbed.replay.world import Ended, Exchanges
 from wire.messages import Manifest, Offer, Phases
 
-DONE, LATE, CANCELLED = Stage.DONE.value, Stage.LATE.value, Stage.CANCELLED.value
-FAILED = Stage.FAILED.value
+DONE, LATE, LOST = Stage.DONE.value, Stage.LATE.value, Stage.LOST.value
+CANCELLED, FAILED = Stage.CANCELLED.value, Stage.FAILED.value
+
+GONE = "the device was gone for too long"
+"""Why an exchange is lost."""
 
 _NO_PHASES = Phases(
     download_s=0.0, load_s=0.0, evaluate_s=0.0, train_s=0.0, train_cpu_s=0.0, encode_s=0.0
@@ -49,7 +53,8 @@ def settle(exchanges: Exchanges, rules: RoundConfig, wanted: int, slots: int | N
         wanted: Updates after which the round is over.
         slots: Updates that may be on their way at the same time; None is no limit.
     """
-    if slots is None or _have_room(exchanges, slots):
+    some_go = exchanges.gone_s is not None and np.isfinite(exchanges.gone_s).any()
+    if slots is None or (_have_room(exchanges, slots) and not some_go):
         return _at_once(exchanges, rules, wanted)
     return in_turn(exchanges, rules, wanted, slots)
 
@@ -139,6 +144,9 @@ class _Turns:
         for at, manifest in enumerate(_manifests(self.exchanges)):
             self.table.dispatch(str(at), 0.0)
             self._push(ready_s[at], Offered(str(at), _offer(manifest)))
+        gone_s = self.exchanges.gone_s
+        for at, gone in enumerate([] if gone_s is None else gone_s.tolist()):
+            self._push(gone, Vanished(str(at), GONE))
 
     def play(self) -> None:
         """Go from event to event until nothing more can arrive."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import floor, inf
 from typing import Literal, TypeAlias
 
+from coordinator.presence import OFF_GRACE_S, SILENT_S
 from testbed.emulation.course import LOOK_S
 from testbed.emulation.heat import Heat
 from testbed.emulation.timeline import Timeline
@@ -49,6 +50,22 @@ class Way:
                 return t + bits / rate_bps
             bits = max(0.0, bits - (until - t) * rate_bps) if rate_bps > 0.0 else bits
             t = until
+        return inf
+
+    def gone_at(self, start: float, end: float) -> float:
+        """Return when the coordinator gives the device up between two moments; `inf` is never.
+
+        It does when nothing was heard for long, and sooner when the connection is broken.
+        """
+        t, silent_since, off_since = start, inf, inf
+        while t < end:
+            outage, change = self.timeline.conditions(t).outage, self.timeline.next_change(t)
+            silent_since = inf if outage is None else min(silent_since, t)
+            off_since = min(off_since, t) if outage == "unplugged" else inf
+            t = end if change is None else min(change, end)
+            gone = min(silent_since + SILENT_S, off_since + OFF_GRACE_S)
+            if gone < t:
+                return gone
         return inf
 
     def delay_s(self, t: float) -> float:

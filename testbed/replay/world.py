@@ -106,6 +106,8 @@ class Exchanges:
     """What updates are cut into."""
     codec_down: tuple[str, ...]
     codec_up: str
+    gone_s: Floats | None = None
+    """When the coordinator gives each up because it is away; `inf` or None is never."""
     steps: Ints
     """Mini-batches."""
 
@@ -168,7 +170,7 @@ class Ended:
     """How the exchanges of a round ended; every column has shape (K,)."""
 
     outcome: tuple[str, ...]
-    """done, late, cancelled or failed."""
+    """done, late, lost, cancelled or failed."""
     end_s: float
     """Length of the round."""
     queued_s: Floats

@@ -15,6 +15,7 @@ import pytest
 from coordinator.store import RunInUseError, RunReader, Store, StoreError, StoreVersionError
 from coordinator.store import writer as writer_module
 from coordinator.store.records import ConditionRow, EventRow, TelemetryRow
+from coordinator.store.schema import MIGRATIONS
 from tests.coordinator.store.fake_run import FakeRun, fake_run, make_store
 
 REPOSITORY = Path(__file__).parents[3]
@@ -346,11 +347,12 @@ def test_what_was_configured_of_a_device_is_read_in_order(store: Store, folder: 
 
 def test_a_store_of_a_newer_version_is_one_line(folder: Path) -> None:
     make_store(folder).close()
+    newer = len(MIGRATIONS) + 2
     with closing(sqlite3.connect(folder / "run.db")) as connection:
-        connection.execute("PRAGMA user_version = 9")
-    with pytest.raises(StoreVersionError, match="got 9; update Fairbed"):
+        connection.execute(f"PRAGMA user_version = {newer}")
+    with pytest.raises(StoreVersionError, match=f"got {newer}; update Fairbed"):
         RunReader(folder)
-    with pytest.raises(StoreVersionError, match="got 9; update Fairbed"):
+    with pytest.raises(StoreVersionError, match=f"got {newer}; update Fairbed"):
         Store.reopen(folder)
 
 

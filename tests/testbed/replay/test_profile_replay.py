@@ -10,9 +10,12 @@ import pytest
 
 import profiles
 from coordinator.estimates import compare_estimators
+from coordinator.presence import OFF_GRACE_S
 from coordinator.store import RunReader
 from coordinator.summary import summarise_run
 from coordinator.task.catalogue import load_task
+from coordinator.tui.feed import Feed
+from coordinator.tui.view import RunView
 from testbed.cli import main
 from testbed.emulation.work import TaskCosts
 from testbed.experiment import ExperimentError, load_experiment
@@ -153,9 +156,51 @@ def test_an_outage_is_waited_for_and_keeps_a_device_from_being_chosen(device: st
         if start_s < 10.0 or start_s > 31.0:
             assert one.scene.is_available.all()
         if start_s < 10.0 < start_s + TRAIN_S:
-            assert one.outcome == ("done", "late")
+            assert one.outcome == ("done", "late"), "it waits for the end of the hole"
             assert start_s + one.tau_s[1] > 30.0
     assert any(14.5 < one.started_s < 29.0 for one in rounds)
+
+
+def test_a_large_fleet_keeps_what_show_needs_and_not_a_row_for_everybody(
+    device: str, tmp_path: Path
+) -> None:
+    of = experiment(
+        {"profile": device, "count": 1_200},
+        selection={"policy": "rbcs-f", "per_round": 30, "beta": 0.02},
+        rounds=50,
+    )
+    replay_experiment(of, tmp_path / "run", "run", lambda played: None)
+    with RunReader(tmp_path / "run") as reader:
+        summary, tallies = summarise_run(reader), reader.tallies()
+        kept = sum(len(reader.selections(t)) for t in range(1, 50))
+        last = reader.selections(50)
+    assert (kept, len(last), len(tallies)) == (49 * 30, 1_200, 1_200)
+    assert {tally.rounds for tally in tallies} == {50}
+    assert sum(tally.selected for tally in tallies) == 50 * 30
+    assert summary.fairness.invariant_holds
+    assert summary.fairness.min_rate == pytest.approx(0.02)
+    assert summary.queues.max is not None
+
+
+def test_a_device_that_is_unplugged_at_work_is_lost_and_no_deadline_is_waited_for(
+    device: str,
+) -> None:
+    pulled = {"kind": "unplugged", "start_s": 0.5, "lasts_s": 1e3}
+    fleet = [{"profile": device, "count": 2}]
+    fleet.append({"profile": device, "count": 1, "name": "pulled", "outage": [pulled]})
+    _, rounds = played(experiment(*fleet, selection={"per_round": 3}), 3)
+    assert rounds[0].outcome == ("done", "done", "lost")
+    assert rounds[0].duration_s == pytest.approx(0.5 + OFF_GRACE_S, abs=1e-3)
+    assert [one.choice.rows.tolist() for one in rounds[1:]] == [[0, 1], [0, 1]]
+
+
+def test_the_control_room_shows_a_replay(device: str, tmp_path: Path) -> None:
+    of = experiment({"profile": device, "count": 4})
+    replay_experiment(of, tmp_path / "run", "run", lambda played: None)
+    with RunReader(tmp_path / "run") as reader:
+        view = Feed(reader).refresh(RunView())
+    assert view is not None
+    assert (len(view.devices), view.rounds[-1].round) == (4, of.rounds)
 
 
 def test_a_frozen_device_stands_still(device: str) -> None:
@@ -264,8 +309,10 @@ def test_a_replay_of_profiles_is_kept_and_summed_up_like_any_run(
     for row in rows:
         parts = (row.signal_s, row.download_s, row.load_s, row.train_s, row.upload_s)
         assert sum(part or 0.0 for part in parts) == pytest.approx(row.tau_s)
-    assert main(["show", str(folder), "--estimators"]) == 0
-    assert "last value" in capsys.readouterr().out
+    assert main(["show", str(folder), "--estimators", "--json"]) == 0
+    errors = json.loads(capsys.readouterr().out)
+    assert errors["known"]["mape"] < 1e-9, "without noise and traces nothing is left to chance"
+    assert errors["ridge"]["mape"] > errors["known"]["mape"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """How a round ends: by the formula where nobody waits, else by the coordinator's own table."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,6 +121,13 @@ def test_what_never_ends_is_late() -> None:
     for ended in (settle(never, RoundConfig(), 2, 8), in_turn(never, RoundConfig(), 2, 8)):
         assert ended.outcome == ("late", "late")
         assert ended.end_s == 60.0
+
+
+def test_who_is_gone_for_too_long_is_lost_and_not_waited_for() -> None:
+    cohort = replace(exchanges([1.0, 2.0], [4.0, 99.0]), gone_s=np.array([np.inf, 20.0]))
+    ended = settle(cohort, RoundConfig(), 2, slots=8)
+    assert ended.outcome == ("done", "lost")
+    assert (ended.end_s, ended.is_merged.tolist()) == (20.0, [True, False])
 
 
 def test_nobody_is_a_void_round() -> None:

@@ -53,6 +53,23 @@ def test_nothing_passes_in_an_outage(kind: str) -> None:
     assert way.carry(0.0, 8e6, "down") == pytest.approx(10.5)
 
 
+@pytest.mark.parametrize(
+    ("kind", "lasts_s", "gone_at"),
+    [
+        ("coverage", 14.0, inf),
+        ("coverage", 16.0, 20.0),
+        ("frozen", 16.0, 20.0),
+        ("unplugged", 4.0, inf),
+        ("unplugged", 6.0, 10.0),
+    ],
+)
+def test_who_cannot_be_heard_is_given_up(kind: str, lasts_s: float, gone_at: float) -> None:
+    window = OutageWindow(5.0, 5.0 + lasts_s, kind)  # type: ignore[arg-type]  # each of the three
+    way = Way(link(Series.constant(8e6), window), 1e3)
+    assert way.gone_at(0.0, 60.0) == pytest.approx(gone_at)
+    assert way.gone_at(0.0, 7.0) == inf
+
+
 def test_what_never_passes_takes_for_ever() -> None:
     assert Way(link(Series((0.0,), (0.0,), 1.0)), 1e3).carry(0.0, 1.0, "down") == inf
     assert Way(link(Series.constant(1e3)), 10.0).carry(inf, 1.0, "down") == inf
