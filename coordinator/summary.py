@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Floats
+from coordinator.algorithms.arrays import Floats, Ints
 from coordinator.algorithms.fairness import jain, rate_slack
+from coordinator.store.plan import Plan
 from coordinator.store.profile import profile_of
 from coordinator.store.reader import RunReader, Tally
 from coordinator.store.records import (
     AskRow,
+    CrowdRow,
     DeviceRow,
     ExchangeRow,
     MetricRow,
@@ -41,6 +43,8 @@ MAX_DEVICES = 1_000
 FAILURES = ("failed", "lost", "rejected")
 EXACT = 1e-9
 """Slack of the fairness bound for rounding in a sum of T terms."""
+
+_NOWHERE: Ints = np.zeros(0, dtype=np.int64)
 
 COLUMNS = (
     "round",
@@ -74,17 +78,18 @@ def summarise_run(reader: RunReader) -> Summary:
         exchanges = _Table(reader.columns(ExchangeRow, COLUMNS))
         metrics = reader.metrics(since=_last_metric(reader) - 1)
         scores = {row.device: row for row in reader.device_metrics()}
+        crowd = reader.crowd()
         last = rounds[-1].round if rounds else 0
         queues = {row.device: row.queue for row in reader.selections(last)}
         asks = reader.columns(AskRow, ("outcome", "took_s"))
         audits = len(reader.audits())
 
     kinds = {device.name: profile_of(device, truths.get(device.name)) for device in devices}
-    fleet = []
+    fleet, valid_of = [], exchanges.valid_of()
     for device in devices[:MAX_DEVICES]:
         tally = tallies.get(device.name)
         score = scores.get(device.name)
-        of_device = exchanges.valid & (exchanges.device == device.name)
+        of_device = valid_of.get(device.name, _NOWHERE)
         fleet.append(
             DeviceSummary(
                 name=device.name,
@@ -114,7 +119,7 @@ def summarise_run(reader: RunReader) -> Summary:
         wall_s=info.elapsed_s * info.row.dilation,
         virtual_s=sum(row.duration_s for row in rounds),
         dilation=info.row.dilation,
-        devices=len(devices),
+        devices=len(devices) if crowd is None else crowd.devices,
         selected={row.name: row.selected for row in fleet},
         aggregated={row.name: row.aggregated for row in fleet},
         **_model(metrics[-1] if metrics else None),
@@ -124,7 +129,9 @@ def summarise_run(reader: RunReader) -> Summary:
         asking=_asking(asks, rounds),
         audits=audits,
         bytes=Bytes(down=sum(r.bytes_down for r in rounds), up=sum(r.bytes_up for r in rounds)),
-        fairness=_fairness(reader, tallies, queues),
+        fairness=_fairness(reader, tallies, queues)
+        if crowd is None
+        else _fairness_of(crowd, reader.plan),
         round_s=RoundTimes(median=_median(lasted), p95=_percentile(lasted, 95)),
         profiles=_profiles(devices, truths, kinds, exchanges),
         fleet=fleet,
@@ -148,6 +155,14 @@ class _Table:
         self.tau_s, self.train_s = self.numbers["tau_s"], self.numbers["train_s"]
         self.done = self.outcome == "done"
         self.valid = self.done & (self.numbers["is_valid"] == 1.0) & (self.tau_s > 0.0)
+
+    def valid_of(self) -> dict[str, Ints]:
+        """Return where the valid exchanges of each device are."""
+        at = np.flatnonzero(self.valid)
+        names, group = np.unique(self.device[at].astype(str), return_inverse=True)
+        order = np.argsort(group, kind="stable")
+        parts = np.split(at[order], np.cumsum(np.bincount(group, minlength=len(names)))[:-1])
+        return dict(zip(names.tolist(), parts, strict=True)) if len(names) else {}
 
 
 def _last_metric(reader: RunReader) -> int:
@@ -251,6 +266,18 @@ def _fairness(
         invariant_holds=None
         if beta is None or not queues.keys() >= tallies.keys()
         else bool((rate_slack(counted, rounds, beta, debts) >= -EXACT).all()),
+    )
+
+
+def _fairness_of(crowd: CrowdRow, plan: Plan) -> Fairness:
+    """Return what was counted of a fleet that has no row for each device."""
+    return Fairness(
+        beta=plan.beta,
+        min_rate=crowd.min_rate,
+        min_merged_rate=crowd.min_merged_rate,
+        counts=plan.selection.counts,
+        jain=crowd.jain,
+        invariant_holds=None if plan.beta is None else crowd.slack >= -EXACT,
     )
 
 

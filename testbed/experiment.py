@@ -93,7 +93,8 @@ class FleetConfig(Section, frozen=True, kw_only=True):
     sample: str | None = None
     """Name of a population, or path of a `.toml`: every device is drawn from it; instead of a
     profile."""
-    count: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    count: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    """Devices; up to 10,000 in all can be emulated, a million replayed."""
     link: str | None = None
     """Name of a link; None takes the profile's own."""
     trace: Annotated[str, Meta(min_length=1)] | None = None

@@ -61,6 +61,8 @@ def first_not_finite(raw: Any, where: str = "") -> str | None:
 def override(raw: dict[str, Any], setting: str) -> None:
     """Apply one `a.b=value` to a parsed document; the value is TOML, or else plain text.
 
+    Of tables in a row, such as `[[fleet]]`, `fleet.0.count=5` means the first.
+
     Raises:
         ValueError: It has no `=`, or goes through something that is not a table.
     """
@@ -75,7 +77,7 @@ def override(raw: dict[str, Any], setting: str) -> None:
 
 
 def assign(raw: dict[str, Any], path: str, value: Any) -> None:
-    """Put a value at `a.b` of a parsed document.
+    """Put a value at `a.b` of a parsed document; `0` is the first of several tables in a row.
 
     Raises:
         ValueError: The path has an empty part, or goes through something that is not a table.
@@ -83,13 +85,23 @@ def assign(raw: dict[str, Any], path: str, value: Any) -> None:
     keys = path.strip().split(".")
     if not all(keys):
         raise ValueError(f"must be a key such as selection.V, got {path!r}")
-    table = raw
+    table: Any = raw
     for key in keys[:-1]:
-        nested = table.setdefault(key, {})
-        if not isinstance(nested, dict):
+        table = _entered(table, key)
+        if not isinstance(table, dict | list):
             raise ValueError(f"{key!r} is not a table; only keys of tables can be set")
-        table = nested
+    if isinstance(table, list):
+        raise ValueError(f"{keys[-1]!r} must be a key of one of several tables; fleet.0.count is")
     table[keys[-1]] = value
+
+
+def _entered(table: Any, key: str) -> Any:
+    """Return what is behind a key; of several tables in a row, `0` is the first."""
+    if not isinstance(table, list):
+        return table.setdefault(key, {})
+    if not (key.isdigit() and int(key) < len(table)):
+        raise ValueError(f"{key!r} must be a number below {len(table)}: which of the tables")
+    return table[int(key)]
 
 
 def _steps(path: str) -> list[str | int]:

@@ -17,6 +17,9 @@ from testbed.emulation.course import Course
 from testbed.emulation.timeline import Away, OutageWindow, Timeline, device_timeline
 from testbed.experiment import Experiment, ExperimentError, FleetConfig
 
+MAX_EMULATED = 10_000
+"""Devices of a fleet that are planned one by one; a replay plays larger ones as columns."""
+
 MAX_NAME = 32
 """Characters of a device name (`wire.messages`)."""
 
@@ -105,9 +108,14 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
 
     Raises:
         ProfileError: A profile, link or trace is unknown, or breaks a rule.
-        ExperimentError: A name would be too long.
+        ExperimentError: There are too many devices, or a name would be too long.
         ValueError: The speed of this machine is still to be measured.
     """
+    if experiment.devices > MAX_EMULATED:
+        raise ExperimentError(
+            f"fleet: at most {MAX_EMULATED:,} devices can be emulated, got "
+            f"{experiment.devices:,}; fairbed replay plays more"
+        )
     devices: list[PlannedDevice] = []
     counts: dict[str, int] = {}
     read_trace = TraceReader(environ)
@@ -120,7 +128,7 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
                 f'fleet[{number}].model: must not be "{group.model}" for devices to emulate; '
                 "fairbed replay plays such a fleet"
             )
-        kinds = _kinds(group, _stream(experiment.seed_for("fleet"), number))
+        kinds = _kinds(group, stream(experiment.seed_for("fleet"), number))
         own_link = None if group.link is None else profiles.load_link(group.link).link
         outages = tuple(
             OutageWindow(o.start_s, o.start_s + o.lasts_s, o.kind) for o in group.outage
@@ -137,7 +145,7 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
             if group.trace is not None:
                 link = _traced(link, group.trace, read_trace)
             spec = device_spec(f"{prefix}-{counts[prefix]}", profile, link, speed)
-            rng = _stream(experiment.seed_for("traces"), len(devices))
+            rng = stream(experiment.seed_for("traces"), len(devices))
             tracks = device_tracks(profile, link, read_trace, rng, float(rng.random()))
             away = experiment.emulation.away
             planned = PlannedDevice(spec, profile, link, tracks, speed, away, outages)
@@ -181,5 +189,6 @@ def _traced(link: Link | None, name: str, read_trace: TraceReader) -> Link:
     return Link(**rates, delay=Varying(value=0.0, tag="literature", source=none))
 
 
-def _stream(seed: int, number: int) -> np.random.Generator:
+def stream(seed: int, number: int) -> np.random.Generator:
+    """Return the randomness of one group, or of one device."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(number,))))

@@ -30,6 +30,7 @@ from coordinator.store.records import (
     AskRow,
     CommandRow,
     ConditionRow,
+    CrowdRow,
     DeviceMetricRow,
     DeviceRow,
     EventRow,
@@ -251,6 +252,11 @@ class RunReader:
     def audits(self) -> set[tuple[int, str]]:
         """Return the round and the device of each audit."""
         return set(self.columns(SelectionRow, ("round", "device"), "WHERE is_audit"))
+
+    def crowd(self) -> CrowdRow | None:
+        """Return the latest count of a fleet that has no rows for each device; None of others."""
+        rows = self._select(CrowdRow, "ORDER BY round DESC LIMIT 1")
+        return rows[0] if rows else None
 
     def tallies(self, since_round: int = 0) -> list[Tally]:
         """Return how often each device was chosen after round `since_round`."""

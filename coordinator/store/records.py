@@ -7,6 +7,8 @@ restarts; wall-clock instants are ISO 8601 strings in UTC and only for people.
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
+from coordinator.store.crowd import CrowdRow as CrowdRow
+
 # Whoever reads a store finds all its rows here.
 from coordinator.store.selecting import AskRow as AskRow
 from coordinator.store.selecting import FleetRow as FleetRow
@@ -374,6 +376,7 @@ Record: TypeAlias = (
     | DeviceRow
     | TruthRow
     | RoundRow
+    | CrowdRow
     | SelectionRow
     | FleetRow
     | AskRow

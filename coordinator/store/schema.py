@@ -16,6 +16,7 @@ from coordinator.store.records import (
     CheckpointRow,
     CommandRow,
     ConditionRow,
+    CrowdRow,
     DeviceMetricRow,
     DeviceRow,
     EventRow,
@@ -39,6 +40,7 @@ RECORDS: tuple[type[Record], ...] = (
     DeviceRow,
     TruthRow,
     RoundRow,
+    CrowdRow,
     SelectionRow,
     FleetRow,
     AskRow,
@@ -55,6 +57,7 @@ RECORDS: tuple[type[Record], ...] = (
 
 PER_ROUND: tuple[type[Record], ...] = (
     RoundRow,
+    CrowdRow,
     SelectionRow,
     FleetRow,
     AskRow,
@@ -130,6 +133,13 @@ CREATE TABLE "ask" (
 )
 """
 
+_ADD_CROWD = """
+CREATE TABLE "crowd" (
+    "round" INTEGER NOT NULL, "devices" INTEGER NOT NULL, "chosen" INTEGER NOT NULL,
+    "min_rate" REAL, "min_merged_rate" REAL, "jain" REAL, "slack" REAL, PRIMARY KEY (round)
+)
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     _ADD_CODECS,
     _ADD_STARVATION,
@@ -139,6 +149,7 @@ MIGRATIONS: tuple[str, ...] = (
     _ADD_REPLAY,
     _ADD_SETTLED,
     _ADD_ASKING_AND_AUDIT,
+    _ADD_CROWD,
 )
 """Script i turns a store of version i + 1 into one of version i + 2; only ever appended to."""
 

@@ -12,6 +12,7 @@ from profiles.series import Series
 from testbed.emulation.timeline import Away, OutageWindow, Timeline
 from testbed.fleet import PlannedDevice
 from testbed.replay.courses import Courses, Outages
+from testbed.replay.stays import Stays
 
 NOWHERE = np.inf
 """Rate of a link that takes no time: this machine's own."""
@@ -47,7 +48,8 @@ class Steady:
 class Moving:
     """What changes in time, row by row; empty for a fleet that never changes."""
 
-    available: Mapping[int, Series] = field(default_factory=dict)
+    available: "Mapping[int, Series] | Stays" = field(default_factory=dict)
+    """Of a crowd, all its stays together."""
     clock_ratio: Mapping[int, Series] = field(default_factory=dict)
     busy_cores: Mapping[int, Series] = field(default_factory=dict)
     down_bps: Mapping[int, Series] = field(default_factory=dict)
@@ -72,7 +74,8 @@ class Tracks:
         self.clock_ratio = Courses(steady.clock_ratio, moving.clock_ratio)
         self.down_bps = Courses(steady.down_bps, moving.down_bps)
         self.up_bps = Courses(steady.up_bps, moving.up_bps)
-        self._available = Courses(np.ones(n), moving.available)
+        stays = moving.available
+        self._available = stays if isinstance(stays, Stays) else Courses(np.ones(n), stays)
         self._outages = Outages(moving.outages, n)
         self._is_unplugged_when_away = moving.away == "unplugged"
         self._n = n

@@ -12,6 +12,7 @@ from coordinator.accounting import fleet_rows
 from coordinator.algorithms.arrays import Bools
 from coordinator.decisions import Decisions
 from coordinator.store import Store
+from testbed.replay.census import Census, Told
 from testbed.replay.play import Cohort, Played, Position
 from testbed.replay.record import chosen_rows, exchange_rows, round_row, score_rows
 from testbed.replay.world import LastRound, World
@@ -21,7 +22,7 @@ CHECKPOINT_S = 30.0
 
 LISTED = 1_000
 """Fleets of up to so many devices have a row for each of them in every round; of larger ones only
-the cohort has (`RunRow.selections`)."""
+the cohort has (`RunRow.selections`), and all have one in the last round, unless it is a crowd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,21 @@ class Keeper:
         names: Of the devices, by row.
         parts: What a checkpoint holds the state of.
         checkpoint_s: Between two checkpoints, seconds of this machine.
+        told: Of a crowd, what to write down of a device that is chosen for the first time.
     """
 
     def __init__(
-        self, store: Store, names: Sequence[str], parts: Parts, checkpoint_s: float = CHECKPOINT_S
+        self,
+        store: Store,
+        names: Sequence[str],
+        parts: Parts,
+        checkpoint_s: float = CHECKPOINT_S,
+        told: Told | None = None,
     ) -> None:
         self._store, self._names, self._parts = store, names, parts
         self._checkpoint_s = checkpoint_s
         self._lists_all = len(names) <= LISTED
+        self._census = None if told is None else Census(len(names), told)
         self._began = self._saved = time.perf_counter()
         self._spent_s = 0.0
         """By earlier lives of this replay, until the checkpoint that this one goes on from."""
@@ -64,6 +72,8 @@ class Keeper:
         parts.world.load_state(state["world"])
         if parts.cohort is not None:
             parts.cohort.load_state(kept.model, state["cohort"])
+        if self._census is not None:
+            self._census.load_state(state["census"])
         self._spent_s = state["spent_s"]
         last = LastRound(_bools(state["is_selected"]), _bools(state["has_trained"]))
         return Position(kept.round, state["now"], last)
@@ -80,6 +90,9 @@ class Keeper:
         if self._lists_all:
             for fleet_row in fleet_rows(played.choice):
                 store.add(fleet_row)
+        if self._census is not None:
+            for record in self._census.count(played, self._parts.decisions):
+                store.add(record)
         if time.perf_counter() - self._saved >= self._checkpoint_s:
             self._save(played)
         else:
@@ -95,7 +108,7 @@ class Keeper:
             return
         if self._parts.cohort is not None:
             self._save(played)
-        if not self._lists_all:
+        if not self._lists_all and self._census is None:
             for record in chosen_rows(played, self._parts.decisions, self._names, everybody=True):
                 self._store.add(record)
                 self._store.keep_up()
@@ -117,6 +130,7 @@ class Keeper:
             "now": after.now,
             "is_selected": after.last.is_selected.tobytes(),
             "has_trained": after.last.has_trained.tobytes(),
+            "census": {} if self._census is None else self._census.to_state(),
             "spent_s": self._wall_s(),
         }
         self._store.close_round(

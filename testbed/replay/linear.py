@@ -8,6 +8,7 @@ on its number and the seed alone, not on who was selected: policies that are com
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class LinearWorld:
     """All devices of a linear world; `testbed.replay.world.World`.
 
     Args:
-        laws: One a device, in the order of rows.
+        laws: One a device, in the order of rows; a group's devices share theirs.
         update_bits: Size M of an update, bits.
         seed: Of all chance.
         examples: n_k of each device, shape (N,); None is one each, where nothing is trained.
@@ -69,11 +70,18 @@ class LinearWorld:
     ) -> None:
         self.update_bits, self._seed = update_bits, seed
         self._examples = np.ones(len(laws), dtype=np.int64) if examples is None else examples
-        self._theta = np.array([law.theta for law in laws], dtype=np.float64).reshape(-1, 3)
-        self._mu = np.array([law.mu for law in laws], dtype=np.float64).reshape(-1, 2)
-        self._bps = np.array([law.bandwidth_bps for law in laws], dtype=np.float64).reshape(-1, 2)
-        self._availability = np.array([law.availability for law in laws], dtype=np.float64)
-        self._noise = np.array([law.noise for law in laws], dtype=np.float64)
+        runs = [(next(run), 1 + sum(1 for _ in run)) for _, run in groupby(laws, key=id)]
+        kinds, counts = [law for law, _ in runs], [count for _, count in runs]
+
+        def column(of_kinds: list[Any], width: int) -> Floats:
+            each = np.array(of_kinds, dtype=np.float64).reshape(len(kinds), width)
+            return np.repeat(each, counts, axis=0)
+
+        self._theta = column([law.theta for law in kinds], 3)
+        self._mu = column([law.mu for law in kinds], 2)
+        self._bps = column([law.bandwidth_bps for law in kinds], 2)
+        self._availability = column([law.availability for law in kinds], 1)[:, 0]
+        self._noise = column([law.noise for law in kinds], 1)[:, 0]
         self._expected_s: Floats = np.zeros((0, 3))
         self._deviation: Floats = np.zeros(0)
         self._is_cold: Bools = np.zeros(0, dtype=np.bool_)

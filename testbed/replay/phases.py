@@ -38,6 +38,7 @@ class Purpose(IntEnum):
     UPLOAD = 10
     DELAY = 12
     """Of `MESSAGES` messages: this and the next even numbers."""
+    STAY = 24
 
 
 TRAIN, ASK, MODEL, OFFER, GRANT, UPDATE = range(6)

@@ -34,31 +34,32 @@ def device_rows(
     names: Sequence[str], groups: Sequence[str], laws: Sequence[LinearLaw], examples: Ints
 ) -> list[Record]:
     """Return what is known of each device of a linear world, and what is true of it."""
-    rows: list[Record] = []
-    for row, (name, group, law) in enumerate(zip(names, groups, laws, strict=True)):
-        rows.append(
-            DeviceRow(
-                name=name,
-                row=row,
-                first_seen_s=0.0,
-                n_k=int(examples[row]),
-                capabilities=json.dumps({"model": group}),
-                has_own_data=False,
-            )
-        )
-        rows.append(
-            TruthRow(
-                name=name,
-                profile=group,
-                cpu_speed=1.0 / law.theta[0] if law.theta[0] > 0.0 else 0.0,
-                cores=1,
-                down_bps=None,
-                up_bps=sum(law.bandwidth_bps) / 2.0,
-                delay_s=0.0,
-                details=json.dumps({"theta": law.theta, "noise": law.noise, "mu": law.mu}),
-            )
-        )
-    return rows
+    columns = enumerate(zip(names, groups, laws, examples.tolist(), strict=True))
+    return [record for row, one in columns for record in linear_rows(row, *one)]
+
+
+def linear_rows(row: int, name: str, group: str, law: LinearLaw, n_k: int) -> list[Record]:
+    """Return what is known of one device of a linear world, and what is true of it."""
+    return [
+        DeviceRow(
+            name=name,
+            row=row,
+            first_seen_s=0.0,
+            n_k=n_k,
+            capabilities=json.dumps({"model": group}),
+            has_own_data=False,
+        ),
+        TruthRow(
+            name=name,
+            profile=group,
+            cpu_speed=1.0 / law.theta[0] if law.theta[0] > 0.0 else 0.0,
+            cores=1,
+            down_bps=None,
+            up_bps=sum(law.bandwidth_bps) / 2.0,
+            delay_s=0.0,
+            details=json.dumps({"theta": law.theta, "noise": law.noise, "mu": law.mu}),
+        ),
+    ]
 
 
 def round_row(played: Played, decisions: Decisions, names: Sequence[str]) -> RoundRow:
@@ -171,7 +172,7 @@ def _exchange_row(played: Played, at: int, name: str) -> ExchangeRow:
         uplink_bps=finite(scene.up_bps[row]),
         link_age_s=None if scene.link_age_s is None else finite(scene.link_age_s[row]),
         context_age_s=0.0 if scene.context_age_s is None else float(scene.context_age_s[row]),
-        s_not_previous=int(scene.last.is_cold[row]),
+        s_not_previous=int(not scene.last.has_trained[row]),
         s_seed_literal=int(scene.last.is_selected[row]),
         tau_hat_s=finite(choice.prediction.tau_hat_s[row]),
         width_s=finite(choice.prediction.width_s[row]),

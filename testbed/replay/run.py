@@ -61,7 +61,7 @@ def replay_stage(
     learning = make_learning(stage, folder, threads) if experiment.trains_in_replay else None
     store = _open_store(experiment, folder, run_id, len(stage.names))
     parts = Parts(decisions, stage.world, learning)
-    keeper = Keeper(store, stage.names, parts, checkpoint_s)
+    keeper = Keeper(store, stage.names, parts, checkpoint_s, stage.told)
     rounds = 0
     try:
         at = keeper.restore()

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 
 import msgspec
@@ -17,11 +18,14 @@ from testbed.datasets.dataset import Dataset
 from testbed.datasets.loading import load
 from testbed.experiment import Experiment, ExperimentError, FleetConfig
 from testbed.fleet import MAX_NAME, PlannedDevice, plan_fleet
-from testbed.replay.columns import columns_of
+from testbed.replay.census import Told
+from testbed.replay.columns import Moving, Steady, columns_of
 from testbed.replay.costs import with_costs
+from testbed.replay.crowd import crowd_of, is_crowd
 from testbed.replay.linear import LinearLaw, LinearWorld
+from testbed.replay.names import Names
 from testbed.replay.profile_world import ProfileWorld
-from testbed.replay.record import device_rows
+from testbed.replay.record import device_rows, linear_rows
 from testbed.replay.task import Sizes, Work
 from testbed.replay.world import World
 from testbed.shards import FleetData
@@ -43,16 +47,18 @@ class Stage:
     world: World
     decisions: Decisions
     rows: Sequence[Record]
-    """Devices, and what is true of them."""
+    """Devices, and what is true of them; of a crowd none."""
     data: FleetData | None = None
     """Who holds which examples; None where nobody asked."""
+    told: Told | None = None
+    """Of a crowd, the rows of one device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
     """Who takes part in a linear world: one entry a device, in the order of rows."""
 
-    names: tuple[str, ...]
+    names: Names
     groups: tuple[str, ...]
     laws: tuple[LinearLaw, ...]
 
@@ -83,7 +89,7 @@ def cast_of(experiment: Experiment) -> Cast:
     Raises:
         ExperimentError: A group is of another kind, or a name would be too long.
     """
-    names, groups, laws = list[str](), list[str](), list[LinearLaw]()
+    named, groups, laws = list[tuple[str, int]](), list[str](), list[LinearLaw]()
     for number, group in enumerate(experiment.fleet):
         if group.model is None or group.theta is None:
             raise ExperimentError(
@@ -96,12 +102,12 @@ def cast_of(experiment: Experiment) -> Cast:
                 f"fleet[{number}].name: must leave room for the device's number, got {prefix!r}; "
                 "give a shorter name"
             )
-        names += [f"{prefix}-{i}" for i in range(1, group.count + 1)]
+        named.append((prefix, group.count))
         groups += [prefix] * group.count
         laws += [_law(group, group.theta)] * group.count
-    if len(set(names)) < len(names):
+    if len({prefix for prefix, _ in named}) < len(named):
         raise ExperimentError("fleet: names must differ, got a name twice; name the groups apart")
-    return Cast(tuple(names), tuple(groups), tuple(laws))
+    return Cast(Names(named), tuple(groups), tuple(laws))
 
 
 def _law(group: FleetConfig, theta: tuple[float, float, float]) -> LinearLaw:
@@ -121,13 +127,20 @@ def _linear_stage(experiment: Experiment) -> Stage:
         dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
         data, examples = _examples(experiment, dataset, cast.names)
     seed = experiment.seed_for("traces")
+
+    def told(row: int) -> list[Record]:
+        law, n_k = cast.laws[row], int(examples[row])
+        return linear_rows(row, cast.names[row], cast.groups[row], law, n_k)
+
+    is_listed = not is_crowd(experiment)
     return Stage(
         experiment=experiment,
         names=cast.names,
         world=LinearWorld(cast.laws, experiment.replay.update_bits, seed, examples),
         decisions=make_decisions(experiment.coordinator()),
-        rows=device_rows(cast.names, cast.groups, cast.laws, examples),
+        rows=device_rows(cast.names, cast.groups, cast.laws, examples) if is_listed else (),
         data=data,
+        told=None if is_listed else told,
     )
 
 
@@ -138,19 +151,44 @@ def _profile_stage(experiment: Experiment) -> Stage:
                 f"fleet[{number}].profile: must be given for a replay, got none: what this machine "
                 "is nobody wrote down; fairbed record does"
             )
+    if is_crowd(experiment):
+        return _crowd_stage(experiment)
     devices = plan_fleet(_in_reference_cores(experiment), os.environ)
     names = [device.spec.name for device in devices]
     dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
     experiment = with_costs(experiment, dataset)
+    data, examples = _examples(experiment, dataset, names)
+    world, decisions = _world(experiment, dataset, columns_of(devices), examples)
+    rows = [*_told(devices, examples), *(device.truth() for device in devices)]
+    return Stage(experiment, names, world, decisions, rows, data)
+
+
+def _crowd_stage(experiment: Experiment) -> Stage:
+    if experiment.replay.examples is None:
+        raise ExperimentError(
+            f"replay.examples: must be given for {experiment.devices:,} devices, got none: no data "
+            "set can be divided among so many; 200 is usual"
+        )
+    crowd = crowd_of(experiment)
+    dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
+    experiment = with_costs(experiment, dataset)
+    data, examples = _examples(experiment, dataset, crowd.names)
+    world, decisions = _world(experiment, dataset, (crowd.steady, crowd.moving), examples)
+    world.slots = None  # a coordinator of so many has room for the uploads of a whole cohort
+    told = partial(crowd.told, examples=examples)
+    return Stage(experiment, crowd.names, world, decisions, (), data, told)
+
+
+def _world(
+    experiment: Experiment, dataset: Dataset, columns: tuple[Steady, Moving], examples: Ints
+) -> tuple[ProfileWorld, Decisions]:
+    """Return the world of a fleet whose costs of training are known, and who decides in it."""
     config, decisions = experiment.coordinator(), make_decisions(experiment.coordinator())
     artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes)
-    data, examples = _examples(experiment, dataset, names)
     costs = experiment.replay.work
     assert costs is not None, "with_costs gave it"
-    steady, moving = columns_of(devices)
     world = ProfileWorld(
-        steady,
-        moving,
+        *columns,
         Sizes.of(config, artifact.spec.layout),
         Work.of(
             config,
@@ -163,8 +201,7 @@ def _profile_stage(experiment: Experiment) -> Stage:
         noise=experiment.replay.noise,
         deadline_s=experiment.round.deadline_s,
     )
-    rows = [*_told(devices, examples), *(device.truth() for device in devices)]
-    return Stage(experiment, names, world, decisions, rows, data)
+    return world, decisions
 
 
 def _in_reference_cores(experiment: Experiment) -> Experiment:

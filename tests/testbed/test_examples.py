@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from testbed.experiment import load_experiment
-from testbed.fleet import plan_fleet
+from testbed.fleet import MAX_EMULATED, plan_fleet
+from testbed.replay.crowd import crowd_of, is_crowd
 from testbed.replay.stage import cast_of
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
@@ -14,7 +15,10 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_the_fleet_of_an_example_can_be_planned(path: Path) -> None:
     experiment = load_experiment(path, ["emulation.host_core_speed=4.0"])
-    if any(group.model is not None for group in experiment.fleet):
+    if is_crowd(experiment):
+        experiment = load_experiment(path, [f"fleet.0.count={MAX_EMULATED + 1}"])
+        names = list(crowd_of(experiment).names)
+    elif any(group.model is not None for group in experiment.fleet):
         names = list(cast_of(experiment).names)
     else:
         names = [device.spec.name for device in plan_fleet(experiment, {})]

@@ -105,6 +105,19 @@ def test_overrides_are_toml_or_plain_words() -> None:
     assert raw == {"a": {"b": 1.5, "c": "text", "d": ["x"]}, "e": True}
 
 
+def test_an_override_of_tables_in_a_row_names_one_by_number() -> None:
+    raw: dict[str, object] = {"fleet": [{"count": 1}, {"count": 2}]}
+    override(raw, "fleet.1.count=7")
+    assert raw == {"fleet": [{"count": 1}, {"count": 7}]}
+    for wrong, message in (
+        ("fleet.2.count=7", "'2' must be a number below 2: which of the tables"),
+        ("fleet.count=7", "'count' must be a key of one of several tables"),
+        ("fleet.first.count=7", "'first' must be a number below 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            override(raw, wrong)
+
+
 def test_one_seed_serves_every_purpose_that_has_none_of_its_own() -> None:
     experiment = parse_experiment({"name": "x", "seed": 4, "seeds": {"data": 9}}, "test")
     assert (experiment.seed_for("data"), experiment.seed_for("init")) == (9, 4)

@@ -24,6 +24,7 @@ from coordinator.store.records import (
 from coordinator.store.schema import (
     _ADD_ASKING_AND_AUDIT,
     _ADD_CONDITIONS,
+    _ADD_CROWD,
     MIGRATIONS,
     RECORDS,
     check_version,
@@ -140,7 +141,7 @@ def test_a_store_of_before_the_codecs_reads_as_float32(connection: sqlite3.Conne
     for table, columns in added.items():
         for column in columns:
             connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-    for table in ("condition", "fleet", "ask"):
+    for table in ("condition", "fleet", "ask", "crowd"):
         connection.execute(f'DROP TABLE "{table}"')
     connection.execute("PRAGMA user_version = 1")
     names = [c.name for c in table_of(ExchangeRow).columns if c.name not in added["exchange"]]
@@ -160,6 +161,7 @@ def test_a_store_of_before_the_codecs_reads_as_float32(connection: sqlite3.Conne
     ("table", "script"),
     [
         ("condition", _ADD_CONDITIONS),
+        ("crowd", _ADD_CROWD),
         *((table, _ADD_ASKING_AND_AUDIT) for table in ("fleet", "ask", "selection", "round")),
     ],
 )

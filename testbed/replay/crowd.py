@@ -1,0 +1,167 @@
+"""A crowd: a fleet of more devices than can be planned one by one, as columns from the start.
+
+Every device has the numbers that `plan_fleet` would have drawn for it, because both draw them from
+the same stream; what is left out is an object for each. Populations tell of numbers that hold
+still, so only coming and going has to be played (`Stays`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import msgspec
+import numpy as np
+
+import profiles
+from coordinator.algorithms.arrays import Floats, Ints
+from coordinator.store.records import DeviceRow, Record, TruthRow
+from profiles import Link, Population
+from profiles.draw import DAY_S
+from profiles.sampling import columns
+from testbed.experiment import Experiment, ExperimentError, FleetConfig
+from testbed.fleet import MAX_EMULATED, MAX_NAME, stream
+from testbed.replay.chance import uniforms
+from testbed.replay.columns import Moving, Steady
+from testbed.replay.names import Names
+from testbed.replay.phases import Purpose
+from testbed.replay.stays import Stays
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """All devices of a fleet that is drawn from populations."""
+
+    names: Names
+    kinds: tuple[str, ...]
+    """Population of each group."""
+    steady: Steady
+    stays: Stays
+
+    @property
+    def moving(self) -> Moving:
+        """What changes in time: who is there."""
+        return Moving(available=self.stays)
+
+    def told(self, row: int, examples: Ints) -> list[Record]:
+        """Return what is known of one device, and what is true of it.
+
+        Args:
+            row: Which.
+            examples: n_k of all, shape (N,).
+        """
+        s, name = self.steady, self.names[row]
+        kind, cores = self.kinds[self.names.group(row)], int(s.cores[row])
+        numbers = {column.name: float(getattr(s, column.name)[row]) for column in fields(Steady)}
+        numbers |= {"available": float(self.stays.share[row])}
+        capabilities = {"machine": "replayed", "model": kind, "cores": cores}
+        return [
+            DeviceRow(
+                name=name,
+                row=row,
+                first_seen_s=0.0,
+                n_k=int(examples[row]),
+                capabilities=msgspec.json.encode(capabilities).decode(),
+                has_own_data=False,
+            ),
+            TruthRow(
+                name=name,
+                profile=kind,
+                cpu_speed=float(s.per_core[row]),
+                cores=cores,
+                down_bps=float(s.down_bps[row]),
+                up_bps=float(s.up_bps[row]),
+                delay_s=float(s.delay_s[row]),
+                details=msgspec.json.encode(numbers).decode(),
+            ),
+        ]
+
+
+def is_crowd(experiment: Experiment) -> bool:
+    """Tell whether a fleet has too many devices to plan them one by one."""
+    return experiment.devices > MAX_EMULATED
+
+
+def crowd_of(experiment: Experiment) -> Crowd:
+    """Return the devices of a large fleet.
+
+    Args:
+        experiment: Its seed `fleet` draws the devices, its seed `traces` when they come.
+
+    Raises:
+        ExperimentError: A group is not drawn from a population, or its devices follow courses.
+        ProfileError: A population or link is unknown, or breaks a rule.
+    """
+    groups = []
+    for number, group in enumerate(experiment.fleet):
+        where = f"fleet[{number}]"
+        if group.sample is None or group.trace is not None or group.outage:
+            raise ExperimentError(
+                f"{where}: must be drawn by sample, without trace and outage, in a fleet of over "
+                f"{MAX_EMULATED:,} devices, got {experiment.devices:,}; lower the counts"
+            )
+        population = profiles.load_population(group.sample)
+        prefix = group.name or population.name
+        if len(f"{prefix}-{group.count}") > MAX_NAME:
+            raise ExperimentError(
+                f"{where}.name: must leave room for the device's number, got {prefix!r}; "
+                "give a shorter name"
+            )
+        groups.append((prefix, group, population))
+    prefixes = [prefix for prefix, _, _ in groups]
+    if len(set(prefixes)) < len(prefixes):
+        raise ExperimentError("fleet: names must differ, got a name twice; name the groups apart")
+    if experiment.emulation.away == "unplugged":
+        raise ExperimentError(
+            f"emulation.away: must be unwilling for over {MAX_EMULATED:,} devices, got unplugged"
+        )
+    drawn = [
+        _drawn(group, population, stream(experiment.seed_for("fleet"), number))
+        for number, (_, group, population) in enumerate(groups)
+    ]
+    rows = np.arange(experiment.devices, dtype=np.int64)
+    seed = experiment.seed_for("traces")
+    return Crowd(
+        Names([(prefix, group.count) for prefix, group, _ in groups]),
+        tuple(population.name for _, _, population in groups),
+        Steady(**_joined([numbers for numbers, _, _ in drawn])),
+        Stays(
+            np.concatenate([share for _, share, _ in drawn]),
+            np.concatenate([cycle_s for _, _, cycle_s in drawn]),
+            uniforms(seed, 0, rows, Purpose.STAY),
+        ),
+    )
+
+
+def _drawn(
+    group: FleetConfig, population: Population, rng: np.random.Generator
+) -> tuple[dict[str, Floats], Floats, Floats]:
+    """Return the columns of a group by their names in `Steady`, its shares and its cycles."""
+    n, found = group.count, columns(population, group.count, rng)
+    link = None if group.link is None else profiles.load_link(group.link).link
+    none = np.zeros(n)
+    numbers = {
+        "per_core": found["core_speed"],
+        "cores": found["cores"],
+        "threads": found["engine_threads"],
+        "busy_cores": found["background_load"],
+        "clock_ratio": np.ones(n),
+        "storage_bytes_per_s": found["storage_read_bytes_per_s"],
+        "cold_start_s": np.full(n, np.nan),
+        **{
+            name: found.get(f"link.{name}", none) if link is None else _fixed(link, name, n)
+            for name in ("down_bps", "up_bps", "delay_s", "jitter_s")
+        },
+    }
+    stays, share, cycle_s = population.availability, np.ones(n), np.full(n, DAY_S)
+    if stays is not None and not group.always_available:
+        share = found["availability.available"]
+        if stays.session_s is not None:
+            np.divide(stays.session_s.value, share, out=cycle_s, where=share > 0.0)
+    return numbers, share, cycle_s
+
+
+def _fixed(link: Link, name: str, n: int) -> Floats:
+    return np.full(n, float(getattr(link, name)))
+
+
+def _joined(groups: Sequence[dict[str, Floats]]) -> dict[str, Floats]:
+    return {name: np.concatenate([group[name] for group in groups]) for name in groups[0]}

@@ -1,0 +1,160 @@
+"""Crowds: the devices of a fleet drawn one by one, as columns; and stores that stay small."""
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.config import SelectionConfig
+from coordinator.store import RunReader
+from coordinator.store.records import CrowdRow
+from coordinator.summary import summarise_run
+from testbed.cli import main
+from testbed.experiment import (
+    EmulationConfig,
+    Experiment,
+    ExperimentError,
+    FleetConfig,
+    OutageConfig,
+    ReplayConfig,
+    load_experiment,
+)
+from testbed.fleet import plan_fleet
+from testbed.replay.columns import Steady, columns_of
+from testbed.replay.crowd import crowd_of
+from testbed.replay.play import Played
+from testbed.replay.run import replay_experiment
+from testbed.replay.stage import stage_of
+
+MILLION = Path(__file__).parents[3] / "examples" / "million-phones.toml"
+SMALL = ["fleet.0.count=12000", "selection.per_round=40", "rounds=4"]
+DAY_S = 86_400.0
+
+
+def phones(count: int, *, seed: int = 5, **others: object) -> Experiment:
+    group = FleetConfig(sample="phones-2025", count=count, **others)  # type: ignore[arg-type]
+    return Experiment(name="phones", seed=seed, fleet=(group,))
+
+
+@pytest.mark.parametrize("link", [None, "lte-steady"])
+def test_its_devices_are_those_that_a_run_would_emulate(link: str | None) -> None:
+    experiment = phones(200, link=link)
+    steady, _ = columns_of(plan_fleet(experiment, {}))
+    crowd = crowd_of(experiment)
+    assert list(crowd.names) == [device.spec.name for device in plan_fleet(experiment, {})]
+    for column in fields(Steady):
+        found, expected = getattr(crowd.steady, column.name), getattr(steady, column.name)
+        np.testing.assert_allclose(found, expected, rtol=1e-12, err_msg=column.name)
+
+
+def test_devices_are_there_as_often_as_those_drawn_one_by_one() -> None:
+    experiment = phones(400)
+    drawn = [device.tracks.available for device in plan_fleet(experiment, {})]
+    stays = crowd_of(experiment).stays
+    instants = np.linspace(0.0, DAY_S, 240, endpoint=False)
+    there = np.array([stays.at(float(t)) for t in instants])
+    one_by_one = np.array([[series.at(float(t)) for series in drawn] for t in instants])
+    np.testing.assert_allclose(there.mean(axis=0), one_by_one.mean(axis=0), atol=0.01)
+    assert abs(there.mean(axis=1) - one_by_one.mean(axis=1)).max() < 0.1
+    assert there.mean(axis=1).std() < 0.03, "not all at the same time of the day"
+
+
+def test_a_seed_of_its_own_says_when_devices_come() -> None:
+    one, again, other = (crowd_of(phones(50, seed=seed)) for seed in (1, 1, 2))
+    assert one.stays.phase.tolist() == again.stays.phase.tolist() != other.stays.phase.tolist()
+    assert (
+        one.steady.up_bps.tolist() == again.steady.up_bps.tolist() != other.steady.up_bps.tolist()
+    )
+    everywhere = crowd_of(phones(50, always_available=True)).stays
+    assert not everywhere.moves
+    assert everywhere.at(1234.5).all()
+
+
+def test_the_example_runs_scaled_down_and_keeps_little(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [word for setting in SMALL for word in ("--set", setting)]
+    assert main(["replay", str(MILLION), *settings, "--json", "--out", str(tmp_path / "a")]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["devices"], said["rounds_completed"]) == (12_000, 4)
+    assert said["fairness"]["invariant_holds"] is True
+    assert said["fairness"]["min_rate"] == 0.0
+    assert said["exchange"]["count"] == 160
+    with RunReader(tmp_path / "a") as reader:
+        known, crowd = reader.devices(), reader.crowd()
+        counts = reader.columns(CrowdRow, ("round", "chosen"), "ORDER BY round")
+        assert len(reader.selections(4)) == 40
+    assert crowd is not None
+    assert len(known) == crowd.chosen == len(said["selected"]) <= 160
+    assert sum(said["selected"].values()) == 160
+    assert [round_id for round_id, _ in counts] == [1, 2, 3, 4]
+
+
+def test_it_goes_on_after_a_cut_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    experiment = load_experiment(MILLION, SMALL)
+
+    def until(last: int) -> Callable[[Played], None]:
+        def listener(played: Played) -> None:
+            if played.choice.round == last:
+                raise RuntimeError("cut")
+
+        return listener
+
+    replay_experiment(experiment, tmp_path / "whole", "whole", lambda played: None)
+    with pytest.raises(RuntimeError, match="cut"):
+        replay_experiment(experiment, tmp_path / "cut", "cut", until(2), checkpoint_s=0.0)
+    replay_experiment(experiment, tmp_path / "cut", "cut", lambda played: None)
+    found = []
+    for name in ("whole", "cut"):
+        with RunReader(tmp_path / name) as reader:
+            found.append((reader.crowd(), reader.exchanges(), summarise_run(reader).selected))
+    assert found[0] == found[1]
+
+
+def test_a_linear_world_can_be_as_large(tmp_path: Path) -> None:
+    group = FleetConfig(model="linear", theta=(1.0, 1.0, 0.2), count=11_000, name="linear")
+    experiment = Experiment(
+        name="linear",
+        rounds=3,
+        selection=SelectionConfig(per_round=30, beta=0.001),
+        fleet=(group, FleetConfig(model="linear", theta=(4.0, 1.0, 1.4), count=10, name="slow")),
+    )
+    replay_experiment(experiment, tmp_path / "run", "run", lambda played: None)
+    with RunReader(tmp_path / "run") as reader:
+        summary = summarise_run(reader)
+    assert (summary.devices, len(summary.selected)) == (11_010, 90)
+    assert summary.fairness.invariant_holds
+
+
+def test_a_fleet_that_cannot_be_one_is_refused() -> None:
+    many = 10_001
+    replay = ReplayConfig(examples=10)
+    outage = OutageConfig(start_s=1.0, lasts_s=2.0)
+    refused = [
+        (phones(many), "replay.examples: must be given for 10,001 devices"),
+        (with_sections(phones(many, trace="x"), replay), "must be drawn by sample, without trace"),
+        (with_sections(phones(many, outage=(outage,)), replay), "must be drawn by sample"),
+        (
+            with_sections(phones(many), replay, EmulationConfig(away="unplugged")),
+            "emulation.away: must be unwilling",
+        ),
+    ]
+    for experiment, message in refused:
+        with pytest.raises(ExperimentError, match=message):
+            stage_of(experiment)
+    with pytest.raises(ExperimentError, match="at most 10,000 devices can be emulated, got 10,001"):
+        plan_fleet(phones(many), {})
+
+
+def with_sections(
+    experiment: Experiment, replay: ReplayConfig, emulation: EmulationConfig | None = None
+) -> Experiment:
+    return Experiment(
+        name=experiment.name,
+        fleet=experiment.fleet,
+        replay=replay,
+        emulation=emulation or EmulationConfig(),
+    )
