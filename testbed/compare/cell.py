@@ -1,17 +1,20 @@
 """A cell of a grid while it is worked on: what its folder holds, and what came of it."""
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
 from coordinator.store import RunReader, StoreError
-from coordinator.store.connection import DATABASE
+from coordinator.store.connection import DATABASE, open_readonly
 from coordinator.store.errors import StoreVersionError
+from coordinator.store.schema import schema_version
 from testbed.compare.measures import Measured, measure
 
 State: TypeAlias = Literal["new", "damaged", "partial", "done"]
+"""A damaged run cannot be gone on with, a partial one can."""
 
 
 class Reply(Struct, frozen=True, kw_only=True):
@@ -46,12 +49,20 @@ def state_of(folder: Path) -> State:
         with RunReader(folder) as reader:
             info = reader.run()
     except StoreVersionError:
+        if _was_never_begun(folder):
+            return "damaged"
         raise
     except StoreError:
         return "damaged"
     if info.is_alive:
         raise StoreError(f"{folder}: another process is at this run; wait for it, or stop it")
     return "done" if info.status == "done" else "partial"
+
+
+def _was_never_begun(folder: Path) -> bool:
+    """Tell whether a run died between making its file and the first table in it."""
+    with closing(open_readonly(folder / DATABASE)) as connection:
+        return schema_version(connection) == 0
 
 
 def begin_anew(folder: Path) -> None:

@@ -8,7 +8,7 @@ import anyio
 from anyio.abc import Process
 
 from coordinator.store import StoreError
-from testbed.compare.cell import Reply, one_line, reply_of, state_of
+from testbed.compare.cell import Reply, begin_anew, one_line, reply_of, state_of
 from testbed.compare.folder import ARMS
 from testbed.compare.grid import Cell
 
@@ -22,6 +22,8 @@ async def run_live(cell: Cell, out: Path) -> Reply:
     folder = cell.folder(out)
     try:
         state = await anyio.to_thread.run_sync(state_of, folder)
+        if state in ("new", "damaged"):
+            await anyio.to_thread.run_sync(begin_anew, folder)
         if state != "done":
             log = out / LOGS / cell.arm.name / f"{cell.seed}.log"
             status = await _fairbed_run(_arguments(cell, out, is_begun=state == "partial"), log)

@@ -38,28 +38,6 @@ name = "rbcs-f"
 axes = {{{{ "selection.V" = [5, 50] }}}}
 """
 
-LIVE = """
-fleet = "run"
-seeds = 1
-[[arm]]
-name = "uniform"
-set = { "selection.policy" = "uniform" }
-[[arm]]
-name = "rbcs-f"
-[experiment]
-rounds = 2
-[experiment.model]
-name = "softmax"
-[experiment.selection]
-per_round = 1
-[experiment.broker]
-kind = "mosquitto"
-[experiment.emulation]
-backend = "process"
-[[experiment.fleet]]
-count = 2
-"""
-
 
 def grid_file(folder: Path, seeds: int = 2, rounds: int = 20, text: str = REPLAY) -> Path:
     path = folder / "small.toml"
@@ -304,7 +282,7 @@ def test_a_grid_belongs_to_one_process_at_a_time(
         (["small.toml", "--seeds", "0"], "--seeds: must be from 1"),
         (["small.toml", "--set", "selection.v=1"], "selection.v: unknown key; valid here: V"),
         (["small.toml", "--out", "taken"], "must be a new or empty folder, or that of this grid"),
-        (["live.toml"], "arm 'known': selection.policy: must choose by what was measured"),
+        (["live.toml"], "arm 'rbcs-f': selection.policy: must choose by what was measured"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(
@@ -313,7 +291,8 @@ def test_what_cannot_be_used_is_one_line(
     grid_file(calls.parent)
     (calls.parent / "taken").mkdir()
     (calls.parent / "taken" / "thesis.tex").write_text("dear", encoding="utf-8")
-    known = LIVE.replace('"rbcs-f"', '"known"\nset = { "selection.policy" = "rbcs-f-known" }')
+    live = (GRIDS / "live-digits.toml").read_text(encoding="utf-8")
+    known = live.replace('policy" = "rbcs-f"', 'policy" = "rbcs-f-known"')
     (calls.parent / "live.toml").write_text(known, encoding="utf-8")
     assert main(["compare", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -322,14 +301,14 @@ def test_what_cannot_be_used_is_one_line(
 
 
 @pytest.mark.broker
-def test_a_live_grid_runs_and_goes_on(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = calls.parent / "live.toml"
-    path.write_text(LIVE, encoding="utf-8")
-    assert main(["compare", str(path), "--out", str(calls), "--json"]) == 0
+def test_the_live_example_runs_and_goes_on(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--out", str(calls), "--seeds", "1", "--set", "rounds=2", "--json")
+    live = ["compare", str(GRIDS / "live-digits.toml"), *arguments]
+    assert main(live) == 0
     said = json.loads(capsys.readouterr().out)
     assert [arm["seeds"] for arm in said["arms"]] == [[0], [0]]
     assert said["has_training"]
     assert all(cell["values"]["accuracy_mean"] > 0.1 for cell in said["cells"])
     before = (calls / "runs" / "uniform" / "0" / "run.db").stat().st_mtime_ns
-    assert main(["compare", str(path), "--out", str(calls), "--json"]) == 0
+    assert main([*live, "--no-figures"]) == 0
     assert (calls / "runs" / "uniform" / "0" / "run.db").stat().st_mtime_ns == before

@@ -1,0 +1,78 @@
+"""What a cell's folder may hold when a grid goes on, and what is made of it."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from coordinator.store import RunReader, StoreError
+from coordinator.store.lock import RunLock
+from testbed.compare.cell import Reply, state_of
+from testbed.compare.worker import Job, carry_out
+from testbed.experiment import load_experiment
+
+PAPER = Path(__file__).parents[3] / "examples" / "rbcs-f-paper.toml"
+
+
+def replayed(folder: Path, rounds: int = 3) -> Reply:
+    experiment = load_experiment(PAPER, [f"rounds={rounds}"])
+    return carry_out(Job(run_id="cell", folder=str(folder), experiment=experiment))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "uniform" / "0"
+
+
+def test_a_cell_is_replayed_once(folder: Path) -> None:
+    assert state_of(folder) == "new"
+    first = replayed(folder)
+    assert state_of(folder) == "done"
+    again = replayed(folder)
+    assert (first.was_done, again.was_done) == (False, True)
+    assert first.measured == again.measured
+    assert first.measured is not None
+    assert first.measured.course.rounds == (1, 2, 3)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage" * 500])
+def test_a_run_that_died_in_its_first_moment_is_begun_anew(folder: Path, content: bytes) -> None:
+    folder.mkdir(parents=True)
+    (folder / "run.db").write_bytes(content)
+    assert state_of(folder) == "damaged"
+    assert replayed(folder).problem == ""
+    assert state_of(folder) == "done"
+
+
+def test_a_run_that_was_cut_off_is_gone_on_with(folder: Path) -> None:
+    whole = replayed(folder)
+    with sqlite3.connect(folder / "run.db") as connection:
+        connection.execute("UPDATE run SET status = 'running'")
+    connection.close()
+    assert state_of(folder) == "partial"
+    rest = replayed(folder)
+    assert whole.measured is not None
+    assert rest.measured is not None
+    assert rest.measured.course == whole.measured.course
+    with RunReader(folder) as reader:
+        assert reader.run().row.resumes == 1
+
+
+def test_a_run_of_a_newer_version_is_left_alone(folder: Path) -> None:
+    replayed(folder)
+    with sqlite3.connect(folder / "run.db") as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    assert "update Fairbed to open it" in replayed(folder).problem
+    assert (folder / "run.db").exists()
+
+
+def test_a_run_that_another_process_is_at_is_left_alone(folder: Path) -> None:
+    replayed(folder)
+    lock = RunLock(folder)
+    try:
+        with pytest.raises(StoreError, match="another process is at this run"):
+            state_of(folder)
+        assert "another process is at this run" in replayed(folder).problem
+    finally:
+        lock.release()
