@@ -116,12 +116,14 @@ def score_rows(played: Played, evaluate_s: float) -> list[Record]:
 
 def exchange_rows(played: Played, names: Sequence[str]) -> list[ExchangeRow]:
     """Return the exchanges of a round: of one that was not waited for, what was known before."""
-    return [
-        _exchange_row(played, at, names[row]) for at, row in enumerate(played.choice.rows.tolist())
-    ]
+    times = played.tau_s, played.tau_wall_s
+    rows = played.choice.rows.tolist()
+    return [_exchange_row(played, times, at, names[row]) for at, row in enumerate(rows)]
 
 
-def _exchange_row(played: Played, at: int, name: str) -> ExchangeRow:
+def _exchange_row(played: Played, times: tuple[Floats, Floats], at: int, name: str) -> ExchangeRow:
+    """Return the exchange of one; `times` are tau and tau with its waiting, of the cohort."""
+    tau_s, tau_wall_s = times
     choice, scene, exchanges = played.choice, played.scene, played.exchanges
     row, word = int(choice.rows[at]), played.outcome[at]
     is_done = word == DONE
@@ -138,9 +140,9 @@ def _exchange_row(played: Played, at: int, name: str) -> ExchangeRow:
         why=WHY[word],
         is_valid=is_done,
         dispatched_at_s=played.started_s,
-        tau_wall_s=told(played.tau_wall_s),
+        tau_wall_s=told(tau_wall_s),
         queued_s=float(played.ended.queued_s[at]),
-        tau_s=told(played.tau_s),
+        tau_s=told(tau_s),
         signal_s=told(exchanges.signal_s),
         unaccounted_s=zero_s,
         download_s=told(exchanges.download_s),

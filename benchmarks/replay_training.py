@@ -1,0 +1,246 @@
+"""How fast a replay trains, beside its bare matrix products and Flower's simulation.
+
+    fairbed bench replay-training [--only common,crowd] [--threads N] [--flower PYTHON]
+                                  [--flower-rounds 3] [--json]
+
+common: 20 clients x 20 rounds of an MLP 784-318-10, 320 examples each, batch 32. crowd: 1000
+clients x 100 rounds of softmax regression on Synthetic(1,1), 10 local steps of batch 20. All
+clients are in every round. A replay is whole: selection, training, merge, store; only the last
+model is evaluated. A round is timed from the end of the first to the end of the last.
+
+PYTHON is an interpreter with `flwr[simulation]`; it runs the same job, by the same formulas in
+numpy, right after ours. Without it stands what was measured once with Flower 1.41.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from testbed.datasets import load
+from testbed.experiment import Experiment, parse_experiment
+from testbed.replay.cohort.ordered import Workers, free_cores
+from testbed.replay.run import replay_experiment
+from testbed.shards import FleetData
+
+FLOWER_APP = "_flower_app"
+"""Module of this folder that Flower's interpreter runs."""
+FLOWER_STATED_S = {"common": 0.41}
+"""Seconds a round of Flower 1.41's simulation on a machine like ours, with two cores."""
+REPEATS = 3
+"""Times that bare products are measured; the median counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One job."""
+
+    clients: int
+    rounds: int
+    batch: int
+    steps: int
+    """Of each client in a round."""
+    epochs: int
+    widths: tuple[int, ...]
+    """Features, hidden, classes."""
+    learning_rate: float
+    dataset: Callable[[Path], dict[str, object]]
+    """Writes what it needs into a folder and returns `[data]`."""
+
+    @property
+    def model(self) -> str:
+        """Name in the experiment file."""
+        return "softmax" if len(self.widths) == 2 else "mlp"
+
+    def experiment(self, data: dict[str, object]) -> Experiment:
+        """Return the experiment; nobody is ever away and nobody is late."""
+        training = {
+            "epochs": self.epochs,
+            "batch_size": self.batch,
+            "learning_rate": self.learning_rate,
+            "max_steps": self.steps,
+        }
+        fleet = {"model": "linear", "theta": [1.0, 1.0, 0.2], "count": self.clients}
+        return parse_experiment(
+            {
+                "name": "bench",
+                "rounds": self.rounds,
+                "data": data,
+                "model": {"name": self.model},
+                "training": training,
+                "selection": {"policy": "uniform", "per_round": self.clients},
+                "evaluation": {"every": 0},
+                "round": {"deadline_s": 1e6},
+                "fleet": [{**fleet, "availability": 1.0}],
+            },
+            "bench",
+        )
+
+
+def _noise(folder: Path) -> dict[str, object]:
+    """Write 20 x 400 examples of 784 features, of which 80 are held out everywhere."""
+    rng, n = np.random.default_rng(0), 20 * 400
+    x = rng.normal(size=(n, 784)).astype(np.float32)
+    y = np.argmax(x @ rng.normal(size=(784, 10)), axis=1)
+    path = folder / "noise.npz"
+    np.savez(path, x=x, y=y, device=np.repeat(np.arange(20), 400))
+    return {"dataset": str(path)}
+
+
+def _synthetic(folder: Path) -> dict[str, object]:
+    return {"dataset": "synthetic", "synthetic": {"users": 1000}, "test_fraction": 0.2}
+
+
+CASES = {
+    "common": Case(20, 20, 32, 10, 1, (784, 318, 10), 0.05, _noise),
+    "crowd": Case(1000, 100, 20, 10, 5, (60, 10), 0.01, _synthetic),
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmark and print what it measured; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="fairbed bench replay-training",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", default=",".join(CASES), help=f"some of {', '.join(CASES)}")
+    parser.add_argument("--rounds", type=int, help="instead of 20 and 100")
+    parser.add_argument("--threads", type=int, default=free_cores(), help="(default: all cores)")
+    parser.add_argument("--flower", metavar="PYTHON", help="interpreter with flwr[simulation]")
+    parser.add_argument("--flower-rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    names = options.only.split(",")
+    if unknown := sorted(set(names) - set(CASES)):
+        raise SystemExit(f"replay-training: no job {unknown[0]!r}; there are {', '.join(CASES)}")
+    result: dict[str, dict[str, float]] = {}
+    for name in names:
+        case = CASES[name]
+        with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
+            found = _replay(case, Path(folder), options.threads, options.rounds or case.rounds)
+            found["bare_products_s"] = _bare_products_s(case, options.threads)
+            found["over_bare"] = found["round_s"] / found["bare_products_s"]
+            if options.flower:
+                found |= _flower(case, Path(folder), options.flower, options.flower_rounds)
+            elif name in FLOWER_STATED_S:
+                found["flower_stated_round_s"] = FLOWER_STATED_S[name]
+        flower_s = found.get("flower_round_s", found.get("flower_stated_round_s"))
+        if flower_s is not None:
+            found["times_flower"] = flower_s / found["round_s"]
+        found["load_1min"] = os.getloadavg()[0]
+        result[name] = found
+    if options.json:
+        print(msgspec.json.encode(result).decode())
+    else:
+        for name, found in result.items():
+            print(name)
+            for key, value in found.items():
+                print(f"    {key:<24}{value:10.4g}")
+    return 0
+
+
+def _replay(case: Case, folder: Path, threads: int, rounds: int) -> dict[str, float]:
+    data = case.dataset(folder)
+    experiment = msgspec.structs.replace(case.experiment(data), rounds=rounds)
+    ends: list[float] = []
+    started = time.perf_counter()
+    replay_experiment(
+        experiment,
+        folder / "run",
+        "bench",
+        lambda played: ends.append(time.perf_counter()),
+        threads=threads,
+    )
+    round_s = (ends[-1] - ends[0]) / (len(ends) - 1)
+    return {
+        "rounds": len(ends),
+        "threads": threads,
+        "whole_s": time.perf_counter() - started,
+        "round_s": round_s,
+        "rounds_per_s": 1.0 / round_s,
+    }
+
+
+def _bare_products_s(case: Case, threads: int) -> float:
+    """Return how long the matrix products of one round take, and nothing else, on as many threads.
+
+    The products of a client run one after the other on arrays that stay in the cache.
+    """
+    rng, b = np.random.default_rng(0), case.batch
+    layers = [
+        (
+            rng.normal(size=(b, i)).astype(np.float32),
+            rng.normal(size=(o, i)).astype(np.float32),
+            rng.normal(size=(o, b)).astype(np.float32),
+        )
+        for i, o in zip(case.widths, case.widths[1:], strict=False)
+    ]
+
+    def client(_: int) -> None:
+        outs = [(np.empty((len(w), b), np.float32), np.empty_like(w)) for _, w, _ in layers]
+        backs = [np.empty(h.T.shape, np.float32) for h, _, _ in layers]
+        for _step in range(case.steps):
+            for (h, w, d), (z, g), back in zip(layers, outs, backs, strict=True):
+                np.matmul(w, h.T, out=z)
+                np.matmul(d, h, out=g)
+                if h is not layers[0][0]:
+                    np.matmul(w.T, d, out=back)
+
+    workers, times = Workers(threads), []
+    with threadpool_limits(1, "blas"):
+        for _repeat in range(REPEATS):
+            started = time.perf_counter()
+            list(workers.run(client, range(case.clients)))
+            times.append(time.perf_counter() - started)
+    workers.close()
+    return statistics.median(times)
+
+
+def _flower(case: Case, folder: Path, python: str, rounds: int) -> dict[str, float]:
+    """Run the same job in Flower's simulation and return what it told."""
+    config = case.experiment(case.dataset(folder)).data
+    dataset = load(config, 0, os.environ)
+    data = FleetData(dataset, config, devices=case.clients, seed=0)
+    rows = np.concatenate(data.train_rows)
+    np.save(folder / "x.npy", dataset.x[rows])
+    np.save(folder / "y.npy", dataset.y[rows])
+    job = {
+        "folder": str(folder),
+        "ends": np.cumsum([len(rows) for rows in data.train_rows]).tolist(),
+        "widths": case.widths,
+        "batch": case.batch,
+        "steps": case.steps,
+        "learning_rate": case.learning_rate,
+        "rounds": rounds,
+    }
+    (folder / "job.json").write_bytes(msgspec.json.encode(job))
+    done = subprocess.run(
+        [python, "-m", FLOWER_APP],
+        capture_output=True,
+        env={
+            **os.environ,
+            "FLOWER_JOB": str(folder / "job.json"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "PYTHONPATH": str(Path(__file__).parent),
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        },
+        check=False,
+    )
+    if done.returncode:
+        sys.stderr.buffer.write(done.stderr)
+        raise SystemExit(f"replay-training: Flower failed with exit code {done.returncode}")
+    told: dict[str, float] = msgspec.json.decode(done.stdout.splitlines()[-1])
+    return {f"flower_{key}": value for key, value in told.items()}

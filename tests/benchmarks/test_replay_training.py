@@ -1,0 +1,25 @@
+"""The benchmark of replays that train, small enough to be quick."""
+
+import json
+
+import pytest
+
+from benchmarks import replay_training
+
+
+def test_it_times_rounds_beside_their_bare_products(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--only", "common", "--rounds", "2", "--threads", "1", "--json"]
+    assert replay_training.main(options) == 0
+    found = json.loads(capsys.readouterr().out)["common"]
+    assert (found["rounds"], found["threads"]) == (2, 1)
+    assert found["round_s"] * found["rounds_per_s"] == pytest.approx(1.0)
+    assert found["over_bare"] == pytest.approx(found["round_s"] / found["bare_products_s"])
+    assert found["times_flower"] == pytest.approx(0.41 / found["round_s"])
+    assert found["whole_s"] > found["round_s"] > found["bare_products_s"] > 0.0
+
+
+def test_an_unknown_job_and_a_python_without_flower_are_said() -> None:
+    with pytest.raises(SystemExit, match=r"no job 'rare'; there are common, crowd"):
+        replay_training.main(["--only", "rare"])
+    with pytest.raises(SystemExit, match="Flower failed with exit code 1"):
+        replay_training.main(["--only", "common", "--rounds", "2", "--flower", "/bin/false"])
