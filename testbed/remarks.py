@@ -3,13 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from coordinator.algorithms.selection.feasibility import first_infeasible_k
 from coordinator.journal import Level
 from testbed.backends.choice import Stage
 from testbed.experiment import Experiment
 from testbed.fleet import PlannedDevice
+from testbed.promise import broken_promise
 from testbed.unmet import unmet
 
 
@@ -36,7 +34,8 @@ def remarks(
         stage: Where it is; None has no fleet.
         dilation: Seconds of this machine in one second of the fleet.
     """
-    yield from _infeasible(experiment)
+    if (promise := broken_promise(experiment)) is not None:
+        yield Remark("infeasible", promise, "warning")
     if stage is not None:
         why = "".join(f"; {name} was passed over: {it}" for name, it in stage.passed_over.items())
         yield Remark("backend", f"devices are emulated by the {stage.name} backend{why}")
@@ -47,18 +46,4 @@ def remarks(
             "dilated",
             f"a second of the fleet lasts {dilation:g} s of this machine; all durations of "
             "this run are the fleet's",
-        )
-
-
-def _infeasible(experiment: Experiment) -> Iterator[Remark]:
-    selection = experiment.selection
-    if selection.policy != "rbcs-f" or not experiment.devices:
-        return
-    k = first_infeasible_k(np.ones(experiment.devices), selection.per_round, selection.beta)
-    if k is not None:
-        yield Remark(
-            "infeasible",
-            f"beta {selection.beta:g} cannot hold for {k} devices with {selection.per_round} per "
-            f"round; use beta <= {selection.per_round / experiment.devices:.3f}",
-            "warning",
         )

@@ -20,6 +20,7 @@ from testbed.commands import DONE, RUNS, RunError, UsageError
 from testbed.commands.run import check_new, check_resumable, named_experiment, new_id, selector_of
 from testbed.datasets.errors import DataError
 from testbed.experiment import ExperimentError
+from testbed.promise import broken_promise
 from testbed.replay.play import Played
 from testbed.replay.run import replay_stage
 from testbed.replay.stage import stage_of
@@ -47,6 +48,8 @@ def main(options: argparse.Namespace) -> int:
         stage = stage_of(experiment)
         if not is_new:
             check_resumable(folder, stage.experiment, is_named=named is not None, clock="virtual")
+        if (promise := broken_promise(experiment)) is not None:
+            print(f"warning: {promise}", file=sys.stderr)
         tell = _Progress(experiment.rounds)
         started = time.perf_counter()
         run_id, threads = folder.resolve().name, options.threads

@@ -1,12 +1,15 @@
 """A whole replay: a world from an experiment, its rounds, and the store that keeps them."""
 
 from collections.abc import Callable
+from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
 from coordinator.store import Store
 from coordinator.store.connection import DATABASE
+from coordinator.store.records import EventRow
 from testbed.experiment import Experiment
+from testbed.promise import broken_promise
 from testbed.replay.keep import CHECKPOINT_S, LISTED, Keeper, Parts
 from testbed.replay.learning import make_learning
 from testbed.replay.play import Played, play
@@ -69,6 +72,9 @@ def replay_stage(
         for row in stage.rows:
             store.add(row)
             store.keep_up()
+        promise = broken_promise(experiment)
+        if promise is not None and at.round == 0:
+            store.add(_warning("infeasible", promise))
         rules, last = experiment.round, experiment.rounds
         for played in play(decisions, stage.world, rules, last, cohort=learning, start=at):
             keeper.keep(played)
@@ -87,6 +93,14 @@ def replay_stage(
             learning.close()
         store.close()
     return rounds
+
+
+def _warning(kind: str, text: str) -> EventRow:
+    """Return something that a person should know of a replay before its first round."""
+    wall = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    return EventRow(
+        at_s=0.0, wall=wall, level="warning", kind=kind, round=None, device=None, text=text
+    )
 
 
 def _open_store(experiment: Experiment, folder: Path, run_id: str, devices: int) -> Store:

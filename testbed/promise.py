@@ -1,0 +1,33 @@
+"""Whether the fleet of an experiment can have the rate that its policy promises."""
+
+import numpy as np
+
+from coordinator.algorithms.selection.feasibility import first_infeasible_k
+from coordinator.store.plan import PROMISING
+from testbed.experiment import Experiment
+
+
+def broken_promise(experiment: Experiment) -> str | None:
+    """Return why beta cannot hold, with the first k whose inequality fails; None if it can.
+
+    Devices of a linear world are there as often as their law says; of others nobody knows it
+    beforehand, and they count as always there.
+    """
+    selection = experiment.selection
+    if selection.policy not in PROMISING or not experiment.devices:
+        return None
+    availability = np.concatenate(
+        [
+            np.full(group.count, group.availability if group.model else 1.0)
+            for group in experiment.fleet
+        ]
+    )
+    k = first_infeasible_k(availability, selection.per_round, selection.beta)
+    if k is None:
+        return None
+    most = selection.per_round / experiment.devices
+    return (
+        f"beta {selection.beta:g} cannot hold for the {k} least available of "
+        f"{experiment.devices} devices with {selection.per_round} per round; lower it: even if all "
+        f"were always there, {most:.3f} would be the most"
+    )
