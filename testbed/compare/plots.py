@@ -133,21 +133,26 @@ def _front(axes: "Axes", comparison: Comparison, looks: Mapping[str, Look]) -> N
             marker=style.marker,
             linestyle=style.dash,
             elinewidth=0.8,
+            clip_on=False,
             label=name,
         )
+        side = 1 if at % 2 else -1  # names of neighbouring curves keep out of each other's way
         for arm, time, rate in zip(known, times, rates, strict=True):
             if arm.front_value is not None:
                 axes.annotate(
                     f"V={arm.front_value:g}",
                     (time, rate),
-                    (4, 4),
+                    (5 * side, -4 * side),
                     textcoords="offset points",
+                    ha="left" if side > 0 else "right",
+                    va="top" if side > 0 else "bottom",
                     fontsize=7,
                     color=style.colour,
                 )
     betas = {arm.beta for arm in comparison.arms}
     if len(betas) == 1:
         axes.axhline(betas.pop(), color=GREY, linestyle=":", linewidth=1.0, label="promised")
+    axes.margins(x=0.08)
     axes.set(xlabel="total time, s", ylabel="least rate of a device", ylim=(0.0, None))
     _legend(axes)
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from testbed.compare.comparison import (
 
 HEADLINES = (FRONT_TIME, FRONT_RATE, "mape", "accuracy_mean", "accuracy_worst10")
 """Metrics that are shown with their intervals, and every time to a target."""
+MAX_DIGITS = 6
+"""After the point; what is smaller is nothing."""
 MARKS = {"better": "+", "worse": "-", "unclear": ""}
 COLOURS = {"better": "green", "worse": "red", "unclear": "default"}
 
@@ -131,10 +134,19 @@ def number(value: float | None, digits: int, *, is_signed: bool = False) -> str:
 def with_interval(found: Estimate | Difference, digits: int) -> str:
     """Write a mean and its interval."""
     is_signed = isinstance(found, Difference)
+    digits = enough_digits(found, digits)
     mean, low, high = (
         number(value, digits, is_signed=is_signed) for value in (found.mean, found.low, found.high)
     )
     return mean if found.low is None else f"{mean} [{low}, {high}]"
+
+
+def enough_digits(found: Estimate | Difference, digits: int) -> int:
+    """Return how many digits after the point show two that count of a small difference."""
+    largest = max(abs(value) for value in (found.mean, found.low, found.high) if value is not None)
+    if not isinstance(found, Difference) or largest == 0.0:
+        return digits
+    return min(MAX_DIGITS, max(digits, 1 - math.floor(math.log10(largest))))
 
 
 def heading_of(metric: MetricSummary) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from testbed.compare.comparison import ArmSummary, Comparison, Difference, Estimate, MetricSummary
-from testbed.compare.table import heading_of, number
+from testbed.compare.table import enough_digits, heading_of, number
 
 COLUMNS = 4
 """Metrics in one table: what fits the width of a page with intervals."""
@@ -87,6 +87,7 @@ def _gap(arm: ArmSummary, metric: MetricSummary) -> str:
 
 def _with_interval(found: Estimate | Difference, digits: int) -> str:
     is_signed = isinstance(found, Difference)
+    digits = enough_digits(found, digits)
     mean, low, high = (
         number(value, digits, is_signed=is_signed).replace(",", "{,}")
         for value in (found.mean, found.low, found.high)

@@ -83,6 +83,25 @@ def test_the_examples_front_runs(calls: Path, capsys: pytest.CaptureFixture[str]
     assert drawn == (wanted if HAS_FIGURES else set())
 
 
+def test_the_training_example_runs(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(GRIDS / "selection-aggregation.toml")
+    arguments = ["--out", str(calls), "--seeds", "2", "--set", "rounds=8", "--json"]
+    assert main(["compare", path, *arguments]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["has_training"]
+    assert [target["rule"].split(" of ")[0] for target in said["targets"]] == ["90 %", "95 %"]
+    assert all(0.1 < cell["values"]["accuracy_mean"] < 1.0 for cell in said["cells"])
+    assert all(arm["values"][said["targets"][0]["key"]]["n"] == 2 for arm in said["arms"])
+    if HAS_FIGURES:
+        drawn = {path.stem for path in (calls / "figures").glob("*.svg")}
+        assert drawn >= {"accuracy-rounds", "accuracy-time"}
+
+
+def test_every_example_has_its_test() -> None:
+    text = Path(__file__).read_text(encoding="utf-8")
+    assert all(f'"{path.name}"' in text for path in GRIDS.glob("*.toml"))
+
+
 def test_without_a_terminal_the_table_is_plain_text(
     calls: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

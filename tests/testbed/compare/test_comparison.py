@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from testbed.compare.cell import Result
-from testbed.compare.comparison import Comparison, compare
+from testbed.compare.comparison import Comparison, Difference, compare
 from testbed.compare.grid import Grid, load_grid
-from testbed.compare.table import cells_csv, metrics_csv, plain
+from testbed.compare.table import cells_csv, metrics_csv, plain, with_interval
 from testbed.compare.tex import escaped, tex
 from tests.testbed.compare.results import result, results
 
@@ -182,6 +182,22 @@ def test_the_table_has_a_line_for_every_arm(comparison: Comparison) -> None:
     mean_s = 200.0 + 40.0 * np.mean([np.random.default_rng(seed).normal() for seed in range(10)])
     assert overview.split()[:4] == ["rbcs_f,V=5", "10", "0.15", f"{mean_s:.1f}+"]
     assert any("-100.0 [-100.0, -100.0]" in line and line.endswith("better") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("mean", "low", "high", "text"),
+    [
+        (-1234.56, -1300.0, -1200.0, "-1,234.6 [-1,300.0, -1,200.0]"),
+        (0.0123, 0.011, 0.014, "+0.012 [+0.011, +0.014]"),
+        (0.0, 0.0, 0.0, "+0.0 [+0.0, +0.0]"),
+        (1e-9, 1e-9, 1e-9, "+0.000000 [+0.000000, +0.000000]"),
+    ],
+)
+def test_a_small_difference_is_not_shown_as_none(
+    mean: float, low: float, high: float, text: str
+) -> None:
+    found = Difference(mean=mean, low=low, high=high, n=9, judgement="worse")
+    assert with_interval(found, 1) == text
 
 
 def test_csv_reads_back(comparison: Comparison) -> None:
