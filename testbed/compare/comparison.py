@@ -3,6 +3,7 @@
 Keys of the JSON only ever get added; a number that is not known is null.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -27,6 +28,8 @@ from testbed.compare.statistics import (
 
 BOOTSTRAP_SEED = 20210601
 """Of the resampling: the same cells give the same intervals."""
+ROUNDING = 1e-9
+"""What sums of equal numbers may differ by, relatively: no difference of arms."""
 LEAST_SEEDS, LEAST_SEEDS_TRAINED = 10, 5
 """Fewer are warned of: without training, where seeds cost nothing, and with."""
 MACHINE_TIME = "wall_s"
@@ -309,7 +312,12 @@ def _differences(
     found = {}
     for metric in metrics:
         ours, theirs = done.of(arm, metric.key), done.of(baseline, metric.key)
-        both = {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}
+        both = {
+            seed: 0.0
+            if math.isclose(ours[seed], theirs[seed], rel_tol=ROUNDING)
+            else ours[seed] - theirs[seed]
+            for seed in sorted(ours.keys() & theirs.keys())
+        }
         if both:
             interval = _interval(both)
             found[metric.key] = Difference(

@@ -94,6 +94,13 @@ def test_an_arm_is_better_only_where_zero_is_outside(comparison: Comparison) -> 
     }
 
 
+def test_rounding_is_no_difference(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path)
+    nearly = {"uniform": 1.0, FAST: 1.0 + 1e-14, FASTER: 1.0 + 1e-6}
+    found = said(grid, results(grid, lambda arm, seed: result(arm, seed, jain=nearly[arm])))
+    assert [arm.differences["jain"].judgement for arm in found.arms[1:]] == ["unclear", "better"]
+
+
 def test_a_front_holds_who_is_beaten_by_none(comparison: Comparison) -> None:
     assert [arm.is_on_front for arm in comparison.arms] == [True, False, True]
 
