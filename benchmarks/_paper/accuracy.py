@@ -1,0 +1,93 @@
+"""Figures 5 and 6 of the RBCS-F paper: accuracy by evenness, by strategy, and by time."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks._paper.training import Curve, Setting, Size, accuracies, curves_of
+from coordinator.algorithms.arrays import Floats
+from testbed.figures import band, drawing, look
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PANEL_IN = (2.5, 2.3)
+"""Of one panel: width and height, inches."""
+TITLES = {"fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
+POINTS = 200
+"""Instants at which curves over time are compared."""
+
+Trained = Mapping[Setting, Curve]
+
+
+def draw_accuracy(figure_number: int, trained: Trained, size: Size, folder: Path) -> list[Path]:
+    """Draw Fig. 5, or Fig. 6 against rounds and against time."""
+    if figure_number == 5:
+        return [_draw(folder / "fig5-evenness", 5, trained, size, by_time=False)]
+    return [
+        _draw(folder / "fig6-rounds", 6, trained, size, by_time=False),
+        _draw(folder / "fig6-time", 6, trained, size, by_time=True),
+    ]
+
+
+def _draw(path: Path, number: int, trained: Trained, size: Size, *, by_time: bool) -> Path:
+    across, down = len(size.mixtures), len(size.datasets)
+    size_in = (PANEL_IN[0] * across, PANEL_IN[1] * down + 0.4)
+    with drawing(path, size_in) as figure:
+        panels = figure.subplots(down, across, sharey="row", squeeze=False)
+        for row, dataset in zip(panels, size.datasets, strict=True):
+            for axes, mixture in zip(row, size.mixtures, strict=True):
+                for at, (policy, evenness) in enumerate(curves_of(number)):
+                    curves = [
+                        trained[
+                            Setting(
+                                dataset=dataset,
+                                mixture=mixture,
+                                policy=policy,
+                                evenness=evenness,
+                                seed=seed,
+                            )
+                        ]
+                        for seed in range(size.seeds)
+                    ]
+                    label = policy.label.replace("gamma_2", "$\\gamma_2$")
+                    _curve(axes, curves, label, at, by_time=by_time)
+                axes.margins(x=0.0)
+                if dataset == size.datasets[0]:
+                    axes.set_title(mixture_title(mixture), fontsize=9.0)
+                if dataset == size.datasets[-1]:
+                    axes.set_xlabel("virtual time, s" if by_time else "round")
+            row[0].set_ylabel(f"{TITLES[dataset]}\nmean test accuracy")
+        handles, labels = panels[0][0].get_legend_handles_labels()
+        columns = len(labels) if across > 2 else 3
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    return path
+
+
+def mixture_title(mixture: float) -> str:
+    """Return what a gamma_1 means."""
+    if math.isinf(mixture):
+        return "$\\gamma_1 = \\infty$ (all alike)"
+    return f"$\\gamma_1$ = {mixture:g}"
+
+
+def _curve(
+    axes: "Axes", curves: Sequence[Curve], label: str, number: int, *, by_time: bool
+) -> None:
+    x = np.array(curves[0].rounds, dtype=np.float64)
+    y = accuracies(curves)
+    if by_time:
+        x, y = over_time(curves)
+    band(axes, x, y.min(axis=0), y.mean(axis=0), y.max(axis=0), label=label, style=look(number))
+
+
+def over_time(curves: Sequence[Curve]) -> tuple[Floats, Floats]:
+    """Return instants (P,) that all curves have reached, and each one's accuracy there (K, P)."""
+    first = max(curve.time_s[0] for curve in curves)
+    last = min(curve.time_s[-1] for curve in curves)
+    instants = np.linspace(first, last, POINTS)
+    known = [np.interp(instants, curve.time_s, curve.accuracy) for curve in curves]
+    return instants, np.array(known)

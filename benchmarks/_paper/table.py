@@ -1,0 +1,169 @@
+"""Our numbers beside the reference, with standard errors and a verdict on each."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks._paper.arms import (
+    FASTEST,
+    KNOWN_WEIGHTS,
+    MILD,
+    POLICIES,
+    RANDOM,
+    WEIGHTS,
+    WILD,
+    Arm,
+    Policy,
+    rbcs_f,
+    rbcs_f_known,
+)
+from benchmarks._paper.reference import METRICS, REFERENCE, SEEDS, TIMES, Printed
+from benchmarks._paper.rounds import ROUNDING, Trajectory
+from coordinator.algorithms.arrays import Floats
+
+TIME_BAND = 0.02
+"""Total times have to be as near as this to the reference, in parts of it."""
+ERRORS_BAND = 3.0
+"""Standard errors of both means that every number may be off."""
+
+Played = Mapping[Arm, Sequence[Trajectory]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One number: ours, and the reference where there is one."""
+
+    policy: str
+    metric: str
+    mean: float
+    error: float
+    """Standard error of our mean; NaN with one seed."""
+    reference: float | None = None
+    apart_errors: float | None = None
+    """Distance beyond the rounding of the print, in standard errors of both means. Those of the
+    reference are taken to be ours, for its number of seeds."""
+    apart_ratio: float | None = None
+    """ours / reference - 1."""
+    is_within: bool | None = None
+    """Near enough; None without a reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Something that has to hold."""
+
+    text: str
+    holds: bool
+    detail: str
+
+
+def metrics(trajectories: Sequence[Trajectory]) -> Floats:
+    """Return queues, min rate, four group rates and Jain's index of each seed, shape (seeds, 7)."""
+    return np.array([[x.mean_backlog, x.min_rate, *x.group_rates, x.jain] for x in trajectories])
+
+
+def columns_of(policy: Policy, played: Played) -> Floats:
+    """Return all METRICS of a policy, NaN where it was not played, shape (seeds, 9)."""
+    mild, wild = (played.get(Arm(policy=policy, noise=noise), ()) for noise in (MILD, WILD))
+    seeds = max(len(mild), len(wild))
+    values = np.full((seeds, len(METRICS)), np.nan)
+    for column, trajectories in enumerate((mild, wild)):
+        values[: len(trajectories), column] = [x.total_s for x in trajectories]
+    if mild:
+        values[:, 2:] = metrics(mild)
+    return values
+
+
+def cells(played: Played, has_reference: bool) -> list[Cell]:
+    """Return every number that was measured, policy by policy in the order of METRICS."""
+    found = []
+    for policy in POLICIES:
+        values = columns_of(policy, played)
+        for metric, column, printed in zip(METRICS, values.T, REFERENCE[policy.label], strict=True):
+            if column.size and np.isfinite(column).all():
+                known = printed if has_reference else None
+                found.append(_cell(policy.label, metric, column, known))
+    return found
+
+
+def _cell(policy: str, metric: str, column: Floats, printed: Printed | None) -> Cell:
+    mean, n = float(column.mean()), column.size
+    spread = float(column.std(ddof=1)) if n > 1 else math.nan
+    cell = Cell(policy=policy, metric=metric, mean=mean, error=spread / math.sqrt(n))
+    if printed is None or n < 2:
+        return cell
+    apart = max(0.0, abs(mean - printed.value) - printed.half_unit)
+    both = spread * math.sqrt(1.0 / n + 1.0 / SEEDS)
+    in_errors = apart / both if both > 0.0 else (math.inf if apart > 0.0 else 0.0)
+    ratio = mean / printed.value - 1.0 if printed.value else None
+    near = metric not in TIMES or (ratio is not None and abs(ratio) <= TIME_BAND)
+    return Cell(
+        policy=policy,
+        metric=metric,
+        mean=mean,
+        error=cell.error,
+        reference=printed.value,
+        apart_errors=in_errors,
+        apart_ratio=ratio,
+        is_within=near and in_errors <= ERRORS_BAND,
+    )
+
+
+def checks(played: Played) -> list[Check]:
+    """Return what has to hold whatever the numbers are: orderings and the guarantee."""
+    found = []
+    for noise in (MILD, WILD):
+        found += _orderings(played, noise)
+    broken = sum(x.broken_rounds for runs in played.values() for x in runs)
+    rounds = sum(len(x.duration_s) for runs in played.values() for x in runs)
+    found.append(
+        Check(
+            "rate >= beta - Z / T, exactly, after every round",
+            broken == 0,
+            f"{rounds - broken:,} of {rounds:,} rounds",
+        )
+    )
+    apart = max((x.queue_error for runs in played.values() for x in runs), default=0.0)
+    found.append(
+        Check("the selectors' queues are the exact ones", apart <= ROUNDING, f"{apart:.0e} off")
+    )
+    return found
+
+
+def _orderings(played: Played, noise: float) -> list[Check]:
+    learned = [rbcs_f(weight) for weight in WEIGHTS]
+    told = [rbcs_f_known(weight) for weight in KNOWN_WEIGHTS]
+    by_time = [RANDOM, *learned, FASTEST]
+    found = [
+        _falls(played, noise, "time", by_time, lambda x: x.total_s),
+        _falls(played, noise, "time", [*told, FASTEST], lambda x: x.total_s),
+        _falls(played, noise, "queues", learned[::-1], lambda x: x.mean_backlog),
+        _falls(played, noise, "evenness (Jain)", learned, lambda x: x.jain),
+    ]
+    pairs = [(rbcs_f(weight), rbcs_f_known(weight)) for weight in KNOWN_WEIGHTS]
+    found += [_falls(played, noise, "time", pair, lambda x: x.total_s) for pair in pairs]
+    return [check for check in found if check is not None]
+
+
+def _falls(
+    played: Played,
+    noise: float,
+    what: str,
+    policies: Sequence[Policy],
+    value: Callable[[Trajectory], float],
+) -> Check | None:
+    """Check that the mean of a value falls from each policy to the next; None if one is missing."""
+    runs = [played.get(Arm(policy=policy, noise=noise)) for policy in policies]
+    known = [run for run in runs if run]
+    if len(known) < len(runs):
+        return None
+    values = np.array([[value(x) for x in run] for run in known])
+    means = values.mean(axis=1)
+    in_every = int((np.diff(values, axis=0) < 0.0).all(axis=0).sum())
+    return Check(
+        f"{what}, {noise:.0%} noise: " + " > ".join(policy.label for policy in policies),
+        bool((np.diff(means) < 0.0).all()),
+        f"in {in_every} of {values.shape[1]} seeds",
+    )

@@ -1,0 +1,101 @@
+"""The command in small: every figure is a picture, and what was trained is not trained again."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from benchmarks._paper.training import QUICK, Curve, settings_of, train
+from benchmarks.rbcs_f_paper import main
+from coordinator.algorithms.fairness import jain
+from testbed.commands import UsageError
+
+FIGURES = (
+    "fig2-queues",
+    "front",
+    "fig3-time",
+    "regret",
+    "fig4-pulls",
+    "fig5-evenness",
+    "fig6-rounds",
+    "fig6-time",
+)
+PNG = b"\x89PNG\r\n\x1a\n"
+LEAST_BYTES = 8_000
+"""An empty figure is smaller."""
+
+
+@pytest.mark.timeout(300)
+def test_it_writes_the_table_and_every_figure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="needs fairbed[figures]")
+    arguments = ["--quick", "--json", "--seeds", "2", "--rounds", "40", "--out", str(tmp_path)]
+    status = main(arguments)
+    said = msgspec.json.decode(capsys.readouterr().out)
+    assert (said["seeds"], said["rounds"]) == (2, 40)
+    assert status == (0 if all(check["holds"] for check in said["checks"]) else 1)
+    assert all(cell["is_within"] is None for cell in said["cells"]), "the reference has 500 rounds"
+    guarantee = [check for check in said["checks"] if "after every round" in check["text"]]
+    assert [check["holds"] for check in guarantee] == [True]
+    for name in FIGURES:
+        picture, vectors = (tmp_path / f"{name}.{kind}" for kind in ("png", "svg"))
+        assert picture.read_bytes().startswith(PNG)
+        assert picture.stat().st_size > LEAST_BYTES, name
+        assert "</svg>" in vectors.read_text()
+    assert "| RBCS-F(20)" in (tmp_path / "table.md").read_text()
+    curves = sorted((tmp_path / "curves").iterdir())
+    assert len(curves) == 4 + 5
+    for path in curves:
+        curve = msgspec.json.decode(path.read_bytes())
+        assert curve["rounds"] == [2, 4]
+        assert 0.05 < curve["accuracy"][-1] <= 1.0
+        assert 0.0 < curve["time_s"][0] < curve["time_s"][1]
+
+
+def test_what_was_trained_before_is_not_trained_again(tmp_path: Path) -> None:
+    setting = settings_of(6, QUICK)[0]
+    first = train(setting, QUICK, tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(msgspec.json.encode(Curve(first.rounds, first.time_s, [0.5, 0.75])))
+    assert train(setting, QUICK, tmp_path).accuracy == [0.5, 0.75]
+
+
+def test_the_less_even_the_draws_the_more_a_few_devices_come_up() -> None:
+    evenness = [
+        jain(np.array(setting.experiment(QUICK).selection.weights))
+        for setting in settings_of(5, QUICK)
+    ]
+    assert evenness == sorted(evenness)
+    assert evenness[0] < 0.3
+    assert evenness[-1] > 0.8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--figures", "1"], "--figures must be some of 2,3,4,5,6 or none, got '1'"),
+        (["--figures", "2,"], "got ''"),
+    ],
+)
+def test_a_figure_that_there_is_not_is_refused(arguments: list[str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        main(arguments)
+
+
+def test_missing_data_are_named_before_anything_is_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="needs fairbed[figures]")
+    monkeypatch.delenv("FAIRBED_DATA", raising=False)
+    with pytest.raises(UsageError, match=r"figures 5 and 6 need data: .*FAIRBED_DATA"):
+        main(["--figures", "5", "--out", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_round_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["--rounds", "0"])
+    assert raised.value.code == 2
+    assert "--rounds: must be at least 1, got 0" in capsys.readouterr().err
