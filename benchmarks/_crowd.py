@@ -157,6 +157,7 @@ async def crowd(
             merging = Merging(accumulator, registry)
             place = Crowd(devices, layout, player, merging, theirs, group)
             group.start_soon(place.listen)
+            group.start_soon(player.keep_time)
             await _connected(ours)
             yield place
             group.cancel_scope.cancel()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import UNSET
 
+from coordinator.algorithms.arrays import Floats
 from coordinator.coding import codecs_of, pulled_blob
 from coordinator.decisions import Answers, Choice, Decisions, Observation, Question
 from coordinator.poll import Poll, Reply, pulled_in
@@ -59,6 +60,10 @@ def before(device: Device, choice: Choice, now: float) -> Before:
     )
 
 
+_CENSORED = frozenset({Stage.LATE, Stage.CANCELLED})
+"""Given up by us: the device might have made it, given more time."""
+
+
 def phases_s(exchange: Exchange) -> tuple[float, ...] | None:
     """Return the phases of an exchange in the order of `PHASES`; None until an update arrived.
 
@@ -108,9 +113,19 @@ def invalid_reason(exchange: Exchange, lag_p99_s: float) -> str:
     return ""
 
 
-def observation(exchange: Exchange, row: int, lag_p99_s: float) -> Observation:
-    """Return what an exchange teaches."""
+def observation(
+    exchange: Exchange, row: int, lag_p99_s: float, context: Floats | None = None
+) -> Observation:
+    """Return what an exchange teaches, or nothing yet of one that goes on.
+
+    Args:
+        exchange: Over, or late and going on.
+        row: Of its device.
+        lag_p99_s: Of the round in which it came to its end.
+        context: What was known when it was chosen, shape (4,), in an earlier round.
+    """
     is_valid = not invalid_reason(exchange, lag_p99_s)
+    was_called_off = exchange.is_late or exchange.stage is Stage.CANCELLED
     return Observation(
         row=row,
         tau_s=exchange.tau_s if is_valid else None,
@@ -118,6 +133,10 @@ def observation(exchange: Exchange, row: int, lag_p99_s: float) -> Observation:
         is_aggregated=exchange.stage is Stage.DONE,
         timed_out=exchange.stage is Stage.LATE and not starvation(exchange),
         loss=_loss(exchange.offer),
+        at_least_s=exchange.at_least_s
+        if was_called_off and exchange.stage in _CENSORED and not starvation(exchange)
+        else None,
+        context=context,
     )
 
 
@@ -142,6 +161,7 @@ def exchange_row(
     One that has answered a question may have pulled the model then.
     """
     offer, starved = exchange.offer, exchange.starved
+    companions = exchange.companions
     pulled, codecs = pulled_blob(train, offer), codecs_of(train, offer)
     phases = offer.phases if offer is not None else None
     down = offer.settled if offer is not None and offer.settled is not UNSET else None
@@ -149,10 +169,10 @@ def exchange_row(
     is_held = has_answered and offer is not None and offer.is_held is True
     why = invalid_reason(exchange, lag_p99_s)
     return ExchangeRow(
-        round=played.id,
-        attempt=played.attempt,
+        round=exchange.round,
+        attempt=exchange.attempt,
         device=exchange.device,
-        outcome=exchange.stage.value,
+        outcome=Stage.LATE.value if exchange.goes_on else exchange.stage.value,
         why=why,
         is_valid=not why,
         dispatched_at_s=dispatched_at_s,
@@ -179,7 +199,7 @@ def exchange_row(
         rerequests_down=offer.download_rerequests if offer else 0,
         resent_up=exchange.resent_up,
         duplicates_up=exchange.duplicates_up,
-        concurrent=len(played.exchanges) - 1,
+        concurrent=len(played.exchanges) - 1 if companions is None else companions,
         n_k=offer.n_k if offer else 0,
         steps=offer.steps if offer else 0,
         was_cold=offer.was_cold if offer else None,
@@ -198,11 +218,14 @@ def exchange_row(
         settled_down_s=down.lasted_s if down else None,
         settled_up_bytes=up.n_bytes if up else None,
         settled_up_s=up.lasted_s if up else None,
+        staleness=exchange.staleness,
+        merged_round=exchange.merged_round,
     )
 
 
 def round_row(
     played: Round,
+    over: Sequence[Exchange],
     dispatched_at_s: float,
     ended_at_s: float,
     closed_at_s: float,
@@ -217,18 +240,20 @@ def round_row(
 ) -> RoundRow:
     """Return the row of a closed round.
 
-    A round lasts for `ask_s`, if a selection had to ask, then from the dispatch to the last arrival
-    (to the end of the waiting when somebody did not arrive), and from there `close_s` until the
-    next model is published. Its bytes are those of the models (`bytes_down`) and updates and, since
-    the round before, `other_bytes` (down, up).
+    `over` are the exchanges that came to their end in it, begun in it or before: they count here,
+    as do their bytes. A round lasts for `ask_s`, if a selection had to ask, then from the dispatch
+    to the last arrival of its own (to the end of the waiting when somebody did not arrive), and
+    from there `close_s` until the next model is published. Its bytes are those of the models
+    (`bytes_down`) and updates and, since the round before, `other_bytes` (down, up).
     """
-    exchanges = played.exchanges.values()
-    arrivals = [x.tau_wall_s for x in exchanges if x.tau_wall_s is not None]
-    is_complete = len(arrivals) == len(exchanges) > 0
+    own = [x for x in over if x.round == played.id]
+    arrivals = [x.tau_wall_s for x in own if x.tau_wall_s is not None]
+    is_complete = len(arrivals) == len(played.exchanges) > 0 and not played.is_buffered
     tau_max_s = max(arrivals) if is_complete else ended_at_s - dispatched_at_s
     duration_s = ask_s + closed_at_s - dispatched_at_s
-    done = [x for x in exchanges if x.stage is Stage.DONE]
-    slowest = max(done, key=lambda x: x.tau_wall_s or 0.0, default=None)
+    done = [x for x in over if x.stage is Stage.DONE]
+    in_time = [x for x in own if x.stage is Stage.DONE]
+    slowest = max(in_time, key=lambda x: x.tau_wall_s or 0.0, default=None)
     queues = [row.queue for row in selections]
     return RoundRow(
         round=played.id,
@@ -240,17 +265,20 @@ def round_row(
         tau_max_s=tau_max_s,
         close_s=duration_s - ask_s - tau_max_s,
         slowest=slowest.device if slowest else None,
-        selected=len(exchanges),
+        selected=len(played.exchanges),
         aggregated=len(done),
         available=sum(row.is_available for row in selections),
         queue_total=sum(queues),
         queue_max=max(queues, default=0.0),
         lag_p99_s=lag_p99_s,
         bytes_down=bytes_down + other_bytes[0],
-        bytes_up=sum(x.bytes_up for x in exchanges) + other_bytes[1],
+        bytes_up=sum(x.bytes_up for x in over) + other_bytes[1],
         model_sha256=model_sha256,
         coordinator_encode_s=coordinator_encode_s,
         ask_s=ask_s,
+        merged_late=sum(bool(x.staleness) for x in done),
+        dropped_late=sum(x.stage is Stage.LATE for x in over),
+        cancelled=sum(x.stage is Stage.CANCELLED for x in over),
     )
 
 

@@ -1,6 +1,6 @@
 """The run of rounds: wait for the fleet, choose, play, merge, write down, evaluate, again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -8,7 +8,6 @@ import anyio.to_thread
 import msgspec
 
 from coordinator.accounting import (
-    Before,
     before,
     exchange_row,
     fleet_rows,
@@ -17,28 +16,28 @@ from coordinator.accounting import (
     selection_rows,
 )
 from coordinator.algorithms.arrays import Vector
+from coordinator.asked import Asked, pulled_blobs
 from coordinator.asker import Asker
 from coordinator.blobs import PublicBlobs
 from coordinator.coding import Agreement
 from coordinator.config import CoordinatorConfig
-from coordinator.decisions import Choice, Decisions
+from coordinator.decisions import Answers, Choice, Decisions
 from coordinator.fleet import Fleet
-from coordinator.grades import metric_rows
 from coordinator.inquiry import Inquiry
 from coordinator.journal import Journal
+from coordinator.judging import judge
 from coordinator.lag import LagMeter
 from coordinator.merging import Merging
 from coordinator.play import Player, slots
 from coordinator.ports import Evaluator
-from coordinator.round import Round, Stage
+from coordinator.refill import DRAINING, Refill, first_table, wait_for_anybody
+from coordinator.round import Exchange, Round, Stage
 from coordinator.store.records import MetricRow, Record, RoundRow
 from coordinator.traffic import Traffic
 from coordinator.update_store import UpdateStore
 from coordinator.versions import Versions
 from wire.artifact import TaskSpec
 from wire.messages import Manifest, Train
-
-_DRAINING = frozenset({Stage.LATE, Stage.CANCELLED, Stage.LOST})
 
 
 class FleetMissingError(Exception):
@@ -98,6 +97,14 @@ class Campaign:
             max_chunk_bytes=max_chunk_bytes,
         )
         self._inquiry = Inquiry(config, decisions, fleet.registry, self._versions, asker, journal)
+        self._asked: dict[tuple[str, int], Asked] = {}
+        """Of every exchange that is under way, by device and round."""
+        self._choice: Choice
+        """Of the round that is open."""
+        self._closed: float | None = None
+        """When the last round was over; None before."""
+        self._open: tuple[Round, Merging] | None = None
+        """The table that the last round has handed over, and where its updates go."""
         self._frozen: set[str] = set()
         self._may_run = anyio.Event()
         self._may_run.set()
@@ -150,90 +157,166 @@ class Campaign:
         answers = await self._inquiry.run(round_id, self._attempt)
         if answers is not None:
             await self._fleet.wait_settled()  # our own link may have been down meanwhile
-        now = self._journal.now()
-        choice = self._decisions.choose(
-            round_id, self._registry, self._versions.transfer_bits(), now, answers=answers
-        )
-        names = [self._registry.names()[row] for row in choice.rows.tolist()]
-        self._inquiry.dismiss(round_id, names)
-        known = {name: before(self._registry[name], choice, now) for name in names}
-        played = Round(
-            id=round_id,
-            attempt=self._attempt,
-            deadline_s=self._config.round.deadline_s,
-            slots=slots(self._agreement.memory_bytes),
-            wanted=self._config.selection.per_round,
-        )
-        merging, trains = self._begin_merge(round_id), self._trains(choice, names)
-        self._registry.open_round(names, round_id)
+        played, merging = self._opened(round_id)
+        begun = self._journal.now()
+        self._begin_merge(round_id, merging)
+        count = self._config.asked - played.open_count if played.is_buffered else None
+        trains, self._choice = self._choose(played, count, answers=answers)
+        self._inquiry.dismiss(round_id, list(trains))
         self._lag.start()
-        if names:
-            self._journal.event("dispatched", " ".join(names), round_id=round_id)
+        if trains:
+            self._journal.event("dispatched", " ".join(trains), round_id=round_id)
+        if played.is_buffered:
+            await self._play_buffered(played, trains, merging, begun)
+        elif trains:
             await self._player.play(played, trains, merging, self._versions.vector)
-            now = next(iter(played.exchanges.values())).dispatched
+            begun = next(iter(played.exchanges.values())).dispatched
         else:
             self._journal.event("void", "no device was available", round_id=round_id)
+            await wait_for_anybody(self._player, self._fleet, self._config.round, played)
+        if played.is_buffered and self._closed is not None:
+            begun = self._closed  # devices work between rounds, too: no time may be left out
+        await self._close(self._choice, played, begun, merging)
+
+    async def _play_buffered(
+        self, played: Round, trains: Mapping[str, Train], merging: Merging, now: float
+    ) -> None:
+        """Play until enough updates have come; whenever a device is through, choose another."""
+        played.begin(now)
+
+        def choose(count: int, pick: int) -> None:
+            trains, more = self._choose(played, count, pick)
+            self._choice = self._choice.joined(more)
+            if trains:
+                self._journal.event("refilled", " ".join(trains), round_id=played.id)
+                self._player.ask(played, trains, self._versions.vector)
+
+        async with anyio.create_task_group() as group:
+            refill = Refill(self._player, self._registry, self._config, self._journal.now, choose)
+            group.start_soon(refill.run, played, name="coordinator.refill")
+            await self._player.play(played, trains, merging, self._versions.vector)
+            group.cancel_scope.cancel()
+        if played.is_void:
+            self._journal.event("void", "no device was available", round_id=played.id)
             await self._fleet.wait_change(self._config.round.void_wait_s)
-        await self._close(choice, played, known, trains, now, merging)
+
+    def _choose(
+        self, played: Round, count: int | None, pick: int = 0, answers: Answers | None = None
+    ) -> tuple[dict[str, Train], Choice]:
+        """Choose devices for the round that is open, and remember what is known of them."""
+        now = self._journal.now()
+        choice = self._decisions.choose(
+            played.id,
+            self._registry,
+            self._versions.transfer_bits(),
+            now,
+            answers=answers,
+            asked=count,
+            pick=pick,
+        )
+        names = [self._registry.names()[row] for row in choice.rows.tolist()]
+        trains = self._trains(choice, names)
+        for name in names:
+            device = self._registry[name]
+            self._asked[name, played.id] = Asked(
+                round=played.id,
+                train=trains[name],
+                known=before(device, choice, now),
+                context=choice.context[device.row],
+                has_answered=name in self._inquiry.answered,
+            )
+        self._registry.open_round(names, played.id)
+        return trains, choice
+
+    def _opened(self, round_id: int) -> tuple[Round, Merging]:
+        """Return the table of a round and its merge, as the round before has left them."""
+        if self._open is None:
+            room = slots(self._agreement.memory_bytes)
+            played = first_table(self._config, round_id, self._attempt, room)
+            self._open = played, Merging(None, self._registry)
+            self._player.open(*self._open)
+        return self._open
+
+    def _hand_over(self, played: Round) -> tuple[list[Exchange], set[str]]:
+        """Close a table and open the next; return what is over, and whose updates are merged.
+
+        Nothing may be waited for in between: what arrives is in the one or in the other.
+        """
+        if played.id == self._config.rounds:
+            self._player.give_up("the run is over")
+        over = [x for x in played.everybody() if x.is_over]
+        merged = {x.device for x in over if x.stage is Stage.DONE}
+        self._open = played.successor(played.version + bool(merged)), Merging(None, self._registry)
+        self._player.open(*self._open)
+        return over, merged
 
     async def _close(
-        self,
-        choice: Choice,
-        played: Round,
-        known: dict[str, Before],
-        trains: dict[str, Train],
-        dispatched: float,
-        merging: Merging,
+        self, choice: Choice, played: Round, dispatched: float, merging: Merging
     ) -> None:
         """Merge, learn, write down, evaluate."""
         ended, lag = self._journal.now(), self._lag.p99_s()
-        exchanges = list(played.exchanges.values())
-        aggregated = {x.device for x in exchanges if x.stage is Stage.DONE}
-        self._note_versions(played)
+        over, aggregated = self._hand_over(played)
+        asked = dict(self._asked)
+        self._note_versions(over)
+        for x in over:
+            del self._asked[x.device, x.round]
+        pulled = pulled_blobs(asked, played)
         if aggregated:
             merged = (await merging.finish()).vector
-            await self._versions.publish(merged, self._decisions.encoding_stream(played.id))
-        elif exchanges:
+            await self._versions.publish(merged, self._decisions.encoding_stream(played.id), pulled)
+        else:
+            await self._versions.retire_all_but(pulled)
+        if played.exchanges and not aggregated:
             self._journal.event(
                 "void", "no update arrived; the model stays", level="warning", round_id=played.id
             )
-        closed = self._journal.now()
+        closed = self._closed = self._journal.now()
         self._decisions.learn(
-            choice, [observation(x, self._registry[x.device].row, lag) for x in exchanges]
+            choice,
+            [
+                observation(
+                    x,
+                    self._registry[x.device].row,
+                    lag,
+                    asked[x.device, x.round].context_before(played.id),
+                )
+                for x in over
+            ],
         )
         self._name_frozen(played.id)
         self._registry.close_round(
-            known,
-            trained=[x.device for x in exchanges if x.offer is not None],
-            draining=[x.device for x in exchanges if x.stage in _DRAINING],
+            played.exchanges,
+            trained=[x.device for x in over if x.offer is not None],
+            draining=[x.device for x in over if x.stage in DRAINING],
+            over=[x.device for x in over if played.find(x.device) is x],
         )
         selections = selection_rows(choice, self._registry.names(), self._decisions, aggregated)
         rows = [
             exchange_row(
                 x,
                 played,
-                known[x.device],
-                train=trains[x.device],
+                asked[x.device, x.round].known,
+                train=asked[x.device, x.round].train,
                 dispatched_at_s=self._journal.at_s(x.dispatched),
                 lag_p99_s=lag,
-                has_answered=x.device in self._inquiry.answered,
+                has_answered=asked[x.device, x.round].has_answered,
             )
-            for x in exchanges
+            for x in [*over, *(x for x in played.exchanges.values() if x.goes_on)]
         ]
         row = round_row(
             played,
+            over,
             self._journal.at_s(dispatched),
             self._journal.at_s(ended),
             self._journal.at_s(closed),
             selections=selections,
             lag_p99_s=lag,
-            bytes_down=sum(x.bytes_down for x in rows) + self._inquiry.bytes_down,
+            bytes_down=sum(row.bytes_down for row in rows[: len(over)]) + self._inquiry.bytes_down,
             other_bytes=self._traffic.take(),
             model_sha256=_hash_of(self._versions.manifest),
             coordinator_encode_s=self._versions.encode_s if aggregated else None,
             ask_s=self._inquiry.lasted_s(dispatched),
         )
-        self._player.finish()
         more: list[Record] = [*fleet_rows(choice), *self._inquiry.rows]
         for extra in more:
             self._journal.add(extra)
@@ -241,17 +324,21 @@ class Campaign:
         await anyio.to_thread.run_sync(
             self._journal.store.close_round, row, selections, rows, self.checkpoint(), model
         )
-        metric = await self._evaluate(played.id)
-        self._listener(Progress(round=row, cohort=tuple(known), metric=metric))
+        metric = None
+        is_due = self._config.evaluation.is_due(played.id, self._config.rounds)
+        if self._evaluator is not None and is_due:
+            metric = await judge(self._evaluator, self._journal, played.id, self._versions.vector)
+        self._listener(Progress(round=row, cohort=tuple(played.exchanges), metric=metric))
 
-    def _note_versions(self, played: Round) -> None:
-        """Remember who has this version, and whose update enters the next."""
-        for exchange in played.exchanges.values():
+    def _note_versions(self, over: Sequence[Exchange]) -> None:
+        """Remember who has which version, and whose update enters the next."""
+        for exchange in over:
             device = self._registry[exchange.device]
             if exchange.offer is not None:
-                device.holds = self._versions.manifest.sha256
+                asked = self._asked[exchange.device, exchange.round]
+                device.holds = asked.train.model.sha256
             if exchange.stage is Stage.DONE:
-                device.merged_round = played.id
+                device.merged_round = exchange.round
 
     def _name_frozen(self, round_id: int) -> None:
         frozen = {self._registry.names()[row] for row in self._decisions.frozen()}
@@ -279,6 +366,7 @@ class Campaign:
 
     def _trains(self, choice: Choice, names: list[str]) -> dict[str, Train]:
         hyperparameters = self._config.training.hyperparameters(choice.round)
+        settings = self._config.round
         return {
             name: Train(
                 round=choice.round,
@@ -287,46 +375,22 @@ class Campaign:
                 hyperparameters=hyperparameters,
                 seed=self._decisions.training_seed(choice.round, self._registry[name].row),
                 needs_loss=self._decisions.aggregator.needs_loss,
-                deadline_s=self._config.round.deadline_s,
+                deadline_s=settings.patience_s or settings.deadline_s,
+                keep_warm=settings.goes_on and self._registry[name].trained_last,
                 coding=self._versions.coding(self._registry[name]),
             )
             for name in names
         }
 
-    def _begin_merge(self, round_id: int) -> Merging:
-        layout = self._task.layout
+    def _begin_merge(self, round_id: int, merging: Merging) -> None:
+        layout, now = self._task.layout, self._versions.vector
         accumulator = self._decisions.begin_merge(
             round_id,
-            self._versions.vector,
+            now,
             layout.n_params,
             lambda: UpdateStore(self._journal.store.folder, layout.n_values),
         )
-        return Merging(accumulator, self._registry)
-
-    async def _evaluate(self, round_id: int) -> MetricRow | None:
-        is_due = self._config.evaluation.is_due(round_id, self._config.rounds)
-        if self._evaluator is None or not is_due:
-            return None
-        started = self._journal.now()
-        try:
-            scores = await anyio.to_thread.run_sync(
-                self._evaluator.evaluate, self._versions.vector, abandon_on_cancel=True
-            )
-        except Exception as exc:  # off the record: whatever went wrong, the training goes on
-            self._journal.event(
-                "not evaluated",
-                f"{type(exc).__name__}: {exc}",
-                level="warning",
-                round_id=round_id,
-            )
-            return None
-        took_s = self._journal.now() - started
-        devices, metric = metric_rows(round_id, scores, self._journal.at_s(), took_s)
-        for row in devices:
-            self._journal.add(row)
-        if metric is not None:
-            self._journal.add(metric)
-        return metric
+        merging.begin(accumulator, now, layout.n_params, self._decisions.lateness)
 
 
 def _hash_of(manifest: Manifest) -> str:

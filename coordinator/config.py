@@ -163,6 +163,8 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
     """Fairness exponent of q-fedavg."""
     weights: Literal["n", "n_over_pi"] = "n"
     """fedavg weights: n_k, or n_k divided by the device's running selection rate."""
+    server_learning_rate: PositiveFloat = 1.0
+    """fedavg: how far the model moves towards the average; 1 is all the way."""
     sampling_weights: Literal["uniform", "none"] = "uniform"
     """q-fedavg: multiply by p_k = n_k/n (uniform sampling) or not (n_k-proportional sampling)."""
 
@@ -170,8 +172,22 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
 class RoundConfig(Section, frozen=True, kw_only=True):
     """`[round]`: when a round ends."""
 
+    mode: Literal["sync", "async"] = "sync"
+    """Everybody in a round begins together, or a new device begins whenever one is through: then
+    a round lasts until `buffer` updates have come, of whichever version."""
+    buffer: PositiveInt | None = None
+    """K of an asynchronous round: updates that make a version; None is per_round."""
+    concurrency: PositiveInt | None = None
+    """C of an asynchronous round: devices at work at the same time; None is per_round."""
     deadline_s: Duration = 60.0
     """Seconds from dispatch, upload queue not counted."""
+    late: Literal["drop", "merge"] = "drop"
+    """What becomes of an update that misses the deadline: nothing, or it enters a later round."""
+    max_staleness: Annotated[int, Meta(ge=1, le=100)] = 5
+    """Versions that an update may be late and still be merged; the coordinator keeps as many."""
+    staleness: Literal["polynomial", "constant"] = "polynomial"
+    """What an update s versions late counts: (1 + s)^-staleness_exponent, or 1."""
+    staleness_exponent: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.5
     over_select: Annotated[int, Meta(ge=0)] = 0
     """Ask this many more than per_round; the first per_round are merged."""
     void_wait_s: Duration = 1.0
@@ -180,6 +196,67 @@ class RoundConfig(Section, frozen=True, kw_only=True):
     """Wait for this many devices before round 1."""
     join_timeout_s: Duration = 120.0
     """Give up when fewer than min_devices have joined by then."""
+
+    def __post_init__(self) -> None:
+        if self.mode == "sync" and (self.buffer is not None or self.concurrency is not None):
+            key = "concurrency" if self.buffer is None else "buffer"
+            raise ValueError(
+                f'{key} must be left out with mode = "sync", got {getattr(self, key)}; '
+                'selection.per_round says how many train, or write mode = "async"'
+            )
+        if self.mode == "async" and self.over_select:
+            raise ValueError(
+                f'over_select must be 0 with mode = "async", got {self.over_select}; '
+                "concurrency says how many train"
+            )
+        if self.mode == "async" and self.late == "merge":
+            raise ValueError(
+                'late must be left out with mode = "async", got "merge"; what comes is merged up '
+                "to max_staleness versions late"
+            )
+
+    @property
+    def is_buffered(self) -> bool:
+        """Rounds are asynchronous."""
+        return self.mode == "async"
+
+    @property
+    def goes_on(self) -> bool:
+        """Exchanges may outlive the round that they began in."""
+        return self.is_buffered or self.late == "merge"
+
+    @property
+    def patience_s(self) -> float | None:
+        """From its dispatch, how long a late device may go on; None is not at all."""
+        return (1 + self.max_staleness) * self.deadline_s if self.late == "merge" else None
+
+
+MERGING_LATE = ("fedavg",)
+"""Rules that take updates of earlier versions: others need losses at w_t, or models of one w_t."""
+
+
+def merge_problem(
+    round_: RoundConfig, aggregation: AggregationConfig, selection: SelectionConfig
+) -> str:
+    """Return why updates cannot be merged as a configuration wants; empty if they can."""
+    if aggregation.server_learning_rate != 1.0 and aggregation.rule != "fedavg":
+        return (
+            f"aggregation.server_learning_rate must be 1 with rule {aggregation.rule!r}, got "
+            f"{aggregation.server_learning_rate:g}; it is fedavg's"
+        )
+    asks = selection.policy == "power-of-choice" and selection.variant != "rpow-d"
+    if round_.is_buffered and asks:
+        return (
+            f'selection.variant must be "rpow-d" with round.mode = "async", got '
+            f"{selection.variant!r}: nobody can be asked for a loss while a round goes on"
+        )
+    if not round_.goes_on or aggregation.rule in MERGING_LATE:
+        return ""
+    wish = f'mode = "{round_.mode}"' if round_.is_buffered else f'late = "{round_.late}"'
+    return (
+        f"aggregation.rule must be one of {', '.join(MERGING_LATE)} with round.{wish}, got "
+        f"{aggregation.rule!r}; other rules cannot merge updates of earlier versions"
+    )
 
 
 class ExchangeConfig(Section, frozen=True, kw_only=True):
@@ -219,3 +296,16 @@ class CoordinatorConfig(Section, frozen=True, kw_only=True):
     round: RoundConfig
     evaluation: EvaluationConfig
     exchange: ExchangeConfig = ExchangeConfig()
+
+    @property
+    def asked(self) -> int:
+        """Devices that are asked in a round, or at work at the same time where it is buffered."""
+        if self.round.is_buffered:
+            return self.round.concurrency or self.selection.per_round
+        return self.selection.per_round + self.round.over_select
+
+    @property
+    def wanted(self) -> int:
+        """Updates that make the next version."""
+        own = self.round.buffer if self.round.is_buffered else None
+        return own or self.selection.per_round

@@ -5,13 +5,14 @@ came of it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from coordinator.algorithms.aggregation.base import Accumulator, Aggregator, Streaming
 from coordinator.algorithms.aggregation.build import make_aggregator
+from coordinator.algorithms.aggregation.fedbuff import Lateness
 from coordinator.algorithms.aggregation.gathered import Gathered, Models
 from coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from coordinator.algorithms.estimation.base import COLD, DOWN, Estimator, Measured, Prediction
@@ -19,7 +20,7 @@ from coordinator.algorithms.estimation.build import make_estimator
 from coordinator.algorithms.selection.audit import audit
 from coordinator.algorithms.selection.base import Asking, Candidates, Outcomes, Sample, Selector
 from coordinator.algorithms.selection.build import make_selector
-from coordinator.config import CoordinatorConfig, SelectionConfig
+from coordinator.config import CoordinatorConfig
 
 _SELECTION, _TRAINING, _ENCODING, _ASKING, _AUDIT = 0, 1, 2, 3, 4
 """Purposes of random streams within a round (spec/algorithms.md, 0.4.8)."""
@@ -70,6 +71,35 @@ class Choice:
     known_s: Floats | None = None
     """The true expected exchange times, seconds, shape (N,), where somebody knows them."""
 
+    def joined(self, later: "Choice") -> "Choice":
+        """Return this choice and a later one of the same round, of other devices, as one.
+
+        What was known of a device is that of its choice, or of the last one if it has none.
+        """
+        mine = self.rows
+
+        def keep(earlier: Floats, now: Floats) -> Floats:
+            kept: Floats = now.copy()
+            kept[mine] = earlier[mine]
+            return kept
+
+        before, after = self.prediction, later.prediction
+        is_available = later.is_available.copy()
+        is_available[: len(self.is_available)] |= self.is_available
+        return replace(
+            later,
+            rows=np.concatenate([mine, later.rows]),
+            is_available=is_available,
+            context=keep(self.context, later.context),
+            propensity=keep(self.propensity, later.propensity),
+            audit_row=self.audit_row,
+            prediction=Prediction(
+                tau_hat_s=keep(before.tau_hat_s, after.tau_hat_s),
+                width_s=keep(before.width_s, after.width_s),
+                transfer_hat_s=keep(before.transfer_hat_s, after.transfer_hat_s),
+            ),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:
@@ -86,6 +116,11 @@ class Observation:
     loss: float | None = None
     """Mean training loss that the device reports, nats: of the model it was sent if it was asked
     for that, otherwise of its last epoch."""
+    at_least_s: float | None = None
+    """Where the time is not known: how long it took at least, the queue not counted."""
+    context: Floats | None = None
+    """What was known when it was chosen, shape (4,), where that was in an earlier round; None
+    takes this round's."""
 
 
 class Roster(Protocol):
@@ -127,6 +162,9 @@ class Decisions:
         now: float,
         known_s: Floats | None = None,
         answers: Answers | None = None,
+        *,
+        asked: int | None = None,
+        pick: int = 0,
     ) -> Choice:
         """Return this round's cohort.
 
@@ -140,6 +178,8 @@ class Decisions:
             now: Monotonic seconds.
             known_s: True expected exchange times, seconds, shape (N,), where somebody knows them.
             answers: What came of this round's `question`; None if there was none.
+            asked: How many; None is as many as a round takes.
+            pick: How often was chosen for this round before, which picks the random stream, too.
 
         Raises:
             PluginError: A selector that is not ours breaks the contract.
@@ -149,12 +189,13 @@ class Decisions:
         candidates, context, prediction = self._candidates(
             round_id, roster, transfer_bits, now, known_s, answers
         )
-        stream = self._stream(seed, round_id, _SELECTION)
-        picked = self.selector.select(candidates, self._asked(settings), stream)
+        count = self.config.asked if asked is None else asked
+        stream = self._stream(seed, round_id, _SELECTION, pick)
+        picked = self.selector.select(candidates, count, stream)
         audited = audit(
             picked,
             candidates.is_available,
-            settings.audit,
+            settings.audit if pick == 0 else 0.0,
             self._stream(seed, round_id, _AUDIT),
         )
         return Choice(
@@ -187,7 +228,7 @@ class Decisions:
             return None
         candidates, _, _ = self._candidates(round_id, roster, transfer_bits, now, known_s, None)
         stream = self._stream(self.config.seed_selection, round_id, _ASKING)
-        rows = selector.candidates(candidates, self._asked(self.config.selection), stream)
+        rows = selector.candidates(candidates, self.config.asked, stream)
         return Question(round_id, rows, selector.sample)
 
     def _candidates(
@@ -225,7 +266,6 @@ class Decisions:
 
     def learn(self, choice: Choice, observations: Sequence[Observation]) -> None:
         """Update queues and estimates from what a round taught."""
-        settings = self.config.selection
         n = len(choice.is_available)
         is_selected = np.zeros(n, dtype=np.bool_)
         is_selected[choice.rows] = True
@@ -245,15 +285,39 @@ class Decisions:
                 loss=loss,
             )
         )
-        taught = {o.row: (o.tau_s, o.phases_s) for o in observations if o.tau_s is not None}
-        if settings.censored == "timeout":
-            bound = self.config.round.deadline_s, None
-            taught |= {o.row: bound for o in observations if o.timed_out}
-        if taught:
-            rows = np.array(sorted(taught), dtype=np.int64)
-            tau_s, phases_s = zip(*(taught[int(row)] for row in rows), strict=True)
-            measured = Measured.of(tau_s, phases_s)
-            self.estimator.observe(rows, choice.context[rows], measured)
+        self._teach(choice, [o for o in observations if o.context is not None])
+        self._teach(choice, [o for o in observations if o.context is None])
+
+    def _teach(self, choice: Choice, observations: Sequence[Observation]) -> None:
+        """Let the estimator learn from one observation a device at most."""
+        taught = {o.row: o for o in observations if self._time_s(choice, o) is not None}
+        if not taught:
+            return
+        rows = np.array(sorted(taught), dtype=np.int64)
+        chosen = [taught[int(row)] for row in rows]
+        tau_s = [self._time_s(choice, o) for o in chosen]
+        phases_s = [o.phases_s if o.tau_s is not None else None for o in chosen]
+        context = np.array(
+            [choice.context[o.row] if o.context is None else o.context for o in chosen]
+        )
+        measured = Measured.of([time_s or 0.0 for time_s in tau_s], phases_s)
+        self.estimator.observe(rows, context, measured)
+
+    def _time_s(self, choice: Choice, o: Observation) -> float | None:
+        """Return the time that an exchange teaches; None for nothing.
+
+        With `censored = "timeout"` a missed deadline teaches itself, low as it is. Who was called
+        off earlier teaches how long it had taken by then, where that is more than was predicted:
+        a bound below the prediction says nothing.
+        """
+        if o.tau_s is not None or self.config.selection.censored == "drop":
+            return o.tau_s
+        if o.timed_out:
+            return self.config.round.deadline_s if o.at_least_s is None else o.at_least_s
+        if o.at_least_s is None:
+            return None
+        predicted_s = float(choice.prediction.tau_hat_s[o.row])
+        return o.at_least_s if o.at_least_s > predicted_s else None
 
     def frozen(self) -> list[int]:
         """Return the rows whose queues stand still because they failed time and again."""
@@ -302,12 +366,16 @@ class Decisions:
         self.estimator.load_state(state["estimator"])
         self.aggregator.load_state(state["aggregator"])
 
-    def _asked(self, settings: SelectionConfig) -> int:
-        return settings.per_round + self.config.round.over_select
+    @property
+    def lateness(self) -> Lateness:
+        """What an update counts that comes late."""
+        settings = self.config.round
+        return Lateness(staleness=settings.staleness, exponent=settings.staleness_exponent)
 
     @staticmethod
-    def _stream(seed: int, round_id: int, purpose: int) -> np.random.Generator:
-        return np.random.default_rng(np.random.SeedSequence([seed, round_id, purpose]))
+    def _stream(seed: int, round_id: int, purpose: int, pick: int = 0) -> np.random.Generator:
+        again = [pick] if pick else []
+        return np.random.default_rng(np.random.SeedSequence([seed, round_id, purpose, *again]))
 
 
 def make_decisions(config: CoordinatorConfig) -> Decisions:

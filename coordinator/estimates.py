@@ -118,9 +118,18 @@ def trials_of(
 
 
 def rounds_that_teach(exchanges: Sequence[ExchangeRow]) -> list[list[ExchangeRow]]:
-    """Return the exchanges that may teach, round by round; rounds without any are left out."""
+    """Return the exchanges that may teach, round by round; rounds without any are left out.
+
+    An update that came in a later round than it began in taught there, before those of that round.
+    """
     taught = [x for x in exchanges if x.outcome == "done" and x.is_valid and x.tau_s is not None]
-    return [list(group) for _, group in groupby(taught, key=lambda x: x.round)]
+    taught.sort(key=_taught_in)
+    return [list(group) for _, group in groupby(taught, key=_taught_in)]
+
+
+def _taught_in(x: ExchangeRow) -> tuple[int, int]:
+    """Return the round in which an update came, and the one that it began in."""
+    return (x.round if x.merged_round is None else x.merged_round), x.round
 
 
 def _contexts(exchanges: Sequence[ExchangeRow], is_literal: bool) -> Floats:

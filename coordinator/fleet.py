@@ -86,7 +86,7 @@ class Fleet:
         while self._missing or not self._is_linked.is_set():
             await self._is_linked.wait()
             left = self._rejoin_by - self._journal.now()
-            if left <= 0 or self.registry.available(self._journal.now()).sum() >= self._missing:
+            if left <= 0 or self.registry.present(self._journal.now()) >= self._missing:
                 self._missing = 0
             else:
                 await self.wait_change(left)
@@ -139,11 +139,11 @@ class Fleet:
         """
         now = self._journal.now()
         known = self.registry.get(name)
-        was_available = known is not None and known.is_available(now)
+        was_there = known is not None and (known.is_available(now), known.is_present(now))
         if not self.registry.update_context(name, context, now):
             return False
         device = self.registry[name]
-        if device.is_available(now) != was_available:
+        if (device.is_available(now), device.is_present(now)) != (was_there or (False, False)):
             self._change()
         for what, text in clamps(device).items():
             if (name, what) not in self._clamped:

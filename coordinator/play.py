@@ -6,9 +6,11 @@ import anyio
 from anyio.abc import TaskGroup
 
 from coordinator.algorithms.arrays import Vector
-from coordinator.coding import pulled_blob, update_codec
+from coordinator.coding import update_codec
 from coordinator.journal import Journal
+from coordinator.last_words import LastWords
 from coordinator.merging import Merging
+from coordinator.offers import fault_in_offer
 from coordinator.ports import HostWatch, Waiting
 from coordinator.post import Post
 from coordinator.round import (
@@ -21,6 +23,7 @@ from coordinator.round import (
     Exchange,
     Excluded,
     GaveUp,
+    GoesOn,
     GrantUpload,
     Misbehaved,
     Offered,
@@ -36,13 +39,11 @@ from coordinator.uploads import Complete, Uploads
 from wire.codec import Buffer
 from wire.errors import DecodeError
 from wire.messages import (
-    Cancel,
     Failed,
     Grant,
     Offer,
     Ping,
     Pong,
-    Received,
     Train,
     UploadAck,
     UploadDone,
@@ -83,17 +84,39 @@ class Player:
         self._round: Round | None = None
         self._merging: Merging | None = None
         self._trains: dict[str, Train] = {}
-        self._pings: dict[str, tuple[int, float]] = {}
-        """Number and instant of the last ping to each device."""
+        """What each device whose exchange is in the table was asked."""
+        self._bases: dict[str, Vector] = {}
+        """The model that each of them was sent, shape (n_values,)."""
+        self._adding: set[str] = set()
+        """Whose accepted updates are on their way into a merge."""
+        self._last_words = LastWords(post)
+        self._pings: dict[str, tuple[int, float, Exchange]] = {}
+        """Number and instant of the last ping to each device, and what it was sent in."""
         self._ping_seq = 0
         self._asked_at: dict[str, float] = {}
         self._is_linked = False
         self._moved = anyio.Event()
 
+    def open(self, played: Round, merging: Merging) -> None:
+        """Make this the table that everything goes to; what it does not carry on is too late.
+
+        Args:
+            played: The table, whose own devices are yet to be asked.
+            merging: Where the updates go; it may begin later.
+        """
+        self._round, self._merging = played, merging
+        open_ = {x.device for x in played.carried.values() if x.stage.is_open}
+        self._trains = {device: self._trains[device] for device in open_}
+        self._bases = {device: self._bases[device] for device in open_}
+        self._waited = {device: self._waited[device] for device in open_ & self._waited.keys()}
+        for order in played.drop_stale(self._journal.now()):
+            self._carry_out(order, played)
+        self._move()
+
     async def play(
         self, played: Round, trains: Mapping[str, Train], merging: Merging, model: Vector
     ) -> None:
-        """Dispatch, then carry out what the table orders until nothing more can arrive.
+        """Dispatch, then carry out what the table orders until nothing is waited for any more.
 
         The last accepted updates may still be on their way into `merging`.
 
@@ -103,12 +126,42 @@ class Player:
             merging: Where the updates go.
             model: What the devices are sent, shape (n_values,).
         """
-        self._round, self._trains, self._merging = played, dict(trains), merging
-        self._uploads.begin(model)
-        self._pings.clear()
-        self._waited.clear()
+        if self._round is not played:
+            self.open(played, merging)
+        self.ask(played, trains, model)
+        while not played.is_over:
+            await self._moved.wait()
+
+    async def wait_end(self, played: Round) -> None:
+        """Wait until one more exchange of the open table is over."""
+        over = sum(x.is_over for x in played.everybody())
+        while sum(x.is_over for x in played.everybody()) == over:
+            await self._moved.wait()
+
+    async def keep_time(self) -> None:
+        """Tell the open table when a deadline passes, also while no round is being played."""
+        while True:
+            moved = self._moved
+            wake_at = None if self._round is None else self._round.wake_at()
+            timeout = None if wake_at is None else max(wake_at - self._journal.now(), 0.0)
+            with anyio.move_on_after(timeout):
+                await moved.wait()
+            self._on(Tick())
+
+    def give_up(self, why: str) -> None:
+        """End every exchange of the open table: nobody will wait for it."""
+        if self._round is not None:
+            for order in self._round.give_up(why, self._journal.now()):
+                self._carry_out(order, self._round)
+            self._move()
+
+    def ask(self, played: Round, trains: Mapping[str, Train], model: Vector) -> None:
+        """Ask devices to train `model`, shape (n_values,), in the round that is open."""
         now = self._journal.now()
-        for device in trains:
+        for device, train in trains.items():
+            self._trains[device], self._bases[device] = train, model
+            self._waited.pop(device, None)
+            self._pings.pop(device, None)
             played.dispatch(device, now)
             waiting = None if self._watch is None else self._watch.waiting(device)
             if waiting is not None:
@@ -117,23 +170,11 @@ class Player:
             played.hold(now)
         for device in trains:
             self._dispatch(device)
-        while not played.is_over:
-            moved = self._moved
-            wake_at = played.wake_at()
-            timeout = None if wake_at is None else max(wake_at - self._journal.now(), 0.0)
-            with anyio.move_on_after(timeout):
-                await moved.wait()
-            self._on(Tick())
-
-    def finish(self) -> None:
-        """Forget the round; what still arrives for it is too late."""
-        self._round, self._merging = None, None
-        self._trains.clear()
-        self._uploads.clear()
+        self._move()
 
     def on_hello(self, device: str, is_other_process: bool) -> None:
         """A device (re)connected: repeat what it may have missed, or give its exchange up."""
-        exchange = self._round.exchanges.get(device) if self._round else None
+        exchange = self._round.find(device) if self._round else None
         if exchange is None or not exchange.stage.is_open:
             return
         if is_other_process:
@@ -158,7 +199,7 @@ class Player:
 
     def on_idle(self, device: str) -> None:
         """A device says that it has nothing to do: what it was asked, or its answer, was lost."""
-        exchange = self._round.exchanges.get(device) if self._round else None
+        exchange = self._round.find(device) if self._round else None
         if exchange is None or exchange.stage is not Stage.ASKED:
             return
         if self._journal.now() - self._asked_at[device] > ASK_AGAIN_S:
@@ -166,18 +207,11 @@ class Player:
 
     def on_offer(self, device: str, offer: Offer) -> None:
         """A device has trained."""
-        train = self._expected(device, offer.round)
-        if train is None or offer.attempt != train.attempt:
-            self._post.say(
-                device, Cancel(round=offer.round, reason="this round is not open for you")
-            )
+        train, exchange = self._expected(device, offer.round)
+        if train is None or exchange is None or offer.attempt != train.attempt:
+            self._last_words.repeat(device, offer.round, "this round is not open for you")
             return
-        assert self._round is not None
-        exchange = self._round.exchanges[device]
-        if not exchange.stage.is_open:
-            self._say_last_word(exchange, self._round)
-            return
-        fault = self._fault_in_offer(device, offer, train)
+        fault = fault_in_offer(self._uploads, offer, train)
         if fault is not None:
             self._on(Misbehaved(device, fault))
         elif exchange.stage is Stage.GRANTED and exchange.offer == offer:
@@ -194,7 +228,8 @@ class Player:
         except DecodeError as exc:
             self._journal.complaint("bad chunk", str(exc), device=device, round_id=self._round.id)
             return
-        offer = self._round.exchanges[device].offer if device in self._round.exchanges else None
+        exchange = self._round.find(device)
+        offer = None if exchange is None else exchange.offer
         if bitmap is not None and offer is not None:
             self._post.say(device, UploadAck(id=offer.manifest.id, received=bitmap), qos=0)
         if complete is not None:
@@ -202,12 +237,8 @@ class Player:
 
     def on_done(self, device: str, done: UploadDone) -> None:
         """The hash of an update, or a question what became of it."""
-        if self._round is None or self._expected(device, done.round) is None:
-            self._post.say(device, Cancel(round=done.round, reason="this round is over"))
-            return
-        exchange = self._round.exchanges[device]
-        if not exchange.stage.is_open:
-            self._say_last_word(exchange, self._round)
+        if self._expected(device, done.round)[0] is None:
+            self._last_words.repeat(device, done.round, "this round is over")
             return
         complete = self._uploads.on_done(device, done)
         if complete is not None:
@@ -215,15 +246,15 @@ class Player:
 
     def on_failed(self, device: str, failed: Failed) -> None:
         """A device gives up."""
-        if self._expected(device, failed.round) is not None:
+        if self._expected(device, failed.round)[0] is not None:
             self._on(GaveUp(device, f"{failed.phase}: {failed.reason}"))
 
     def on_pong(self, device: str, pong: Pong) -> None:
         """The echo came back."""
-        seq, sent = self._pings.get(device, (None, 0.0))
-        if self._round is not None and pong.seq == seq:
-            self._round.exchanges[device].signal_s = self._journal.now() - sent
-            del self._pings[device]
+        ping = self._pings.get(device)
+        if ping is not None and pong.seq == ping[0]:
+            _, sent, exchange = self._pings.pop(device)
+            exchange.signal_s = self._journal.now() - sent
 
     def vanish(self, device: str, why: str) -> None:
         """A device has been gone for too long."""
@@ -233,32 +264,33 @@ class Player:
         """A person took a device out."""
         self._on(Excluded(device))
 
+    def is_through(self, exchange: Exchange) -> bool:
+        """Tell whether an exchange is over, and nothing of it is in memory any more."""
+        return exchange.is_over and exchange.device not in self._adding
+
+    async def wait_moved(self, timeout_s: float) -> None:
+        """Wait until something happened in the open table, or for `timeout_s`."""
+        moved = self._moved
+        with anyio.move_on_after(timeout_s):
+            await moved.wait()
+
     def open_devices(self) -> list[str]:
         """Return who is still expected to answer."""
         if self._round is None:
             return []
-        return [x.device for x in self._round.exchanges.values() if x.stage.is_open]
+        return [x.device for x in self._round.everybody() if x.stage.is_open]
 
-    def _expected(self, device: str, round_id: int) -> Train | None:
-        if self._round is None or self._round.id != round_id:
-            return None
-        return self._trains.get(device)
-
-    def _fault_in_offer(self, device: str, offer: Offer, train: Train) -> str | None:
-        fault = self._uploads.fault_in_offer(offer.manifest, update_codec(train))
-        if fault is not None:
-            return fault
-        if pulled_blob(train, offer) is None:
-            return "offer: the model must have come in a blob that was announced"
-        if offer.n_k < 1:
-            return f"offer: n_k must be at least 1, got {offer.n_k}"
-        if train.needs_loss and offer.loss_before is None:
-            return "offer: loss_before is missing, and the aggregation rule needs it"
-        return None
+    def _expected(self, device: str, round_id: int) -> tuple[Train | None, Exchange | None]:
+        """Return a device's open exchange and what it was asked, if it is of this round."""
+        exchange = self._round.find(device) if self._round else None
+        if exchange is None or exchange.round != round_id or not exchange.stage.is_open:
+            return None, None
+        return self._trains.get(device), exchange
 
     def _on_complete(self, device: str, complete: Complete) -> None:
-        assert self._round is not None
-        exchange = self._round.exchanges[device]
+        exchange = self._round.find(device) if self._round else None
+        if exchange is None:
+            return
         exchange.resent_up, exchange.settled = complete.resent, complete.settled
         self._note_starvation(exchange)
         self._on(
@@ -279,31 +311,34 @@ class Player:
         self._moved = anyio.Event()
 
     def _carry_out(self, order: Order, played: Round) -> None:
-        device = order.device
+        device, exchange = order.device, played.find(order.device)
+        assert exchange is not None, "an order is about an exchange"
         match order:
             case GrantUpload():
-                offer = played.exchanges[device].offer
-                assert offer is not None
-                codec = update_codec(self._trains[device])
-                self._uploads.open(device, offer.manifest, upload_window(offer.manifest), codec)
+                assert exchange.offer is not None
+                manifest, codec = exchange.offer.manifest, update_codec(self._trains[device])
+                self._uploads.open(
+                    device, manifest, upload_window(manifest), codec, self._bases[device]
+                )
                 self._grant(device)
             case Check():
-                assert self._merging is not None
-                self._group.start_soon(self._check, device, played, self._merging)
+                self._group.start_soon(self._check, device, exchange)
             case Accept():
-                self._say_last_word(played.exchanges[device], played)
+                self._last_words.say(exchange)
+            case GoesOn(why=why):
+                self._journal.event("goes on", why, device=device, round_id=exchange.round)
             case Abandon(why=why):
-                stage = played.exchanges[device].stage
+                stage = exchange.stage
                 if stage is Stage.LATE:
-                    self._note_starvation(played.exchanges[device])
+                    self._note_starvation(exchange)
                 if stage is Stage.CANCELLED:
-                    self._journal.event("cancelled", why, device=device, round_id=played.id)
+                    self._journal.event("cancelled", why, device=device, round_id=exchange.round)
                 else:
                     self._journal.event(
-                        stage.value, why, level="warning", device=device, round_id=played.id
+                        stage.value, why, level="warning", device=device, round_id=exchange.round
                     )
                 self._uploads.forget(device)
-                self._say_last_word(played.exchanges[device], played)
+                self._last_words.say(exchange)
 
     def _note_starvation(self, exchange: Exchange) -> None:
         """Take note of what the device has suffered since it was asked to train."""
@@ -319,36 +354,40 @@ class Player:
     def _dispatch(self, device: str) -> None:
         self._asked_at[device] = self._journal.now()
         self._post.say(device, self._trains[device])
-        self._ping_seq += 1
-        self._pings[device] = (self._ping_seq, self._journal.now())
-        self._post.say(device, Ping(seq=self._ping_seq), qos=0)
+        exchange = self._round.find(device) if self._round else None
+        if exchange is not None:
+            self._ping_seq += 1
+            self._pings[device] = (self._ping_seq, self._journal.now(), exchange)
+            self._post.say(device, Ping(seq=self._ping_seq), qos=0)
 
     def _grant(self, device: str) -> None:
-        exchange = self._round.exchanges.get(device) if self._round else None
-        if exchange is None or exchange.offer is None or self._round is None:
+        exchange = self._round.find(device) if self._round else None
+        if exchange is None or exchange.offer is None:
             return
         manifest = exchange.offer.manifest
-        grant = Grant(round=self._round.id, id=manifest.id, window=upload_window(manifest))
+        grant = Grant(round=exchange.round, id=manifest.id, window=upload_window(manifest))
         self._post.say(device, grant)
 
-    async def _check(self, device: str, played: Round, merging: Merging) -> None:
-        """Verify an update; if the table then accepts it, add it, and only then give it back."""
-        fault = await self._uploads.check(device)
-        async with merging.turn:
-            if self._round is not played:
-                return
-            exchange = played.exchanges[device]
-            exchange.decode_s = self._uploads.decode_s(device)
-            self._on(Checked(device, fault))
-            if exchange.stage is Stage.DONE:
-                await merging.add(exchange, self._uploads.vector(device))
-                self._uploads.release(device)
+    async def _check(self, device: str, exchange: Exchange) -> None:
+        """Verify an update; if the table then accepts it, add it, and only then give it back.
 
-    def _say_last_word(self, exchange: Exchange, played: Round) -> None:
-        """Tell a device what became of its exchange, also when it asks again."""
-        stage, offer, why = exchange.stage, exchange.offer, exchange.why
-        word: Received | Cancel = Cancel(round=played.id, reason=why)
-        if offer is not None and stage in (Stage.DONE, Stage.REJECTED):
-            is_accepted = stage is Stage.DONE
-            word = Received(round=played.id, id=offer.manifest.id, accepted=is_accepted, reason=why)
-        self._post.say(exchange.device, word)
+        Its round may close meanwhile and another take it over, whose merge begins later.
+        """
+        fault = await self._uploads.check(device)
+        while (merging := self._merging) is not None:
+            await merging.wait_begun()
+            async with merging.turn:
+                if merging is not self._merging:
+                    continue
+                if exchange.is_over:
+                    return
+                exchange.decode_s = self._uploads.decode_s(device)
+                self._on(Checked(device, fault))
+                if exchange.stage is Stage.DONE:
+                    self._adding.add(device)
+                    vector, base = self._uploads.vector(device), self._bases.get(device)
+                    await merging.add(exchange, vector, base)
+                    self._uploads.release(device)
+                    self._adding.discard(device)
+                    self._move()
+                return

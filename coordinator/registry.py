@@ -92,6 +92,14 @@ class Device:
         skills = UNSET if self.capabilities is None else self.capabilities.skills
         return skills is not UNSET and "loss" in skills
 
+    def is_present(self, now: float) -> bool:
+        """It is available, or but for work that is still wanted of it."""
+        if self.busy_round is None or self.is_draining:
+            return self.is_available(now)
+        return (
+            self.is_on and self.context is not None and now - self.context_at <= CONTEXT_MAX_AGE_S
+        )
+
     def status(self, now: float) -> str:
         """Return the one word that a person reads."""
         if not self.is_on:
@@ -210,6 +218,10 @@ class Registry:
         there = (d.is_available(now) and (d.can_answer or not self.must_answer) for d in self)
         return np.fromiter(there, dtype=np.bool_, count=len(self))
 
+    def present(self, now: float) -> int:
+        """Return how many devices are available, or at work on a round that is over for others."""
+        return sum(d.is_present(now) for d in self)
+
     def n_k(self) -> Ints:
         """Return the training examples of each device, shape (N,); claims are clamped."""
         return np.fromiter((claimed_n_k(d) for d in self), dtype=np.int64, count=len(self))
@@ -241,6 +253,14 @@ class Registry:
         """Take note of who is at work from now on."""
         for name in selected:
             self._devices[name].busy_round = round_id
+            self._devices[name].is_draining = False
+
+    def release(self, name: str, *, has_trained: bool, is_draining: bool) -> None:
+        """Take note that a device's exchange is over while its round goes on."""
+        device = self._devices[name]
+        device.trained_last = has_trained
+        device.is_draining = is_draining
+        device.busy_round = device.busy_round if is_draining else None
 
     def drain(self, names: Iterable[str], round_id: int) -> None:
         """Take note of who may still be at work on a question that nobody waits for any more."""
@@ -248,7 +268,11 @@ class Registry:
             self._devices[name].busy_round, self._devices[name].is_draining = round_id, True
 
     def close_round(
-        self, selected: Iterable[str], trained: Iterable[str], draining: Iterable[str]
+        self,
+        selected: Iterable[str],
+        trained: Iterable[str],
+        draining: Iterable[str],
+        over: Iterable[str] | None = None,
     ) -> None:
         """Take note of how a round ended.
 
@@ -256,12 +280,14 @@ class Registry:
             selected: Who was chosen.
             trained: Who completed local training.
             draining: Who may still be at work although nobody waits for it any more.
+            over: Whose exchange came to its end in it, begun then or earlier; None is the chosen.
         """
         chosen, done, late = set(selected), set(trained), set(draining)
+        ended = chosen if over is None else set(over)
         for device in self:
             device.selected_last = device.name in chosen
             device.trained_last = device.name in done
-            if device.name in chosen:
+            if device.name in ended:
                 device.is_draining = device.name in late
                 device.busy_round = device.busy_round if device.is_draining else None
 

@@ -9,205 +9,42 @@ come back. Everything a person may ask about an exchange later is written down h
 
 The deadline counts t - queued - outage: a device that waits for a grant, or for our link to come
 back, waits for us.
+
+Where late updates are merged, a device that misses the deadline goes on: the round does not wait
+for it any more, and hands it to the next one (`successor`), until its patience is over or its
+update would be too old.
+
+In a buffered (asynchronous) round nobody is late for it: it is over when enough updates have come,
+of whichever version, or when none has come for too long, and hands all others to the next one.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TypeAlias
 
-from wire.messages import Manifest, Offer, Settled
+from coordinator.exchange import Exchange as Exchange
+from coordinator.exchange import Stage as Stage
+from coordinator.exchange import Starved as Starved
+from coordinator.round_events import Abandon as Abandon
+from coordinator.round_events import Accept as Accept
+from coordinator.round_events import Arrived as Arrived
+from coordinator.round_events import Check as Check
+from coordinator.round_events import Checked as Checked
+from coordinator.round_events import Event as Event
+from coordinator.round_events import Excluded as Excluded
+from coordinator.round_events import GaveUp as GaveUp
+from coordinator.round_events import GoesOn as GoesOn
+from coordinator.round_events import GrantUpload as GrantUpload
+from coordinator.round_events import Misbehaved as Misbehaved
+from coordinator.round_events import Offered as Offered
+from coordinator.round_events import Order as Order
+from coordinator.round_events import Tick as Tick
+from coordinator.round_events import Vanished as Vanished
+from wire.messages import Manifest
 
 FLIGHT_BYTES = 8 << 20
 """What granted uploads together may have waiting for us in the broker."""
 
 LARGE_CHUNK_BYTES = 128 * 1024
-
-
-class Stage(str, Enum):
-    """Where an exchange stands."""
-
-    ASKED = "asked"
-    QUEUED = "queued"
-    GRANTED = "granted"
-    CHECKING = "checking"
-    DONE = "done"
-    LATE = "late"
-    FAILED = "failed"
-    LOST = "lost"
-    REJECTED = "rejected"
-    CANCELLED = "cancelled"
-
-    @property
-    def is_open(self) -> bool:
-        """The exchange may still succeed."""
-        return self in _OPEN
-
-
-_OPEN = frozenset({Stage.ASKED, Stage.QUEUED, Stage.GRANTED, Stage.CHECKING})
-
-
-@dataclass(frozen=True, slots=True)
-class Offered:
-    """A device has trained and asks to upload."""
-
-    device: str
-    offer: Offer
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """All chunks of an update and its hash are here."""
-
-    device: str
-    at: float
-    """When the last chunk came."""
-    bytes_up: int
-    duplicates: int
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """An update has been hashed and looked at; `fault` is None when it may be merged."""
-
-    device: str
-    fault: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class GaveUp:
-    """A device says that it cannot go on."""
-
-    device: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Misbehaved:
-    """What a device sent breaks a rule."""
-
-    device: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Vanished:
-    """A device has been gone for too long, or came back as another process."""
-
-    device: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Excluded:
-    """A person took the device out."""
-
-    device: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event: TypeAlias = Offered | Arrived | Checked | GaveUp | Misbehaved | Vanished | Excluded | Tick
-
-
-@dataclass(frozen=True, slots=True)
-class GrantUpload:
-    """Let a device upload."""
-
-    device: str
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """Verify an update off the loop."""
-
-    device: str
-
-
-@dataclass(frozen=True, slots=True)
-class Accept:
-    """Tell a device that its update will be merged."""
-
-    device: str
-
-
-@dataclass(frozen=True, slots=True)
-class Abandon:
-    """Tell a device to stop working on this round, and forget its upload."""
-
-    device: str
-    why: str
-
-
-Order: TypeAlias = GrantUpload | Check | Accept | Abandon
-
-
-@dataclass(frozen=True, slots=True)
-class Starved:
-    """For how long the machine that emulates a device kept others waiting during an exchange."""
-
-    device_s: float
-    """The device itself."""
-    path_s: float
-    """The broker, or what carries the device's bytes to it."""
-    watched_s: float
-    """How long the exchange was watched: from the dispatch to its end."""
-
-
-@dataclass(slots=True)
-class Exchange:
-    """One device's exchange in this round; instants are on the coordinator's clock."""
-
-    device: str
-    dispatched: float
-    stage: Stage = Stage.ASKED
-    why: str = ""
-    offer: Offer | None = None
-    offered: float | None = None
-    granted: float | None = None
-    arrived: float | None = None
-    signal_s: float | None = None
-    bytes_up: int = 0
-    duplicates_up: int = 0
-    resent_up: int = 0
-    settled: Settled | None = None
-    """Of the update."""
-    decode_s: float | None = None
-    """Decoding the update here, off the loop; None if it came as it is."""
-    is_disturbed: bool = False
-    """The coordinator lost its own link meanwhile."""
-    starved: Starved | None = None
-    """By the machine that emulates the device; None where nobody can tell."""
-    outage_s: float = 0.0
-    """For how long, while it was this device's turn; no part of its deadline."""
-
-    def queued_s(self, now: float) -> float:
-        """Return how long it has waited for its grant."""
-        if self.offered is None:
-            return 0.0
-        return (self.granted if self.granted is not None else now) - self.offered
-
-    @property
-    def tau_wall_s(self) -> float | None:
-        """t_complete - t_dispatch."""
-        return None if self.arrived is None else self.arrived - self.dispatched
-
-    @property
-    def tau_s(self) -> float | None:
-        """The model exchange time: tau_wall - queued."""
-        wall = self.tau_wall_s
-        return None if wall is None else wall - self.queued_s(wall)
-
-    @property
-    def upload_s(self) -> float | None:
-        """From the grant to the last chunk."""
-        if self.arrived is None or self.granted is None:
-            return None
-        return self.arrived - self.granted
-
 
 _STAGES: dict[type[Event], frozenset[Stage]] = {
     Offered: frozenset({Stage.ASKED}),
@@ -223,7 +60,7 @@ _STAGES: dict[type[Event], frozenset[Stage]] = {
 
 @dataclass(slots=True)
 class Round:
-    """The exchanges of one round."""
+    """The exchanges of one round, and those of earlier ones that still go on."""
 
     id: int
     attempt: int
@@ -232,20 +69,98 @@ class Round:
     """Updates that may be on their way or being checked at the same time (G)."""
     wanted: int
     """Updates after which the round is over (per_round)."""
+    version: int = 0
+    """Number of the version that this round's devices train."""
+    patience_s: float | None = None
+    """From its dispatch, how long a late device may go on; None ends its exchange at once."""
+    max_staleness: int = 0
+    """An update is given up when it would be merged more than so many versions late."""
+    is_buffered: bool = False
+    """Over as soon as `wanted` updates of any version have come; who is still at work goes on."""
+    begun: float | None = None
+    """When a buffered round began; None before, and of any other."""
     exchanges: dict[str, Exchange] = field(default_factory=dict)
+    """Of this round."""
+    carried: dict[str, Exchange] = field(default_factory=dict)
+    """Of earlier rounds, still open when this one began."""
     _queue: list[str] = field(default_factory=list)
     _held_since: float | None = None
+    _outage_s: float = 0.0
+    """For how long our own link was down since it began."""
+    _has_expired: bool = False
+
+    def begin(self, now: float) -> None:
+        """Begin a buffered round."""
+        self.begun = now
 
     def dispatch(self, device: str, now: float) -> None:
         """Take note that `device` was asked to train."""
-        self.exchanges[device] = Exchange(device=device, dispatched=now)
+        self.exchanges[device] = Exchange(
+            device=device,
+            dispatched=now,
+            round=self.id,
+            attempt=self.attempt,
+            version=self.version,
+            is_disturbed=self._held_since is not None,
+        )
+
+    def successor(self, version: int) -> "Round":
+        """Return the next round, not begun yet, with all exchanges that are still open.
+
+        Args:
+            version: Number of the version that it will train.
+        """
+        open_ = {x.device: x for x in self.everybody() if x.stage.is_open}
+        for x in open_.values():
+            if x.companions is None:
+                x.companions = len(self.exchanges) - 1
+        return Round(
+            id=self.id + 1,
+            attempt=0,
+            deadline_s=self.deadline_s,
+            slots=self.slots,
+            wanted=self.wanted,
+            version=version,
+            patience_s=self.patience_s,
+            max_staleness=self.max_staleness,
+            is_buffered=self.is_buffered,
+            carried=open_,
+            _queue=[device for device in self._queue if device in open_],
+            _held_since=self._held_since,
+        )
+
+    def drop_stale(self, now: float) -> Sequence[Order]:
+        """Give up what would be merged too late; to be called once, when a round takes over."""
+        orders: list[Order] = []
+        for x in self.carried.values():
+            if x.stage.is_open and self.version - x.version > self.max_staleness:
+                why = f"its update would be more than {self.max_staleness} versions late"
+                self._end(x, Stage.LATE, why, now, orders)
+        self._grant_next(now, orders)
+        return orders
+
+    def give_up(self, why: str, now: float) -> Sequence[Order]:
+        """End every exchange that is still open: nobody will wait for it."""
+        orders: list[Order] = []
+        for x in self.everybody():
+            if x.stage.is_open:
+                self._end(x, Stage.LATE if x.is_late else Stage.CANCELLED, why, now, orders)
+        return orders
+
+    def everybody(self) -> list[Exchange]:
+        """Return the exchanges of earlier rounds, then those of this one."""
+        return [*self.carried.values(), *self.exchanges.values()]
+
+    def find(self, device: str) -> Exchange | None:
+        """Return a device's newest exchange here; None if it has none."""
+        return self.exchanges.get(device) or self.carried.get(device)
 
     def hold(self, now: float) -> None:
         """Our own link is down: no deadline passes until `go_on`."""
         if self._held_since is not None:
             return
         self._held_since = now
-        for x in self.exchanges.values():
+        for x in self.everybody():
             x.is_disturbed |= x.stage.is_open
 
     def go_on(self, now: float) -> None:
@@ -253,28 +168,47 @@ class Round:
         held_since, self._held_since = self._held_since, None
         if held_since is None:
             return
-        for x in self.exchanges.values():
+        if self.begun is not None:
+            self._outage_s += now - max(held_since, self.begun)
+        for x in self.everybody():
             if self._has_deadline(x):
                 turn = x.dispatched if x.granted is None else x.granted
                 x.outage_s += now - max(held_since, turn)
 
     @property
     def is_over(self) -> bool:
-        """Nothing more can arrive."""
-        return not any(x.stage.is_open for x in self.exchanges.values())
+        """Nothing more can arrive that this round would wait for."""
+        if self.is_buffered:
+            return self._has_expired or self._is_full or self.is_idle
+        return not any(x.stage.is_open and not x.is_late for x in self.exchanges.values())
+
+    @property
+    def is_void(self) -> bool:
+        """Nothing has come, and nothing is under way."""
+        return self.is_idle and not self.in_stage(Stage.DONE)
+
+    @property
+    def open_count(self) -> int:
+        """Exchanges that are under way."""
+        return sum(x.stage.is_open for x in self.everybody())
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing can arrive, of whatever round."""
+        return not any(x.stage.is_open for x in self.everybody())
 
     def in_stage(self, stage: Stage) -> list[Exchange]:
-        """Return the exchanges in a stage, in the order of dispatch."""
-        return [x for x in self.exchanges.values() if x.stage is stage]
+        """Return the exchanges in a stage, earlier rounds first, in the order of dispatch."""
+        return [x for x in self.everybody() if x.stage is stage]
 
     def wake_at(self) -> float | None:
         """Return when the next deadline passes; None if none can."""
         if self._held_since is not None:
             return None
-        return min(
-            (self._deadline(x) for x in self.exchanges.values() if self._has_deadline(x)),
-            default=None,
-        )
+        deadlines = [self._deadline(x) for x in self.everybody() if self._has_deadline(x)]
+        if (expires := self._expires_at()) is not None and not self.is_over:
+            deadlines.append(expires)
+        return min(deadlines, default=None)
 
     def on(self, event: Event, now: float) -> Sequence[Order]:
         """Take note of an event and return what has to be done.
@@ -284,12 +218,12 @@ class Round:
         """
         orders: list[Order] = []
         if not isinstance(event, Tick):
-            exchange = self.exchanges.get(event.device)
+            exchange = self.find(event.device)
             if exchange is None or exchange.stage not in _STAGES[type(event)]:
                 return orders
             _HANDLERS[type(event)](self, exchange, event, now, orders)
         self._pass_deadlines(now, orders)
-        self._stop_when_enough(orders)
+        self._stop_when_enough(now, orders)
         self._grant_next(now, orders)
         return orders
 
@@ -304,49 +238,72 @@ class Round:
 
     def _checked(self, x: Exchange, event: Checked, now: float, orders: list[Order]) -> None:
         if event.fault is None:
-            x.stage = Stage.DONE
+            x.stage, x.why = Stage.DONE, ""
+            x.staleness, x.merged_round = self.version - x.version, self.id
             orders.append(Accept(x.device))
         else:
-            self._end(x, Stage.REJECTED, event.fault, orders)
+            self._end(x, Stage.REJECTED, event.fault, now, orders)
 
     def _gave_up(self, x: Exchange, event: GaveUp, now: float, orders: list[Order]) -> None:
-        self._end(x, Stage.FAILED, event.why, orders)
+        self._end(x, Stage.FAILED, event.why, now, orders)
 
     def _misbehaved(self, x: Exchange, event: Misbehaved, now: float, orders: list[Order]) -> None:
-        self._end(x, Stage.REJECTED, event.why, orders)
+        self._end(x, Stage.REJECTED, event.why, now, orders)
 
     def _vanished(self, x: Exchange, event: Vanished, now: float, orders: list[Order]) -> None:
-        self._end(x, Stage.LOST, event.why, orders)
+        self._end(x, Stage.LOST, event.why, now, orders)
 
     def _excluded(self, x: Exchange, event: Excluded, now: float, orders: list[Order]) -> None:
-        self._end(x, Stage.CANCELLED, "taken out by a person", orders)
+        self._end(x, Stage.CANCELLED, "taken out by a person", now, orders)
 
-    def _end(self, x: Exchange, stage: Stage, why: str, orders: list[Order]) -> None:
-        x.stage, x.why = stage, why
+    def _end(self, x: Exchange, stage: Stage, why: str, now: float, orders: list[Order]) -> None:
+        x.stage, x.why, x.ended = stage, why, now
         if x.device in self._queue:
             self._queue.remove(x.device)
         orders.append(Abandon(x.device, why))
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.in_stage(Stage.DONE)) >= self.wanted
+
+    def _expires_at(self) -> float | None:
+        if not self.is_buffered or self.begun is None:
+            return None
+        return self.begun + self.deadline_s + self._outage_s
 
     def _has_deadline(self, x: Exchange) -> bool:
         return x.stage in (Stage.ASKED, Stage.GRANTED)
 
     def _deadline(self, x: Exchange) -> float:
         waited = x.queued_s(x.granted) if x.granted is not None else 0.0
-        return x.dispatched + self.deadline_s + waited + x.outage_s
+        return x.dispatched + self._limit_s(x) + waited + x.outage_s
+
+    def _limit_s(self, x: Exchange) -> float:
+        if x.is_late and self.patience_s is not None:
+            return self.patience_s
+        return self.deadline_s
 
     def _pass_deadlines(self, now: float, orders: list[Order]) -> None:
         if self._held_since is not None:
             return
-        for x in self.exchanges.values():
-            if self._has_deadline(x) and now >= self._deadline(x):
-                self._end(x, Stage.LATE, f"no update within {self.deadline_s:g} s", orders)
+        expires = self._expires_at()
+        self._has_expired |= expires is not None and now >= expires
+        for x in self.everybody():
+            while self._has_deadline(x) and now >= self._deadline(x):
+                why = f"no update within {self._limit_s(x):g} s"
+                if x.is_late or self.patience_s is None:
+                    self._end(x, Stage.LATE, why, now, orders)
+                else:
+                    x.is_late, x.why = True, why
+                    orders.append(GoesOn(x.device, why))
 
-    def _stop_when_enough(self, orders: list[Order]) -> None:
-        if len(self.in_stage(Stage.DONE)) < self.wanted:
+    def _stop_when_enough(self, now: float, orders: list[Order]) -> None:
+        done = sum(x.stage is Stage.DONE for x in self.exchanges.values())
+        if self.is_buffered or done < self.wanted:
             return
         for x in self.exchanges.values():
-            if x.stage.is_open:
-                self._end(x, Stage.CANCELLED, "enough updates had arrived", orders)
+            if x.stage.is_open and not x.is_late:
+                self._end(x, Stage.CANCELLED, "enough updates had arrived", now, orders)
 
     def _grant_next(self, now: float, orders: list[Order]) -> None:
         """Grant in the order of the queue, as long as there are slots and room in the broker."""
@@ -354,7 +311,8 @@ class Round:
         free = self.slots - len(granted) - len(self.in_stage(Stage.CHECKING))
         flight = sum(flight_bytes(x.offer.manifest) for x in granted if x.offer is not None)
         while self._queue and free > 0:
-            x = self.exchanges[self._queue[0]]
+            x = self.find(self._queue[0])
+            assert x is not None, "queued without an exchange"
             assert x.offer is not None, "queued without an offer"
             own = flight_bytes(x.offer.manifest)
             if flight and flight + own > FLIGHT_BYTES:

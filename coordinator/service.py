@@ -188,6 +188,7 @@ class Coordinator:
         group.start_soon(self._pump, group, inbox, post, public, name="coordinator.pump")
         group.start_soon(self._insist, post, public, name="coordinator.claim")
         group.start_soon(self._lag.run, name="coordinator.lag")
+        group.start_soon(player.keep_time, name="coordinator.deadlines")
         group.start_soon(self._watch, (player, asker), fleet.registry, name="coordinator.presence")
         try:
             # Until the tree is ours nothing is written to it, and nobody is answered.

@@ -64,6 +64,7 @@ COLUMNS = (
     "bytes_up",
     "codec_down",
     "codec_up",
+    "staleness",
 )
 
 
@@ -188,11 +189,15 @@ def _model(row: MetricRow | None) -> dict[str, Any]:
 def _exchanges(table: _Table) -> Exchanges:
     seen = {name: values[table.valid] for name, values in table.numbers.items()}
     tau_s, rest_s = seen["tau_s"], seen["unaccounted_s"]
+    stale = table.numbers["staleness"]
     return Exchanges(
         count=len(table.device),
         invalid=int((table.done & ~table.valid).sum()),
         starved=int((table.done & (table.numbers["is_starved"] == 1.0)).sum()),
         late=int((table.outcome == "late").sum()),
+        merged_late=int((stale[table.done] > 0.0).sum()),
+        staleness_mean=_mean(stale[table.done]),
+        cancelled=int((table.outcome == "cancelled").sum()),
         failed=int(np.isin(table.outcome, FAILURES).sum()),
         median_s=_median(tau_s),
         p95_s=_percentile(tau_s, 95),
@@ -302,6 +307,11 @@ def _profiles(
             step_s_median=_median(table.train_s[stepped] / steps[stepped]),
         )
     return summaries
+
+
+def _mean(values: Floats) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else None
 
 
 def _median(values: Sequence[float] | Floats) -> float | None:

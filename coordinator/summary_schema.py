@@ -34,6 +34,13 @@ class Exchanges(Struct, frozen=True, kw_only=True):
     starved: int
     """Of the invalid ones: the machine that emulates the fleet was too busy."""
     late: int
+    """Missed the deadline, and were not merged later."""
+    merged_late: int
+    """Done, but one version late or more."""
+    staleness_mean: float | None
+    """Versions late, mean over all updates that were merged."""
+    cancelled: int
+    """Called off, enough others having arrived, or by a person."""
     failed: int
     """Failed, lost or rejected."""
     median_s: float | None

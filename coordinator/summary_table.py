@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from coordinator.quantities import MISSING, clock, percent, ratio, seconds, size
-from coordinator.summary_schema import DeviceSummary, Summary
+from coordinator.summary_schema import DeviceSummary, Exchanges, Summary
 
 MAX_DEVICES = 40
 """Devices listed for a terminal."""
@@ -52,7 +52,7 @@ def _facts(s: Summary) -> list[str]:
         (
             "exchanges",
             f"{x.count}, median {seconds(x.median_s)} s, p95 {seconds(x.p95_s)} s; "
-            f"{x.late} late, {x.failed} failed, {x.invalid} invalid{starved}; "
+            f"{x.late} late{_lateness(x)}, {x.failed} failed, {x.invalid} invalid{starved}; "
             f"{percent(x.unaccounted_ratio)} unaccounted for",
         ),
         (
@@ -92,6 +92,14 @@ def _asking(s: Summary) -> list[tuple[str, str]]:
     if s.audits:
         pairs.append(("audit", f"{s.audits} exchanges of devices drawn by chance"))
     return pairs
+
+
+def _lateness(x: Exchanges) -> str:
+    """Return what else became of those who took too long; nothing if nothing did."""
+    merged = f" and {x.merged_late} merged late" if x.merged_late else ""
+    mean = f" ({x.staleness_mean:.2g} versions on average)" if x.merged_late else ""
+    cancelled = f", {x.cancelled} cancelled" if x.cancelled else ""
+    return f"{merged}{mean}{cancelled}"
 
 
 def _named(codecs: dict[str, int]) -> str:

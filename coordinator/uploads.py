@@ -20,6 +20,8 @@ class _Upload:
     intake: Intake
     codec: Codec | None
     """None is float32 as it is."""
+    base: Vector | None
+    """The model that a coded update changes, shape (n_values,)."""
     sha256: bytes | None = None
     resent: int = 0
     vector: Vector | None = None
@@ -40,7 +42,7 @@ class Complete:
 
 
 class Uploads:
-    """The open uploads of a round.
+    """The open uploads, of this round and of earlier ones.
 
     Memory is taken when one is granted. What an update occupied serves the next one of its size
     as soon as it is released: fresh memory costs as much time as the chunks that fill it. So what
@@ -53,12 +55,6 @@ class Uploads:
         self._now = now
         self._open: dict[str, _Upload] = {}
         self._spare: dict[int, list[bytearray]] = {}
-        self._model: Vector | None = None
-
-    def begin(self, model: Vector) -> None:
-        """Begin a round that was sent `model`, shape (n_values,): coded updates change it."""
-        self._open.clear()
-        self._model = model
 
     def fault_in_offer(self, manifest: Manifest, codec: Codec | None = None) -> str | None:
         """Return what is wrong with an announced update, or None."""
@@ -74,12 +70,20 @@ class Uploads:
         return None
 
     def open(
-        self, device: str, manifest: Manifest, window: int, codec: Codec | None = None
+        self,
+        device: str,
+        manifest: Manifest,
+        window: int,
+        codec: Codec | None = None,
+        base: Vector | None = None,
     ) -> None:
-        """Make room for the update of a device that is granted `window` chunks at a time."""
+        """Make room for the update of a device that is granted `window` chunks at a time.
+
+        `base`, shape (n_values,), is the model that it was sent: a coded update changes it.
+        """
         spare = self._spare.get(manifest.size_bytes)
         memory = spare.pop() if spare else None
-        self._open[device] = _Upload(Intake(manifest, window, memory), codec)
+        self._open[device] = _Upload(Intake(manifest, window, memory), codec, base)
 
     def on_frame(self, device: str, frame: Buffer) -> tuple[bytes | None, Complete | None]:
         """Take a chunk; return the bitmap if an acknowledgement is due, and the end if it is one.
@@ -138,20 +142,17 @@ class Uploads:
         self._open.pop(device, None)
 
     def clear(self) -> None:
-        """End of the round: free everything."""
+        """Free everything."""
         self._open.clear()
-        self._model = None
 
     def _verify(self, upload: _Upload, sha256: bytes) -> None:
-        intake, codec, model = upload.intake, upload.codec, self._model
+        intake, codec = upload.intake, upload.codec
         intake.verify(sha256)
         if codec is None:
             upload.vector = vector_from_bytes(intake.data, self._layout.n_values)
             return
-        if model is None:
-            raise DecodeError("update: its round is over")
         started = self._now()
-        upload.vector = unpack(intake.data, codec, self._layout, model)
+        upload.vector = unpack(intake.data, codec, self._layout, upload.base)
         upload.decode_s = self._now() - started
 
     @staticmethod

@@ -5,6 +5,7 @@ Devices decode it bit for bit, updates are changes of it, and merge, store and e
 So nothing adds up: the next version is merged from models that began at this one.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import anyio.to_thread
@@ -70,6 +71,8 @@ class Versions:
         self._max_chunk_bytes = min(RETAINED_CHUNK_BYTES, max_chunk_bytes)
         self._manifest: Manifest | None = None
         self._packed: Packed | None = None
+        self._kept: set[bytes] = set()
+        """Blobs of earlier versions that somebody may still pull."""
 
     @property
     def manifest(self) -> Manifest:
@@ -87,10 +90,16 @@ class Versions:
         bits = 8.0 * np.array(sizes, dtype=np.float64).reshape(-1, 2)
         return bits[:, 0], bits[:, 1]
 
-    async def publish(self, vector: Vector, rng: np.random.Generator | None) -> None:
+    async def publish(
+        self,
+        vector: Vector,
+        rng: np.random.Generator | None,
+        pulled: Collection[bytes] = frozenset(),
+    ) -> None:
         """Make `vector`, shape (n_values,), the version of now, as the codec leaves it.
 
-        `rng` rounds; None leaves the vector as it is: it was a version before this process.
+        `rng` rounds; None leaves the vector as it is: it was a version before this process. The
+        version before leaves the broker, but for blobs that are still `pulled`.
         """
         old, packed = self._manifest, self._packed
         encoded = None if rng is None else await self._encode(vector, rng)
@@ -103,15 +112,22 @@ class Versions:
         if old is not None and old.id == manifest.id:
             return
         # First out, then in: the broker holds one version, not two.
-        if packed is not None:
-            await self._public.retire(packed.manifest.id)
-        if old is not None:
-            await self._public.retire(old.id)
+        blobs = (None if packed is None else packed.manifest, old)
+        self._kept |= {blob.id for blob in blobs if blob is not None}
+        self._kept.discard(manifest.id)
+        await self.retire_all_but(pulled)
         self._manifest, self._packed = manifest, None
         if encoded is not None:
             self._packed = self._describe(encoded.manifest, old)
+            self._kept.discard(encoded.manifest.id)
             await self._public.publish(encoded.manifest, encoded.blob)
         await self._public.publish(manifest, data)
+
+    async def retire_all_but(self, pulled: Collection[bytes]) -> None:
+        """Take the blobs of earlier versions out of the broker that nobody pulls any more."""
+        for blob_id in sorted(self._kept.difference(pulled)):
+            self._kept.discard(blob_id)
+            await self._public.retire(blob_id)
 
     async def _encode(self, vector: Vector, rng: np.random.Generator) -> _Encoded | None:
         """Return a version packed; None where there is no codec, or nothing to be changes of."""

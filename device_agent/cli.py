@@ -19,6 +19,8 @@ _KEYS = {
     "data": "data",
     "tenant": "tenant",
     "cache": "cache_folder",
+    "available": "available",
+    "only_charging": "only_charging",
     "once": "once",
     "log_level": "log_level",
 }
@@ -60,7 +62,7 @@ def _run(args: argparse.Namespace) -> None:
     from device_agent.sensors import real_host
 
     log_to_stderr(config.log_level)
-    run_agent(config, real_host())
+    run_agent(config, real_host(config.owner()))
 
 
 class _Version(argparse.Action):
@@ -87,6 +89,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", type=Path, help="TOML file with these keys")
     parser.add_argument("--tenant", help="which coordinator to serve (default: main)")
     parser.add_argument("--cache", metavar="DIR", help="where tasks and shards are kept")
+    parser.add_argument(
+        "--available",
+        metavar="HH:MM-HH:MM",
+        action="append",
+        help="take part at these hours of the day only, local time (may be given again)",
+    )
+    parser.add_argument(
+        "--only-charging",
+        action="store_true",
+        default=None,
+        help="take part only while a charger is plugged in",
+    )
     parser.add_argument(
         "--once", action="store_true", default=None, help="stop when the run is over"
     )

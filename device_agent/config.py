@@ -11,6 +11,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from device_agent.errors import ConfigError
+from device_agent.hours import parse_hours
+from device_agent.owner import Owner
 from wire.messages import DeviceName, is_device_name
 
 if sys.version_info >= (3, 11):
@@ -57,12 +59,29 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Bound of the cache; what was not used for longest goes first."""
     telemetry_s: PositiveSeconds | None = None
     """Between two contexts; None follows the coordinator's wish, 1 s before it speaks."""
+    available: tuple[str, ...] = ()
+    """Hours of the day at which the device takes part, local time: `22:00-06:00`; none is
+    always."""
+    only_charging: bool = False
+    """Take part only while a charger is plugged in."""
     once: bool = False
     """Stop when the run is over instead of waiting for the next coordinator."""
     engine_threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Threads that one training step uses."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     timeouts: Timeouts = Timeouts()
+
+    def owner(self) -> Owner:
+        """Return what decides when the device takes part.
+
+        Raises:
+            ConfigError: The hours are none.
+        """
+        try:
+            hours = tuple(parse_hours(text) for text in self.available)
+        except ValueError as exc:
+            raise ConfigError(f"available: {exc}") from None
+        return Owner(hours, self.only_charging)
 
     @property
     def cache_path(self) -> Path:

@@ -249,9 +249,13 @@ class MonotonicClock:
         return time.monotonic()
 
 
-def real_host() -> Host:
-    """Return the machine as it is."""
-    return Host(clock=MonotonicClock(), pace=FreePace(), sensors=RealSensors())
+def _always() -> bool:
+    return True
+
+
+def real_host(willing: Willing = _always) -> Host:
+    """Return the machine as it is; `willing` tells whether its owner lets it take part now."""
+    return Host(clock=MonotonicClock(), pace=FreePace(), sensors=RealSensors(willing=willing))
 
 
 def _affinity() -> list[int]:

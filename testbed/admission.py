@@ -13,7 +13,7 @@ def demand_of(experiment: Experiment, devices: Sequence[PlannedDevice]) -> Deman
     A device that is not throttled takes what it gets and wants nothing.
     """
     emulated = (planned.spec.device for planned in devices)
-    at_once = experiment.selection.per_round + experiment.round.over_select
+    at_once = experiment.coordinator().asked
     return Demand.of(((d.speed_ratio, d.engine_threads) for d in emulated if d), at_once)
 
 

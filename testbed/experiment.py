@@ -27,9 +27,11 @@ from coordinator.config import (
     Section,
     SelectionConfig,
     TrainingConfig,
+    merge_problem,
 )
 from coordinator.plugins import installed, is_path
 from coordinator.task.recipes import MODELS
+from device_agent.hours import parse_hours
 from testbed.data_config import DataConfig
 from testbed.emulation.conditions import Outage
 from testbed.emulation.work import TaskCosts
@@ -102,6 +104,9 @@ class FleetConfig(Section, frozen=True, kw_only=True):
     outage: tuple[OutageConfig, ...] = ()
     name: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,26}$")] | None = None
     """Beginning of the device names; None takes the name of the profile or population."""
+    hours: tuple[str, ...] = ()
+    """Hours of the day at which the devices take part, such as `22:00-06:00`; none leaves it to
+    the profile. The run begins at `emulation.begins`."""
     always_available: bool = False
     """Leave out when the profile says that the device is away."""
     model: Literal["linear"] | None = None
@@ -128,6 +133,11 @@ class FleetConfig(Section, frozen=True, kw_only=True):
             raise ValueError(
                 "model excludes profile, sample, link and trace, got several; leave all but one out"
             )
+        for hours in self.hours:
+            try:
+                parse_hours(hours)
+            except ValueError as exc:
+                raise ValueError(f"hours {exc}") from None
         for key in ("mu", "bandwidth_bps"):
             low, high = getattr(self, key)
             if low > high:
@@ -179,6 +189,8 @@ class EmulationConfig(Section, frozen=True, kw_only=True):
     host_core_speed: PositiveFloat | Literal["auto"] = 1.0
     """Speed of one core of this machine, in cores of the profiles' reference machine; auto
     measures it once per machine."""
+    begins: Annotated[str, Meta(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")] = "00:00"
+    """Time of day at which the run begins, for the hours of a fleet."""
     away: Literal["unwilling", "unplugged"] = "unwilling"
     """What a device does while it is not available: say so, or have no link."""
     dilation: Annotated[float, Meta(ge=1.0, le=1e4)] | Literal["auto"] = 1.0
@@ -208,7 +220,7 @@ class Experiment(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         devices = self.devices
-        if devices and self.selection.per_round > devices:
+        if devices and not self.round.is_buffered and self.selection.per_round > devices:
             raise ValueError(
                 f"selection.per_round must be at most the {devices} devices of the fleet, "
                 f"got {self.selection.per_round}"
@@ -219,6 +231,15 @@ class Experiment(Section, frozen=True, kw_only=True):
                 f"model.name: must be {', '.join(MODELS)} or package.module:factory, "
                 f"got {self.model.name!r}"
             )
+        if devices and self.round.is_buffered:
+            for key, count in (("buffer", self._wanted), ("concurrency", self._asked)):
+                if count > devices:
+                    raise ValueError(
+                        f"round.{key} must be at most the {devices} devices of the fleet, "
+                        f"got {count}"
+                    )
+        if problem := merge_problem(self.round, self.aggregation, self.selection):
+            raise ValueError(problem)
         if self.broker.url != "embedded":
             try:
                 parse_url(self.broker.url)
@@ -239,6 +260,14 @@ class Experiment(Section, frozen=True, kw_only=True):
             raise ValueError(
                 f"selection.policy: must be one of {names} or package.module:Name, got {policy!r}"
             )
+
+    @property
+    def _wanted(self) -> int:
+        return self.round.buffer or self.selection.per_round
+
+    @property
+    def _asked(self) -> int:
+        return self.round.concurrency or self.selection.per_round
 
     @property
     def devices(self) -> int:

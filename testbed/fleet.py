@@ -16,6 +16,7 @@ from testbed.backends.device import DeviceSpec, device_spec, without_loss
 from testbed.emulation.course import Course
 from testbed.emulation.timeline import Away, OutageWindow, Timeline, device_timeline
 from testbed.experiment import Experiment, ExperimentError, FleetConfig
+from testbed.hours import hours_series
 
 MAX_EMULATED = 10_000
 """Devices of a fleet that are planned one by one; a replay plays larger ones as columns."""
@@ -147,6 +148,9 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
             spec = device_spec(f"{prefix}-{counts[prefix]}", profile, link, speed)
             rng = stream(experiment.seed_for("traces"), len(devices))
             tracks = device_tracks(profile, link, read_trace, rng, float(rng.random()))
+            if group.hours:
+                there = hours_series(group.hours, experiment.emulation.begins)
+                tracks = replace(tracks, available=there)
             away = experiment.emulation.away
             planned = PlannedDevice(spec, profile, link, tracks, speed, away, outages)
             devices.append(planned.driven())

@@ -22,12 +22,14 @@ def broken_promise(experiment: Experiment) -> str | None:
             for group in experiment.fleet
         ]
     )
-    k = first_infeasible_k(availability, selection.per_round, selection.beta)
+    # Of asynchronous rounds: as many are chosen for a version as updates make one.
+    chosen = experiment.coordinator().wanted
+    k = first_infeasible_k(availability, chosen, selection.beta)
     if k is None:
         return None
-    most = selection.per_round / experiment.devices
+    most = chosen / experiment.devices
     return (
         f"beta {selection.beta:g} cannot hold for the {k} least available of "
-        f"{experiment.devices} devices with {selection.per_round} per round; lower it: even if all "
+        f"{experiment.devices} devices with {chosen} per round; lower it: even if all "
         f"were always there, {most:.3f} would be the most"
     )

@@ -265,10 +265,10 @@ class RunReader:
         return [Tally(*row) for row in rows]
 
     def quality(self, since_round: int = 0) -> Quality:
-        """Return what exchanges after round `since_round` are worth."""
+        """Return what exchanges whose updates came after round `since_round` are worth."""
         rows = self._query(
             "SELECT count(*), ifnull(sum(NOT is_valid), 0), ifnull(sum(is_starved), 0) "
-            "FROM exchange WHERE round > ? AND outcome = 'done'",
+            "FROM exchange WHERE ifnull(merged_round, round) > ? AND outcome = 'done'",
             (since_round,),
         )
         return Quality(*rows[0])

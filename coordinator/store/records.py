@@ -119,6 +119,11 @@ class RoundRow:
     """Packing the next model at the coordinator, part of close_s; None if it was not packed."""
     ask_s: float = 0.0
     """Asking candidates for their losses, before the dispatch and part of the duration."""
+    merged_late: int = 0
+    """Updates of earlier versions that entered the next model."""
+    dropped_late: int = 0
+    """Exchanges given up in it because they took too long."""
+    cancelled: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +227,10 @@ class ExchangeRow:
     settled_down_s: float | None = None
     settled_up_bytes: int | None = None
     settled_up_s: float | None = None
+    staleness: int | None = None
+    """Versions made while it trained, 0 for an update in time; None if it was not merged."""
+    merged_round: int | None = None
+    """The round whose merge it entered; None if it was not merged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,6 +140,20 @@ CREATE TABLE "crowd" (
 )
 """
 
+_ADD_LATENESS = """
+ALTER TABLE round ADD COLUMN merged_late INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE round ADD COLUMN dropped_late INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE round ADD COLUMN cancelled INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE exchange ADD COLUMN staleness INTEGER;
+ALTER TABLE exchange ADD COLUMN merged_round INTEGER;
+UPDATE exchange SET staleness = 0, merged_round = round WHERE outcome = 'done';
+UPDATE round SET
+    dropped_late = (SELECT count(*) FROM exchange AS x
+                    WHERE x.round = round.round AND x.outcome = 'late'),
+    cancelled = (SELECT count(*) FROM exchange AS x
+                 WHERE x.round = round.round AND x.outcome = 'cancelled')
+"""
+
 MIGRATIONS: tuple[str, ...] = (
     _ADD_CODECS,
     _ADD_STARVATION,
@@ -150,6 +164,7 @@ MIGRATIONS: tuple[str, ...] = (
     _ADD_SETTLED,
     _ADD_ASKING_AND_AUDIT,
     _ADD_CROWD,
+    _ADD_LATENESS,
 )
 """Script i turns a store of version i + 1 into one of version i + 2; only ever appended to."""
 

@@ -104,6 +104,29 @@ class RoundView:
 
 
 @dataclass(frozen=True, slots=True)
+class Stragglers:
+    """What became of exchanges that took too long for their round."""
+
+    merged: int = 0
+    """Entered the model all the same, later."""
+    dropped: int = 0
+    cancelled: int = 0
+    """Called off: enough others had arrived."""
+
+    def __bool__(self) -> bool:
+        """Tell whether there were any."""
+        return bool(self.merged or self.dropped or self.cancelled)
+
+    def plus(self, rows: Sequence[RoundRow]) -> "Stragglers":
+        """Return the counts with those of more rounds."""
+        return Stragglers(
+            self.merged + sum(row.merged_late for row in rows),
+            self.dropped + sum(row.dropped_late for row in rows),
+            self.cancelled + sum(row.cancelled for row in rows),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Cursor:
     """The newest rows that a view contains."""
 
@@ -163,6 +186,8 @@ class RunView:
     """Round, sum of Z, largest Z."""
     quality: Quality = field(default_factory=Quality)
     """Of all exchanges of closed rounds."""
+    stragglers: Stragglers = Stragglers()
+    """Likewise."""
     events: tuple[tuple[int, EventRow], ...] = ()
     open_since_s: float | None = None
     """Run clock at the dispatch of the open round; None between rounds."""
@@ -203,6 +228,7 @@ def fold(view: RunView, news: News) -> RunView:
         metrics=view.metrics + tuple(news.metrics),
         queues=view.queues + queues,
         quality=view.quality + news.quality,
+        stragglers=view.stragglers.plus(news.rounds),
         events=(view.events + tuple(news.events))[-EVENTS_KEPT:],
         open_since_s=open_since_s,
         open_spans=open_spans,

@@ -29,6 +29,7 @@ from coordinator.task.catalogue import initial_vector, load_task
 from device_agent.agent import Agent
 from device_agent.config import AgentConfig, Timeouts
 from device_agent.errors import NotWanted
+from device_agent.host import Host
 from device_agent.sensors import real_host
 from wire.artifact import Artifact
 from wire.messages import MAX_CHUNK_BYTES
@@ -132,8 +133,8 @@ class Lab:
         assert isinstance(self.links, MemoryBroker)
         return self.links
 
-    def start_agent(self, name: str, data: Path | None = None) -> None:
-        """Start a real agent on its own cache."""
+    def start_agent(self, name: str, data: Path | None = None, host: Host | None = None) -> None:
+        """Start a real agent on its own cache, on this machine or on another host."""
         config = AgentConfig(
             broker_url="mqtt://memory",
             name=name,
@@ -141,7 +142,7 @@ class Lab:
             data=None if data is None else str(data),
             timeouts=Timeouts(hello_s=0.5, resend_s=0.5),
         )
-        agent = Agent(config, real_host(), lambda will: self.links.transport(name, will))
+        agent = Agent(config, host or real_host(), lambda will: self.links.transport(name, will))
         self._agents[name] = anyio.CancelScope()
         self._group.start_soon(self._run_agent, name, agent)
 

@@ -10,6 +10,6 @@ def make_aggregator(config: AggregationConfig) -> Aggregator:
     """Return the aggregator that the configuration names, without any memory yet."""
     match config.rule:
         case "fedavg":
-            return FedAvg(config.weights)
+            return FedAvg(config.weights, config.server_learning_rate)
         case "q-fedavg":
             return QFedAvg(config.q, config.sampling_weights, config.weights)

@@ -14,10 +14,12 @@ from coordinator.algorithms.arrays import Vector
 class FedAvg:
     """Averages client models.
 
-        w' = sum_k p_k w_k,   p_k = n_k / n,   or p_k proportional to n_k / pi_k
+        w' = w + eta (sum_k p_k w_k - w),   p_k = n_k / n,   or p_k proportional to n_k / pi_k
 
-    Parameters and buffers alike. `weights="n_over_pi"` divides by the device's running rate of
-    merged updates, which undoes the preference of a biased selector (RBCS-F prefers the quick).
+    With eta = 1, parameters and buffers alike are the plain average, without w; another server
+    learning rate leaves the buffers that average. `weights="n_over_pi"` divides by the device's
+    running rate of merged updates, which undoes the preference of a biased selector (RBCS-F
+    prefers the quick).
 
     Source:
         McMahan et al., AISTATS 2017, Algorithm 1 (arXiv:1602.05629); inverse probability
@@ -26,13 +28,17 @@ class FedAvg:
 
     needs_loss = False
 
-    def __init__(self, weights: Literal["n", "n_over_pi"] = "n") -> None:
+    def __init__(
+        self, weights: Literal["n", "n_over_pi"] = "n", server_learning_rate: float = 1.0
+    ) -> None:
         self._participation = Participation()
         self._corrects = weights == "n_over_pi"
+        self._eta = server_learning_rate
 
     def begin(self, vector: Vector, n_params: int, learning_rate: float) -> "Average":
         """Return the empty average of a round that was sent `vector`, shape (n_values,)."""
-        return Average(vector, self._participation if self._corrects else None)
+        participation = self._participation if self._corrects else None
+        return Average(vector, participation, n_params, self._eta)
 
     def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
         """Return the next model, shape (n_values,), or the same one if no report is usable."""
@@ -50,9 +56,12 @@ class FedAvg:
 class Average:
     """One round of FedAvg as a fraction, sum_k a_k w_k over sum_k a_k, a_k = n_k or n_k / pi_k."""
 
-    def __init__(self, sent: Vector, participation: Participation | None) -> None:
+    def __init__(
+        self, sent: Vector, participation: Participation | None, n_params: int, eta: float
+    ) -> None:
         self._sent = sent
         self._participation = participation
+        self._n_params, self._eta = n_params, eta
         self._sum = RunningSum(sent.size)
         self._rows: list[int] = []
         self._weights: list[float] = []
@@ -75,4 +84,10 @@ class Average:
             return Merge(self._sent.copy(), weights)
         if self._participation is not None:
             self._participation.observe(np.array(self._rows, dtype=np.int64))
-        return Merge(self._sum.divided_by(total_of(weights)), normalised(weights))
+        average = self._sum.divided_by(total_of(weights))
+        if self._eta != 1.0:
+            params = average[: self._n_params]
+            params -= self._sent[: self._n_params]
+            params *= np.float32(self._eta)
+            params += self._sent[: self._n_params]
+        return Merge(average, normalised(weights))

@@ -137,7 +137,7 @@ class Oort:
         if outcomes.loss is not None:
             n_k = outcomes.n_k if outcomes.n_k is not None else np.ones_like(self._last)
             self._utility[told] = n_k[told] * np.maximum(outcomes.loss[told], 0.0)
-        timed = outcomes.is_selected & _is_number(outcomes.tau_s, len(self._last))
+        timed = _is_number(outcomes.tau_s, len(self._last))
         if outcomes.tau_s is not None:
             self._duration_s[timed] = outcomes.tau_s[timed]
         self._last[outcomes.is_selected] = outcomes.round

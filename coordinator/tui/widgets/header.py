@@ -10,7 +10,7 @@ from textual.widget import Widget
 from coordinator.quantities import MISSING, clock, ratio, seconds
 from coordinator.store.reader import Quality
 from coordinator.tui.bars import gauge
-from coordinator.tui.view import AWAY, RunView
+from coordinator.tui.view import AWAY, RunView, Stragglers
 
 GAP = 3
 """Columns between two tiles."""
@@ -92,6 +92,7 @@ class RunHeader(Widget):
             Tile("DEBT ΣZ", plain(ratio(debt, 2)), 6),
             Tile("DEVICES", plain(devices), 7),
             Tile("INVALID", self._invalid(view.quality), 1 if view.quality.starved else 8),
+            *([Tile("LATE", plain(_late(view.stragglers)), 3)] if view.stragglers else []),
             Tile(f"ELAPSED{slower}", plain(clock(view.elapsed_s)), 2),
         ]
 
@@ -117,6 +118,16 @@ class RunHeader(Widget):
         bar = gauge(completed / planned, GAUGE_WIDTH)
         style = self.get_component_rich_style("header--gauge", partial=True)
         return Text.assemble((f"{completed}/{planned} ", value), (bar, style))
+
+
+def _late(stragglers: Stragglers) -> str:
+    """Return what became of those who took too long, without what never happened."""
+    counts = {
+        "merged": stragglers.merged,
+        "dropped": stragglers.dropped,
+        "cancelled": stragglers.cancelled,
+    }
+    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
 def _pace(dilation: float) -> str:

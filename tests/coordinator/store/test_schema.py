@@ -132,8 +132,8 @@ def test_a_store_of_before_the_codecs_reads_as_float32(connection: sqlite3.Conne
     codecs = ["decode_s", "coordinator_decode_s", "codec_down", "codec_up"]
     settled = [f"settled_{way}_{what}" for way in ("down", "up") for what in ("bytes", "s")]
     added = {
-        "exchange": [*codecs, "starved_s", "is_starved", *settled],
-        "round": ["coordinator_encode_s", "ask_s"],
+        "exchange": [*codecs, "starved_s", "is_starved", *settled, "staleness", "merged_round"],
+        "round": ["coordinator_encode_s", "ask_s", "merged_late", "dropped_late", "cancelled"],
         "selection": ["propensity", "is_audit"],
         "run": ["dilation", "clock", "selections"],
         "telemetry": ["free_cores", "clock_ratio", "throttled"],

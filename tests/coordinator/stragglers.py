@@ -1,0 +1,50 @@
+"""Devices that train for as long as a test wants."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from device_agent.host import Host, Meter, Section
+from device_agent.sensors import real_host
+
+LONGEST_S = 30.0
+"""Nothing waits for ever, not even a test."""
+
+
+class Gate:
+    """A pace that holds training back while the gate is shut."""
+
+    def __init__(self) -> None:
+        self._is_open = threading.Event()
+        self._is_open.set()
+        self.held = 0
+        """How often training met a shut gate."""
+
+    def host(self) -> Host:
+        """Return this machine, with this pace."""
+        return replace(real_host(), pace=self)
+
+    def shut(self) -> None:
+        """Hold back whoever trains from now on."""
+        self._is_open.clear()
+
+    def open(self) -> None:
+        """Let everybody through."""
+        self._is_open.set()
+
+    @contextmanager
+    def section(self, name: Section) -> Iterator[Meter]:
+        """Enter a compute section."""
+        if name == "train" and not self._is_open.is_set():
+            self.held += 1
+            self._is_open.wait(LONGEST_S)
+        yield _Free()
+
+
+class _Free:
+    def step(self, n_examples: int) -> None:
+        pass
+
+    def read(self, n_bytes: int) -> None:
+        pass

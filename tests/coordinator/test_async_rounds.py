@@ -1,0 +1,234 @@
+"""Asynchronous rounds of real agents: a version whenever enough updates have come."""
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from coordinator.campaign import Progress
+from coordinator.config import AggregationConfig, CoordinatorConfig, RoundConfig, SelectionConfig
+from coordinator.summary import summarise_run
+from tests.coordinator.faulty import VICTIM, Fault, FaultyBroker, message_of
+from tests.coordinator.lab import EVERYBODY, NAMES, Lab, lab, make_config
+from tests.coordinator.stragglers import Gate
+from wire.messages import Offer, Received, Train, UploadDone
+
+pytestmark = pytest.mark.anyio
+
+DEVICES = (*NAMES, "pi-3", "pi-4")
+
+
+def asynchronous(
+    rounds: int, *, buffer: int, concurrency: int, deadline_s: float = 30.0, **sections: object
+) -> CoordinatorConfig:
+    settings: dict[str, object] = {
+        "round": RoundConfig(
+            mode="async",
+            buffer=buffer,
+            concurrency=concurrency,
+            min_devices=3,
+            deadline_s=deadline_s,
+            join_timeout_s=30.0,
+            void_wait_s=0.1,
+            max_staleness=50,
+        )
+    }
+    return make_config(rounds, 3, **(settings | sections))
+
+
+@asynccontextmanager
+async def fleet(
+    folder: Path, names: tuple[str, ...] = DEVICES, broker: FaultyBroker | None = None
+) -> AsyncIterator[tuple[Lab, Gate]]:
+    """A fleet of which the victim trains at a gate."""
+    gate = Gate()
+    async with lab(folder, agents=0, broker=broker) as place:
+        place.roster = names
+        for name in names:
+            place.shards.shard(name)
+            place.start_agent(name, host=gate.host() if name == VICTIM else None)
+        try:
+            yield place, gate
+        finally:
+            gate.open()
+
+
+async def test_with_everybody_in_every_buffer_it_is_the_synchronous_run(tmp_path: Path) -> None:
+    """C = K = m: each version waits for all, so the models are those of FedAvg, bit for bit."""
+    models = []
+    for mode in ("sync", "async"):
+        config = make_config(rounds=5, selection=EVERYBODY)
+        if mode == "async":
+            config = asynchronous(5, buffer=3, concurrency=3, selection=EVERYBODY)
+        async with fleet(tmp_path / mode, NAMES) as (place, _):
+            assert await place.run(config) == "done"
+        with place.reader() as reader:
+            models.append([row.model_sha256 for row in reader.rounds()])
+            assert {x.staleness for x in reader.exchanges(0)} == {0}
+    assert models[0] == models[1]
+
+
+async def test_a_version_is_made_of_as_many_updates_as_the_buffer_takes(tmp_path: Path) -> None:
+    config = asynchronous(8, buffer=2, concurrency=3)
+    async with fleet(tmp_path) as (place, _):
+        assert await place.run(config) == "done"
+    with place.reader() as reader:
+        rounds, exchanges = reader.rounds(), reader.exchanges(0)
+        rows = [reader.selections(t) for t in range(1, 9)]
+    assert [row.aggregated for row in rounds] == [2] * 8
+    assert {row.status for row in rounds} == {"done"}
+    assert len({row.model_sha256 for row in rounds}) == 8
+    done = [x for x in exchanges if x.outcome == "done"]
+    assert len(done) == 16
+    for x in done:
+        assert x.merged_round is not None
+        assert x.staleness == x.merged_round - x.round >= 0
+        assert x.tau_s is not None
+    assert [row.selected for row in rounds] == [sum(d.is_selected for d in row) for row in rows]
+    for before, after in itertools.pairwise(rounds):
+        assert after.dispatched_at_s == pytest.approx(before.closed_at_s)
+
+
+async def test_the_queue_counts_versions(tmp_path: Path) -> None:
+    """Z grows by beta a version and falls by 1 when the device was chosen in it."""
+    rounds, beta = 10, 0.3
+    selection = SelectionConfig(policy="rbcs-f", per_round=2, beta=beta)
+    config = asynchronous(rounds, buffer=2, concurrency=2, selection=selection)
+    async with fleet(tmp_path) as (place, _):
+        assert await place.run(config) == "done"
+    with place.reader() as reader:
+        rows = [{r.device: r for r in reader.selections(t)} for t in range(1, rounds + 1)]
+    for name in DEVICES:
+        z = 0.0
+        for row in rows:
+            z = max(z + beta - row[name].is_selected, 0.0)
+            assert row[name].queue == pytest.approx(z)
+        rate = sum(row[name].is_selected for row in rows) / rounds
+        assert rate >= beta - z / rounds - 1e-12
+
+
+async def test_a_slow_device_holds_nobody_up_and_is_merged_versions_later(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as (place, gate):
+        gate.shut()
+        store = place.open_store()
+        try:
+            everybody = SelectionConfig(policy="uniform", per_round=5)
+            config = asynchronous(2_000, buffer=2, concurrency=5, selection=everybody)
+            coordinator = place.coordinator(config, store)
+
+            def on_progress(progress: Progress) -> None:
+                if progress.round.round == 5:
+                    gate.open()
+                with place.reader() as reader:
+                    mine = [x for x in reader.exchanges_of(VICTIM) if x.outcome == "done"]
+                if mine and progress.round.round > 5:
+                    coordinator.stop()
+
+            place.on_progress = on_progress
+            assert await coordinator.run() == "stopped"
+        finally:
+            store.close()
+    with place.reader() as reader:
+        first = reader.exchanges_of(VICTIM, limit=10_000)[0]
+        rounds, summary = reader.rounds(), summarise_run(reader)
+    assert first.round == 1
+    assert first.staleness is not None
+    assert first.staleness >= 5
+    assert all(row.aggregated == 2 for row in rounds)
+    assert summary.exchange.merged_late >= 1
+
+
+async def test_a_device_that_is_too_slow_is_given_up_and_the_buffer_does_not_wait(
+    tmp_path: Path,
+) -> None:
+    async with fleet(tmp_path, NAMES) as (place, gate):
+        gate.shut()
+        config = asynchronous(4, buffer=3, concurrency=3, deadline_s=1.0, selection=EVERYBODY)
+        assert await place.run(config) == "done"
+    with place.reader() as reader:
+        (first, *_) = reader.exchanges_of(VICTIM)
+        rounds = reader.rounds()
+    assert first.outcome == "late"
+    assert sum(row.dropped_late for row in rounds) >= 1
+    assert all(row.aggregated == 2 for row in rounds[:2])
+
+
+async def test_the_server_may_step_further_or_less_far(tmp_path: Path) -> None:
+    models = []
+    for eta in (1.0, 0.5):
+        config = asynchronous(
+            2,
+            buffer=3,
+            concurrency=3,
+            selection=EVERYBODY,
+            aggregation=AggregationConfig(server_learning_rate=eta),
+        )
+        async with fleet(tmp_path / str(eta), NAMES) as (place, _):
+            assert await place.run(config) == "done"
+        with place.reader() as reader:
+            models.append([row.model_sha256 for row in reader.rounds()])
+    assert models[0][0] != models[1][0]
+
+
+STEPS = {
+    "train": message_of(Train, 1),
+    "offer": message_of(Offer, 1),
+    "upload done": message_of(UploadDone, 1),
+    "received": message_of(Received, 1),
+}
+FAULTS: tuple[Fault, ...] = ("lost", "device cut after", "coordinator cut after")
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_fault_costs_nothing_but_time(fault: Fault, step: str, tmp_path: Path) -> None:
+    broker = FaultyBroker(fault, STEPS[step])
+    config = asynchronous(6, buffer=3, concurrency=3, selection=EVERYBODY)
+    async with fleet(tmp_path, NAMES, broker) as (place, _):
+        assert await place.run(config) == "done"
+    assert broker.has_struck
+    with place.reader() as reader:
+        assert [row.aggregated for row in reader.rounds()] == [3] * 6
+        assert {x.outcome for x in reader.exchanges(0)} == {"done"}
+
+
+async def test_a_killed_coordinator_goes_on_at_the_open_version(tmp_path: Path) -> None:
+    config = asynchronous(6, buffer=2, concurrency=3)
+    async with fleet(tmp_path) as (place, _):
+        life = anyio.CancelScope()
+
+        def on_progress(progress: Progress) -> None:
+            if progress.round.round == 3:
+                place.broker.disconnect("coordinator", reconnects=False)
+                life.cancel()
+
+        place.on_progress = on_progress
+        with life:
+            await place.run(config)
+        place.on_progress = lambda progress: None
+        store = place.open_store()
+        try:
+            assert await place.coordinator(config, store, attempt=1).run() == "done"
+        finally:
+            store.close()
+    with place.reader() as reader:
+        assert [row.round for row in reader.rounds()] == [1, 2, 3, 4, 5, 6]
+        assert {row.aggregated for row in reader.rounds()} == {2}
+    assert [topic for topic in place.broker.retained if "/b/" in topic] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"buffer": 2}, 'buffer must be left out with mode = "sync", got 2'),
+        ({"concurrency": 2}, 'concurrency must be left out with mode = "sync", got 2'),
+        ({"mode": "async", "over_select": 1}, 'over_select must be 0 with mode = "async", got 1'),
+        ({"mode": "async", "late": "merge"}, 'late must be left out with mode = "async"'),
+    ],
+)
+def test_what_makes_no_sense_is_refused(settings: dict[str, object], rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        RoundConfig(**settings)  # type: ignore[arg-type]

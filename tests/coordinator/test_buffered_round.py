@@ -1,0 +1,229 @@
+"""Asynchronous rounds: over when enough updates have come, of whichever version."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from coordinator.round import (
+    Abandon,
+    Accept,
+    Arrived,
+    Checked,
+    Event,
+    GaveUp,
+    Offered,
+    Round,
+    Stage,
+    Tick,
+)
+from tests.coordinator.builders import offer
+
+DEADLINE_S = 60.0
+MAX_STALENESS = 3
+
+
+def started(*devices: str, wanted: int = 2, slots: int = 16) -> Round:
+    played = Round(
+        id=1,
+        attempt=0,
+        deadline_s=DEADLINE_S,
+        slots=slots,
+        wanted=wanted,
+        is_buffered=True,
+        max_staleness=MAX_STALENESS,
+    )
+    played.begin(100.0)
+    for device in devices:
+        played.dispatch(device, now=100.0)
+    return played
+
+
+def is_over(played: Round) -> bool:
+    return played.is_over
+
+
+def deliver(played: Round, device: str, now: float) -> None:
+    played.on(Offered(device, offer()), now)
+    played.on(Arrived(device, at=now, bytes_up=400, duplicates=0), now)
+    assert Accept(device) in played.on(Checked(device, None), now)
+
+
+def followed(played: Round, now: float) -> Round:
+    after = played.successor(played.version + bool(played.in_stage(Stage.DONE)))
+    after.drop_stale(now)
+    after.begin(now)
+    return after
+
+
+def test_a_round_is_over_when_the_buffer_is_full_and_nobody_is_called_off() -> None:
+    played = started("a", "b", "c")
+    deliver(played, "a", 110.0)
+    assert not is_over(played)
+    deliver(played, "b", 111.0)
+    assert is_over(played)
+    assert played.exchanges["c"].stage is Stage.ASKED
+    assert not played.exchanges["c"].is_late
+
+
+def test_updates_of_all_versions_fill_the_buffer() -> None:
+    played = started("a", "b", "slow")
+    deliver(played, "a", 110.0)
+    deliver(played, "b", 111.0)
+    after = followed(played, 112.0)
+    after.dispatch("a", now=112.0)
+    after.dispatch("b", now=112.0)
+    deliver(after, "slow", 120.0)
+    deliver(after, "a", 121.0)
+    assert is_over(after)
+    assert [(x.device, x.staleness) for x in after.in_stage(Stage.DONE)] == [("slow", 1), ("a", 0)]
+
+
+def test_a_device_may_train_again_in_the_round_in_which_it_is_through_with_another_version() -> (
+    None
+):
+    played = started("a", "b", "c", wanted=2)
+    deliver(played, "a", 110.0)
+    deliver(played, "b", 111.0)
+    after = followed(played, 112.0)
+    deliver(after, "c", 113.0)
+    after.dispatch("c", now=113.5)
+    newest = after.find("c")
+    assert newest is not None
+    assert (newest.round, newest.stage) == (2, Stage.ASKED)
+    deliver(after, "c", 120.0)
+    assert [(x.round, x.staleness) for x in after.in_stage(Stage.DONE)] == [(1, 1), (2, 0)]
+
+
+def test_a_buffer_does_not_wait_for_ever() -> None:
+    played = started("a", "b")
+    deliver(played, "a", 110.0)
+    after = followed(played, 120.0)
+    assert after.id == 2
+    assert after.wake_at() == 160.0, "the deadline of b"
+    after.dispatch("a", now=150.0)
+    assert after.on(Tick(), 160.0) == [Abandon("b", "no update within 60 s")]
+    assert not is_over(after)
+    assert after.wake_at() == 180.0, "that of the round"
+    assert after.on(Tick(), 180.0) == []
+    assert is_over(after)
+    assert after.exchanges["a"].stage is Stage.ASKED
+
+
+def test_an_outage_is_given_back_to_the_buffer() -> None:
+    played = started("a", "b")
+    played.hold(110.0)
+    played.go_on(210.0)
+    played.on(Tick(), 259.0)
+    assert not is_over(played)
+    played.on(Tick(), 260.0)
+    assert is_over(played)
+
+
+def test_a_round_in_which_nobody_is_left_is_over() -> None:
+    played = started("a", "b")
+    played.on(GaveUp("a", "x"), 101.0)
+    assert not is_over(played)
+    played.on(GaveUp("b", "x"), 102.0)
+    assert is_over(played)
+    assert played.is_void
+    assert started().is_void
+
+
+@pytest.mark.parametrize("versions", [MAX_STALENESS, MAX_STALENESS + 1])
+def test_what_is_too_stale_is_given_up(versions: int) -> None:
+    played = started("slow", "a", wanted=1)
+    for number in range(versions):
+        deliver(played, "a", 101.0 + number)
+        played = followed(played, 101.5 + number)
+        played.dispatch("a", now=101.5 + number)
+    slow = played.find("slow")
+    assert slow is not None
+    assert slow.is_over is (versions > MAX_STALENESS)
+
+
+class AnyBufferedRounds(RuleBasedStateMachine):
+    """A fleet that works through versions, in any order and at any pace."""
+
+    devices = ("a", "b", "c", "d", "e")
+    concurrency = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 100.0
+        self.played = started(wanted=2, slots=2)
+        self.merged: list[tuple[str, int]] = []
+        self.refill()
+
+    def refill(self) -> None:
+        played = self.played
+        everybody = played.everybody()
+        barred = {x.device for x in everybody if x.stage.is_open or x.version == played.version}
+        free = self.concurrency - played.open_count
+        for device in [device for device in self.devices if device not in barred][:free]:
+            played.dispatch(device, self.now)
+
+    def feed(self, event: Event) -> None:
+        for order in self.played.on(event, self.now):
+            exchange = self.played.find(order.device)
+            assert exchange is not None
+            if isinstance(order, Accept):
+                self.merged.append((exchange.device, exchange.version))
+        if self.played.is_over:
+            self.played = followed(self.played, self.now)
+        self.refill()
+
+    @rule(seconds=st.floats(0.0, 50.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.feed(Tick())
+
+    @rule(device=st.sampled_from(devices))
+    def offered(self, device: str) -> None:
+        self.feed(Offered(device, offer()))
+
+    @rule(device=st.sampled_from(devices))
+    def arrived(self, device: str) -> None:
+        self.feed(Arrived(device, at=self.now, bytes_up=400, duplicates=0))
+
+    @rule(device=st.sampled_from(devices), fault=st.sampled_from([None, None, None, "NaN"]))
+    def checked(self, device: str, fault: str | None) -> None:
+        self.feed(Checked(device, fault))
+
+    @rule(device=st.sampled_from(devices))
+    def gave_up(self, device: str) -> None:
+        self.feed(GaveUp(device, "x"))
+
+    @invariant()
+    def never_more_at_work_than_allowed(self) -> None:
+        assert self.played.open_count <= self.concurrency
+
+    @invariant()
+    def never_more_updates_in_memory_than_slots(self) -> None:
+        granted, checking = Stage.GRANTED, Stage.CHECKING
+        assert len(self.played.in_stage(granted)) + len(self.played.in_stage(checking)) <= 2
+
+    @invariant()
+    def a_version_takes_no_more_than_the_buffer(self) -> None:
+        assert len(self.played.in_stage(Stage.DONE)) <= 2
+
+    @invariant()
+    def nobody_is_merged_twice_or_too_late(self) -> None:
+        assert len(self.merged) == len(set(self.merged))
+        for x in self.played.in_stage(Stage.DONE):
+            assert x.staleness is not None
+            assert 0 <= x.staleness <= MAX_STALENESS
+
+    @invariant()
+    def nobody_trains_a_version_twice(self) -> None:
+        trained = [(x.device, x.version) for x in self.played.everybody()]
+        assert len(trained) == len(set(trained))
+
+    @invariant()
+    def something_open_always_has_a_way_to_end(self) -> None:
+        waiting = self.played.in_stage(Stage.CHECKING) or self.played.wake_at() is not None
+        assert self.played.is_over or waiting
+
+
+TestAnyBufferedRounds = AnyBufferedRounds.TestCase
+TestAnyBufferedRounds.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)

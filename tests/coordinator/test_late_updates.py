@@ -1,0 +1,340 @@
+"""Real agents that are late: their updates enter a later round, once, or are given up."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from coordinator.campaign import Progress
+from coordinator.config import CoordinatorConfig, ExchangeConfig, RoundConfig
+from coordinator.store.records import ExchangeRow
+from coordinator.summary import summarise_run
+from tests.coordinator.faulty import VICTIM, Fault, FaultyBroker, message_of, update_chunk
+from tests.coordinator.lab import EVERYBODY, NAMES, Lab, lab, make_config
+from tests.coordinator.stragglers import Gate
+from wire.messages import Grant, Offer, Received, UploadAck, UploadDone
+
+pytestmark = pytest.mark.anyio
+
+DEADLINE_S = 1.0
+ROUNDS = 2_000
+"""More than any test waits for."""
+MERGING = RoundConfig(
+    min_devices=len(NAMES),
+    deadline_s=DEADLINE_S,
+    join_timeout_s=30.0,
+    void_wait_s=0.1,
+    late="merge",
+    max_staleness=100,
+)
+
+
+def merging(rounds: int = ROUNDS, **sections: object) -> CoordinatorConfig:
+    chosen: dict[str, object] = {"selection": EVERYBODY, "round": MERGING}
+    return make_config(rounds, len(NAMES), **(chosen | sections))
+
+
+@asynccontextmanager
+async def fleet(folder: Path, gate: Gate, broker: FaultyBroker | None = None) -> AsyncIterator[Lab]:
+    """Three devices of which the victim trains at the gate; rows and data are always the same."""
+    async with lab(folder, agents=0, broker=broker) as place:
+        place.roster = NAMES
+        for name in NAMES:
+            place.shards.shard(name)
+            place.start_agent(name, host=gate.host() if name == VICTIM else None)
+        try:
+            yield place
+        finally:
+            gate.open()
+
+
+def of_victim(place: Lab, round_id: int = 1) -> ExchangeRow:
+    with place.reader() as reader:
+        (row,) = [x for x in reader.exchanges_of(VICTIM) if x.round == round_id]
+    return row
+
+
+async def run_until(
+    place: Lab, config: CoordinatorConfig, is_enough: Callable[[Progress], bool]
+) -> None:
+    """Run until a round after which it is enough."""
+    store = place.open_store()
+    try:
+        coordinator = place.coordinator(config, store)
+
+        def on_progress(progress: Progress) -> None:
+            if is_enough(progress):
+                coordinator.stop()
+
+        place.on_progress = on_progress
+        assert await coordinator.run() == "stopped"
+    finally:
+        store.close()
+
+
+async def held_until(
+    place: Lab,
+    gate: Gate,
+    config: CoordinatorConfig,
+    is_enough: Callable[[Progress], bool],
+    closed: int = 1,
+) -> None:
+    """Run with the victim held in its first round until round `closed` is over."""
+    gate.shut()
+
+    def open_gate(progress: Progress) -> bool:
+        if progress.round.round == closed:
+            gate.open()
+        return is_enough(progress)
+
+    await run_until(place, config, open_gate)
+    assert gate.held == 1
+
+
+def is_merged(progress: Progress) -> bool:
+    """A late update has entered the model."""
+    return progress.round.merged_late > 0
+
+
+def is_asked_again(progress: Progress) -> bool:
+    """The victim takes part in a later round."""
+    return progress.round.round > 1 and VICTIM in progress.cohort
+
+
+async def test_a_late_update_enters_a_later_round_and_teaches_its_whole_time(
+    tmp_path: Path,
+) -> None:
+    gate = Gate()
+    async with fleet(tmp_path, gate) as place:
+        await held_until(place, gate, merging(), is_merged)
+    late = of_victim(place)
+    assert (late.outcome, late.is_valid, late.why) == ("done", True, "")
+    assert late.staleness is not None
+    assert late.merged_round is not None
+    assert late.merged_round == 1 + late.staleness > 1
+    assert late.tau_s is not None
+    assert late.tau_s > DEADLINE_S
+    with place.reader() as reader:
+        rounds, summary = reader.rounds(), summarise_run(reader)
+        merged = {row.device for row in reader.selections(late.merged_round) if row.is_aggregated}
+        assert VICTIM in merged
+        tallies = {tally.device: tally for tally in reader.tallies()}
+        kinds = [(event.kind, event.device, event.round) for _, event in reader.events()]
+    assert ("goes on", VICTIM, 1) in kinds
+    assert rounds[0].aggregated == 2
+    assert [row.merged_late for row in rounds] == [
+        int(r.round == late.merged_round) for r in rounds
+    ]
+    assert sum(row.dropped_late for row in rounds) == 0
+    assert tallies[VICTIM].selected == tallies[VICTIM].aggregated
+    assert summary.exchange.merged_late == 1
+    assert summary.exchange.late == 0
+    assert summary.exchange.staleness_mean is not None
+    assert summary.exchange.staleness_mean > 0.0
+    others = [r for r in rounds if r.round != late.merged_round]
+    assert all(row.duration_s == pytest.approx(row.tau_max_s + row.close_s) for row in others)
+
+
+async def test_the_device_is_asked_again_when_it_is_done_and_is_warm(tmp_path: Path) -> None:
+    gate = Gate()
+    async with fleet(tmp_path, gate) as place:
+        await held_until(place, gate, merging(), is_asked_again)
+    late = of_victim(place)
+    assert late.merged_round is not None
+    with place.reader() as reader:
+        mine = {x.round: x for x in reader.exchanges_of(VICTIM)}
+    assert set(range(2, late.merged_round + 1)).isdisjoint(mine), "it was still at work"
+    again = mine[late.merged_round + 1]
+    assert again.s_not_previous == 0
+    assert again.was_cold is False
+
+
+async def test_dropped_the_same_device_costs_its_work(tmp_path: Path) -> None:
+    gate = Gate()
+    drop = msgspec.structs.replace(MERGING, late="drop")
+    async with fleet(tmp_path, gate) as place:
+        gate.shut()
+        assert await place.run(merging(rounds=3, round=drop)) == "done"
+    late = of_victim(place)
+    assert (late.outcome, late.staleness, late.merged_round) == ("late", None, None)
+    with place.reader() as reader:
+        late_rounds = [x.round for x in reader.exchanges_of(VICTIM) if x.outcome == "late"]
+        assert [row.round for row in reader.rounds() if row.dropped_late] == late_rounds
+        assert summarise_run(reader).exchange.late == len(late_rounds)
+
+
+async def test_nobody_late_means_the_same_run_bit_for_bit(tmp_path: Path) -> None:
+    histories = []
+    for late in ("drop", "merge"):
+        patient = msgspec.structs.replace(MERGING, deadline_s=30.0, late=late)
+        async with fleet(tmp_path / late, Gate()) as place:
+            assert await place.run(merging(rounds=3, round=patient)) == "done"
+        with place.reader() as reader:
+            rounds = [(r.round, r.status, r.aggregated, r.model_sha256) for r in reader.rounds()]
+            exchanges = [(x.round, x.device, x.outcome, x.staleness) for x in reader.exchanges(0)]
+            histories.append((rounds, sorted(exchanges)))
+    assert histories[0] == histories[1]
+
+
+async def test_who_would_be_too_late_is_given_up_and_comes_back(tmp_path: Path) -> None:
+    gate, least = Gate(), msgspec.structs.replace(MERGING, max_staleness=1)
+    async with fleet(tmp_path, gate) as place:
+        await held_until(place, gate, merging(round=least), is_asked_again, closed=3)
+    late = of_victim(place)
+    assert (late.outcome, late.staleness) == ("late", None)
+    assert "1 versions late" in late.why
+    with place.reader() as reader:
+        assert sum(row.dropped_late for row in reader.rounds()) == 1
+        assert sum(row.merged_late for row in reader.rounds()) == 0
+        assert [topic for topic in place.broker.retained if "/b/" in topic] == []
+
+
+async def test_the_end_of_the_run_gives_up_who_is_still_at_work(tmp_path: Path) -> None:
+    gate = Gate()
+    async with fleet(tmp_path, gate) as place:
+        gate.shut()
+        assert await place.run(merging(rounds=2)) == "done"
+    late = of_victim(place)
+    assert (late.outcome, late.why) == ("late", "the run is over")
+    with place.reader() as reader:
+        assert [row.dropped_late for row in reader.rounds()] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        ExchangeConfig(up="int8", down="delta"),
+        ExchangeConfig(up="top-k", down="int8", top_k=0.1),
+        ExchangeConfig(up="float16", down="float16"),
+    ],
+    ids=["delta", "top-k", "float16"],
+)
+async def test_a_coded_update_is_decoded_against_the_version_it_changes(
+    exchange: ExchangeConfig, tmp_path: Path
+) -> None:
+    gate = Gate()
+    async with fleet(tmp_path, gate) as place:
+        await held_until(place, gate, merging(exchange=exchange), is_merged)
+    late = of_victim(place)
+    assert (late.outcome, late.codec_up) == ("done", exchange.up)
+    assert late.staleness
+    with place.reader() as reader:
+        assert {x.outcome for x in reader.exchanges(0)} == {"done"}
+
+
+LATE_STEPS = {
+    "offer": message_of(Offer, 1),
+    "grant": message_of(Grant, 1),
+    "update chunk": update_chunk,
+    "upload ack": message_of(UploadAck),
+    "upload done": message_of(UploadDone, 1),
+    "received": message_of(Received, 1),
+}
+FAULTS: tuple[Fault, ...] = (
+    "lost",
+    "twice",
+    "device cut after",
+    "coordinator cut after",
+    "broker restarted after",
+)
+CASES = [(fault, step) for step in LATE_STEPS for fault in FAULTS]
+HURRIED = msgspec.structs.replace(MERGING, deadline_s=0.4, max_staleness=100)
+
+
+@pytest.mark.parametrize(("fault", "step"), CASES, ids=[f"{step} {fault}" for fault, step in CASES])
+async def test_a_fault_on_the_late_path_loses_nothing_and_merges_nothing_twice(
+    fault: Fault, step: str, tmp_path: Path
+) -> None:
+    is_it: Callable[[str, bytes], bool] = LATE_STEPS[step]
+    gate, broker = Gate(), FaultyBroker(fault, is_it)
+    async with fleet(tmp_path, gate, broker) as place:
+        await held_until(place, gate, merging(round=HURRIED), is_merged)
+    assert broker.has_struck, f"{VICTIM} has no such step"
+    late = of_victim(place)
+    assert late.outcome == "done"
+    with place.reader() as reader:
+        entered = [
+            row.round
+            for t in range(1, len(reader.rounds()) + 1)
+            for row in reader.selections(t)
+            if row.device == VICTIM and row.is_aggregated
+        ]
+        mine = [x.merged_round for x in reader.exchanges_of(VICTIM, limit=5000)]
+    assert sorted(entered) == sorted(r for r in mine if r is not None)
+
+
+async def test_a_killed_coordinator_forgets_who_was_late_and_goes_on(tmp_path: Path) -> None:
+    gate = Gate()
+    config = merging(rounds=5)
+    async with fleet(tmp_path, gate) as place:
+        gate.shut()
+        life = anyio.CancelScope()
+
+        def on_progress(progress: Progress) -> None:
+            if progress.round.round == 2:
+                place.broker.disconnect("coordinator", reconnects=False)
+                life.cancel()
+
+        place.on_progress = on_progress
+        with life:
+            await place.run(config)
+        gate.open()
+        place.on_progress = lambda progress: None
+        store = place.open_store()
+        try:
+            assert await place.coordinator(config, store, attempt=1).run() == "done"
+        finally:
+            store.close()
+    late = of_victim(place)
+    assert (late.outcome, late.merged_round) == ("late", None)
+    with place.reader() as reader:
+        assert [row.round for row in reader.rounds()] == [1, 2, 3, 4, 5]
+        assert {x.outcome for x in reader.exchanges(2)} == {"done"}
+        assert any(x.device == VICTIM for x in reader.exchanges(2))
+    assert [topic for topic in place.broker.retained if "/b/" in topic] == []
+
+
+async def test_a_late_device_that_is_restarted_is_lost_and_comes_back(tmp_path: Path) -> None:
+    gate = Gate()
+    async with fleet(tmp_path, gate) as place:
+        gate.shut()
+
+        def on_progress(progress: Progress) -> bool:
+            if progress.round.round == 1:
+                gate.open()
+                place.kill_agent(VICTIM)
+                place.start_agent(VICTIM)
+
+            return is_asked_again(progress)
+
+        await run_until(place, merging(), on_progress)
+    late = of_victim(place)
+    assert (late.outcome, late.merged_round) == ("lost", None)
+
+
+def blobs_in(place: Lab) -> set[str]:
+    """Return the blobs that the broker holds."""
+    parts = [topic.partition("/b/")[2] for topic in place.broker.retained]
+    return {part.partition("/")[0] for part in parts if part}
+
+
+async def test_memory_of_versions_is_bounded_by_staleness(tmp_path: Path) -> None:
+    """However long a device goes on, the broker holds what it may pull and nothing older."""
+    gate = Gate()
+    seen: list[int] = []
+    async with fleet(tmp_path, gate) as place:
+        gate.shut()
+
+        def on_progress(progress: Progress) -> None:
+            seen.append(len(blobs_in(place)))
+            if progress.round.round == 12:
+                gate.open()
+
+        place.on_progress = on_progress
+        tight = msgspec.structs.replace(MERGING, max_staleness=2)
+        assert await place.run(merging(rounds=14, round=tight)) == "done"
+    assert seen[0] == seen[1] == 3, "task, model, and what the late one may not have pulled"
+    assert set(seen[4:12]) == {2}

@@ -1,0 +1,90 @@
+"""Round policies that an experiment may ask for, and those that make no sense."""
+
+from typing import Any
+
+import pytest
+
+from testbed.experiment import Experiment, ExperimentError, parse_experiment
+from testbed.replay.stage import stage_of
+
+
+def experiment(**sections: Any) -> Experiment:
+    fleet = [{"profile": "raspberry-pi-4b", "count": 4}]
+    raw = {"name": "x", "selection": {"per_round": 2}, "fleet": fleet}
+    return parse_experiment(raw | sections, "x.toml")
+
+
+def test_an_asynchronous_round_asks_and_wants_as_it_says() -> None:
+    config = experiment(round={"mode": "async", "buffer": 3, "concurrency": 4}).coordinator()
+    assert (config.wanted, config.asked) == (3, 4)
+    config = experiment(round={"mode": "async"}).coordinator()
+    assert (config.wanted, config.asked) == (2, 2)
+    config = experiment(round={"over_select": 1}).coordinator()
+    assert (config.wanted, config.asked) == (2, 3)
+
+
+def test_who_is_late_has_a_deadline_for_every_version_that_it_may_be_late() -> None:
+    settings = experiment(round={"late": "merge", "deadline_s": 10.0, "max_staleness": 3}).round
+    assert settings.patience_s == 40.0
+    assert experiment(round={"deadline_s": 10.0}).round.patience_s is None
+
+
+def test_a_policy_comes_back_from_its_own_file() -> None:
+    told = experiment(
+        round={"mode": "async", "buffer": 3, "concurrency": 4, "staleness": "constant"}
+    )
+    assert "buffer = 3" in told.resolved_toml()
+
+
+@pytest.mark.parametrize(
+    ("sections", "rule"),
+    [
+        ({"round": {"buffer": 2}}, 'round: buffer must be left out with mode = "sync", got 2'),
+        (
+            {"round": {"mode": "async", "buffer": 5}},
+            "round.buffer must be at most the 4 devices of the fleet, got 5",
+        ),
+        (
+            {"round": {"mode": "async", "concurrency": 5}},
+            "round.concurrency must be at most the 4 devices of the fleet, got 5",
+        ),
+        (
+            {"round": {"late": "merge"}, "aggregation": {"rule": "q-fedavg"}},
+            "aggregation.rule must be one of fedavg with round.late = \"merge\", got 'q-fedavg'",
+        ),
+        (
+            {"round": {"mode": "async"}, "aggregation": {"rule": "q-fedavg"}},
+            "aggregation.rule must be one of fedavg with round.mode = \"async\", got 'q-fedavg'",
+        ),
+        (
+            {
+                "round": {"mode": "async"},
+                "selection": {"policy": "power-of-choice", "variant": "pow-d", "per_round": 2},
+            },
+            'selection.variant must be "rpow-d" with round.mode = "async", got \'pow-d\'',
+        ),
+        (
+            {"aggregation": {"rule": "q-fedavg", "server_learning_rate": 0.5}},
+            "aggregation.server_learning_rate must be 1 with rule 'q-fedavg', got 0.5",
+        ),
+        ({"round": {"late": "keep"}}, "round.late: must be one of 'drop', 'merge', got 'keep'"),
+        ({"round": {"max_staleness": 0}}, "round.max_staleness: must be"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(sections: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ExperimentError) as told:
+        experiment(**sections)
+    assert rule in str(told.value)
+    assert len(str(told.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"mode": "async"}, "round.mode: must be left out for a replay, got 'async'"),
+        ({"late": "merge"}, "round.late: must be left out for a replay, got 'merge'"),
+    ],
+)
+def test_a_replay_says_what_it_cannot_play(settings: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ExperimentError, match=rule):
+        stage_of(experiment(round=settings))
