@@ -319,6 +319,14 @@ def test_what_cannot_be_used_is_one_line(
     assert not (calls.parent / "comparisons").exists()
 
 
+def test_live_cells_that_fail_say_why(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = GRIDS / "live-digits.toml"
+    assert call(path, calls, "--seeds", "1", "--set", "data.dataset=nowhere.npz") == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if "failed: " in line]
+    assert len(lines) == 2
+    assert all("nowhere.npz" in line and "(exit status 2; " in line for line in lines)
+
+
 @pytest.mark.broker
 def test_the_live_example_runs_and_goes_on(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--out", str(calls), "--seeds", "1", "--set", "rounds=2", "--json")

@@ -12,7 +12,7 @@ import pytest
 from testbed.compare.cell import Result
 from testbed.compare.comparison import Comparison, Difference, compare
 from testbed.compare.grid import Grid, load_grid
-from testbed.compare.table import cells_csv, metrics_csv, plain, with_interval
+from testbed.compare.table import cells_csv, metrics_csv, plain, print_rich, with_interval
 from testbed.compare.tex import escaped, tex
 from tests.testbed.compare.results import result, results
 
@@ -189,6 +189,19 @@ def test_the_table_has_a_line_for_every_arm(comparison: Comparison) -> None:
     mean_s = 200.0 + 40.0 * np.mean([np.random.default_rng(seed).normal() for seed in range(10)])
     assert overview.split()[:4] == ["rbcs_f,V=5", "10", "0.15", f"{mean_s:.1f}+"]
     assert any("-100.0 [-100.0, -100.0]" in line and line.endswith("better") for line in lines)
+
+
+def test_a_terminal_is_told_the_same(
+    comparison: Comparison, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    print_rich(comparison)
+    drawn = [line.split() for line in capsys.readouterr().out.splitlines()]
+    wanted = [
+        line.split() for line in plain(comparison).splitlines() if line.startswith("  rbcs_f")
+    ]
+    assert wanted
+    assert all(words in drawn for words in wanted)
 
 
 @pytest.mark.parametrize(

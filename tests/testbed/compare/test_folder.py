@@ -1,0 +1,74 @@
+"""The folder of a grid refuses what is not its own, in one line."""
+
+from pathlib import Path
+
+import pytest
+
+from testbed.compare.folder import MANIFEST, grid_folder
+from testbed.compare.grid import Grid, load_grid
+from testbed.experiment import ExperimentError
+
+GRID = """
+experiment = { selection = { per_round = 1 }, fleet = [
+    { model = "linear", theta = [1.0, 1.0, 0.2], count = 3 },
+] }
+seeds = 2
+"""
+ONE = '[[arm]]\nname = "one"\n'
+OTHER = '[[arm]]\nname = "other"\nset = { "selection.V" = 3 }\n'
+
+
+def grid_of(folder: Path, arms: str) -> Grid:
+    path = folder / "small.toml"
+    path.write_text(GRID + arms, encoding="utf-8")
+    return load_grid(path)
+
+
+def enter(out: Path, grid: Grid) -> str:
+    with grid_folder(out, grid) as manifest:
+        return manifest.grid
+
+
+def test_it_keeps_the_experiment_of_each_arm_and_may_get_more_arms(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = enter(out, grid_of(tmp_path, ONE))
+    assert enter(out, grid_of(tmp_path, ONE)) == first
+    assert enter(out, grid_of(tmp_path, ONE + OTHER)) != first
+    assert {path.name for path in (out / "arms").iterdir()} == {"one.toml", "other.toml"}
+
+
+@pytest.mark.parametrize(
+    ("arms", "words"),
+    [
+        (OTHER, "baseline must be as it was when the grid began, got other after one"),
+        (f'fleet = "run"\n{ONE}', "fleet must be as it was"),
+        (ONE.replace('"one"', '"one"\nset = { rounds = 3 }'), "'one', seed 0 has another exp"),
+    ],
+)
+def test_a_changed_grid_is_refused_and_changes_nothing(
+    tmp_path: Path, arms: str, words: str
+) -> None:
+    out = tmp_path / "out"
+    enter(out, grid_of(tmp_path, ONE))
+    before = (out / MANIFEST).read_bytes()
+    with pytest.raises(ExperimentError, match=words):
+        enter(out, grid_of(tmp_path, arms))
+    assert (out / MANIFEST).read_bytes() == before
+
+
+def test_a_damaged_memory_is_one_line(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / MANIFEST).write_text("{", encoding="utf-8")
+    with pytest.raises(ExperimentError, match=r"grid\.json: must be what a grid wrote") as caught:
+        enter(out, grid_of(tmp_path, ONE))
+    assert "\n" not in str(caught.value)
+
+
+def test_two_at_once_are_one_too_many(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, ONE)
+    with (
+        grid_folder(tmp_path / "out", grid),
+        pytest.raises(ExperimentError, match="another process works on this grid"),
+    ):
+        enter(tmp_path / "out", grid)
