@@ -6,7 +6,8 @@
 common: 20 clients x 20 rounds of an MLP 784-318-10, 320 examples each, batch 32. crowd: 1000
 clients x 100 rounds of softmax regression on Synthetic(1,1), 10 local steps of batch 20. All
 clients are in every round. A replay is whole: selection, training, merge, store; only the last
-model is evaluated. A round is timed from the end of the first to the end of the last.
+model is evaluated. A round is timed from the end of the first to the end of the last; times of the
+processor, of all threads together, also tell something on a machine that does other work.
 
 PYTHON is an interpreter with `flwr[simulation]`; it runs the same job, by the same formulas in
 numpy, right after ours. Without it stands what was measured once with Flower 1.41.
@@ -129,8 +130,9 @@ def main(arguments: list[str]) -> int:
         case = CASES[name]
         with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
             found = _replay(case, Path(folder), options.threads, options.rounds or case.rounds)
-            found["bare_products_s"] = _bare_products_s(case, options.threads)
-            found["over_bare"] = found["round_s"] / found["bare_products_s"]
+            found |= _bare_products(case, options.threads)
+            found["over_bare"] = found["round_s"] / found["bare_s"]
+            found["cpu_over_bare"] = found["round_cpu_s"] / found["bare_cpu_s"]
             if options.flower:
                 found |= _flower(case, Path(folder), options.flower, options.flower_rounds)
             elif name in FLOWER_STATED_S:
@@ -153,26 +155,28 @@ def main(arguments: list[str]) -> int:
 def _replay(case: Case, folder: Path, threads: int, rounds: int) -> dict[str, float]:
     data = case.dataset(folder)
     experiment = msgspec.structs.replace(case.experiment(data), rounds=rounds)
-    ends: list[float] = []
+    ends: list[tuple[float, float]] = []
     started = time.perf_counter()
     replay_experiment(
         experiment,
         folder / "run",
         "bench",
-        lambda played: ends.append(time.perf_counter()),
+        lambda played: ends.append((time.perf_counter(), time.process_time())),
         threads=threads,
     )
-    round_s = (ends[-1] - ends[0]) / (len(ends) - 1)
+    first, last = ends[0], ends[-1]
+    round_s, round_cpu_s = ((b - a) / (len(ends) - 1) for a, b in zip(first, last, strict=True))
     return {
         "rounds": len(ends),
         "threads": threads,
         "whole_s": time.perf_counter() - started,
         "round_s": round_s,
         "rounds_per_s": 1.0 / round_s,
+        "round_cpu_s": round_cpu_s,
     }
 
 
-def _bare_products_s(case: Case, threads: int) -> float:
+def _bare_products(case: Case, threads: int) -> dict[str, float]:
     """Return how long the matrix products of one round take, and nothing else, on as many threads.
 
     The products of a client run one after the other on arrays that stay in the cache.
@@ -197,14 +201,15 @@ def _bare_products_s(case: Case, threads: int) -> float:
                 if h is not layers[0][0]:
                     np.matmul(w.T, d, out=back)
 
-    workers, times = Workers(threads), []
+    workers, walls, cpus = Workers(threads), [], []
     with threadpool_limits(1, "blas"):
         for _repeat in range(REPEATS):
-            started = time.perf_counter()
+            wall_s, cpu_s = time.perf_counter(), time.process_time()
             list(workers.run(client, range(case.clients)))
-            times.append(time.perf_counter() - started)
+            walls.append(time.perf_counter() - wall_s)
+            cpus.append(time.process_time() - cpu_s)
     workers.close()
-    return statistics.median(times)
+    return {"bare_s": statistics.median(walls), "bare_cpu_s": statistics.median(cpus)}
 
 
 def _flower(case: Case, folder: Path, python: str, rounds: int) -> dict[str, float]:

@@ -4,11 +4,13 @@ A device that does not know a codec of the run gets the same model, and sends it
 float32.
 """
 
+import numpy as np
 from msgspec import UNSET, UnsetType
 
+from coordinator.algorithms.arrays import Vector
 from coordinator.config import ExchangeConfig
 from coordinator.registry import Device
-from wire.codecs import Codec, Int8Blocks, codec_named, packed_bytes
+from wire.codecs import Codec, Int8Blocks, codec_named, pack, packed_bytes, unpack
 from wire.messages import Capabilities, Coding, Manifest, Offer, Packed, Train
 from wire.tensors import Layout
 
@@ -34,6 +36,11 @@ class Agreement:
     def down(self) -> Codec | None:
         """What encodes a version, or the changes to it; None sends it as it is."""
         return Int8Blocks() if self.config.down == "delta" else codec_named(self.config.down)
+
+    @property
+    def up(self) -> Codec | None:
+        """What encodes an update; None sends it as it is."""
+        return codec_named(self.config.up, self._top_k)
 
     @property
     def memory_bytes(self) -> int:
@@ -72,6 +79,28 @@ class Agreement:
         if self.config.up not in missing:
             up = self._coded_bytes
         return down, up
+
+
+def encoded_version(
+    codec: Codec, layout: Layout, vector: Vector, base: Vector | None, rng: np.random.Generator
+) -> tuple[bytes, Vector]:
+    """Return a version packed, and what it decodes to, shape (n_values,): the model of the run.
+
+    Args:
+        codec: What encodes it.
+        layout: Of the model.
+        vector: The model, shape (n_values,).
+        base: The version that it is sent as changes of; None sends all of it.
+        rng: Rounds.
+
+    Raises:
+        EncodeError: A value is too large for the codec.
+    """
+    n = layout.n_params
+    with np.errstate(over="ignore"):  # the codec refuses what is not finite
+        values = vector[:n] if base is None else vector[:n] - base[:n]
+    blob = pack(codec, n, codec.encode(values, rng), vector[n:])
+    return blob, unpack(blob, codec, layout, base)
 
 
 def missing_codecs(config: ExchangeConfig, capabilities: Capabilities | None) -> list[str]:

@@ -14,7 +14,7 @@ from msgspec import UnsetType
 
 from coordinator.algorithms.arrays import Floats, Vector
 from coordinator.blobs import PublicBlobs
-from coordinator.coding import Agreement
+from coordinator.coding import Agreement, encoded_version
 from coordinator.journal import Journal
 from coordinator.registry import Device, Registry
 from wire.chunks import (
@@ -23,7 +23,7 @@ from wire.chunks import (
     settled_chunk_bytes,
     suitable_chunk_bytes,
 )
-from wire.codecs import Codec, pack, unpack
+from wire.codecs import Codec
 from wire.errors import EncodeError
 from wire.messages import MAX_CHUNK_BYTES, Coding, Manifest, Packed
 from wire.tensors import vector_to_bytes
@@ -147,11 +147,8 @@ class Versions:
     def _pack(
         self, codec: Codec, vector: Vector, base: Vector | None, rng: np.random.Generator
     ) -> _Encoded:
-        started, n = self._journal.now(), self._agreement.layout.n_params
-        with np.errstate(over="ignore"):  # the codec refuses what is not finite
-            values = vector[:n] if base is None else vector[:n] - base[:n]
-        blob = pack(codec, n, codec.encode(values, rng), vector[n:])
-        decoded = unpack(blob, codec, self._agreement.layout, base)
+        started = self._journal.now()
+        blob, decoded = encoded_version(codec, self._agreement.layout, vector, base, rng)
         last = None if self._packed is None else self._packed.manifest
         manifest = manifest_of(blob, "model", self._chunk_bytes(len(blob), last))
         return _Encoded(blob, decoded, manifest, self._journal.now() - started)

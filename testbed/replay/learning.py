@@ -15,12 +15,13 @@ from coordinator.ports import Evaluator, Score
 from coordinator.task.catalogue import initial_vector, load_task
 from coordinator.update_store import UpdateStore
 from testbed.evaluation import FleetEvaluator
-from testbed.experiment import Experiment, ExperimentError
+from testbed.replay.codings import Codings
 from testbed.replay.cohort.base import Job, Trainer
 from testbed.replay.cohort.choose import make_trainer
 from testbed.replay.cohort.ordered import free_cores
 from testbed.replay.play import Learned
 from testbed.replay.stage import Stage
+from wire.errors import EncodeError
 
 
 class Learning:
@@ -48,7 +49,8 @@ class Learning:
         self._config: CoordinatorConfig = decisions.config
         self._trainer = trainer
         self._evaluator = evaluator
-        self._vector = vector
+        self._codings = Codings(self._config.exchange, trainer.spec.layout)
+        self._vector = self._codings.version(vector, None, decisions.encoding_stream(0))
         self._folder = folder
         self.evaluate_s = 0.0
         """What the last evaluation took on this machine."""
@@ -87,7 +89,14 @@ class Learning:
         hyperparameters = self._config.training.hyperparameters(round_id)
         for answer in self._trainer.train(self._vector, jobs, hyperparameters):
             at = answer.at
-            if answer.problem:
+            row, n_k, model = rows[at], int(choice.n_k[rows[at]]), answer.vector
+            has_failed = bool(answer.problem)
+            if is_merged[at] and not has_failed:
+                try:
+                    model = self._codings.update(row, jobs[at].seed, self._vector, model)
+                except EncodeError:
+                    has_failed = True
+            if has_failed:
                 learned.has_failed[at] = True
                 continue
             loss_before = None if before is None else float(before[at])
@@ -95,10 +104,11 @@ class Learning:
             learned.losses[at] = np.nan if reported is None else reported
             if is_merged[at]:
                 has_merged = True
-                n_k = int(choice.n_k[rows[at]])
-                accumulator.add(Report(rows[at], n_k, answer.vector, loss_before))
+                accumulator.add(Report(row, n_k, model, loss_before))
         if has_merged:
-            self._vector = accumulator.finish().vector
+            rng = self._decisions.encoding_stream(round_id)
+            merged_model = accumulator.finish().vector
+            self._vector = self._codings.version(merged_model, self._vector, rng)
         return learned
 
     def losses(self, rows: Sequence[int]) -> Floats:
@@ -121,12 +131,13 @@ class Learning:
         return scores
 
     def to_state(self) -> dict[str, Any]:
-        """Return what a replay that goes on has to know beside the model: nothing."""
-        return {}
+        """Return what a replay that goes on has to know beside the model."""
+        return {"owed": self._codings.to_state()}
 
     def load_state(self, vector: Vector, state: dict[str, Any]) -> None:
         """Go on from the model of a checkpoint, shape (n_values,)."""
         self._vector = vector
+        self._codings.load_state(state["owed"])
 
     def close(self) -> None:
         """Let all threads go."""
@@ -143,27 +154,16 @@ def make_learning(stage: Stage, folder: Path, threads: int | None = None) -> Lea
             no bit.
 
     Raises:
-        ExperimentError: This experiment cannot be trained in a replay.
+        ExperimentError: `[replay] engine` cannot train this model.
         DataError: Model and data do not fit.
         TaskError: The model cannot be had.
         EngineError: The engine cannot run it.
     """
     experiment, data = stage.experiment, stage.data
     assert data is not None, "a stage that trains has data"
-    _check(experiment)
     threads, dataset = threads or free_cores(), data.dataset
     artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes)
     trainer = make_trainer(artifact, data, experiment.replay.engine, threads)
     evaluator = FleetEvaluator(data, artifact, threads=threads)
     vector = initial_vector(artifact.spec, experiment.seed_for("init"))
     return Learning(stage.decisions, trainer, evaluator, vector, folder)
-
-
-def _check(experiment: Experiment) -> None:
-    exchange = experiment.exchange
-    for key, codec in (("up", exchange.up), ("down", exchange.down)):
-        if codec != "float32":
-            raise ExperimentError(
-                f"exchange.{key}: must be float32 in a replay that trains, got {codec}; the model "
-                "would be another one: leave it out, or give --no-training"
-            )

@@ -85,8 +85,9 @@ def test_a_replay_learns_and_its_summary_says_how_well(
         (LINEAR, {}),
         (PROFILES, {"aggregation": {"rule": "q-fedavg", "weights": "n_over_pi"}}),
         (LINEAR, {"selection": {"policy": "oort", "per_round": 3}, "model": {"name": "mlp"}}),
+        (PROFILES, {"exchange": {"up": "top-k", "top_k": 0.1, "down": "delta"}}),
     ],
-    ids=["linear", "q-fedavg", "oort"],
+    ids=["linear", "q-fedavg", "oort", "codecs"],
 )
 def test_what_is_gone_on_with_has_the_bits_of_what_was_never_cut_off(
     tmp_path: Path, fleet: dict[str, object], sections: dict[str, object]
@@ -107,7 +108,7 @@ def test_arms_share_data_fleet_and_traces_and_start_from_one_model() -> None:
     assert other.data is not None
     for mine, theirs in zip(one.data.train_rows, other.data.train_rows, strict=True):
         assert mine.tolist() == theirs.tolist()
-    assert one.names == other.names
+    assert list(one.names) == list(other.names)
 
 
 @pytest.mark.parametrize(
