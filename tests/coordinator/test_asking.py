@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from coordinator.config import RoundConfig, SelectionConfig
+from coordinator.config import ExchangeConfig, RoundConfig, SelectionConfig
 from coordinator.decisions import MAX_LOSS
 from coordinator.store.records import AskRow
 from coordinator.summary import summarise_run
@@ -121,6 +121,26 @@ async def test_who_was_asked_trains_the_very_same_update(tmp_path: Path) -> None
         with place.reader() as reader:
             models.append([row.model_sha256 for row in reader.rounds()])
     assert models[0] == models[1] == models[2]
+
+
+@pytest.mark.parametrize(("up", "down"), [("int8", "delta"), ("top-k", "float16")])
+async def test_a_packed_model_that_was_asked_about_is_the_very_same(
+    up: str, down: str, tmp_path: Path
+) -> None:
+    """The question takes the packed blob, and holds the version that the next is changes of."""
+    models, packed = [], set[int]()
+    for number, selection in enumerate((EVERYBODY, pow_d(per_round=3))):
+        async with lab(tmp_path / str(number), agents=0) as place:
+            prepare(place)
+            exchange = ExchangeConfig(up=up, down=down)  # type: ignore[arg-type]
+            config = make_config(rounds=4, selection=selection, round=PATIENT, exchange=exchange)
+            assert await place.run(config) == "done"
+        packed |= {row.bytes_down for rows in asked(place).values() for row in rows}
+        with place.reader() as reader:
+            models.append([row.model_sha256 for row in reader.rounds()])
+            assert {x.outcome for x in reader.exchanges()} == {"done"}
+    assert models[0] == models[1]
+    assert min(packed) < VECTOR_BYTES
 
 
 async def test_one_mini_batch_is_another_question_than_all_data(tmp_path: Path) -> None:
