@@ -1,6 +1,7 @@
 """The experiment of the RBCS-F paper: our numbers beside the reference, and its figures.
 
     fairbed bench rbcs-f-paper [--seeds 20] [--rounds 500] [--figures 2,3,4,5,6] [--full]
+                               [--datasets fashion-mnist,cifar10] [--train-seeds N]
                                [--out rbcs-f-paper] [--json]
 
 Forty devices in four groups of speed, eight a round, on a virtual clock, as in
@@ -18,6 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -28,7 +30,7 @@ from benchmarks._paper.report import markdown
 from benchmarks._paper.rounds import play_all
 from benchmarks._paper.summary import Summary, summarise
 from benchmarks._paper.table import Played
-from benchmarks._paper.training import FULL, QUICK, USUAL, Size, settings_of, train_all
+from benchmarks._paper.training import DATASETS, FULL, QUICK, USUAL, Size, settings_of, train_all
 from testbed.commands import DONE, FAILED, RunError, UsageError
 from testbed.datasets.catalogue import describe_all
 from testbed.experiment import ExperimentError
@@ -86,12 +88,15 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--full", action="store_true", help="train as long as the paper: hours")
     size.add_argument("--quick", action="store_true", help="train digits a little: for tests")
+    add("--datasets", default=",".join(DATASETS), help="of figures 5 and 6 (default both)")
+    add("--train-seeds", type=int, help="of figures 5 and 6 (default 2, with --full 5)")
     add("--out", type=Path, default=Path("rbcs-f-paper"), help="folder (default rbcs-f-paper)")
     add("--json", action="store_true", help="one JSON object on stdout")
     options = parser.parse_args(arguments)
-    for name in ("seeds", "rounds"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name}: must be at least 1, got {getattr(options, name)}")
+    for name in ("seeds", "rounds", "train_seeds"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')}: must be at least 1, got {value}")
     return options
 
 
@@ -108,7 +113,15 @@ def _figures(text: str) -> list[int]:
 
 
 def _size(options: argparse.Namespace) -> Size:
-    return FULL if options.full else QUICK if options.quick else USUAL
+    if options.quick:
+        return QUICK
+    datasets = tuple(options.datasets.split(","))
+    if strange := [name for name in datasets if name not in DATASETS]:
+        raise UsageError(
+            f"bench: --datasets must be some of {','.join(DATASETS)}, got {strange[0]!r}"
+        )
+    size = replace(FULL if options.full else USUAL, datasets=datasets)
+    return size if options.train_seeds is None else replace(size, seeds=options.train_seeds)
 
 
 def _check(wanted: Sequence[int], size: Size) -> None:

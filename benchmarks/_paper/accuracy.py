@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PANEL_IN = (2.5, 2.3)
 """Of one panel: width and height, inches."""
 TITLES = {"fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
-POINTS = 200
+POINTS = 60
 """Instants at which curves over time are compared."""
 
 Trained = Mapping[Setting, Curve]

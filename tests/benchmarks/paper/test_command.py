@@ -77,6 +77,7 @@ def test_the_less_even_the_draws_the_more_a_few_devices_come_up() -> None:
     [
         (["--figures", "1"], "--figures must be some of 2,3,4,5,6 or none, got '1'"),
         (["--figures", "2,"], "got ''"),
+        (["--datasets", "imagenet"], "--datasets must be some of fashion-mnist,cifar10, got"),
     ],
 )
 def test_a_figure_that_there_is_not_is_refused(arguments: list[str], words: str) -> None:
