@@ -64,12 +64,16 @@ class Order:
     """Standard normal numbers of the delays of six messages, shape (6, K)."""
 
 
-def luck(seed: int, round_id: int, rows: Ints, noise: float) -> tuple[Floats, Floats]:
-    """Return `Order.luck` and `Order.scores` of a cohort."""
+def luck(
+    seed: int, round_id: int, rows: Ints, noise: float, *, jitters: bool = True
+) -> tuple[Floats, Floats]:
+    """Return `Order.luck` and `Order.scores` of a cohort; scores are 0 where nothing jitters."""
     factors = np.ones((5, len(rows)))
     if noise > 0.0:
         phases = (Purpose.DOWNLOAD, Purpose.LOAD, Purpose.EVALUATE, Purpose.TRAIN, Purpose.UPLOAD)
         factors = np.exp(noise * np.stack([normals(seed, round_id, rows, p) for p in phases]))
+    if not jitters:
+        return factors, np.zeros((MESSAGES, len(rows)))
     purposes = [Purpose.DELAY + 2 * message for message in range(MESSAGES)]
     return factors, np.stack([normals(seed, round_id, rows, p) for p in purposes])
 

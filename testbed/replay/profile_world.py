@@ -102,7 +102,8 @@ class ProfileWorld:
 
     def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:
         """Return what the cohort does that is asked `now`, rows (K,)."""
-        factors, scores = luck(self._seed, round_id, rows, self._noise)
+        jitters = bool(self._steady.jitter_s[rows].any())
+        factors, scores = luck(self._seed, round_id, rows, self._noise, jitters=jitters)
         order = Order(
             now=now,
             rows=rows,
