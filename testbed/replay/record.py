@@ -88,6 +88,8 @@ def round_row(played: Played, decisions: Decisions, names: Sequence[str]) -> Rou
         bytes_up=int(played.exchanges.bytes_up[ended.is_done].sum()),
         model_sha256="",
         coordinator_encode_s=None,
+        dropped_late=ended.outcome.count(LATE),
+        cancelled=ended.outcome.count(CANCELLED),
     )
 
 
@@ -178,4 +180,6 @@ def _exchange_row(played: Played, times: tuple[Floats, Floats], at: int, name: s
         s_seed_literal=int(scene.last.is_selected[row]),
         tau_hat_s=finite(choice.prediction.tau_hat_s[row]),
         width_s=finite(choice.prediction.width_s[row]),
+        staleness=0 if is_done else None,
+        merged_round=choice.round if is_done else None,
     )
