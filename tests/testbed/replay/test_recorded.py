@@ -39,7 +39,9 @@ def recorded(of: Experiment, run: Path, folder: Path) -> Experiment:
 def test_recorded_profiles_predict_the_run_that_they_were_recorded_from(
     tmp_path: Path, noise: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    of = load_experiment(QUICKSTART, ["rounds=80", "selection.policy=uniform"])
+    of = load_experiment(
+        QUICKSTART, ["rounds=80", "selection.policy=uniform", "replay.training=false"]
+    )
     noisy = msgspec.structs.replace(of.replay, noise=noise)
     run = tmp_path / "run"
     replay_experiment(msgspec.structs.replace(of, replay=noisy), run, "run", lambda played: None)
