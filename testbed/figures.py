@@ -41,7 +41,7 @@ FORMATS = ("svg", "png")
 
 _SALT = "fairbed"
 """Seed of the identifiers inside an SVG, which are random otherwise."""
-_STYLE: dict[str, Any] = {
+_STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": "#444444",
     "axes.grid": True,
