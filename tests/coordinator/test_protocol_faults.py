@@ -181,5 +181,8 @@ async def test_an_agent_killed_and_started_again_at_one_step_costs_only_its_own_
         assert [row.status for row in reader.rounds()] == ["done", "done"]
     mine = [outcome for (_, device), outcome in outcomes.items() if device == VICTIM]
     assert set(outcomes.values()) - set(mine) <= {"done"}
-    assert sorted(mine) in (["done"], ["done", "done"], ["done", "lost"], ["lost"])
+    possible = [["done"], ["done", "done"], ["done", "lost"], ["lost"]]
+    if step in ASKING:
+        possible.append([])  # it was not asked to train, and came back after the second selection
+    assert sorted(mine) in possible
     assert step not in JOINING or mine == ["done", "done"]
