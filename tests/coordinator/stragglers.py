@@ -1,6 +1,7 @@
 """Devices that train for as long as a test wants."""
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,6 +40,24 @@ class Gate:
         if name == "train" and not self._is_open.is_set():
             self.held += 1
             self._is_open.wait(LONGEST_S)
+        yield _Free()
+
+
+class Stroll:
+    """A pace at which training takes a while, so that no hundred rounds pass while one waits."""
+
+    def __init__(self, train_s: float) -> None:
+        self._train_s = train_s
+
+    def host(self) -> Host:
+        """Return this machine, with this pace."""
+        return replace(real_host(), pace=self)
+
+    @contextmanager
+    def section(self, name: Section) -> Iterator[Meter]:
+        """Enter a compute section."""
+        if name == "train":
+            time.sleep(self._train_s)
         yield _Free()
 
 

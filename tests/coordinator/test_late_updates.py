@@ -14,12 +14,15 @@ from coordinator.store.records import ExchangeRow
 from coordinator.summary import summarise_run
 from tests.coordinator.faulty import VICTIM, Fault, FaultyBroker, message_of, update_chunk
 from tests.coordinator.lab import EVERYBODY, NAMES, Lab, lab, make_config
-from tests.coordinator.stragglers import Gate
+from tests.coordinator.stragglers import Gate, Stroll
 from wire.messages import Grant, Offer, Received, UploadAck, UploadDone
 
 pytestmark = pytest.mark.anyio
 
 DEADLINE_S = 1.0
+TRAIN_S = 0.05
+"""Of those who are not late: a chunk is asked for again after 2 s, 40 versions of theirs."""
+
 ROUNDS = 2_000
 """More than any test waits for."""
 MERGING = RoundConfig(
@@ -44,7 +47,7 @@ async def fleet(folder: Path, gate: Gate, broker: FaultyBroker | None = None) ->
         place.roster = NAMES
         for name in NAMES:
             place.shards.shard(name)
-            place.start_agent(name, host=gate.host() if name == VICTIM else None)
+            place.start_agent(name, host=(gate if name == VICTIM else Stroll(TRAIN_S)).host())
         try:
             yield place
         finally:
