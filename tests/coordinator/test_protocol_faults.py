@@ -128,13 +128,14 @@ async def test_a_fault_at_one_step_changes_nothing_in_the_end(
 async def test_who_is_cut_off_after_its_answer_is_not_there_to_be_selected(tmp_path: Path) -> None:
     step = CUT_OFF[1]
     broker = FaultyBroker("device cut after", STEPS[step])
+    broker.on_strike = lambda: broker.disconnect(VICTIM, reconnects=False)
     async with fleet(tmp_path, broker) as place:
         assert await place.run(config_of(step)) == "done"
     assert broker.has_struck
     with place.reader() as reader:
         rounds = {t: [x for x in reader.exchanges(0) if x.round == t] for t in (1, 2)}
     assert {x.outcome for exchanges in rounds.values() for x in exchanges} == {"done"}
-    assert {x.device for x in rounds[1]} == set(NAMES) - {VICTIM}
+    assert {x.device for x in rounds[1]} == {x.device for x in rounds[2]} == set(NAMES) - {VICTIM}
 
 
 @pytest.mark.parametrize("step", STEPS)

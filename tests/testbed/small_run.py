@@ -1,0 +1,139 @@
+"""A small `fairbed run` in a process of its own, for tests that disturb it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coordinator.store import RunReader, StoreError
+
+EXPERIMENT = """
+name = "small"
+rounds = {rounds}
+[model]
+name = "softmax"
+[training]
+epochs = {epochs}
+[selection]
+per_round = 2
+beta = 0.3
+[round]
+deadline_s = 30.0
+[broker]
+kind = "mosquitto"
+{fleet}
+"""
+
+UNTHROTTLED = """
+[[fleet]]
+name = "pi"
+count = 3
+"""
+
+EMULATED = """
+[emulation]
+host_core_speed = {host_core_speed}
+[[fleet]]
+profile = "raspberry-pi-4b"
+[[fleet]]
+profile = "raspberry-pi-zero-2w"
+"""
+
+LIMIT_S = 90.0
+"""For a run that takes a few seconds on a quiet machine."""
+
+
+class Running:
+    """A `fairbed run` in a process of its own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        rounds: int = 6,
+        epochs: int = 1,
+        fleet: str = UNTHROTTLED,
+        *,
+        resume: bool = False,
+        url: str = "",
+    ) -> None:
+        self.folder = folder / "run"
+        self.experiment = folder / "small.toml"
+        self.experiment.write_text(
+            EXPERIMENT.format(rounds=rounds, epochs=epochs, fleet=fleet), encoding="utf-8"
+        )
+        what = [str(self.folder)] if resume else [str(self.experiment), "--out", str(self.folder)]
+        what += ["--set", f"broker.url={url}"] if url else []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "testbed.cli", "run", *what, "--headless", "--json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def finish(self) -> tuple[int, str, str]:
+        """Wait for the end; return exit code, stdout and stderr."""
+        out, err = self.process.communicate(timeout=LIMIT_S)
+        return self.process.returncode, out, err
+
+    def family(self) -> list[psutil.Process]:
+        """Return every process that the run has started."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def wait_round(self, round_id: int) -> None:
+        """Wait until a round has closed."""
+        wait_until(lambda: self.rounds() >= round_id, f"round {round_id}")
+
+    def rounds(self) -> int:
+        """Return how many rounds have closed."""
+        try:
+            with RunReader(self.folder) as reader:
+                return len(reader.rounds())
+        except StoreError:
+            return 0
+
+
+def skip_if_starved(run: Running, device: str, median_s: float | None) -> None:
+    """Skip a test whose device this machine kept waiting in every exchange; else there is a median.
+
+    An exchange that is invalid for any other reason fails the test.
+    """
+    if median_s is not None:
+        return
+    with RunReader(run.folder) as reader:
+        exchanges = reader.exchanges_of(device)
+    assert exchanges
+    assert all(x.is_starved for x in exchanges), [x.why for x in exchanges]
+    pytest.skip(f"{device}: {exchanges[0].why}")
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {LIMIT_S:g} s for {what}"
+        time.sleep(0.02)
+
+
+def assert_gone(family: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == []
+
+
+@contextmanager
+def running(
+    folder: Path, rounds: int = 6, epochs: int = 1, fleet: str = UNTHROTTLED, url: str = ""
+) -> Iterator[Running]:
+    run = Running(folder, rounds, epochs, fleet, url=url)
+    try:
+        yield run
+    finally:
+        if run.process.poll() is None:
+            os.killpg(run.process.pid, signal.SIGKILL)
+        run.process.communicate()
