@@ -115,7 +115,7 @@ class Asker:
         return [] if self._poll is None else self._poll.open_devices()
 
     def _is_open(self, device: str) -> bool:
-        return self._poll is not None and device in self._poll.open_devices()
+        return self._poll is not None and self._poll.is_open(device)
 
     def _say(self, device: str) -> None:
         self._asked_at[device] = self._journal.now()

@@ -52,6 +52,8 @@ class Exchange:
     attempt: int = 0
     version: int = 0
     """Number of the version of the model that it trains."""
+    number: int = 0
+    """Its place in the order of dispatch, through all rounds."""
     stage: Stage = Stage.ASKED
     why: str = ""
     is_late: bool = False

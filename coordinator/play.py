@@ -134,8 +134,8 @@ class Player:
 
     async def wait_end(self, played: Round) -> None:
         """Wait until one more exchange of the open table is over."""
-        over = sum(x.is_over for x in played.everybody())
-        while sum(x.is_over for x in played.everybody()) == over:
+        ended = len(played.ended)
+        while len(played.ended) == ended:
             await self._moved.wait()
 
     async def keep_time(self) -> None:

@@ -53,22 +53,28 @@ class Poll:
     limit_s: float
     """Seconds for an answer."""
     asked: dict[str, Asked] = field(default_factory=dict)
+    _open: dict[str, Asked] = field(default_factory=dict)
+    """Those who are expected to answer."""
     _ends: float = 0.0
     _held_since: float | None = None
 
     def ask(self, device: str, now: float) -> None:
         """Take note that a device is asked."""
-        self.asked[device] = Asked(device, now)
+        self.asked[device] = self._open[device] = Asked(device, now)
         self._ends = max(self._ends, now + self.limit_s)
 
     @property
     def is_over(self) -> bool:
         """Nobody is expected to answer any more."""
-        return not self.open_devices()
+        return not self._open
 
     def open_devices(self) -> list[str]:
         """Return who is expected to answer."""
-        return [x.device for x in self.asked.values() if x.reply is Reply.OPEN]
+        return list(self._open)
+
+    def is_open(self, device: str) -> bool:
+        """Tell whether a device is expected to answer."""
+        return device in self._open
 
     def wake_at(self) -> float | None:
         """Return when the limit passes; None while it does not run."""
@@ -83,8 +89,8 @@ class Poll:
             fault: Why it cannot be; None if it can.
             now: When it came.
         """
-        asked = self.asked.get(device)
-        if asked is None or asked.reply is not Reply.OPEN:
+        asked = self._open.pop(device, None)
+        if asked is None:
             return
         if fault is not None:
             asked.reply, asked.why = Reply.REFUSED, fault
@@ -93,8 +99,8 @@ class Poll:
 
     def ended(self, device: str, reply: Reply, why: str) -> None:
         """Expect no answer of a device any more; who has answered stays answered."""
-        asked = self.asked.get(device)
-        if asked is not None and asked.reply is Reply.OPEN:
+        asked = self._open.pop(device, None)
+        if asked is not None:
             asked.reply, asked.why = reply, why
 
     def pass_limit(self, now: float) -> list[str]:

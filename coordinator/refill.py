@@ -8,7 +8,7 @@ from coordinator.config import CoordinatorConfig, RoundConfig
 from coordinator.fleet import Fleet
 from coordinator.play import Player
 from coordinator.registry import Registry
-from coordinator.round import Round, Stage
+from coordinator.round import Exchange, Round, Stage
 
 DRAINING = frozenset({Stage.LATE, Stage.CANCELLED, Stage.LOST})
 """Who may still be at work although its exchange is over for us."""
@@ -27,6 +27,31 @@ def first_table(config: CoordinatorConfig, round_id: int, attempt: int, slots: i
         patience_s=settings.patience_s,
         max_staleness=settings.max_staleness,
     )
+
+
+class Releases:
+    """Who is through with a version before that of a round; nobody is told twice."""
+
+    def __init__(self, played: Round) -> None:
+        self._played = played
+        self._seen = 0
+        """Of those that have come to an end in the round."""
+        self._held: list[Exchange] = []
+        """Those seen of whom something is still in memory."""
+
+    def take(self, is_through: Callable[[Exchange], bool]) -> list[Exchange]:
+        """Return who has become free since the last call.
+
+        Args:
+            is_through: Tells whether nothing of an exchange that is over is in memory any more.
+        """
+        ended, version = self._played.ended, self._played.version
+        fresh = [x for x in ended[self._seen :] if x.version < version]
+        free, held = list[Exchange](), list[Exchange]()
+        for x in [*self._held, *fresh]:
+            (free if is_through(x) else held).append(x)
+        self._seen, self._held = len(ended), held
+        return free
 
 
 class Refill:
@@ -56,31 +81,27 @@ class Refill:
         self._config = config
         self._now = now
         self._choose = choose
-        self._released: set[str] = set()
 
     async def run(self, played: Round) -> None:
         """Look whenever something has happened, and for new devices every `void_wait_s`."""
-        picks = 0
+        picks, releases = 0, Releases(played)
         while True:
             await self._player.wait_moved(self._config.round.void_wait_s)
             if played.is_over:
                 return
-            self._release(played)
+            self._release(releases)
             free = self._config.asked - played.open_count
             if free > 0 and self._registry.available(self._now()).any():
                 picks += 1
                 self._choose(free, picks)
 
-    def _release(self, played: Round) -> None:
-        for x in played.carried.values():
-            is_earlier = x.version < played.version
-            if is_earlier and x.device not in self._released and self._player.is_through(x):
-                self._released.add(x.device)
-                self._registry.release(
-                    x.device,
-                    has_trained=x.offer is not None,
-                    is_draining=x.stage in DRAINING,
-                )
+    def _release(self, releases: Releases) -> None:
+        for x in releases.take(self._player.is_through):
+            self._registry.release(
+                x.device,
+                has_trained=x.offer is not None,
+                is_draining=x.stage in DRAINING,
+            )
 
 
 async def wait_for_anybody(

@@ -16,14 +16,21 @@ update would be too old.
 
 In a buffered (asynchronous) round nobody is late for it: it is over when enough updates have come,
 of whichever version, or when none has come for too long, and hands all others to the next one.
+
+An event costs O(log K) among K exchanges: counts, the queue and the deadlines are kept along.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from coordinator.deadlines import Deadlines
 from coordinator.exchange import Exchange as Exchange
 from coordinator.exchange import Stage as Stage
 from coordinator.exchange import Starved as Starved
+from coordinator.room import FLIGHT_BYTES as FLIGHT_BYTES
+from coordinator.room import flight_bytes as flight_bytes
+from coordinator.room import upload_window as upload_window
 from coordinator.round_events import Abandon as Abandon
 from coordinator.round_events import Accept as Accept
 from coordinator.round_events import Arrived as Arrived
@@ -39,12 +46,7 @@ from coordinator.round_events import Offered as Offered
 from coordinator.round_events import Order as Order
 from coordinator.round_events import Tick as Tick
 from coordinator.round_events import Vanished as Vanished
-from wire.messages import Manifest
-
-FLIGHT_BYTES = 8 << 20
-"""What granted uploads together may have waiting for us in the broker."""
-
-LARGE_CHUNK_BYTES = 128 * 1024
+from coordinator.tally import Tally
 
 _STAGES: dict[type[Event], frozenset[Stage]] = {
     Offered: frozenset({Stage.ASKED}),
@@ -83,11 +85,24 @@ class Round:
     """Of this round."""
     carried: dict[str, Exchange] = field(default_factory=dict)
     """Of earlier rounds, still open when this one began."""
-    _queue: list[str] = field(default_factory=list)
+    ended: list[Exchange] = field(default_factory=list)
+    """Those of both that have come to their end in this round, in that order."""
+    _dispatched: int = 0
+    """How many have been, in this round and the ones before."""
+    _queue: deque[Exchange] = field(default_factory=deque)
+    """Who waits for a grant; who has come to an end meanwhile is skipped when its turn comes."""
+    _tally: Tally = field(init=False)
+    _deadlines: Deadlines = field(init=False)
     _held_since: float | None = None
     _outage_s: float = 0.0
     """For how long our own link was down since it began."""
     _has_expired: bool = False
+
+    def __post_init__(self) -> None:
+        self._tally = Tally(self.id)
+        self._deadlines = Deadlines(self.deadline_s, self.patience_s)
+        for x in self.carried.values():
+            self._take_in(x)
 
     def begin(self, now: float) -> None:
         """Begin a buffered round."""
@@ -95,14 +110,18 @@ class Round:
 
     def dispatch(self, device: str, now: float) -> None:
         """Take note that `device` was asked to train."""
-        self.exchanges[device] = Exchange(
+        assert device not in self.exchanges, "nobody is asked twice in a round"
+        x = self.exchanges[device] = Exchange(
             device=device,
             dispatched=now,
             round=self.id,
             attempt=self.attempt,
             version=self.version,
+            number=self._dispatched,
             is_disturbed=self._held_since is not None,
         )
+        self._dispatched += 1
+        self._take_in(x)
 
     def successor(self, version: int) -> "Round":
         """Return the next round, not begun yet, with all exchanges that are still open.
@@ -125,7 +144,8 @@ class Round:
             max_staleness=self.max_staleness,
             is_buffered=self.is_buffered,
             carried=open_,
-            _queue=[device for device in self._queue if device in open_],
+            _dispatched=self._dispatched,
+            _queue=deque(x for x in self._queue if x.stage is Stage.QUEUED),
             _held_since=self._held_since,
         )
 
@@ -171,31 +191,32 @@ class Round:
         if self.begun is not None:
             self._outage_s += now - max(held_since, self.begun)
         for x in self.everybody():
-            if self._has_deadline(x):
+            if self._deadlines.of(x) is not None:
                 turn = x.dispatched if x.granted is None else x.granted
                 x.outage_s += now - max(held_since, turn)
+                self._deadlines.note(x)
 
     @property
     def is_over(self) -> bool:
         """Nothing more can arrive that this round would wait for."""
         if self.is_buffered:
             return self._has_expired or self._is_full or self.is_idle
-        return not any(x.stage.is_open and not x.is_late for x in self.exchanges.values())
+        return not self._tally.waited_for
 
     @property
     def is_void(self) -> bool:
         """Nothing has come, and nothing is under way."""
-        return self.is_idle and not self.in_stage(Stage.DONE)
+        return self.is_idle and not self._tally.done
 
     @property
     def open_count(self) -> int:
         """Exchanges that are under way."""
-        return sum(x.stage.is_open for x in self.everybody())
+        return self._tally.open
 
     @property
     def is_idle(self) -> bool:
         """Nothing can arrive, of whatever round."""
-        return not any(x.stage.is_open for x in self.everybody())
+        return not self._tally.open
 
     def in_stage(self, stage: Stage) -> list[Exchange]:
         """Return the exchanges in a stage, earlier rounds first, in the order of dispatch."""
@@ -205,10 +226,9 @@ class Round:
         """Return when the next deadline passes; None if none can."""
         if self._held_since is not None:
             return None
-        deadlines = [self._deadline(x) for x in self.everybody() if self._has_deadline(x)]
-        if (expires := self._expires_at()) is not None and not self.is_over:
-            deadlines.append(expires)
-        return min(deadlines, default=None)
+        expires = None if self.is_over else self._expires_at()
+        instants = (self._deadlines.next(), expires)
+        return min((at for at in instants if at is not None), default=None)
 
     def on(self, event: Event, now: float) -> Sequence[Order]:
         """Take note of an event and return what has to be done.
@@ -228,18 +248,19 @@ class Round:
         return orders
 
     def _offered(self, x: Exchange, event: Offered, now: float, orders: list[Order]) -> None:
-        x.stage, x.offer, x.offered = Stage.QUEUED, event.offer, now
-        self._queue.append(x.device)
+        x.offer, x.offered = event.offer, now
+        self._put(x, Stage.QUEUED)
+        self._queue.append(x)
 
     def _arrived(self, x: Exchange, event: Arrived, now: float, orders: list[Order]) -> None:
-        x.stage, x.arrived = Stage.CHECKING, event.at
-        x.bytes_up, x.duplicates_up = event.bytes_up, event.duplicates
+        x.arrived, x.bytes_up, x.duplicates_up = event.at, event.bytes_up, event.duplicates
+        self._put(x, Stage.CHECKING)
         orders.append(Check(x.device))
 
     def _checked(self, x: Exchange, event: Checked, now: float, orders: list[Order]) -> None:
         if event.fault is None:
-            x.stage, x.why = Stage.DONE, ""
-            x.staleness, x.merged_round = self.version - x.version, self.id
+            x.why, x.staleness, x.merged_round = "", self.version - x.version, self.id
+            self._put(x, Stage.DONE)
             orders.append(Accept(x.device))
         else:
             self._end(x, Stage.REJECTED, event.fault, now, orders)
@@ -257,49 +278,49 @@ class Round:
         self._end(x, Stage.CANCELLED, "taken out by a person", now, orders)
 
     def _end(self, x: Exchange, stage: Stage, why: str, now: float, orders: list[Order]) -> None:
-        x.stage, x.why, x.ended = stage, why, now
-        if x.device in self._queue:
-            self._queue.remove(x.device)
+        x.why, x.ended = why, now
+        self._put(x, stage)
         orders.append(Abandon(x.device, why))
+
+    def _take_in(self, x: Exchange) -> None:
+        self._tally.count(x, 1)
+        self._deadlines.note(x)
+
+    def _put(self, x: Exchange, stage: Stage, *, is_late: bool = False) -> None:
+        """Put an exchange into a stage, late from now on if so: nothing else changes either."""
+        self._tally.count(x, -1)
+        x.stage, x.is_late = stage, x.is_late or is_late
+        self._take_in(x)
+        if x.is_over:
+            self.ended.append(x)
 
     @property
     def _is_full(self) -> bool:
-        return len(self.in_stage(Stage.DONE)) >= self.wanted
+        return self._tally.done >= self.wanted
 
     def _expires_at(self) -> float | None:
         if not self.is_buffered or self.begun is None:
             return None
         return self.begun + self.deadline_s + self._outage_s
 
-    def _has_deadline(self, x: Exchange) -> bool:
-        return x.stage in (Stage.ASKED, Stage.GRANTED)
-
-    def _deadline(self, x: Exchange) -> float:
-        waited = x.queued_s(x.granted) if x.granted is not None else 0.0
-        return x.dispatched + self._limit_s(x) + waited + x.outage_s
-
-    def _limit_s(self, x: Exchange) -> float:
-        if x.is_late and self.patience_s is not None:
-            return self.patience_s
-        return self.deadline_s
-
     def _pass_deadlines(self, now: float, orders: list[Order]) -> None:
         if self._held_since is not None:
             return
         expires = self._expires_at()
         self._has_expired |= expires is not None and now >= expires
-        for x in self.everybody():
-            while self._has_deadline(x) and now >= self._deadline(x):
-                why = f"no update within {self._limit_s(x):g} s"
+        for x in self._deadlines.take_passed(now):
+            while self._deadlines.has_passed(x, now):
+                why = f"no update within {self._deadlines.limit_s(x):g} s"
                 if x.is_late or self.patience_s is None:
                     self._end(x, Stage.LATE, why, now, orders)
                 else:
-                    x.is_late, x.why = True, why
+                    x.why = why
+                    self._put(x, x.stage, is_late=True)
                     orders.append(GoesOn(x.device, why))
 
     def _stop_when_enough(self, now: float, orders: list[Order]) -> None:
-        done = sum(x.stage is Stage.DONE for x in self.exchanges.values())
-        if self.is_buffered or done < self.wanted:
+        is_enough = self._tally.done_in_round >= self.wanted
+        if self.is_buffered or not is_enough or not self._tally.waited_for:
             return
         for x in self.exchanges.values():
             if x.stage.is_open and not x.is_late:
@@ -307,30 +328,17 @@ class Round:
 
     def _grant_next(self, now: float, orders: list[Order]) -> None:
         """Grant in the order of the queue, as long as there are slots and room in the broker."""
-        granted = self.in_stage(Stage.GRANTED)
-        free = self.slots - len(granted) - len(self.in_stage(Stage.CHECKING))
-        flight = sum(flight_bytes(x.offer.manifest) for x in granted if x.offer is not None)
-        while self._queue and free > 0:
-            x = self.find(self._queue[0])
-            assert x is not None, "queued without an exchange"
-            assert x.offer is not None, "queued without an offer"
-            own = flight_bytes(x.offer.manifest)
-            if flight and flight + own > FLIGHT_BYTES:
-                return
-            free, flight = free - 1, flight + own
-            x.stage, x.granted = Stage.GRANTED, now
-            orders.append(GrantUpload(x.device))
-            del self._queue[0]
-
-
-def upload_window(manifest: Manifest) -> int:
-    """Return how many chunks of an upload may be un-acknowledged: 4, of large ones 2."""
-    return 4 if manifest.chunk_bytes <= LARGE_CHUNK_BYTES else 2
-
-
-def flight_bytes(manifest: Manifest) -> int:
-    """Return how much of an upload may wait for us in the broker."""
-    return min(upload_window(manifest) * manifest.chunk_bytes, manifest.size_bytes)
+        while self._queue and self._tally.in_memory < self.slots:
+            x = self._queue[0]
+            if x.stage is Stage.QUEUED:
+                assert x.offer is not None, "queued without an offer"
+                flight, own = self._tally.flight_bytes, flight_bytes(x.offer.manifest)
+                if flight and flight + own > FLIGHT_BYTES:
+                    return
+                x.granted = now
+                self._put(x, Stage.GRANTED)
+                orders.append(GrantUpload(x.device))
+            self._queue.popleft()
 
 
 _HANDLERS: dict[type[Event], Callable[..., None]] = {

@@ -1,0 +1,152 @@
+"""What a round costs the coordinator: as much for each device, however many there are."""
+
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+
+from coordinator.poll import Poll, Reply
+from coordinator.refill import Releases
+from coordinator.round import (
+    Accept,
+    Arrived,
+    Check,
+    Checked,
+    Event,
+    GaveUp,
+    GrantUpload,
+    Offered,
+    Round,
+    Tick,
+)
+from tests.coordinator.builders import offer
+from tests.coordinator.test_poll import answer
+from tests.steps import steps
+
+FEW, MANY = 32, 256
+TOLERANCE = 1.2
+"""A logarithm, and what is done once a round; at K work for each event this would be 8."""
+
+
+class Played:
+    """A round in which a player looks at the table after every event."""
+
+    def __init__(self, devices: int, **rules: object) -> None:
+        fields: dict[str, object] = {"deadline_s": 60.0, "slots": 4, "wanted": devices}
+        self.now = 100.0
+        self.names = [f"d{k}" for k in range(devices)]
+        self.table = Round(id=1, attempt=0, **(fields | rules))  # type: ignore[arg-type]
+        self.granted: deque[str] = deque()
+        self.merged: list[str] = []
+        self.table.begin(self.now)
+        for name in self.names:
+            self.table.dispatch(name, self.now)
+
+    def feed(self, event: Event) -> None:
+        """Tell what happens."""
+        self.now += 0.001
+        for order in self.table.on(event, self.now):
+            match order:
+                case GrantUpload(device=device):
+                    self.granted.append(device)
+                case Check(device=device):
+                    self.feed(Checked(device, None))
+                case Accept(device=device):
+                    self.merged.append(device)
+        table = self.table
+        _ = table.is_over, table.is_idle, table.is_void, table.open_count, table.wake_at()
+
+    def upload(self) -> None:
+        """Let all that are granted arrive, and those that are granted thereupon."""
+        while self.granted:
+            device = self.granted.popleft()
+            self.feed(Arrived(device, at=self.now, bytes_up=400, duplicates=0))
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.feed(Tick())
+
+    def next_round(self) -> None:
+        self.table = self.table.successor(self.table.version + 1)
+        self.table.drop_stale(self.now)
+
+
+def all_are_merged(devices: int) -> None:
+    played = Played(devices)
+    for name in played.names:
+        played.feed(Offered(name, offer()))
+    played.upload()
+    assert played.merged == played.names
+
+
+def all_wait_and_then_fail(devices: int) -> None:
+    played = Played(devices, slots=0)
+    for name in played.names:
+        played.feed(Offered(name, offer()))
+    for name in reversed(played.names):
+        played.feed(GaveUp(name, "x"))
+    assert played.table.is_void
+
+
+def each_misses_its_own_deadline(devices: int) -> None:
+    played = Played(0, wanted=devices, deadline_s=5.0)
+    for _ in range(devices):
+        played.table.dispatch(f"late{played.now}", played.now)
+        played.pass_time(1.0)
+    while not played.table.is_over:
+        played.pass_time(1.0)
+    assert len(played.table.ended) == devices
+
+
+def late_ones_are_merged_in_the_next_round(devices: int) -> None:
+    played = Played(devices, patience_s=1000.0, max_staleness=2)
+    played.pass_time(60.0)
+    played.next_round()
+    for name in played.names:
+        played.feed(Offered(name, offer()))
+    played.upload()
+    assert played.merged == played.names
+
+
+def a_buffered_round_frees_who_is_through(devices: int) -> None:
+    played = Played(devices, is_buffered=True, wanted=1, max_staleness=2, deadline_s=1e6)
+    played.feed(Offered("d0", offer()))
+    played.upload()
+    played.next_round()
+    releases = Releases(played.table)
+    for name in played.names[1:]:
+        played.feed(Offered(name, offer()))
+        played.upload()
+        assert [x.device for x in releases.take(lambda x: x.is_over)] == [name]
+
+
+def a_poll(devices: int) -> None:
+    poll, names = Poll(3, 0, limit_s=10.0), [f"d{k}" for k in range(devices)]
+    for name in names:
+        poll.ask(name, now=100.0)
+    for name in names:
+        assert poll.is_open(name)
+        if name.endswith("3"):
+            poll.ended(name, Reply.LOST, "x")
+        else:
+            poll.answered(name, answer(1.0), None, 101.0)
+        assert poll.is_over is (name == names[-1])
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        all_are_merged,
+        all_wait_and_then_fail,
+        each_misses_its_own_deadline,
+        late_ones_are_merged_in_the_next_round,
+        a_buffered_round_frees_who_is_through,
+        a_poll,
+    ],
+)
+def test_a_device_costs_as_much_in_a_large_round_as_in_a_small_one(
+    work: Callable[[int], None],
+) -> None:
+    work(FEW)  # imports and caches are nobody's work
+    few, many = steps(lambda: work(FEW)), steps(lambda: work(MANY))
+    assert many / MANY <= TOLERANCE * few / FEW
