@@ -1,16 +1,19 @@
 """The experiment of the RBCS-F paper: our numbers beside the reference, and its figures.
 
-    fairbed bench rbcs-f-paper [--seeds 20] [--rounds 500] [--figures 2,3,4,5,6] [--full]
-                               [--datasets fashion-mnist,cifar10] [--train-seeds N]
+    fairbed bench rbcs-f-paper [--figures 2,3,4] [--seeds 20] [--rounds 500]
                                [--out rbcs-f-paper] [--json]
+    fairbed bench rbcs-f-paper --figures 5,6 [--train-seeds 5] [--model softmax]
+                               [--datasets fashion-mnist,cifar10] [--mixtures 1,10,inf]
+                               [--train-rounds 100] [--examples 6000] [--out ...] [--json]
 
 Forty devices in four groups of speed, eight a round, on a virtual clock, as in
-examples/rbcs-f-paper.toml. The table has the total time, queues and rates of every policy with
-standard errors, beside the recorded reference, which holds for 500 rounds; what has to hold for
-any number (orderings, the guarantee after every round) is checked. Figures 5 and 6 train, with the
-data of FAIRBED_DATA: a small network, or with --full the paper's 500 rounds and a CNN. What was
-trained before into the same folder is not trained again. Status 1: a number is too far off, or a
-check does not hold.
+examples/rbcs-f-paper.toml. With figures 2 to 4, or none, the table has the total time, queues and
+rates of every policy with standard errors, beside the recorded reference, which holds for 500
+rounds; what has to hold for any number (orderings, the guarantee after every round) is checked.
+Figures 5 and 6 train, with the data of FAIRBED_DATA, and come with a table of intervals over seeds
+and of what the paper reads in them. What was trained before into the same folder is not trained
+again, and a run that was cut off is gone on with. Status 1: a number is too far off, or a check
+does not hold.
 """
 
 import argparse
@@ -21,18 +24,36 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from benchmarks._paper import accuracy, figures
+from benchmarks._paper import figures
+from benchmarks._paper.accuracy import draw_accuracy
+from benchmarks._paper.accuracy_report import (
+    AccuracySummary,
+    accuracy_markdown,
+    summarise_accuracy,
+)
 from benchmarks._paper.arms import all_arms
 from benchmarks._paper.report import markdown
 from benchmarks._paper.rounds import play_all
+from benchmarks._paper.settings import (
+    DATASETS,
+    MIXTURES,
+    MODELS,
+    QUICK,
+    SIZES,
+    Figure,
+    Size,
+    settings_of,
+)
 from benchmarks._paper.summary import Summary, summarise
-from benchmarks._paper.table import Played
-from benchmarks._paper.training import DATASETS, FULL, QUICK, USUAL, Size, settings_of, train_all
+from benchmarks._paper.training import DamagedFile, train_all
+from coordinator.task.errors import TaskError
 from testbed.commands import DONE, FAILED, RunError, UsageError
 from testbed.datasets.catalogue import describe_all
+from testbed.datasets.errors import DataError
 from testbed.experiment import ExperimentError
 from testbed.figures import MISSING, files_of
 
@@ -43,6 +64,15 @@ DRAWN = {
     4: (figures.draw_pulls,),
 }
 """Figures that need no training, each with what goes beside it."""
+TRAINED: tuple[Figure, ...] = (5, 6)
+GAMMAS = tuple(f"{mixture:g}" for mixture in MIXTURES)
+DEFAULT_MODEL = "softmax"
+LEAST_EVALUATIONS = 2
+"""Of a run: a swing is the change from one to the next."""
+LEAST_EXAMPLES = 1_000
+"""Of a data set: 25 a device."""
+SAID_S = 30.0
+"""Between two lines that say how far the training is."""
 
 
 def main(arguments: list[str]) -> int:
@@ -50,29 +80,38 @@ def main(arguments: list[str]) -> int:
 
     Raises:
         UsageError: An argument is wrong, or data or a library for the figures are missing.
-        RunError: The files cannot be written.
+        RunError: Files cannot be read or written.
     """
     options = _options(arguments)
-    started, wanted, size = time.perf_counter(), _figures(options.figures), _size(options)
+    wanted, size = _figures(options.figures), _size(options)
     _check(wanted, size)
+    trained = [number for number in TRAINED if number in wanted]
+    plays = not trained or len(trained) < len(wanted)
+    said: dict[str, Any] = {}
+    tables, drawn = list[str](), list[Path]()
+    status = DONE
     try:
-        played = play_all(all_arms(), options.rounds, options.seeds)
-        summary = summarise(played, options.seeds, options.rounds)
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "table.md").write_text(markdown(summary), encoding="utf-8")
-        encoded = msgspec.json.encode(summary)
-        (options.out / "numbers.json").write_bytes(encoded)
-        _say(f"{len(played)} arms of {options.seeds} seeds", started)
-        drawn = _draw(wanted, played, size, options.out, started)
-    except ExperimentError as exc:
+        if plays:
+            summary, paths = _play(wanted, options)
+            said |= msgspec.to_builtins(summary)
+            tables.append(markdown(summary))
+            drawn += paths
+            status = DONE if summary.is_reproduced else FAILED
+        if trained:
+            learned, paths = _train(trained, size, options.out)
+            said["accuracy"] = msgspec.to_builtins(learned)
+            tables.append(accuracy_markdown(learned))
+            drawn += paths
+    except (ExperimentError, DataError, TaskError) as exc:
         raise UsageError(str(exc)) from exc
-    except OSError as exc:
+    except (OSError, DamagedFile) as exc:
         raise RunError(str(exc)) from exc
-    print(encoded.decode() if options.json else markdown(summary))
+    print(msgspec.json.encode(said).decode() if options.json else "\n".join(tables))
     for path in drawn:
         for file in files_of(path):
             print(f"wrote {file}", file=sys.stderr)
-    return _status(summary)
+    return status
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -82,14 +121,16 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
+    add("--figures", default="2,3,4,5,6", help="some of 2,3,4,5,6, or none (default all)")
     add("--seeds", type=int, default=20, help="worlds, each played by every policy (default 20)")
     add("--rounds", type=int, default=500, help="of each replay without training (default 500)")
-    add("--figures", default="2,3,4,5,6", help="some of 2,3,4,5,6, or none (default all)")
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--full", action="store_true", help="train as long as the paper: hours")
-    size.add_argument("--quick", action="store_true", help="train digits a little: for tests")
+    add("--model", choices=MODELS, help=f"of figures 5 and 6 (default {DEFAULT_MODEL})")
     add("--datasets", default=",".join(DATASETS), help="of figures 5 and 6 (default both)")
-    add("--train-seeds", type=int, help="of figures 5 and 6 (default 2, with --full 5)")
+    add("--mixtures", default=",".join(GAMMAS), help="gamma_1 of figures 5 and 6 (default all)")
+    add("--train-seeds", type=int, help="of figures 5 and 6 (default 5)")
+    add("--train-rounds", type=int, help="of figures 5 and 6 (default by the model)")
+    add("--examples", help="of a data set, a number or all (default by the model)")
+    add("--quick", action="store_true", help="train digits a little: for tests")
     add("--out", type=Path, default=Path("rbcs-f-paper"), help="folder (default rbcs-f-paper)")
     add("--json", action="store_true", help="one JSON object on stdout")
     options = parser.parse_args(arguments)
@@ -104,24 +145,51 @@ def _figures(text: str) -> list[int]:
     if text == "none":
         return []
     words = text.split(",")
-    if strange := [word for word in words if word not in map(str, FIGURES)]:
-        raise UsageError(
-            f"bench: --figures must be some of {','.join(map(str, FIGURES))} or none, "
-            f"got {strange[0]!r}"
-        )
+    known = list(map(str, FIGURES))
+    _refuse_strangers("--figures", words, known, "none")
     return sorted({int(word) for word in words})
 
 
-def _size(options: argparse.Namespace) -> Size:
-    if options.quick:
-        return QUICK
-    datasets = tuple(options.datasets.split(","))
-    if strange := [name for name in datasets if name not in DATASETS]:
+def _refuse_strangers(
+    option: str, words: Sequence[str], known: Sequence[str], also: str = ""
+) -> None:
+    if strange := [word for word in words if word not in known]:
         raise UsageError(
-            f"bench: --datasets must be some of {','.join(DATASETS)}, got {strange[0]!r}"
+            f"bench: {option} must be some of {','.join(known)}{also and f' or {also}'}, "
+            f"got {strange[0]!r}"
         )
-    size = replace(FULL if options.full else USUAL, datasets=datasets)
-    return size if options.train_seeds is None else replace(size, seeds=options.train_seeds)
+
+
+def _size(options: argparse.Namespace) -> Size:
+    """Return how much is trained: what suits the model, and what was asked for."""
+    if options.quick:
+        return QUICK if options.model is None else replace(QUICK, model=options.model)
+    datasets, mixtures = options.datasets.split(","), options.mixtures.split(",")
+    _refuse_strangers("--datasets", datasets, DATASETS)
+    _refuse_strangers("--mixtures", mixtures, GAMMAS)
+    size = SIZES[options.model or DEFAULT_MODEL]
+    size = replace(
+        size,
+        datasets=tuple(dict.fromkeys(datasets)),
+        mixtures=tuple(sorted({float(word) for word in mixtures})),
+        seeds=options.train_seeds or size.seeds,
+        rounds=options.train_rounds or size.rounds,
+        max_examples=_examples(options.examples, size.max_examples),
+    )
+    least = LEAST_EVALUATIONS * size.every
+    if size.rounds < least:
+        raise UsageError(f"bench: --train-rounds must be at least {least}, got {size.rounds}")
+    return size
+
+
+def _examples(text: str | None, usual: int | None) -> int | None:
+    if text is None or text == "all":
+        return usual if text is None else None
+    if not text.isdecimal() or int(text) < LEAST_EXAMPLES:
+        raise UsageError(
+            f"bench: --examples must be all or a number of at least {LEAST_EXAMPLES}, got {text!r}"
+        )
+    return int(text)
 
 
 def _check(wanted: Sequence[int], size: Size) -> None:
@@ -138,21 +206,39 @@ def _check(wanted: Sequence[int], size: Size) -> None:
             )
 
 
-def _draw(
-    wanted: Sequence[int], played: Played, size: Size, folder: Path, started: float
-) -> list[Path]:
-    drawn = [draw(played, folder) for number in wanted for draw in DRAWN.get(number, ())]
-    for number in (number for number in wanted if number not in DRAWN):
-        settings = settings_of(number, size)
-        curves = train_all(settings, size, folder / "curves")
-        _say(f"figure {number}: {len(settings)} runs of training", started)
-        drawn += accuracy.draw_accuracy(number, curves, size, folder)
-    return drawn
+def _play(wanted: Sequence[int], options: argparse.Namespace) -> tuple[Summary, list[Path]]:
+    """Play all that needs no training."""
+    started, folder = time.perf_counter(), options.out
+    played = play_all(all_arms(), options.rounds, options.seeds)
+    summary = summarise(played, options.seeds, options.rounds)
+    (folder / "table.md").write_text(markdown(summary), encoding="utf-8")
+    (folder / "numbers.json").write_bytes(msgspec.json.encode(summary))
+    _say(f"{len(played)} arms of {options.seeds} seeds", started)
+    return summary, [draw(played, folder) for number in wanted for draw in DRAWN.get(number, ())]
+
+
+def _train(
+    wanted: Sequence[Figure], size: Size, folder: Path
+) -> tuple[AccuracySummary, list[Path]]:
+    """Train what is not trained already."""
+    started = said = time.perf_counter()
+    settings = settings_of(wanted, size)
+
+    def told(done: int) -> None:
+        nonlocal said
+        now = time.perf_counter()
+        if now - said >= SAID_S or done == len(settings):
+            said = now
+            _say(f"{done} of {len(settings)} runs of training", started)
+
+    trained = train_all(settings, size, folder / "curves", told)
+    summary = summarise_accuracy(wanted, trained, size)
+    name = f"accuracy-{size.model}"
+    (folder / f"{name}.md").write_text(accuracy_markdown(summary), encoding="utf-8")
+    (folder / f"{name}.json").write_bytes(msgspec.json.encode(summary))
+    drawn = [draw_accuracy(number, trained, size, folder) for number in wanted]
+    return summary, [path for paths in drawn for path in paths]
 
 
 def _say(what: str, started: float) -> None:
     print(f"{what}, {time.perf_counter() - started:.0f} s so far", file=sys.stderr)
-
-
-def _status(summary: Summary) -> int:
-    return DONE if summary.is_reproduced else FAILED

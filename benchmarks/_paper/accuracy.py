@@ -1,13 +1,16 @@
 """Figures 5 and 6 of the RBCS-F paper: accuracy by evenness, by strategy, and by time."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks._paper.training import Curve, Setting, Size, accuracies, curves_of
+from benchmarks._paper.accuracy_report import TITLES
+from benchmarks._paper.reading import Trained, interval
+from benchmarks._paper.settings import Figure, Size, lines_of
+from benchmarks._paper.training import Curve, accuracies
 from coordinator.algorithms.arrays import Floats
 from testbed.figures import band, drawing, look
 
@@ -16,44 +19,32 @@ if TYPE_CHECKING:
 
 PANEL_IN = (2.5, 2.3)
 """Of one panel: width and height, inches."""
-TITLES = {"fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
 POINTS = 60
 """Instants at which curves over time are compared."""
 
-Trained = Mapping[Setting, Curve]
 
-
-def draw_accuracy(figure_number: int, trained: Trained, size: Size, folder: Path) -> list[Path]:
-    """Draw Fig. 5, or Fig. 6 against rounds and against time."""
-    if figure_number == 5:
-        return [_draw(folder / "fig5-evenness", 5, trained, size, by_time=False)]
+def draw_accuracy(number: Figure, trained: Trained, size: Size, folder: Path) -> list[Path]:
+    """Draw Fig. 5, or Fig. 6 against rounds and against time; means and 95 % intervals."""
+    if number == 5:
+        return [_draw(folder / f"fig5-evenness-{size.model}", 5, trained, size, by_time=False)]
     return [
-        _draw(folder / "fig6-rounds", 6, trained, size, by_time=False),
-        _draw(folder / "fig6-time", 6, trained, size, by_time=True),
+        _draw(folder / f"fig6-rounds-{size.model}", 6, trained, size, by_time=False),
+        _draw(folder / f"fig6-time-{size.model}", 6, trained, size, by_time=True),
     ]
 
 
-def _draw(path: Path, number: int, trained: Trained, size: Size, *, by_time: bool) -> Path:
+def _draw(path: Path, number: Figure, trained: Trained, size: Size, *, by_time: bool) -> Path:
     across, down = len(size.mixtures), len(size.datasets)
     size_in = (PANEL_IN[0] * across, PANEL_IN[1] * down + 0.4)
     with drawing(path, size_in) as figure:
         panels = figure.subplots(down, across, sharey="row", squeeze=False)
         for row, dataset in zip(panels, size.datasets, strict=True):
             for axes, mixture in zip(row, size.mixtures, strict=True):
-                for at, (policy, evenness) in enumerate(curves_of(number)):
+                for at, line in enumerate(lines_of(number)):
                     curves = [
-                        trained[
-                            Setting(
-                                dataset=dataset,
-                                mixture=mixture,
-                                policy=policy,
-                                evenness=evenness,
-                                seed=seed,
-                            )
-                        ]
-                        for seed in range(size.seeds)
+                        trained[line.setting(dataset, mixture, seed)] for seed in range(size.seeds)
                     ]
-                    label = policy.label.replace("gamma_2", "$\\gamma_2$")
+                    label = line.policy.label.replace("gamma_2", "$\\gamma_2$")
                     _curve(axes, curves, label, at, by_time=by_time)
                 axes.margins(x=0.0)
                 if dataset == size.datasets[0]:
@@ -81,7 +72,22 @@ def _curve(
     y = accuracies(curves)
     if by_time:
         x, y = over_time(curves)
-    band(axes, x, y.min(axis=0), y.mean(axis=0), y.max(axis=0), label=label, style=look(number))
+    low, mean, high = ends(y)
+    band(axes, x, low, mean, high, label=label, style=look(number))
+
+
+def ends(values: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return the lower end, mean and upper end over seeds at each place, each of shape (T,).
+
+    One seed has no interval: its ends are its values.
+    """
+    found = [interval(column) for column in values.T]
+    mean = np.array([one.mean for one in found])
+    low, high = (
+        np.array([one.mean if end is None else end for one, end in zip(found, side, strict=True)])
+        for side in ([one.low for one in found], [one.high for one in found])
+    )
+    return low, mean, high
 
 
 def over_time(curves: Sequence[Curve]) -> tuple[Floats, Floats]:

@@ -1,64 +1,54 @@
-"""Replays with training, for Figs. 5 and 6: who is selected, and what the model becomes."""
+"""Replays with training, for Figs. 5 and 6: kept run by run, and gone on with in the middle of one.
 
-import math
+A run that is done is a file of its curve; one that was cut off has a file of where it stood. Both
+are named after the hash of the experiment, so that a call finds what earlier ones left.
+"""
+
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
-from benchmarks._paper.arms import EXPERIMENT, FEDCS, MILD, RANDOM, Policy, rbcs_f
-from coordinator.algorithms.arrays import Floats
+from benchmarks._paper.settings import MODELS, Setting, Size
+from coordinator.algorithms.arrays import Bools, Floats
+from coordinator.decisions import make_decisions
 from coordinator.ports import Score
-from testbed.experiment import Experiment, load_experiment
-from testbed.replay.learning import make_learning
-from testbed.replay.play import play
-from testbed.replay.stage import stage_of
+from coordinator.task.catalogue import initial_vector, load_task
+from testbed.data_config import DataConfig
+from testbed.datasets.dataset import Dataset
+from testbed.datasets.loading import load, thin
+from testbed.evaluation import FleetEvaluator
+from testbed.experiment import Experiment
+from testbed.replay.cohort.choose import make_trainer
+from testbed.replay.keep import Parts
+from testbed.replay.learning import Learning
+from testbed.replay.linear import LinearWorld
+from testbed.replay.play import Position, play
+from testbed.replay.stage import cast_of
+from testbed.replay.world import LastRound
+from testbed.shards import FleetData
+from wire.artifact import Artifact
 
-DATASETS = ("fashion-mnist", "cifar10")
-MIXTURES = (1.0, 10.0, math.inf)
-"""gamma_1: concentration of the classes at a device; infinite is the same for all."""
-EVENNESS = (0.1, 0.5, 1.0, 10.0)
-"""gamma_2: concentration of the probabilities by which devices are drawn."""
-LEARNING_RATES = {"fashion-mnist": 0.05, "cifar10": 0.01, "digits": 0.05}
-"""Of the softmax regression; at 0.05 it does not settle on CIFAR-10, whose examples are longer."""
-STRATEGIES = (RANDOM, rbcs_f(5.0), rbcs_f(20.0), rbcs_f(50.0), FEDCS)
+CHECKPOINT_S = 10.0
+"""A run that is killed loses at most so many seconds of work."""
+NO_SEED = 0
+"""The data sets are files: all of one does not depend on a seed."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """How much is trained."""
-
-    rounds: int
-    every: int
-    """Rounds between two evaluations."""
-    seeds: int
-    max_examples: int
-    """Of the data set, before they are divided over forty devices."""
-    model: str
-    datasets: tuple[str, ...] = DATASETS
-    mixtures: tuple[float, ...] = MIXTURES
+Kept = TypeVar("Kept")
+Told = Callable[[int], None]
 
 
-USUAL = Size(rounds=100, every=5, seeds=2, max_examples=6_000, model="softmax")
-"""A few minutes on two cores."""
-FULL = Size(rounds=500, every=10, seeds=5, max_examples=60_000, model="cnn")
-"""The paper's length, with a network like its own: hours."""
-QUICK = Size(
-    rounds=4,
-    every=2,
-    seeds=1,
-    max_examples=1_000,
-    model="softmax",
-    datasets=("digits",),
-    mixtures=(1.0,),
-)
-"""Seconds, with data that are always there: for tests."""
+class DamagedFile(Exception):
+    """What an earlier call left cannot be read; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,79 +64,49 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One run of training: a data set, a way to divide it, a way to select, a seed."""
+class Draft:
+    """A run that is not done: where it stands, and all that remembers something."""
 
-    dataset: str
-    mixture: float
-    policy: Policy
-    evenness: float | None = None
-    """gamma_2 of a policy that draws by fixed probabilities; None for the others."""
-    seed: int
-
-    def experiment(self, size: Size) -> Experiment:
-        """Return its experiment.
-
-        Raises:
-            ExperimentError: The experiment file is missing or broken.
-        """
-        partition = (
-            'data.partition={kind="iid"}'
-            if math.isinf(self.mixture)
-            else f'data.partition={{kind="class-mix", gamma={self.mixture}}}'
-        )
-        settings = [
-            *self.policy.settings,
-            f"name=rbcs-f-paper-{self.dataset}",
-            f"rounds={size.rounds}",
-            f"data.dataset={self.dataset}",
-            f"data.max_examples={size.max_examples}",
-            partition,
-            f"model.name={size.model}",
-            "training.epochs=1",
-            "training.batch_size=20",
-            f"training.learning_rate={LEARNING_RATES[self.dataset]}",
-            f"evaluation.every={size.every}",
-        ]
-        if self.evenness is not None:
-            settings.append(f"selection.weights={self._weights(self.evenness)}")
-        experiment = load_experiment(EXPERIMENT, settings, self.seed)
-        fleet = tuple(msgspec.structs.replace(g, noise=MILD) for g in experiment.fleet)
-        return msgspec.structs.replace(experiment, fleet=fleet)
-
-    def _weights(self, evenness: float) -> list[float]:
-        """Return p ~ Dirichlet(gamma_2 1_N), the same for every data set and mixture."""
-        devices = load_experiment(EXPERIMENT).devices
-        rng = np.random.default_rng(np.random.SeedSequence([self.seed, round(1000 * evenness)]))
-        shares: list[float] = rng.dirichlet(np.full(devices, evenness)).tolist()
-        return shares
+    round: int
+    now: float
+    """Seconds on the virtual clock."""
+    is_selected: bytes
+    """In the last round, one byte a device."""
+    has_trained: bytes
+    decisions: dict[str, Any]
+    world: dict[str, Any]
+    cohort: dict[str, Any]
+    vector: bytes
+    """The model, float32."""
+    curve: Curve
 
 
-def fixed(evenness: float) -> Policy:
-    """Return the policy that draws by fixed probabilities of this evenness."""
-    return Policy(f"gamma_2 = {evenness:g}", ("selection.policy=weighted",))
+@dataclass(frozen=True, slots=True)
+class Source:
+    """All examples of a data set and a task for them, read once for many runs."""
+
+    dataset: Dataset
+    artifact: Artifact
 
 
-def settings_of(figure: int, size: Size) -> list[Setting]:
-    """Return all runs of Fig. 5 or 6."""
-    return [
-        Setting(dataset=dataset, mixture=mixture, policy=policy, evenness=evenness, seed=seed)
-        for dataset in size.datasets
-        for mixture in size.mixtures
-        for policy, evenness in curves_of(figure)
-        for seed in range(size.seeds)
-    ]
+@lru_cache(maxsize=1)
+def source_of(dataset: str, model: str) -> Source:
+    """Return the source of a data set and a key of MODELS.
 
-
-def curves_of(figure: int) -> list[tuple[Policy, float | None]]:
-    """Return the curves of a panel of Fig. 5 or 6."""
-    if figure == 5:
-        return [(fixed(evenness), evenness) for evenness in EVENNESS]
-    return [(policy, None) for policy in STRATEGIES]
+    Raises:
+        DataError: The data cannot be had.
+        TaskError: The model cannot.
+    """
+    whole = load(DataConfig(dataset=dataset), NO_SEED, os.environ)
+    return Source(whole, load_task(MODELS[model], whole.x_shape, whole.classes))
 
 
 def train_all(
-    settings: Sequence[Setting], size: Size, folder: Path, workers: int | None = None
+    settings: Sequence[Setting],
+    size: Size,
+    folder: Path,
+    told: Told = lambda done: None,
+    workers: int | None = None,
 ) -> dict[Setting, Curve]:
     """Return the curve of every run; those that `folder` holds already are not run again.
 
@@ -154,15 +114,21 @@ def train_all(
         settings: All different.
         size: How much is trained.
         folder: Keeps one file a curve.
+        told: Is called with the number of runs that are done, as it grows.
         workers: Processes; None takes one a core.
 
     Raises:
         ExperimentError: A run cannot be replayed.
         DataError: Its data cannot be had.
+        TaskError: Its model cannot be had.
+        DamagedFile: The folder holds something that cannot be read.
     """
     folder.mkdir(parents=True, exist_ok=True)
     jobs = [(setting, size, folder) for setting in settings]
-    curves = list(_in_parallel(jobs, workers or os.cpu_count() or 1))
+    curves = []
+    for curve in _in_parallel(jobs, workers or os.cpu_count() or 1):
+        curves.append(curve)
+        told(len(curves))
     return dict(zip(settings, curves, strict=True))
 
 
@@ -171,33 +137,126 @@ def train(setting: Setting, size: Size, folder: Path) -> Curve:
     experiment = setting.experiment(size)
     path = folder / f"{experiment.hash()[:16]}.json"
     if path.exists():
-        return msgspec.json.decode(path.read_bytes(), type=Curve)
-    curve = _train(experiment)
-    draft = path.with_suffix(".part")
-    draft.write_bytes(msgspec.json.encode(curve))
-    draft.replace(path)
+        return _kept(path, Curve, msgspec.json.decode)
+    source = source_of(setting.dataset, size.model)
+    draft = path.with_suffix(".draft")
+    *_, curve = curves_of(experiment, source, draft)
+    _keep(path, msgspec.json.encode(curve))
+    draft.unlink(missing_ok=True)
     return curve
 
 
-def _train(experiment: Experiment) -> Curve:
-    stage, curve = stage_of(experiment), Curve([], [], [])
+def curves_of(
+    experiment: Experiment, source: Source, draft: Path, checkpoint_s: float = CHECKPOINT_S
+) -> Generator[Curve, None, None]:
+    """Train round by round and yield the curve so far, at the start and after each.
+
+    Goes on from `draft` if it is there: what comes of it is what would have come without the
+    interruption, bit for bit.
+
+    Args:
+        experiment: What is replayed.
+        source: Its data set and task.
+        draft: Where the state is kept.
+        checkpoint_s: Between two writings of it, seconds of this machine.
+    """
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as scratch:
-        learning = make_learning(stage, Path(scratch), threads=1)
+        parts, learning = _parts(experiment, source, Path(scratch))
         try:
-            for played in play(
-                stage.decisions,
-                stage.world,
+            start, curve = Position.start(len(parts.world)), Curve([], [], [])
+            if draft.exists():
+                start, curve = _restore(_kept(draft, Draft, msgspec.msgpack.decode), parts)
+            yield curve
+            saved = time.perf_counter()
+            rounds = play(
+                parts.decisions,
+                parts.world,
                 experiment.round,
                 experiment.rounds,
                 cohort=learning,
-            ):
+                start=start,
+            )
+            for played in rounds:
                 if played.scores is not None:
-                    curve.rounds.append(played.choice.round)
-                    curve.time_s.append(played.started_s + played.duration_s)
+                    curve.rounds.append(played.after.round)
+                    curve.time_s.append(played.after.now)
                     curve.accuracy.append(_accuracy(played.scores))
+                if time.perf_counter() - saved >= checkpoint_s:
+                    _keep(draft, msgspec.msgpack.encode(_draft(parts, played.after, curve)))
+                    saved = time.perf_counter()
+                yield curve
         finally:
             learning.close()
-    return curve
+
+
+def _parts(experiment: Experiment, source: Source, scratch: Path) -> tuple[Parts, Learning]:
+    """Return the world of `testbed.replay.stage`, with data and task that are read already."""
+    cast, config, seed = cast_of(experiment), experiment.data, experiment.seed_for("data")
+    data = FleetData(
+        thin(source.dataset, config.max_examples, seed),
+        config,
+        devices=len(cast.names),
+        seed=seed,
+        names=cast.names,
+    )
+    n_k = np.array([len(rows) for rows in data.train_rows], dtype=np.int64)
+    bits, luck = experiment.replay.update_bits, experiment.seed_for("traces")
+    decisions = make_decisions(experiment.coordinator())
+    learning = Learning(
+        decisions,
+        make_trainer(source.artifact, data, experiment.replay.engine),
+        FleetEvaluator(data, source.artifact),
+        initial_vector(source.artifact.spec, experiment.seed_for("init")),
+        scratch,
+    )
+    return Parts(decisions, LinearWorld(cast.laws, bits, luck, n_k), learning), learning
+
+
+def _draft(parts: Parts, at: Position, curve: Curve) -> Draft:
+    assert parts.cohort is not None, "all of these train"
+    return Draft(
+        round=at.round,
+        now=at.now,
+        is_selected=at.last.is_selected.tobytes(),
+        has_trained=at.last.has_trained.tobytes(),
+        decisions=parts.decisions.to_state(),
+        world=parts.world.to_state(),
+        cohort=parts.cohort.to_state(),
+        vector=parts.cohort.vector.tobytes(),
+        curve=curve,
+    )
+
+
+def _restore(draft: Draft, parts: Parts) -> tuple[Position, Curve]:
+    assert parts.cohort is not None, "all of these train"
+    parts.decisions.load_state(draft.decisions)
+    parts.world.load_state(draft.world)
+    vector = np.frombuffer(draft.vector, dtype=np.float32).copy()
+    parts.cohort.load_state(vector, draft.cohort)
+    last = LastRound(_bools(draft.is_selected), _bools(draft.has_trained))
+    return Position(draft.round, draft.now, last), draft.curve
+
+
+def _bools(data: bytes) -> Bools:
+    column: Bools = np.frombuffer(data, dtype=np.bool_).copy()
+    return column
+
+
+def _keep(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(content)
+    part.replace(path)
+
+
+def _kept(path: Path, kind: type[Kept], decode: Callable[..., Kept]) -> Kept:
+    try:
+        return decode(path.read_bytes(), type=kind)
+    except msgspec.DecodeError as exc:
+        raise DamagedFile(
+            f"{path}: must be what an earlier call wrote, got: {exc}; remove it, and it is made "
+            "again"
+        ) from exc
 
 
 def _accuracy(scores: Mapping[str, Score]) -> float:

@@ -46,11 +46,20 @@ def load(config: DataConfig, seed: int, environment: Mapping[str, str]) -> Datas
     Raises:
         DataError: They cannot be had.
     """
-    dataset = _load_all(config, generator(seed, Draw.GENERATE), environment)
-    if config.max_examples is None or config.max_examples >= dataset.n:
+    return thin(
+        _load_all(config, generator(seed, Draw.GENERATE), environment), config.max_examples, seed
+    )
+
+
+def thin(dataset: Dataset, most: int | None, seed: int) -> Dataset:
+    """Return `most` examples of a data set, drawn by a seed; all of it if it has no more, or None.
+
+    `load` with `max_examples` is this of the whole; who needs many draws reads the whole once.
+    """
+    if most is None or most >= dataset.n:
         return dataset
     rng = generator(seed, Draw.SUBSAMPLE)
-    return dataset.take(np.sort(rng.choice(dataset.n, config.max_examples, replace=False)))
+    return dataset.take(np.sort(rng.choice(dataset.n, most, replace=False)))
 
 
 def _load_all(

@@ -7,6 +7,7 @@ import pytest
 
 from testbed.data_config import DataConfig, Dirichlet
 from testbed.datasets import DataError, load
+from testbed.datasets.loading import thin
 from testbed.datasets.mnist import count, load_mnist
 from testbed.shards import FleetData
 from tests.testbed.datasets.idx_files import idx_bytes, write, write_folder
@@ -148,6 +149,9 @@ def test_max_examples_draws_before_dividing(folder: Path) -> None:
     assert first.n == 30
     np.testing.assert_array_equal(first.x, again.x)
     assert not np.array_equal(first.x, other.x)
+    whole = load(DataConfig(dataset="mnist", folder=str(folder)), 7, {})
+    np.testing.assert_array_equal(thin(whole, 30, 1).x, first.x)
+    assert thin(whole, whole.n, 1) is thin(whole, None, 1) is whole
 
 
 @pytest.mark.parametrize("name", ["fashion-mnist", "mnist"])
