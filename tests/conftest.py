@@ -1,7 +1,9 @@
 """What all tests share: a hypothesis profile, golden files, and a watch on left-over processes."""
 
+import gc
 import os
 import secrets
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,6 +37,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEDGER] = Ledger()
+    if os.name == "posix" and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        # Under `nohup` whatever a test starts would ignore this signal, too, unless we heed it.
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # pytest looks for what was never closed among all that is left
 
 
 def pytest_terminal_summary(
@@ -72,6 +81,17 @@ def golden(snap: bool) -> Golden:
         assert fresh == path.read_bytes(), f"{path.name}: the bytes changed; if meant: just snap"
 
     return check
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage_is_young() -> None:
+    """Let a collection of garbage look only at what the tests of one module made.
+
+    An agent collects its garbage as it begins. Among all that the tests import that takes 0.4 s,
+    two hundred times as long as on a device.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
