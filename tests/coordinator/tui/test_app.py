@@ -4,12 +4,14 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from textual.pilot import Pilot
+from textual.screen import Screen
 
 from coordinator.store import RunReader
 from coordinator.tui.app import ControlRoom
@@ -83,13 +85,23 @@ async def settled(app: ControlRoom, pilot: Pilot[Any]) -> str:
     raise AssertionError("the screen never stood still")
 
 
-async def shows(app: ControlRoom, pilot: Pilot[Any], text: str) -> bool:
-    """Return whether a text comes on the screen in some turns of the loop; a footer takes a few."""
+async def comes(pilot: Pilot[Any], is_so: Callable[[], bool]) -> bool:
+    """Return whether something comes true in some turns of the loop; a footer takes a few."""
     for _ in range(50):
         await pilot.pause()
-        if text in text_of(app):
+        if is_so():
             return True
     return False
+
+
+async def shows(app: ControlRoom, pilot: Pilot[Any], *texts: str) -> bool:
+    """Return whether texts come on the screen together."""
+    return await comes(pilot, lambda: all(text in text_of(app) for text in texts))
+
+
+async def opens(app: ControlRoom, pilot: Pilot[Any], screen: type[Screen[Any]]) -> bool:
+    """Return whether a screen comes."""
+    return await comes(pilot, lambda: isinstance(app.screen, screen))
 
 
 @pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x40", "80x24"])
@@ -106,11 +118,11 @@ async def test_a_device_looks_as_it_should(
 ) -> None:
     async with room(finished) as (app, pilot):
         await pilot.press("down", "enter")
+        assert await opens(app, pilot, DeviceDetail)
         picture = await settled(app, pilot) + "\n"
-        assert isinstance(app.screen, DeviceDetail)
         golden(GOLDEN / "device-120x40.txt", picture.encode())
         await pilot.press("escape")
-        assert isinstance(app.screen, Room)
+        assert await opens(app, pilot, Room)
 
 
 @pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x40", "80x24"])
@@ -124,23 +136,23 @@ async def test_every_part_can_be_shown_in_full(finished: Path, size: tuple[int, 
     async with room(finished, size) as (app, pilot):
         for number, part in enumerate(PARTS[1:], start=2):
             await pilot.press(str(number))
-            await pilot.pause()
-            shown = text_of(app)
-            assert [name for name, title in titles.items() if title in shown] == [part]
+            assert await comes(pilot, partial(is_alone, app, titles, part)), part
         await pilot.press("1")
-        await pilot.pause()
-        assert titles["fleet"] in text_of(app)
-        assert titles["rounds"] in text_of(app)
+        assert await shows(app, pilot, titles["fleet"], titles["rounds"])
+
+
+def is_alone(app: ControlRoom, titles: dict[str, str], part: str) -> bool:
+    """Tell whether one part is on the screen and the others are not."""
+    text = text_of(app)
+    return [name for name, title in titles.items() if title in text] == [part]
 
 
 async def test_a_device_on_a_small_terminal_shows_facts_and_exchanges(finished: Path) -> None:
     async with room(finished, SMALL) as (app, pilot):
         await pilot.press("enter")
-        await pilot.pause()
-        lines = lines_on(app)
-    for fact in ("profile", "accuracy", "debt Z"):
-        assert any(fact in line for line in lines), fact
-    assert sum(" done " in line for line in lines) >= 5
+        assert await opens(app, pilot, DeviceDetail)
+        assert await shows(app, pilot, "profile", "accuracy", "debt Z")
+        assert await comes(pilot, lambda: sum(" done " in line for line in lines_on(app)) >= 5)
 
 
 async def test_a_long_fact_of_a_device_is_wrapped_under_itself(run: FakeRun) -> None:
@@ -151,8 +163,8 @@ async def test_a_long_fact_of_a_device_is_wrapped_under_itself(run: FakeRun) -> 
     run.store.flush()
     async with room(run.folder) as (app, pilot):
         await pilot.press("enter")
-        await pilot.pause()
-        lines = lines_on(app)
+        assert await shows(app, pilot, "Raspberry Pi Zero 2 W")
+        lines = (await settled(app, pilot)).splitlines()
     (first,) = [i for i, line in enumerate(lines) if "Raspberry Pi Zero 2 W" in line]
     column = lines[first].index("Raspberry")
     assert lines[first + 1][:column].strip(" │") == ""
@@ -161,21 +173,16 @@ async def test_a_long_fact_of_a_device_is_wrapped_under_itself(run: FakeRun) -> 
 
 async def test_a_live_run_is_followed(run: FakeRun) -> None:
     async with room(run.folder) as (app, pilot):
-        assert "● running" in text_of(app)
-        assert "3/30" in text_of(app)
+        assert await shows(app, pilot, "● running", "3/30")
         run.begin_round()
         run.store.flush()
         await app.refresh_view()
-        await pilot.pause()
-        assert "round 4 open" in text_of(app)
-        assert "training" in text_of(app)
+        assert await shows(app, pilot, "round 4 open", "training")
         run.close_round()
         run.store.set_status("paused")
         run.store.flush()
         await app.refresh_view()
-        await pilot.pause()
-        assert "● paused" in text_of(app)
-        assert "4/30" in text_of(app)
+        assert await shows(app, pilot, "● paused", "4/30")
 
 
 async def test_a_starved_and_dilated_run_says_so_at_the_top(tmp_path: Path) -> None:
@@ -185,7 +192,8 @@ async def test_a_starved_and_dilated_run_says_so_at_the_top(tmp_path: Path) -> N
     with RunReader(run.folder) as reader:
         for row in reader.exchanges(2):
             run.store.add(replace(row, is_valid=False, is_starved=True))
-    async with room(run.finish()) as (app, _):
+    async with room(run.finish()) as (app, pilot):
+        assert await shows(app, pilot, "ELAPSED ÷ 4", "4/12, 4 starved")
         head = text_of(app).splitlines()[:3]
     assert "ELAPSED ÷ 4" in head[1]
     assert "4/12, 4 starved" in head[2]
@@ -195,8 +203,7 @@ async def test_a_run_that_nobody_has_joined_can_be_watched(tmp_path: Path) -> No
     empty = FakeRun(tmp_path / "empty", devices=0)
     empty.store.flush()
     async with room(empty.folder) as (app, pilot):
-        assert "nobody has joined" in text_of(app)
-        assert "no round yet" in text_of(app)
+        assert await shows(app, pilot, "nobody has joined", "no round yet")
         await pilot.press("enter", "x")
     empty.store.close()
 
@@ -235,7 +242,7 @@ async def test_x_excludes_the_device_under_the_cursor_and_takes_it_back(run: Fak
         run.store.flush()
         await app.refresh_view()
         await pilot.press("enter")
-        await pilot.pause()
+        assert await opens(app, pilot, DeviceDetail)
         await pilot.press("x")
         await app.workers.wait_for_complete()
     assert coordinator.orders == [("exclude", run.names[2]), ("include", run.names[2])]
@@ -248,7 +255,7 @@ async def test_the_cursor_stays_on_its_device_when_others_change(run: FakeRun) -
         run.store.flush()
         await app.refresh_view()
         await pilot.resize_terminal(*SMALL)
-        await pilot.pause()
+        await settled(app, pilot)
         assert isinstance(app.screen, Room)
         assert app.screen.selected_device == run.names[3]
 
@@ -257,7 +264,7 @@ async def test_orders_are_not_offered_where_nobody_can_carry_them_out(finished: 
     coordinator = Coordinator()
     async with room(finished, send_command=coordinator) as (app, pilot):
         await pilot.press("p", "x")
-        assert "Pause" not in text_of(app)
+        assert "Pause" not in await settled(app, pilot)
     assert coordinator.orders == []
 
 
@@ -268,8 +275,7 @@ async def test_an_order_that_is_not_delivered_is_told(run: FakeRun) -> None:
     async with room(run.folder, send_command=fail) as (app, pilot):
         await pilot.press("p")
         await app.workers.wait_for_complete()
-        await pilot.pause()
-        assert "the broker is gone" in text_of(app)
+        assert await shows(app, pilot, "the broker is gone")
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c", "ctrl+q"])
@@ -290,9 +296,8 @@ async def test_leaving_an_own_run_asks_what_becomes_of_it(
 ) -> None:
     async with room(run.folder, owns_run=True) as (app, pilot):
         await pilot.press("q")
-        await pilot.pause()
-        assert isinstance(app.screen, Leave)
-        assert "What shall become of it?" in text_of(app)
+        assert await opens(app, pilot, Leave)
+        assert await shows(app, pilot, "What shall become of it?")
         await pilot.press(*keys)
     assert app.return_value == choice
 
@@ -301,10 +306,9 @@ async def test_leaving_an_own_run_asks_what_becomes_of_it(
 async def test_leaving_can_be_taken_back(run: FakeRun, key: str) -> None:
     async with room(run.folder, owns_run=True) as (app, pilot):
         await pilot.press("q")
-        await pilot.pause()
+        assert await opens(app, pilot, Leave)
         await pilot.press(key)
-        await pilot.pause()
-        assert isinstance(app.screen, Room)
+        assert await opens(app, pilot, Room)
         assert app.is_running
 
 
@@ -319,18 +323,15 @@ async def test_a_store_that_breaks_is_told_once_and_the_view_stays(run: FakeRun)
         app._feed.reader._connection.close()
         for _ in range(3):
             await app.refresh_view()
-        await pilot.pause()
+        assert await shows(app, pilot, "The run cannot be read", "3/30")
         assert len(app._notifications) == 1
-        assert "The run cannot be read" in text_of(app)
-        assert "3/30" in text_of(app)
 
 
 async def test_the_colours_follow_the_theme(finished: Path) -> None:
     async with room(finished) as (app, pilot):
         before = app.export_screenshot()
         app.theme = "textual-light"
-        await pilot.pause()
-        assert app.export_screenshot() != before
+        assert await comes(pilot, lambda: app.export_screenshot() != before)
 
 
 async def test_a_thousand_devices_can_be_watched(tmp_path: Path) -> None:
@@ -338,11 +339,10 @@ async def test_a_thousand_devices_can_be_watched(tmp_path: Path) -> None:
     crowd.play(2)
     crowd.store.flush()
     async with room(crowd.folder) as (app, pilot):
-        assert "Fleet · 1000 devices" in text_of(app)
+        assert await shows(app, pilot, "Fleet · 1000 devices")
         crowd.play(1)
         crowd.store.flush()
         with anyio.fail_after(30.0):
             await app.refresh_view()
-        await pilot.pause()
-        assert "3/30" in text_of(app)
+        assert await shows(app, pilot, "3/30")
     crowd.store.close()
