@@ -19,7 +19,7 @@ from testbed.recording.rates import (
     link_rate,
     one_way_delay,
     settled_transfer,
-    transfer,
+    whole_transfer,
 )
 from wire.messages import Capabilities
 
@@ -137,8 +137,8 @@ def transfers(
     """Return what went down and what went up, on the run's clock; None tells nothing of a rate.
 
     The part after the first chunk tells most; where there is none, the whole does. Both whole
-    times hold one round trip: from the order to the model's last byte, and from the grant to the
-    update's.
+    times hold one round trip, from the order to the model's last byte and from the grant to the
+    update's, and the waiting of TCP.
     """
     signals = [x.signal_s for x in exchanges if x.signal_s is not None]
     usual_s = float(np.median(signals)) if signals else 0.0
@@ -150,13 +150,13 @@ def transfers(
             end_s = x.dispatched_at_s + signal_s / 2.0 + x.download_s
             down.append(
                 settled_transfer(end_s, x.settled_down_s, x.settled_down_bytes, x.bytes_down)
-                or transfer(end_s, x.download_s, signal_s, x.bytes_down)
+                or whole_transfer(end_s, x.download_s, signal_s, x.bytes_down)
             )
         if x.upload_s is not None and x.tau_wall_s is not None and not x.resent_up and x.bytes_up:
             end_s = x.dispatched_at_s + x.tau_wall_s
             up.append(
                 settled_transfer(end_s, x.settled_up_s, x.settled_up_bytes, x.bytes_up)
-                or transfer(end_s, x.upload_s, signal_s, x.bytes_up)
+                or whole_transfer(end_s, x.upload_s, signal_s, x.bytes_up)
             )
     return down, up
 

@@ -1,11 +1,12 @@
 """How fast a link was, from transfers that it carried.
 
     rate = 8 bytes / elapsed                    of what came after the first chunk
-    rate = 8 bytes / (elapsed - round trip)     of the whole, where there was one chunk
+    rate = 8 bytes / (elapsed - round trip - waiting of TCP)    of the whole, where there was one
 
 After a pause TCP begins with ten packets and needs some round trips to find the rate of a link: 1
 MB over 20 Mbit/s and 40 ms takes a fifth longer than the link needs. The emulated device's TCP will
-do the same again, so the first chunk does not count.
+do the same again, and so does that of a replay (`testbed.emulation.tcp`): the first chunk does not
+count.
 
 A transfer that takes hardly longer than a round trip tells of latency, not of rate, and is passed
 over. A steady link has the median of its transfers. One that moves has a course: each transfer's
@@ -19,6 +20,7 @@ from itertools import pairwise
 import numpy as np
 
 from profiles.series import Series
+from testbed.emulation.tcp import line_s
 from testbed.recording.findings import MOVING_RATIO, Finding, NotMeasured, merged
 
 MIN_BYTES = 16 * 1024
@@ -60,10 +62,19 @@ def transfer(end_s: float, elapsed_s: float, round_trip_s: float, n_bytes: int) 
 
     None if it says nothing of the rate.
     """
-    line_s = elapsed_s - round_trip_s
-    if n_bytes < MIN_BYTES or not line_s >= MIN_LINE_RATIO * elapsed_s > 0.0:
+    lasted_s = elapsed_s - round_trip_s
+    if n_bytes < MIN_BYTES or not lasted_s >= MIN_LINE_RATIO * elapsed_s > 0.0:
         return None
-    return Transfer(end_s - line_s, end_s, n_bytes)
+    return Transfer(end_s - lasted_s, end_s, n_bytes)
+
+
+def whole_transfer(
+    end_s: float, elapsed_s: float, round_trip_s: float, n_bytes: int
+) -> Transfer | None:
+    """Return the same of a transfer after a pause, less the waiting of TCP at its start."""
+    took_s = elapsed_s - round_trip_s
+    waited_s = took_s - line_s(8.0 * n_bytes, took_s, round_trip_s) if n_bytes > 0 else 0.0
+    return transfer(end_s, elapsed_s, round_trip_s + waited_s, n_bytes)
 
 
 def settled_transfer(

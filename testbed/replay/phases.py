@@ -1,11 +1,12 @@
 """How long the phases of an exchange take on devices of a profile.
 
     signal     the way of the order to train, and that of the offer
-    download   a round trip, and the model's bits over the downlink from that moment on
+    download   a round trip, and the model's bits over the downlink from that moment on, after
+               the waiting of TCP at its start (`testbed.emulation.tcp`)
     load       when cold: the data from the storage, session and data opened by the processor
     evaluate   when the rule asks for the loss of the model that was sent
     train      work of the task / speed of that moment, which heat and other work slow down
-    upload     a round trip from the grant on, and the update's bits over the uplink
+    upload     a round trip from the grant on, and the update's bits over the uplink, likewise
 
 Devices that never change are a few array operations, whatever their number. The others are walked
 through their exchange one by one (`testbed.replay.walk`), but only when they are chosen.
@@ -18,6 +19,7 @@ import numpy as np
 
 from coordinator.algorithms.arrays import Bools, Floats, Ints
 from testbed.emulation.heat import Heat
+from testbed.emulation.tcp import waiting_s
 from testbed.emulation.timeline import LEAST_FREE_CORES
 from testbed.replay.chance import normals
 from testbed.replay.columns import Moving, Steady
@@ -101,7 +103,8 @@ class PhaseModel:
     ) -> Floats:
         """Return download, load, evaluate, train and upload where nothing moves meanwhile.
 
-        Without the ways of messages, and as if everybody were cold and got the model whole.
+        Without the ways of messages and the waiting of TCP, and as if everybody were cold and got
+        the model whole.
 
         Args:
             rows: Of K devices.
@@ -172,11 +175,15 @@ class PhaseModel:
         lines_s = self.lines_s(rows, speed, steady.down_bps[rows], steady.up_bps[rows]) * order.luck
         delay_s = np.maximum(steady.delay_s[rows] + steady.jitter_s[rows] * order.scores, 0.0)
         down_bytes = sizes.down_bytes(order.is_packed)
-        upload_s = delay_s[GRANT] + lines_s[4] + delay_s[UPDATE]
+        trip_s = 2.0 * steady.delay_s[rows]
+        down_s = lines_s[0] * down_bytes / sizes.whole_bytes
+        down_s = down_s + waiting_s(8.0 * down_bytes * order.luck[0], down_s, trip_s)
+        up_s = lines_s[4] + waiting_s(8.0 * sizes.up_bytes * order.luck[4], lines_s[4], trip_s)
+        upload_s = delay_s[GRANT] + up_s + delay_s[UPDATE]
         packed = sizes.codec_down
         return Exchanges(
             signal_s=delay_s[TRAIN] + delay_s[OFFER],
-            download_s=delay_s[ASK] + lines_s[0] * down_bytes / sizes.whole_bytes + delay_s[MODEL],
+            download_s=delay_s[ASK] + down_s + delay_s[MODEL],
             load_s=np.where(order.is_cold, lines_s[1], 0.0),
             evaluate_s=lines_s[2],
             train_s=lines_s[3],
@@ -245,7 +252,7 @@ class _Walk:
         """Return the phases that the clock of the device sees, and an upload granted at once."""
         asked = self._message(self.now, TRAIN)
         begun = self._message(asked, ASK)
-        carried = self.way.carry(begun, self.down_bits * self.luck[0], "down")
+        carried = self.way.transfer(begun, self.down_bits * self.luck[0], "down")
         got = carried + self._delay_s(carried, MODEL)
         loaded = self._loaded(got) if self.is_cold else got
         evaluated = self.pace.work(loaded, self.evaluate_work_s * self.luck[2])
@@ -266,7 +273,7 @@ class _Walk:
         """Return how long an upload takes that is granted so long after the order."""
         granted = self.now + granted_s
         begun = self._message(granted, GRANT)
-        carried = self.way.carry(begun, self.up_bits * self.luck[4], "up")
+        carried = self.way.transfer(begun, self.up_bits * self.luck[4], "up")
         return carried + self._delay_s(carried, UPDATE) - granted
 
     def gone_s(self, over_s: float) -> float:

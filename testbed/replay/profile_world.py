@@ -14,6 +14,7 @@ from coordinator.registry import CONTEXT_MAX_AGE_S, LINK_BOUNDS_BPS, MU_BOUNDS
 from device_agent.sensors import MIN_FREE_CORES
 from testbed.emulation.heat import Heat
 from testbed.emulation.machine import NOTICED_SHARE
+from testbed.emulation.tcp import waiting_s
 from testbed.emulation.timeline import LEAST_FREE_CORES
 from testbed.replay.chance import uniforms
 from testbed.replay.columns import Moving, Steady, Tracks
@@ -193,11 +194,12 @@ class ProfileWorld:
         clock_ratio = tracks.clock_ratio.at(t) * self._heat_clock(t)
         speed = self._phases.speed(everybody, tracks.busy_cores.at(t), clock_ratio)
         parts_s = self._phases.lines_s(everybody, speed, *self._rates_bps(t))
-        parts_s[0] *= (
-            self._sizes.down_bytes(self._sizes.is_packed(self._holds, self._version))
-            / self._sizes.whole_bytes
-        )
+        down_bits, up_bits = self.transfer_bits
+        parts_s[0] *= down_bits / (8.0 * self._sizes.whole_bytes)
         parts_s[1, self._is_warm] = 0.0
+        trip_s = 2.0 * self._steady.delay_s
+        parts_s[0] += waiting_s(down_bits, parts_s[0], trip_s)
+        parts_s[4] += waiting_s(up_bits, parts_s[4], trip_s)
         expected_s: Floats = parts_s.sum(axis=0) + MESSAGES * self._steady.delay_s
         return expected_s
 

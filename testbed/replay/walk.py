@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 from coordinator.presence import OFF_GRACE_S, SILENT_S
 from testbed.emulation.course import LOOK_S
 from testbed.emulation.heat import Heat
+from testbed.emulation.tcp import FIRST_WINDOW_BITS
 from testbed.emulation.timeline import Timeline
 
 Direction: TypeAlias = Literal["down", "up"]
@@ -51,6 +52,20 @@ class Way:
             bits = max(0.0, bits - (until - t) * rate_bps) if rate_bps > 0.0 else bits
             t = until
         return inf
+
+    def transfer(self, start: float, bits: float, direction: Direction) -> float:
+        """Return when a transfer over TCP that begins at `start` has left the line.
+
+        As `testbed.emulation.tcp` has it: window after window, until one keeps the line busy.
+        """
+        window, t = FIRST_WINDOW_BITS, start
+        while t < inf and bits > window:
+            carried, bits = self.carry(t, window, direction), bits - window
+            acknowledged = t + 2.0 * self.delay_s(t)
+            if carried >= acknowledged:
+                return self.carry(carried, bits, direction)
+            t, window = acknowledged, 2.0 * window
+        return self.carry(t, bits, direction)
 
     def gone_at(self, start: float, end: float) -> float:
         """Return when the coordinator gives the device up between two moments; `inf` is never.

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from coordinator.store.records import DeviceRow, ExchangeRow, TelemetryRow
+from testbed.emulation.tcp import waiting_s
 from testbed.emulation.work import StepCost, WorkCosts
 from testbed.recording.from_run import Course, DeviceOfRun
 from wire.messages import Capabilities
@@ -30,6 +33,13 @@ CAPABILITIES = Capabilities(
 )
 
 
+def carried_s(rate_bps: float, round_trip_s: float) -> float:
+    """Return what TCP takes for a model after a pause."""
+    line_s = 8.0 * MODEL_BYTES / rate_bps
+    waited = waiting_s(8.0 * MODEL_BYTES, np.array([line_s]), np.array([round_trip_s]))
+    return line_s + float(waited[0])
+
+
 @dataclass
 class World:
     """A device as it is; the rows are what a coordinator would have seen of it."""
@@ -50,8 +60,8 @@ class World:
         down_bps = self.down_bps[index % len(self.down_bps)]
         up_bps = self.up_bps[index % len(self.up_bps)]
         signal_s = 2.0 * self.delay_s
-        download_s = signal_s + 8.0 * MODEL_BYTES / down_bps
-        upload_s = signal_s + 8.0 * MODEL_BYTES / up_bps
+        download_s = signal_s + carried_s(down_bps, signal_s)
+        upload_s = signal_s + carried_s(up_bps, signal_s)
         train_s = REFERENCE_S / (self.core_speed * (self.clock_ratio or 1.0))
         was_cold = index % 5 == 0
         load_s = 0.01 + (self.cold_s if was_cold else 0.0)

@@ -5,8 +5,17 @@ import math
 import numpy as np
 import pytest
 
+from testbed.emulation.tcp import line_s, waiting_s
 from testbed.recording.findings import NotMeasured
-from testbed.recording.rates import Transfer, course_of, link_rate, one_way_delay, transfer
+from testbed.recording.rates import (
+    MIN_LINE_RATIO,
+    Transfer,
+    course_of,
+    link_rate,
+    one_way_delay,
+    transfer,
+    whole_transfer,
+)
 
 MB = 1_000_000
 
@@ -82,3 +91,21 @@ def test_the_delay_is_half_of_the_quick_round_trips() -> None:
     assert found.value == pytest.approx(0.030)
     with pytest.raises(NotMeasured, match="needs 3 echoes, got 1"):
         one_way_delay([0.1], "echoes")
+
+
+@pytest.mark.parametrize("n_bytes", [20_000, 86_634, 345_000, MB])
+@pytest.mark.parametrize("down_bps", [5e5, 4e6, 2e7])
+def test_the_waiting_of_tcp_is_not_the_line_s(n_bytes: int, down_bps: float) -> None:
+    trip_s = 0.02
+    carried_s = 8.0 * n_bytes / down_bps
+    waited_s = float(waiting_s(8.0 * n_bytes, np.array([carried_s]), np.array([trip_s]))[0])
+    assert line_s(8.0 * n_bytes, carried_s + waited_s, trip_s) == pytest.approx(carried_s)
+    seen = whole_transfer(10.0, trip_s + waited_s + carried_s, trip_s, n_bytes)
+    if seen is None:  # hardly anything but waiting
+        assert carried_s < MIN_LINE_RATIO * (trip_s + waited_s + carried_s)
+    else:
+        assert seen.rate_bps == pytest.approx(down_bps)
+
+
+def test_a_connection_that_did_not_begin_anew_waits_for_nothing() -> None:
+    assert line_s(8.0 * MB, 0.05, 0.04) == 0.05

@@ -2,6 +2,7 @@
 
 from math import inf
 
+import numpy as np
 import pytest
 
 from profiles.quantities import Quantity
@@ -11,6 +12,7 @@ from profiles.tracks import LinkTracks
 from testbed.emulation.course import LOOK_S, Course
 from testbed.emulation.heat import Heat
 from testbed.emulation.link import Line
+from testbed.emulation.tcp import waiting_s
 from testbed.emulation.timeline import OutageWindow, Speed, Timeline
 from testbed.replay.walk import Pace, Way
 
@@ -44,6 +46,26 @@ def test_bits_take_the_integral_of_the_rate() -> None:
     assert way.carry(3.2, 0.0, "down") == pytest.approx(4.5)
     assert way.carry(0.0, 8e6, "up") == pytest.approx(11.0)  # no rate matters in a hole
     assert way.carry(6.0 * 7, 8e6, "down") == pytest.approx(43.0)
+
+
+def test_a_transfer_waits_for_acknowledgements_until_its_windows_fill_the_line() -> None:
+    """A round trip of 40 ms; windows of 14.48, 28.96, 57.92 kB ..."""
+    way = Way(link(Series.constant(8e6)), 1e3)
+    assert way.transfer(0.0, 8e4, "down") == pytest.approx(0.01)
+    assert way.transfer(0.0, 8 * 40e3, "down") == pytest.approx(0.04 + (40e3 - 14480) / 1e6)
+    assert way.transfer(0.0, 8 * 86e3, "down") == pytest.approx(0.08 + (86e3 - 43440) / 1e6)
+    assert way.transfer(0.0, 8 * 1e6, "down") == pytest.approx(0.08 + (1e6 - 43440) / 1e6)
+    assert way.transfer(0.0, 8 * 40e3, "up") == pytest.approx(0.32)  # 1 Mbit/s is always busy
+
+
+@pytest.mark.parametrize("down_bps", [5e5, 4e6, 1.7e7, 3e8])
+@pytest.mark.parametrize("n_bytes", [1e3, 2e4, 86634, 4.4e6])
+def test_a_fleet_waits_as_its_devices_do(down_bps: float, n_bytes: float) -> None:
+    line_s = 8 * n_bytes / down_bps
+    walked_s = Way(link(Series.constant(down_bps)), 1e3).transfer(0.0, 8 * n_bytes, "down")
+    waited_s = waiting_s(8 * n_bytes, np.array([line_s]), np.array([0.04]))
+    assert line_s + waited_s[0] == pytest.approx(walked_s)
+    assert not waiting_s(8 * n_bytes, np.array([line_s]), np.array([0.0])).any()
 
 
 @pytest.mark.parametrize("kind", ["coverage", "unplugged", "frozen"])
