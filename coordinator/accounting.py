@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import UNSET
 
-from coordinator.algorithms.arrays import Floats
+from coordinator.algorithms.arrays import Bools, Floats, Ints
 from coordinator.coding import codecs_of, pulled_blob
 from coordinator.decisions import Answers, Choice, Decisions, Observation, Question
 from coordinator.poll import Poll, Reply, pulled_in
 from coordinator.registry import Device, cold_start, mu_of
 from coordinator.round import Exchange, Round, Stage
+from coordinator.store.columns import Columns
 from coordinator.store.records import AskRow, ExchangeRow, FleetRow, RoundRow, SelectionRow
 from wire.messages import Ask, Offer, Train
 
@@ -230,7 +231,8 @@ def round_row(
     ended_at_s: float,
     closed_at_s: float,
     *,
-    selections: Sequence[SelectionRow],
+    is_available: Bools,
+    queues: Floats,
     lag_p99_s: float,
     bytes_down: int,
     other_bytes: tuple[int, int],
@@ -241,7 +243,8 @@ def round_row(
     """Return the row of a closed round.
 
     `over` are the exchanges that came to their end in it, begun in it or before: they count here,
-    as do their bytes. A round lasts for `ask_s`, if a selection had to ask, then from the dispatch
+    as do their bytes. Who was available at its selection, and what is owed to each device after it,
+    have shape (N,). A round lasts for `ask_s`, if a selection had to ask, then from the dispatch
     to the last arrival of its own (to the end of the waiting when somebody did not arrive), and
     from there `close_s` until the next model is published. Its bytes are those of the models
     (`bytes_down`) and updates and, since the round before, `other_bytes` (down, up).
@@ -254,7 +257,6 @@ def round_row(
     done = [x for x in over if x.stage is Stage.DONE]
     in_time = [x for x in own if x.stage is Stage.DONE]
     slowest = max(in_time, key=lambda x: x.tau_wall_s or 0.0, default=None)
-    queues = [row.queue for row in selections]
     return RoundRow(
         round=played.id,
         attempt=played.attempt,
@@ -267,9 +269,9 @@ def round_row(
         slowest=slowest.device if slowest else None,
         selected=len(played.exchanges),
         aggregated=len(done),
-        available=sum(row.is_available for row in selections),
-        queue_total=sum(queues),
-        queue_max=max(queues, default=0.0),
+        available=int(is_available.sum()),
+        queue_total=float(queues.sum()),
+        queue_max=float(queues.max(initial=0.0)),
         lag_p99_s=lag_p99_s,
         bytes_down=bytes_down + other_bytes[0],
         bytes_up=sum(x.bytes_up for x in over) + other_bytes[1],
@@ -287,8 +289,8 @@ def selection_rows(
     names: Sequence[str],
     decisions: Decisions,
     aggregated: set[str],
-    rows: Sequence[int] | None = None,
-) -> list[SelectionRow]:
+    rows: Ints | None = None,
+) -> Columns[SelectionRow]:
     """Return what was predicted, who was chosen, and the debt afterwards.
 
     Args:
@@ -298,25 +300,27 @@ def selection_rows(
         aggregated: Whose updates entered the model.
         rows: Of which devices; None is one row for each.
     """
-    chosen = set(choice.rows.tolist())
     n = len(choice.is_available)
-    queues = decisions.selector.queues(n)
-    propensity: list[float] = choice.propensity.tolist()
-    return [
-        SelectionRow(
-            round=choice.round,
-            device=names[row],
-            is_available=bool(choice.is_available[row]),
-            is_selected=row in chosen,
-            is_aggregated=names[row] in aggregated,
-            tau_hat_s=finite(choice.prediction.tau_hat_s[row]),
-            width_s=finite(choice.prediction.width_s[row]),
-            queue=float(queues[row]),
-            propensity=propensity[row],
-            is_audit=row == choice.audit_row,
-        )
-        for row in (range(n) if rows is None else rows)
-    ]
+    rows = np.arange(n, dtype=np.int64) if rows is None else rows
+    of_rows = [names[row] for row in rows.tolist()]
+    is_selected = np.zeros(n, dtype=np.bool_)
+    is_selected[choice.rows] = True
+    return Columns(
+        SelectionRow,
+        len(rows),
+        {
+            "round": choice.round,
+            "device": of_rows,
+            "is_available": choice.is_available[rows],
+            "is_selected": is_selected[rows],
+            "is_aggregated": [name in aggregated for name in of_rows],
+            "tau_hat_s": finite_or_nan(choice.prediction.tau_hat_s[rows]),
+            "width_s": finite_or_nan(choice.prediction.width_s[rows]),
+            "queue": decisions.selector.queues(n)[rows],
+            "propensity": choice.propensity[rows],
+            "is_audit": rows == (-1 if choice.audit_row is None else choice.audit_row),
+        },
+    )
 
 
 def answers_of(question: Question, poll: Poll, names: Sequence[str]) -> Answers:
@@ -368,3 +372,9 @@ def fleet_rows(choice: Choice) -> list[FleetRow]:
 def finite(value: float) -> float | None:
     """Return a plain number, or None for what no database should hold."""
     return float(value) if np.isfinite(value) else None
+
+
+def finite_or_nan(column: Floats) -> Floats:
+    """Return a column with NaN, which stands for NULL, for what no database should hold."""
+    told: Floats = np.where(np.isfinite(column), column, np.nan)
+    return told

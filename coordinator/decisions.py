@@ -17,6 +17,7 @@ from coordinator.algorithms.aggregation.gathered import Gathered, Models
 from coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from coordinator.algorithms.estimation.base import COLD, DOWN, Estimator, Measured, Prediction
 from coordinator.algorithms.estimation.build import make_estimator
+from coordinator.algorithms.seeds import first_word, first_words
 from coordinator.algorithms.selection.audit import audit
 from coordinator.algorithms.selection.base import Asking, Candidates, Outcomes, Sample, Selector
 from coordinator.algorithms.selection.build import make_selector
@@ -192,12 +193,10 @@ class Decisions:
         count = self.config.asked if asked is None else asked
         stream = self._stream(seed, round_id, _SELECTION, pick)
         picked = self.selector.select(candidates, count, stream)
-        audited = audit(
-            picked,
-            candidates.is_available,
-            settings.audit if pick == 0 else 0.0,
-            self._stream(seed, round_id, _AUDIT),
-        )
+        probability = settings.audit if pick == 0 else 0.0
+        if probability:  # without an audit nothing is drawn
+            stream = self._stream(seed, round_id, _AUDIT)
+        audited = audit(picked, candidates.is_available, probability, stream)
         return Choice(
             round=round_id,
             rows=audited.rows,
@@ -338,19 +337,19 @@ class Decisions:
 
     def training_seed(self, round_id: int, row: int) -> int:
         """Return the seed of a device's mini-batch order in a round."""
-        stream = np.random.SeedSequence([self.config.seed_training, round_id, row, _TRAINING])
-        return int(stream.generate_state(1, np.uint32)[0])
+        return first_word([self.config.seed_training, round_id, row, _TRAINING])
+
+    def training_seeds(self, round_id: int, rows: Ints) -> Ints:
+        """Return the `training_seed` of each row, shape (K,)."""
+        return first_words([self.config.seed_training, round_id, rows, _TRAINING])
 
     def asking_seed(self, round_id: int, row: int) -> int:
         """Return the seed of the mini-batch that a device evaluates when it is asked."""
-        stream = np.random.SeedSequence([self.config.seed_training, round_id, row, _ASKING])
-        return int(stream.generate_state(1, np.uint32)[0])
+        return first_word([self.config.seed_training, round_id, row, _ASKING])
 
     def encoding_stream(self, round_id: int) -> np.random.Generator:
         """Return what rounds the model that a round leaves; 0 is the first one."""
-        return np.random.default_rng(
-            np.random.SeedSequence([self.config.seed_training, round_id, _ENCODING])
-        )
+        return self._stream(self.config.seed_training, round_id, _ENCODING)
 
     def to_state(self) -> dict[str, Any]:
         """Return the state of all three as plain numbers and lists."""

@@ -142,10 +142,25 @@ class Descent:
         self._start = params.copy() if hyperparameters.proximal else None
         self._velocity = np.zeros_like(params) if hyperparameters.momentum else None
 
-    def step(self, gradient: NDArray[np.float32], part: slice | EllipsisType = ...) -> None:
-        """Take one step; `gradient`, of the shape of the parameters, is used up.
+    @property
+    def is_plain(self) -> bool:
+        """A step is the learning rate times the gradient, and nothing else."""
+        h = self._h
+        return not (h.proximal or h.momentum or h.weight_decay) and h.clip_norm is None
 
-        `part` names the models that take it, on the first axis: the gradient is theirs alone.
+    def step(
+        self,
+        gradient: NDArray[np.float32],
+        part: slice | EllipsisType = ...,
+        *,
+        is_scaled: bool = False,
+    ) -> None:
+        """Take one step.
+
+        Args:
+            gradient: Of the shape of the parameters; it is used up.
+            part: Which models take it, on the first axis: the gradient is theirs alone.
+            is_scaled: The learning rate is in it already; only where `is_plain`.
         """
         h, direction, params = self._h, gradient, self._params[part]
         # A diverging run overflows here; `train` finds it by its loss and says so.
@@ -163,7 +178,8 @@ class Descent:
                 velocity *= np.float32(h.momentum)
                 velocity += direction
                 np.copyto(direction, velocity)
-            direction *= np.float32(h.learning_rate)
+            if not is_scaled:
+                direction *= np.float32(h.learning_rate)
             params -= direction
 
 
@@ -174,10 +190,17 @@ def mini_batches(
 
     Every epoch visits all `n` examples in a new random order; its last mini-batch may be smaller.
     """
-    for _ in range(hyperparameters.epochs):
-        order = rng.permutation(n)
+    for order in orders(n, hyperparameters, rng):
         for start in range(0, n, hyperparameters.batch_size):
             yield start == 0, order[start : start + hyperparameters.batch_size]
+
+
+def orders(
+    n: int, hyperparameters: Hyperparameters, rng: "np.random.Generator"
+) -> Iterator[NDArray[np.int64]]:
+    """Yield the order in which each epoch visits the examples, shape (n,)."""
+    for _ in range(hyperparameters.epochs):
+        yield rng.permutation(n)
 
 
 def _check_labels(engine: Engine, y: NDArray[np.int64]) -> None:

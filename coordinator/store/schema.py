@@ -5,11 +5,15 @@ A `float` column may hold NULL: SQLite keeps no NaN, so NaN is written as NULL a
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import repeat
 from math import nan
 from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_type_hints
 
+import numpy as np
+
+from coordinator.store.columns import Cells, Columns
 from coordinator.store.errors import StoreVersionError
 from coordinator.store.records import (
     AskRow,
@@ -169,6 +173,8 @@ MIGRATIONS: tuple[str, ...] = (
 """Script i turns a store of version i + 1 into one of version i + 2; only ever appended to."""
 
 _SQL_TYPES = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL", bytes: "BLOB"}
+_ARRAYS = {int: np.int64, bool: np.int64, float: np.float64}
+"""What an array becomes on its way to plain numbers: SQLite has no truth values."""
 _INSTANTS = frozenset({"at_s", "closed_at_s", "dispatched_at_s", "first_seen_s"})
 
 
@@ -189,6 +195,13 @@ class Column:
     def to_sql(self, value: Any) -> Any:
         """Return a plain Python value: SQLite would store a numpy integer as a blob."""
         return None if value is None and self.is_optional else self.kind(value)
+
+    def all_to_sql(self, cells: Cells, n: int) -> Iterable[Any]:
+        """Return a plain Python value for each of `n` rows; those of a list are plain already."""
+        if isinstance(cells, np.ndarray):
+            plain: list[Any] = cells.astype(_ARRAYS[self.kind], copy=False).tolist()
+            return plain
+        return cells if isinstance(cells, list) else repeat(self.to_sql(cells), n)
 
     def from_sql(self, value: Any) -> Any:
         """Return the field's value."""
@@ -253,6 +266,18 @@ class Table(Generic[R]):
     def encode(self, record: R) -> Values:
         """Return the values of a record in column order."""
         return tuple([c.to_sql(getattr(record, c.name)) for c in self.columns])
+
+    def encode_all(self, rows: Columns[R] | Sequence[R]) -> list[Values]:
+        """Return the values of each row in column order.
+
+        Raises:
+            KeyError: A column is missing.
+            ValueError: Columns differ in length.
+        """
+        if not isinstance(rows, Columns):
+            return [self.encode(record) for record in rows]
+        cells = [c.all_to_sql(rows.cells[c.name], rows.n) for c in self.columns]
+        return list(zip(*cells, strict=True))
 
     def decode(self, values: Sequence[Any]) -> R:
         """Return the record of a row in column order."""

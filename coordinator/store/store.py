@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from coordinator.algorithms.arrays import Vector
+from coordinator.store.columns import Columns
 from coordinator.store.connection import (
     BUSY_TIMEOUT_S,
     CONFIG,
@@ -58,6 +59,8 @@ STREAM_MAX_ROWS = 200_000
 STREAM_MAX_AGE_S = 24 * 3600.0
 RETENTION_EVERY = 2_000
 """Rows of a stream between two looks at its retention."""
+
+R = TypeVar("R", bound=Record)
 
 
 class Store:
@@ -181,18 +184,32 @@ class Store:
         """
         table = table_of(type(record))
         if not isinstance(record, TelemetryRow | ConditionRow):
-            self._writer.put(table.upsert(), table.encode(record))
+            self._writer.put(table.upsert(), [table.encode(record)])
             return
-        self._writer.put(table.upsert(), table.encode(record), is_droppable=True)
+        self._writer.put(table.upsert(), [table.encode(record)], is_droppable=True)
         self._streamed[table.name] += 1
         if self._streamed[table.name] % RETENTION_EVERY == 0:
             self._forget(table.name, record.at_s)
 
+    def add_all(self, rows: Columns[R] | Sequence[R]) -> None:
+        """Queue rows of one table, as `add` does, but wait for the disk if it is far behind.
+
+        Raises:
+            StoreError: The store is closed, the disk failed or took longer than a minute.
+        """
+        if not rows:
+            return
+        table = table_of(rows.record if isinstance(rows, Columns) else type(rows[0]))
+        encoded = table.encode_all(rows)
+        for start in range(0, len(rows), MAX_ROWS // 2):
+            self.keep_up()
+            self._writer.put(table.upsert(), encoded[start : start + MAX_ROWS // 2])
+
     def close_round(
         self,
         round_row: RoundRow,
-        selections: Sequence[SelectionRow],
-        exchanges: Sequence[ExchangeRow],
+        selections: Columns[SelectionRow] | Sequence[SelectionRow],
+        exchanges: Columns[ExchangeRow] | Sequence[ExchangeRow],
         checkpoint_state: bytes,
         model: Vector,
     ) -> None:
@@ -216,15 +233,21 @@ class Store:
             model_sha256=sha256,
             at_s=round_row.closed_at_s,
         )
-        rows: list[Record] = [round_row, *selections, *exchanges, checkpoint]
+        of_rounds, of_checkpoints = table_of(RoundRow), table_of(CheckpointRow)
+        of_selections, of_exchanges = table_of(SelectionRow), table_of(ExchangeRow)
+        batches = (
+            (of_rounds.upsert(), [of_rounds.encode(round_row)]),
+            (of_selections.upsert(), of_selections.encode_all(selections)),
+            (of_exchanges.upsert(), of_exchanges.encode_all(exchanges)),
+            (of_checkpoints.upsert(), [of_checkpoints.encode(checkpoint)]),
+        )
         oldest = round_row.round - KEEP_LAST
 
         def commit(connection: sqlite3.Connection) -> set[str]:
             connection.execute("PRAGMA synchronous = FULL")
             with transaction(connection):
-                for row in rows:
-                    table = table_of(type(row))
-                    connection.execute(table.upsert(), table.encode(row))
+                for statement, rows in batches:
+                    connection.executemany(statement, rows)
                 connection.execute(
                     "DELETE FROM checkpoint WHERE round <= ? AND round % ?", (oldest, KEEP_EVERY)
                 )
@@ -237,11 +260,11 @@ class Store:
 
     def set_status(self, status: str, why: str = "") -> None:
         """Queue the run's status: created, running, paused, done, failed, stopped."""
-        self._writer.put("UPDATE run SET status = ?, why = ?", (status, why))
+        self._writer.put("UPDATE run SET status = ?, why = ?", [(status, why)])
 
     def set_dilation(self, dilation: float) -> None:
         """Queue how many seconds of the machine one second of the run's clock took."""
-        self._writer.put("UPDATE run SET dilation = ?", (dilation,))
+        self._writer.put("UPDATE run SET dilation = ?", [(dilation,)])
 
     def last_checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint that the store was reopened at; None for a run without one."""
@@ -288,7 +311,7 @@ class Store:
     def _forget(self, stream: str, now_s: float) -> None:
         self._writer.put(
             f"DELETE FROM {stream} WHERE at_s < ? OR id <= (SELECT max(id) FROM {stream}) - ?",
-            (now_s - STREAM_MAX_AGE_S, STREAM_MAX_ROWS),
+            [(now_s - STREAM_MAX_AGE_S, STREAM_MAX_ROWS)],
         )
 
 

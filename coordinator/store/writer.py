@@ -3,7 +3,7 @@
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -45,8 +45,10 @@ class Writer:
         self._path = path
         self._connection = connection
         self._interval_s = interval_s
-        self._rows: deque[tuple[str, Values]] = deque()
-        self._droppable: deque[tuple[str, Values]] = deque()
+        self._rows: deque[tuple[str, Sequence[Values]]] = deque()
+        self._waiting = 0
+        """Rows in `_rows`, which come in batches."""
+        self._droppable: deque[tuple[str, Sequence[Values]]] = deque()
         self._tasks: deque[_Task] = deque()
         self._dropped = 0
         self._failure: StoreError | None = None
@@ -69,10 +71,10 @@ class Writer:
     @property
     def backlog(self) -> int:
         """Rows that no commit has begun to write."""
-        return len(self._rows) + len(self._droppable)
+        return self._waiting + len(self._droppable)
 
-    def put(self, sql: str, values: Values, *, is_droppable: bool = False) -> None:
-        """Queue one row; never waits.
+    def put(self, sql: str, rows: Sequence[Values], *, is_droppable: bool = False) -> None:
+        """Queue rows of one statement, those that are droppable one by one; never waits.
 
         Raises:
             StoreError: The writer is closed, broken, or `MAX_ROWS` behind.
@@ -83,12 +85,14 @@ class Writer:
             if is_droppable and len(queue) >= MAX_DROPPABLE:
                 queue.popleft()
                 self._dropped += 1
-            elif not is_droppable and len(queue) >= MAX_ROWS:
-                raise StoreError(
-                    f"{self._path}: at most {MAX_ROWS} rows may wait for the disk, got one more; "
-                    "the disk does not keep up"
-                )
-            queue.append((sql, values))
+            elif not is_droppable:
+                if self._waiting + len(rows) > MAX_ROWS:
+                    raise StoreError(
+                        f"{self._path}: at most {MAX_ROWS} rows may wait for the disk, got more; "
+                        "the disk does not keep up"
+                    )
+                self._waiting += len(rows)
+            queue.append((sql, rows))
             if len(queue) == 1:
                 self._changed.notify()
 
@@ -142,13 +146,14 @@ class Writer:
             with self._changed:
                 self._changed.wait_for(lambda: self._has_work() or self._is_closing)
                 self._changed.wait_for(self._is_urgent, self._interval_s)
-                rows = [*self._rows, *self._droppable]
+                batches = [*self._rows, *self._droppable]
                 tasks = list(self._tasks)
                 is_closing = self._is_closing
                 self._rows.clear()
+                self._waiting = 0
                 self._droppable.clear()
                 self._tasks.clear()
-            self._write(rows, tasks)
+            self._write(batches, tasks)
             if is_closing:
                 break
         self._connection.close()
@@ -159,12 +164,12 @@ class Writer:
     def _is_urgent(self) -> bool:
         return bool(self._tasks or self._is_closing)
 
-    def _write(self, rows: list[tuple[str, Values]], tasks: list[_Task]) -> None:
+    def _write(self, batches: list[tuple[str, Sequence[Values]]], tasks: list[_Task]) -> None:
         try:
-            if rows and self._failure is None:
+            if batches and self._failure is None:
                 with translated(self._path), transaction(self._connection):
-                    for sql, values in rows:
-                        self._connection.execute(sql, values)
+                    for sql, rows in batches:
+                        self._connection.executemany(sql, rows)
         except StoreError as exc:
             self._failure = exc
         for task in tasks:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,6 +11,8 @@ from coordinator.accounting import fleet_rows
 from coordinator.algorithms.arrays import Bools
 from coordinator.decisions import Decisions
 from coordinator.store import Store
+from coordinator.store.columns import Columns
+from coordinator.store.records import SelectionRow
 from testbed.replay.census import Census, Told
 from testbed.replay.play import Cohort, Played, Position
 from testbed.replay.record import chosen_rows, exchange_rows, round_row, score_rows
@@ -53,9 +54,10 @@ class Keeper:
         checkpoint_s: float = CHECKPOINT_S,
         told: Told | None = None,
     ) -> None:
-        self._store, self._names, self._parts = store, names, parts
+        self._store, self._parts = store, parts
         self._checkpoint_s = checkpoint_s
         self._lists_all = len(names) <= LISTED
+        self._names = list(names) if self._lists_all else names
         self._census = None if told is None else Census(len(names), told)
         self._began = self._saved = time.perf_counter()
         self._spent_s = 0.0
@@ -96,10 +98,9 @@ class Keeper:
         if time.perf_counter() - self._saved >= self._checkpoint_s:
             self._save(played)
         else:
-            row = round_row(played, self._parts.decisions, self._names)
-            for record in (row, *self._chosen(played), *exchange_rows(played, self._names)):
-                store.add(record)
-            store.keep_up()
+            store.add(round_row(played, self._parts.decisions, self._names))
+            store.add_all(self._chosen(played))
+            store.add_all(exchange_rows(played, self._names))
 
     def finish(self) -> None:
         """Write down what only the last round tells, and how long all took."""
@@ -109,15 +110,15 @@ class Keeper:
         if self._parts.cohort is not None:
             self._save(played)
         if not self._lists_all and self._census is None:
-            for record in chosen_rows(played, self._parts.decisions, self._names, everybody=True):
-                self._store.add(record)
-                self._store.keep_up()
+            self._store.add_all(
+                chosen_rows(played, self._parts.decisions, self._names, everybody=True)
+            )
         self._store.set_dilation(self._wall_s() / played.after.now)
 
     def _wall_s(self) -> float:
         return self._spent_s + time.perf_counter() - self._began
 
-    def _chosen(self, played: Played) -> list[Any]:
+    def _chosen(self, played: Played) -> Columns[SelectionRow]:
         decisions = self._parts.decisions
         return chosen_rows(played, decisions, self._names, everybody=self._lists_all)
 

@@ -78,7 +78,8 @@ class Learning:
         rows = trained.tolist()
         before = self.losses(rows) if needs_loss else None
         learned = Learned.nothing(len(rows))
-        jobs = [Job(row, self._decisions.training_seed(round_id, row)) for row in rows]
+        seeds = self._decisions.training_seeds(round_id, trained).tolist()
+        jobs = [Job(row, seed) for row, seed in zip(rows, seeds, strict=True)]
         accumulator = self._decisions.begin_merge(
             round_id,
             self._vector,

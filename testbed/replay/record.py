@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coordinator.accounting import finite, selection_rows
+from coordinator.accounting import finite_or_nan, selection_rows
 from coordinator.algorithms.arrays import Floats, Ints
 from coordinator.decisions import Decisions
 from coordinator.grades import metric_rows
+from coordinator.store.columns import Cells, Columns
 from coordinator.store.records import (
     DeviceRow,
     ExchangeRow,
@@ -95,10 +96,10 @@ def round_row(played: Played, decisions: Decisions, names: Sequence[str]) -> Rou
 
 def chosen_rows(
     played: Played, decisions: Decisions, names: Sequence[str], *, everybody: bool
-) -> list[SelectionRow]:
+) -> Columns[SelectionRow]:
     """Return who was chosen and why: a row for each device, or for each of the cohort."""
     merged = {names[row] for row in played.choice.rows[played.ended.is_merged].tolist()}
-    rows = None if everybody else played.choice.rows.tolist()
+    rows = None if everybody else played.choice.rows
     return selection_rows(played.choice, names, decisions, merged, rows)
 
 
@@ -116,70 +117,73 @@ def score_rows(played: Played, evaluate_s: float) -> list[Record]:
     return [*devices, *([] if metric is None else [metric])]
 
 
-def exchange_rows(played: Played, names: Sequence[str]) -> list[ExchangeRow]:
+def exchange_rows(played: Played, names: Sequence[str]) -> Columns[ExchangeRow]:
     """Return the exchanges of a round: of one that was not waited for, what was known before."""
-    times = played.tau_s, played.tau_wall_s
-    rows = played.choice.rows.tolist()
-    return [_exchange_row(played, times, at, names[row]) for at, row in enumerate(rows)]
+    choice, scene, exchanges, ended = played.choice, played.scene, played.exchanges, played.ended
+    rows, is_done = choice.rows, ended.is_done
+    zeros_s = np.zeros(len(rows))
 
+    def told(column: Floats) -> Floats:
+        return np.where(is_done, column, np.nan)
 
-def _exchange_row(played: Played, times: tuple[Floats, Floats], at: int, name: str) -> ExchangeRow:
-    """Return the exchange of one; `times` are tau and tau with its waiting, of the cohort."""
-    tau_s, tau_wall_s = times
-    choice, scene, exchanges = played.choice, played.scene, played.exchanges
-    row, word = int(choice.rows[at]), played.outcome[at]
-    is_done = word == DONE
-
-    def told(column: Floats) -> float | None:
-        return float(column[at]) if is_done else None
-
-    zero_s = 0.0 if is_done else None
-    return ExchangeRow(
-        round=choice.round,
-        attempt=0,
-        device=name,
-        outcome=word,
-        why=WHY[word],
-        is_valid=is_done,
-        dispatched_at_s=played.started_s,
-        tau_wall_s=told(tau_wall_s),
-        queued_s=float(played.ended.queued_s[at]),
-        tau_s=told(tau_s),
-        signal_s=told(exchanges.signal_s),
-        unaccounted_s=zero_s,
-        download_s=told(exchanges.download_s),
-        load_s=told(exchanges.load_s),
-        evaluate_s=told(exchanges.evaluate_s),
-        train_s=told(exchanges.train_s),
-        train_cpu_s=None,
-        encode_s=told(exchanges.encode_s),
-        upload_s=told(played.ended.upload_s),
-        decode_s=zero_s,
-        coordinator_decode_s=None,
-        starved_s=None,
-        is_starved=False,
-        codec_down=exchanges.codec_down[at],
-        codec_up=exchanges.codec_up,
-        bytes_down=int(exchanges.bytes_down[at]),
-        bytes_up=int(exchanges.bytes_up[at]) if is_done else 0,
-        rerequests_down=0,
-        resent_up=0,
-        duplicates_up=0,
-        concurrent=len(played.outcome) - 1,
-        n_k=int(scene.examples[row]),
-        steps=int(exchanges.steps[at]),
-        was_cold=bool(exchanges.was_cold[at]),
-        loss_before=None,
-        loss_train=finite(played.losses[at]),
-        mu_cores=float(1.0 / scene.inverse_mu[row]),
-        downlink_bps=finite(scene.down_bps[row]),
-        uplink_bps=finite(scene.up_bps[row]),
-        link_age_s=None if scene.link_age_s is None else finite(scene.link_age_s[row]),
-        context_age_s=0.0 if scene.context_age_s is None else float(scene.context_age_s[row]),
-        s_not_previous=int(not scene.last.has_trained[row]),
-        s_seed_literal=int(scene.last.is_selected[row]),
-        tau_hat_s=finite(choice.prediction.tau_hat_s[row]),
-        width_s=finite(choice.prediction.width_s[row]),
-        staleness=0 if is_done else None,
-        merged_round=choice.round if is_done else None,
+    return Columns(
+        ExchangeRow,
+        len(rows),
+        {
+            "round": choice.round,
+            "attempt": 0,
+            "device": [names[row] for row in rows.tolist()],
+            "outcome": list(ended.outcome),
+            "why": [WHY[word] for word in ended.outcome],
+            "is_valid": is_done,
+            "dispatched_at_s": played.started_s,
+            "tau_wall_s": told(played.tau_wall_s),
+            "queued_s": ended.queued_s,
+            "tau_s": told(played.tau_s),
+            "signal_s": told(exchanges.signal_s),
+            "unaccounted_s": told(zeros_s),
+            "download_s": told(exchanges.download_s),
+            "load_s": told(exchanges.load_s),
+            "evaluate_s": told(exchanges.evaluate_s),
+            "train_s": told(exchanges.train_s),
+            "train_cpu_s": None,
+            "encode_s": told(exchanges.encode_s),
+            "upload_s": told(ended.upload_s),
+            "decode_s": told(zeros_s),
+            "coordinator_decode_s": None,
+            "starved_s": None,
+            "is_starved": False,
+            "codec_down": list(exchanges.codec_down),
+            "codec_up": exchanges.codec_up,
+            "bytes_down": exchanges.bytes_down,
+            "bytes_up": np.where(is_done, exchanges.bytes_up, 0),
+            "rerequests_down": 0,
+            "resent_up": 0,
+            "duplicates_up": 0,
+            "concurrent": len(rows) - 1,
+            "n_k": scene.examples[rows],
+            "steps": exchanges.steps,
+            "was_cold": exchanges.was_cold,
+            "loss_before": None,
+            "loss_train": finite_or_nan(played.losses),
+            "mu_cores": 1.0 / scene.inverse_mu[rows],
+            "downlink_bps": finite_or_nan(scene.down_bps[rows]),
+            "uplink_bps": finite_or_nan(scene.up_bps[rows]),
+            "link_age_s": _known(scene.link_age_s, rows, None),
+            "context_age_s": _known(scene.context_age_s, rows, 0.0),
+            "s_not_previous": ~scene.last.has_trained[rows],
+            "s_seed_literal": scene.last.is_selected[rows],
+            "tau_hat_s": finite_or_nan(choice.prediction.tau_hat_s[rows]),
+            "width_s": finite_or_nan(choice.prediction.width_s[rows]),
+            "settled_down_bytes": None,
+            "settled_down_s": None,
+            "settled_up_bytes": None,
+            "settled_up_s": None,
+            "staleness": [0 if word == DONE else None for word in ended.outcome],
+            "merged_round": [choice.round if word == DONE else None for word in ended.outcome],
+        },
     )
+
+
+def _known(column: Floats | None, rows: Ints, otherwise: float | None) -> Cells:
+    return otherwise if column is None else finite_or_nan(column[rows])

@@ -105,8 +105,9 @@ def test_queues_grow_in_a_round_with_nobody_available() -> None:
 
 def test_mini_batch_orders_differ_between_rounds_and_devices() -> None:
     brain = decisions()
-    seeds = {brain.training_seed(r, d) for r in range(5) for d in range(5)}
-    assert len(seeds) == 25
+    seeds = [[brain.training_seed(r, d) for d in range(5)] for r in range(5)]
+    assert len({seed for of_round in seeds for seed in of_round}) == 25
+    assert [brain.training_seeds(r, np.arange(5)).tolist() for r in range(5)] == seeds
 
 
 def test_phases_teach_their_estimator_and_a_bound_does_not() -> None:

@@ -31,16 +31,25 @@ class RunningSum:
     def __init__(self, size: int) -> None:
         self._high = np.zeros(size)
         self._low = np.zeros(size)
+        scratch = np.empty((3, min(size, BLOCK)))
+        self._parts = [
+            (part, self._high[part], self._low[part], *scratch[:, : part.stop - part.start])
+            for part in _blocks(size)
+        ]
 
     def add(self, weight: float, x: Vector) -> None:
         """Add `weight` times `x`, a finite vector of shape (size,)."""
-        for part in _blocks(x.size):
-            high, low = self._high[part], self._low[part]
-            term = weight * x[part].astype(np.float64)
-            total = high + term
-            arrived = total - high
-            low += (high - (total - arrived)) + (term - arrived)
-            high[:] = total
+        for part, high, low, term, total, arrived in self._parts:
+            np.copyto(term, x[part])
+            term *= weight
+            np.add(high, term, out=total)
+            np.subtract(total, high, out=arrived)
+            term -= arrived
+            np.subtract(total, arrived, out=arrived)
+            np.subtract(high, arrived, out=arrived)
+            term += arrived
+            low += term
+            np.copyto(high, total)
 
     def shift(self, exponent: int) -> None:
         """Multiply the sum by 2^exponent, which rounds nothing short of an underflow."""
@@ -69,4 +78,4 @@ def total_of(values: Floats) -> float:
 
 
 def _blocks(size: int) -> Iterator[slice]:
-    return (slice(at, at + BLOCK) for at in range(0, size, BLOCK))
+    return (slice(at, min(at + BLOCK, size)) for at in range(0, size, BLOCK))

@@ -162,8 +162,9 @@ class LinearModels:
     def _places(self, rows: Ints) -> Ints:
         """Return where rows are kept, shape (len(rows),); makes room for new ones."""
         self._place = grown(self._place, int(rows.max()) + 1)
-        new = np.unique(rows[self._place[rows] == 0])
-        if new.size:
+        unknown = rows[self._place[rows] == 0]
+        if unknown.size:
+            new = np.unique(unknown)
             known = len(self._rows)
             self._rows = np.concatenate([self._rows, new])
             self._place[new] = 1 + np.arange(known, len(self._rows))

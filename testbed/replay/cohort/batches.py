@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Ints, Vector
-from device_agent.trainer import mini_batches
-from testbed.replay.cohort.base import Job
+from coordinator.algorithms.arrays import Ints, Vector
+from device_agent.trainer import orders
 from wire.messages import Hyperparameters
 
 
@@ -16,20 +15,14 @@ class SideBySide:
     """One mini-batch of each of the first A devices of a chunk."""
 
     index: Ints
-    """Place of each example in its device's data, shape (A, B); what is beyond `count` is padding
-    with place 0."""
+    """Row of each example in the data set, shape (A, B); what is beyond `count` is padding with
+    a row of the same device."""
     count: Ints
     """Examples of each mini-batch, 1 .. B, shape (A,)."""
-    is_first: Bools
-    """Which of them open an epoch, shape (A,)."""
-
-    @property
-    def weights(self) -> Vector:
-        """What each example weighs in its mean: 1 / count, and 0 for padding; shape (A, B)."""
-        count = self.count[:, np.newaxis]
-        is_real = np.arange(self.index.shape[1]) < count
-        w: Vector = (is_real / count).astype(np.float32)
-        return w
+    weights: Vector
+    """What each example weighs in its mean: 1 / count, and 0 for padding; shape (A, B)."""
+    begins: Ints
+    """Which of them open an epoch, ascending, shape (<= A,)."""
 
 
 def steps_of(n_k: int, hyperparameters: Hyperparameters) -> int:
@@ -52,27 +45,62 @@ class Batches:
     """Draws the mini-batches of a chunk, with the devices' own function and seeds.
 
     Args:
-        jobs: The chunk, those with more steps first.
-        n_k: Examples of each, shape (G,), all positive.
+        seeds: Of the order of each device's mini-batches; those with more steps first.
+        rows: Of each device, where its examples lie in the data set; none empty.
         hyperparameters: Of the round.
     """
 
-    def __init__(self, jobs: Sequence[Job], n_k: Ints, hyperparameters: Hyperparameters) -> None:
-        self.steps = [steps_of(n, hyperparameters) for n in n_k.tolist()]
+    def __init__(
+        self,
+        seeds: Sequence[int],
+        rows: Sequence[Ints],
+        hyperparameters: Hyperparameters,
+    ) -> None:
+        self._rows, self._batch_size = rows, hyperparameters.batch_size
+        sizes = [len(of_one) for of_one in rows]
+        self.steps = [steps_of(n, hyperparameters) for n in sizes]
         """Mini-batches of each."""
         assert self.steps == sorted(self.steps, reverse=True), "those with more steps come first"
-        self._width = int(min(n_k.max(), hyperparameters.batch_size))
+        n_k: Ints = np.array(sizes, dtype=np.int64)
+        self._per_epoch: Ints = -(-n_k // self._batch_size)
+        last_start = (self._per_epoch - 1) * self._batch_size
+        self._lines = np.arange(len(sizes))[:, np.newaxis]
+        self._columns = np.arange(min(max(sizes), self._batch_size))
+        self._full = np.full(len(sizes), self._batch_size)
+        self._last = n_k - last_start
+        """Examples of the last mini-batch of an epoch."""
+        self._full_weights = _weights(self._full, len(self._columns))
         self._orders = [
-            mini_batches(n, hyperparameters, np.random.Generator(np.random.PCG64(job.seed)))
-            for n, job in zip(n_k.tolist(), jobs, strict=True)
+            orders(n, hyperparameters, np.random.Generator(np.random.PCG64(seed)))
+            for n, seed in zip(sizes, seeds, strict=True)
         ]
+        first = np.array([of_one[0] for of_one in rows], dtype=np.int64)
+        width = int(last_start.max()) + len(self._columns)
+        self._order: Ints = np.repeat(first[:, np.newaxis], width, axis=1)
+        """The rows of each device in the order of its epoch, shape (G, width)."""
+        self._step = 0
 
     def next(self, active: int) -> SideBySide:
         """Return the next mini-batch of each of the first `active` devices."""
-        index = np.zeros((active, self._width), dtype=np.int64)
-        count, is_first = np.empty(active, dtype=np.int64), np.empty(active, dtype=np.bool_)
-        for i in range(active):
-            is_first[i], places = next(self._orders[i])
-            count[i] = size = len(places)
-            index[i, :size] = places
-        return SideBySide(index, count, is_first)
+        per_epoch = self._per_epoch[:active]
+        place = self._step % per_epoch
+        self._step += 1
+        begins = np.flatnonzero(place == 0)
+        for i in begins.tolist():
+            rows = self._rows[i]
+            rows.take(next(self._orders[i]), out=self._order[i, : len(rows)], mode="clip")
+        start = place * self._batch_size
+        index = self._order[self._lines[:active], start[:, np.newaxis] + self._columns]
+        count, weights = self._full[:active], self._full_weights[:active]
+        is_short = (place == per_epoch - 1) & (self._last[:active] < self._batch_size)
+        if is_short.any():
+            count = np.where(is_short, self._last[:active], count)
+            weights = _weights(count, len(self._columns))
+        return SideBySide(index, count, weights, begins)
+
+
+def _weights(count: Ints, width: int) -> Vector:
+    """Return 1 / count for each of so many examples and 0 for the others, shape (A, width)."""
+    size = count[:, np.newaxis]
+    w: Vector = ((np.arange(width) < size) / size).astype(np.float32)
+    return w

@@ -22,7 +22,7 @@ from wire.selfcheck import Examples, run_selfcheck
 from wire.tensors import BYTES_PER_VALUE
 
 CHUNK_BYTES = 1 << 20
-"""What the models, gradients and mini-batches of one chunk may take, unless one device takes more:
+"""What the models, steps and mini-batches of one chunk may take, unless one device takes more:
 about the second-level cache of a core. Larger chunks train more devices a call, but every value
 then travels to memory and back in every step."""
 
@@ -72,7 +72,7 @@ class DenseTrainer:
         """Return F_k(w), nats per example, shape (K,); infinite where it is not finite."""
 
         def work(device: int) -> float:
-            rows, total = self._shards.rows([device]), 0.0
+            rows, total = self._shards.rows(device), 0.0
             for start in range(0, len(rows), LOSS_ROWS):
                 x, y = self._shards.take(rows[start : start + LOSS_ROWS])
                 with np.errstate(all="ignore"):
@@ -111,23 +111,21 @@ class DenseTrainer:
         hyperparameters: Hyperparameters,
     ) -> list[Trained]:
         """Train one chunk, step by step."""
-        devices = [job.device for job in jobs]
-        n_k = self._shards.n_k[devices]
-        rows = self._shards.rows(devices)
-        start = np.cumsum(n_k) - n_k
-        batches = Batches(jobs, n_k, hyperparameters)
-        params = np.repeat(vector[np.newaxis], len(jobs), axis=0)
-        gradient = np.empty_like(params)
+        rows = [self._shards.rows(job.device) for job in jobs]
+        batches = Batches([job.seed for job in jobs], rows, hyperparameters)
+        params = np.repeat(vector[np.newaxis], len(chunk), axis=0)
         descent = Descent(params, hyperparameters)
+        gradient = np.empty_like(params)
+        factor = hyperparameters.learning_rate if descent.is_plain else 1.0
         progress = Progress(batches.steps)
-        for step in range(progress.last):
-            active = progress.active(step)
-            batch, part = batches.next(active), slice(0, active)
-            x, y = self._shards.take(rows[batch.index + start[:active, np.newaxis]])
-            with np.errstate(all="ignore"):
-                loss = self._net.gradient(params[part], x, y, batch.weights, gradient[part])
-            progress.note(step, batch, loss)
-            descent.step(gradient[part], part)
+        with np.errstate(all="ignore"):
+            for step in range(progress.last):
+                active = progress.active(step)
+                batch, part = batches.next(active), slice(0, active)
+                x, y = self._shards.take(batch.index)
+                loss = self._net.gradient(params[part], x, y, batch.weights, gradient[part], factor)
+                descent.step(gradient[part], part, is_scaled=descent.is_plain)
+                progress.note(step, batch, loss)
         return progress.answers(chunk, params)
 
     def _one(self, vector: Vector, x: Examples, y: Ints) -> tuple[float, Vector]:

@@ -95,17 +95,15 @@ class TorchTrainer:
         jobs: Sequence[Job],
         hyperparameters: Hyperparameters,
     ) -> list[Trained]:
-        devices = [job.device for job in jobs]
-        n_k, rows = self._shards.n_k[devices], self._shards.rows(devices)
-        start = np.cumsum(n_k) - n_k
-        batches = Batches(jobs, n_k, hyperparameters)
+        rows = [self._shards.rows(job.device) for job in jobs]
+        batches = Batches([job.seed for job in jobs], rows, hyperparameters)
         params = self._tensor(vector).repeat(len(jobs), 1)
         descent = _Descent(params, hyperparameters)
         progress = Progress(batches.steps)
         for step in range(progress.last):
             active = progress.active(step)
             batch = batches.next(active)
-            x, y = self._shards.take(rows[batch.index + start[:active, np.newaxis]])
+            x, y = self._shards.take(batch.index)
             gradient, loss = self._gradient(params[:active], x, y, batch.weights)
             progress.note(step, batch, loss.double().cpu().numpy())
             descent.step(gradient, active)
@@ -131,7 +129,7 @@ class TorchTrainer:
         return (losses * w).sum()
 
     def _mean_loss(self, vector: Vector, device: int) -> float:
-        rows, total = self._shards.rows([device]), 0.0
+        rows, total = self._shards.rows(device), 0.0
         parts = {k: v[0] for k, v in self._parts(self._tensor(vector)[None]).items()}
         with torch.no_grad():
             for start in range(0, len(rows), LOSS_ROWS):

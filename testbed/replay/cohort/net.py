@@ -55,7 +55,9 @@ class DenseNet:
         self.values_per_example = sum(sum(layer.shape) for layer in self._layers)
         """About how many values a pass holds for each example."""
 
-    def gradient(self, params: Array, x: Array, y: Ints, w: Array, out: Array) -> Floats:
+    def gradient(
+        self, params: Array, x: Array, y: Ints, w: Array, out: Array, factor: float = 1.0
+    ) -> Floats:
         """Return the loss of each model, nats, shape (A,), and write its gradient to `out`.
 
         Args:
@@ -63,7 +65,8 @@ class DenseNet:
             x: Mini-batches, shape (A, B, features).
             y: Labels, shape (A, B).
             w: Weight of each example in the loss, 1 / n or 0 for padding, shape (A, B).
-            out: The gradients, shape (A, n_params).
+            out: The gradients times `factor`, shape (A, n_params).
+            factor: Costs nothing here; later it would cost a pass over all values.
         """
         inputs = [x.swapaxes(1, 2)]
         for layer in self._layers[:-1]:
@@ -71,11 +74,12 @@ class DenseNet:
             inputs.append(np.maximum(h, 0.0, out=h))
         logits = _affine(self._layers[-1], params, inputs[-1])
         losses, delta = _cross_entropy(logits, y)
-        delta *= w[:, np.newaxis]
+        ones = np.ones(y.shape[1], dtype=np.float32)
+        delta *= (w * np.float32(factor))[:, np.newaxis]
         for number in range(len(self._layers) - 1, -1, -1):
             layer, h = self._layers[number], inputs[number]
             np.matmul(delta, h.swapaxes(1, 2), out=layer.weight(out))
-            np.sum(delta, axis=2, out=layer.bias(out))
+            np.matmul(delta, ones, out=layer.bias(out))  # a quarter of the time of a sum
             if number > 0:
                 delta = np.matmul(layer.weight(params).swapaxes(1, 2), delta)
                 delta *= h > 0.0
@@ -100,11 +104,14 @@ class DenseNet:
 
 
 def _affine(layer: _Layer, params: Array, h: Array) -> Array:
-    """Return W h + b of each model, shape (A, O, B).
+    """Return W h + b of each model, shape (A, O, B), which lies in memory as (O, A, B).
 
-    With examples as columns a product takes two thirds of the time that it takes with rows.
+    With examples as columns a product takes two thirds of the time that it takes with rows, and
+    with outputs outermost so does what is summed over them.
     """
-    z: Array = np.matmul(layer.weight(params), h)
+    outputs, models, batch = layer.shape[0], len(params), h.shape[2]
+    z: Array = np.empty((outputs, models, batch), dtype=np.float32).swapaxes(0, 1)
+    np.matmul(layer.weight(params), h, out=z)
     z += layer.bias(params)[..., np.newaxis]
     return z
 
@@ -114,14 +121,13 @@ def _cross_entropy(logits: Array, y: Ints) -> tuple[Array, Array]:
 
     The memory of `logits` is used for the derivative.
     """
-    models, classes, batch = logits.shape
+    models, _, batch = logits.shape
     logits -= logits.max(axis=1, keepdims=True)
-    first = np.arange(models)[:, np.newaxis] * (classes * batch)
-    label = (first + y * batch + np.arange(batch)).ravel()
-    losses = -logits.reshape(-1)[label].reshape(y.shape)
+    label = np.arange(models)[:, np.newaxis], y, np.arange(batch)
+    losses: Array = -logits[label]
     np.exp(logits, out=logits)
     total = logits.sum(axis=1, keepdims=True)
     losses += np.log(total[:, 0])
     logits /= total
-    logits.reshape(-1)[label] -= 1.0
+    logits[label] -= 1.0
     return losses, logits

@@ -4,7 +4,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 Work = TypeVar("Work")
 Result = TypeVar("Result")
@@ -18,31 +19,62 @@ def free_cores() -> int:
         return os.cpu_count() or 1
 
 
+@dataclass(slots=True)
+class _Task(Generic[Work, Result]):
+    work: Work
+    future: Future[Result]
+
+
 class Workers:
-    """Threads that are kept from call to call; with one, the caller's own does the work."""
+    """Threads that are kept from call to call; the caller's own is one of them.
+
+    Whoever waits for a result does meanwhile what nobody has begun, so that there are never more
+    threads at work than there should be.
+    """
 
     def __init__(self, threads: int) -> None:
         self._threads = max(1, threads)
-        self._pool = ThreadPoolExecutor(self._threads, "cohort") if self._threads > 1 else None
+        others = self._threads - 1
+        self._pool = ThreadPoolExecutor(others, "cohort") if others else None
 
     def run(self, do: Callable[[Work], Result], work: Iterable[Work]) -> Iterator[Result]:
         """Yield `do` of each, in order; at most one result more than there are threads waits."""
         if self._pool is None:
             yield from map(do, work)
             return
-        under_way: deque[Future[Result]] = deque()
+        under_way: deque[_Task[Work, Result]] = deque()
         try:
             for each in work:
-                under_way.append(self._pool.submit(do, each))
+                under_way.append(_Task(each, self._pool.submit(do, each)))
                 if len(under_way) > self._threads:
-                    yield under_way.popleft().result()
+                    yield _first(under_way, do)
             while under_way:
-                yield under_way.popleft().result()
+                yield _first(under_way, do)
         finally:
-            for future in under_way:
-                future.cancel()
+            for task in under_way:
+                task.future.cancel()
 
     def close(self) -> None:
         """Let the threads end with what they do."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+
+
+def _first(under_way: deque[_Task[Work, Result]], do: Callable[[Work], Result]) -> Result:
+    """Return the result of the first task, and do others until it is there."""
+    while not under_way[0].future.done():
+        left = next((task for task in under_way if task.future.cancel()), None)
+        if left is None:
+            break
+        left.future = _done(do, left.work)
+    return under_way.popleft().future.result()
+
+
+def _done(do: Callable[[Work], Result], work: Work) -> Future[Result]:
+    """Return the outcome of work that this thread has done itself."""
+    outcome: Future[Result] = Future()
+    try:
+        outcome.set_result(do(work))
+    except Exception as exc:
+        outcome.set_exception(exc)
+    return outcome

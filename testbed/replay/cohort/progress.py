@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Floats, Vector
+from coordinator.algorithms.arrays import Bools, Floats, Vector
 from device_agent.trainer import diverged
 from testbed.replay.cohort.base import Trained
 from testbed.replay.cohort.batches import SideBySide
@@ -34,11 +34,12 @@ class Progress:
 
     def note(self, step: int, batch: SideBySide, loss: Floats) -> None:
         """Take note of the mean losses of a step, nats, shape (A,)."""
-        part = slice(0, len(loss))
-        self._loss_sum[part][batch.is_first] = 0.0
-        self._seen[part][batch.is_first] = 0
-        self._loss_sum[part] += loss * batch.count
-        self._seen[part] += batch.count
+        loss_sum, seen = self._loss_sum[: len(loss)], self._seen[: len(loss)]
+        if batch.begins.size:
+            loss_sum[batch.begins] = 0.0
+            seen[batch.begins] = 0
+        loss_sum += loss * batch.count
+        seen += batch.count
         if not np.isfinite(loss).all():
             for i in np.flatnonzero(~np.isfinite(loss)).tolist():
                 self._problems[i] = self._problems[i] or str(
@@ -52,19 +53,20 @@ class Progress:
             chunk: Which jobs they are.
             vectors: After their last steps, shape (G, n_values).
         """
+        losses = np.maximum(self._loss_sum / self._seen, 0.0).tolist()
+        is_finite: Bools = np.logical_and.reduce(np.isfinite(vectors), axis=1)
         return [
             Trained(
                 at=at,
                 vector=vectors[i],
                 steps=self._steps[i],
-                loss_train=max(0.0, float(self._loss_sum[i] / self._seen[i])),
-                problem=self._problems[i] or _not_finite(vectors[i], self._steps[i]),
+                loss_train=losses[i],
+                problem=self._problems[i]
+                or ("" if is_finite[i] else _not_finite(vectors[i], self._steps[i])),
             )
             for i, at in enumerate(chunk)
         ]
 
 
 def _not_finite(vector: Vector, steps: int) -> str:
-    if np.isfinite(vector).all():
-        return ""
     return str(diverged("every parameter", vector[~np.isfinite(vector)][0], steps))

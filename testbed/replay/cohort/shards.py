@@ -1,7 +1,5 @@
 """Training examples by device and place, read from the one copy that the data set is."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from coordinator.algorithms.arrays import Ints, Vector
@@ -27,9 +25,9 @@ class Shards:
         self.n_k: Ints = np.array([len(rows) for rows in data.train_rows], dtype=np.int64)
         """Training examples of each device, shape (N,)."""
 
-    def rows(self, devices: Sequence[int]) -> Ints:
-        """Return the rows of all examples of the devices, end to end, shape (sum n_k,)."""
-        return np.concatenate([self._data.train_rows[k] for k in devices])
+    def rows(self, device: int) -> Ints:
+        """Return the rows of a device's examples in the data set, shape (n_k,)."""
+        return self._data.train_rows[device]
 
     def take(self, rows: Ints) -> tuple[Vector, Ints]:
         """Return x, float32, shape (*rows.shape, features), and y, shape (*rows.shape)."""

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.store.columns import Cells, Columns
 from coordinator.store.errors import StoreVersionError
 from coordinator.store.records import (
     ConditionRow,
@@ -20,6 +21,7 @@ from coordinator.store.records import (
     ExchangeRow,
     Record,
     RoundRow,
+    SelectionRow,
 )
 from coordinator.store.schema import (
     _ADD_ASKING_AND_AUDIT,
@@ -101,6 +103,63 @@ def test_numpy_scalars_are_stored_as_numbers(connection: sqlite3.Connection) -> 
     write(connection, row)
     kinds = connection.execute("SELECT typeof(round), typeof(accuracy) FROM device_metric")
     assert kinds.fetchone() == ("integer", "real")
+
+
+def test_columns_are_stored_as_their_rows_would_be(connection: sqlite3.Connection) -> None:
+    columns = Columns(
+        SelectionRow,
+        2,
+        {
+            "round": 7,
+            "device": ["a", "b"],
+            "is_available": np.array([True, False]),
+            "is_selected": np.array([1, 0], dtype=np.int8),
+            "is_aggregated": [False, True],
+            "tau_hat_s": np.array([0.5, np.nan], dtype=np.float32),
+            "width_s": None,
+            "queue": np.array([1, 2]),
+            "propensity": 0.25,
+            "is_audit": False,
+        },
+    )
+    table = table_of(SelectionRow)
+    connection.executemany(table.upsert(), table.encode_all(columns))
+    common: dict[str, Any] = {"round": 7, "width_s": None, "propensity": 0.25, "is_audit": False}
+    rows = [
+        SelectionRow(
+            device="a",
+            is_available=True,
+            is_selected=True,
+            is_aggregated=False,
+            tau_hat_s=0.5,
+            queue=1.0,
+            **common,
+        ),
+        SelectionRow(
+            device="b",
+            is_available=False,
+            is_selected=False,
+            is_aggregated=True,
+            tau_hat_s=None,
+            queue=2.0,
+            **common,
+        ),
+    ]
+    assert read(connection, SelectionRow) == rows
+    kinds_of = "typeof(round), typeof(is_selected), typeof(queue)"
+    kinds = connection.execute(f"SELECT {kinds_of} FROM selection")
+    assert kinds.fetchall() == [("integer", "integer", "real")] * 2
+    of_rows = table.encode_all(rows)
+    assert of_rows == [table.encode(row) for row in rows]
+
+
+def test_columns_must_be_whole_and_of_one_length() -> None:
+    table = table_of(DeviceMetricRow)
+    cells: dict[str, Cells] = {"round": 1, "device": ["a", "b"], "n": 1, "accuracy": 0.5}
+    with pytest.raises(KeyError, match="loss"):
+        table.encode_all(Columns(DeviceMetricRow, 2, cells))
+    with pytest.raises(ValueError, match="shorter"):
+        table.encode_all(Columns(DeviceMetricRow, 2, cells | {"loss": np.zeros(1)}))
 
 
 def test_a_row_with_the_same_key_replaces_the_other(connection: sqlite3.Connection) -> None:

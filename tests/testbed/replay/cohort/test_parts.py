@@ -1,6 +1,7 @@
 """The parts of a cohort: mini-batches side by side, ordered workers, and the choice of a way."""
 
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -9,7 +10,6 @@ from coordinator.task.catalogue import build_task
 from device_agent.trainer import mini_batches
 from testbed.datasets.errors import DataError
 from testbed.experiment import CohortEngine, ExperimentError
-from testbed.replay.cohort.base import Job
 from testbed.replay.cohort.batches import Batches, longest_first, steps_of
 from testbed.replay.cohort.choose import make_trainer
 from testbed.replay.cohort.dense import DenseTrainer
@@ -21,21 +21,22 @@ from wire.messages import Hyperparameters
 
 
 def test_mini_batches_are_the_devices_own() -> None:
-    n_k, h = [45, 40, 7], Hyperparameters(epochs=2, batch_size=20, learning_rate=0.1)
-    jobs = [Job(k, 50 + k) for k in range(3)]
-    batches = Batches(jobs, np.array(n_k), h)
+    seeds, h = [50, 51, 52], Hyperparameters(epochs=2, batch_size=20, learning_rate=0.1)
+    rows = [np.arange(n) + 100 * k for k, n in enumerate((45, 40, 7))]
+    batches = Batches(seeds, rows, h)
     assert batches.steps == [6, 4, 2]
     own = [
-        list(mini_batches(n, h, np.random.Generator(np.random.PCG64(job.seed))))
-        for n, job in zip(n_k, jobs, strict=True)
+        list(mini_batches(len(of_one), h, np.random.Generator(np.random.PCG64(seed))))
+        for of_one, seed in zip(rows, seeds, strict=True)
     ]
     for step in range(6):
         active = sum(steps > step for steps in batches.steps)
         found = batches.next(active)
         for i in range(active):
             is_first, places = own[i][step]
-            assert found.is_first[i] == is_first
-            assert found.index[i, : found.count[i]].tolist() == places.tolist()
+            assert (i in found.begins) == is_first
+            assert found.index[i, : found.count[i]].tolist() == rows[i][places].tolist()
+            assert set(found.index[i].tolist()) <= set(rows[i].tolist())
             real, padding = np.split(found.weights[i], found.count[i : i + 1])
             assert real.tolist() == [np.float32(1.0 / len(places))] * len(places)
             assert not padding.any()
@@ -63,6 +64,22 @@ def test_results_come_in_order_and_little_work_is_ahead(threads: int) -> None:
         assert len(begun) <= done + threads + 1
     workers.close()
     assert done == 50
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_the_caller_is_one_of_the_threads(threads: int) -> None:
+    workers, together = Workers(threads), threading.Barrier(threads, timeout=10.0)
+    idents = set()
+
+    def do(number: int) -> int:
+        together.wait()
+        idents.add(threading.get_ident())
+        return number
+
+    assert list(workers.run(do, range(threads))) == list(range(threads))
+    workers.close()
+    assert len(idents) == threads
+    assert threading.get_ident() in idents
 
 
 @pytest.mark.parametrize("threads", [1, 2])
