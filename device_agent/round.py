@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from device_agent.bell import Bell
 from device_agent.config import Timeouts
+from device_agent.deadline import Deadline
 from device_agent.errors import RoundFailed
 from device_agent.exchange import Pulls, Push
 from device_agent.host import Clock
@@ -72,14 +73,9 @@ class Round:
         self.train = train
         self._kit = kit
         self._watch = Stopwatch(kit.clock, arrived_s)
-        self._deadline_at = arrived_s + train.deadline_s
-        self._held_since: float | None = None
-        self._outage_s = 0.0
-        """What the coordinator's absences add to the deadline."""
+        self.deadline = Deadline(kit.clock, arrived_s + train.deadline_s, kit.timeouts.outage_s)
         self._progress = progress
         self._progress_from_thread = progress_from_thread
-        self._scope = anyio.CancelScope()
-        self._is_stopped = False
         self._bell = Bell()
         self._offer: Offer | None = None
         self._grant: Grant | None = None
@@ -94,16 +90,15 @@ class Round:
         Raises:
             RoundFailed: The round cannot be finished, or took too long.
         """
-        self._wake_at_deadline()
         try:
-            with self._scope:
+            with self.deadline.scope:
                 await self._work()
         except RoundFailed:
-            if not (self._is_stopped or self._is_late()):
+            if not self.deadline.is_over():
                 raise
         finally:
             self._push = None  # it knows us, too, and holds the update
-        if self._is_stopped or self._received is not None:
+        if self.deadline.is_stopped or self._received is not None:
             return
         if self._offer is not None and self._grant is None:
             raise RoundFailed(f"no grant within {self._kit.timeouts.queue_s:g} s")
@@ -111,8 +106,7 @@ class Round:
 
     def stop(self) -> None:
         """Give up at once; what the training thread still does is thrown away."""
-        self._is_stopped = True
-        self._scope.cancel()
+        self.deadline.stop()
 
     def on_grant(self, grant: Grant) -> None:
         """Take the permission to upload, again after the coordinator came back."""
@@ -153,35 +147,6 @@ class Round:
         elif self._offer is not None and self._grant is None:
             self._kit.post.say(self._offer)
 
-    def hold(self) -> None:
-        """Nobody is there to hear us: `outage_s` more, of which `go_on` takes back the rest."""
-        if self._held_since is None:
-            self._held_since = self._kit.clock.now()
-            self._put_off(self._kit.timeouts.outage_s)
-
-    def go_on(self) -> None:
-        """The coordinator is on again."""
-        held_since, self._held_since = self._held_since, None
-        if held_since is not None:
-            held_s = self._kit.clock.now() - held_since
-            self._put_off(min(held_s - self._kit.timeouts.outage_s, 0.0))
-
-    def _put_off(self, delay_s: float) -> None:
-        self._outage_s += delay_s
-        self._wake_at_deadline()
-
-    def _should_stop(self) -> bool:
-        return self._is_stopped or self._is_late()
-
-    def _is_late(self) -> bool:
-        return self._left_s() <= 0.0
-
-    def _left_s(self) -> float:
-        return self._deadline_at + self._outage_s - self._kit.clock.now()
-
-    def _wake_at_deadline(self) -> None:
-        self._scope.deadline = anyio.current_time() + self._left_s()
-
     async def _work(self) -> None:
         update = await self._train_and_offer()
         async with anyio.create_task_group() as group:
@@ -212,7 +177,7 @@ class Round:
         if not kit.worker.holds(train):
             model = (await kit.pulls.fetch(kit.worker.blob_for(train))).download
         trained = await kit.worker.compute(
-            Job(train, model, self._watch, self._progress_from_thread, self._should_stop)
+            Job(train, model, self._watch, self._progress_from_thread, self.deadline.is_over)
         )
         self._progress(Event.TRAINED)
         manifest = Manifest(
@@ -263,19 +228,15 @@ class Round:
         self._say_done_if_ready()
 
     async def _wait_for_grant(self) -> Grant | None:
-        """Wait for the grant; this time is the coordinator's and moves the deadline.
+        """Wait for the grant; this time is the coordinator's.
 
         None means that the last word came instead.
         """
-        timeouts, clock = self._kit.timeouts, self._kit.clock
-        offered_s, deadline_at = clock.now(), self._deadline_at
-        self._deadline_at = offered_s + timeouts.queue_s
-        self._wake_at_deadline()
-        while self._grant is None and self._received is None:
-            if not await self._bell.wait(timeouts.resend_s):
-                self.repeat()
-        self._deadline_at = deadline_at + (clock.now() - offered_s)
-        self._wake_at_deadline()
+        timeouts = self._kit.timeouts
+        with self.deadline.waiting(timeouts.queue_s):
+            while self._grant is None and self._received is None:
+                if not await self._bell.wait(timeouts.resend_s):
+                    self.repeat()
         return self._grant
 
     def _say_done_if_ready(self) -> None:

@@ -160,13 +160,13 @@ class Rounds:
         """Coordinator or broker are away: the deadline waits for them."""
         for work in (self._current, self._question):
             if work is not None:
-                work.hold()
+                work.deadline.hold()
 
     def go_on(self) -> None:
         """The coordinator is on."""
         for work in (self._current, self._question):
             if work is not None:
-                work.go_on()
+                work.deadline.go_on()
 
     def on_link_up(self) -> None:
         """Resume the upload, if there is one."""

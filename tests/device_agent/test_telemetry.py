@@ -15,20 +15,11 @@ from device_agent.post import Post
 from device_agent.sensors import RealSensors
 from device_agent.telemetry import MIN_GAP_S, Telemetry
 from device_agent.worker import Worker
+from tests.device_agent.clock import HandClock
 from wire.topics import Topics
 from wire.transport.memory import MemoryBroker
 
 pytestmark = pytest.mark.anyio
-
-
-class HandClock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-
-    def now(self) -> float:
-        return self.now_s
 
 
 class CountingBroker(MemoryBroker):

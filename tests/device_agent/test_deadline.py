@@ -1,0 +1,91 @@
+"""The deadline of a round or a question: what counts, what is given back, what ends the work."""
+
+import anyio
+import pytest
+
+from device_agent.deadline import Deadline
+from tests.device_agent.clock import HandClock
+
+pytestmark = pytest.mark.anyio
+
+LIMIT_S, OUTAGE_S, QUEUE_S = 60.0, 600.0, 3600.0
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+async def deadline(clock: HandClock) -> Deadline:
+    return Deadline(clock, clock.now() + LIMIT_S, OUTAGE_S)
+
+
+def left_s(deadline: Deadline, clock: HandClock) -> float:
+    """Go on until it is over, and back; return how long that was."""
+    began, step = clock.now_s, 4096.0
+    while step >= 0.25:
+        clock.now_s += step
+        if deadline.is_over():
+            clock.now_s -= step
+        step /= 2
+    left, clock.now_s = clock.now_s - began + 2 * step, began
+    return left
+
+
+async def test_the_time_is_up_when_it_is_up(clock: HandClock, deadline: Deadline) -> None:
+    assert left_s(deadline, clock) == LIMIT_S
+    assert not deadline.is_stopped
+
+
+@pytest.mark.parametrize("away_s", [0.0, 10.0, OUTAGE_S])
+async def test_an_absence_is_given_back(
+    clock: HandClock, deadline: Deadline, away_s: float
+) -> None:
+    deadline.hold()
+    clock.now_s += away_s / 2
+    deadline.hold()  # broker and coordinator may go away one after the other
+    clock.now_s += away_s / 2
+    deadline.go_on()
+    deadline.go_on()
+    assert left_s(deadline, clock) == LIMIT_S
+
+
+async def test_an_absence_has_a_limit(clock: HandClock, deadline: Deadline) -> None:
+    deadline.hold()
+    assert left_s(deadline, clock) == LIMIT_S + OUTAGE_S
+    clock.now_s += OUTAGE_S + 20.0
+    deadline.go_on()
+    assert left_s(deadline, clock) == LIMIT_S - 20.0
+
+
+async def test_waiting_for_the_coordinator_has_a_limit_and_costs_nothing(
+    clock: HandClock, deadline: Deadline
+) -> None:
+    clock.now_s += 15.0
+    with deadline.waiting(QUEUE_S):
+        assert left_s(deadline, clock) == QUEUE_S
+        clock.now_s += 1000.0
+    assert left_s(deadline, clock) == LIMIT_S - 15.0
+
+
+async def test_the_work_ends_when_the_time_is_up(clock: HandClock) -> None:
+    deadline = Deadline(clock, clock.now() + 0.01, OUTAGE_S)
+    with anyio.fail_after(10.0), deadline.scope:
+        await anyio.sleep_forever()
+    assert deadline.scope.cancelled_caught
+    assert not deadline.is_stopped
+
+
+async def test_the_work_ends_when_it_is_told_to(deadline: Deadline) -> None:
+    with anyio.fail_after(10.0), deadline.scope:
+        deadline.stop()
+        await anyio.sleep_forever()
+    assert deadline.is_stopped
+    assert deadline.is_over()
+
+
+async def test_an_absence_puts_the_end_of_the_work_off(deadline: Deadline) -> None:
+    deadline.hold()
+    left = deadline.scope.deadline - anyio.current_time()
+    assert left == pytest.approx(LIMIT_S + OUTAGE_S, abs=1.0)
