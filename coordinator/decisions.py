@@ -21,6 +21,7 @@ from coordinator.algorithms.seeds import first_word, first_words
 from coordinator.algorithms.selection.audit import audit
 from coordinator.algorithms.selection.base import Asking, Candidates, Outcomes, Sample, Selector
 from coordinator.algorithms.selection.build import make_selector
+from coordinator.algorithms.selection.guarded import PluginError
 from coordinator.config import CoordinatorConfig
 
 _SELECTION, _TRAINING, _ENCODING, _ASKING, _AUDIT = 0, 1, 2, 3, 4
@@ -381,11 +382,18 @@ def make_decisions(config: CoordinatorConfig) -> Decisions:
     """Return the decisions that a configuration names, without any memory yet.
 
     Raises:
-        PluginError: Its selector is a plug-in that cannot be had.
+        PluginError: Its selector is a plug-in that cannot be had, or not with asynchronous rounds.
     """
+    selector = make_selector(config.selection)
+    if config.round.is_buffered and isinstance(selector, Asking):
+        raise PluginError(
+            f"selector {config.selection.policy}: must select without losses with round.mode = "
+            '"async", got one that asks devices for them: nobody can be asked while a round goes '
+            "on; leave round.mode out"
+        )
     return Decisions(
         config,
-        make_selector(config.selection),
+        selector,
         make_estimator(config.selection),
         make_aggregator(config.aggregation),
     )

@@ -39,7 +39,7 @@ def main(options: argparse.Namespace) -> int:
         is_new = not (folder / DATABASE).exists()
         if is_new and options.out is not None:
             check_new(folder)
-        if isinstance(selector_of(experiment.selection), Asking):
+        if isinstance(selector_of(experiment), Asking):
             raise UsageError(
                 "selection: a policy that asks devices for the loss of the model must be run live, "
                 f"got {experiment.selection.policy!r} in a replay; "

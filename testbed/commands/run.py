@@ -15,11 +15,10 @@ import anyio
 import msgspec
 
 from coordinator.algorithms.selection.base import Selector
-from coordinator.algorithms.selection.build import make_selector
 from coordinator.algorithms.selection.guarded import PluginError
 from coordinator.campaign import FleetMissingError
 from coordinator.claim import AnotherCoordinatorError
-from coordinator.config import SelectionConfig
+from coordinator.decisions import make_decisions
 from coordinator.store import RunReader, StoreError
 from coordinator.store.connection import DATABASE
 from coordinator.summary import summarise_run
@@ -110,7 +109,7 @@ def _check_policy(experiment: Experiment) -> None:
         UsageError: It is a plug-in that cannot be had, or has to be told the true exchange times.
     """
     selection = experiment.selection
-    selector_of(selection)
+    selector_of(experiment)
     if selection.needs_known_times:
         raise UsageError(
             "selection.policy: must choose by what was measured, got "
@@ -119,14 +118,14 @@ def _check_policy(experiment: Experiment) -> None:
         )
 
 
-def selector_of(selection: SelectionConfig) -> Selector:
+def selector_of(experiment: Experiment) -> Selector:
     """Return the selector that an experiment names: now is the time to say that there is none.
 
     Raises:
-        UsageError: It is a plug-in that cannot be had.
+        UsageError: It is a plug-in that cannot be had, or not with such rounds.
     """
     try:
-        return make_selector(selection)
+        return make_decisions(experiment.coordinator()).selector
     except (PluginError, ValueError) as exc:
         raise UsageError(str(exc)) from exc
 

@@ -38,6 +38,14 @@ class Greedy(LongestWaiting):
     def select(self, candidates, k, rng):
         return super().select(candidates, k + (self.is_greedy and candidates.round >= 4), rng)
 
+class Asker(LongestWaiting):
+    """Wants to know the losses of all."""
+
+    sample = "all"
+
+    def candidates(self, fleet, k, rng):
+        return np.flatnonzero(fleet.is_available)
+
 def make(**options):
     from pathlib import Path
     return Greedy(is_greedy=not Path(__file__).with_name("mended").exists())
@@ -148,6 +156,19 @@ def test_what_no_run_can_have_is_said_before_it_begins(
     out = tmp_path / "out"
     assert main([command, str(experiment), "--out", str(out), "--set", setting]) == 2
     assert why in error_of(capsys)
+    assert not out.exists()
+
+
+def test_one_that_asks_is_refused_by_a_run_whose_rounds_overlap(
+    experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    chosen = ["--set", "selection.policy=greedy_of_test:Asker", "--set", "round.mode=async"]
+    assert main(["run", str(experiment), "--out", str(out), *chosen]) == 2
+    assert (
+        'selector greedy_of_test:Asker: must select without losses with round.mode = "async", got '
+        "one that asks devices for them"
+    ) in error_of(capsys)
     assert not out.exists()
 
 
