@@ -47,7 +47,7 @@ class DeviceView:
     downlink_bps: float | None = None
     uplink_bps: float | None = None
     tau_hat_s: float | None = None
-    """Prediction at the last selection."""
+    """Prediction at the last selection; None before it has taught the estimator anything."""
     tau_s: float | None = None
     """Last measured exchange."""
     selected: int = 0
@@ -288,9 +288,14 @@ def _rounds(
     return tuple(kept[-ROUNDS_KEPT:])
 
 
+def foretold(tau_hat_s: float | None) -> float | None:
+    """Return a predicted time; None where it is 0: the estimator had learned nothing yet."""
+    return tau_hat_s or None
+
+
 def _exchange(row: ExchangeRow, round_start_s: float, round_s: float) -> ExchangeView:
     spans = spans_of(row, round_start_s, round_s)
-    return ExchangeView(row.device, row.outcome, row.tau_s, row.tau_hat_s, spans)
+    return ExchangeView(row.device, row.outcome, row.tau_s, foretold(row.tau_hat_s), spans)
 
 
 def _devices(view: RunView, news: News, elapsed_s: float) -> tuple[DeviceView, ...]:
@@ -316,7 +321,7 @@ def _devices(view: RunView, news: News, elapsed_s: float) -> tuple[DeviceView, .
                 rounds=known.rounds + tally.rounds,
             )
     for chosen in news.selections:
-        change(chosen.device, tau_hat_s=chosen.tau_hat_s, queue=chosen.queue)
+        change(chosen.device, tau_hat_s=foretold(chosen.tau_hat_s), queue=chosen.queue)
     for score in news.device_metrics:
         change(score.device, loss=score.loss, accuracy=score.accuracy)
     for context in news.telemetry:

@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Footer, Static
 
 from coordinator.quantities import MISSING, bandwidth, clock, percent, ratio, seconds, size
 from coordinator.store.records import DeviceRow, ExchangeRow
-from coordinator.tui.view import AWAY, DeviceView, RunView
+from coordinator.tui.view import AWAY, DeviceView, RunView, foretold
 from coordinator.tui.widgets.header import RunHeader
 from coordinator.tui.widgets.plot import Curve, CurvePlot
 
@@ -32,7 +32,7 @@ Column = tuple[str, Callable[[ExchangeRow], str]]
 COLUMNS: tuple[Column, ...] = (
     ("round", lambda x: str(x.round)),
     ("outcome", lambda x: _outcome(x)),
-    ("predicted", lambda x: seconds(x.tau_hat_s)),
+    ("predicted", lambda x: seconds(foretold(x.tau_hat_s))),
     ("τ", lambda x: seconds(x.tau_s)),
     ("download", lambda x: seconds(x.download_s)),
     ("load", lambda x: seconds(x.load_s)),
@@ -114,7 +114,7 @@ class DeviceDetail(Screen[None]):
         for row in reversed(rows):
             table.add_row(*(Text(text(row), justify="right") for _, text in COLUMNS))
         self.query_one("#tau", CurvePlot).curves = (
-            Curve("predicted", "low", curve((x.round, x.tau_hat_s) for x in rows)),
+            Curve("predicted", "low", curve((x.round, foretold(x.tau_hat_s)) for x in rows)),
             Curve("measured", "main", curve((x.round, x.tau_s) for x in rows)),
         )
 

@@ -218,7 +218,7 @@ class FakeRun:
             context_age_s=0.3,
             s_not_previous=1,
             s_seed_literal=0,
-            tau_hat_s=None if self.round == 1 else tau_s * (1.0 + 0.5 / self.round),
+            tau_hat_s=0.0 if self.round == 1 else tau_s * (1.0 + 0.5 / self.round),
             width_s=0.1,
         )
 
@@ -236,7 +236,7 @@ class FakeRun:
                 is_available=self.round != VOID_ROUND,
                 is_selected=row in self.cohort,
                 is_aggregated=name in merged,
-                tau_hat_s=0.5 + 0.1 * row,
+                tau_hat_s=0.0 if self.round == 1 else 0.5 + 0.1 * row,
                 width_s=0.1,
                 queue=float(self.queues[row]),
             )

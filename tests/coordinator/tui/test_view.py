@@ -92,6 +92,16 @@ def test_a_void_round_is_on_the_timeline_without_exchanges(run: FakeRun, feed: F
     assert view.rounds[-1].exchanges == ()
 
 
+def test_a_device_that_has_taught_nothing_has_no_prediction(run: FakeRun, feed: Feed) -> None:
+    run.play(1)
+    view = next_view(run, feed, RunView())
+    assert {device.tau_hat_s for device in view.devices} == {None}
+    assert {x.tau_hat_s for x in view.rounds[-1].exchanges} == {None}
+    run.play(1)
+    view = next_view(run, feed, view)
+    assert all(device.tau_hat_s for device in view.devices)
+
+
 def test_only_the_newest_rounds_are_kept(run: FakeRun, feed: Feed) -> None:
     run.play(ROUNDS_KEPT + 5)
     view = next_view(run, feed, RunView())
