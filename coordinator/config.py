@@ -305,6 +305,16 @@ class CoordinatorConfig(Section, frozen=True, kw_only=True):
         return self.selection.per_round + self.round.over_select
 
     @property
+    def at_work(self) -> int:
+        """Devices that may compute at the same time: who is asked, and who is late and goes on.
+
+        A round that leaves somebody late has lasted `deadline_s` at least. So those who were left
+        by it and still have patience are of `max_staleness` rounds at most.
+        """
+        rounds_before = 0 if self.round.patience_s is None else self.round.max_staleness
+        return (1 + rounds_before) * self.asked
+
+    @property
     def wanted(self) -> int:
         """Updates that make the next version."""
         own = self.round.buffer if self.round.is_buffered else None

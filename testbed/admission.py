@@ -2,19 +2,20 @@
 
 from collections.abc import Sequence
 
+from coordinator.config import RoundConfig
 from testbed.emulation.admission import RESERVE_CORES, Demand, fits, fitting_dilation, has_room
 from testbed.experiment import Experiment, ExperimentError
 from testbed.fleet import PlannedDevice
 
 
 def demand_of(experiment: Experiment, devices: Sequence[PlannedDevice]) -> Demand:
-    """Return what the devices of one round may want of this machine at the same time.
+    """Return what devices may want of this machine at the same time, late ones that go on too.
 
     A device that is not throttled takes what it gets and wants nothing.
     """
     emulated = (planned.spec.device for planned in devices)
-    at_once = experiment.coordinator().asked
-    return Demand.of(((d.speed_ratio, d.engine_threads) for d in emulated if d), at_once)
+    speeds = ((d.speed_ratio, d.engine_threads) for d in emulated if d)
+    return Demand.of(speeds, experiment.coordinator().at_work)
 
 
 def admit(
@@ -44,7 +45,7 @@ def admit(
     else:
         raise ExperimentError(
             f"emulation.dilation: must make room for the fleet, got {wanted:g}; "
-            + _why(demand, cores, wanted)
+            + _why(demand, cores, wanted, experiment.round)
             + f'; use {fitting}, or "auto"'
         )
     unthrottled = next((d.spec.name for d in devices if d.spec.device is None), None)
@@ -56,14 +57,17 @@ def admit(
     return dilation
 
 
-def _why(demand: Demand, cores: float, dilation: float) -> str:
+def _why(demand: Demand, cores: float, dilation: float, settings: RoundConfig) -> str:
     if has_room(demand, cores, dilation):
         return (
             f"one thread of a device is as fast as {demand.one_thread:.2f} cores of this machine, "
             "however many it has"
         )
+    who, fewer = "of one round", "choose fewer devices per round"
+    if settings.patience_s is not None:
+        who += f" and of {settings.max_staleness} before it, which may be late and go on,"
+        fewer += ", or a smaller round.max_staleness"
     return (
-        f"the fastest devices of one round want {demand.together:.2f} cores at once, and this "
-        f"machine has {cores:g}, {RESERVE_CORES:g} of which are for broker and coordinator: "
-        "choose fewer devices per round"
+        f"the fastest devices {who} want {demand.together:.2f} cores at once, and this "
+        f"machine has {cores:g}, {RESERVE_CORES:g} of which are for broker and coordinator: {fewer}"
     )

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 import profiles
-from coordinator.config import SelectionConfig
+from coordinator.config import RoundConfig, SelectionConfig
 from profiles import UnknownProfile
 from profiles.errors import TraceError
 from profiles.series import Series
@@ -50,6 +51,34 @@ def test_the_fastest_of_one_round_are_what_a_fleet_wants(
 ) -> None:
     plan = experiment(per_round, host_core_speed=host_core_speed)
     assert demand_of(plan, plan_fleet(plan, {})).together == pytest.approx(cores)
+
+
+def late(per_round: int, max_staleness: int, **emulation: object) -> Experiment:
+    """A dozen equal devices, of whom late ones go on."""
+    settings = RoundConfig(late="merge", max_staleness=max_staleness)
+    fleet = (FleetConfig(profile="raspberry-pi-4b", count=12),)
+    return structs.replace(experiment(per_round, fleet, **emulation), round=settings)
+
+
+@pytest.mark.parametrize(
+    ("per_round", "max_staleness", "devices"), [(2, 1, 4), (2, 3, 8), (3, 3, 12), (4, 5, 12)]
+)
+def test_late_devices_that_go_on_are_at_work_beside_the_next_rounds(
+    per_round: int, max_staleness: int, devices: int
+) -> None:
+    plan = late(per_round, max_staleness)
+    assert demand_of(plan, plan_fleet(plan, {})).together == pytest.approx(0.425 * devices)
+
+
+def test_a_fleet_that_has_no_room_for_its_late_devices_is_refused() -> None:
+    with pytest.raises(
+        ExperimentError,
+        match=r"of one round and of 3 before it, which may be late and go on, want 3\.40 cores .*: "
+        r"choose fewer devices per round, or a smaller round\.max_staleness; use 3,",
+    ):
+        admitted(late(2, 3), cores=2)
+    assert admitted(late(2, 3, dilation=3.0), cores=2) == 3.0
+    assert admitted(late(2, 3), cores=5) == 1.0
 
 
 def test_devices_that_are_not_throttled_want_nothing() -> None:
