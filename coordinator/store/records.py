@@ -12,6 +12,9 @@ from coordinator.store.crowd import CrowdRow as CrowdRow
 # Whoever reads a store finds all its rows here.
 from coordinator.store.selecting import AskRow as AskRow
 from coordinator.store.selecting import FleetRow as FleetRow
+from coordinator.store.selecting import SelectionRow as SelectionRow
+from coordinator.store.truth import ConditionRow as ConditionRow
+from coordinator.store.truth import TruthRow as TruthRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,26 +68,6 @@ class DeviceRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TruthRow:
-    """What the testbed configured for a device; nobody but analysis reads it."""
-
-    TABLE: ClassVar[str] = "truth"
-    KEY: ClassVar[tuple[str, ...]] = ("name",)
-
-    name: str
-    profile: str
-    cpu_speed: float
-    """Cores of the reference machine that one of its cores is worth."""
-    cores: int
-    down_bps: float | None
-    up_bps: float | None
-    delay_s: float
-    """One way."""
-    details: str
-    """JSON: all that was configured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRow:
     """One closed round."""
 
@@ -124,29 +107,6 @@ class RoundRow:
     dropped_late: int = 0
     """Exchanges given up in it because they took too long."""
     cancelled: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectionRow:
-    """One device at the selection instant of one round."""
-
-    TABLE: ClassVar[str] = "selection"
-    KEY: ClassVar[tuple[str, ...]] = ("round", "device")
-
-    round: int
-    device: str
-    is_available: bool
-    is_selected: bool
-    is_aggregated: bool
-    tau_hat_s: float | None
-    width_s: float | None
-    queue: float
-    """Z after the round."""
-    propensity: float | None = None
-    """Probability of being in the cohort, given what the selector picked; None in runs of
-    before."""
-    is_audit: bool = False
-    """Drawn by chance, for the audit sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,39 +258,6 @@ class TelemetryRow:
     throttled: str | None
     """What holds the processor back, words with commas between; empty is nothing, None is not
     known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConditionRow:
-    """What the testbed configured for a device over a stretch of time, as means that are exact.
-
-    Written for devices whose conditions change, at most once a second each, and kept as long as
-    telemetry; nobody but analysis reads it.
-    """
-
-    TABLE: ClassVar[str] = "condition"
-    KEY: ClassVar[tuple[str, ...]] = ()
-
-    at_s: float
-    """End of the stretch."""
-    lasted_s: float
-    device: str
-    speed_ratio: float | None
-    """Of its processor, in cores of the emulating machine, time not dilated; None is not slowed."""
-    clock_ratio: float
-    """Clock / nominal clock, heat included."""
-    temperature_celsius: float | None
-    """At the end; None where the profile does not tell."""
-    down_bps: float | None
-    """Bits that could pass / seconds: an outage counts as 0. None is not limited."""
-    up_bps: float | None
-    delay_s: float
-    jitter_s: float
-    loss_ratio: float
-    outage_s: float
-    """Time without a link, or standing still."""
-    unwilling_s: float
-    """Time in which its owner did not let it take part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

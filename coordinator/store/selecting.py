@@ -1,4 +1,4 @@
-"""Rows of the run store that tell what was known before a selection, and what was asked."""
+"""Rows of the run store about a selection: what was known and asked before it, and its outcome."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -46,3 +46,26 @@ class AskRow:
     was_cold: bool | None
     bytes_down: int
     """Of the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionRow:
+    """One device at the selection instant of one round."""
+
+    TABLE: ClassVar[str] = "selection"
+    KEY: ClassVar[tuple[str, ...]] = ("round", "device")
+
+    round: int
+    device: str
+    is_available: bool
+    is_selected: bool
+    is_aggregated: bool
+    tau_hat_s: float | None
+    width_s: float | None
+    queue: float
+    """Z after the round."""
+    propensity: float | None = None
+    """Probability of being in the cohort, given what the selector picked; None in runs of
+    before."""
+    is_audit: bool = False
+    """Drawn by chance, for the audit sample."""
