@@ -11,8 +11,8 @@ from anyio.abc import TaskGroup
 
 from benchmarks._device import Monotonic
 from coordinator.blobs import PublicBlobs
-from coordinator.play import slots
 from coordinator.post import Post
+from coordinator.room import slots
 from coordinator.round import FLIGHT_BYTES, flight_bytes, upload_window
 from coordinator.uploads import Complete, Uploads
 from wire.codec import Buffer, decode_from_device

@@ -25,7 +25,7 @@ from benchmarks._crowd import Crowd, Device, crowd
 from coordinator.algorithms.aggregation import Merge, Streaming, make_aggregator
 from coordinator.algorithms.arrays import Vector
 from coordinator.config import AggregationConfig
-from coordinator.play import slots
+from coordinator.room import slots
 from wire.chunks import DEFAULT_CHUNK_BYTES
 from wire.tensors import BYTES_PER_VALUE, Layout, Tensor, vector_to_bytes
 

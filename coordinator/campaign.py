@@ -28,9 +28,10 @@ from coordinator.journal import Journal
 from coordinator.judging import judge
 from coordinator.lag import LagMeter
 from coordinator.merging import Merging
-from coordinator.play import Player, slots
+from coordinator.play import Player
 from coordinator.ports import Evaluator
 from coordinator.refill import DRAINING, Refill, first_table, wait_for_anybody
+from coordinator.room import slots
 from coordinator.round import Exchange, Round, Stage
 from coordinator.store.records import MetricRow, Record, RoundRow
 from coordinator.traffic import Traffic

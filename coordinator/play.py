@@ -7,11 +7,13 @@ from anyio.abc import TaskGroup
 
 from coordinator.algorithms.arrays import Vector
 from coordinator.coding import update_codec
+from coordinator.echo import Echo
+from coordinator.hardship import Hardship
 from coordinator.journal import Journal
 from coordinator.last_words import LastWords
 from coordinator.merging import Merging
 from coordinator.offers import fault_in_offer
-from coordinator.ports import HostWatch, Waiting
+from coordinator.ports import HostWatch
 from coordinator.post import Post
 from coordinator.round import (
     Abandon,
@@ -30,7 +32,6 @@ from coordinator.round import (
     Order,
     Round,
     Stage,
-    Starved,
     Tick,
     Vanished,
     upload_window,
@@ -42,25 +43,14 @@ from wire.messages import (
     Failed,
     Grant,
     Offer,
-    Ping,
     Pong,
     Train,
     UploadAck,
     UploadDone,
 )
 
-UPLOAD_MEMORY_BYTES = 256_000_000
-MIN_SLOTS, MAX_SLOTS = 2, 16
-"""G = clamp(256 MB / vector, 2, 16) updates in memory at the same time (design.md, Transfer)."""
-
-
 ASK_AGAIN_S = 2.0
 """A device that is idle this long after it was asked to train has not heard it."""
-
-
-def slots(update_bytes: int) -> int:
-    """Return how many updates of this size may be in memory at the same time."""
-    return min(max(UPLOAD_MEMORY_BYTES // max(update_bytes, 1), MIN_SLOTS), MAX_SLOTS)
 
 
 class Player:
@@ -78,9 +68,8 @@ class Player:
         self._uploads = uploads
         self._journal = journal
         self._group = group
-        self._watch = watch
-        self._waited: dict[str, Waiting] = {}
-        """What each device had suffered when it was asked to train."""
+        self._echo = Echo(post, journal.now)
+        self._hardship = Hardship(watch, journal.now)
         self._round: Round | None = None
         self._merging: Merging | None = None
         self._trains: dict[str, Train] = {}
@@ -90,9 +79,6 @@ class Player:
         self._adding: set[str] = set()
         """Whose accepted updates are on their way into a merge."""
         self._last_words = LastWords(post)
-        self._pings: dict[str, tuple[int, float, Exchange]] = {}
-        """Number and instant of the last ping to each device, and what it was sent in."""
-        self._ping_seq = 0
         self._asked_at: dict[str, float] = {}
         self._is_linked = False
         self._moved = anyio.Event()
@@ -108,7 +94,7 @@ class Player:
         open_ = {x.device for x in played.carried.values() if x.stage.is_open}
         self._trains = {device: self._trains[device] for device in open_}
         self._bases = {device: self._bases[device] for device in open_}
-        self._waited = {device: self._waited[device] for device in open_ & self._waited.keys()}
+        self._hardship.keep(open_)
         for order in played.drop_stale(self._journal.now()):
             self._carry_out(order, played)
         self._move()
@@ -160,12 +146,8 @@ class Player:
         now = self._journal.now()
         for device, train in trains.items():
             self._trains[device], self._bases[device] = train, model
-            self._waited.pop(device, None)
-            self._pings.pop(device, None)
             played.dispatch(device, now)
-            waiting = None if self._watch is None else self._watch.waiting(device)
-            if waiting is not None:
-                self._waited[device] = waiting
+            self._hardship.begin(device)
         if not self._is_linked:
             played.hold(now)
         for device in trains:
@@ -251,10 +233,7 @@ class Player:
 
     def on_pong(self, device: str, pong: Pong) -> None:
         """The echo came back."""
-        ping = self._pings.get(device)
-        if ping is not None and pong.seq == ping[0]:
-            _, sent, exchange = self._pings.pop(device)
-            exchange.signal_s = self._journal.now() - sent
+        self._echo.on_pong(device, pong)
 
     def vanish(self, device: str, why: str) -> None:
         """A device has been gone for too long."""
@@ -292,7 +271,7 @@ class Player:
         if exchange is None:
             return
         exchange.resent_up, exchange.settled = complete.resent, complete.settled
-        self._note_starvation(exchange)
+        self._hardship.note(exchange)
         self._on(
             Arrived(
                 device, at=complete.at, bytes_up=complete.bytes_up, duplicates=complete.duplicates
@@ -330,7 +309,7 @@ class Player:
             case Abandon(why=why):
                 stage = exchange.stage
                 if stage is Stage.LATE:
-                    self._note_starvation(exchange)
+                    self._hardship.note(exchange)
                 if stage is Stage.CANCELLED:
                     self._journal.event("cancelled", why, device=device, round_id=exchange.round)
                 else:
@@ -340,25 +319,12 @@ class Player:
                 self._uploads.forget(device)
                 self._last_words.say(exchange)
 
-    def _note_starvation(self, exchange: Exchange) -> None:
-        """Take note of what the device has suffered since it was asked to train."""
-        before = self._waited.get(exchange.device)
-        after = None if self._watch is None else self._watch.waiting(exchange.device)
-        if before is not None and after is not None:
-            exchange.starved = Starved(
-                device_s=max(0.0, after.device_s - before.device_s),
-                path_s=max(0.0, after.path_s - before.path_s),
-                watched_s=self._journal.now() - exchange.dispatched,
-            )
-
     def _dispatch(self, device: str) -> None:
         self._asked_at[device] = self._journal.now()
         self._post.say(device, self._trains[device])
         exchange = self._round.find(device) if self._round else None
         if exchange is not None:
-            self._ping_seq += 1
-            self._pings[device] = (self._ping_seq, self._journal.now(), exchange)
-            self._post.say(device, Ping(seq=self._ping_seq), qos=0)
+            self._echo.ping(device, exchange)
 
     def _grant(self, device: str) -> None:
         exchange = self._round.find(device) if self._round else None

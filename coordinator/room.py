@@ -1,11 +1,20 @@
-"""How much room uploads get: what may be waiting for us in the broker. Pure."""
+"""How much room uploads get: in memory, and in the broker. Pure."""
 
 from wire.messages import Manifest
+
+UPLOAD_MEMORY_BYTES = 256_000_000
+MIN_SLOTS, MAX_SLOTS = 2, 16
+"""G = clamp(256 MB / vector, 2, 16) updates in memory at the same time (design.md, Transfer)."""
 
 FLIGHT_BYTES = 8 << 20
 """What granted uploads together may have waiting for us in the broker."""
 
 LARGE_CHUNK_BYTES = 128 * 1024
+
+
+def slots(update_bytes: int) -> int:
+    """Return how many updates of this size may be in memory at the same time."""
+    return min(max(UPLOAD_MEMORY_BYTES // max(update_bytes, 1), MIN_SLOTS), MAX_SLOTS)
 
 
 def upload_window(manifest: Manifest) -> int:

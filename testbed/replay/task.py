@@ -7,8 +7,8 @@ import numpy as np
 from coordinator.algorithms.arrays import Bools, Floats, Ints
 from coordinator.coding import Agreement
 from coordinator.config import CoordinatorConfig
-from coordinator.play import slots
 from coordinator.registry import Device
+from coordinator.room import slots
 from device_agent.trainer import EVALUATION_BATCH
 from testbed.emulation.work import TaskCosts, passes_s
 from wire.codecs import CODECS, packed_bytes
