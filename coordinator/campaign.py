@@ -1,6 +1,6 @@
 """The run of rounds: wait for the fleet, choose, play, merge, write down, evaluate, again."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import anyio
@@ -8,7 +8,6 @@ import anyio.to_thread
 import msgspec
 
 from coordinator.accounting import (
-    before,
     exchange_row,
     fleet_rows,
     observation,
@@ -16,12 +15,13 @@ from coordinator.accounting import (
     selection_rows,
 )
 from coordinator.algorithms.arrays import Vector
-from coordinator.asked import Asked, pulled_blobs
+from coordinator.asked import pulled_blobs
 from coordinator.asker import Asker
+from coordinator.assignments import Assignments
 from coordinator.blobs import PublicBlobs
 from coordinator.coding import Agreement
 from coordinator.config import CoordinatorConfig
-from coordinator.decisions import Answers, Choice, Decisions
+from coordinator.decisions import Choice, Decisions
 from coordinator.fleet import Fleet
 from coordinator.inquiry import Inquiry
 from coordinator.journal import Journal
@@ -98,8 +98,9 @@ class Campaign:
             max_chunk_bytes=max_chunk_bytes,
         )
         self._inquiry = Inquiry(config, decisions, fleet.registry, self._versions, asker, journal)
-        self._asked: dict[tuple[str, int], Asked] = {}
-        """Of every exchange that is under way, by device and round."""
+        self._assignments = Assignments(
+            config, decisions, fleet.registry, self._versions, journal.now
+        )
         self._choice: Choice
         """Of the round that is open."""
         self._closed: float | None = None
@@ -162,7 +163,9 @@ class Campaign:
         begun = self._journal.now()
         self._begin_merge(round_id, merging)
         count = self._config.asked - played.open_count if played.is_buffered else None
-        trains, self._choice = self._choose(played, count, answers=answers)
+        trains, self._choice = self._assignments.choose(
+            played, count, answers=answers, answered=self._inquiry.answered
+        )
         self._inquiry.dismiss(round_id, list(trains))
         self._lag.start()
         if trains:
@@ -186,7 +189,7 @@ class Campaign:
         played.begin(now)
 
         def choose(count: int, pick: int) -> None:
-            trains, more = self._choose(played, count, pick)
+            trains, more = self._assignments.choose(played, count, pick)
             self._choice = self._choice.joined(more)
             if trains:
                 self._journal.event("refilled", " ".join(trains), round_id=played.id)
@@ -200,34 +203,6 @@ class Campaign:
         if played.is_void:
             self._journal.event("void", "no device was available", round_id=played.id)
             await self._fleet.wait_change(self._config.round.void_wait_s)
-
-    def _choose(
-        self, played: Round, count: int | None, pick: int = 0, answers: Answers | None = None
-    ) -> tuple[dict[str, Train], Choice]:
-        """Choose devices for the round that is open, and remember what is known of them."""
-        now = self._journal.now()
-        choice = self._decisions.choose(
-            played.id,
-            self._registry,
-            self._versions.transfer_bits(),
-            now,
-            answers=answers,
-            asked=count,
-            pick=pick,
-        )
-        names = [self._registry.names()[row] for row in choice.rows.tolist()]
-        trains = self._trains(choice, names)
-        for name in names:
-            device = self._registry[name]
-            self._asked[name, played.id] = Asked(
-                round=played.id,
-                train=trains[name],
-                known=before(device, choice, now),
-                context=choice.context[device.row],
-                has_answered=name in self._inquiry.answered,
-            )
-        self._registry.open_round(names, played.id)
-        return trains, choice
 
     def _opened(self, round_id: int) -> tuple[Round, Merging]:
         """Return the table of a round and its merge, as the round before has left them."""
@@ -257,10 +232,7 @@ class Campaign:
         """Merge, learn, write down, evaluate."""
         ended, lag = self._journal.now(), self._lag.p99_s()
         over, aggregated = self._hand_over(played)
-        asked = dict(self._asked)
-        self._note_versions(over)
-        for x in over:
-            del self._asked[x.device, x.round]
+        asked = self._assignments.close(over)
         pulled = pulled_blobs(asked, played)
         if aggregated:
             merged = (await merging.finish()).vector
@@ -332,16 +304,6 @@ class Campaign:
             metric = await judge(self._evaluator, self._journal, played.id, self._versions.vector)
         self._listener(Progress(round=row, cohort=tuple(played.exchanges), metric=metric))
 
-    def _note_versions(self, over: Sequence[Exchange]) -> None:
-        """Remember who has which version, and whose update enters the next."""
-        for exchange in over:
-            device = self._registry[exchange.device]
-            if exchange.offer is not None:
-                asked = self._asked[exchange.device, exchange.round]
-                device.holds = asked.train.model.sha256
-            if exchange.stage is Stage.DONE:
-                device.merged_round = exchange.round
-
     def _name_frozen(self, round_id: int) -> None:
         frozen = {self._registry.names()[row] for row in self._decisions.frozen()}
         for name in sorted(frozen - self._frozen):
@@ -365,24 +327,6 @@ class Campaign:
         kept = msgspec.msgpack.decode(state)
         self._registry.load_state(kept["registry"])
         self._decisions.load_state(kept["decisions"])
-
-    def _trains(self, choice: Choice, names: list[str]) -> dict[str, Train]:
-        hyperparameters = self._config.training.hyperparameters(choice.round)
-        settings = self._config.round
-        return {
-            name: Train(
-                round=choice.round,
-                attempt=self._attempt,
-                model=self._versions.manifest,
-                hyperparameters=hyperparameters,
-                seed=self._decisions.training_seed(choice.round, self._registry[name].row),
-                needs_loss=self._decisions.aggregator.needs_loss,
-                deadline_s=settings.patience_s or settings.deadline_s,
-                keep_warm=settings.goes_on and self._registry[name].trained_last,
-                coding=self._versions.coding(self._registry[name]),
-            )
-            for name in names
-        }
 
     def _begin_merge(self, round_id: int, merging: Merging) -> None:
         layout, now = self._task.layout, self._versions.vector

@@ -1,0 +1,110 @@
+"""Who is asked to train what: the choice, the orders, and what was known of each device then."""
+
+from collections.abc import Callable, Collection, Sequence
+
+from coordinator.accounting import before
+from coordinator.asked import Asked
+from coordinator.config import CoordinatorConfig
+from coordinator.decisions import Answers, Choice, Decisions
+from coordinator.registry import Registry
+from coordinator.round import Exchange, Round, Stage
+from coordinator.versions import Versions
+from wire.messages import Train
+
+
+class Assignments:
+    """Chooses devices for rounds, and remembers what is known of them until they are through.
+
+    Args:
+        config: Of the run.
+        decisions: Choose.
+        registry: Of the fleet.
+        versions: The model that is trained.
+        now: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        decisions: Decisions,
+        registry: Registry,
+        versions: Versions,
+        now: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._decisions = decisions
+        self._registry = registry
+        self._versions = versions
+        self._now = now
+        self._open: dict[tuple[str, int], Asked] = {}
+        """Of every exchange that is under way, by device and round."""
+
+    def choose(
+        self,
+        played: Round,
+        count: int | None,
+        pick: int = 0,
+        answers: Answers | None = None,
+        answered: Collection[str] = (),
+    ) -> tuple[dict[str, Train], Choice]:
+        """Choose devices for the round that is open; return what each is asked.
+
+        Args:
+            played: The round.
+            count: How many; None is what the configuration says.
+            pick: How often devices were chosen for it before.
+            answers: The losses that were asked for; None where none were.
+            answered: Who has told one.
+        """
+        now = self._now()
+        choice = self._decisions.choose(
+            played.id,
+            self._registry,
+            self._versions.transfer_bits(),
+            now,
+            answers=answers,
+            asked=count,
+            pick=pick,
+        )
+        names = [self._registry.names()[row] for row in choice.rows.tolist()]
+        trains = {name: self._train(played, name) for name in names}
+        for name in names:
+            device = self._registry[name]
+            self._open[name, played.id] = Asked(
+                round=played.id,
+                train=trains[name],
+                known=before(device, choice, now),
+                context=choice.context[device.row],
+                has_answered=name in answered,
+            )
+        self._registry.open_round(names, played.id)
+        return trains, choice
+
+    def close(self, over: Sequence[Exchange]) -> dict[tuple[str, int], Asked]:
+        """Return what is known of every exchange, by device and round; forget those that are over.
+
+        The registry learns who holds which version, and whose update enters the next.
+        """
+        asked = dict(self._open)
+        for exchange in over:
+            device = self._registry[exchange.device]
+            known = self._open.pop((exchange.device, exchange.round))
+            if exchange.offer is not None:
+                device.holds = known.train.model.sha256
+            if exchange.stage is Stage.DONE:
+                device.merged_round = exchange.round
+        return asked
+
+    def _train(self, played: Round, name: str) -> Train:
+        settings, device = self._config.round, self._registry[name]
+        return Train(
+            round=played.id,
+            attempt=played.attempt,
+            model=self._versions.manifest,
+            hyperparameters=self._config.training.hyperparameters(played.id),
+            seed=self._decisions.training_seed(played.id, device.row),
+            needs_loss=self._decisions.aggregator.needs_loss,
+            deadline_s=settings.patience_s or settings.deadline_s,
+            keep_warm=settings.goes_on and device.trained_last,
+            coding=self._versions.coding(device),
+        )
