@@ -145,6 +145,16 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
             )
 
     @property
+    def drawn(self) -> int:
+        """How many devices power-of-choice draws, d."""
+        return self.candidates or 2 * self.per_round
+
+    @property
+    def asks_candidates(self) -> bool:
+        """It is power-of-choice in a variant that asks devices for losses."""
+        return self.policy == "power-of-choice" and self.variant != "rpow-d"
+
+    @property
     def needs_known_times(self) -> bool:
         """The policy has to be told the true expected times, which only a replay knows."""
         return self.policy in KNOWING
@@ -244,8 +254,7 @@ def merge_problem(
             f"aggregation.server_learning_rate must be 1 with rule {aggregation.rule!r}, got "
             f"{aggregation.server_learning_rate:g}; it is fedavg's"
         )
-    asks = selection.policy == "power-of-choice" and selection.variant != "rpow-d"
-    if round_.is_buffered and asks:
+    if round_.is_buffered and selection.asks_candidates:
         return (
             f'selection.variant must be "rpow-d" with round.mode = "async", got '
             f"{selection.variant!r}: nobody can be asked for a loss while a round goes on"
@@ -308,11 +317,13 @@ class CoordinatorConfig(Section, frozen=True, kw_only=True):
     def at_work(self) -> int:
         """Devices that may compute at the same time: who is asked, and who is late and goes on.
 
-        A round that leaves somebody late has lasted `deadline_s` at least. So those who were left
-        by it and still have patience are of `max_staleness` rounds at most.
+        Who is asked to train, or for a loss before. A round that leaves somebody late has lasted
+        `deadline_s` at least, so those who still have patience are of `max_staleness` rounds at
+        most. How many a plug-in asks for losses nobody knows.
         """
         rounds_before = 0 if self.round.patience_s is None else self.round.max_staleness
-        return (1 + rounds_before) * self.asked
+        drawn = self.selection.drawn if self.selection.asks_candidates else 0
+        return max(self.asked, drawn) + rounds_before * self.asked
 
     @property
     def wanted(self) -> int:

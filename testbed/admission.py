@@ -9,7 +9,7 @@ from testbed.fleet import PlannedDevice
 
 
 def demand_of(experiment: Experiment, devices: Sequence[PlannedDevice]) -> Demand:
-    """Return what devices may want of this machine at the same time, late ones that go on too.
+    """Return what devices may want of this machine at the same time: `CoordinatorConfig.at_work`.
 
     A device that is not throttled takes what it gets and wants nothing.
     """

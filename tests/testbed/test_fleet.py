@@ -70,6 +70,23 @@ def test_late_devices_that_go_on_are_at_work_beside_the_next_rounds(
     assert demand_of(plan, plan_fleet(plan, {})).together == pytest.approx(0.425 * devices)
 
 
+@pytest.mark.parametrize(
+    ("variant", "candidates", "devices"),
+    [("rpow-d", 9, 2), ("pow-d", None, 4), ("pow-d", 9, 9), ("cpow-d", 1, 2)],
+)
+def test_candidates_that_answer_are_at_work_at_the_same_time(
+    variant: str, candidates: int | None, devices: int
+) -> None:
+    selection = SelectionConfig(
+        policy="power-of-choice",
+        per_round=2,
+        variant=variant,  # type: ignore[arg-type]  # one of its literals
+        candidates=candidates,
+    )
+    plan = structs.replace(late(2, 1), round=RoundConfig(), selection=selection)
+    assert demand_of(plan, plan_fleet(plan, {})).together == pytest.approx(0.425 * devices)
+
+
 def test_a_fleet_that_has_no_room_for_its_late_devices_is_refused() -> None:
     with pytest.raises(
         ExperimentError,

@@ -49,14 +49,13 @@ def _fedcs(config: SelectionConfig) -> FedCs:
 
 
 def _power_of_choice(config: SelectionConfig) -> Selector:
-    candidates = config.candidates or 2 * config.per_round
     match config.variant:
         case "rpow-d":
-            return PowerOfChoice(candidates)
+            return PowerOfChoice(config.drawn)
         case "pow-d":
-            return PowD(candidates, "all")
+            return PowD(config.drawn, "all")
         case "cpow-d":
-            return PowD(candidates, "batch")
+            return PowD(config.drawn, "batch")
 
 
 def _rbcs_f(config: SelectionConfig) -> RbcsF:
