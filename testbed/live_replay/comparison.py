@@ -81,6 +81,7 @@ def compare_live_replay(
         StoreError: A run cannot be read.
         ValueError: Too few exchanges count to compare anything.
     """
+    experiments.check_rounds(experiment)
     experiment = _numbered(experiment)
     planned = _planned(experiment)
     recorded, predicted = experiments.recorded(experiment), experiments.predicted(experiment)

@@ -3,13 +3,28 @@
 from msgspec import structs
 
 from coordinator.config import EvaluationConfig
-from testbed.experiment import Experiment, SeedsConfig
+from testbed.experiment import Experiment, ExperimentError, SeedsConfig
 
 RECORDED_POLICY, RECORDED_SEED = "uniform", 1
 """Of run A, which every device takes part in alike."""
 
 PREDICTED_POLICY, PREDICTED_SEED = "rbcs-f", 2
 """Of run B and of its repeat."""
+
+
+def check_rounds(experiment: Experiment) -> None:
+    """See that every exchange ends with its round: only then cohorts and instants say it all.
+
+    Raises:
+        ExperimentError: Exchanges may outlive their rounds.
+    """
+    if experiment.round.goes_on:
+        key = "mode" if experiment.round.is_buffered else "late"
+        raise ExperimentError(
+            f"round.{key}: must be left out of a comparison, got "
+            f"{getattr(experiment.round, key)!r}: what a live run did can be imposed on a replay "
+            "only where each exchange ends with its round"
+        )
 
 
 def recorded(experiment: Experiment) -> Experiment:

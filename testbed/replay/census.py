@@ -33,7 +33,7 @@ class Census:
         rows = played.choice.rows
         new = rows[self._selected[rows] == 0]
         self._selected[rows] += 1
-        self._merged[rows[played.ended.is_merged]] += 1
+        self._merged[played.merged] += 1
         n, round_id = len(self._selected), played.choice.round
         settings = decisions.config.selection
         counted = self._selected if settings.counts == "selected" else self._merged

@@ -16,6 +16,7 @@ from coordinator.store.records import SelectionRow
 from testbed.replay.census import Census, Told
 from testbed.replay.play import Cohort, Played, Position
 from testbed.replay.record import chosen_rows, exchange_rows, round_row, score_rows
+from testbed.replay.under_way import UnderWay
 from testbed.replay.world import LastRound, World
 
 CHECKPOINT_S = 30.0
@@ -33,6 +34,8 @@ class Parts:
     decisions: Decisions
     world: World
     cohort: Cohort | None
+    under_way: UnderWay | None = None
+    """None where every exchange ends with its round."""
 
 
 class Keeper:
@@ -74,6 +77,8 @@ class Keeper:
         parts.world.load_state(state["world"])
         if parts.cohort is not None:
             parts.cohort.load_state(kept.model, state["cohort"])
+        if parts.under_way is not None:
+            parts.under_way.load_state(state["under_way"], state["now"])
         if self._census is not None:
             self._census.load_state(state["census"])
         self._spent_s = state["spent_s"]
@@ -131,6 +136,7 @@ class Keeper:
             "now": after.now,
             "is_selected": after.last.is_selected.tobytes(),
             "has_trained": after.last.has_trained.tobytes(),
+            "under_way": {} if parts.under_way is None else parts.under_way.to_state(),
             "census": {} if self._census is None else self._census.to_state(),
             "spent_s": self._wall_s(),
         }

@@ -1,13 +1,14 @@
 """The model of a replay: its cohorts really train, its rule merges, its fleet judges."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from coordinator.algorithms.aggregation.base import Report
+from coordinator.algorithms.aggregation.base import Accumulator, Report
 from coordinator.algorithms.arrays import Floats, Ints, Vector
 from coordinator.config import CoordinatorConfig
 from coordinator.decisions import Choice, Decisions
@@ -19,9 +20,12 @@ from testbed.replay.codings import Codings
 from testbed.replay.cohort.base import Job, Trainer
 from testbed.replay.cohort.choose import make_trainer
 from testbed.replay.cohort.ordered import free_cores
-from testbed.replay.play import Learned
+from testbed.replay.play import Learned, Vintage
 from testbed.replay.stage import Stage
 from wire.errors import EncodeError
+
+NOW = 0
+"""Number of the version where there is but one."""
 
 
 class Learning:
@@ -52,6 +56,8 @@ class Learning:
         self._codings = Codings(self._config.exchange, trainer.spec.layout)
         self._vector = self._codings.version(vector, None, decisions.encoding_stream(0))
         self._folder = folder
+        self._before: dict[int, Vector] = {}
+        """Earlier versions that somebody is still at work on, by number."""
         self.evaluate_s = 0.0
         """What the last evaluation took on this machine."""
 
@@ -63,8 +69,6 @@ class Learning:
     def train(self, choice: Choice, trained: Ints, merged: Ints) -> Learned:
         """Train a cohort from the model of now, and merge a part of it into the next one.
 
-        A device whose training diverges has no update and reports no loss.
-
         Args:
             choice: Of the round.
             trained: Rows that completed local training, ascending.
@@ -73,28 +77,76 @@ class Learning:
         Returns:
             What `trained` report, in their order.
         """
-        layout, round_id = self._trainer.spec.layout, choice.round
-        needs_loss = self._decisions.aggregator.needs_loss
-        rows = trained.tolist()
-        before = self.losses(rows) if needs_loss else None
-        learned = Learned.nothing(len(rows))
-        seeds = self._decisions.training_seeds(round_id, trained).tolist()
-        jobs = [Job(row, seed) for row, seed in zip(rows, seeds, strict=True)]
+        vintage = Vintage(
+            round=choice.round,
+            version=NOW,
+            rows=trained,
+            n_k=choice.n_k[trained],
+            is_merged=np.isin(trained, merged),
+        )
+        return self.train_vintages(choice.round, NOW, [vintage], ())[0]
+
+    def train_vintages(
+        self, round_id: int, version: int, vintages: Sequence[Vintage], needed: Collection[int]
+    ) -> list[Learned]:
+        """Train devices from models of now and of before, and merge a part into the next one.
+
+        An update of an earlier version enters the model of now as the rule for late ones says. A
+        device whose training diverges has no update and reports no loss.
+
+        Args:
+            round_id: The round that merges.
+            version: Number of the model of now.
+            vintages: Who has completed local training, by the round in which it was asked.
+            needed: Versions that others are still at work on.
+
+        Returns:
+            What each vintage reports.
+        """
+        layout = self._trainer.spec.layout
         accumulator = self._decisions.begin_merge(
             round_id,
             self._vector,
             layout.n_params,
             lambda: UpdateStore(self._folder, layout.n_values),
         )
-        is_merged, has_merged = np.isin(trained, merged), False
-        hyperparameters = self._config.training.hyperparameters(round_id)
-        for answer in self._trainer.train(self._vector, jobs, hyperparameters):
+        learned, has_merged = list[Learned](), False
+        for vintage in vintages:
+            base = self._vector if vintage.version == version else self._before[vintage.version]
+            take = partial(self._rebased, base=base, staleness=version - vintage.version)
+            learned.append(self._train(vintage, base, accumulator, take))
+            has_merged |= bool((vintage.is_merged & ~learned[-1].has_failed).any())
+        self._before = {old: self._before[old] for old in self._before if old in needed}
+        if has_merged:
+            if version in needed:
+                self._before[version] = self._vector
+            rng = self._decisions.encoding_stream(round_id)
+            merged_model = accumulator.finish().vector
+            self._vector = self._codings.version(merged_model, self._vector, rng)
+        return learned
+
+    def _train(
+        self,
+        vintage: Vintage,
+        base: Vector,
+        accumulator: Accumulator,
+        take: Callable[[Vector], Vector],
+    ) -> Learned:
+        """Train one vintage from `base`, shape (n_values,); merge its part as `take` leaves it."""
+        rows = vintage.rows.tolist()
+        needs_loss = self._decisions.aggregator.needs_loss
+        before = self._trainer.losses(base, rows) if needs_loss else None
+        learned = Learned.nothing(len(rows))
+        seeds = self._decisions.training_seeds(vintage.round, vintage.rows).tolist()
+        jobs = [Job(row, seed) for row, seed in zip(rows, seeds, strict=True)]
+        is_merged, n_k = vintage.is_merged, vintage.n_k
+        hyperparameters = self._config.training.hyperparameters(vintage.round)
+        for answer in self._trainer.train(base, jobs, hyperparameters):
             at = answer.at
-            row, n_k, model = rows[at], int(choice.n_k[rows[at]]), answer.vector
-            has_failed = bool(answer.problem)
+            row, model, has_failed = rows[at], answer.vector, bool(answer.problem)
             if is_merged[at] and not has_failed:
                 try:
-                    model = self._codings.update(row, jobs[at].seed, self._vector, model)
+                    model = self._codings.update(row, jobs[at].seed, base, model)
                 except EncodeError:
                     has_failed = True
             if has_failed:
@@ -104,13 +156,20 @@ class Learning:
             reported = answer.loss_train if loss_before is None else loss_before
             learned.losses[at] = np.nan if reported is None else reported
             if is_merged[at]:
-                has_merged = True
-                accumulator.add(Report(row, n_k, model, loss_before))
-        if has_merged:
-            rng = self._decisions.encoding_stream(round_id)
-            merged_model = accumulator.finish().vector
-            self._vector = self._codings.version(merged_model, self._vector, rng)
+                accumulator.add(Report(row, int(n_k[at]), take(model), loss_before))
         return learned
+
+    def _rebased(self, model: Vector, base: Vector, staleness: int) -> Vector:
+        """Return what an update of an earlier version makes of that of now."""
+        if not staleness:
+            return model
+        return self._decisions.lateness.rebased(
+            model,
+            base=base,
+            now=self._vector,
+            n_params=self._trainer.spec.layout.n_params,
+            staleness=staleness,
+        )
 
     def losses(self, rows: Sequence[int]) -> Floats:
         """Return F_k(w_t) of the model of now on the training data of each row, nats, shape (K,).
@@ -133,12 +192,17 @@ class Learning:
 
     def to_state(self) -> dict[str, Any]:
         """Return what a replay that goes on has to know beside the model."""
-        return {"owed": self._codings.to_state()}
+        before = [[version, vector.tobytes()] for version, vector in self._before.items()]
+        return {"owed": self._codings.to_state(), "before": before}
 
     def load_state(self, vector: Vector, state: dict[str, Any]) -> None:
         """Go on from the model of a checkpoint, shape (n_values,)."""
         self._vector = vector
         self._codings.load_state(state["owed"])
+        self._before = {
+            version: np.frombuffer(vector, dtype=np.float32).copy()
+            for version, vector in state["before"]
+        }
 
     def close(self) -> None:
         """Let all threads go."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.algorithms.arrays import Bools, Floats, Ints
+from testbed.replay.errand import Errand
 from testbed.replay.world import Ended, Exchanges, LastRound, Scene
 
 
@@ -157,6 +158,19 @@ class LinearWorld:
 
     def close(self, exchanges: Exchanges, rows: Ints, ended: Ended) -> None:
         """Nothing of a round outlives it but who trained."""
+
+    def upload_s(self, errand: Errand, granted_s: float) -> float:
+        """Return how long an update is on its way, whenever it is granted."""
+        return errand.upload_s
+
+    def on_pulled(self, errand: Errand) -> None:
+        """Nothing is learned on the way."""
+
+    def on_over(self, errand: Errand, at: float, upload_s: float | None) -> None:
+        """Nothing of an exchange outlives it but who trained."""
+
+    def on_version(self, rows: Ints, versions: Ints, version: int) -> None:
+        """Every version travels alike."""
 
     def to_state(self) -> dict[str, Any]:
         """Return nothing: a round follows from its number."""

@@ -169,6 +169,14 @@ class PhaseModel:
 
         return replace(found, **columns, upload=upload, gone_s=gone_s)
 
+    def upload_s(self, order: Order, heats: dict[int, Heat], granted_s: float) -> float | None:
+        """Return how long the upload of the first of a cohort takes that is granted later.
+
+        None where it always takes the same.
+        """
+        row = int(order.rows[0])
+        return self._walk(order, 0, row, heats).upload_s(granted_s) if self._moves(row) else None
+
     def _steadily(self, order: Order) -> Exchanges:
         rows, steady, sizes = order.rows, self.steady, self.sizes
         speed = self.speed(rows, steady.busy_cores[rows], steady.clock_ratio[rows])

@@ -4,7 +4,7 @@ It drives the decisions of the live coordinator, with devices that answer from a
 account, not a clock: nothing waits.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +14,8 @@ from coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from coordinator.config import RoundConfig
 from coordinator.decisions import Choice, Decisions, Observation
 from coordinator.ports import Score
+from coordinator.round import Exchange, Round, Stage
+from testbed.replay.errand import Errand
 from testbed.replay.settle import DONE, LATE, settle
 from testbed.replay.world import Ended, Exchanges, LastRound, Scene, World
 
@@ -34,6 +36,22 @@ class Learned:
         return cls(np.full(k, np.nan), np.zeros(k, dtype=np.bool_))
 
 
+@dataclass(frozen=True, slots=True)
+class Vintage:
+    """Devices that were asked in the same round, and so have trained the same version; (K,)."""
+
+    round: int
+    """In which they were asked."""
+    version: int
+    """Number of what they have trained."""
+    rows: Ints
+    """Ascending."""
+    n_k: Ints
+    """Training examples."""
+    is_merged: Bools
+    """Their updates enter the next model."""
+
+
 class Cohort(Protocol):
     """Really trains what a replay selects; without one only times are played."""
 
@@ -50,6 +68,22 @@ class Cohort(Protocol):
 
         Returns:
             What `trained` report, in their order.
+        """
+        ...
+
+    def train_vintages(
+        self, round_id: int, version: int, vintages: Sequence[Vintage], needed: Collection[int]
+    ) -> list[Learned]:
+        """Train devices from models of now and of before, and merge a part into the next one.
+
+        Args:
+            round_id: The round that merges.
+            version: Number of the model of now.
+            vintages: Who has completed local training, by the round in which it was asked.
+            needed: Versions that others are still at work on.
+
+        Returns:
+            What each vintage reports.
         """
         ...
 
@@ -91,6 +125,17 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """The coordinator's table at the end of a round whose exchanges may outlive it."""
+
+    table: Round
+    over: Sequence[Exchange]
+    """Those that came to their end in it, begun in it or before."""
+    errands: Mapping[tuple[str, int], Errand]
+    """What all in the table were on, by device and round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
     """One round that is over and learned from; columns of the cohort have shape (K,)."""
 
@@ -105,6 +150,17 @@ class Played:
     scores: Mapping[str, Score] | None
     """Of the model after the round; None if it was not evaluated."""
     after: Position
+    closed: Closed | None = None
+    """None where every exchange ends with its round."""
+
+    @property
+    def merged(self) -> Ints:
+        """Rows of the devices whose updates entered the model."""
+        if self.closed is None:
+            merged: Ints = self.choice.rows[self.ended.is_merged]
+            return merged
+        done = [int(x.device) for x in self.closed.over if x.stage is Stage.DONE]
+        return np.array(done, dtype=np.int64)
 
     @property
     def duration_s(self) -> float:

@@ -18,6 +18,7 @@ from testbed.emulation.tcp import waiting_s
 from testbed.emulation.timeline import LEAST_FREE_CORES
 from testbed.replay.chance import uniforms
 from testbed.replay.columns import Moving, Steady, Tracks
+from testbed.replay.errand import Errand
 from testbed.replay.phases import MESSAGES, Order, PhaseModel, Purpose, luck
 from testbed.replay.rates import MeasuredRates
 from testbed.replay.task import Sizes, Work
@@ -66,6 +67,8 @@ class ProfileWorld:
         self._down, self._up = MeasuredRates(down_bps), MeasuredRates(up_bps)
         self._heats = {row: Heat(thermal) for row, thermal in moving.thermal.items()}
         self._is_warm: Bools = np.zeros(n, dtype=np.bool_)
+        self._asked_in: Ints = np.full(n, -1, dtype=np.int64)
+        """The round in which each was asked last."""
         self._holds: Ints = np.full(n, -1, dtype=np.int64)
         self._version = 0
         self._now = 0.0
@@ -85,6 +88,7 @@ class ProfileWorld:
     def look(self, round_id: int, now: float, last: LastRound) -> Scene:
         """Return the fleet at the selection of a round."""
         self._now = now
+        self._is_warm &= last.has_trained | (self._asked_in >= round_id - 1)
         self._probe(now)
         age_s, is_heard = self._heard(now)
         told_at = np.maximum(now - age_s, 0.0)
@@ -103,18 +107,33 @@ class ProfileWorld:
 
     def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:
         """Return what the cohort does that is asked `now`, rows (K,)."""
-        jitters = bool(self._steady.jitter_s[rows].any())
-        factors, scores = luck(self._seed, round_id, rows, self._noise, jitters=jitters)
-        order = Order(
-            now=now,
-            rows=rows,
-            is_cold=~self._is_warm[rows],
-            is_packed=self._sizes.is_packed(self._holds[rows], self._version),
-            up_bps=self._up.bps()[rows],
-            luck=factors,
-            scores=scores,
-        )
-        return self._phases.exchanges(order, self._heats)
+        self._asked_in[rows] = round_id
+        return self._phases.exchanges(self._order(round_id, now, rows), self._heats)
+
+    def upload_s(self, errand: Errand, granted_s: float) -> float:
+        """Return how long an update is on its way that is granted so long after the order."""
+        row = np.array([errand.row], dtype=np.int64)
+        order = self._order(errand.round, errand.started_s, row)
+        found_s = self._phases.upload_s(order, self._heats, granted_s)
+        return errand.upload_s if found_s is None else found_s
+
+    def on_pulled(self, errand: Errand) -> None:
+        """Learn the rate of a link from the model's way down it."""
+        self._learn(self._down, errand, errand.bytes_down, errand.download_s, errand.pulled_at)
+
+    def on_over(self, errand: Errand, at: float, upload_s: float | None) -> None:
+        """Learn a rate from an update, stay warm if it was loaded, and heat up."""
+        if upload_s is not None:
+            self._learn(self._up, errand, errand.bytes_up, upload_s, at)
+        self._is_warm[errand.row] |= errand.started_s + errand.loaded_s <= at
+        until_s = min(errand.computed_s, at - errand.started_s)
+        rows, begun_s = np.array([errand.row]), np.array([errand.pulled_s])
+        self._heat_up(errand.started_s, rows, begun_s, np.array([until_s]))
+
+    def on_version(self, rows: Ints, versions: Ints, version: int) -> None:
+        """Count versions: who holds the one before can take its changes."""
+        self._holds[rows] = versions
+        self._version = version
 
     def close(self, exchanges: Exchanges, rows: Ints, ended: Ended) -> None:
         """Learn rates from transfers, stay warm or not, heat up, and count versions."""
@@ -135,7 +154,7 @@ class ProfileWorld:
         self._holds[rows[ended.has_trained]] = self._version
         self._version += bool(ended.is_merged.any())
         computed_s = loaded_s + exchanges.evaluate_s + exchanges.train_s
-        self._heat_up(rows, got_s, np.minimum(computed_s, end_s))
+        self._heat_up(now, rows, got_s, np.minimum(computed_s, end_s))
 
     def to_state(self) -> dict[str, Any]:
         """Return what the devices know of their links, how hot they are, and what they hold."""
@@ -144,6 +163,7 @@ class ProfileWorld:
             "up": self._up.to_state(),
             "heats": {str(row): [heat.now, heat.share] for row, heat in self._heats.items()},
             "is_warm": self._is_warm.tobytes(),
+            "asked_in": self._asked_in.tobytes(),
             "holds": self._holds.tobytes(),
             "version": self._version,
         }
@@ -155,8 +175,36 @@ class ProfileWorld:
         for row, (now, share) in state["heats"].items():
             self._heats[int(row)].now, self._heats[int(row)].share = now, share
         self._is_warm = np.frombuffer(state["is_warm"], dtype=np.bool_).copy()
+        self._asked_in = np.frombuffer(state["asked_in"], dtype=np.int64).copy()
         self._holds = np.frombuffer(state["holds"], dtype=np.int64).copy()
         self._version = state["version"]
+
+    def _order(self, round_id: int, now: float, rows: Ints) -> Order:
+        """Return what a cohort is asked `now`, rows (K,)."""
+        jitters = bool(self._steady.jitter_s[rows].any())
+        factors, scores = luck(self._seed, round_id, rows, self._noise, jitters=jitters)
+        return Order(
+            now=now,
+            rows=rows,
+            is_cold=~self._is_warm[rows],
+            is_packed=self._sizes.is_packed(self._holds[rows], self._version),
+            up_bps=self._up.bps()[rows],
+            luck=factors,
+            scores=scores,
+        )
+
+    def _learn(
+        self, rates: MeasuredRates, errand: Errand, size: int, took_s: float, at: float
+    ) -> None:
+        """Learn the rate of a link from one transfer that ended `at`."""
+        rows = np.array([errand.row], dtype=np.int64)
+        rates.on_transfers(
+            rows,
+            np.array([size]),
+            np.array([took_s]),
+            2.0 * self._steady.delay_s[rows],
+            np.array([at]),
+        )
 
     def _heard(self, now: float) -> tuple[Floats, Bools]:
         """Return the age of each device's last context, and whether it is known to be there.
@@ -229,11 +277,11 @@ class ProfileWorld:
             clock[row] = cooled.clock_ratio
         return clock
 
-    def _heat_up(self, rows: Ints, begun_s: Floats, over_s: Floats) -> None:
-        """Have the cohort heated up by what it has computed in this round."""
+    def _heat_up(self, start: float, rows: Ints, begun_s: Floats, over_s: Floats) -> None:
+        """Have devices heated up by what they have computed, each from `begun_s` after `start`."""
         for row, begun, over in zip(rows.tolist(), begun_s.tolist(), over_s.tolist(), strict=True):
             heat = self._heats.get(row)
             if heat is not None and begun < over:
                 steady = self._steady
-                heat.advance(self._now + begun, 0.0)
-                heat.advance(self._now + over, float(steady.threads[row] / steady.cores[row]))
+                heat.advance(start + begun, 0.0)
+                heat.advance(start + over, float(steady.threads[row] / steady.cores[row]))

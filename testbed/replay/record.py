@@ -18,16 +18,17 @@ from coordinator.store.records import (
     SelectionRow,
     TruthRow,
 )
+from testbed.replay.books import closed_row, over_rows
 from testbed.replay.linear import LinearLaw
 from testbed.replay.play import Played
-from testbed.replay.settle import CANCELLED, DONE, FAILED, GONE, LATE, LOST
+from testbed.replay.settle import CANCELLED, DIVERGED, DONE, FAILED, GONE, LATE, LOST
 
 WHY = {
     DONE: "",
     LATE: "no update within the deadline",
     LOST: GONE,
     CANCELLED: "enough updates had arrived",
-    FAILED: "training diverged; lower learning_rate or set clip_norm",
+    FAILED: DIVERGED,
 }
 
 
@@ -65,6 +66,8 @@ def linear_rows(row: int, name: str, group: str, law: LinearLaw, n_k: int) -> li
 
 def round_row(played: Played, decisions: Decisions, names: Sequence[str]) -> RoundRow:
     """Return the row of a round that is over and learned from."""
+    if played.closed is not None:
+        return closed_row(played, played.closed, decisions, names)
     choice, ended = played.choice, played.ended
     queues = decisions.selector.queues(len(names))
     tau_wall_s = np.where(ended.is_merged, played.tau_wall_s, -1.0)
@@ -98,7 +101,7 @@ def chosen_rows(
     played: Played, decisions: Decisions, names: Sequence[str], *, everybody: bool
 ) -> Columns[SelectionRow]:
     """Return who was chosen and why: a row for each device, or for each of the cohort."""
-    merged = {names[row] for row in played.choice.rows[played.ended.is_merged].tolist()}
+    merged = {names[row] for row in played.merged.tolist()}
     rows = None if everybody else played.choice.rows
     return selection_rows(played.choice, names, decisions, merged, rows)
 
@@ -117,8 +120,12 @@ def score_rows(played: Played, evaluate_s: float) -> list[Record]:
     return [*devices, *([] if metric is None else [metric])]
 
 
-def exchange_rows(played: Played, names: Sequence[str]) -> Columns[ExchangeRow]:
+def exchange_rows(
+    played: Played, names: Sequence[str]
+) -> Columns[ExchangeRow] | list[ExchangeRow]:
     """Return the exchanges of a round: of one that was not waited for, what was known before."""
+    if played.closed is not None:
+        return over_rows(played.closed, names)
     choice, scene, exchanges, ended = played.choice, played.scene, played.exchanges, played.ended
     rows, is_done = choice.rows, ended.is_done
     zeros_s = np.zeros(len(rows))

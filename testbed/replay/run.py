@@ -1,6 +1,6 @@
 """A whole replay: a world from an experiment, its rounds, and the store that keeps them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -11,9 +11,11 @@ from coordinator.store.records import EventRow
 from testbed.experiment import Experiment
 from testbed.promise import broken_promise
 from testbed.replay.keep import CHECKPOINT_S, LISTED, Keeper, Parts
+from testbed.replay.lasting import play_lasting
 from testbed.replay.learning import make_learning
-from testbed.replay.play import Played, play
+from testbed.replay.play import Played, Position, play
 from testbed.replay.stage import Stage, stage_of
+from testbed.replay.under_way import Lasting, UnderWay
 
 
 def replay_experiment(
@@ -63,7 +65,8 @@ def replay_stage(
     experiment, decisions = stage.experiment, stage.decisions
     learning = make_learning(stage, folder, threads) if experiment.trains_in_replay else None
     store = _open_store(experiment, folder, run_id, len(stage.names))
-    parts = Parts(decisions, stage.world, learning)
+    under_way = make_under_way(stage) if experiment.round.goes_on else None
+    parts = Parts(decisions, stage.world, learning, under_way)
     keeper = Keeper(store, stage.names, parts, checkpoint_s, stage.told)
     rounds = 0
     try:
@@ -75,8 +78,7 @@ def replay_stage(
         promise = broken_promise(experiment)
         if promise is not None and at.round == 0:
             store.add(_warning("infeasible", promise))
-        rules, last = experiment.round, experiment.rounds
-        for played in play(decisions, stage.world, rules, last, cohort=learning, start=at):
+        for played in _rounds(stage, parts, at):
             keeper.keep(played)
             listener(played)
             rounds += 1
@@ -93,6 +95,22 @@ def replay_stage(
             learning.close()
         store.close()
     return rounds
+
+
+def make_under_way(stage: Stage) -> UnderWay:
+    """Return the exchanges of a stage whose rounds do not end them: none yet."""
+    assert isinstance(stage.world, Lasting), "only a world that imitates a live run is none"
+    return UnderWay(stage.experiment.coordinator(), stage.world)
+
+
+def _rounds(stage: Stage, parts: Parts, start: Position) -> Iterator[Played]:
+    """Play the rounds of an experiment, from `start` on."""
+    experiment, under_way, cohort = stage.experiment, parts.under_way, parts.cohort
+    decisions, last = parts.decisions, experiment.rounds
+    if under_way is None:
+        yield from play(decisions, parts.world, experiment.round, last, cohort=cohort, start=start)
+    else:
+        yield from play_lasting(decisions, under_way, last, cohort=cohort, start=start)
 
 
 def _warning(kind: str, text: str) -> EventRow:

@@ -39,6 +39,9 @@ CANCELLED, FAILED = Stage.CANCELLED.value, Stage.FAILED.value
 GONE = "the device was gone for too long"
 """Why an exchange is lost."""
 
+DIVERGED = "training diverged; lower learning_rate or set clip_norm"
+"""Why an exchange has failed."""
+
 _NO_PHASES = Phases(
     download_s=0.0, load_s=0.0, evaluate_s=0.0, train_s=0.0, train_cpu_s=0.0, encode_s=0.0
 )

@@ -78,12 +78,6 @@ def stage_of(experiment: Experiment) -> Stage:
             "fleet: a replay needs devices, got none; add [[fleet]] with a profile, a sample or "
             'model = "linear"'
         )
-    if experiment.round.goes_on:
-        key = "mode" if experiment.round.is_buffered else "late"
-        raise ExperimentError(
-            f"round.{key}: must be left out for a replay, got {getattr(experiment.round, key)!r}: "
-            "a replay ends every exchange with its round; fairbed run plays it"
-        )
     if all(group.model is None for group in experiment.fleet):
         return _profile_stage(experiment)
     return _linear_stage(experiment)
@@ -205,7 +199,7 @@ def _world(
         ),
         seed=experiment.seed_for("traces"),
         noise=experiment.replay.noise,
-        deadline_s=experiment.round.deadline_s,
+        deadline_s=experiment.round.patience_s or experiment.round.deadline_s,
     )
     return world, decisions
 

@@ -4,8 +4,8 @@ A world keeps columns, one row a device, not objects: N may be a million. Times 
 virtual clock; what happens within a round counts from its dispatch.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -112,11 +112,30 @@ class Exchanges:
     """Mini-batches."""
 
     @property
+    def until_gone_s(self) -> Floats:
+        """When the coordinator gives each up because it is away, shape (K,); `inf` is never."""
+        return np.full(len(self.was_cold), np.inf) if self.gone_s is None else self.gone_s
+
+    @property
     def ready_s(self) -> Floats:
         """When each offers its update, shape (K,)."""
         loaded_s = self.signal_s + self.download_s + self.load_s
         ready_s: Floats = loaded_s + self.evaluate_s + self.train_s + self.encode_s
         return ready_s
+
+
+def joined(parts: Sequence[Exchanges]) -> Exchanges:
+    """Return what several cohorts do, one after the other, as of one; without `upload`."""
+    if len(parts) == 1:
+        return replace(parts[0], upload=None)
+    columns: dict[str, Any] = {"codec_up": parts[0].codec_up, "upload": None, "gone_s": None}
+    columns["codec_down"] = tuple(codec for part in parts for codec in part.codec_down)
+    if any(part.gone_s is not None for part in parts):
+        columns["gone_s"] = np.concatenate([part.until_gone_s for part in parts])
+    for one in fields(Exchanges):
+        if one.name not in columns:
+            columns[one.name] = np.concatenate([getattr(part, one.name) for part in parts])
+    return Exchanges(**columns)
 
 
 class World(Protocol):

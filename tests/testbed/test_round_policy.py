@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from testbed.experiment import Experiment, ExperimentError, parse_experiment
-from testbed.replay.stage import stage_of
 
 
 def experiment(**sections: Any) -> Experiment:
@@ -76,15 +75,3 @@ def test_what_makes_no_sense_is_one_line(sections: dict[str, Any], rule: str) ->
         experiment(**sections)
     assert rule in str(told.value)
     assert len(str(told.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "rule"),
-    [
-        ({"mode": "async"}, "round.mode: must be left out for a replay, got 'async'"),
-        ({"late": "merge"}, "round.late: must be left out for a replay, got 'merge'"),
-    ],
-)
-def test_a_replay_says_what_it_cannot_play(settings: dict[str, Any], rule: str) -> None:
-    with pytest.raises(ExperimentError, match=rule):
-        stage_of(experiment(round=settings))

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-from testbed.experiment import Experiment, load_experiment, parse_experiment
+import pytest
+
+from testbed.experiment import Experiment, ExperimentError, load_experiment, parse_experiment
+from testbed.live_replay.comparison import compare_live_replay
 from testbed.live_replay.experiments import predicted, recorded
 
 RAW = {
@@ -46,3 +49,13 @@ def test_both_can_be_written_down_and_read(tmp_path: Path) -> None:
         file = tmp_path / f"{run.name}.toml"
         file.write_text(run.resolved_toml(), encoding="utf-8")
         assert load_experiment(file).hash() == run.hash()
+
+
+@pytest.mark.parametrize(("key", "value"), [("late", "merge"), ("mode", "async")])
+def test_rounds_that_do_not_end_their_exchanges_are_refused_before_anything_runs(
+    tmp_path: Path, key: str, value: str
+) -> None:
+    experiment = parse_experiment(RAW | {"round": {key: value}}, "test")
+    with pytest.raises(ExperimentError, match=f"round.{key}: must be left out of a comparison"):
+        compare_live_replay(experiment, tmp_path / "all", print)
+    assert not (tmp_path / "all").exists()

@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from testbed.experiment import Experiment, parse_experiment
+from testbed.replay.lasting import play_lasting
 from testbed.replay.play import Played, play
+from testbed.replay.run import make_under_way
 from testbed.replay.stage import Stage, stage_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -41,4 +43,18 @@ def played(of: Experiment, rounds: int | None = None) -> tuple[Stage, list[Playe
     """Return the stage of an experiment, and its rounds."""
     stage = stage_of(of)
     last = rounds or of.rounds
+    if of.round.goes_on:
+        return stage, list(play_lasting(stage.decisions, make_under_way(stage), last))
     return stage, list(play(stage.decisions, stage.world, of.round, last))
+
+
+def seconds(s: float, count: int = 1) -> dict[str, Any]:
+    """Return a linear group whose exchanges take that long, always."""
+    return {
+        "model": "linear",
+        "theta": [s, 0.0, 0.0],
+        "mu": [1.0, 1.0],
+        "availability": 1.0,
+        "noise": 0.0,
+        "count": count,
+    }

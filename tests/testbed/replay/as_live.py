@@ -1,0 +1,114 @@
+"""One small fleet live, in real time with real agents, and on the virtual clock."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from coordinator.algorithms.arrays import Ints, Vector
+from coordinator.config import CoordinatorConfig
+from coordinator.decisions import Decisions, make_decisions
+from coordinator.store.records import ExchangeRow, RoundRow
+from coordinator.task.catalogue import initial_vector
+from testbed.replay.books import closed_row, over_rows
+from testbed.replay.cohort.devices import DeviceTrainer
+from testbed.replay.cohort.shards import Shards
+from testbed.replay.lasting import play_lasting
+from testbed.replay.learning import Learning
+from testbed.replay.linear import LinearLaw, LinearWorld
+from testbed.replay.under_way import UnderWay
+from tests.coordinator import lab as live
+from tests.coordinator.lab import ARTIFACT, EXAMPLES, NAMES, Lab, NormEvaluator
+from tests.coordinator.stragglers import Stroll
+from wire.tensors import vector_to_bytes
+
+
+class Story:
+    """What became of a run: its rounds, its exchanges, and the model after each round."""
+
+    def __init__(self, rounds: Sequence[RoundRow], exchanges: Sequence[ExchangeRow]) -> None:
+        self.rounds = [
+            (r.round, r.status, r.selected, r.aggregated, r.merged_late, r.dropped_late)
+            for r in rounds
+        ]
+        self.exchanges = sorted(
+            (x.round, x.device, x.outcome, x.why, x.staleness or 0, x.merged_round or 0, x.was_cold)
+            for x in exchanges
+        )
+        self.models = [r.model_sha256 for r in rounds]
+
+
+def names_and_shards() -> live.Shards:
+    """Return the data of the fleet, which follows from the order of its names."""
+    shards = live.Shards()
+    for name in NAMES:
+        shards.shard(name)
+    return shards
+
+
+async def played_live(folder: Path, config: CoordinatorConfig, train_s: Sequence[float]) -> Lab:
+    """Run an experiment with agents that train for so long."""
+    async with live.lab(folder, agents=0) as place:
+        place.roster = NAMES
+        place.shards = names_and_shards()
+        for name, seconds in zip(NAMES, train_s, strict=True):
+            place.start_agent(name, host=Stroll(seconds).host())
+        assert await place.run(config) == "done"
+    return place
+
+
+class _Whole:
+    """The same data, by row."""
+
+    def __init__(self) -> None:
+        self._shards = names_and_shards()
+
+    def whole(self, device: int) -> tuple[Vector | Ints, Ints]:
+        shard = self._shards.shard(NAMES[device])
+        assert shard is not None
+        return shard.arrays()
+
+
+def a_learning(decisions: Decisions, folder: Path) -> Learning:
+    """Return the model of the fleet, trained by the devices' own engine."""
+    trainer = DeviceTrainer(ARTIFACT, cast(Shards, _Whole()))
+    vector = initial_vector(ARTIFACT.spec, decisions.config.seed_init)
+    folder.mkdir(parents=True, exist_ok=True)
+    return Learning(decisions, trainer, NormEvaluator(), vector, folder)
+
+
+def a_world(train_s: Sequence[float]) -> LinearWorld:
+    """Return devices that train for so long, and do nothing else that takes time."""
+    laws = [
+        LinearLaw(
+            theta=(seconds, 0.0, 0.0),
+            mu=(1.0, 1.0),
+            bandwidth_bps=(1e9, 1e9),
+            availability=1.0,
+            noise=0.0,
+        )
+        for seconds in train_s
+    ]
+    return LinearWorld(laws, 1.0, 0, np.full(len(laws), EXAMPLES, dtype=np.int64))
+
+
+def replayed(folder: Path, config: CoordinatorConfig, train_s: Sequence[float]) -> Story:
+    """Replay rounds whose exchanges may outlive them."""
+    decisions = make_decisions(config)
+    learning, under_way = a_learning(decisions, folder), UnderWay(config, a_world(train_s))
+    rounds, exchanges, models = [], dict[tuple[int, str], ExchangeRow](), []
+    for played in play_lasting(decisions, under_way, config.rounds, cohort=learning):
+        assert played.closed is not None
+        rounds.append(closed_row(played, played.closed, decisions, NAMES))
+        exchanges |= {(x.round, x.device): x for x in over_rows(played.closed, NAMES)}
+        models.append(hash_of(learning.vector))
+    story = Story(rounds, list(exchanges.values()))
+    story.models = models
+    return story
+
+
+def hash_of(vector: Vector) -> str:
+    """Return the hash that a coordinator announces a model by."""
+    return hashlib.sha256(vector_to_bytes(vector)).hexdigest()
