@@ -102,6 +102,7 @@ class Round:
         self._tally = Tally(self.id)
         self._deadlines = Deadlines(self.deadline_s, self.patience_s)
         for x in self.carried.values():
+            self._dispatched = max(self._dispatched, x.number + 1)
             self._take_in(x)
 
     def begin(self, now: float) -> None:

@@ -26,6 +26,7 @@ from device_agent.examples import ExampleSource
 from device_agent.host import Host, Meter, Section
 from device_agent.job import Inquiry, Job, Told, Trained
 from device_agent.lifecycle import Event
+from device_agent.sample import drawn
 from device_agent.stopwatch import Stopwatch
 from device_agent.trainer import TrainingDiverged
 from wire.artifact import Artifact, TaskSpec, decode_artifact
@@ -289,11 +290,8 @@ class Worker:
         with self._section("load", should_stop) as meter:
             warm = self._loaded(task, meter)
         watch.lap("load")
-        x, y = warm.x, warm.y
-        if ask.examples is not None and ask.examples < len(y):
-            rng = np.random.Generator(np.random.PCG64(ask.seed))
-            drawn = np.sort(rng.choice(len(y), ask.examples, replace=False))
-            x, y = x[drawn], y[drawn]
+        picked = drawn(len(warm.y), ask.examples, ask.seed)
+        x, y = warm.x[picked], warm.y[picked]
         with self._section("evaluate", should_stop) as meter:
             loss, _ = trainer.evaluate(warm.engine, vector, x, y, meter)
         watch.lap("evaluate")

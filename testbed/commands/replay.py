@@ -6,7 +6,6 @@ import time
 
 import msgspec
 
-from coordinator.algorithms.selection.base import Asking
 from coordinator.algorithms.selection.guarded import PluginError
 from coordinator.store import RunReader, StoreError
 from coordinator.store.connection import DATABASE
@@ -39,12 +38,7 @@ def main(options: argparse.Namespace) -> int:
         is_new = not (folder / DATABASE).exists()
         if is_new and options.out is not None:
             check_new(folder)
-        if isinstance(selector_of(experiment), Asking):
-            raise UsageError(
-                "selection: a policy that asks devices for the loss of the model must be run live, "
-                f"got {experiment.selection.policy!r} in a replay; "
-                'use variant = "rpow-d", or fairbed run'
-            )
+        selector_of(experiment)
         stage = stage_of(experiment)
         if not is_new:
             check_resumable(folder, stage.experiment, is_named=named is not None, clock="virtual")

@@ -27,23 +27,26 @@ def closed_row(
     played: Played, closed: Closed, decisions: Decisions, names: Sequence[str]
 ) -> RoundRow:
     """Return the row of a round that is over and learned from."""
-    began_s, ended_s = played.started_s, played.after.now
+    dispatched_s, ended_s = played.dispatched_s, played.after.now
     row = live_row(
         closed.table,
         closed.over,
-        began_s,
+        dispatched_s,
         ended_s,
         ended_s,
         is_available=played.choice.is_available,
         queues=decisions.selector.queues(len(names)),
         lag_p99_s=0.0,
-        bytes_down=sum(_bytes_down(x, _errand(closed, x)) for x in closed.over),
+        bytes_down=sum(_bytes_down(x, _errand(closed, x)) for x in closed.over)
+        + played.asked_bytes,
         other_bytes=(0, 0),
         model_sha256="",
         coordinator_encode_s=None,
+        ask_s=played.asked_s,
     )
     slowest = None if row.slowest is None else names[int(row.slowest)]
-    return replace(row, tau_max_s=row.duration_s, close_s=0.0, slowest=slowest)
+    tau_max_s = row.duration_s - row.ask_s
+    return replace(row, tau_max_s=tau_max_s, close_s=0.0, slowest=slowest)
 
 
 def over_rows(closed: Closed, names: Sequence[str]) -> list[ExchangeRow]:

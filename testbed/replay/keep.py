@@ -14,7 +14,8 @@ from coordinator.store import Store
 from coordinator.store.columns import Columns
 from coordinator.store.records import SelectionRow
 from testbed.replay.census import Census, Told
-from testbed.replay.play import Cohort, Played, Position
+from testbed.replay.learned import Cohort
+from testbed.replay.play import Played, Position
 from testbed.replay.record import chosen_rows, exchange_rows, round_row, score_rows
 from testbed.replay.under_way import UnderWay
 from testbed.replay.world import LastRound, World
@@ -97,6 +98,9 @@ class Keeper:
         if self._lists_all:
             for fleet_row in fleet_rows(played.choice):
                 store.add(fleet_row)
+        if played.inquired is not None:
+            for ask_row in played.inquired.named(self._names):
+                store.add(ask_row)
         if self._census is not None:
             for record in self._census.count(played, self._parts.decisions):
                 store.add(record)

@@ -15,8 +15,10 @@ from coordinator.accounting import observation
 from coordinator.algorithms.arrays import Floats
 from coordinator.decisions import Choice, Decisions
 from coordinator.round import Exchange, Stage
+from testbed.replay.asking import Inquired, inquire
 from testbed.replay.errand import errands_of
-from testbed.replay.play import Closed, Cohort, Played, Position, Vintage
+from testbed.replay.learned import Cohort, Vintage
+from testbed.replay.play import Closed, Played, Position
 from testbed.replay.settle import DIVERGED
 from testbed.replay.under_way import Lasting, UnderWay
 from testbed.replay.world import Ended, Exchanges, LastRound, Scene, joined
@@ -45,11 +47,11 @@ def play_lasting(
     world = under_way.world
     at = start or Position.start(len(world))
     while at.round < rounds:
-        opened = _Opened(decisions, world, under_way, at.round + 1, at.last)
+        opened = _Opened(decisions, world, under_way, at.round + 1, at.last, cohort)
         opened.play()
         if opened.id == rounds:
             under_way.give_up(OVER)
-        played = opened.close(cohort)
+        played = opened.close()
         at = played.after
         yield played
 
@@ -64,7 +66,9 @@ class _Opened:
     id: int
     last: LastRound
     """Of the devices as they are chosen: who is through with an earlier version has trained."""
+    cohort: Cohort | None
     begun: float = field(init=False)
+    inquired: Inquired | None = None
     scene: Scene = field(init=False)
     """Of the first choice."""
     choice: Choice = field(init=False)
@@ -83,9 +87,9 @@ class _Opened:
         else:
             self._play_sync()
 
-    def close(self, cohort: Cohort | None) -> Played:
+    def close(self) -> Played:
         """Merge, learn and hand over what goes on."""
-        over, table = self.under_way.over(), self.under_way.table
+        over, table, cohort = self.under_way.over(), self.under_way.table, self.cohort
         if cohort is not None:
             self._train(cohort, over)
         merged = [x for x in over if x.stage is Stage.DONE]
@@ -115,35 +119,54 @@ class _Opened:
             scores=None if cohort is None else cohort.evaluate(self.id),
             after=Position(self.id, self.under_way.now, last),
             closed=Closed(table=table, over=over, errands=errands),
+            inquired=self.inquired,
         )
 
     def _play_sync(self) -> None:
+        self._inquire()
         self._choose(self.scene, None)
         if not self.choice.rows.size:
             self._wait_for_anybody()
         while not self.under_way.table.is_over:
             self.under_way.step(np.inf)
 
+    def _inquire(self) -> None:
+        """Ask before the selection, if the selector wants to know; what goes on goes on."""
+        now = self.under_way.now
+        self.inquired = inquire(self.decisions, self.world, self.scene, self.id, now, self.cohort)
+        if self.inquired is not None:
+            while self.under_way.step(now + self.inquired.lasted_s):
+                pass
+            self.scene = self._look()
+
     def _play_buffered(self) -> None:
         """Play until enough updates have come; whenever a device is through, choose another."""
         config, table = self.decisions.config, self.under_way.table
         table.begin(self.begun)
-        free, pick = config.asked - table.open_count, 0
-        self._choose(self.scene, free)
+        self._choose(self.scene, config.asked - table.open_count)
+        picks = 0
         while not table.is_over:
-            free = config.asked - table.open_count
-            look_at = self.under_way.now + config.round.void_wait_s if free > 0 else np.inf
-            self.under_way.step(look_at)
-            if table.is_over:
-                break
-            self._release()
-            free = config.asked - table.open_count
-            scene = self._look() if free > 0 else None
-            if scene is not None and scene.is_available.any():
-                pick += 1
-                self._choose(scene, free, pick)
+            picks += self._refill(picks + 1)
         if table.is_void:
             self.under_way.step(self.under_way.now + config.round.void_wait_s)
+
+    def _refill(self, pick: int) -> bool:
+        """Wait for what happens next; choose for the free places then, and tell whether it did.
+
+        Where there are some, it looks for new devices every `void_wait_s` even if nothing happens.
+        """
+        config, table = self.decisions.config, self.under_way.table
+        waits_s = config.round.void_wait_s if table.open_count < config.asked else np.inf
+        self.under_way.step(self.under_way.now + waits_s)
+        if table.is_over:
+            return False
+        self._release()
+        free = config.asked - table.open_count
+        scene = self._look() if free > 0 else None
+        if scene is None or not scene.is_available.any():
+            return False
+        self._choose(scene, free, pick)
+        return True
 
     def _wait_for_anybody(self) -> None:
         """Wait until somebody is there, or until a late exchange is over, but not for ever."""
@@ -172,12 +195,13 @@ class _Opened:
             world.transfer_bits,
             now,
             known_s=scene.known_s,
+            answers=None if self.inquired is None else self.inquired.answers,
             asked=count,
             pick=pick,
         )
         exchanges = world.exchange(self.id, now, choice.rows)
         self.under_way.ask(errands_of(exchanges, choice, scene, now))
-        self.choice = self.choice.joined(choice) if pick else choice
+        self.choice = _joined(self.choice, choice) if pick else choice
         self.exchanges.append(exchanges)
 
     def _release(self) -> None:
@@ -225,16 +249,27 @@ class _Opened:
     def _ended(self, own: Sequence[Exchange]) -> Ended:
         """Return how the exchanges that were begun in this round stand now."""
         now = self.under_way.now
+        lasted_s = 0.0 if self.inquired is None else self.inquired.lasted_s
         has_trained = [self.under_way.has_trained(x) for x in own]
         uploaded_s = [np.nan if x.upload_s is None else x.upload_s for x in own]
         return Ended(
             outcome=tuple(Stage.LATE.value if x.goes_on else x.stage.value for x in own),
-            end_s=now - self.begun,
+            end_s=now - self.begun - lasted_s,
             queued_s=np.array([x.queued_s(now) for x in own], dtype=np.float64),
             upload_s=np.array(uploaded_s, dtype=np.float64),
             has_trained=np.array(has_trained, dtype=np.bool_),
             is_merged=np.array([x.stage is Stage.DONE for x in own], dtype=np.bool_),
         )
+
+
+def _joined(earlier: Choice, later: Choice) -> Choice:
+    """Return two choices of a round as one, each with what was known of its own devices."""
+    both = earlier.joined(later)
+    if earlier.known_s is None or later.known_s is None:
+        return both
+    known_s = later.known_s.copy()
+    known_s[earlier.rows] = earlier.known_s[earlier.rows]
+    return replace(both, known_s=known_s)
 
 
 def _losses(own: Sequence[Exchange]) -> Floats:

@@ -16,11 +16,13 @@ from coordinator.ports import Evaluator, Score
 from coordinator.task.catalogue import initial_vector, load_task
 from coordinator.update_store import UpdateStore
 from testbed.evaluation import FleetEvaluator
+from testbed.replay.batch_losses import BatchLosses
 from testbed.replay.codings import Codings
 from testbed.replay.cohort.base import Job, Trainer
 from testbed.replay.cohort.choose import make_trainer
 from testbed.replay.cohort.ordered import free_cores
-from testbed.replay.play import Learned, Vintage
+from testbed.replay.cohort.shards import Shards
+from testbed.replay.learned import Learned, Vintage
 from testbed.replay.stage import Stage
 from wire.errors import EncodeError
 
@@ -29,7 +31,7 @@ NOW = 0
 
 
 class Learning:
-    """What a replay's devices learn; a `testbed.replay.play.Cohort`.
+    """What a replay's devices learn; a `testbed.replay.learned.Cohort`.
 
     Row n of the fleet holds shard n. Nothing here depends on the number of threads.
 
@@ -39,6 +41,8 @@ class Learning:
         evaluator: Judges the model.
         vector: The model before round 1, shape (n_values,).
         folder: Where the models of a round lie for a rule that needs all of them at once.
+        batch_losses: Knows what devices find that are asked for the loss of a mini-batch; None
+            where nobody is.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class Learning:
         evaluator: Evaluator,
         vector: Vector,
         folder: Path,
+        batch_losses: BatchLosses | None = None,
     ) -> None:
         self._decisions = decisions
         self._config: CoordinatorConfig = decisions.config
@@ -56,6 +61,7 @@ class Learning:
         self._codings = Codings(self._config.exchange, trainer.spec.layout)
         self._vector = self._codings.version(vector, None, decisions.encoding_stream(0))
         self._folder = folder
+        self._batch_losses = batch_losses
         self._before: dict[int, Vector] = {}
         """Earlier versions that somebody is still at work on, by number."""
         self.evaluate_s = 0.0
@@ -178,6 +184,19 @@ class Learning:
         """
         return self._trainer.losses(self._vector, rows)
 
+    def asked(self, round_id: int, rows: Ints, examples: int | None) -> Floats:
+        """Return what devices find that are asked in a round, nats, shape (K,).
+
+        Infinite where it is not finite; `examples` is the size of the mini-batch that each draws,
+        None its whole training set.
+        """
+        devices = rows.tolist()
+        if examples is None:
+            return self.losses(devices)
+        seeds = [self._decisions.asking_seed(round_id, row) for row in devices]
+        assert self._batch_losses is not None, "nobody said what mini-batches have"
+        return self._batch_losses.of(self._vector, devices, seeds, examples)
+
     def evaluate(self, round_id: int) -> Mapping[str, Score] | None:
         """Return what the model of now scores on each device's held-out data, by name.
 
@@ -231,4 +250,5 @@ def make_learning(stage: Stage, folder: Path, threads: int | None = None) -> Lea
     trainer = make_trainer(artifact, data, experiment.replay.engine, threads)
     evaluator = FleetEvaluator(data, artifact, threads=threads)
     vector = initial_vector(artifact.spec, experiment.seed_for("init"))
-    return Learning(stage.decisions, trainer, evaluator, vector, folder)
+    batches = BatchLosses(artifact, Shards(data, artifact.spec.x_shape))
+    return Learning(stage.decisions, trainer, evaluator, vector, folder, batches)

@@ -2,6 +2,9 @@
 
     tau_{t,n} = c_{t,n} . theta_n (1 + e),   c = [1/mu, s, M/B],   e uniform in +- noise
 
+A question before a selection takes a cold start, if the device is cold, and a part of training:
+a pass forward over the data is one third of a pass that learns from them.
+
 with mu, B and availability drawn anew for every device in every round. A round of the world depends
 on its number and the seed alone, not on who was selected: policies that are compared share it.
 """
@@ -57,6 +60,7 @@ class LinearWorld:
         update_bits: Size M of an update, bits.
         seed: Of all chance.
         examples: n_k of each device, shape (N,); None is one each, where nothing is trained.
+        answer_ratio: What finding the loss that a selection asks for takes, of training.
     """
 
     slots: int | None = None
@@ -68,6 +72,7 @@ class LinearWorld:
         update_bits: float,
         seed: int,
         examples: Ints | None = None,
+        answer_ratio: Floats | float = 0.0,
     ) -> None:
         self.update_bits, self._seed = update_bits, seed
         self._examples = np.ones(len(laws), dtype=np.int64) if examples is None else examples
@@ -86,6 +91,9 @@ class LinearWorld:
         self._expected_s: Floats = np.zeros((0, 3))
         self._deviation: Floats = np.zeros(0)
         self._is_cold: Bools = np.zeros(0, dtype=np.bool_)
+        self._answer_ratio: Floats = np.broadcast_to(answer_ratio, len(laws)).astype(np.float64)
+        self._has_model: Bools = np.zeros(len(laws), dtype=np.bool_)
+        """Who has answered the question of this round, and so is not cold any more."""
 
     def __len__(self) -> int:
         """Return the number of devices, N."""
@@ -119,7 +127,7 @@ class LinearWorld:
 
     def look(self, round_id: int, now: float, last: LastRound) -> Scene:
         """Return the fleet at the selection of a round."""
-        weather, is_cold = self.weather(round_id), last.is_cold
+        weather, is_cold = self.weather(round_id), last.is_cold & ~self._has_model
         self._expected_s = self.parts_s(weather, is_cold)
         self._deviation, self._is_cold = weather.deviation, is_cold
         return Scene(
@@ -137,12 +145,30 @@ class LinearWorld:
     def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:
         """Return the times of a cohort: training, cold start and transfer, as chance has them."""
         train_s, load_s, upload_s = (self._expected_s[rows] * self._deviation[rows, None]).T
+        return self._exchanges(rows, load_s, np.zeros(len(rows)), train_s, upload_s)
+
+    def question(self, round_id: int, now: float, rows: Ints) -> Exchanges:
+        """Return what devices do that are asked for the loss of the model, rows (K,)."""
+        train_s, load_s, _ = (self._expected_s[rows] * self._deviation[rows, None]).T
+        zero_s = np.zeros(len(rows))
+        return self._exchanges(rows, load_s, train_s * self._answer_ratio[rows], zero_s, zero_s)
+
+    def on_answers(
+        self, now: float, asked: Exchanges, rows: Ints, over_s: Floats, answered: Bools
+    ) -> None:
+        """Remember who is warm."""
+        self._has_model[rows] = answered
+
+    def _exchanges(
+        self, rows: Ints, load_s: Floats, evaluate_s: Floats, train_s: Floats, upload_s: Floats
+    ) -> Exchanges:
+        """Return exchanges of these phases; there are no others, columns of shape (K,)."""
         zero_s, zero = np.zeros(len(rows)), np.zeros(len(rows), dtype=np.int64)
         return Exchanges(
             signal_s=zero_s,
             download_s=zero_s,
             load_s=load_s,
-            evaluate_s=zero_s,
+            evaluate_s=evaluate_s,
             train_s=train_s,
             encode_s=zero_s,
             upload_s=upload_s,
@@ -158,6 +184,7 @@ class LinearWorld:
 
     def close(self, exchanges: Exchanges, rows: Ints, ended: Ended) -> None:
         """Nothing of a round outlives it but who trained."""
+        self._has_model[:] = False
 
     def upload_s(self, errand: Errand, granted_s: float) -> float:
         """Return how long an update is on its way, whenever it is granted."""
@@ -170,7 +197,8 @@ class LinearWorld:
         """Nothing of an exchange outlives it but who trained."""
 
     def on_version(self, rows: Ints, versions: Ints, version: int) -> None:
-        """Every version travels alike."""
+        """Every version travels alike; the answers of the round before are old."""
+        self._has_model[:] = False
 
     def to_state(self) -> dict[str, Any]:
         """Return nothing: a round follows from its number."""

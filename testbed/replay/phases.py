@@ -41,6 +41,8 @@ class Purpose(IntEnum):
     DELAY = 12
     """Of `MESSAGES` messages: this and the next even numbers."""
     STAY = 24
+    QUESTION = 26
+    """Of the messages of a question, as of `DELAY`."""
 
 
 TRAIN, ASK, MODEL, OFFER, GRANT, UPDATE = range(6)
@@ -58,6 +60,8 @@ class Order:
     is_cold: Bools
     is_packed: Bools
     """The model comes packed."""
+    has_model: Bools
+    """It came with a question before."""
     up_bps: Floats
     """As the devices know it: they cut their updates by it."""
     luck: Floats
@@ -67,16 +71,26 @@ class Order:
 
 
 def luck(
-    seed: int, round_id: int, rows: Ints, noise: float, *, jitters: bool = True
+    seed: int,
+    round_id: int,
+    rows: Ints,
+    noise: float,
+    *,
+    jitters: bool = True,
+    delays: Purpose = Purpose.DELAY,
 ) -> tuple[Floats, Floats]:
-    """Return `Order.luck` and `Order.scores` of a cohort; scores are 0 where nothing jitters."""
+    """Return `Order.luck` and `Order.scores` of a cohort; scores are 0 where nothing jitters.
+
+    A question has the luck of the exchange that follows, which does not repeat its phases, but for
+    the `delays` of its messages.
+    """
     factors = np.ones((5, len(rows)))
     if noise > 0.0:
         phases = (Purpose.DOWNLOAD, Purpose.LOAD, Purpose.EVALUATE, Purpose.TRAIN, Purpose.UPLOAD)
         factors = np.exp(noise * np.stack([normals(seed, round_id, rows, p) for p in phases]))
     if not jitters:
         return factors, np.zeros((MESSAGES, len(rows)))
-    purposes = [Purpose.DELAY + 2 * message for message in range(MESSAGES)]
+    purposes = [delays + 2 * message for message in range(MESSAGES)]
     return factors, np.stack([normals(seed, round_id, rows, p) for p in purposes])
 
 
@@ -186,12 +200,13 @@ class PhaseModel:
         trip_s = 2.0 * steady.delay_s[rows]
         down_s = lines_s[0] * down_bytes / sizes.whole_bytes
         down_s = down_s + waiting_s(8.0 * down_bytes * order.luck[0], down_s, trip_s)
+        pull_s = delay_s[ASK] + down_s + delay_s[MODEL]
         up_s = lines_s[4] + waiting_s(8.0 * sizes.up_bytes * order.luck[4], lines_s[4], trip_s)
         upload_s = delay_s[GRANT] + up_s + delay_s[UPDATE]
         packed = sizes.codec_down
         return Exchanges(
             signal_s=delay_s[TRAIN] + delay_s[OFFER],
-            download_s=delay_s[ASK] + down_s + delay_s[MODEL],
+            download_s=np.where(order.has_model, 0.0, pull_s),
             load_s=np.where(order.is_cold, lines_s[1], 0.0),
             evaluate_s=lines_s[2],
             train_s=lines_s[3],
@@ -199,7 +214,7 @@ class PhaseModel:
             upload_s=upload_s,
             upload=lambda at, granted_s: float(upload_s[at]),
             was_cold=order.is_cold,
-            bytes_down=down_bytes,
+            bytes_down=np.where(order.has_model, 0, down_bytes),
             bytes_up=np.full(len(rows), sizes.up_bytes, dtype=np.int64),
             chunk_bytes=np.array(
                 [suitable_chunk_bytes(bps, sizes.up_bytes) for bps in order.up_bps.tolist()],
@@ -227,6 +242,7 @@ class PhaseModel:
             now=order.now,
             jitter_s=(steady.jitter_s[row] * order.scores[:, at]).tolist(),
             luck=order.luck[:, at].tolist(),
+            has_model=bool(order.has_model[at]),
             down_bits=8.0 * float(self.sizes.down_bytes(order.is_packed)[at]),
             up_bits=8.0 * self.sizes.up_bytes,
             read_s=float(work.shard_bytes[row] / steady.storage_bytes_per_s[row]),
@@ -247,6 +263,7 @@ class _Walk:
     now: float
     jitter_s: list[float]
     luck: list[float]
+    has_model: bool
     down_bits: float
     up_bits: float
     read_s: float
@@ -259,9 +276,7 @@ class _Walk:
     def phases_s(self) -> dict[str, float]:
         """Return the phases that the clock of the device sees, and an upload granted at once."""
         asked = self._message(self.now, TRAIN)
-        begun = self._message(asked, ASK)
-        carried = self.way.transfer(begun, self.down_bits * self.luck[0], "down")
-        got = carried + self._delay_s(carried, MODEL)
+        got = asked if self.has_model else self._pulled(asked)
         loaded = self._loaded(got) if self.is_cold else got
         evaluated = self.pace.work(loaded, self.evaluate_work_s * self.luck[2])
         trained = self.pace.work(evaluated, self.train_work_s * self.luck[3])
@@ -287,6 +302,11 @@ class _Walk:
     def gone_s(self, over_s: float) -> float:
         """Return how long after the order the device is given up, before it is over."""
         return self.way.gone_at(self.now, self.now + over_s) - self.now
+
+    def _pulled(self, start: float) -> float:
+        begun = self._message(start, ASK)
+        carried = self.way.transfer(begun, self.down_bits * self.luck[0], "down")
+        return carried + self._delay_s(carried, MODEL)
 
     def _loaded(self, start: float) -> float:
         if self.cold_start_s is not None:

@@ -4,108 +4,21 @@ It drives the decisions of the live coordinator, with devices that answer from a
 account, not a clock: nothing waits.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
+from coordinator.algorithms.arrays import Bools, Floats, Ints
 from coordinator.config import RoundConfig
 from coordinator.decisions import Choice, Decisions, Observation
 from coordinator.ports import Score
 from coordinator.round import Exchange, Round, Stage
+from testbed.replay.asking import Inquired, inquire
 from testbed.replay.errand import Errand
+from testbed.replay.learned import Cohort, Learned
 from testbed.replay.settle import DONE, LATE, settle
 from testbed.replay.world import Ended, Exchanges, LastRound, Scene, World
-
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """What a cohort reports of its training; every column has shape (K,)."""
-
-    losses: Floats
-    """Mean training loss, nats: of the model that was sent if the rule asks for that, else of the
-    last epoch; NaN where none is reported."""
-    has_failed: Bools
-    """Training diverged, so there is no update."""
-
-    @classmethod
-    def nothing(cls, k: int) -> "Learned":
-        """Return what `k` devices report that did not train."""
-        return cls(np.full(k, np.nan), np.zeros(k, dtype=np.bool_))
-
-
-@dataclass(frozen=True, slots=True)
-class Vintage:
-    """Devices that were asked in the same round, and so have trained the same version; (K,)."""
-
-    round: int
-    """In which they were asked."""
-    version: int
-    """Number of what they have trained."""
-    rows: Ints
-    """Ascending."""
-    n_k: Ints
-    """Training examples."""
-    is_merged: Bools
-    """Their updates enter the next model."""
-
-
-class Cohort(Protocol):
-    """Really trains what a replay selects; without one only times are played."""
-
-    evaluate_s: float
-    """How long the last evaluation took, seconds of this machine."""
-
-    def train(self, choice: Choice, trained: Ints, merged: Ints) -> Learned:
-        """Train a cohort from the model of now, and merge a part of it into the next one.
-
-        Args:
-            choice: Of the round.
-            trained: Rows that completed local training, ascending.
-            merged: Rows of these whose updates enter the model; may be empty.
-
-        Returns:
-            What `trained` report, in their order.
-        """
-        ...
-
-    def train_vintages(
-        self, round_id: int, version: int, vintages: Sequence[Vintage], needed: Collection[int]
-    ) -> list[Learned]:
-        """Train devices from models of now and of before, and merge a part into the next one.
-
-        Args:
-            round_id: The round that merges.
-            version: Number of the model of now.
-            vintages: Who has completed local training, by the round in which it was asked.
-            needed: Versions that others are still at work on.
-
-        Returns:
-            What each vintage reports.
-        """
-        ...
-
-    def evaluate(self, round_id: int) -> Mapping[str, Score] | None:
-        """Return what the model of now scores on each device's held-out data, by name.
-
-        None when this round is not evaluated. Called once after each round, off the record.
-        """
-        ...
-
-    @property
-    def vector(self) -> Vector:
-        """The model of now, shape (n_values,), for the checkpoint."""
-        ...
-
-    def to_state(self) -> dict[str, Any]:
-        """Return what else a replay that goes on has to know."""
-        ...
-
-    def load_state(self, vector: Vector, state: dict[str, Any]) -> None:
-        """Go on from the model and the state of a checkpoint."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +55,7 @@ class Played:
     choice: Choice
     scene: Scene
     started_s: float
-    """On the virtual clock."""
+    """On the virtual clock; a question, if there is one, is part of the round."""
     exchanges: Exchanges
     ended: Ended
     losses: Floats
@@ -152,6 +65,30 @@ class Played:
     after: Position
     closed: Closed | None = None
     """None where every exchange ends with its round."""
+    inquired: Inquired | None = None
+    """None where nobody was asked before the selection."""
+
+    @property
+    def concerned(self) -> Ints:
+        """Rows of the devices that were chosen, or whose updates entered the model."""
+        if self.closed is None:
+            return self.choice.rows
+        return np.union1d(self.choice.rows, self.merged)
+
+    @property
+    def asked_s(self) -> float:
+        """How long the question took."""
+        return 0.0 if self.inquired is None else self.inquired.lasted_s
+
+    @property
+    def asked_bytes(self) -> int:
+        """What the model took on its way to who answered."""
+        return 0 if self.inquired is None else self.inquired.bytes_down
+
+    @property
+    def dispatched_s(self) -> float:
+        """When the cohort was asked to train."""
+        return self.started_s + self.asked_s
 
     @property
     def merged(self) -> Ints:
@@ -165,7 +102,7 @@ class Played:
     @property
     def duration_s(self) -> float:
         """Of the round."""
-        return self.ended.end_s
+        return self.asked_s + self.ended.end_s
 
     @property
     def outcome(self) -> tuple[str, ...]:
@@ -224,23 +161,36 @@ def play(
     while at.round < rounds:
         round_id, now = at.round + 1, at.now
         scene = world.look(round_id, now, at.last)
-        choice = decisions.choose(round_id, scene, world.transfer_bits, now, known_s=scene.known_s)
+        inquired = inquire(decisions, world, scene, round_id, now, cohort)
+        if inquired is not None:
+            now += inquired.lasted_s
+            scene = world.look(round_id, now, at.last)
+        choice = decisions.choose(
+            round_id,
+            scene,
+            world.transfer_bits,
+            now,
+            known_s=scene.known_s,
+            answers=None if inquired is None else inquired.answers,
+        )
         exchanges = world.exchange(round_id, now, choice.rows)
         ended = settle(exchanges, rules, decisions.config.selection.per_round, world.slots)
         learned = _train(cohort, choice, ended)
         ended, losses = ended.without(learned.has_failed), learned.losses
         decisions.learn(choice, _observations(choice, exchanges, ended, losses))
         world.close(exchanges, choice.rows, ended)
-        at = Position(round_id, now + ended.end_s, _last(n, choice.rows, ended))
+        started_s, last = at.now, _last(n, choice.rows, ended)
+        at = Position(round_id, now + ended.end_s, last)
         yield Played(
             choice=choice,
             scene=scene,
-            started_s=now,
+            started_s=started_s,
             exchanges=exchanges,
             ended=ended,
             losses=losses,
             scores=None if cohort is None else cohort.evaluate(round_id),
             after=at,
+            inquired=inquired,
         )
 
 

@@ -41,7 +41,8 @@ class ProfileWorld:
         work: Of a round, device by device.
         seed: Of all chance.
         noise: Every phase takes exp(noise z) times as long, z standard normal.
-        deadline_s: Of a round: what takes much longer is not played to its end.
+        deadline_s: Of an exchange: what takes much longer is not played to its end.
+        limit_s: Of a question, likewise.
     """
 
     def __init__(
@@ -54,11 +55,14 @@ class ProfileWorld:
         seed: int,
         noise: float,
         deadline_s: float,
+        limit_s: float = 0.0,
     ) -> None:
         self.slots: int | None = sizes.slots
         self._steady, self._sizes, self._work = steady, sizes, work
         self._seed, self._noise = seed, noise
         self._phases = PhaseModel(steady, moving, sizes, work, PATIENCE * deadline_s)
+        asked = replace(work, train_s=np.zeros(len(steady)), evaluate_s=work.answer_s)
+        self._questions = PhaseModel(steady, moving, sizes, asked, PATIENCE * limit_s)
         self._tracks = Tracks(steady, moving)
         n = len(steady)
         rows = np.arange(n, dtype=np.int64)
@@ -68,7 +72,9 @@ class ProfileWorld:
         self._heats = {row: Heat(thermal) for row, thermal in moving.thermal.items()}
         self._is_warm: Bools = np.zeros(n, dtype=np.bool_)
         self._asked_in: Ints = np.full(n, -1, dtype=np.int64)
-        """The round in which each was asked last."""
+        """The round in which each was asked to train last."""
+        self._has_model: Bools = np.zeros(n, dtype=np.bool_)
+        """Who has answered the question of this round: session and data are in memory, too."""
         self._holds: Ints = np.full(n, -1, dtype=np.int64)
         self._version = 0
         self._now = 0.0
@@ -110,6 +116,23 @@ class ProfileWorld:
         self._asked_in[rows] = round_id
         return self._phases.exchanges(self._order(round_id, now, rows), self._heats)
 
+    def question(self, round_id: int, now: float, rows: Ints) -> Exchanges:
+        """Return what devices do that are asked `now` for the loss of the model, rows (K,)."""
+        order = self._order(round_id, now, rows, Purpose.QUESTION)
+        return self._questions.exchanges(order, self._heats)
+
+    def on_answers(
+        self, now: float, asked: Exchanges, rows: Ints, over_s: Floats, answered: Bools
+    ) -> None:
+        """Learn rates from the model's way, heat up, and remember who has it."""
+        got_s = asked.signal_s / 2.0 + asked.download_s
+        self._learn(
+            self._down, rows, asked.bytes_down, asked.download_s, now + got_s, got_s <= over_s
+        )
+        computed_s = got_s + asked.load_s + asked.evaluate_s
+        self._heat_up(now, rows, got_s, np.minimum(computed_s, over_s))
+        self._has_model[rows] = answered
+
     def upload_s(self, errand: Errand, granted_s: float) -> float:
         """Return how long an update is on its way that is granted so long after the order."""
         row = np.array([errand.row], dtype=np.int64)
@@ -119,12 +142,12 @@ class ProfileWorld:
 
     def on_pulled(self, errand: Errand) -> None:
         """Learn the rate of a link from the model's way down it."""
-        self._learn(self._down, errand, errand.bytes_down, errand.download_s, errand.pulled_at)
+        self._learn_one(self._down, errand, errand.bytes_down, errand.download_s, errand.pulled_at)
 
     def on_over(self, errand: Errand, at: float, upload_s: float | None) -> None:
         """Learn a rate from an update, stay warm if it was loaded, and heat up."""
         if upload_s is not None:
-            self._learn(self._up, errand, errand.bytes_up, upload_s, at)
+            self._learn_one(self._up, errand, errand.bytes_up, upload_s, at)
         self._is_warm[errand.row] |= errand.started_s + errand.loaded_s <= at
         until_s = min(errand.computed_s, at - errand.started_s)
         rows, begun_s = np.array([errand.row]), np.array([errand.pulled_s])
@@ -134,23 +157,22 @@ class ProfileWorld:
         """Count versions: who holds the one before can take its changes."""
         self._holds[rows] = versions
         self._version = version
+        self._has_model[:] = False
 
     def close(self, exchanges: Exchanges, rows: Ints, ended: Ended) -> None:
         """Learn rates from transfers, stay warm or not, heat up, and count versions."""
         now, end_s = self._now, ended.end_s
-        trip_s = 2.0 * self._steady.delay_s[rows]
         got_s = exchanges.signal_s / 2.0 + exchanges.download_s
         came_s = exchanges.ready_s + ended.queued_s + ended.upload_s
         for rates, took_s, at_s, size, is_over in (
             (self._down, exchanges.download_s, got_s, exchanges.bytes_down, got_s <= end_s),
             (self._up, ended.upload_s, came_s, exchanges.bytes_up, ended.is_done),
         ):
-            rates.on_transfers(
-                rows[is_over], size[is_over], took_s[is_over], trip_s[is_over], now + at_s[is_over]
-            )
+            self._learn(rates, rows, size, took_s, now + at_s, is_over)
         loaded_s = got_s + exchanges.load_s
         self._is_warm = np.zeros(len(self), dtype=np.bool_)
         self._is_warm[rows[loaded_s <= end_s]] = True
+        self._has_model[:] = False
         self._holds[rows[ended.has_trained]] = self._version
         self._version += bool(ended.is_merged.any())
         computed_s = loaded_s + exchanges.evaluate_s + exchanges.train_s
@@ -179,32 +201,45 @@ class ProfileWorld:
         self._holds = np.frombuffer(state["holds"], dtype=np.int64).copy()
         self._version = state["version"]
 
-    def _order(self, round_id: int, now: float, rows: Ints) -> Order:
+    def _order(
+        self, round_id: int, now: float, rows: Ints, delays: Purpose = Purpose.DELAY
+    ) -> Order:
         """Return what a cohort is asked `now`, rows (K,)."""
         jitters = bool(self._steady.jitter_s[rows].any())
-        factors, scores = luck(self._seed, round_id, rows, self._noise, jitters=jitters)
+        factors, scores = luck(
+            self._seed, round_id, rows, self._noise, jitters=jitters, delays=delays
+        )
+        has_model = self._has_model[rows]
         return Order(
             now=now,
             rows=rows,
-            is_cold=~self._is_warm[rows],
+            is_cold=~(self._is_warm[rows] | has_model),
             is_packed=self._sizes.is_packed(self._holds[rows], self._version),
+            has_model=has_model,
             up_bps=self._up.bps()[rows],
             luck=factors,
             scores=scores,
         )
 
     def _learn(
+        self,
+        rates: MeasuredRates,
+        rows: Ints,
+        size: Ints,
+        took_s: Floats,
+        at: Floats,
+        is_over: Bools,
+    ) -> None:
+        """Learn rates from the transfers that are over, columns of shape (K,)."""
+        trip_s = 2.0 * self._steady.delay_s[rows[is_over]]
+        rates.on_transfers(rows[is_over], size[is_over], took_s[is_over], trip_s, at[is_over])
+
+    def _learn_one(
         self, rates: MeasuredRates, errand: Errand, size: int, took_s: float, at: float
     ) -> None:
         """Learn the rate of a link from one transfer that ended `at`."""
-        rows = np.array([errand.row], dtype=np.int64)
-        rates.on_transfers(
-            rows,
-            np.array([size]),
-            np.array([took_s]),
-            2.0 * self._steady.delay_s[rows],
-            np.array([at]),
-        )
+        rows, yes = np.array([errand.row], dtype=np.int64), np.ones(1, dtype=np.bool_)
+        self._learn(rates, rows, np.array([size]), np.array([took_s]), np.array([at]), yes)
 
     def _heard(self, now: float) -> tuple[Floats, Bools]:
         """Return the age of each device's last context, and whether it is known to be there.
@@ -244,11 +279,13 @@ class ProfileWorld:
         parts_s = self._phases.lines_s(everybody, speed, *self._rates_bps(t))
         down_bits, up_bits = self.transfer_bits
         parts_s[0] *= down_bits / (8.0 * self._sizes.whole_bytes)
-        parts_s[1, self._is_warm] = 0.0
+        parts_s[1, self._is_warm | self._has_model] = 0.0
         trip_s = 2.0 * self._steady.delay_s
         parts_s[0] += waiting_s(down_bits, parts_s[0], trip_s)
+        parts_s[0, self._has_model] = 0.0
         parts_s[4] += waiting_s(up_bits, parts_s[4], trip_s)
-        expected_s: Floats = parts_s.sum(axis=0) + MESSAGES * self._steady.delay_s
+        messages = MESSAGES - 2 * self._has_model
+        expected_s: Floats = parts_s.sum(axis=0) + messages * self._steady.delay_s
         return expected_s
 
     def _rates_bps(self, t: Floats) -> tuple[Floats, Floats]:

@@ -76,10 +76,10 @@ def round_row(played: Played, decisions: Decisions, names: Sequence[str]) -> Rou
         round=choice.round,
         attempt=0,
         status="done" if merged else "void",
-        dispatched_at_s=played.started_s,
-        closed_at_s=played.started_s + played.duration_s,
+        dispatched_at_s=played.dispatched_s,
+        closed_at_s=played.after.now,
         duration_s=played.duration_s,
-        tau_max_s=played.duration_s,
+        tau_max_s=ended.end_s,
         close_s=0.0,
         slowest=names[int(choice.rows[tau_wall_s.argmax()])] if merged else None,
         selected=len(choice.rows),
@@ -88,10 +88,11 @@ def round_row(played: Played, decisions: Decisions, names: Sequence[str]) -> Rou
         queue_total=float(queues.sum()),
         queue_max=float(queues.max(initial=0.0)),
         lag_p99_s=0.0,
-        bytes_down=int(played.exchanges.bytes_down.sum()),
+        bytes_down=int(played.exchanges.bytes_down.sum()) + played.asked_bytes,
         bytes_up=int(played.exchanges.bytes_up[ended.is_done].sum()),
         model_sha256="",
         coordinator_encode_s=None,
+        ask_s=played.asked_s,
         dropped_late=ended.outcome.count(LATE),
         cancelled=ended.outcome.count(CANCELLED),
     )
@@ -102,7 +103,7 @@ def chosen_rows(
 ) -> Columns[SelectionRow]:
     """Return who was chosen and why: a row for each device, or for each of the cohort."""
     merged = {names[row] for row in played.merged.tolist()}
-    rows = None if everybody else played.choice.rows
+    rows = None if everybody else played.concerned
     return selection_rows(played.choice, names, decisions, merged, rows)
 
 
@@ -120,9 +121,7 @@ def score_rows(played: Played, evaluate_s: float) -> list[Record]:
     return [*devices, *([] if metric is None else [metric])]
 
 
-def exchange_rows(
-    played: Played, names: Sequence[str]
-) -> Columns[ExchangeRow] | list[ExchangeRow]:
+def exchange_rows(played: Played, names: Sequence[str]) -> Columns[ExchangeRow] | list[ExchangeRow]:
     """Return the exchanges of a round: of one that was not waited for, what was known before."""
     if played.closed is not None:
         return over_rows(played.closed, names)
@@ -143,7 +142,7 @@ def exchange_rows(
             "outcome": list(ended.outcome),
             "why": [WHY[word] for word in ended.outcome],
             "is_valid": is_done,
-            "dispatched_at_s": played.started_s,
+            "dispatched_at_s": played.dispatched_s,
             "tau_wall_s": told(played.tau_wall_s),
             "queued_s": ended.queued_s,
             "tau_s": told(played.tau_s),

@@ -9,7 +9,9 @@ from importlib.metadata import version
 import msgspec
 import numpy as np
 
-from coordinator.algorithms.arrays import Ints
+from coordinator.algorithms.arrays import Floats, Ints
+from coordinator.algorithms.selection.base import Asking, Sample
+from coordinator.algorithms.selection.build import make_selector
 from coordinator.decisions import Decisions, make_decisions
 from coordinator.store.records import DeviceRow, Record
 from coordinator.task.catalogue import load_task
@@ -31,6 +33,10 @@ from testbed.replay.world import World
 from testbed.shards import FleetData
 from wire.codecs import CODECS
 from wire.messages import Capabilities
+
+FORWARD_RATIO = 1 / 3
+"""A pass forward, of a pass forward and back: what counts is products, and back takes two for each
+one forward. Of the shipped models it is 0.3 to 0.5 (`testbed.replay.costs`)."""
 
 _LABEL_BYTES = 8
 """Of a label in a shard."""
@@ -77,6 +83,12 @@ def stage_of(experiment: Experiment) -> Stage:
         raise ExperimentError(
             "fleet: a replay needs devices, got none; add [[fleet]] with a profile, a sample or "
             'model = "linear"'
+        )
+    if isinstance(make_selector(experiment.selection), Asking) and not experiment.trains_in_replay:
+        raise ExperimentError(
+            "selection: a policy that asks devices for the loss of the model needs one that is "
+            f"trained, got {experiment.selection.policy!r} in a replay without training; leave out "
+            'what keeps it from training, or use variant = "rpow-d"'
         )
     if all(group.model is None for group in experiment.fleet):
         return _profile_stage(experiment)
@@ -132,12 +144,13 @@ def _linear_stage(experiment: Experiment) -> Stage:
         law, n_k = cast.laws[row], int(examples[row])
         return linear_rows(row, cast.names[row], cast.groups[row], law, n_k)
 
-    is_listed = not is_crowd(experiment)
+    is_listed, decisions = not is_crowd(experiment), make_decisions(experiment.coordinator())
+    ratio, bits = _answer_ratio(experiment, decisions, examples), experiment.replay.update_bits
     return Stage(
         experiment=experiment,
         names=cast.names,
-        world=LinearWorld(cast.laws, experiment.replay.update_bits, seed, examples),
-        decisions=make_decisions(experiment.coordinator()),
+        world=LinearWorld(cast.laws, bits, seed, examples, ratio),
+        decisions=decisions,
         rows=device_rows(cast.names, cast.groups, cast.laws, examples) if is_listed else (),
         data=data,
         told=None if is_listed else told,
@@ -196,12 +209,30 @@ def _world(
             examples,
             examples * (dataset.x[:1].nbytes + _LABEL_BYTES),
             needs_loss=decisions.aggregator.needs_loss,
+            sample=_sample(decisions),
         ),
         seed=experiment.seed_for("traces"),
         noise=experiment.replay.noise,
         deadline_s=experiment.round.patience_s or experiment.round.deadline_s,
+        limit_s=experiment.selection.ask_timeout_s,
     )
     return world, decisions
+
+
+def _sample(decisions: Decisions) -> Sample | None:
+    """Return what a selection has evaluated beforehand; None if it asks nobody."""
+    selector = decisions.selector
+    return selector.sample if isinstance(selector, Asking) else None
+
+
+def _answer_ratio(experiment: Experiment, decisions: Decisions, examples: Ints) -> Floats:
+    """Return what finding a loss takes of training in a linear world, shape (N,)."""
+    sample, training = _sample(decisions), experiment.training
+    if sample is None:
+        return np.zeros(len(examples))
+    looked_at = np.minimum(examples, training.batch_size) if sample == "batch" else examples
+    ratio: Floats = FORWARD_RATIO * looked_at / (training.epochs * examples)
+    return ratio
 
 
 def _in_reference_cores(experiment: Experiment) -> Experiment:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.algorithms.arrays import Bools, Floats, Ints
+from coordinator.algorithms.selection.base import Sample
 from coordinator.coding import Agreement
 from coordinator.config import CoordinatorConfig
 from coordinator.registry import Device
@@ -100,6 +101,8 @@ class Work:
     """0 where the rule does not ask for a loss."""
     load_s: Floats
     """Opening session and data, beside reading the storage."""
+    answer_s: Floats
+    """Finding the loss that a selection asks for; 0 where it asks for none."""
 
     @classmethod
     def of(
@@ -110,14 +113,24 @@ class Work:
         shard_bytes: Ints,
         *,
         needs_loss: bool,
+        sample: Sample | None = None,
     ) -> "Work":
-        """Return the work of a round, the same in every round."""
+        """Return the work of a round, the same in every round.
+
+        Args:
+            config: How devices train.
+            costs: Of a step.
+            examples: n_k, shape (N,).
+            shard_bytes: Shape (N,).
+            needs_loss: The rule asks for the loss of the model that is sent.
+            sample: What a selection has evaluated before; None is nothing.
+        """
         training, n = config.training, len(examples)
         steps: Ints = training.epochs * -(-examples // training.batch_size)
         if training.max_steps is not None:
             steps = np.minimum(steps, training.max_steps)
-        looks: Ints = -(-examples // EVALUATION_BATCH)
-        evaluate_s = passes_s(costs.evaluate, examples, looks, EVALUATION_BATCH)
+        evaluate_s = _look_s(costs, examples)
+        asked = np.minimum(examples, training.batch_size) if sample == "batch" else examples
         return cls(
             examples=examples,
             shard_bytes=shard_bytes,
@@ -125,4 +138,11 @@ class Work:
             train_s=passes_s(costs.train, examples, steps, training.batch_size),
             evaluate_s=evaluate_s if needs_loss else np.zeros(n),
             load_s=np.full(n, costs.load_s),
+            answer_s=np.zeros(n) if sample is None else _look_s(costs, asked),
         )
+
+
+def _look_s(costs: TaskCosts, examples: Ints) -> Floats:
+    """Return what one pass forward over so many examples costs, shape (N,)."""
+    looks: Ints = -(-examples // EVALUATION_BATCH)
+    return passes_s(costs.evaluate, examples, looks, EVALUATION_BATCH)

@@ -172,9 +172,11 @@ def test_one_that_asks_is_refused_by_a_run_whose_rounds_overlap(
     assert not out.exists()
 
 
-def test_one_that_asks_is_refused_by_a_replay(
+def test_one_that_asks_is_refused_by_a_replay_without_training(
     experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = ["--set", "selection.policy=power-of-choice", "--set", "selection.variant=pow-d"]
-    assert main(["replay", str(experiment), "--out", str(tmp_path / "out"), *chosen]) == 2
-    assert "must be run live, got 'power-of-choice' in a replay" in error_of(capsys)
+    out = tmp_path / "out"
+    assert main(["replay", str(experiment), "--no-training", "--out", str(out), *chosen]) == 2
+    assert "got 'power-of-choice' in a replay without training" in error_of(capsys)
+    assert not out.exists()

@@ -1,7 +1,7 @@
 """One small fleet live, in real time with real agents, and on the virtual clock."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -10,14 +10,16 @@ import numpy as np
 from coordinator.algorithms.arrays import Ints, Vector
 from coordinator.config import CoordinatorConfig
 from coordinator.decisions import Decisions, make_decisions
-from coordinator.store.records import ExchangeRow, RoundRow
+from coordinator.store.records import AskRow, ExchangeRow, RoundRow
 from coordinator.task.catalogue import initial_vector
+from testbed.replay.batch_losses import BatchLosses
 from testbed.replay.books import closed_row, over_rows
 from testbed.replay.cohort.devices import DeviceTrainer
 from testbed.replay.cohort.shards import Shards
 from testbed.replay.lasting import play_lasting
 from testbed.replay.learning import Learning
 from testbed.replay.linear import LinearLaw, LinearWorld
+from testbed.replay.play import play
 from testbed.replay.under_way import UnderWay
 from tests.coordinator import lab as live
 from tests.coordinator.lab import ARTIFACT, EXAMPLES, NAMES, Lab, NormEvaluator
@@ -34,10 +36,25 @@ class Story:
             for r in rounds
         ]
         self.exchanges = sorted(
-            (x.round, x.device, x.outcome, x.why, x.staleness or 0, x.merged_round or 0, x.was_cold)
+            (x.round, x.device, x.outcome, x.why, x.staleness or 0, x.merged_round or 0)
             for x in exchanges
         )
         self.models = [r.model_sha256 for r in rounds]
+
+
+class AskedStory:
+    """What was asked in each round, who was chosen, and the model after it."""
+
+    def __init__(
+        self,
+        asks: Sequence[AskRow],
+        chosen: Iterable[tuple[int, str]],
+        models: Sequence[str],
+    ) -> None:
+        self.losses = {(ask.round, ask.device): (ask.outcome, ask.loss) for ask in asks}
+        self.chosen = sorted(chosen)
+        """Round and device."""
+        self.models = list(models)
 
 
 def names_and_shards() -> live.Shards:
@@ -73,10 +90,11 @@ class _Whole:
 
 def a_learning(decisions: Decisions, folder: Path) -> Learning:
     """Return the model of the fleet, trained by the devices' own engine."""
-    trainer = DeviceTrainer(ARTIFACT, cast(Shards, _Whole()))
+    shards = cast(Shards, _Whole())
+    trainer, batches = DeviceTrainer(ARTIFACT, shards), BatchLosses(ARTIFACT, shards)
     vector = initial_vector(ARTIFACT.spec, decisions.config.seed_init)
     folder.mkdir(parents=True, exist_ok=True)
-    return Learning(decisions, trainer, NormEvaluator(), vector, folder)
+    return Learning(decisions, trainer, NormEvaluator(), vector, folder, batches)
 
 
 def a_world(train_s: Sequence[float]) -> LinearWorld:
@@ -107,6 +125,21 @@ def replayed(folder: Path, config: CoordinatorConfig, train_s: Sequence[float]) 
     story = Story(rounds, list(exchanges.values()))
     story.models = models
     return story
+
+
+def replayed_asking(
+    folder: Path, config: CoordinatorConfig, train_s: Sequence[float]
+) -> AskedStory:
+    """Replay rounds that end their exchanges, and ask before each selection."""
+    decisions = make_decisions(config)
+    learning, world = a_learning(decisions, folder), a_world(train_s)
+    asks, chosen, models = list[AskRow](), list[tuple[int, str]](), []
+    for played in play(decisions, world, config.round, config.rounds, cohort=learning):
+        assert played.inquired is not None
+        asks += played.inquired.named(NAMES)
+        chosen += [(played.choice.round, NAMES[row]) for row in played.choice.rows.tolist()]
+        models.append(hash_of(learning.vector))
+    return AskedStory(asks, chosen, models)
 
 
 def hash_of(vector: Vector) -> str:

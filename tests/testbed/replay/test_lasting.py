@@ -139,7 +139,7 @@ def test_with_nobody_late_the_books_are_those_of_rounds_that_end_their_exchanges
         if a.outcome == "done":
             assert (a.bytes_down, a.bytes_up) == (b.bytes_down, b.bytes_up)
             assert (a.codec_down, a.codec_up) == (b.codec_down, b.codec_up)
-            assert a.downlink_bps == pytest.approx(b.downlink_bps, rel=1e-6)
+            assert a.uplink_bps == pytest.approx(b.uplink_bps, rel=1e-6)
             for name in NUMBERS:
                 assert getattr(a, name) == pytest.approx(getattr(b, name), abs=1e-6), name
 
@@ -235,6 +235,9 @@ def test_a_crowd_counts_whose_late_update_entered_the_model(tmp_path: Path) -> N
     of = load_experiment(EXAMPLES / "million-phones.toml", [*crowd, *late])
     rows = rows_of(of, tmp_path / "run")
     with RunReader(tmp_path / "run") as reader:
-        rounds = reader.rounds()
+        rounds, tallies = reader.rounds(), reader.tallies()
+    done = sum(x.outcome == "done" for x in rows)
     assert sum(row.merged_late for row in rounds) > 0
-    assert sum(row.aggregated for row in rounds) == sum(x.outcome == "done" for x in rows)
+    assert sum(row.aggregated for row in rounds) == done
+    assert sum(tally.aggregated for tally in tallies) == done
+    assert sum(tally.selected for tally in tallies) == 6 * 40

@@ -130,6 +130,7 @@ def test_walking_an_unchanging_device_gives_the_closed_form() -> None:
         rows=np.arange(n),
         is_cold=np.arange(n) % 2 == 0,
         is_packed=np.zeros(n, dtype=np.bool_),
+        has_model=np.arange(n) % 3 == 0,
         up_bps=steady.up_bps,
         luck=factors,
         scores=scores,

@@ -52,8 +52,11 @@ def experiment(path: Path, settings: list[str]) -> Experiment:
         (EXAMPLES / "rbcs-f-paper.toml", ["rounds=60"]),
         (QUICKSTART, [*BARE, "rounds=40", "replay.noise=0.1", 'exchange.down="delta"']),
         (EXAMPLES / "phones.toml", [*BARE, "rounds=40", "selection.estimator=phases"]),
+        (EXAMPLES / "rbcs-f-paper.toml", ["rounds=60", "round.late=merge", "round.deadline_s=3"]),
+        (QUICKSTART, [*BARE, "rounds=40", "round.late=merge", "round.deadline_s=1.5"]),
+        (EXAMPLES / "phones.toml", [*BARE, "rounds=40", "round.mode=async", "replay.noise=0.1"]),
     ],
-    ids=["linear", "profiles", "drawn"],
+    ids=["linear", "profiles", "drawn", "linear late", "profiles late", "drawn async"],
 )
 def test_what_is_gone_on_with_is_what_was_never_cut_off(
     tmp_path: Path, path: Path, settings: list[str]
@@ -66,7 +69,9 @@ def test_what_is_gone_on_with_is_what_was_never_cut_off(
     assert tables(tmp_path / "parts") == tables(tmp_path / "whole")
     with RunReader(tmp_path / "parts") as reader:
         assert reader.run().row.resumes == 3
-        assert summarise_run(reader).status == "done"
+        summary = summarise_run(reader)
+    assert summary.status == "done"
+    assert bool(summary.exchange.merged_late) == of.round.goes_on, "something was under way"
 
 
 def test_rounds_after_the_last_checkpoint_are_played_again(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -20,14 +21,25 @@ from tests.testbed.replay.fleets import EXAMPLES
 LINEAR = {"model": "linear", "theta": [1.0, 0.5, 0.2], "count": 8, "availability": 1.0}
 PROFILES = {"profile": "raspberry-pi-4b", "count": 8}
 DIGITS = 'data.dataset="digits"'
-TABLES = ("device", "truth", "round", "selection", "exchange", "device_metric")
+MIXED = [
+    {"profile": "raspberry-pi-4b", "count": 5},
+    {"profile": "raspberry-pi-zero-2w", "count": 3},
+]
+CODED = {"exchange": {"up": "top-k", "top_k": 0.1, "down": "delta"}}
+HURRY_S = 0.035
+"""A deadline that the slower devices miss."""
+ASKS = {"selection": {"policy": "power-of-choice", "variant": "pow-d", "per_round": 3}}
+TABLES = ("device", "truth", "round", "selection", "ask", "exchange", "device_metric")
 
 
 class Killed(Exception):
     """The replay was cut off."""
 
 
-def an_experiment(fleet: dict[str, object] = LINEAR, **sections: object) -> Experiment:
+Groups: TypeAlias = dict[str, object] | list[dict[str, object]]
+
+
+def an_experiment(fleet: Groups = LINEAR, **sections: object) -> Experiment:
     raw: dict[str, object] = {
         "name": "trains",
         "rounds": 12,
@@ -36,7 +48,7 @@ def an_experiment(fleet: dict[str, object] = LINEAR, **sections: object) -> Expe
         "training": {"epochs": 4, "batch_size": 20, "learning_rate": 0.2},
         "selection": {"policy": "uniform", "per_round": 4},
         "evaluation": {"every": 3},
-        "fleet": [fleet],
+        "fleet": fleet if isinstance(fleet, list) else [fleet],
     }
     return parse_experiment(raw | sections, "trains.toml")
 
@@ -86,11 +98,15 @@ def test_a_replay_learns_and_its_summary_says_how_well(
         (PROFILES, {"aggregation": {"rule": "q-fedavg", "weights": "n_over_pi"}}),
         (LINEAR, {"selection": {"policy": "oort", "per_round": 3}, "model": {"name": "mlp"}}),
         (PROFILES, {"exchange": {"up": "top-k", "top_k": 0.1, "down": "delta"}}),
+        (MIXED, CODED | {"round": {"late": "merge", "deadline_s": HURRY_S}}),
+        (MIXED, CODED | {"round": {"mode": "async", "buffer": 2, "max_staleness": 20}}),
+        (PROFILES, ASKS),
+        (LINEAR, ASKS | {"round": {"late": "merge", "deadline_s": 1.5}}),
     ],
-    ids=["linear", "q-fedavg", "oort", "codecs"],
+    ids=["linear", "q-fedavg", "oort", "codecs", "late", "async", "asks", "asks late"],
 )
 def test_what_is_gone_on_with_has_the_bits_of_what_was_never_cut_off(
-    tmp_path: Path, fleet: dict[str, object], sections: dict[str, object]
+    tmp_path: Path, fleet: Groups, sections: dict[str, object]
 ) -> None:
     of = an_experiment(fleet, **sections)
     replay_experiment(of, tmp_path / "whole", "run", lambda played: None, threads=1)
@@ -98,6 +114,10 @@ def test_what_is_gone_on_with_has_the_bits_of_what_was_never_cut_off(
         cut_off_at(at, of, tmp_path / "parts")
     replay_experiment(of, tmp_path / "parts", "run", lambda played: None, threads=3)
     assert tables(tmp_path / "parts") == tables(tmp_path / "whole")
+    with RunReader(tmp_path / "parts") as reader:
+        summary = summarise_run(reader)
+    assert bool(summary.exchange.merged_late) == of.round.goes_on, "something was under way"
+    assert bool(summary.asking.answered) == (of.selection.variant == "pow-d")
 
 
 def test_arms_share_data_fleet_and_traces_and_start_from_one_model() -> None:

@@ -1,0 +1,185 @@
+"""Asking devices for the loss of the model before a selection, on the virtual clock.
+
+The coordinator's own table says who has answered in time (`coordinator.poll`); how long an answer
+takes a world tells, and what it says the model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from coordinator.accounting import ask_rows
+from coordinator.algorithms.arrays import Bools, Floats, Ints
+from coordinator.decisions import Answers, Decisions, Question
+from coordinator.poll import Poll, Reply
+from coordinator.store.records import AskRow
+from testbed.replay.settle import GONE
+from testbed.replay.world import Exchanges, Scene, World
+from wire.messages import Answer, Ask, Manifest
+
+NO_LOSS = "the loss of the model must be finite; lower learning_rate"
+"""Why a device cannot answer."""
+
+
+class Losses(Protocol):
+    """Knows the model, and how it does on the training data of devices."""
+
+    def asked(self, round_id: int, rows: Ints, examples: int | None) -> Floats:
+        """Return what each device finds when it is asked in a round, nats, shape (K,).
+
+        Args:
+            round_id: The round.
+            rows: Who is asked, shape (K,).
+            examples: Size of the mini-batch that each draws; None is its whole training set.
+
+        Returns:
+            The mean loss of the model of now; infinite where it is not finite.
+        """
+        ...
+
+
+@runtime_checkable
+class Answering(World, Protocol):
+    """A world whose devices can be asked for the loss of the model."""
+
+    def question(self, round_id: int, now: float, rows: Ints) -> Exchanges:
+        """Return what devices do that are asked `now`, rows (K,); they train and upload nothing.
+
+        `Exchanges.ready_s` is when each answers.
+        """
+        ...
+
+    def on_answers(
+        self, now: float, asked: Exchanges, rows: Ints, over_s: Floats, answered: Bools
+    ) -> None:
+        """Take note of what came of a question.
+
+        Args:
+            now: When it was asked, seconds on the virtual clock.
+            asked: What the devices did, or were about to do.
+            rows: Who was asked, shape (K,).
+            over_s: How long after that each was through, or was not waited for any more, (K,).
+            answered: Who has the model now, shape (K,).
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Inquired:
+    """What came of the question of a round."""
+
+    answers: Answers
+    lasted_s: float
+    """From the question to the selection."""
+    rows: Sequence[AskRow]
+    """One a device; its name is its row, as text."""
+
+    @property
+    def bytes_down(self) -> int:
+        """What the model took on its way to who answered."""
+        return sum(row.bytes_down for row in self.rows)
+
+    def named(self, names: Sequence[str]) -> list[AskRow]:
+        """Return the rows with the names of the devices."""
+        return [replace(row, device=names[int(row.device)]) for row in self.rows]
+
+
+def inquire(
+    decisions: Decisions,
+    world: World,
+    scene: Scene,
+    round_id: int,
+    now: float,
+    losses: Losses | None,
+) -> Inquired | None:
+    """Ask whom the selector wants to know of; None where it asks nobody.
+
+    Args:
+        decisions: Say whom.
+        world: The devices.
+        scene: The fleet at this instant.
+        round_id: The round.
+        now: Seconds on the virtual clock.
+        losses: Knows what they find; None where nothing is trained, and nobody can be asked.
+    """
+    question = decisions.question(round_id, scene, world.transfer_bits, now, scene.known_s)
+    if question is None:
+        return None
+    assert isinstance(world, Answering), "only a world that imitates a live run is none"
+    assert losses is not None, "a stage without training refuses to ask"
+    config, rows = decisions.config, question.rows
+    examples = config.training.batch_size if question.sample == "batch" else None
+    asked = world.question(round_id, now, rows)
+    found = losses.asked(round_id, rows, examples) if rows.size else np.zeros(0)
+    poll = Poll(round_id, 0, config.selection.ask_timeout_s)
+    for row in rows.tolist():
+        poll.ask(str(row), now)
+    n = scene.examples[rows]
+    over_s = _play(poll, asked, found, n if examples is None else np.minimum(n, examples), now)
+    replies = [poll.asked[str(row)] for row in rows.tolist()]
+    loss = [np.nan if reply.answer is None else reply.answer.loss for reply in replies]
+    answered = np.array([reply.reply is Reply.ANSWERED for reply in replies], dtype=np.bool_)
+    world.on_answers(now, asked, rows, over_s, answered)
+    return Inquired(
+        answers=Answers(rows, np.array(loss, dtype=np.float64)),
+        lasted_s=float(over_s.max(initial=0.0)),
+        rows=ask_rows(poll, _asks(question, asked, poll)),
+    )
+
+
+def _play(poll: Poll, asked: Exchanges, found: Floats, n: Ints, now: float) -> Floats:
+    """Play a poll to its end; return how long each was asked, shape (K,).
+
+    Args:
+        poll: The table; everybody has just been asked.
+        asked: What they do.
+        found: The loss that each finds, shape (K,).
+        n: Examples that it looks at, shape (K,).
+        now: When they were asked.
+    """
+    took_s, gone_s = asked.ready_s, asked.until_gone_s
+    over_s: Floats = np.minimum(np.minimum(took_s, gone_s), poll.limit_s)
+    devices = list(poll.asked)
+    for at in np.argsort(over_s, kind="stable").tolist():
+        device = devices[at]
+        if over_s[at] >= poll.limit_s:
+            poll.pass_limit(now + poll.limit_s)
+        elif gone_s[at] < took_s[at]:
+            poll.ended(device, Reply.LOST, GONE)
+        elif not np.isfinite(found[at]):
+            poll.ended(device, Reply.FAILED, NO_LOSS)
+        else:
+            answer = _answer(poll, asked, at, float(found[at]), int(n[at]))
+            poll.answered(device, answer, None, now + float(over_s[at]))
+    return over_s
+
+
+def _answer(poll: Poll, asked: Exchanges, at: int, loss: float, n: int) -> Answer:
+    return Answer(
+        round=poll.round,
+        loss=loss,
+        n=n,
+        was_cold=bool(asked.was_cold[at]),
+        download_s=float(asked.download_s[at]),
+        decode_s=0.0,
+        load_s=float(asked.load_s[at]),
+        evaluate_s=float(asked.evaluate_s[at]),
+    )
+
+
+def _asks(question: Question, asked: Exchanges, poll: Poll) -> dict[str, Ask]:
+    """Return what would be said to each; nothing of it counts but the size of the model."""
+    sizes = asked.bytes_down.tolist()
+    return {
+        str(row): Ask(
+            round=poll.round,
+            model=Manifest(
+                id=bytes(16), kind="model", size_bytes=size, chunk_bytes=1024, sha256=bytes(32)
+            ),
+            seed=0,
+            limit_s=poll.limit_s,
+        )
+        for row, size in zip(question.rows.tolist(), sizes, strict=True)
+    }
