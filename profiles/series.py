@@ -76,21 +76,28 @@ class Series:
 
     def at(self, t: float) -> float:
         """Return the value at `t` seconds, which may be beyond the first period."""
+        if len(self.values) == 1:
+            return self.values[0]
         return self.values[bisect_right(self.t_s, t % self.period_s) - 1]
 
     def next_change(self, t: float) -> float | None:
         """Return the first moment after `t` with another value; None if it is constant."""
-        value = self.at(t)
+        until = self.held(t)[1]
+        return None if until == math.inf else until
+
+    def held(self, t: float) -> tuple[float, float]:
+        """Return the value at `t` seconds, and until when it holds; `inf` if it is constant."""
         laps, into = divmod(t, self.period_s)
         start = laps * self.period_s
         index = bisect_right(self.t_s, into)
+        value = self.values[index - 1]
         for _ in self.t_s:
             if index == len(self.t_s):
                 index, start = 0, start + self.period_s
             if self.values[index] != value:
-                return start + self.t_s[index]
+                return value, start + self.t_s[index]
             index += 1
-        return None
+        return value, math.inf
 
     def starting_at(self, t: float) -> "Series":
         """Return the same with its beginning at `t` seconds."""

@@ -79,13 +79,14 @@ class Gauges:
         self._rows = {name: row for row, name in enumerate(names)}
         self._path = path
         self._numbers = _mapped(path, max(len(self._rows), 1), "w+")
+        self._gauges = {name: Gauge(self._numbers[row]) for name, row in self._rows.items()}
         self._numbers[:] = np.nan
         self._numbers[:, CLOCK_RATIO] = self._numbers[:, IS_WILLING] = 1.0
         self._numbers[:, FROZEN_S] = 0.0
 
     def __getitem__(self, name: str) -> Gauge:
         """Return a device's row."""
-        return Gauge(self._numbers[self._rows[name]])
+        return self._gauges[name]
 
     def address(self, name: str) -> GaugeAddress:
         """Return where the device itself finds its row."""
@@ -94,4 +95,4 @@ class Gauges:
 
 
 def _mapped(path: Path, rows: int, mode: Literal["r+", "w+"]) -> npt.NDArray[np.float64]:
-    return np.memmap(path, dtype=np.float64, mode=mode, shape=(rows, _COLUMNS))
+    return np.asarray(np.memmap(path, dtype=np.float64, mode=mode, shape=(rows, _COLUMNS)))

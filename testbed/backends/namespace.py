@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from testbed.backends.base import Usage
-from testbed.backends.cells import check_share, limit, limit_speed, open_cells
+from testbed.backends.cells import check_share, limit, open_cells
 from testbed.backends.cgroups.group import Group, GroupUsage
 from testbed.backends.containers.containers import open_containers
 from testbed.backends.containers.engine import Engine
@@ -180,7 +180,7 @@ class NamespaceBackend:
             {name: (wanted.shape, wanted.outage) for name, wanted in conditions.items()}
         )
         for name, wanted in conditions.items():
-            self._change_speed(crew.spec(name), wanted)
+            self._change_speed(name, wanted)
         await crew.freezer.freeze(frozen)
 
     async def sample(self) -> dict[str, Usage]:
@@ -212,11 +212,12 @@ class NamespaceBackend:
         links = await self._network.counters()
         return {name: _Readings(group.usage(), links[name]) for name, group in self._groups.items()}
 
-    def _change_speed(self, spec: DeviceSpec, wanted: Conditions) -> None:
-        tell(self._crew.gauges[spec.name], spec, wanted)  # before the quota: see `headroom`
-        if wanted.speed_ratio != self._speeds[spec.name]:
-            limit_speed(self._groups[spec.name], spec.name, wanted.speed_ratio)
-            self._speeds[spec.name] = wanted.speed_ratio
+    def _change_speed(self, name: str, wanted: Conditions) -> None:
+        crew = self._crew
+        tell(crew.gauges[name], crew.fleet[name], wanted)  # before the quota: see `headroom`
+        if wanted.speed_ratio != self._speeds[name]:
+            self._groups[name].limit_cpu(wanted.speed_ratio)
+            self._speeds[name] = wanted.speed_ratio
 
     def _site(self, name: str) -> Site:
         cell = self._groups[name].cell()

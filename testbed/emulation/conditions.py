@@ -1,6 +1,5 @@
 """What one device is meant to have at one moment: processor, link, coverage."""
 
-from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from msgspec import Struct, structs
@@ -40,8 +39,7 @@ class Shape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self == Shape()
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
+class Conditions(Struct, frozen=True):
     """What one device is meant to have at this moment."""
 
     speed_ratio: float | None
@@ -58,7 +56,9 @@ class Conditions:
 
     def dilated(self, dilation: float) -> "Conditions":
         """Return what this machine has to give when time is dilated."""
-        return replace(
+        if dilation == 1.0:
+            return self
+        return structs.replace(
             self,
             speed_ratio=None if self.speed_ratio is None else self.speed_ratio / dilation,
             shape=self.shape and self.shape.dilated(dilation),

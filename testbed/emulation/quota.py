@@ -11,7 +11,8 @@ their ends: one busy thread got 0.904 of a core with 10 ms, 0.994 with 100 ms.
 """
 
 import math
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 MIN_QUOTA_US = 1_000
 """The kernel refuses less (`min_cfs_quota_period`)."""
@@ -30,8 +31,7 @@ HEADROOM = 2.0
 neighbours came and went (docs/decisions/0005), and the pace charges the usual cost."""
 
 
-@dataclass(frozen=True, slots=True)
-class CfsQuota:
+class CfsQuota(Struct, frozen=True):
     """What the kernel is told."""
 
     period_us: int

@@ -6,8 +6,8 @@ seconds of the fleet since the run began, and conditions are what the device its
 where time is dilated, whoever hands them to this machine divides them (`Conditions.dilated`).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf, nan
 from typing import Literal, TypeAlias
 
 from profiles import DeviceTracks
@@ -64,10 +64,10 @@ class Speed:
     background_load: Series
     """Cores busy with other work."""
 
-    def at(self, t: float) -> float:
-        """Return the speed of training when the device is cool, in cores of this machine."""
-        free = max(self.cores - self.background_load.at(t), LEAST_FREE_CORES)
-        return self.per_core * min(float(self.threads), free) * self.clock_ratio.at(t)
+    def of(self, clock_ratio: float, background_load: float) -> float:
+        """Return the speed of training at a clock and beside a load, in cores of this machine."""
+        free = max(self.cores - background_load, LEAST_FREE_CORES)
+        return self.per_core * min(float(self.threads), free) * clock_ratio
 
 
 class Timeline:
@@ -90,11 +90,14 @@ class Timeline:
         away: Away = "unwilling",
         outages: tuple[OutageWindow, ...] = (),
     ) -> None:
-        self._speed, self._link, self._away = speed, link, away
-        self._available = available or Series.constant(1.0)
+        self._speed, self._has_link, self._away = speed, link is not None, away
         self._outages = outages
-        self._moving = tuple(series for series in self._series() if not series.is_constant)
         self._edges = sorted(edge for o in outages for edge in (o.start_s, o.end_s))
+        series = _series(available, speed, link)
+        self._moving = [(at, each) for at, each in enumerate(series) if not each.is_constant]
+        self._values = [each.values[0] for each in series]
+        """At `_looked_at`, in the order of `_series`."""
+        self._looked_at, self._change = nan, inf
 
     @property
     def is_constant(self) -> bool:
@@ -112,17 +115,26 @@ class Timeline:
             celsius: Its temperature, if it can tell.
         """
         t += ROUNDING_S
-        is_there = self._available.at(t) > 0.0
-        speed, clock = None, heat_clock_ratio
+        self._look(t)
+        available, clock, load, down_bps, up_bps, delay_s, jitter_s, loss_ratio = self._values
+        is_there, is_hole = available > 0.0, False
+        speed = shape = None
         if self._speed is not None:
-            clock *= self._speed.clock_ratio.at(t)
-            speed = self._speed.at(t) * heat_clock_ratio
-        shape, is_hole = (None, False) if self._link is None else _shape(self._link, t)
+            speed = self._speed.of(clock, load) * heat_clock_ratio
+        if self._has_link:
+            shape = Shape(
+                down_bps=max(down_bps, LEAST_BPS),
+                up_bps=max(up_bps, LEAST_BPS),
+                delay_s=delay_s,
+                jitter_s=jitter_s,
+                loss_ratio=loss_ratio,
+            )
+            is_hole = down_bps == 0.0 or up_bps == 0.0
         return Conditions(
             speed_ratio=speed,
             shape=shape,
             outage=self._outage(t, is_hole, is_there),
-            clock_ratio=clock,
+            clock_ratio=clock * heat_clock_ratio,
             temperature_celsius=celsius,
             is_willing=is_there or self._away != "unwilling",
         )
@@ -130,19 +142,24 @@ class Timeline:
     def next_change(self, t: float) -> float | None:
         """Return the first moment after `t` that may bring other conditions; None is never."""
         t += ROUNDING_S
-        moments = [m for series in self._moving if (m := series.next_change(t)) is not None]
-        moments += [edge for edge in self._edges if edge > t][:1]
-        return min(moments, default=None)
+        self._look(t)
+        change = min([self._change, *(edge for edge in self._edges if edge > t)])
+        return None if change == inf else change
 
-    def _series(self) -> Iterator[Series]:
-        yield self._available
-        if self._speed is not None:
-            yield self._speed.clock_ratio
-            yield self._speed.background_load
-        if (link := self._link) is not None:
-            yield from (link.down_bps, link.up_bps, link.delay_s, link.jitter_s, link.loss_ratio)
+    def _look(self, t: float) -> None:
+        """Look up what holds at `t`, and until when; who asks for both asks for the same `t`."""
+        if t == self._looked_at:
+            return
+        change = inf
+        for at, series in self._moving:
+            self._values[at], until = series.held(t)
+            if until < change:
+                change = until
+        self._looked_at, self._change = t, change
 
     def _outage(self, t: float, is_hole: bool, is_there: bool) -> Outage | None:
+        if is_there and not is_hole and not self._outages:
+            return None
         found: list[Outage] = [o.kind for o in self._outages if o.start_s <= t < o.end_s]
         if is_hole:
             found.append("coverage")
@@ -151,17 +168,20 @@ class Timeline:
         return max(found, key=_SEVERITY.__getitem__, default=None)
 
 
-def _shape(link: LinkTracks, t: float) -> tuple[Shape, bool]:
-    """Return a link, and whether it is a hole."""
-    down_bps, up_bps = link.down_bps.at(t), link.up_bps.at(t)
-    shape = Shape(
-        down_bps=max(down_bps, LEAST_BPS),
-        up_bps=max(up_bps, LEAST_BPS),
-        delay_s=link.delay_s.at(t),
-        jitter_s=link.jitter_s.at(t),
-        loss_ratio=link.loss_ratio.at(t),
+def _series(
+    available: Series | None, speed: Speed | None, link: LinkTracks | None
+) -> tuple[Series, ...]:
+    """Return all that may move, as if steady where there is no such thing."""
+    one, none = Series.constant(1.0), Series.constant(0.0)
+    return (
+        available or one,
+        *((one, none) if speed is None else (speed.clock_ratio, speed.background_load)),
+        *(
+            (none,) * 5
+            if link is None
+            else (link.down_bps, link.up_bps, link.delay_s, link.jitter_s, link.loss_ratio)
+        ),
     )
-    return shape, down_bps == 0.0 or up_bps == 0.0
 
 
 def device_timeline(

@@ -39,29 +39,35 @@ class KeptFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
+        self._length: int | None = None
+        """Of what we wrote last; None before that."""
 
-    def write_checked(self, text: str) -> None:
-        """Write one value and read it back.
+    def write(self, text: str) -> None:
+        """Write one value; the first is read back, later ones the kernel takes or refuses.
 
         Raises:
             CgroupError: The kernel refused it, or made another one of it.
         """
+        data = text.encode()
         try:
             if self._descriptor is None:
                 self._descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-            with suppress(OSError):  # only a file on disk has a length
-                os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, text.encode(), 0)
-            found = os.pread(self._descriptor, READ_BYTES, 0).decode().strip()
+            if self._length is None or len(data) < self._length:
+                with suppress(OSError):  # only a file on disk has a length
+                    os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, data, 0)
+            if self._length is None:
+                found = os.pread(self._descriptor, READ_BYTES, 0).decode().strip()
+                _check_held(self._path, text, found)
         except OSError as exc:
             raise _refused(self._path, text, exc) from exc
-        _check_held(self._path, text, found)
+        self._length = len(data)
 
     def close(self) -> None:
         """Close it; another use opens it again."""
         if self._descriptor is not None:
             os.close(self._descriptor)
-            self._descriptor = None
+            self._descriptor = self._length = None
 
 
 def write_checked(path: Path, text: str) -> None:

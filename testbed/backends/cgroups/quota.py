@@ -51,9 +51,9 @@ class Quota:
     def _write(self, quota: CfsQuota, *, is_new_period: bool) -> None:
         if self._version == 2:
             text = "max" if quota.quota_us is None else str(quota.quota_us)
-            self._kept.write_checked(f"{text} {quota.period_us}")
+            self._kept.write(f"{text} {quota.period_us}")
             return
         if is_new_period:  # both must be legal together at every moment
             write(self._amount_file, str(NO_LIMIT))
             write_checked(self._period_file, str(quota.period_us))
-        self._kept.write_checked(str(NO_LIMIT if quota.quota_us is None else quota.quota_us))
+        self._kept.write(str(NO_LIMIT if quota.quota_us is None else quota.quota_us))

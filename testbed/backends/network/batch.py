@@ -21,7 +21,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from testbed.backends.errors import BackendError
 from testbed.backends.helper import ANSWER_TIMEOUT_S, end_helper
 
-LINES_AT_ONCE = 100
+LINES_AT_ONCE = 200
 """Between two waits for an answer: a complaint takes up to 300 bytes, a pipe holds 64 KiB, so the
 program never waits for us while we wait for it."""
 
@@ -56,6 +56,8 @@ class BatchPipe:
         Raises:
             BackendError: The kernel refused a line, or the program is gone.
         """
+        if not lines:
+            return
         told: list[str] = []
         async with self._lock:
             try:

@@ -4,8 +4,11 @@ Pure: a trace of a hundred devices becomes one batch for `tc`, and seldom one fo
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, TypeAlias
+
+from msgspec import Struct
 
 from testbed.backends.network.delay import CLEAR, Air
 from testbed.backends.network.htb import (
@@ -32,71 +35,85 @@ DelayedBy: TypeAlias = Literal["netem", "relay"] | None
 """What delays and loses the packets of a link; None is nothing, its packets come at once."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Link:
     """The link of one device, as it was made."""
 
     index: int
     delayed_by: DelayedBy = None
 
-    @property
+    @cached_property
     def lanes(self) -> tuple[Lane, Lane]:
         """Towards the device, and away from it."""
         packet_bytes = IP_BYTES if self.delayed_by == "relay" else FRAME_BYTES
         return down_lane(self.index, packet_bytes), up_lane(self.index)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """What a link is meant to be like at this moment."""
 
     shape: Shape = UNLIMITED
     outage: Outage | None = None
-    widest_bps: tuple[float, float] = (0.0, 0.0)
-    """The fastest that it was since it last had no limit, towards the device and away from it:
-    its queues have room for that (`after`)."""
-
-    def after(self, before: "Wanted") -> "Wanted":
-        """Return the same, following another state: a queue does not shrink with its rate."""
-        down, up = (
-            0.0 if rate is None else max(rate, widest)
-            for rate, widest in zip(self.rates_bps, before.widest_bps, strict=True)
-        )
-        return replace(self, widest_bps=(down, up))
-
-    @property
-    def rooms_bps(self) -> tuple[float | None, float | None]:
-        """The rates that queues are for; None is without a limit."""
-        down, up = (
-            None if rate is None else max(rate, widest)
-            for rate, widest in zip(self.rates_bps, self.widest_bps, strict=True)
-        )
-        return down, up
-
-    @property
-    def is_plugged(self) -> bool:
-        """The device is not in airplane mode."""
-        return self.outage != "unplugged"
 
     @property
     def air(self) -> Air:
         """What happens to packets."""
         shape = self.shape
+        if not (shape.delay_s or shape.jitter_s or shape.loss_ratio):
+            return CLEAR
         return Air(delay_s=shape.delay_s, jitter_s=shape.jitter_s, loss_ratio=shape.loss_ratio)
 
-    @property
-    def rates_bps(self) -> tuple[float | None, float | None]:
-        """Towards the device, and away from it; `HOLE_BPS` where nothing passes."""
-        return self._rate_bps(self.shape.down_bps), self._rate_bps(self.shape.up_bps)
-
-    def _rate_bps(self, goodput_bps: float | None) -> float | None:
+    def rate_bps(self, goodput_bps: float | None) -> float | None:
+        """Return what a direction gets of its goodput; `HOLE_BPS` where nothing passes."""
         if self.outage == "coverage":
             return HOLE_BPS
         return HOLE_BPS if goodput_bps is not None and goodput_bps < MIN_BPS else goodput_bps
 
 
-AS_MADE = Wanted()
+class LaneState(Struct, frozen=True):
+    """What one direction of a link is like; None is without a limit."""
+
+    rate_bps: float | None = None
+    """`HOLE_BPS` where nothing passes."""
+    fastest_bps: float | None = None
+    """Since it last had no limit: its queue has room for that, and does not shrink."""
+    leaf_bps: float | None = None
+    """What its leaf is for: the fastest, or a hole."""
+
+
+class State(Struct, frozen=True):
+    """What a link is like."""
+
+    lanes: tuple[LaneState, LaneState] = (LaneState(), LaneState())
+    """Towards the device, and away from it."""
+    air: Air = CLEAR
+    """What happens to packets."""
+    is_plugged: bool = True
+    """The device is not in airplane mode."""
+
+
+AS_MADE = State()
 """A link that nothing has been told yet: without limits."""
+
+
+def follow(before: State, wanted: Wanted) -> State:
+    """Return what a link becomes."""
+    (down, up), shape = before.lanes, wanted.shape
+    return State(
+        lanes=(
+            _follow_lane(down, wanted.rate_bps(shape.down_bps)),
+            _follow_lane(up, wanted.rate_bps(shape.up_bps)),
+        ),
+        air=wanted.air,
+        is_plugged=wanted.outage != "unplugged",
+    )
+
+
+def _follow_lane(before: LaneState, rate_bps: float | None) -> LaneState:
+    if rate_bps is None:
+        return LaneState()
+    fastest_bps = max(rate_bps, before.fastest_bps or 0.0)
+    return LaneState(rate_bps, fastest_bps, HOLE_BPS if rate_bps == HOLE_BPS else fastest_bps)
 
 
 @dataclass(slots=True)
@@ -109,28 +126,20 @@ class Changes:
     """For relays, by device."""
 
 
-def add_change(changes: Changes, name: str, link: Link, before: Wanted, after: Wanted) -> None:
+def add_change(changes: Changes, name: str, link: Link, before: State, after: State) -> None:
     """Add what brings one link from one state to another; nothing where nothing changes."""
-    old, new = _lanes(link, before), _lanes(link, after)
-    for lane, (old_bps, old_leaf), (new_bps, new_leaf) in zip(link.lanes, old, new, strict=True):
-        if new_bps not in (old_bps, HOLE_BPS):
-            changes.tc.append(rate_line(lane, new_bps))
-        if new_leaf != old_leaf:
-            changes.tc.append(leaf_line(lane, *new_leaf))
+    has_netem = link.delayed_by == "netem"
+    is_other_air = has_netem and after.air != before.air
+    for lane, old, new in zip(link.lanes, before.lanes, after.lanes, strict=True):
+        if new.rate_bps not in (old.rate_bps, HOLE_BPS):
+            changes.tc.append(rate_line(lane, new.rate_bps))
+        if new.leaf_bps != old.leaf_bps or is_other_air:
+            changes.tc.append(leaf_line(lane, new.leaf_bps, after.air if has_netem else CLEAR))
     if link.delayed_by == "relay":
         if (after.air, after.is_plugged) != (before.air, before.is_plugged):
             changes.air[name] = AirState(air=after.air, is_plugged=after.is_plugged)
     elif after.is_plugged != before.is_plugged:
         changes.ip.append(plug_line(link.index, is_plugged=after.is_plugged))
-
-
-def _lanes(link: Link, wanted: Wanted) -> list[tuple[float | None, tuple[float | None, Air]]]:
-    """Return of each lane its rate, and of its leaf the rate it is for and the air."""
-    air = wanted.air if link.delayed_by == "netem" else CLEAR
-    return [
-        (rate, (HOLE_BPS if rate == HOLE_BPS else room, air))
-        for rate, room in zip(wanted.rates_bps, wanted.rooms_bps, strict=True)
-    ]
 
 
 def check(link: Link, wanted: Wanted) -> None:

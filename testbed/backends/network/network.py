@@ -21,9 +21,11 @@ from testbed.backends.network.change import (
     Changes,
     DelayedBy,
     Link,
+    State,
     Wanted,
     add_change,
     check,
+    follow,
 )
 from testbed.backends.network.counters import LinkCounters, read_counters
 from testbed.backends.network.delay import CLEAR
@@ -94,10 +96,10 @@ class Network:
             self._known(name)
             _check(name, self._links[name], each)
         async with self._lock:
-            todo, following = Changes(), dict[str, Wanted]()
+            todo, following = Changes(), dict[str, State]()
             for name, each in wanted.items():
                 before = self._now[name]
-                following[name] = each.after(before)
+                following[name] = follow(before, each)
                 add_change(todo, name, self._links[name], before, following[name])
             self._now.update(following)
             await self._tc.run(todo.tc)

@@ -6,7 +6,15 @@ import pytest
 
 from testbed.backends.network import htb, links
 from testbed.backends.network.addresses import Addresses
-from testbed.backends.network.change import AS_MADE, Changes, Link, Wanted, add_change, check
+from testbed.backends.network.change import (
+    AS_MADE,
+    Changes,
+    Link,
+    Wanted,
+    add_change,
+    check,
+    follow,
+)
 from testbed.backends.network.delay import Air
 from testbed.backends.network.names import make_names
 from testbed.backends.network.orders import AirState
@@ -99,8 +107,8 @@ def test_a_new_device_gets_a_class_each_way_and_is_told_by_its_address() -> None
 
 def _change(before: Wanted, after: Wanted, link: Link = WIRE) -> Changes:
     changes = Changes()
-    before = before.after(AS_MADE)
-    add_change(changes, "pi", link, before, after.after(before))
+    made = follow(AS_MADE, before)
+    add_change(changes, "pi", link, made, follow(made, after))
     return changes
 
 
@@ -112,7 +120,7 @@ DOWN_AT, UP_AT = "qdisc replace dev d3 parent 1:10", "qdisc replace dev hub0 par
 def test_what_stays_as_it_is_costs_no_line() -> None:
     assert _change(Wanted(FAST), Wanted(FAST)) == Changes()
     assert _change(Wanted(FAST), Wanted(FAST, "frozen")) == Changes()
-    assert _change(AS_MADE, Wanted(Shape())) == Changes()
+    assert _change(Wanted(), Wanted(Shape())) == Changes()
 
 
 def test_a_slower_link_keeps_its_class_and_its_queue() -> None:
@@ -127,7 +135,7 @@ def test_a_slower_link_keeps_its_class_and_its_queue() -> None:
 def test_a_queue_is_for_the_fastest_that_its_link_was_since_it_had_no_limit() -> None:
     queues, before = [], AS_MADE
     for rate_bps in (4e6, 1e6, 16e6, 0.0, 2e6, None, 1e6):
-        after = Wanted(Shape(down_bps=rate_bps, up_bps=1e6)).after(before)
+        after = follow(before, Wanted(Shape(down_bps=rate_bps, up_bps=1e6)))
         changes = Changes()
         add_change(changes, "pi", WIRE, before, after)
         queues += [line.split()[-1] for line in changes.tc if line.startswith(DOWN_AT)]
@@ -137,7 +145,7 @@ def test_a_queue_is_for_the_fastest_that_its_link_was_since_it_had_no_limit() ->
 
 
 def test_a_relayed_link_counts_packets_without_a_frame_on_their_way_down() -> None:
-    down, up = _change(AS_MADE, Wanted(Shape(down_bps=1e6, up_bps=1e6)), RELAYED).tc[::2]
+    down, up = _change(Wanted(), Wanted(Shape(down_bps=1e6, up_bps=1e6)), RELAYED).tc[::2]
     assert "rate 1035912bit" in down  # 1500 / 1448
     assert "rate 1045580bit" in up  # 1514 / 1448
 
