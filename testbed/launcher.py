@@ -92,7 +92,8 @@ class _PacedMeter:
         self._starved_before_s = 0.0 if gauge is None else gauge[STARVED_S]
         self._wall, self._cpu, self._sleep, self._speed = wall, cpu, sleep, speed
         self._uncharged_s = 0.0
-        """Processor time that steps took beyond their cost so far."""
+        """Processor time so far that the device is not charged: what steps took beyond their cost,
+        and what our own pauses took."""
 
     def step(self, n_examples: int) -> None:
         if self._cost is None:
@@ -120,7 +121,7 @@ class _PacedMeter:
 
     def _pause(self, duration_s: float) -> None:
         """Sleep off a deficit; its end moves when the speed changes."""
-        section = self._section
+        section, used_s = self._section, self._cpu()
         if self._gauge is not None:
             self._gauge[STARVED_S] = self._starved_before_s + section.late_s
         ends = section.now + duration_s
@@ -130,6 +131,7 @@ class _PacedMeter:
             if speed_ratio != section.speed_ratio:
                 section.turn(self._wall(), speed_ratio)
                 ends = section.now + section.finish(section.now, section.cpu)
+        self._uncharged_s += self._cpu() - used_s
 
 
 class EmulatedPace:

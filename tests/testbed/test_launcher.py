@@ -53,9 +53,11 @@ def device(speed_ratio: float = 0.25, storage: float = 1e6, threads: int = 1) ->
 class Machine:
     """A machine whose time passes only when it works or sleeps."""
 
-    def __init__(self) -> None:
+    def __init__(self, wake_up_s: float = 0.0) -> None:
         self.now_s = 1000.0
         self.cpu_s = 5.0
+        self._wake_up_s = wake_up_s
+        """Processor time of each sleep."""
 
     def work(self, cpu_s: float, late_s: float = 0.0) -> None:
         self.cpu_s += cpu_s
@@ -63,6 +65,7 @@ class Machine:
 
     def sleep(self, duration_s: float) -> None:
         self.now_s += duration_s
+        self.work(self._wake_up_s)
 
     def pace(
         self,
@@ -92,6 +95,23 @@ def test_a_section_lasts_as_long_as_on_the_device() -> None:
             machine.work(0.005)
             meter.step(1)
     assert machine.now_s - started == pytest.approx(100 * 0.005 / 0.25)
+
+
+STEP = StepCost(fixed_s=0.02, per_example_s=0.0)
+
+
+@pytest.mark.parametrize("steps", [1, 10])
+@pytest.mark.parametrize("is_charged_costs", [True, False])
+def test_waking_up_is_not_the_work_of_the_device(steps: int, is_charged_costs: bool) -> None:
+    machine = Machine(wake_up_s=150e-6)
+    costs = WorkCosts(train=STEP, evaluate=STEP)
+    started = machine.now_s
+    pace = machine.pace(device(0.05), costs=costs if is_charged_costs else None)
+    with pace.section("train") as meter:
+        for _ in range(steps):
+            machine.work(0.02)
+            meter.step(1)
+    assert machine.now_s - started == pytest.approx(steps * 0.02 / 0.05, abs=2 * 150e-6)
 
 
 COSTS = WorkCosts(
