@@ -1,14 +1,15 @@
 """Devices whose conditions change while they run, and what they had of this machine."""
 
+import dataclasses
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import psutil
 import pytest
+from msgspec import structs
 
 import profiles
 from testbed.backends.device import DeviceSpec, device_spec
@@ -23,7 +24,7 @@ from wire.topics import Topics
 from wire.transport.base import LinkUp, Packet
 from wire.transport.client import MqttTransport
 
-PI = replace(device_spec("pi", profiles.load("raspberry-pi-4b")), is_driven=True)
+PI = dataclasses.replace(device_spec("pi", profiles.load("raspberry-pi-4b")), is_driven=True)
 PLAIN = DeviceSpec("plain")
 
 needs_mosquitto = pytest.mark.skipif(
@@ -41,7 +42,7 @@ async def fleet(folder: Path, *specs: DeviceSpec) -> AsyncIterator[ProcessBacken
 
 def conditions(outage: Outage | None = None, **others: object) -> Conditions:
     usual = Conditions(speed_ratio=0.25, shape=Shape(down_bps=1e6, up_bps=1e6), outage=outage)
-    return replace(usual, **others)  # type: ignore[arg-type]  # a test's own shorthand
+    return structs.replace(usual, **others)
 
 
 async def until_status(pid: int, status: str) -> None:
