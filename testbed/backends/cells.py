@@ -18,7 +18,7 @@ from testbed.backends.device import DeviceSpec
 from testbed.backends.errors import BackendError
 from testbed.backends.network.names import owner_of
 from testbed.backends.network.owner import is_alive
-from testbed.emulation.quota import cfs_period_us
+from testbed.emulation.quota import checked_share
 
 AGENT_MEMORY_BYTES = 96 << 20
 """A device has at least this: an agent takes 76 MiB at its peak (`fairbed bench agent-memory`)."""
@@ -93,7 +93,7 @@ def check_share(name: str, speed: float | None) -> None:
         BackendError: It is less than the kernel can give.
     """
     try:
-        cfs_period_us(1.0 if speed is None else speed)
+        checked_share(1.0 if speed is None else speed)
     except ValueError as exc:
         raise BackendError(f"{name}: {exc}") from exc
 

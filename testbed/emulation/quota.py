@@ -53,7 +53,7 @@ def cfs_period_us(smallest_share: float) -> int:
     Raises:
         ValueError: It is less than the kernel can give.
     """
-    share = _checked(smallest_share)
+    share = checked_share(smallest_share)
     nearest = round(share)
     if nearest >= 1 and abs(share - nearest) <= WHOLE_MARGIN:
         return MAX_PERIOD_US
@@ -72,7 +72,7 @@ def cfs_quota(share: float | None, period_us: int) -> CfsQuota:
     """
     if share is None:
         return CfsQuota(period_us, None)
-    if round(_checked(share) * period_us) < MIN_QUOTA_US:
+    if round(checked_share(share) * period_us) < MIN_QUOTA_US:
         period_us = cfs_period_us(share)
     return CfsQuota(period_us, max(round(share * period_us), MIN_QUOTA_US))
 
@@ -85,7 +85,12 @@ def threads_for(largest_share: float) -> int:
     return max(1, math.ceil(largest_share))
 
 
-def _checked(share: float) -> float:
+def checked_share(share: float) -> float:
+    """Return the share, in cores.
+
+    Raises:
+        ValueError: It is less than the kernel can give.
+    """
     if not (math.isfinite(share) and share >= MIN_SHARE):
         raise ValueError(
             f"processor share must be at least {MIN_SHARE:g} of a core, got {share:g}; use a "

@@ -21,6 +21,7 @@ was written on: those lines are tested as text, and the kernel's word on them is
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 
 from testbed.backends.network.addresses import Addresses
@@ -67,7 +68,7 @@ _BUCKETS = "2"
 """Hash table of the classifier, one bucket for each last byte of an address."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lane:
     """One direction of one device's link: where its class is."""
 
@@ -76,6 +77,11 @@ class Lane:
     leaf_id: int
     packet_bytes: int = FRAME_BYTES
     """What the shaper counts for a packet with `PAYLOAD_BYTES`."""
+
+    @cached_property
+    def class_words(self) -> str:
+        """How its class is called."""
+        return f"dev {self.link} parent 1: classid 1:{self.class_id:x} htb"
 
 
 def down_lane(index: int, packet_bytes: int = FRAME_BYTES) -> Lane:
@@ -164,11 +170,8 @@ def queue_bytes(rate_bps: int) -> int:
 
 def _class_line(verb: str, lane: Lane, goodput_bps: float | None) -> str:
     rate = wire_bps(goodput_bps, lane.packet_bytes)
-    burst = burst_bytes(rate)
-    return (
-        f"class {verb} dev {lane.link} parent 1: classid 1:{lane.class_id:x} htb "
-        f"rate {rate}bit burst {burst} cburst {burst} quantum {FRAME_BYTES}"
-    )
+    burst = f"burst {burst_bytes(rate)}"
+    return f"class {verb} {lane.class_words} rate {rate}bit {burst} c{burst} quantum {FRAME_BYTES}"
 
 
 def _netem_options(rate_bps: int, air: Air) -> str:
