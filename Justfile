@@ -17,7 +17,7 @@ drop_dashes := 'if [ "${1:-}" = -- ]; then shift; fi;'
 @demo *args: (setup "demo")
     {{ drop_dashes }} fairbed run examples/quickstart.toml "$@"
 
-# Run all checks and all tests; what follows goes to pytest: just test -- -k wire
+# Run all checks and all tests; what follows goes to pytest: just test -- -k wire; -n 2 is quicker
 [no-exit-message]
 @test *args: check
     {{ drop_dashes }} pytest "$@"

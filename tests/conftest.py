@@ -6,12 +6,14 @@ import secrets
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from hypothesis import settings
 
 from tests.ledger import LEDGER, Ledger
+from tests.turns import Turns
 
 settings.register_profile("fairbed", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("explore", max_examples=10_000, deadline=None, print_blob=True)
@@ -37,13 +39,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEDGER] = Ledger()
+    config.pluginmanager.register(Turns(), "turns")
     if os.name == "posix" and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         # Under `nohup` whatever a test starts would ignore this signal, too, unless we heed it.
         signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
-def pytest_sessionfinish() -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker has written down (`pytest -n 2`)."""
+    node.config.stash[LEDGER].lines.extend(getattr(node, "workeroutput", {}).get("ledger", []))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
     gc.unfreeze()  # pytest looks for what was never closed among all that is left
+    told = getattr(session.config, "workeroutput", None)
+    if told is not None:
+        told["ledger"] = session.config.stash[LEDGER].lines
 
 
 def pytest_terminal_summary(

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import record
 from benchmarks._recording import Setting
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.alone]
 
 ROUNDS = 20
 

@@ -7,6 +7,7 @@ import pytest
 from benchmarks import replay_training
 
 
+@pytest.mark.alone
 def test_it_times_rounds_beside_their_bare_products(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--only", "common", "--rounds", "2", "--threads", "1", "--json"]
     assert replay_training.main(options) == 0

@@ -11,6 +11,8 @@ from benchmarks import trace_driver, trace_replay
 from benchmarks.trace_replay import Row, measure, recorded, synthetic
 from profiles.series import Series
 
+pytestmark = pytest.mark.alone
+
 SECONDS = 12
 
 

@@ -17,7 +17,7 @@ from tests.coordinator.lab import EVERYBODY, NAMES, Lab, lab, make_config
 from tests.coordinator.stragglers import Gate, Stroll
 from wire.messages import Grant, Offer, Received, UploadAck, UploadDone
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 
 DEADLINE_S = 1.0
 TRAIN_S = 0.05

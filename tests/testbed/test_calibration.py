@@ -24,6 +24,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "MEASURE_S", 0.05)
 
 
+@pytest.mark.alone
 def test_more_examples_cost_more() -> None:
     costs = measure(probe("cnn-1x8x8-10", batch_size=32))
     for cost in (costs.train, costs.evaluate):

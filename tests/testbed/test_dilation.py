@@ -7,6 +7,8 @@ import pytest
 
 from testbed.dilation import DilatedClock, DilatedLoop, dilated, loop_factory
 
+pytestmark = pytest.mark.alone
+
 
 def lasted(dilation: float, seconds: float) -> tuple[float, float, float]:
     """Sleep on a dilated loop; return what the loop, the device and this machine say."""

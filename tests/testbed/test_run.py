@@ -49,6 +49,7 @@ def test_a_run_ends_with_one_object_on_stdout_and_nothing_left(tmp_path: Path) -
     assert not left & {"cache", "endpoint.json", "run.db-wal"}
 
 
+@pytest.mark.alone
 def test_devices_are_as_fast_as_their_profiles_say_relative_to_each_other(tmp_path: Path) -> None:
     # So slow that no neighbour can make them late: each needs some hundredths of a core.
     with running(tmp_path, 3, 40, EMULATED.format(host_core_speed=10.0)) as run:
@@ -73,6 +74,7 @@ def test_a_fleet_that_this_machine_cannot_carry_is_refused(tmp_path: Path) -> No
     assert not run.folder.exists()
 
 
+@pytest.mark.alone
 def test_dilated_time_leaves_every_duration_as_it_is(tmp_path: Path) -> None:
     ratios = {}
     for dilation in (1, 4):

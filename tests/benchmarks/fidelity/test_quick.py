@@ -18,6 +18,8 @@ from testbed.backends.choice import BackendName
 from testbed.backends.network.owner import FOLDER, Claim
 from testbed.broker import find_broker
 
+pytestmark = pytest.mark.alone
+
 Rows = list[dict[str, Any]]
 
 KEYS = {"backend", "quantity", "target", "achieved", "error", "limit", "ok", "unit", "group"}

@@ -50,7 +50,7 @@ async def main():
 anyio.run(main)
 """
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 
 @pytest.fixture

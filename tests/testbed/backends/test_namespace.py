@@ -33,6 +33,8 @@ from wire.topics import Topics
 from wire.transport.base import LinkUp, Packet
 from wire.transport.client import MqttTransport
 
+pytestmark = pytest.mark.alone
+
 REPOSITORY = Path(__file__).parents[3]
 
 LIMIT_S = 90.0

@@ -111,6 +111,7 @@ def test_every_byte_arrives_in_order(shape: Shape) -> None:
     run(test)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("direction", ["down", "up"])
 def test_a_link_of_twice_the_rate_carries_twice_as_much(direction: str) -> None:
     size = 250_000

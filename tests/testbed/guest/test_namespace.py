@@ -16,6 +16,8 @@ from testbed.backends.network.sweep import NAMESPACES
 from tests.testbed.backends.network.conftest import host_view, missing_since
 from tests.testbed.guest.conftest import TIMEOUT_S, Shape, Start, problem
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(autouse=True)
 def untouched_machine() -> Iterator[None]:

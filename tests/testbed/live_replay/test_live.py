@@ -39,6 +39,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.alone
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(400)

@@ -14,6 +14,8 @@ from testbed.backends.cgroups.places import Places
 from testbed.backends.cgroups.removal import members, sweep
 from tests.testbed.backends.cgroups.conftest import MakeGroup
 
+pytestmark = pytest.mark.alone
+
 LIMIT_S = 30.0
 
 SPIN = """

@@ -19,7 +19,7 @@ from testbed.backends.network.network import Network, open_network
 from testbed.backends.network.probe import Support
 from testbed.emulation.conditions import Outage, Shape
 
-pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.slow, pytest.mark.alone]
 
 PATIENCE_S = 20.0
 SETTLE_S = 2.0

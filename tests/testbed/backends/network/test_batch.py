@@ -14,7 +14,7 @@ from testbed.backends.errors import BackendError
 from testbed.backends.network.batch import LINES_AT_ONCE, BatchPipe, open_batch_pipe
 from testbed.backends.network.enter import OWN, identity
 
-pytestmark = pytest.mark.usefixtures("untouched_host")
+pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.alone]
 
 TIMEOUT_S = 30.0
 

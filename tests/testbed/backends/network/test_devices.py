@@ -11,7 +11,7 @@ import pytest
 from testbed.backends.network.devices import Interior, Interiors
 from testbed.backends.network.enter import OWN, identity
 
-pytestmark = pytest.mark.usefixtures("untouched_host")
+pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.alone]
 
 TIMEOUT_S = 30.0
 

@@ -20,7 +20,7 @@ from testbed.backends.network.probe import Support
 from testbed.backends.network.sweep import NAMESPACES, processes_inside, sweep
 from testbed.emulation.conditions import Shape
 
-pytestmark = pytest.mark.usefixtures("untouched_host")
+pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.alone]
 
 TIMEOUT_S = 60.0
 DEVICES: dict[str, Shape | None] = {"pi-00": Shape(up_bps=2e6), "hub": None, "lab": None}

@@ -19,7 +19,7 @@ from testbed.backends.network.network import Network, open_network
 from testbed.emulation.conditions import Outage, Shape
 from tests.testbed.backends.network.conftest import host_view, missing_since
 
-pytestmark = pytest.mark.usefixtures("untouched_host")
+pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.alone]
 
 TIMEOUT_S = 60.0
 DEVICES: dict[str, Shape | None] = {

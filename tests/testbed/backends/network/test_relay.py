@@ -14,7 +14,7 @@ from testbed.backends.network.network import Network, open_network
 from testbed.backends.network.probe import Support
 from testbed.emulation.conditions import Shape
 
-pytestmark = pytest.mark.usefixtures("untouched_host")
+pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.alone]
 
 TIMEOUT_S = 60.0
 FAR = Shape(delay_s=0.03)
