@@ -140,8 +140,14 @@ CASES: list[tuple[str, Fault, Callable[[str, bytes], bool]]] = [
 @ALL
 @pytest.mark.parametrize(("step", "fault", "is_it"), CASES, ids=[f"{s} {f}" for s, f, _ in CASES])
 async def test_a_fault_changes_nothing_in_the_end(
-    name: str, step: str, fault: Fault, is_it: Callable[[str, bytes], bool], tmp_path: Path
+    name: str,
+    step: str,
+    fault: Fault,
+    is_it: Callable[[str, bytes], bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("wire.flow.RETRY_FLOOR_S", 0.5)  # 2 s: the rest is the same, but slow
     broker = FaultyBroker(fault, is_it)
     async with fleet(tmp_path, broker) as place:
         assert await place.run(config_of(name)) == "done"

@@ -74,6 +74,11 @@ ASKED = make_config(
 )
 
 
+@pytest.fixture(autouse=True)
+def what_was_lost_is_soon_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wire.flow.RETRY_FLOOR_S", 0.5)  # 2 s: the rest is the same, but slow
+
+
 def config_of(step: str) -> CoordinatorConfig:
     """Return a run that has such a step."""
     return ASKED if step in ASKING else CONFIG

@@ -52,7 +52,7 @@ def test_a_run_ends_with_one_object_on_stdout_and_nothing_left(tmp_path: Path) -
 @pytest.mark.alone
 def test_devices_are_as_fast_as_their_profiles_say_relative_to_each_other(tmp_path: Path) -> None:
     # So slow that no neighbour can make them late: each needs some hundredths of a core.
-    with running(tmp_path, 3, 40, EMULATED.format(host_core_speed=10.0)) as run:
+    with running(tmp_path, 3, 20, EMULATED.format(host_core_speed=10.0)) as run:
         code, out, err = run.finish()
     assert code == 0, err
     profiles = json.loads(out)["profiles"]
@@ -82,7 +82,7 @@ def test_dilated_time_leaves_every_duration_as_it_is(tmp_path: Path) -> None:
         sections = EMULATED.format(host_core_speed=6.0).replace("[emulation]", emulation)
         folder = tmp_path / str(dilation)
         folder.mkdir()
-        with running(folder, 3, 30, sections) as run:
+        with running(folder, 3, 15, sections) as run:
             code, out, err = run.finish()
         assert code == 0, err
         summary = json.loads(out)

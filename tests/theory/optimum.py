@@ -9,6 +9,7 @@ probability y(S | A) of each cohort S for each set A of devices that are there:
 """
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations, product
 
 import numpy as np
@@ -36,6 +37,7 @@ class SmallWorld:
         return (self.devices * self.beta**2 + self.per_round * (1.0 - 2.0 * self.beta)) / 2.0
 
 
+@cache
 def least_time_s(world: SmallWorld, beta: float) -> float:
     """Return the least mean round time with every rate at least beta, seconds.
 
@@ -49,6 +51,7 @@ def least_time_s(world: SmallWorld, beta: float) -> float:
     return float(found.fun or 0.0)
 
 
+@cache
 def most_slack(world: SmallWorld) -> float:
     """Return by how much every rate can exceed beta at the same time."""
     _, rates, wholes, whole = _program(world)
@@ -64,6 +67,7 @@ def most_slack(world: SmallWorld) -> float:
     return -float(found.fun or 0.0)
 
 
+@cache
 def _program(world: SmallWorld) -> tuple[Floats, Floats, Floats, Floats]:
     """Return times (C,), rates (N, C), which choices belong together (A, C), and their sums (A,).
 
