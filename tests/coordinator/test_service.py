@@ -7,6 +7,7 @@ from typing import get_args
 import anyio
 import pytest
 
+from coordinator.accounting import UNACCOUNTED_FLOOR_S
 from coordinator.campaign import FleetMissingError, Progress
 from coordinator.config import (
     KNOWING,
@@ -69,7 +70,9 @@ async def test_phases_account_for_the_exchange(tmp_path: Path) -> None:
             assert x.tau_s is not None
             assert x.unaccounted_s is not None
             assert x.signal_s is not None
-            assert -0.005 < x.unaccounted_s < x.tau_s
+            # The signal is measured beside the phases: on a busy machine it may be the longer one.
+            assert x.unaccounted_s + x.signal_s >= UNACCOUNTED_FLOOR_S
+            assert x.unaccounted_s < x.tau_s
             assert x.tau_s == pytest.approx((x.tau_wall_s or 0.0) - x.queued_s)
 
 
