@@ -1,13 +1,16 @@
 """How well exchange times are predicted on live emulated fleets, beside what could be known.
 
     fairbed bench estimators [--backend auto] [--only constant,traces] [--rounds N] [--keep DIR]
-                             [--json] [--write FILE ...]
+                             [--replay SEEDS] [--set KEY=VALUE ...] [--json] [--write FILE ...]
 
 Two fleets are run, one on constant links (examples/estimators-constant.toml), one on links that
 move (examples/estimators-traces.toml). Each exchange is predicted from those
 before it, with mu and B as the agents measured them, by every estimator; `known` is told what the
 device really is and what its link really carried in the last 5 s. Errors are those of the second
 half of the rounds. `--keep` keeps the runs, and takes those that are there for done.
+
+`--replay 20` replays them instead, for 20 seeds of their links: no test of the live system, but of
+the estimators over more links than anybody has time to run.
 """
 
 import argparse
@@ -19,26 +22,28 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from benchmarks._estimators_replayed import replay, table
 from benchmarks._fidelity.table import placed
 from coordinator.algorithms.estimation.prequential import Errors
 from coordinator.estimates import estimates_table
 from coordinator.quantities import percent
 from coordinator.store import RunReader
 from coordinator.store.records import ExchangeRow
-from testbed.experiment import Experiment, load_experiment
+from testbed.experiment import Experiment, ExperimentError, load_experiment
 from testbed.hindsight.errors import KNOWN, errors_of_run
 from testbed.live_replay.live import LiveRunError, play_live
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 FLEETS = {"constant": "estimators-constant.toml", "traces": "estimators-traces.toml"}
 
-TABLE = "estimators table"
-"""Name of the place in a document that `--write` writes anew."""
+TABLE, REPLAYED_TABLE = "estimators table", "replayed estimators table"
+"""Names of the places in a document that `--write` writes anew, of live runs and of replays."""
 
 MAPE_LIMIT = 0.05
 WIRE_LEAST = 0.30
@@ -95,6 +100,8 @@ def main(arguments: list[str]) -> int:
     add("--only", default=",".join(FLEETS), help=f"some of {', '.join(FLEETS)}")
     add("--rounds", type=int, help="instead of those of the experiments")
     add("--keep", type=Path, metavar="DIR", help="keep the runs here")
+    add("--replay", type=int, metavar="SEEDS", help="replay them for so many seeds instead")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings")
     add("--json", action="store_true")
     add("--write", nargs="+", default=[], metavar="FILE", help="documents to write the table into")
     options = parser.parse_args(arguments)
@@ -103,11 +110,18 @@ def main(arguments: list[str]) -> int:
         parser.error(f"--only: must be some of {', '.join(FLEETS)}, got {strange[0]}")
     if options.rounds is not None and options.rounds < 4:
         parser.error(f"--rounds: must be at least 4, got {options.rounds}")
+    if options.replay is not None and options.replay < 1:
+        parser.error(f"--replay: must be at least 1 seed, got {options.replay}")
+    settings = options.settings
+    if options.rounds is not None:
+        settings = [*settings, f"rounds={options.rounds}"]
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
         where = options.keep or Path(folder)
         try:
-            found = [measure(name, where, options.backend, options.rounds) for name in names]
-        except LiveRunError as exc:
+            if options.replay is not None:
+                return _replay(names, settings, options.replay, where, options)
+            found = [measure(name, where, options.backend, settings) for name in names]
+        except (LiveRunError, ExperimentError) as exc:
             raise SystemExit(str(exc)) from exc
     print(msgspec.json.encode(found).decode() if options.json else plain(found))
     for path in options.write:
@@ -115,13 +129,34 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def measure(fleet: str, folder: Path, backend: str, rounds: int | None = None) -> Measured:
+def _replay(
+    names: Sequence[str],
+    settings: Sequence[str],
+    seeds: int,
+    folder: Path,
+    options: argparse.Namespace,
+) -> int:
+    """Replay the fleets and print what became of them; return the exit code."""
+
+    def of(name: str, seed: int) -> Experiment:
+        return load_experiment(EXAMPLES / FLEETS[name], [*settings, "replay.training=false"], seed)
+
+    found = [replay(name, partial(of, name), seeds, folder) for name in names]
+    text = "\n\n".join(table(one, KNOWN_FACTOR) for one in found)
+    print(msgspec.json.encode(found).decode() if options.json else text)
+    for path in options.write:
+        _write(Path(path), REPLAYED_TABLE, text)
+    return 0
+
+
+def measure(fleet: str, folder: Path, backend: str, settings: Sequence[str] = ()) -> Measured:
     """Run one fleet under `folder`, and say how well its exchange times were predicted.
 
     Raises:
         LiveRunError: The run failed.
     """
-    experiment = _experiment(fleet, backend, rounds)
+    given = [*settings, f'emulation.backend="{backend}"']
+    experiment = load_experiment(EXAMPLES / FLEETS[fleet], given)
     run = play_live(experiment, folder / fleet, lambda line: print(line, file=sys.stderr))
     half = experiment.rounds / 2
     with RunReader(run) as reader:
@@ -166,13 +201,6 @@ def markdown(found: Sequence[Measured]) -> str:
         parts += [f"- {_line(check)}" for check in one.checks]
         parts.append("")
     return "\n".join(parts).rstrip()
-
-
-def _experiment(fleet: str, backend: str, rounds: int | None) -> Experiment:
-    settings = [f'emulation.backend="{backend}"']
-    if rounds is not None:
-        settings.append(f"rounds={rounds}")
-    return load_experiment(EXAMPLES / FLEETS[fleet], settings)
 
 
 def _constant(errors: Mapping[str, Errors]) -> list[Check]:
@@ -266,21 +294,27 @@ def _median(exchanges: Sequence[ExchangeRow], number: Callable[[ExchangeRow], fl
     return statistics.median(map(number, exchanges)) if exchanges else float("nan")
 
 
+def _origin(backend: str) -> str:
+    day = time.strftime("%d %B %Y", time.gmtime()).lstrip("0")
+    python = ".".join(platform.python_version_tuple()[:2])
+    return (
+        f"`fairbed bench estimators --backend {backend}`, {day}: a virtual machine of "
+        f"{os.cpu_count()} cores, {platform.system()}, Python {python}."
+    )
+
+
 def write(path: Path, found: Sequence[Measured]) -> None:
-    """Put the tables into their place of a document.
+    """Put the tables of live runs into their place of a document.
 
     Raises:
         SystemExit: It has no such place.
     """
-    day = time.strftime("%d %B %Y", time.gmtime()).lstrip("0")
-    python = ".".join(platform.python_version_tuple()[:2])
-    origin = (
-        f"`fairbed bench estimators --backend {found[0].backend}`, {day}: a virtual machine of "
-        f"{os.cpu_count()} cores, {platform.system()}, Python {python}."
-    )
-    document = path.read_text(encoding="utf-8")
+    _write(path, TABLE, f"{_origin(found[0].backend)}\n\n{markdown(found)}")
+
+
+def _write(path: Path, place: str, text: str) -> None:
     try:
-        document = placed(document, TABLE, f"{origin}\n\n{markdown(found)}")
+        document = placed(path.read_text(encoding="utf-8"), place, text)
     except ValueError as exc:
         raise SystemExit(f"{path}: {exc}") from exc
     path.write_text(document, encoding="utf-8")

@@ -4,18 +4,22 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.algorithms.estimation.base import CONTEXT, INVERSE_MU, Measured
+from coordinator.algorithms.estimation.base import CONTEXT, DOWN, INVERSE_MU, Measured
 from coordinator.algorithms.estimation.prequential import Errors, Trial, prequential
 from coordinator.estimates import alpha_of, compare_estimators, rounds_that_teach
 from coordinator.store import RunReader
 from coordinator.store.records import ExchangeRow
 from testbed.hindsight.known import Known, known_trials
 from testbed.hindsight.past import past_of
+from testbed.hindsight.planned import recent_links
 from testbed.recording.run_store import read_training
 from testbed.run_folder import WORK
 
 KNOWN = "known"
 """Stands beside the names of the estimators."""
+
+KNOWN_THEN = "known then"
+"""The same, but with rates that are as old as those that devices tell; of replays only."""
 
 
 def errors_of_run(folder: Path, counted_after: float = 0.0) -> dict[str, Errors]:
@@ -36,35 +40,45 @@ def errors_of_run(folder: Path, counted_after: float = 0.0) -> dict[str, Errors]
         if (folder / WORK).exists():
             found[KNOWN] = _known(folder, reader, counted_after)
         elif reader.run().row.clock == "virtual":
-            found[KNOWN] = _replayed(reader, counted_after)
+            found.update(_replayed(folder, reader, counted_after))
     return found
 
 
-def _replayed(reader: RunReader, counted_after: float) -> Errors:
-    """Return the errors of who knows what a replay expects of each device at each selection."""
+def _replayed(folder: Path, reader: RunReader, counted_after: float) -> dict[str, Errors]:
+    """Return the errors of who knows what a replay expects, and the last seconds of each link.
+
+    Where links move, also of who knows the seconds before each device's last transfers instead.
+    """
+    links = recent_links(folder)
     rows = {device.name: device.row for device in reader.devices()}
     known_s = {
         fleet.round: np.frombuffer(fleet.known_s, "<f8")
         for fleet in reader.fleets()
         if fleet.known_s is not None
     }
-    trials = []
+    trials: dict[str, list[Trial]] = {KNOWN: [], **({KNOWN_THEN: []} if links else {})}
+    last = dict[str, ExchangeRow]()
     for one_round in rounds_that_teach(reader.exchanges()):
         if (known := known_s.get(one_round[0].round)) is None:
             continue
         chosen = np.array([rows[x.device] for x in one_round], dtype=np.int64)
-        context = np.zeros((len(chosen), CONTEXT))
-        context[:, INVERSE_MU] = known[chosen]
-        trials.append(
-            Trial(
-                rows=chosen,
-                context=context,
-                measured=Measured.whole(np.array([x.tau_s or 0.0 for x in one_round])),
-                counts=one_round[0].round > counted_after,
-            )
-        )
-    known_to_all = Known(np.zeros(len(rows)))
-    return prequential({KNOWN: known_to_all}, trials, alpha_of(reader.plan.selection))[KNOWN]
+        measured = Measured.whole(np.array([x.tau_s or 0.0 for x in one_round]))
+        for name, played in trials.items():
+            context = np.zeros((len(chosen), CONTEXT))
+            context[:, INVERSE_MU] = known[chosen]
+            told_by = last if name == KNOWN_THEN else {}
+            context[:, DOWN] = [
+                links[x.device].longer_s(x, told_by.get(x.device)) if x.device in links else 0.0
+                for x in one_round
+            ]
+            is_counted = one_round[0].round > counted_after
+            played.append(Trial(chosen, context, measured, is_counted))
+        last.update({x.device: x for x in one_round})
+    nothing_more, alpha = Known(np.zeros(len(rows))), alpha_of(reader.plan.selection)
+    return {
+        name: prequential({name: nothing_more}, played, alpha)[name]
+        for name, played in trials.items()
+    }
 
 
 def _known(folder: Path, reader: RunReader, counted_after: float) -> Errors:

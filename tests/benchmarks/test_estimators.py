@@ -1,5 +1,6 @@
 """The benchmark of estimators: what it asks for, and one small fleet that is really run."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -61,12 +62,45 @@ def test_moving_links_ask_for_what_could_be_known() -> None:
     assert moving(mean=0.1) == [True, True, True, False]
 
 
+def test_replays_over_seeds_keep_the_promise_of_moving_links(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight draws of the links: of one alone nothing could be said."""
+    page = tmp_path / "page.md"
+    place = estimators.REPLAYED_TABLE
+    page.write_text(f"<!-- {place} -->\n<!-- end of {place} -->\n")
+    asked = ["--only", "traces", "--replay", "8", "--write", str(page)]
+    assert estimators.main(asked) == 0
+    said = capsys.readouterr().out
+    assert said.strip() in page.read_text()
+    (line,) = (line for line in said.splitlines() if "in errors of known" in line)
+    ratio = float(line.split(":")[1].split()[0])
+    assert ratio <= estimators.KNOWN_FACTOR
+    for other in ("last value", "device mean", "ridge"):
+        (line,) = (line for line in said.splitlines() if f"below {other}" in line)
+        assert int(line.split()[-3]) >= 7
+
+
+def test_replays_take_settings_and_print_json(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--only", "constant", "--replay", "1", "--set", "rounds=12", "--json"]
+    assert estimators.main(asked) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    assert (one["fleet"], one["rounds"], one["seeds"]) == ("constant", 12, 1)
+    assert one["errors"]["phases"][0] < 0.05
+
+
+@pytest.mark.parametrize("asked", [["--replay", "0"], ["--set", "rounds=no", "--replay", "1"]])
+def test_what_cannot_be_replayed_is_refused(asked: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        estimators.main(asked)
+
+
 @pytest.mark.broker
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_small_fleet_is_run_and_judged(tmp_path: Path) -> None:
     """On a machine that tests keep busy nothing is said of how good the estimators are."""
-    found = estimators.measure("traces", tmp_path / "kept", "process", rounds=4)
+    found = estimators.measure("traces", tmp_path / "kept", "process", ["rounds=4"])
     assert found.exchanges == 4 * 8
     assert 0 <= found.valid <= found.exchanges
     assert list(found.errors) == [
@@ -78,7 +112,7 @@ def test_a_small_fleet_is_run_and_judged(tmp_path: Path) -> None:
     if found.valid:
         assert 0.0 < found.wire_median < 1.0
         assert 0.1 < found.tau_median_s < 60.0
-    again = estimators.measure("traces", tmp_path / "kept", "process", rounds=4)
+    again = estimators.measure("traces", tmp_path / "kept", "process", ["rounds=4"])
     assert told(again) == told(found), "the run that is there was taken"
     document = tmp_path / "page.md"
     place = "<!-- estimators table -->\nEarlier words.\n<!-- end of estimators table -->\n"

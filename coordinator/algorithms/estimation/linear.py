@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.algorithms.columns import grown
+from coordinator.algorithms.columns import Places, grown
 
 
 class LinearModels:
@@ -58,7 +58,7 @@ class LinearModels:
         n = self._n(context)
         y_hat = np.zeros(n)
         width = _norms(context / math.sqrt(self._lambda))
-        places, rows = self._known(n)
+        places, rows = self._places.known(n)
         white = np.einsum("nij,nj->ni", self._whitener[places], context[rows])
         y_hat[rows] = np.einsum("ni,ni->n", self._theta[places], context[rows])
         width[rows] = _norms(white)
@@ -82,7 +82,7 @@ class LinearModels:
             )
         if rows.size == 0:
             return
-        places = self._places(rows)
+        places = self._room_for(rows)
         outer, moment = context[:, :, None] * context[:, None, :], y[:, None] * context
         if self._discount == 1.0:
             np.add.at(self._h, places, outer)
@@ -98,7 +98,7 @@ class LinearModels:
     def theta(self, n: int) -> Floats:
         """Return theta_hat of the first `n` rows, shape (n, d)."""
         theta = np.zeros((n, self.features))
-        places, rows = self._known(n)
+        places, rows = self._places.known(n)
         theta[rows] = self._theta[places]
         return theta
 
@@ -106,22 +106,22 @@ class LinearModels:
         """Return the part of y_hat that is due to one feature, shape (N,)."""
         n = self._n(context)
         share = np.zeros(n)
-        places, rows = self._known(n)
+        places, rows = self._places.known(n)
         share[rows] = self._theta[places, feature] * context[rows, feature]
         return share
 
     def seen(self, n: int) -> Ints:
         """Return from how many observations each of the first `n` rows was learned, shape (n,)."""
         seen = np.zeros(n, dtype=np.int64)
-        places, rows = self._known(n)
+        places, rows = self._places.known(n)
         seen[rows] = self._seen[places]
         return seen
 
     def to_state(self) -> dict[str, Any]:
         """Return the rows that were ever observed, as plain numbers and lists."""
-        by_row = np.argsort(self._rows)
+        by_row = np.argsort(self._places.rows)
         return {
-            "rows": self._rows[by_row].tolist(),
+            "rows": self._places.rows[by_row].tolist(),
             "seen": self._seen[by_row].tolist(),
             "H": self._h[by_row].tolist(),
             "b": self._b[by_row].tolist(),
@@ -133,7 +133,7 @@ class LinearModels:
         rows = np.array(state["rows"], dtype=np.int64)
         if rows.size == 0:
             return
-        places = self._places(rows)
+        places = self._room_for(rows)
         self._seen[places] = np.array(state["seen"], dtype=np.int64)
         self._h[places] = np.array(state["H"], dtype=np.float64)
         self._b[places] = np.array(state["b"], dtype=np.float64)
@@ -142,41 +142,23 @@ class LinearModels:
     def _forget(self) -> None:
         """Go back to knowing no device."""
         d = self.features
-        self._place: Ints = np.zeros(0, dtype=np.int64)
-        """1 + where a row is kept, or 0 for one that was never observed, shape (N,)."""
-        self._rows: Ints = np.zeros(0, dtype=np.int64)
-        """Of each place, in the order of first observations, shape (M,) like what follows."""
+        self._places = Places()
+        """What follows has a row for each of these, shape (M, ...)."""
         self._seen: Ints = np.zeros(0, dtype=np.int64)
         self._h: Floats = np.zeros((0, d, d))
         self._b: Floats = np.zeros((0, d))
         self._theta: Floats = np.zeros((0, d))
         self._whitener: Floats = np.zeros((0, d, d))
 
-    def _known(self, n: int) -> tuple[Ints | slice, Ints]:
-        """Return the places and the rows of those of the first `n` rows that were observed."""
-        if len(self._place) <= n:
-            return slice(None), self._rows
-        places = np.flatnonzero(self._rows < n)
-        return places, self._rows[places]
-
-    def _places(self, rows: Ints) -> Ints:
-        """Return where rows are kept, shape (len(rows),); makes room for new ones."""
-        self._place = grown(self._place, int(rows.max()) + 1)
-        unknown = rows[self._place[rows] == 0]
-        if unknown.size:
-            new = np.unique(unknown)
-            known = len(self._rows)
-            self._rows = np.concatenate([self._rows, new])
-            self._place[new] = 1 + np.arange(known, len(self._rows))
-            self._grow(known, len(self._rows))
-        return self._place[rows] - 1
-
-    def _grow(self, known: int, n: int) -> None:
-        """Give the places from `known` to `n` the prior."""
+    def _room_for(self, rows: Ints) -> Ints:
+        """Return where rows are kept, shape (len(rows),); new ones are given the prior."""
+        known, places = len(self._seen), self._places.of(rows)
+        n = len(self._places.rows)
         self._seen = grown(self._seen, n)
         self._b, self._theta = grown(self._b, n), grown(self._theta, n)
         self._h, self._whitener = grown(self._h, n), grown(self._whitener, n)
         self._h[known:] = self._lambda * np.eye(self.features)
+        return places
 
     def _solve(self, places: Ints) -> None:
         """Refresh theta_hat and L^-1 of some places from their H and b."""

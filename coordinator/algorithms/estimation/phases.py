@@ -18,6 +18,7 @@ from coordinator.algorithms.estimation.base import (
 )
 from coordinator.algorithms.estimation.elasticity import Elasticities
 from coordinator.algorithms.estimation.proportion import Proportions
+from coordinator.algorithms.estimation.transfer import Transfers
 
 _NUMBER: dict[Phase, int | None] = {
     "download": DOWN,
@@ -28,35 +29,40 @@ _NUMBER: dict[Phase, int | None] = {
 }
 """The number of the context that a phase is learned from; None is a constant."""
 
-_TRANSFERS: frozenset[Phase] = frozenset({"download", "upload"})
-"""Their numbers are rates as they were measured some time ago."""
+_MODEL: dict[Phase, type[Transfers] | type[Proportions] | type[Elasticities]] = {
+    "download": Transfers,
+    "load": Proportions,
+    "compute": Proportions,
+    "upload": Transfers,
+    "rest": Elasticities,
+}
+"""The rates of transfers were measured some time ago; control messages, which are the rest, wait
+for seconds where nothing passes."""
 
 
 class Phases:
     """Learns each phase p of each device by itself.
 
         tau_hat = sum_p y_hat_p,   width = sqrt(sum_p width_p^2)
-        y_p = theta_p c_p                   loading, computing and the rest
-        y_p = e^{a_p} c_p^{b_p}             the two transfers, b_p common to all devices
+        y_p = theta_p c_p                      loading and computing
+        y_p = e^{a_p + d_p q_p} c_p^{b_p}      the transfers and the rest; b_p, d_p of all devices
 
-    with c_p = nominal seconds down, cold start, 1/mu, nominal seconds up, and 1. A phase whose
-    number is 0, such as loading on a warm device, teaches and predicts nothing.
+    with c_p = nominal seconds down, cold start, 1/mu, nominal seconds up, and 1, and q_p what the
+    last transfer said. A phase whose number is 0, such as loading on a warm device, teaches and
+    predicts nothing.
 
     Source:
-        Own; the regressions are `Proportions` and `Elasticities`, the sum of independent errors is
-        textbook.
+        Own; the regressions are `Proportions`, `Transfers` and `Elasticities`, the sum of
+        independent errors is textbook.
     """
 
     def __init__(self, lambda_: float = 1.0, discount: float = 1.0) -> None:
-        """Set the prior of every phase: see `Proportions` and `Elasticities`.
+        """Set the prior of every phase: see the three.
 
         Raises:
             ValueError: The penalty is not positive, or the discount outside (0, 1].
         """
-        self._models: dict[Phase, Proportions | Elasticities] = {
-            phase: (Elasticities if phase in _TRANSFERS else Proportions)(lambda_, discount)
-            for phase in PHASES
-        }
+        self._models = {phase: _MODEL[phase](lambda_, discount) for phase in PHASES}
 
     def predict(self, context: Floats) -> Prediction:
         """Predict for one context a device, shape (N, 4).

@@ -39,6 +39,14 @@ def world(rng: np.random.Generator, n: int, noise: float) -> tuple[Floats, Measu
     return context, Measured(phases_s.sum(axis=1), phases_s)
 
 
+def learn(estimator: Ridge | Phases, context: Floats, measured: Measured) -> None:
+    """Have a device's exchanges learned from one after the other, as rounds do."""
+    for at in range(len(context)):
+        one = slice(at, at + 1)
+        told = Measured(measured.tau_s[one], measured.phases_s[one])
+        estimator.observe(rows(0), context[one], told)
+
+
 def test_worked_example() -> None:
     """Lambda = 1 and one exchange: half of each phase, whatever the unit of its number."""
     estimator = Phases(1.0)
@@ -91,15 +99,26 @@ def test_a_device_never_seen_takes_no_time_and_is_uncertain() -> None:
 
 def test_few_exchanges_teach_more_by_phase_than_as_a_whole() -> None:
     errors: dict[str, list[float]] = {"ridge": [], "phases": []}
-    for seed in range(40):
+    for seed in range(100):
         rng = np.random.default_rng(seed)
         context, measured = world(rng, 4, noise=0.1)
         later, truth = world(rng, 1, noise=0.0)
         for name, estimator in (("ridge", Ridge(0.1)), ("phases", Phases(0.1))):
-            estimator.observe(np.zeros(4, dtype=np.int64), context, measured)
+            learn(estimator, context, measured)
             said = estimator.predict(later).tau_hat_s[0]
             errors[name].append(abs(said / truth.tau_s[0] - 1.0))
-    assert np.median(errors["phases"]) < 0.9 * np.median(errors["ridge"])
+    assert np.median(errors["phases"]) < np.median(errors["ridge"])
+
+
+def test_control_messages_that_waited_in_a_hole_do_not_set_the_rest() -> None:
+    """One exchange in ten waited for 4 s, the first one among them."""
+    estimator = Phases(1e-9)
+    context = np.array([[1.0, 0.0, 0.2, 0.6]])
+    for index in range(20):
+        rest_s = 4.0 if index % 10 == 0 else 0.07
+        phases_s = np.array([[0.2, 0.0, 1.2, 0.6, rest_s]])
+        estimator.observe(rows(0), context, Measured(phases_s.sum(axis=1), phases_s))
+    assert estimator.predict(context).tau_hat_s == pytest.approx([2.07], abs=0.02)
 
 
 def test_a_bound_teaches_nothing() -> None:
@@ -127,7 +146,7 @@ def test_a_discount_follows_a_device_that_becomes_slower(kind: type[Ridge] | typ
         context, measured = world(rng, 25, noise=0.05)
         told = Measured(slower * measured.tau_s, slower * measured.phases_s)
         for estimator in (steady, nimble):
-            estimator.observe(np.zeros(25, dtype=np.int64), context, told)
+            learn(estimator, context, told)
     context, measured = world(rng, 1, noise=0.0)
     true_s = 3.0 * measured.tau_s[0]
     errors = [abs(e.predict(context).tau_hat_s[0] / true_s - 1.0) for e in (nimble, steady)]
