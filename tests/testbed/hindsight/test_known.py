@@ -73,7 +73,7 @@ def test_nothing_is_unknown_of_a_device_that_never_changes() -> None:
 def test_a_link_that_changed_long_before_is_known() -> None:
     """Rates that alternate from round to round, each from 6 s before its dispatch on."""
     rates = [16e6, 4e6]
-    world = World(down_bps=rates)
+    world = World(down_bps=rates, delay_s=0.0)  # TCP would wait as long as the rate asks for
     exchanges = [exchange(world, i) for i in range(20)]
     rows = [
         condition(x.dispatched_at_s - RECENT_S - 1.0, x.dispatched_at_s + 4.0, rates[i % 2])
