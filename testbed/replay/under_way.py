@@ -14,7 +14,7 @@ import numpy as np
 
 from coordinator.algorithms.arrays import Bools, Ints
 from coordinator.config import CoordinatorConfig
-from coordinator.refill import first_table
+from coordinator.refill import Releases, first_table
 from coordinator.round import (
     Abandon,
     Accept,
@@ -95,7 +95,9 @@ class UnderWay:
         """Of the round that is open; devices are their rows, as text."""
         self._errands: dict[tuple[str, int], Errand] = {}
         """Of everybody in the table, by device and round."""
+        self._releases = Releases(self.table)
         self._released: set[str] = set()
+        """Who is through with an earlier version than that of the round."""
         self._heap: list[tuple[float, int, str, int, What]] = []
         """When, which of equally early ones, device, round, and what happens to it."""
         self._pushed = 0
@@ -117,6 +119,7 @@ class UnderWay:
 
     def take_over(self) -> None:
         """Begin a round: give up what would be merged too late."""
+        self._releases = Releases(self.table)
         self._carry_out(self.table.drop_stale(self.now))
 
     def ask(self, errands: Sequence[Errand]) -> None:
@@ -155,11 +158,7 @@ class UnderWay:
 
     def release(self) -> list[Exchange]:
         """Let who is through with an earlier version be asked again; return those exchanges."""
-        through = [
-            x
-            for x in self.table.carried.values()
-            if x.is_over and x.version < self.table.version and x.device not in self._released
-        ]
+        through = self._releases.take(lambda x: x.is_over)
         self._released.update(x.device for x in through)
         return through
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.config import RoundConfig, SelectionConfig
+from coordinator.config import ExchangeConfig, RoundConfig, SelectionConfig
 from tests.coordinator.lab import EVERYBODY, NAMES, make_config
 from tests.testbed.replay.as_live import AskedStory, Story, played_live, replayed, replayed_asking
 
@@ -18,6 +18,9 @@ LATE_S = (0.8, 0.8, 3.2)
 STAGGERED_S = (1.05, 1.43, 3.3)
 """The third device takes as long as three versions."""
 
+CODED = ExchangeConfig(up="int8", down="delta")
+"""A late update is decoded against the version that it changes."""
+
 PACES = (1.0, 2.5, 5.0)
 """A busy machine may mix up what lies close together: then all is played more slowly."""
 
@@ -27,19 +30,23 @@ def joining(**settings: object) -> RoundConfig:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "settings", "train_s"),
+    ("exchange", "settings", "train_s"),
     [
-        (4, {"late": "merge", "deadline_s": 2.0}, LATE_S),
-        (4, {"mode": "async", "buffer": 2, "concurrency": 3, "deadline_s": 10.0}, STAGGERED_S),
+        (CODED, {"late": "merge", "deadline_s": 2.0}, LATE_S),
+        (
+            ExchangeConfig(),
+            {"mode": "async", "buffer": 2, "concurrency": 3, "deadline_s": 10.0},
+            STAGGERED_S,
+        ),
     ],
     ids=["late", "asynchronous"],
 )
 async def test_rounds_that_do_not_end_their_exchanges_are_the_live_ones(
-    tmp_path: Path, rounds: int, settings: dict[str, Any], train_s: tuple[float, ...]
+    tmp_path: Path, exchange: ExchangeConfig, settings: dict[str, Any], train_s: tuple[float, ...]
 ) -> None:
     for pace in PACES:
         slower = settings | {"deadline_s": settings["deadline_s"] * pace}
-        config = make_config(rounds=rounds, selection=EVERYBODY, round=joining(**slower))
+        config = make_config(4, selection=EVERYBODY, round=joining(**slower), exchange=exchange)
         folder, slower_s = tmp_path / str(pace), [pace * seconds for seconds in train_s]
         place = await played_live(folder / "live", config, slower_s)
         with place.reader() as reader:
@@ -50,7 +57,7 @@ async def test_rounds_that_do_not_end_their_exchanges_are_the_live_ones(
     assert virtual.rounds == live.rounds
     assert virtual.exchanges == live.exchanges
     assert virtual.models == live.models, "bit for bit"
-    assert len(set(virtual.models)) == rounds
+    assert len(set(virtual.models)) == 4
 
 
 @pytest.mark.parametrize("variant", ["pow-d", "cpow-d"])
