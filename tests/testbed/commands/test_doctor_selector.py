@@ -159,12 +159,13 @@ def test_what_no_run_can_have_is_said_before_it_begins(
     assert not out.exists()
 
 
-def test_one_that_asks_is_refused_by_a_run_whose_rounds_overlap(
-    experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", ["replay", "run"])
+def test_one_that_asks_is_refused_where_rounds_overlap(
+    experiment: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     chosen = ["--set", "selection.policy=greedy_of_test:Asker", "--set", "round.mode=async"]
-    assert main(["run", str(experiment), "--out", str(out), *chosen]) == 2
+    assert main([command, str(experiment), "--out", str(out), *chosen]) == 2
     assert (
         'selector greedy_of_test:Asker: must select without losses with round.mode = "async", got '
         "one that asks devices for them"
