@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 PANEL_IN = (2.5, 2.3)
 """Of one panel: width and height, inches."""
+LEAST_WIDTH_IN = 4.4
+"""Three names of curves beside each other, inches."""
 POINTS = 60
 """Instants at which curves over time are compared."""
 
@@ -35,7 +37,7 @@ def draw_accuracy(number: Figure, trained: Trained, size: Size, folder: Path) ->
 
 def _draw(path: Path, number: Figure, trained: Trained, size: Size, *, by_time: bool) -> Path:
     across, down = len(size.mixtures), len(size.datasets)
-    size_in = (PANEL_IN[0] * across, PANEL_IN[1] * down + 0.4)
+    size_in = (max(LEAST_WIDTH_IN, PANEL_IN[0] * across), PANEL_IN[1] * down + 0.4)
     with drawing(path, size_in) as figure:
         panels = figure.subplots(down, across, sharey="row", squeeze=False)
         for row, dataset in zip(panels, size.datasets, strict=True):
