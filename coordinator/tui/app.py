@@ -1,5 +1,6 @@
 """The control room as an application: reads the store four times a second, sends commands."""
 
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -63,14 +64,26 @@ class ControlRoom(App[ExitChoice]):
         self._owns_run = owns_run
         self._is_reading = False
         self._problem = ""
+        self._home_loop: asyncio.AbstractEventLoop | None = None
+        self._must_leave = False
         self.view = RunView()
 
     async def on_mount(self) -> None:
         """Show the run, and keep showing it."""
+        self._home_loop = asyncio.get_running_loop()
+        if self._must_leave:
+            self.exit()
+            return
         self.theme = "tokyo-night"
         await self.push_screen(Room())
         await self.refresh_view()
         self.set_interval(REFRESH_S, self.refresh_view)
+
+    def leave(self) -> None:
+        """Leave as soon as there is something to leave; for signal handlers, at any moment."""
+        self._must_leave = True
+        if self._home_loop is not None:
+            self._home_loop.call_soon_threadsafe(self.exit)
 
     async def refresh_view(self) -> None:
         """Read what is new and show it; a read that takes longer than a tick skips ticks."""

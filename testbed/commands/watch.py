@@ -1,6 +1,7 @@
 """The TUI: on any run by `fairbed watch`, or on the one that `fairbed run` starts."""
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -81,7 +82,32 @@ def _watch(folder: Path, *, owns_run: bool) -> ExitChoice | None:
     with RunReader(folder) as reader:
         endpoint = read_endpoint(folder) if reader.run().is_alive else None
         send = None if endpoint is None else partial(send_command, endpoint)
-        return ControlRoom(reader, send_command=send, owns_run=owns_run).run()
+        return _run_room(ControlRoom(reader, send_command=send, owns_run=owns_run))
+
+
+def _run_room(room: ControlRoom) -> ExitChoice | None:
+    """Show the control room until it is left.
+
+    A Ctrl-C that comes before the terminal is in its hands is a signal. The event loop would make
+    a cancellation of it, which Textual loses while it starts.
+
+    Raises:
+        KeyboardInterrupt: Such a signal came.
+    """
+    signals = []
+
+    def note(number: int, frame: object) -> None:
+        signals.append(number)
+        room.leave()
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        choice = room.run()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if signals:
+        raise KeyboardInterrupt
+    return choice
 
 
 def _command(plan: RunPlan, options: argparse.Namespace) -> list[str]:

@@ -172,6 +172,20 @@ def test_a_run_that_dies_while_it_starts_is_told_as_such(
     assert not out.exists()
 
 
+@pytest.mark.parametrize("moment_s", [0.0, 0.1, 0.2, 0.4, 1.5])
+def test_a_signal_while_the_control_room_opens_ends_it_and_the_run(
+    moment_s: float, experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
+) -> None:
+    out = tmp_path / "out"
+    terminal = start("run", str(experiment), "--out", str(out))
+    wait_until(lambda: status_of(out) in ("created", "running"), "the run")
+    time.sleep(moment_s)
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.finish() == 130
+    assert "Traceback" not in terminal.text
+    assert status_of(out) == "stopped"
+
+
 def test_ctrl_c_while_the_run_is_starting_leaves_no_folder(
     experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
 ) -> None:
