@@ -16,8 +16,8 @@ CACHE_KIB = 65_536
 """Most memory for pages of the database; a small run's takes what it has."""
 JOURNAL_PAGES = 8_000
 """Of 4 KiB, after which the journal is folded into the database. Rows of a device lie far apart in
-the indices, so each folding touches much of them: with the usual 1,000 pages the hundredth round of
-a thousand devices costs the writer half as much again."""
+the indices, so each folding touches much of them, and the usual 1,000 pages fold several times in a
+round of a thousand devices."""
 
 _ADVICE = {
     "full": "free space and resume the run",
