@@ -7,10 +7,10 @@ that was under way finds out as in a radio hole.
 """
 
 import time
-from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import anyio
+from msgspec import structs
 
 from benchmarks._fidelity import limits
 from benchmarks._fidelity.arithmetic import resumed_s, volumes
@@ -82,7 +82,7 @@ async def _hole(rig: Rig, kind: Kind, lasting_s: float) -> list[Window]:
 
     async def hole() -> tuple[float, float]:
         await anyio.sleep(BEFORE_S)
-        await rig.apply(replace(at_rate(RATE_BPS), outage=kind))
+        await rig.apply(structs.replace(at_rate(RATE_BPS), outage=kind))
         begun = time.monotonic()
         await anyio.sleep(lasting_s)
         ended = time.monotonic()
