@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests.ledger import LEDGER, Ledger
+from tests.processes import describe, is_long_lived, own_children
 from tests.turns import Turns
 
 settings.register_profile("fairbed", derandomize=True, deadline=None, print_blob=True)
@@ -24,9 +25,6 @@ SESSION_MARK = "FAIRBED_TEST_SESSION"
 
 EXIT_GRACE_S = 10.0
 """How long processes may take to end after the last test, on a busy machine."""
-
-LONG_LIVED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-"""Helpers of the standard library that end with pytest itself."""
 
 Golden = Callable[[Path, bytes], None]
 
@@ -113,23 +111,16 @@ def leaves_no_process() -> Iterator[None]:
     os.environ[SESSION_MARK] = mark
     yield
     _, alive = psutil.wait_procs(_started_here(mark), timeout=EXIT_GRACE_S)
-    left = [_describe(process) for process in alive]
+    left = [describe(process) for process in alive]
     assert not left, f"processes left behind: {left}"
 
 
 def _started_here(mark: str) -> list[psutil.Process]:
-    ours = {child.pid: child for child in psutil.Process().children(recursive=True)}
+    ours = {child.pid: child for child in own_children()}
     for process in psutil.process_iter():
         try:
             if process.pid != os.getpid() and process.environ().get(SESSION_MARK) == mark:
                 ours[process.pid] = process
         except psutil.Error:  # gone, or somebody else's
             continue
-    return [p for p in ours.values() if not any(name in _describe(p) for name in LONG_LIVED)]
-
-
-def _describe(process: psutil.Process) -> str:
-    try:
-        return f"{process.pid} {' '.join(process.cmdline()) or process.name()}"
-    except psutil.Error:
-        return f"{process.pid} (gone)"
+    return [process for process in ours.values() if not is_long_lived(process)]

@@ -8,7 +8,6 @@ from typing import Any
 
 import anyio
 import msgspec
-import psutil
 import pytest
 
 from benchmarks import fidelity
@@ -17,6 +16,7 @@ from benchmarks._fidelity.trace import synthetic
 from testbed.backends.choice import BackendName
 from testbed.backends.network.owner import FOLDER, Claim
 from testbed.broker import find_broker
+from tests.processes import describe, own_children
 
 pytestmark = pytest.mark.alone
 
@@ -64,8 +64,10 @@ def own_networks() -> list[Path]:
     return found
 
 
-def nothing_stays() -> bool:
-    return psutil.Process().children(recursive=True) == [] and own_networks() == []
+def leftovers() -> list[str]:
+    """Processes of ours, and networks, that a benchmark has left behind."""
+    processes = [describe(process) for process in own_children()]
+    return processes + [str(path) for path in own_networks()]
 
 
 @pytest.mark.parametrize("backend", ["container"], indirect=True)
@@ -77,7 +79,7 @@ def test_processor_and_link_of_a_container_are_measured_and_nothing_stays(
     check(rows)
     assert {row["group"] for row in rows} == {"cpu", "transfer", "loss"}
     assert {row["backend"] for row in rows} == {backend}
-    assert nothing_stays()
+    assert leftovers() == []
 
 
 @pytest.mark.slow
@@ -91,7 +93,7 @@ def test_every_quantity_is_measured_and_nothing_stays(
     check(rows)
     assert {row["group"] for row in rows} == set(GROUPS)
     assert {row["backend"] for row in rows} == {backend}
-    assert nothing_stays()
+    assert leftovers() == []
     links = [row for row in rows if "Mbit/s" in row["quantity"] and row["achieved"] is not None]
     for row in links:  # a link without a limit would be ten times as fast
         assert row["achieved"] == pytest.approx(row["target"] or row["achieved"], rel=0.5)

@@ -1,0 +1,25 @@
+"""The processes that tests start, and how to say which is still there."""
+
+import psutil
+
+LONG_LIVED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+"""Helpers of the standard library that end with pytest itself."""
+
+
+def own_children() -> list[psutil.Process]:
+    """Return every process that descends from this one, but not those that end with pytest."""
+    family = psutil.Process().children(recursive=True)
+    return [process for process in family if not is_long_lived(process)]
+
+
+def is_long_lived(process: psutil.Process) -> bool:
+    """Tell whether a process serves the standard library until pytest ends."""
+    return any(name in describe(process) for name in LONG_LIVED)
+
+
+def describe(process: psutil.Process) -> str:
+    """Return its number and its command."""
+    try:
+        return f"{process.pid} {' '.join(process.cmdline()) or process.name()}"
+    except psutil.Error:
+        return f"{process.pid} (gone)"
