@@ -19,7 +19,7 @@ from benchmarks._traffic import traffic
 from testbed.backends.cputime import cpu_s
 from testbed.backends.errors import BackendError
 from testbed.backends.network.network import Network, open_network
-from testbed.emulation.conditions import Shape
+from testbed.emulation.conditions import Conditions, Shape
 
 TURNS = 20
 """Changes of all devices; the median counts."""
@@ -72,7 +72,7 @@ async def measure(n_devices: int) -> Cost:
 
 async def _change(network: Network, names: dict[str, Shape | None], rate_bps: float) -> float:
     began = time.monotonic()
-    await network.apply({name: (_both(rate_bps), None) for name in names})
+    await network.apply(dict.fromkeys(names, Conditions(speed_ratio=None, shape=_both(rate_bps))))
     return time.monotonic() - began
 
 

@@ -87,17 +87,39 @@ class Series:
 
     def held(self, t: float) -> tuple[float, float]:
         """Return the value at `t` seconds, and until when it holds; `inf` if it is constant."""
+        value, until, _ = self.followed(t, 0)
+        return value, until
+
+    def followed(self, t: float, step: int) -> tuple[float, float, int]:
+        """Return the value at `t` seconds, until when it holds, and its step.
+
+        Args:
+            t: Seconds.
+            step: Where the last look was, as it was returned; any number is right, and near ones
+                are fast. A search touches some twenty places of a long series: where a hundred
+                of them take turns, none is in a cache, and that is most of what a look costs.
+        """
+        t_s, values = self.t_s, self.values
         laps, into = divmod(t, self.period_s)
         start = laps * self.period_s
-        index = bisect_right(self.t_s, into)
-        value = self.values[index - 1]
-        for _ in self.t_s:
-            if index == len(self.t_s):
+        step = self._step_at(into, step)
+        value, index = values[step], step + 1
+        for _ in t_s:
+            if index == len(t_s):
                 index, start = 0, start + self.period_s
-            if self.values[index] != value:
-                return value, start + self.t_s[index]
+            if values[index] != value:
+                return value, start + t_s[index], step
             index += 1
-        return value, math.inf
+        return value, math.inf, step
+
+    def _step_at(self, into: float, near: int) -> int:
+        """Return the step at a moment of a period: often the one near, or the next."""
+        t_s = self.t_s
+        last = len(t_s) - 1
+        for step in (near, near + 1):
+            if 0 <= step < last and t_s[step] <= into < t_s[step + 1]:
+                return step
+        return bisect_right(t_s, into) - 1
 
     def starting_at(self, t: float) -> "Series":
         """Return the same with its beginning at `t` seconds."""

@@ -122,11 +122,10 @@ class Driver:
         note: Callable[[str, Stretch], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._backend, self._courses = backend, courses
+        self._backend = backend
+        self._devices = [_Device(name, course) for name, course in courses.items()]
         self._clock = clock or LoopClock()
         self._dilation, self._start_s, self._note = dilation, start_s, note
-        self._applied: dict[str, Conditions] = {}
-        self._logs: dict[str, StretchLog] = {}
         self._late_s: deque[float] = deque(maxlen=KEPT_TICKS)
         self._late_max_s = 0.0
         self._ticks = self._changes = self._skipped = 0
@@ -152,57 +151,62 @@ class Driver:
         """
         begun = self._clock.now() - self._start_s
         tick = _tick_before(self._start_s)
-        looks: list[tuple[int, str]] = [(tick, name) for name in self._courses]
+        agenda = _Agenda({tick: self._devices} if self._devices else {})
         try:
-            while looks:
-                tick = max(tick, looks[0][0])
+            while agenda:
+                tick = max(tick, agenda.next)
                 await self._clock.sleep_until(begun + tick * TICK_S)
                 present = max(tick, _tick_before(self._clock.now() - begun))
-                due = _pop(looks, present)
-                await self._apply(due, present * TICK_S)
+                await self._apply(agenda.pop(present), present, agenda)
                 self._count(present - tick, self._clock.now() - begun - tick * TICK_S)
-                for name in due:
-                    look = self._courses[name].next_look(present * TICK_S)
-                    if look < math.inf:
-                        at = math.ceil(look / TICK_S - _ROUNDING)
-                        heapq.heappush(looks, (max(at, present + 1), name))
                 tick = present + 1
             await self._clock.sleep_until(math.inf)  # nothing will change any more
         finally:
             self._write_all(self._clock.now() - begun)
 
-    async def _apply(self, due: list[str], t: float) -> None:
-        changed: dict[str, Conditions] = {}
-        for number, name in enumerate(due, 1):
+    async def _apply(self, due: list["_Device"], tick: int, agenda: "_Agenda") -> None:
+        """Bring devices to what they are meant to be, and note when to look again.
+
+        All that concerns one device is done at once: by the next tick its numbers have left the
+        caches, and fetching them is most of the work.
+        """
+        t, changed = tick * TICK_S, dict[str, Conditions]()
+        for number, device in enumerate(due, 1):
             if number % SLICE == 0:
                 await checkpoint()
-            course = self._courses[name]
+            course = device.course
             if course.asks_load(t):
-                course.used(t, self._backend.cpu_s(name))
+                course.used(t, self._backend.cpu_s(device.name))
             wanted = course.conditions(t)
-            if wanted != self._applied.get(name):
-                changed[name] = wanted
+            if wanted != device.now:
+                changed[device.name] = device.now = wanted
+                self._write(device, t, wanted)
+            look = course.next_look(t)
+            if look < math.inf:
+                agenda.add(max(math.ceil(look / TICK_S - _ROUNDING), tick + 1), device)
         if changed:
-            k = self._dilation
-            await self._backend.apply({name: now.dilated(k) for name, now in changed.items()})
-            self._applied.update(changed)
+            await self._backend.apply(self._dilated(changed))
             self._changes += len(changed)
-        for name, wanted in changed.items():
-            self._write(name, t, wanted)
 
-    def _write(self, name: str, t: float, wanted: Conditions) -> None:
-        if name not in self._logs:
-            self._logs[name] = StretchLog(t, wanted)
+    def _dilated(self, conditions: dict[str, Conditions]) -> dict[str, Conditions]:
+        k = self._dilation
+        if k == 1.0:
+            return conditions
+        return {name: now.dilated(k) for name, now in conditions.items()}
+
+    def _write(self, device: "_Device", t: float, wanted: Conditions) -> None:
+        log = device.log
+        if log is None:
+            device.log = StretchLog(t, wanted)
             return
-        log = self._logs[name]
         log.note(t, wanted)
         if t - log.start >= STRETCH_S and (stretch := log.take(t)) is not None:
-            self._tell(name, stretch)
+            self._tell(device.name, stretch)
 
     def _write_all(self, t: float) -> None:
-        for name, log in self._logs.items():
-            if (stretch := log.take(t)) is not None:
-                self._tell(name, stretch)
+        for device in self._devices:
+            if device.log is not None and (stretch := device.log.take(t)) is not None:
+                self._tell(device.name, stretch)
 
     def _tell(self, name: str, stretch: Stretch) -> None:
         if self._note is not None:
@@ -219,9 +223,46 @@ def _tick_before(t: float) -> int:
     return math.floor(t / TICK_S + _ROUNDING)
 
 
-def _pop(looks: list[tuple[int, str]], tick: int) -> list[str]:
-    """Take the devices that are due at a tick or before it off a heap."""
-    due = []
-    while looks and looks[0][0] <= tick:
-        due.append(heapq.heappop(looks)[1])
-    return due
+@dataclass(slots=True)
+class _Device:
+    """One device, and what it was brought to."""
+
+    name: str
+    course: Course
+    now: Conditions | None = None
+    log: StretchLog | None = None
+
+
+class _Agenda:
+    """Which devices are to be looked at, by tick: most of a fleet shares its ticks.
+
+    Args:
+        looks: Devices by tick, no list empty.
+    """
+
+    def __init__(self, looks: dict[int, list[_Device]]) -> None:
+        self._looks = looks
+        self._ticks = sorted(looks)
+
+    def __bool__(self) -> bool:
+        """Tell whether anything is to come."""
+        return bool(self._ticks)
+
+    @property
+    def next(self) -> int:
+        """The first tick."""
+        return self._ticks[0]
+
+    def add(self, tick: int, device: _Device) -> None:
+        """Look at a device at a tick."""
+        if tick not in self._looks:
+            self._looks[tick] = []
+            heapq.heappush(self._ticks, tick)
+        self._looks[tick].append(device)
+
+    def pop(self, tick: int) -> list[_Device]:
+        """Take the devices that are due at a tick or before it."""
+        due: list[_Device] = []
+        while self._ticks and self._ticks[0] <= tick:
+            due += self._looks.pop(heapq.heappop(self._ticks))
+        return due

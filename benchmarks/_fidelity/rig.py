@@ -149,7 +149,7 @@ async def _namespace(
 
     async def change(wanted: Conditions) -> None:
         limit_speed(group, NAME, wanted.speed_ratio)
-        await network.apply({NAME: (wanted.shape, wanted.outage)})
+        await network.apply({NAME: wanted})
 
     return device, desk, reach, cell, change, lambda: group.usage().starved_s or 0.0
 

@@ -176,9 +176,7 @@ class NamespaceBackend:
             check_share(name, wanted.speed_ratio)
         frozen = {name for name, wanted in conditions.items() if wanted.outage == "frozen"}
         await crew.freezer.thaw(conditions.keys() - frozen)
-        await self._network.apply(
-            {name: (wanted.shape, wanted.outage) for name, wanted in conditions.items()}
-        )
+        await self._network.apply(conditions)
         for name, wanted in conditions.items():
             self._change_speed(name, wanted)
         await crew.freezer.freeze(frozen)

@@ -97,6 +97,8 @@ class Timeline:
         self._moving = [(at, each) for at, each in enumerate(series) if not each.is_constant]
         self._values = [each.values[0] for each in series]
         """At `_looked_at`, in the order of `_series`."""
+        self._steps = [0] * len(series)
+        """Where each series was then."""
         self._looked_at, self._change = nan, inf
 
     @property
@@ -143,16 +145,18 @@ class Timeline:
         """Return the first moment after `t` that may bring other conditions; None is never."""
         t += ROUNDING_S
         self._look(t)
-        change = min([self._change, *(edge for edge in self._edges if edge > t)])
+        change = self._change
+        if self._edges:
+            change = min([change, *(edge for edge in self._edges if edge > t)])
         return None if change == inf else change
 
     def _look(self, t: float) -> None:
         """Look up what holds at `t`, and until when; who asks for both asks for the same `t`."""
         if t == self._looked_at:
             return
-        change = inf
+        change, values, steps = inf, self._values, self._steps
         for at, series in self._moving:
-            self._values[at], until = series.held(t)
+            values[at], until, steps[at] = series.followed(t, steps[at])
             if until < change:
                 change = until
         self._looked_at, self._change = t, change

@@ -123,7 +123,7 @@ class GuestDevice:
         if self.group is not None and wanted.speed_ratio != self.present.speed_ratio:
             limit_speed(self.group, "--cpu", wanted.speed_ratio)
         if self.network is not None:
-            await self.network.apply({NAME: (wanted.shape, wanted.outage)})
+            await self.network.apply({NAME: wanted})
         self.present = wanted
         if self._log is not None:
             self._log.note(time.monotonic(), wanted)

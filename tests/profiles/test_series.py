@@ -50,6 +50,18 @@ def test_the_next_change_is_the_first_other_value(track: Series, eighths: int) -
     assert track.at(change) != track.at(t)
 
 
+@given(series(), st.lists(st.tuples(st.integers(0, 999), st.integers(-2, 20)), min_size=1))
+def test_following_is_looking_wherever_the_last_look_was(
+    track: Series, looks: list[tuple[int, int]]
+) -> None:
+    for eighths, step in looks:
+        t = eighths / 8.0
+        value, until, found = track.followed(t, step)
+        assert (value, until) == track.held(t)
+        assert value == track.at(t) == track.values[found]
+        assert track.t_s[found] <= t % track.period_s
+
+
 @given(series(), st.integers(0, 400), st.integers(0, 400))
 def test_the_integral_is_the_sum_of_its_eighths(track: Series, start: int, length: int) -> None:
     moments = (start + np.arange(length)) / 8.0

@@ -24,7 +24,7 @@ from testbed.backends.network.htb import (
 )
 from testbed.backends.network.links import plug_line
 from testbed.backends.network.orders import AirState
-from testbed.emulation.conditions import Outage, Shape
+from testbed.emulation.conditions import Conditions, Shape
 
 UNLIMITED = Shape()
 
@@ -47,27 +47,6 @@ class Link:
         """Towards the device, and away from it."""
         packet_bytes = IP_BYTES if self.delayed_by == "relay" else FRAME_BYTES
         return down_lane(self.index, packet_bytes), up_lane(self.index)
-
-
-class Wanted(Struct, frozen=True):
-    """What a link is meant to be like at this moment."""
-
-    shape: Shape = UNLIMITED
-    outage: Outage | None = None
-
-    @property
-    def air(self) -> Air:
-        """What happens to packets."""
-        shape = self.shape
-        if not (shape.delay_s or shape.jitter_s or shape.loss_ratio):
-            return CLEAR
-        return Air(delay_s=shape.delay_s, jitter_s=shape.jitter_s, loss_ratio=shape.loss_ratio)
-
-    def rate_bps(self, goodput_bps: float | None) -> float | None:
-        """Return what a direction gets of its goodput; `HOLE_BPS` where nothing passes."""
-        if self.outage == "coverage":
-            return HOLE_BPS
-        return HOLE_BPS if goodput_bps is not None and goodput_bps < MIN_BPS else goodput_bps
 
 
 class LaneState(Struct, frozen=True):
@@ -96,24 +75,36 @@ AS_MADE = State()
 """A link that nothing has been told yet: without limits."""
 
 
-def follow(before: State, wanted: Wanted) -> State:
+def follow(before: State, wanted: Conditions) -> State:
     """Return what a link becomes."""
-    (down, up), shape = before.lanes, wanted.shape
+    (down, up), shape = before.lanes, wanted.shape or UNLIMITED
+    is_hole = wanted.outage == "coverage"
     return State(
         lanes=(
-            _follow_lane(down, wanted.rate_bps(shape.down_bps)),
-            _follow_lane(up, wanted.rate_bps(shape.up_bps)),
+            _follow_lane(down, shape.down_bps, is_hole=is_hole),
+            _follow_lane(up, shape.up_bps, is_hole=is_hole),
         ),
-        air=wanted.air,
+        air=air_of(shape),
         is_plugged=wanted.outage != "unplugged",
     )
 
 
-def _follow_lane(before: LaneState, rate_bps: float | None) -> LaneState:
-    if rate_bps is None:
+def _follow_lane(before: LaneState, goodput_bps: float | None, *, is_hole: bool) -> LaneState:
+    fastest_bps = before.fastest_bps or 0.0
+    if is_hole or (goodput_bps is not None and goodput_bps < MIN_BPS):
+        return LaneState(HOLE_BPS, fastest_bps, HOLE_BPS)
+    if goodput_bps is None:
         return LaneState()
-    fastest_bps = max(rate_bps, before.fastest_bps or 0.0)
-    return LaneState(rate_bps, fastest_bps, HOLE_BPS if rate_bps == HOLE_BPS else fastest_bps)
+    if goodput_bps > fastest_bps:
+        fastest_bps = goodput_bps
+    return LaneState(goodput_bps, fastest_bps, fastest_bps)
+
+
+def air_of(shape: Shape) -> Air:
+    """Return what happens to packets."""
+    if not (shape.delay_s or shape.jitter_s or shape.loss_ratio):
+        return CLEAR
+    return Air(delay_s=shape.delay_s, jitter_s=shape.jitter_s, loss_ratio=shape.loss_ratio)
 
 
 @dataclass(slots=True)
@@ -131,7 +122,7 @@ def add_change(changes: Changes, name: str, link: Link, before: State, after: St
     has_netem = link.delayed_by == "netem"
     is_other_air = has_netem and after.air != before.air
     for lane, old, new in zip(link.lanes, before.lanes, after.lanes, strict=True):
-        if new.rate_bps not in (old.rate_bps, HOLE_BPS):
+        if new.rate_bps != old.rate_bps and new.rate_bps != HOLE_BPS:
             changes.tc.append(rate_line(lane, new.rate_bps))
         if new.leaf_bps != old.leaf_bps or is_other_air:
             changes.tc.append(leaf_line(lane, new.leaf_bps, after.air if has_netem else CLEAR))
@@ -142,13 +133,12 @@ def add_change(changes: Changes, name: str, link: Link, before: State, after: St
         changes.ip.append(plug_line(link.index, is_plugged=after.is_plugged))
 
 
-def check(link: Link, wanted: Wanted) -> None:
+def check(link: Link, shape: Shape) -> None:
     """Refuse what a link cannot be.
 
     Raises:
         ValueError: It cannot; the message does not name the device.
     """
-    shape = wanted.shape
     for name, rate in (("down_bps", shape.down_bps), ("up_bps", shape.up_bps)):
         if rate is not None and not 0.0 <= rate < math.inf:
             raise ValueError(f"{name} must be >= 0 bit/s or None, got {rate:g}; see profiles")
@@ -157,8 +147,8 @@ def check(link: Link, wanted: Wanted) -> None:
             raise ValueError(f"{name} must be 0 to {MAX_DELAY_S:g} s, got {time:g}; see profiles")
     if not 0.0 <= shape.loss_ratio <= 1.0:
         raise ValueError(f"loss_ratio must be 0 to 1, got {shape.loss_ratio:g}; see profiles")
-    if wanted.air != CLEAR and link.delayed_by is None:
+    if link.delayed_by is None and (air := air_of(shape)) != CLEAR:
         raise ValueError(
-            f"a link that was opened without delay and loss cannot have any, got {wanted.air}; "
+            f"a link that was opened without delay and loss cannot have any, got {air}; "
             "name the device in `delayed` when the network is opened"
         )

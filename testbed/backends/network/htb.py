@@ -42,7 +42,7 @@ MIN_QUEUE_PACKETS, QUEUE_S = 10, 0.1
 MAX_QUEUE_BYTES = 1 << 24
 """100 ms of a gigabit; no queue builds up where nothing is limited."""
 
-UNLIMITED_BPS = 100e9
+UNLIMITED_BPS = 100_000_000_000
 """Of the wire, for a direction without a limit: it keeps its class, to be slowed any time."""
 
 MIN_BPS = 8000.0
@@ -153,8 +153,8 @@ def leaf_line(lane: Lane, goodput_bps: float | None, air: Air = CLEAR) -> str:
 def wire_bps(goodput_bps: float | None, packet_bytes: int) -> int:
     """Return the rate to configure so that TCP's payload has the rate given, bit/s."""
     if goodput_bps is None:
-        return int(UNLIMITED_BPS)
-    return min(round(goodput_bps * packet_bytes / PAYLOAD_BYTES), int(UNLIMITED_BPS))
+        return UNLIMITED_BPS
+    return min(round(goodput_bps * packet_bytes / PAYLOAD_BYTES), UNLIMITED_BPS)
 
 
 def burst_bytes(rate_bps: int) -> int:
@@ -170,8 +170,11 @@ def queue_bytes(rate_bps: int) -> int:
 
 def _class_line(verb: str, lane: Lane, goodput_bps: float | None) -> str:
     rate = wire_bps(goodput_bps, lane.packet_bytes)
-    burst = f"burst {burst_bytes(rate)}"
-    return f"class {verb} {lane.class_words} rate {rate}bit {burst} c{burst} quantum {FRAME_BYTES}"
+    burst = burst_bytes(rate)
+    return (
+        f"class {verb} {lane.class_words} rate {rate}bit burst {burst} cburst {burst} "
+        f"quantum {FRAME_BYTES}"
+    )
 
 
 def _netem_options(rate_bps: int, air: Air) -> str:

@@ -18,12 +18,13 @@ from testbed.backends.network.batch import BatchPipe, open_batch_pipe
 from testbed.backends.network.building import claim, furnish, relayed_links
 from testbed.backends.network.change import (
     AS_MADE,
+    UNLIMITED,
     Changes,
     DelayedBy,
     Link,
     State,
-    Wanted,
     add_change,
+    air_of,
     check,
     follow,
 )
@@ -35,7 +36,7 @@ from testbed.backends.network.probe import probe
 from testbed.backends.network.programs import run_program
 from testbed.backends.network.relays import Relays, open_relays
 from testbed.backends.network.sweep import NAMESPACES
-from testbed.emulation.conditions import Outage, Shape
+from testbed.emulation.conditions import Conditions, Shape
 
 NO_LOG = Path(os.devnull)
 
@@ -77,30 +78,29 @@ class Network:
         self._known(name)
         return NAMESPACES / self._names.device(name)
 
-    async def apply(self, changes: Mapping[str, tuple[Shape | None, Outage | None]]) -> None:
+    async def apply(self, conditions: Mapping[str, Conditions]) -> None:
         """Change links to these conditions, all in one go; return when they are in effect.
 
-        A device that is `frozen` keeps its link: standing still is its own business.
+        A device that is `frozen` keeps its link: standing still is its own business. One whose plug
+        was pulled or put back hears of it from its kernel a moment later, as on a real cable.
 
         Args:
-            changes: Link and outage of each device that changes; no link is one without limits.
+            conditions: Of each device whose link or outage changes; no link is one without
+                limits. The rest of them is not the network's business.
 
         Raises:
             BackendError: There is no such device, a link cannot be like that, or the kernel
                 refused.
         """
-        wanted = {
-            name: Wanted(shape or Shape(), outage) for name, (shape, outage) in changes.items()
-        }
-        for name, each in wanted.items():
-            self._known(name)
-            _check(name, self._links[name], each)
         async with self._lock:
             todo, following = Changes(), dict[str, State]()
-            for name, each in wanted.items():
-                before = self._now[name]
-                following[name] = follow(before, each)
-                add_change(todo, name, self._links[name], before, following[name])
+            for name, wanted in conditions.items():
+                self._known(name)
+                link, before = self._links[name], self._now[name]
+                if wanted.shape is not None:
+                    _check(name, link, wanted.shape)
+                after = following[name] = follow(before, wanted)
+                add_change(todo, name, link, before, after)
             self._now.update(following)
             await self._tc.run(todo.tc)
             await self._ip.run(todo.ip)
@@ -182,7 +182,9 @@ async def open_network(
         ]
         await tc.run([*htb.hub_lines(), *shaping])
         network = Network(names, addresses, made, (ip, tc), relays)
-        await network.apply({name: (shape, None) for name, shape in shapes.items()})
+        await network.apply(
+            {name: Conditions(speed_ratio=None, shape=shape) for name, shape in shapes.items()}
+        )
         await ip.run(
             [
                 line
@@ -199,11 +201,11 @@ async def _links(shapes: Mapping[str, Shape | None], delayed: Collection[str]) -
     Raises:
         BackendError: One cannot be had here.
     """
-    wanted = {name: Wanted(shape or Shape()) for name, shape in shapes.items()}
+    known = {name: shape or UNLIMITED for name, shape in shapes.items()}
     strangers = sorted(set(delayed) - set(shapes))
     if strangers:
         raise BackendError(f"{strangers[0]}: no such device; the fleet is {', '.join(shapes)}")
-    need = {name for name, each in wanted.items() if each.air != CLEAR or name in delayed}
+    need = {name for name, each in known.items() if air_of(each) != CLEAR or name in delayed}
     by: DelayedBy = None
     if need:
         support = await probe()
@@ -214,12 +216,12 @@ async def _links(shapes: Mapping[str, Shape | None], delayed: Collection[str]) -
         by = support.delay
     made = {name: Link(index, by if name in need else None) for index, name in enumerate(shapes)}
     for name, link in made.items():
-        _check(name, link, wanted[name])
+        _check(name, link, known[name])
     return made
 
 
-def _check(name: str, link: Link, wanted: Wanted) -> None:
+def _check(name: str, link: Link, shape: Shape) -> None:
     try:
-        check(link, wanted)
+        check(link, shape)
     except ValueError as exc:
         raise BackendError(f"{name}: {exc}") from exc

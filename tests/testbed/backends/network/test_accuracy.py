@@ -17,7 +17,8 @@ from benchmarks._quiet import WAIT_LIMIT, repeat
 from benchmarks._traffic import Flight, Peer, Stream, traffic
 from testbed.backends.network.network import Network, open_network
 from testbed.backends.network.probe import Support
-from testbed.emulation.conditions import Outage, Shape
+from testbed.emulation.conditions import Conditions, Shape
+from tests.testbed.backends.network.conditions import linked
 
 pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.slow, pytest.mark.alone]
 
@@ -30,7 +31,7 @@ VOLUME_LIMIT = 0.02
 DELAY_LIMIT_S = 2e-3
 LOSS_LIMIT = 0.1
 
-Apply = Callable[[Mapping[str, tuple[Shape | None, Outage | None]]], None]
+Apply = Callable[[Mapping[str, Conditions]], None]
 
 
 def _both(rate_bps: float) -> Shape:
@@ -53,7 +54,7 @@ def _network(shapes: Mapping[str, Shape | None]) -> Iterator[tuple[Network, Appl
         anyio.from_thread.start_blocking_portal() as portal,
         portal.wrap_async_context_manager(open_network("test", shapes, seed=3)) as network,
     ):
-        yield network, lambda changes: portal.call(network.apply, changes)
+        yield network, lambda conditions: portal.call(network.apply, conditions)
 
 
 @contextmanager
@@ -131,14 +132,14 @@ def test_a_rate_that_changes_ten_times_a_second_delivers_its_volume() -> None:
     ):
 
         def ratio() -> float:
-            apply({"pi": (_both(rates_bps[0]), None)})
+            apply({"pi": linked(_both(rates_bps[0]))})
             future = portal.start_task_soon(
                 anyio.to_thread.run_sync, lambda: peer.stream_down(seconds=step_s * n_steps + 1.0)
             )
             began = time.monotonic() + 0.5  # the stream has begun by then
             for step, rate_bps in enumerate(rates_bps):
                 time.sleep(max(0.0, began + step * step_s - time.monotonic()))
-                apply({"pi": (_both(rate_bps), None)})
+                apply({"pi": linked(_both(rate_bps))})
             time.sleep(max(0.0, began + n_steps * step_s - time.monotonic()))
             _, seen = future.result()
             volume = seen.bytes_until(began + n_steps * step_s) - seen.bytes_until(began)

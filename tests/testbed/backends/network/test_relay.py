@@ -13,6 +13,7 @@ from testbed.backends.errors import BackendError
 from testbed.backends.network.network import Network, open_network
 from testbed.backends.network.probe import Support
 from testbed.emulation.conditions import Shape
+from tests.testbed.backends.network.conditions import linked
 
 pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.alone]
 
@@ -76,9 +77,9 @@ def test_packets_are_lost_on_purpose_and_counted_each_way() -> None:
 def test_delay_comes_and_goes_while_the_link_is_used() -> None:
     async def test(network: Network) -> None:
         with traffic(network.namespace("pi"), network.hub_address) as peer:
-            await network.apply({"pi": (Shape(delay_s=0.5), None)})
+            await network.apply({"pi": linked(Shape(delay_s=0.5))})
             assert min((await run_sync(peer.fly_up, 3, 1e-3)).delays_s) >= 0.5
-            await network.apply({"pi": (None, None)})
+            await network.apply({"pi": linked()})
             assert min((await run_sync(peer.fly_up, 50, 1e-3)).delays_s) < 0.5
 
     _run(None, test)

@@ -10,7 +10,6 @@ from testbed.backends.network.change import (
     AS_MADE,
     Changes,
     Link,
-    Wanted,
     add_change,
     check,
     follow,
@@ -18,7 +17,8 @@ from testbed.backends.network.change import (
 from testbed.backends.network.delay import Air
 from testbed.backends.network.names import make_names
 from testbed.backends.network.orders import AirState
-from testbed.emulation.conditions import Shape
+from testbed.emulation.conditions import Conditions, Shape
+from tests.testbed.backends.network.conditions import linked
 
 NAMES = make_names("run", bytes.fromhex("0badcafe"))
 ADDRESSES = Addresses(IPv4Network("10.1.2.0/28"))
@@ -105,7 +105,7 @@ def test_a_new_device_gets_a_class_each_way_and_is_told_by_its_address() -> None
     ]
 
 
-def _change(before: Wanted, after: Wanted, link: Link = WIRE) -> Changes:
+def _change(before: Conditions, after: Conditions, link: Link = WIRE) -> Changes:
     changes = Changes()
     made = follow(AS_MADE, before)
     add_change(changes, "pi", link, made, follow(made, after))
@@ -118,13 +118,13 @@ DOWN_AT, UP_AT = "qdisc replace dev d3 parent 1:10", "qdisc replace dev hub0 par
 
 
 def test_what_stays_as_it_is_costs_no_line() -> None:
-    assert _change(Wanted(FAST), Wanted(FAST)) == Changes()
-    assert _change(Wanted(FAST), Wanted(FAST, "frozen")) == Changes()
-    assert _change(Wanted(), Wanted(Shape())) == Changes()
+    assert _change(linked(FAST), linked(FAST)) == Changes()
+    assert _change(linked(FAST), linked(FAST, "frozen")) == Changes()
+    assert _change(linked(), linked(Shape())) == Changes()
 
 
 def test_a_slower_link_keeps_its_class_and_its_queue() -> None:
-    changes = _change(Wanted(FAST), Wanted(SLOW))
+    changes = _change(linked(FAST), linked(SLOW))
     assert changes.ip == []
     assert changes.tc == [
         "class change dev d3 parent 1: classid 1:10 htb rate 1045580bit burst 3200 cburst 3200 "
@@ -135,7 +135,7 @@ def test_a_slower_link_keeps_its_class_and_its_queue() -> None:
 def test_a_queue_is_for_the_fastest_that_its_link_was_since_it_had_no_limit() -> None:
     queues, before = [], AS_MADE
     for rate_bps in (4e6, 1e6, 16e6, 0.0, 2e6, None, 1e6):
-        after = follow(before, Wanted(Shape(down_bps=rate_bps, up_bps=1e6)))
+        after = follow(before, linked(Shape(down_bps=rate_bps, up_bps=1e6)))
         changes = Changes()
         add_change(changes, "pi", WIRE, before, after)
         queues += [line.split()[-1] for line in changes.tc if line.startswith(DOWN_AT)]
@@ -145,15 +145,15 @@ def test_a_queue_is_for_the_fastest_that_its_link_was_since_it_had_no_limit() ->
 
 
 def test_a_relayed_link_counts_packets_without_a_frame_on_their_way_down() -> None:
-    down, up = _change(Wanted(), Wanted(Shape(down_bps=1e6, up_bps=1e6)), RELAYED).tc[::2]
+    down, up = _change(linked(), linked(Shape(down_bps=1e6, up_bps=1e6)), RELAYED).tc[::2]
     assert "rate 1035912bit" in down  # 1500 / 1448
     assert "rate 1045580bit" in up  # 1514 / 1448
 
 
 def test_lost_coverage_swallows_both_ways_until_it_is_back() -> None:
-    gone = _change(Wanted(FAST), Wanted(FAST, "coverage"))
+    gone = _change(linked(FAST), linked(FAST, "coverage"))
     assert gone.tc == [f"{DOWN_AT} handle 8010: blackhole", f"{UP_AT} handle 8013: blackhole"]
-    back = _change(Wanted(FAST, "coverage"), Wanted(FAST))
+    back = _change(linked(FAST, "coverage"), linked(FAST))
     assert [line.split()[0] for line in back.tc] == ["class", "qdisc"] * 2
     assert back.tc[1].startswith(f"{DOWN_AT} handle 10: bfifo limit")
 
@@ -163,37 +163,37 @@ def test_a_rate_below_one_packet_in_a_second_and_a_half_is_a_hole_in_that_direct
     rate_bps: float,
 ) -> None:
     hole = Shape(down_bps=8e6, up_bps=rate_bps)
-    assert _change(Wanted(FAST), Wanted(hole)).tc == [f"{UP_AT} handle 8013: blackhole"]
-    assert len(_change(Wanted(hole), Wanted(FAST)).tc) == 2
+    assert _change(linked(FAST), linked(hole)).tc == [f"{UP_AT} handle 8013: blackhole"]
+    assert len(_change(linked(hole), linked(FAST)).tc) == 2
 
 
 def test_a_rate_that_changes_in_a_radio_hole_holds_when_coverage_is_back() -> None:
-    assert _change(Wanted(FAST, "coverage"), Wanted(SLOW, "coverage")) == Changes()
-    back = _change(Wanted(SLOW, "coverage"), Wanted(SLOW)).tc
+    assert _change(linked(FAST, "coverage"), linked(SLOW, "coverage")) == Changes()
+    back = _change(linked(SLOW, "coverage"), linked(SLOW)).tc
     assert "rate 1045580bit" in back[0]
 
 
 def test_a_plug_is_pulled_and_put_back() -> None:
-    assert _change(Wanted(FAST), Wanted(FAST, "unplugged")).ip == ["link set d3 down"]
-    assert _change(Wanted(FAST, "unplugged"), Wanted(FAST)).ip == ["link set d3 up"]
+    assert _change(linked(FAST), linked(FAST, "unplugged")).ip == ["link set d3 down"]
+    assert _change(linked(FAST, "unplugged"), linked(FAST)).ip == ["link set d3 up"]
 
 
 def test_one_outage_may_follow_the_other() -> None:
-    changes = _change(Wanted(FAST, "unplugged"), Wanted(FAST, "coverage"))
+    changes = _change(linked(FAST, "unplugged"), linked(FAST, "coverage"))
     assert changes.ip == ["link set d3 up"]
     assert all(line.endswith("blackhole") for line in changes.tc)
 
 
 def test_a_relay_is_told_of_the_air_and_of_the_plug_and_not_of_rates() -> None:
     air = Air(delay_s=0.02, jitter_s=0.005, loss_ratio=0.01)
-    assert _change(Wanted(FAST), Wanted(FAR), RELAYED) == Changes(air={"pi": AirState(air=air)})
-    unplugged = _change(Wanted(FAR), Wanted(FAR, "unplugged"), RELAYED)
+    assert _change(linked(FAST), linked(FAR), RELAYED) == Changes(air={"pi": AirState(air=air)})
+    unplugged = _change(linked(FAR), linked(FAR, "unplugged"), RELAYED)
     assert unplugged == Changes(air={"pi": AirState(air=air, is_plugged=False)})
-    assert _change(Wanted(FAST), Wanted(SLOW), RELAYED).air == {}
+    assert _change(linked(FAST), linked(SLOW), RELAYED).air == {}
 
 
 def test_netem_has_room_for_what_is_under_way_and_keeps_the_order() -> None:
-    down, up = _change(Wanted(FAST), Wanted(FAR), NETEM).tc
+    down, up = _change(linked(FAST), linked(FAR), NETEM).tc
     rest = "delay 20000us 5000us distribution normal rate 100000000000bit loss 1.0000%"
     # 40 ms on the way and 100 ms in the queue at 8.36 Mbit/s are 97 frames
     assert down == f"{DOWN_AT} handle 4010: netem limit 97 {rest}"
@@ -202,10 +202,10 @@ def test_netem_has_room_for_what_is_under_way_and_keeps_the_order() -> None:
 
 def test_netem_follows_the_rate_and_goes_with_the_delay() -> None:
     slower = Shape(down_bps=8e5, up_bps=4e6, delay_s=0.06)
-    down = _change(Wanted(FAR), Wanted(slower), NETEM).tc[1]
+    down = _change(linked(FAR), linked(slower), NETEM).tc[1]
     # 60 ms on the way and 100 ms in the queue, at 8.36 Mbit/s still
     assert down == f"{DOWN_AT} handle 4010: netem limit 111 delay 60000us"
-    cleared = _change(Wanted(FAR), Wanted(FAST), NETEM).tc
+    cleared = _change(linked(FAR), linked(FAST), NETEM).tc
     assert [line.split()[8] for line in cleared] == ["bfifo", "bfifo"]
     assert [line.split()[0] for line in cleared] == ["qdisc", "qdisc"]
 
@@ -223,11 +223,11 @@ def test_netem_follows_the_rate_and_goes_with_the_delay() -> None:
 )
 def test_a_shape_that_no_link_can_have_is_refused(shape: Shape, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        check(RELAYED, Wanted(shape))
+        check(RELAYED, shape)
 
 
 def test_a_wire_cannot_learn_to_delay() -> None:
-    check(RELAYED, Wanted(FAR))
-    check(NETEM, Wanted(FAR))
+    check(RELAYED, FAR)
+    check(NETEM, FAR)
     with pytest.raises(ValueError, match="name the device in `delayed`"):
-        check(WIRE, Wanted(FAR))
+        check(WIRE, FAR)
