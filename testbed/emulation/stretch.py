@@ -85,10 +85,14 @@ class StretchLog:
         sums[0] += (now.speed_ratio or 0.0) * (0.0 if now.outage == "frozen" else passed_s)
         sums[1] += now.clock_ratio * passed_s
         if (shape := now.shape) is not None:
-            sums[2] += (shape.down_bps or 0.0) * passed_s * has_link
-            sums[3] += (shape.up_bps or 0.0) * passed_s * has_link
-            sums[4] += shape.delay_s * passed_s
-            sums[5] += shape.jitter_s * passed_s
-            sums[6] += shape.loss_ratio * passed_s
-        sums[7] += 0.0 if has_link else passed_s
-        sums[8] += 0.0 if now.is_willing else passed_s
+            if has_link:
+                sums[2] += (shape.down_bps or 0.0) * passed_s
+                sums[3] += (shape.up_bps or 0.0) * passed_s
+            if shape.delay_s or shape.jitter_s or shape.loss_ratio:
+                sums[4] += shape.delay_s * passed_s
+                sums[5] += shape.jitter_s * passed_s
+                sums[6] += shape.loss_ratio * passed_s
+        if not has_link:
+            sums[7] += passed_s
+        if not now.is_willing:
+            sums[8] += passed_s

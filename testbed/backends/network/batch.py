@@ -45,7 +45,7 @@ class BatchPipe:
         self._n_lines = 0
         self._said: list[str] = []
         """What has been said on stderr since the last failure was told."""
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
 
     async def run(self, lines: Sequence[str]) -> None:
         """Run lines, in order; return when all have taken effect.

@@ -139,12 +139,10 @@ def check(link: Link, shape: Shape) -> None:
     Raises:
         ValueError: It cannot; the message does not name the device.
     """
-    for name, rate in (("down_bps", shape.down_bps), ("up_bps", shape.up_bps)):
-        if rate is not None and not 0.0 <= rate < math.inf:
-            raise ValueError(f"{name} must be >= 0 bit/s or None, got {rate:g}; see profiles")
-    for name, time in (("delay_s", shape.delay_s), ("jitter_s", shape.jitter_s)):
-        if not 0.0 <= time <= MAX_DELAY_S:
-            raise ValueError(f"{name} must be 0 to {MAX_DELAY_S:g} s, got {time:g}; see profiles")
+    _check_rate("down_bps", shape.down_bps)
+    _check_rate("up_bps", shape.up_bps)
+    _check_time("delay_s", shape.delay_s)
+    _check_time("jitter_s", shape.jitter_s)
     if not 0.0 <= shape.loss_ratio <= 1.0:
         raise ValueError(f"loss_ratio must be 0 to 1, got {shape.loss_ratio:g}; see profiles")
     if link.delayed_by is None and (air := air_of(shape)) != CLEAR:
@@ -152,3 +150,13 @@ def check(link: Link, shape: Shape) -> None:
             f"a link that was opened without delay and loss cannot have any, got {air}; "
             "name the device in `delayed` when the network is opened"
         )
+
+
+def _check_rate(name: str, rate_bps: float | None) -> None:
+    if rate_bps is not None and not 0.0 <= rate_bps < math.inf:
+        raise ValueError(f"{name} must be >= 0 bit/s or None, got {rate_bps:g}; see profiles")
+
+
+def _check_time(name: str, time_s: float) -> None:
+    if not 0.0 <= time_s <= MAX_DELAY_S:
+        raise ValueError(f"{name} must be 0 to {MAX_DELAY_S:g} s, got {time_s:g}; see profiles")

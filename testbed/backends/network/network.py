@@ -57,7 +57,7 @@ class Network:
         self._now = dict.fromkeys(links, AS_MADE)
         self._ip, self._tc = pipes
         self._relays = relays
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
 
     @property
     def hub_address(self) -> str:
