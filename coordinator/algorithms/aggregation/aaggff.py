@@ -1,0 +1,298 @@
+"""AAggFF: the mixing weights are decisions, made anew in every round from what devices lose."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from coordinator.algorithms.aggregation.running import total_of
+from coordinator.algorithms.aggregation.simplex import least_on_simplex
+from coordinator.algorithms.arrays import Floats, Ints
+
+Cdf: TypeAlias = Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"]
+"""A distribution function that turns a relative loss into a number between 0 and 1."""
+
+SMALLEST_MEAN = 1e-12
+"""Below it nobody loses anything, and all losses are alike; nats."""
+
+SMALLEST_SHARE = 1e-300
+"""Relative loss of a device that loses nothing: exp(-1/x) is 0 there, and nothing overflows."""
+
+ALPHA = 4.0
+"""4 K L_inf with responses up to 1/K: the weight of |p|^2."""
+
+
+def _erf(x: Floats) -> Floats:
+    return np.array([math.erf(value) for value in x.tolist()])
+
+
+CDFS: Mapping[Cdf, Callable[[Floats], Floats]] = {
+    "weibull": lambda x: -np.expm1(-(x**2)),
+    "exponential": lambda x: -np.expm1(-x),
+    "frechet": lambda x: np.exp(-1.0 / np.maximum(x, SMALLEST_SHARE)),
+    "normal": lambda x: 0.5 * (1.0 + _erf((x - 1.0) / math.sqrt(2.0))),
+    "gumbel": lambda x: np.exp(-np.exp(1.0 - x)),
+    "logistic": lambda x: 1.0 / (1.0 + np.exp(1.0 - x)),
+}
+"""Of x >= 0. All increase: who loses more never answers less."""
+
+
+def responses(losses: Floats, cdf: Cdf, most: float, least: float = 0.0) -> Floats:
+    """Return what losses say, bounded: 1 is the mean loss of those that report.
+
+        x_i = F_i / mean F,   r_i = C1 + (C2 - C1) CDF(x_i)
+
+    Args:
+        losses: F_k(w) before local training, nats, shape (K,), at least 0.
+        cdf: The distribution function.
+        most: C2.
+        least: C1.
+
+    Returns:
+        r, shape (K,), between C1 and C2.
+
+    Source:
+        Hahn et al., ICML 2024, Definition 4.2 (arXiv:2405.20821).
+    Deviates:
+        The released code takes erfc for the erf of "normal", so that who loses more gets less.
+    """
+    mean = total_of(losses) / len(losses)
+    x = losses / mean if mean > SMALLEST_MEAN else np.ones(len(losses))
+    r: Floats = least + (most - least) * CDFS[cdf](x)
+    return r
+
+
+def decision_loss(p: Floats, r: Floats) -> float:
+    """Return -log(1 + <p, r>), what weights p cost in a round of responses r, both shape (K,)."""
+    return -math.log1p(float((p * r).sum()))
+
+
+def decision_gradient(p: Floats, r: Floats) -> Floats:
+    """Return the gradient of the decision loss in p, shape (K,).
+
+        g = -r / (1 + <p, r>),   |g|_inf <= L_inf = C2 / (1 + C1) for C1 <= r <= C2
+
+    Source:
+        Hahn et al., ICML 2024, Lemma 4.1 (arXiv:2405.20821).
+    """
+    g: Floats = -r / (1.0 + (p * r).sum())
+    return g
+
+
+class AAggFFS:
+    """Weights of few clients that report in every round: AAggFF-S, an online Newton step.
+
+        p' = argmin over the simplex of
+             sum_s <p, g^s> + alpha/2 |p|^2 + beta/2 sum_s <g^s, p - p^s>^2
+        alpha = 4 K L_inf = 4,   beta = 1 / (4 L_inf) = K / 4,   responses in [0, 1/K]
+
+    Held as A = alpha I + beta sum g g^T and c = sum g (beta <g, p^s> - 1), p' = argmin of
+    1/2 p.A p - c.p. Costs O(K^3) a round.
+
+    Source:
+        Hahn et al., ICML 2024, Algorithm 2 and equation 7 (arXiv:2405.20821).
+    Deviates:
+        The released code begins with weights that sum to K, centres the squares on 0 instead of
+        p^s and counts the ridge twice.
+    """
+
+    def __init__(self, clients: int, beta_cap: float = math.inf) -> None:
+        """Begin with equal weights.
+
+        Args:
+            clients: K.
+            beta_cap: Most that beta may be; the theorem's own step is at most 1/2.
+        """
+        self.p: Floats = np.full(clients, 1.0 / clients)
+        """Weights by client, shape (K,), sum 1."""
+        self._beta_cap = beta_cap
+        self._A: Floats = ALPHA * np.eye(clients)
+        self._c: Floats = np.zeros(clients)
+
+    @property
+    def most(self) -> float:
+        """C2, the largest response."""
+        return 1.0 / len(self.p)
+
+    def learn(self, r: Floats) -> None:
+        """Decide anew after a round of responses, shape (K,), in [0, 1/K]."""
+        beta = min(len(r) / 4.0, self._beta_cap)
+        g = decision_gradient(self.p, r)
+        self._A += beta * np.multiply.outer(g, g)
+        self._c += g * (beta * float((g * self.p).sum()) - 1.0)
+        self.p = least_on_simplex(self._A, self._c, self.p)
+
+    def grow(self, clients: int) -> None:
+        """Give clients that are new the weight of an equal share; the others keep their order."""
+        K = len(self.p)
+        if clients > K:
+            A = ALPHA * np.eye(clients)
+            A[:K, :K] = self._A
+            self._A, self._c = A, np.concatenate([self._c, np.zeros(clients - K)])
+            self.p = _shared(self.p, clients)
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the state as plain numbers and lists, for the checkpoint."""
+        return {"A": self._A.tolist(), "c": self._c.tolist(), "p": self.p.tolist()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over a state that `to_state` returned."""
+        self._A, self._c = np.array(state["A"]), np.array(state["c"])
+        self.p = np.array(state["p"])
+
+
+def doubly_robust(r: Floats, rows: Ints, clients: int, inclusion: float, imputed: float) -> Floats:
+    """Return responses of all clients from those of a sample.
+
+        r_i = b + (1 if i in S else 0) / C (r_i - b)
+
+    With b the mean of this very sample, and m of K drawn uniformly without replacement, the
+    expectation is mean + f (r_i - mean), f = 1 - (K - m) / (m (K - 1)): what sets a client
+    apart comes out too small, and not at all for m = 1. Any b known beforehand is unbiased.
+
+    Args:
+        r: Responses that were seen, shape (m,).
+        rows: Whose they are, shape (m,).
+        clients: K.
+        inclusion: C, with which probability a client is in the sample.
+        imputed: b.
+
+    Returns:
+        Shape (K,).
+
+    Source:
+        Hahn et al., ICML 2024, equation 10 (arXiv:2405.20821).
+    Deviates:
+        The released code leaves b out for those that were seen: taking part is penalised.
+    """
+    full = np.full(clients, imputed)
+    full[rows] += (r - imputed) / inclusion
+    return full
+
+
+def linearised_gradient(p: Floats, r: Floats, reference: float) -> Floats:
+    """Return the gradient of the decision loss, linear in the responses around r = b 1.
+
+        g = -r / (1 + b) + b <p, r - b> / (1 + b)^2
+
+    Args:
+        p: Weights, shape (K,), sum 1.
+        r: Responses, as `doubly_robust` returns them, shape (K,).
+        reference: b.
+
+    Returns:
+        Shape (K,); within 2 + C of 0 where responses are in [0, C] and sampled with probability C.
+
+    Source:
+        Hahn et al., ICML 2024, equation 11 and Lemma A.2 (arXiv:2405.20821).
+    """
+    lean = reference * (p * (r - reference)).sum() / (1.0 + reference) ** 2
+    g: Floats = -r / (1.0 + reference) + lean
+    return g
+
+
+class AAggFFD:
+    """Weights of many clients of which some report: AAggFF-D, follow the regularised leader.
+
+        G = sum_s g^s,   p_i' ~ exp(-sqrt(log K) / (L sqrt(t + 1)) G_i),   L = 2 + C
+
+    with linearised gradients of doubly robust responses in [0, C]: an upper end that is the
+    sampling probability itself cancels the 1/C of the estimate. Costs O(K) a round, and the
+    weights of clients that were not seen move, too.
+
+    Source:
+        Hahn et al., ICML 2024, Algorithm 3 and remark 4.5 (arXiv:2405.20821).
+    Deviates:
+        The released code begins with weights that sum to K C.
+    """
+
+    def __init__(
+        self,
+        clients: int,
+        per_round: int,
+        impute: Literal["mean", "previous_mean"] = "mean",
+    ) -> None:
+        """Begin with equal weights.
+
+        Args:
+            clients: K.
+            per_round: m, how many are drawn; C = m / K.
+            impute: What stands for a response that was not seen: the mean of this round, or of
+                the one before, which is unbiased.
+
+        Raises:
+            ValueError: One client alone is drawn, and compared with nothing but itself.
+        """
+        if per_round == 1 and clients > 1 and impute == "mean":
+            raise ValueError(
+                "aaggff-d: per_round must be at least 2 with impute 'mean', got 1; a client that "
+                "is alone sets the mean, so nothing is learned"
+            )
+        self.p: Floats = np.full(clients, 1.0 / clients)
+        """Weights by client, shape (K,), sum 1."""
+        self._per_round = per_round
+        self._impute = impute
+        self._G: Floats = np.zeros(clients)
+        self._t = 0
+        self._previous: float | None = None
+
+    def inclusion(self, seen: int) -> float:
+        """Return C of a round in which `seen` clients report: those that fail are not drawn."""
+        return min(seen, self._per_round, len(self.p)) / len(self.p)
+
+    def learn(self, rows: Ints, r: Floats) -> Floats:
+        """Decide anew after a round.
+
+        Args:
+            rows: Who has reported, shape (m,).
+            r: Responses, shape (m,), in [0, C] with the C of `inclusion(m)`.
+
+        Returns:
+            The gradient that was added, shape (K,).
+        """
+        K, C = len(self.p), self.inclusion(len(rows))
+        mean = total_of(r) / len(r)
+        is_first = self._impute == "mean" or self._previous is None
+        b = mean if is_first or self._previous is None else self._previous
+        g = linearised_gradient(self.p, doubly_robust(r, rows, K, C, b), b)
+        self._G += g
+        self._t += 1
+        self._previous = mean
+        lipschitz = 2.0 + min(self._per_round, K) / K
+        scores = -math.sqrt(math.log(K) / (self._t + 1)) / lipschitz * self._G
+        p = np.exp(scores - scores.max())
+        self.p = p / total_of(p)
+        return g
+
+    def grow(self, clients: int) -> None:
+        """Give clients that are new the weight of an equal share; the others keep their order."""
+        if clients > len(self.p):
+            self._G = np.concatenate([self._G, np.zeros(clients - len(self.p))])
+            self.p = _shared(self.p, clients)
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the state as plain numbers and lists, for the checkpoint."""
+        return {
+            "G": self._G.tolist(),
+            "t": self._t,
+            "p": self.p.tolist(),
+            "previous": self._previous,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over a state that `to_state` returned."""
+        self._G, self.p = np.array(state["G"]), np.array(state["p"])
+        self._t, self._previous = state["t"], state["previous"]
+
+
+def weights_of(p: Floats, rows: Ints) -> Floats:
+    """Return p_i / sum_(j in rows) p_j, shape (m,): how the updates of one round are mixed."""
+    weights: Floats = p[rows] / total_of(p[rows])
+    return weights
+
+
+def _shared(p: Floats, clients: int) -> Floats:
+    """Return p of `clients` clients: those that are new have 1/K each, the others the rest."""
+    new = np.full(clients - len(p), 1.0 / clients)
+    return np.concatenate([p * (len(p) / clients), new])

@@ -1,0 +1,83 @@
+"""CoreFed: the worked examples, and what a loss near M, or above it, must not do."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.algorithms.aggregation.corefed import corefed_weights, utilities
+
+LOSSES = np.array([1.0, 2.0, 0.5])
+D = np.array([[0.3, 0.0], [0.0, 0.6], [-0.3, 0.3]])
+SHARES = np.array([1.0, 2.0, 1.0])
+
+losses_below_m = st.lists(st.floats(0.0, 2.8), min_size=1, max_size=6)
+
+
+def test_worked_example() -> None:
+    assert (1.0 / utilities(LOSSES, 3.0)).tolist() == pytest.approx([0.5, 1.0, 0.4])
+    assert (corefed_weights(LOSSES, 3.0) @ D).tolist() == pytest.approx([0.01, 0.24], abs=1e-6)
+
+
+def test_worked_example_normalised() -> None:
+    a = corefed_weights(LOSSES, 3.0, normalise=True)
+    assert a.tolist() == pytest.approx([0.263158, 0.526316, 0.210526], abs=1e-6)
+    assert (a @ D).tolist() == pytest.approx([0.015789, 0.378947], abs=1e-6)
+
+
+def test_worked_example_weighted() -> None:
+    a = corefed_weights(LOSSES, 3.0, SHARES)
+    assert (a @ D).tolist() == pytest.approx([0.0075, 0.33], abs=1e-6)
+
+
+@given(losses=losses_below_m, scale=st.floats(0.1, 1000.0))
+def test_equal_weights_are_the_plain_rule(losses: list[float], scale: float) -> None:
+    one = np.array(losses)
+    weighted = corefed_weights(one, 3.0, np.full(len(one), scale))
+    np.testing.assert_allclose(weighted, corefed_weights(one, 3.0), rtol=1e-12)
+
+
+@given(count=st.integers(1, 9), loss=st.floats(0.0, 5.0), normalise=st.booleans())
+def test_equal_losses_are_the_mean_as_long_as_the_step_is(
+    count: int, loss: float, normalise: bool
+) -> None:
+    a = corefed_weights(np.full(count, loss), 6.0, normalise=normalise)
+    length = 1.0 if normalise else 1.0 / (6.0 - loss)
+    np.testing.assert_allclose(a, length / count, rtol=1e-12)
+
+
+@given(losses=losses_below_m, more=st.floats(0.0, 3.0), normalise=st.booleans())
+def test_a_larger_loss_never_lowers_a_share(
+    losses: list[float], more: float, normalise: bool
+) -> None:
+    before = corefed_weights(np.array(losses), 3.0, normalise=normalise)
+    higher = np.array([losses[0] + more, *losses[1:]])
+    after = corefed_weights(higher, 3.0, normalise=normalise)
+    assert after[0] / after.sum() >= before[0] / before.sum() - 1e-12
+
+
+def test_utilities_below_one_lengthen_the_step() -> None:
+    assert corefed_weights(np.array([0.5, 0.5]), 1.0).sum() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("loss", [0.96, 1.0, 2.3, 1e9])
+def test_a_loss_near_m_or_above_it_throws_nobody(loss: float) -> None:
+    """At M = 1 and the first loss of ten classes, 2.30, 1 / (M - F) turns the update round."""
+    losses = np.array([loss, 0.5])
+    a = corefed_weights(losses, 1.0)
+    assert a.min() > 0.0
+    assert a.sum() == pytest.approx(1.0, abs=1e-12)
+    assert a[0] == pytest.approx(20.0 / 22.0)
+    if loss > 1.0:
+        assert (1.0 / (1.0 - losses)).min() < 0.0
+
+
+def test_the_smallest_utility_is_a_twentieth_of_m() -> None:
+    assert utilities(np.array([2.9, 0.0]), 3.0).tolist() == pytest.approx([0.15, 3.0])
+    assert utilities(np.array([2.9, 0.0]), np.array([4.0, 2.0])).tolist() == pytest.approx([1.1, 2])
+
+
+@pytest.mark.parametrize("M", [0.0, -1.0, float("nan"), float("inf")])
+def test_refuses_an_m_that_no_loss_is_below(M: float) -> None:
+    with pytest.raises(ValueError, match="M must be finite and > 0"):
+        corefed_weights(LOSSES, M)
