@@ -17,9 +17,11 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from coordinator.config import ExchangeConfig
 from device_agent import trainer
 from device_agent.engines.onnx import OnnxEngine
 from testbed.backends.errors import BackendError
+from testbed.codec_work import codec_work_s
 from testbed.emulation.work import StepCost, WorkCosts, fit_cost
 from testbed.guard import die_with_parent
 from testbed.run_folder import WORK
@@ -46,6 +48,8 @@ class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     artifact: bytes
     hyperparameters: Hyperparameters
+    exchange: ExchangeConfig | None = None
+    """Codecs to measure beside the steps; None leaves them out."""
 
 
 async def work_costs(folder: Path, probe: Probe) -> WorkCosts:
@@ -86,11 +90,15 @@ async def measured(probe: Probe) -> WorkCosts:
 
 
 def measure(probe: Probe) -> WorkCosts:
-    """Run steps of two sizes by turns and return what they cost, by the median."""
+    """Run steps of two sizes by turns, and codecs, and return what they cost, by the median."""
     engine = OnnxEngine(decode_artifact(probe.artifact))
-    return WorkCosts(
+    costs = WorkCosts(
         train=_train_cost(engine, probe.hyperparameters), evaluate=_evaluate_cost(engine)
     )
+    if probe.exchange is None:
+        return costs
+    decode_s, encode_s = codec_work_s(engine.spec, probe.exchange)
+    return msgspec.structs.replace(costs, decode_s=decode_s, encode_s=encode_s)
 
 
 class _Lap:

@@ -46,19 +46,26 @@ def passes_s(
     return total_s
 
 
-class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Costs of the steps of one task with one batch size."""
+class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Costs of the steps of one task with one batch size, and of its codecs if somebody asked."""
 
     train: StepCost
     evaluate: StepCost
+    decode_s: Seconds = 0.0
+    """Of one packed model. Live devices are charged what it takes, as for all that is no step."""
+    encode_s: Seconds = 0.0
+    """Of one update, likewise."""
 
     def of(self, section: str) -> StepCost | None:
         """Return the cost of a step in a compute section; None where time is what counts."""
         return {"train": self.train, "evaluate": self.evaluate}.get(section)
 
 
-class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a task costs wherever it runs, in seconds of one core of the reference machine."""
+class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a task costs wherever it runs, in seconds of one core of the reference machine.
+
+    What nobody told is not written down: files of before packing was counted stay what they were.
+    """
 
     step_s: Seconds
     """A mini-batch of training, whatever its size."""
@@ -68,6 +75,10 @@ class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     evaluation_example_s: Seconds
     load_s: Seconds = 0.0
     """Opening session and data, beside reading the storage; unless a profile knows better."""
+    decode_s: Seconds = 0.0
+    """Making a model whole that came packed, by the codec of the run."""
+    encode_s: Seconds = 0.0
+    """Making an update ready for the wire, by the codec of the run."""
 
     @classmethod
     def of(cls, costs: WorkCosts, core_speed: float) -> "TaskCosts":
@@ -82,6 +93,8 @@ class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             example_s=costs.train.per_example_s * core_speed,
             evaluation_step_s=costs.evaluate.fixed_s * core_speed,
             evaluation_example_s=costs.evaluate.per_example_s * core_speed,
+            decode_s=costs.decode_s * core_speed,
+            encode_s=costs.encode_s * core_speed,
         )
 
     @property

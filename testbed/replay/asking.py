@@ -163,7 +163,7 @@ def _answer(poll: Poll, asked: Exchanges, at: int, loss: float, n: int) -> Answe
         n=n,
         was_cold=bool(asked.was_cold[at]),
         download_s=float(asked.download_s[at]),
-        decode_s=0.0,
+        decode_s=float(asked.decode_s[at]),
         load_s=float(asked.load_s[at]),
         evaluate_s=float(asked.evaluate_s[at]),
     )

@@ -16,7 +16,10 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from coordinator.config import TrainingConfig
+from coordinator.config import ExchangeConfig, TrainingConfig
+from coordinator.store import RunReader, StoreError
+from coordinator.store.connection import DATABASE
+from coordinator.store.records import ExchangeRow
 from coordinator.task.catalogue import load_task
 from coordinator.task.recipes import SHIPPED, default_recipe, find_shipped
 from device_agent.engines.onnx import OnnxEngine
@@ -25,6 +28,8 @@ from testbed.datasets.dataset import Dataset
 from testbed.emulation.work import TaskCosts, WorkCosts
 from testbed.experiment import Experiment, ExperimentError, load_experiment
 from testbed.host_speed import BATCH, CLASSES, MODEL, REFERENCE_STEP_S, SHAPE, host_speed
+from testbed.recording.from_run import Course
+from testbed.recording.packing import packing_of
 from testbed.run_folder import WORK
 from wire.artifact import decode_artifact, encode_artifact
 
@@ -106,7 +111,10 @@ def _found(experiment: Experiment, dataset: Dataset) -> TaskCosts:
     recipe = find_shipped(model, dataset.x_shape, dataset.classes)
     shipped = None if recipe is None else SHIPPED_COSTS[recipe.name]
     if where != "shipped":
-        found = _measured(experiment, dataset) if where == "measured" else _of_run(Path(where))
+        if where == "measured":
+            found = _measured(experiment, dataset)
+        else:
+            found = _of_run(Path(where), experiment.exchange)
         return found if found.load_s or shipped is None else _with_load(found, shipped)
     if shipped is None:
         raise ExperimentError(
@@ -127,13 +135,16 @@ def _with_load(costs: TaskCosts, shipped: TaskCosts) -> TaskCosts:
 
 def _measured(experiment: Experiment, dataset: Dataset) -> TaskCosts:
     artifact = encode_artifact(load_task(experiment.model.name, dataset.x_shape, dataset.classes))
-    probe = Probe(artifact=artifact, hyperparameters=experiment.training.hyperparameters(1))
+    training = experiment.training.hyperparameters(1)
+    probe = Probe(artifact=artifact, hyperparameters=training, exchange=experiment.exchange)
     speed = host_speed(os.environ).core_speed
     return TaskCosts.of(anyio.run(measured, probe), speed)
 
 
-def _of_run(folder: Path) -> TaskCosts:
-    """Return what steps cost in a run, as its devices were charged.
+def _of_run(folder: Path, wanted: ExchangeConfig) -> TaskCosts:
+    """Return what a run cost its devices: steps as they were charged, packing as it was measured.
+
+    Packing by another codec than the wanted one tells nothing; what it costs is 0 then.
 
     Raises:
         ExperimentError: It is no run that measured it.
@@ -141,9 +152,10 @@ def _of_run(folder: Path) -> TaskCosts:
     try:
         experiment = load_experiment(folder / "experiment.toml")
         if experiment.replay.work is not None:
-            return experiment.replay.work
+            return _packing_by(experiment.replay.work, experiment.exchange, wanted)
         costs = msgspec.json.decode((folder / WORK).read_bytes(), type=WorkCosts)
-    except (ExperimentError, OSError, msgspec.DecodeError) as exc:
+        exchanges = _exchanges(folder)
+    except (ExperimentError, StoreError, OSError, msgspec.DecodeError) as exc:
         raise ExperimentError(
             f'replay.costs: must be "shipped", "measured" or the folder of a run of emulated '
             f"devices, got {str(folder)!r}: {exc}"
@@ -151,7 +163,28 @@ def _of_run(folder: Path) -> TaskCosts:
     speed = experiment.emulation.host_core_speed
     if speed == "auto":
         speed = host_speed(os.environ).core_speed
-    return TaskCosts.of(costs, speed)
+    training = experiment.training
+    course = Course(training.epochs, training.batch_size, costs, speed)
+    packing = packing_of(exchanges, course, wanted)
+    steps = TaskCosts.of(costs, speed)
+    return msgspec.structs.replace(steps, decode_s=packing.decode_s, encode_s=packing.encode_s)
+
+
+def _exchanges(folder: Path) -> list[ExchangeRow]:
+    """Return the exchanges of a run; none where only its files were kept."""
+    if not (folder / DATABASE).exists():
+        return []
+    with RunReader(folder) as reader:
+        return reader.exchanges()
+
+
+def _packing_by(costs: TaskCosts, theirs: ExchangeConfig, wanted: ExchangeConfig) -> TaskCosts:
+    """Return costs without those of packing by codecs that nobody wants."""
+    return msgspec.structs.replace(
+        costs,
+        decode_s=costs.decode_s if theirs.down == wanted.down else 0.0,
+        encode_s=costs.encode_s if theirs.up == wanted.up else 0.0,
+    )
 
 
 def main() -> int:

@@ -22,6 +22,8 @@ class Errand:
     """When it was asked, on the virtual clock."""
     signal_s: float
     download_s: float
+    decode_s: float = 0.0
+    """A checkpoint of before it was played has none."""
     load_s: float
     evaluate_s: float
     train_s: float
@@ -53,12 +55,12 @@ class Errand:
     @property
     def loaded_s(self) -> float:
         """How long after it was asked session and data are in its memory."""
-        return self.pulled_s + self.load_s
+        return self.pulled_s + self.decode_s + self.load_s
 
     @property
     def computed_s(self) -> float:
         """How long after it was asked its processor is idle again."""
-        return self.loaded_s + self.evaluate_s + self.train_s
+        return self.loaded_s + self.evaluate_s + self.train_s + self.encode_s
 
     @property
     def pulled_at(self) -> float:
@@ -68,7 +70,7 @@ class Errand:
     @property
     def offered_at(self) -> float:
         """When it offers its update; `inf` is never."""
-        loaded_s = self.signal_s + self.download_s + self.load_s
+        loaded_s = self.signal_s + self.download_s + self.decode_s + self.load_s
         ready_s = loaded_s + self.evaluate_s + self.train_s + self.encode_s
         return self.started_s + ready_s
 
@@ -96,6 +98,7 @@ class Errand:
                 train_s=self.train_s,
                 train_cpu_s=0.0,
                 encode_s=self.encode_s,
+                decode_s=self.decode_s,
             ),
             n_k=self.n_k,
             steps=self.steps,
@@ -106,6 +109,7 @@ class Errand:
 _PHASES = (
     "signal_s",
     "download_s",
+    "decode_s",
     "load_s",
     "evaluate_s",
     "train_s",

@@ -167,6 +167,7 @@ class LinearWorld:
         return Exchanges(
             signal_s=zero_s,
             download_s=zero_s,
+            decode_s=zero_s,
             load_s=load_s,
             evaluate_s=evaluate_s,
             train_s=train_s,

@@ -3,9 +3,11 @@
     signal     the way of the order to train, and that of the offer
     download   a round trip, and the model's bits over the downlink from that moment on, after
                the waiting of TCP at its start (`testbed.emulation.tcp`)
+    decode     of a model that came packed: work of unpacking it / speed of that moment
     load       when cold: the data from the storage, session and data opened by the processor
     evaluate   when the rule asks for the loss of the model that was sent
     train      work of the task / speed of that moment, which heat and other work slow down
+    encode     work of packing the update / speed of that moment
     upload     a round trip from the grant on, and the update's bits over the uplink, likewise
 
 Devices that never change are a few array operations, whatever their number. The others are walked
@@ -43,7 +45,22 @@ class Purpose(IntEnum):
     STAY = 24
     QUESTION = 26
     """Of the messages of a question, as of `DELAY`."""
+    DECODE = 38
+    ENCODE = 40
 
+
+NOISY = (
+    Purpose.DOWNLOAD,
+    Purpose.LOAD,
+    Purpose.EVALUATE,
+    Purpose.TRAIN,
+    Purpose.UPLOAD,
+    Purpose.DECODE,
+    Purpose.ENCODE,
+)
+"""The phases that luck stretches, in the order of `Order.luck`."""
+
+DECODING, ENCODING = NOISY.index(Purpose.DECODE), NOISY.index(Purpose.ENCODE)
 
 TRAIN, ASK, MODEL, OFFER, GRANT, UPDATE = range(6)
 """The messages whose way counts, in their order."""
@@ -65,7 +82,7 @@ class Order:
     up_bps: Floats
     """As the devices know it: they cut their updates by it."""
     luck: Floats
-    """Factors on download, load, evaluate, train and upload, shape (5, K)."""
+    """Factors on the phases of `NOISY`, shape (7, K)."""
     scores: Floats
     """Standard normal numbers of the delays of six messages, shape (6, K)."""
 
@@ -84,10 +101,9 @@ def luck(
     A question has the luck of the exchange that follows, which does not repeat its phases, but for
     the `delays` of its messages.
     """
-    factors = np.ones((5, len(rows)))
+    factors = np.ones((len(NOISY), len(rows)))
     if noise > 0.0:
-        phases = (Purpose.DOWNLOAD, Purpose.LOAD, Purpose.EVALUATE, Purpose.TRAIN, Purpose.UPLOAD)
-        factors = np.exp(noise * np.stack([normals(seed, round_id, rows, p) for p in phases]))
+        factors = np.exp(noise * np.stack([normals(seed, round_id, rows, p) for p in NOISY]))
     if not jitters:
         return factors, np.zeros((MESSAGES, len(rows)))
     purposes = [delays + 2 * message for message in range(MESSAGES)]
@@ -143,6 +159,18 @@ class PhaseModel:
             ]
         )
 
+    def packing_s(self, speed: Floats, is_packed: Bools) -> tuple[Floats, Floats]:
+        """Return decode and encode where nothing moves meanwhile, seconds, each of shape (K,).
+
+        Args:
+            speed: Of training, in cores of the reference machine, shape (K,): the emulation paces
+                all that a device computes alike.
+            is_packed: Whose model comes packed, shape (K,).
+        """
+        decode_s: Floats = np.where(is_packed, self.work.decode_s / speed, 0.0)
+        encode_s: Floats = self.work.encode_s / speed
+        return decode_s, encode_s
+
     def speed(self, rows: "Ints | slice", busy_cores: Floats, clock_ratio: Floats) -> Floats:
         """Return the speed of training, in cores of the reference machine, shape (K,)."""
         steady = self.steady
@@ -162,10 +190,7 @@ class PhaseModel:
         if not moving:
             return found
         walks = {at: self._walk(order, at, row, heats) for at, row in moving}
-        columns = {
-            name: getattr(found, name).copy()
-            for name in ("signal_s", "download_s", "load_s", "evaluate_s", "train_s", "upload_s")
-        }
+        columns = {name: getattr(found, name).copy() for name in _PHASES}
         for at, walk in walks.items():
             for name, value in walk.phases_s().items():
                 columns[name][at] = value
@@ -194,7 +219,9 @@ class PhaseModel:
     def _steadily(self, order: Order) -> Exchanges:
         rows, steady, sizes = order.rows, self.steady, self.sizes
         speed = self.speed(rows, steady.busy_cores[rows], steady.clock_ratio[rows])
-        lines_s = self.lines_s(rows, speed, steady.down_bps[rows], steady.up_bps[rows]) * order.luck
+        lines_s = self.lines_s(rows, speed, steady.down_bps[rows], steady.up_bps[rows])
+        lines_s = lines_s * order.luck[: len(lines_s)]
+        decode_s, encode_s = self.packing_s(speed, order.is_packed & ~order.has_model)
         delay_s = np.maximum(steady.delay_s[rows] + steady.jitter_s[rows] * order.scores, 0.0)
         down_bytes = sizes.down_bytes(order.is_packed)
         trip_s = 2.0 * steady.delay_s[rows]
@@ -207,10 +234,11 @@ class PhaseModel:
         return Exchanges(
             signal_s=delay_s[TRAIN] + delay_s[OFFER],
             download_s=np.where(order.has_model, 0.0, pull_s),
+            decode_s=decode_s * order.luck[DECODING],
             load_s=np.where(order.is_cold, lines_s[1], 0.0),
             evaluate_s=lines_s[2],
             train_s=lines_s[3],
-            encode_s=np.zeros(len(rows)),
+            encode_s=encode_s * order.luck[ENCODING],
             upload_s=upload_s,
             upload=lambda at, granted_s: float(upload_s[at]),
             was_cold=order.is_cold,
@@ -231,6 +259,7 @@ class PhaseModel:
     def _walk(self, order: Order, at: int, row: int, heats: dict[int, Heat]) -> "_Walk":
         steady, work, heat = self.steady, self.work, heats.get(row)
         cold_s = float(steady.cold_start_s[row])
+        is_unpacked = bool(order.is_packed[at] & ~order.has_model[at])
         return _Walk(
             way=Way(self.moving.links[row], self.give_up_s),
             pace=Pace(
@@ -251,6 +280,8 @@ class PhaseModel:
             is_cold=bool(order.is_cold[at]),
             evaluate_work_s=float(work.evaluate_s[row]),
             train_work_s=float(work.train_s[row]),
+            decode_work_s=work.decode_s if is_unpacked else 0.0,
+            encode_work_s=work.encode_s,
         )
 
 
@@ -272,23 +303,29 @@ class _Walk:
     is_cold: bool
     evaluate_work_s: float
     train_work_s: float
+    decode_work_s: float
+    encode_work_s: float
 
     def phases_s(self) -> dict[str, float]:
         """Return the phases that the clock of the device sees, and an upload granted at once."""
         asked = self._message(self.now, TRAIN)
         got = asked if self.has_model else self._pulled(asked)
-        loaded = self._loaded(got) if self.is_cold else got
+        decoded = self._packed(got, self.decode_work_s * self.luck[DECODING])
+        loaded = self._loaded(decoded) if self.is_cold else decoded
         evaluated = self.pace.work(loaded, self.evaluate_work_s * self.luck[2])
         trained = self.pace.work(evaluated, self.train_work_s * self.luck[3])
-        offered = self._message(trained, OFFER)
+        encoded = self._packed(trained, self.encode_work_s * self.luck[ENCODING])
+        offered = self._message(encoded, OFFER)
         if offered == np.inf:
             return dict.fromkeys(_PHASES, 0.0) | {"signal_s": np.inf, "upload_s": np.inf}
         return {
-            "signal_s": (asked - self.now) + (offered - trained),
+            "signal_s": (asked - self.now) + (offered - encoded),
             "download_s": got - asked,
-            "load_s": loaded - got,
+            "decode_s": decoded - got,
+            "load_s": loaded - decoded,
             "evaluate_s": evaluated - loaded,
             "train_s": trained - evaluated,
+            "encode_s": encoded - trained,
             "upload_s": self.upload_s(offered - self.now),
         }
 
@@ -314,6 +351,10 @@ class _Walk:
         read = start + self.read_s * self.luck[1]
         return self.pace.work(read, self.load_work_s * self.luck[1])
 
+    def _packed(self, start: float, work_s: float) -> float:
+        """Return when packing or unpacking is done; where there is none, nothing is looked at."""
+        return self.pace.work(start, work_s) if work_s > 0.0 else start
+
     def _message(self, sent: float, message: int) -> float:
         """Return when a message arrives: it waits where nothing passes."""
         free = self.way.carry(sent, 0.0, "down")
@@ -323,4 +364,13 @@ class _Walk:
         return max(0.0, self.way.delay_s(t) + self.jitter_s[message]) if t < np.inf else 0.0
 
 
-_PHASES = ("signal_s", "download_s", "load_s", "evaluate_s", "train_s", "upload_s")
+_PHASES = (
+    "signal_s",
+    "download_s",
+    "decode_s",
+    "load_s",
+    "evaluate_s",
+    "train_s",
+    "encode_s",
+    "upload_s",
+)

@@ -208,7 +208,7 @@ def _observations(
     choice: Choice, exchanges: Exchanges, ended: Ended, losses: Floats
 ) -> list[Observation]:
     """Return what the round teaches: the measured times of those who were waited for."""
-    compute_s = exchanges.evaluate_s + exchanges.train_s + exchanges.encode_s
+    compute_s = exchanges.decode_s + exchanges.evaluate_s + exchanges.train_s + exchanges.encode_s
     tau_s = exchanges.ready_s + ended.upload_s
     phases_s = np.stack(
         [exchanges.download_s, exchanges.load_s, compute_s, ended.upload_s, exchanges.signal_s],

@@ -61,7 +61,7 @@ class ProfileWorld:
         self._steady, self._sizes, self._work = steady, sizes, work
         self._seed, self._noise = seed, noise
         self._phases = PhaseModel(steady, moving, sizes, work, PATIENCE * deadline_s)
-        asked = replace(work, train_s=np.zeros(len(steady)), evaluate_s=work.answer_s)
+        asked = replace(work, train_s=np.zeros(len(steady)), evaluate_s=work.answer_s, encode_s=0.0)
         self._questions = PhaseModel(steady, moving, sizes, asked, PATIENCE * limit_s)
         self._tracks = Tracks(steady, moving)
         n = len(steady)
@@ -129,7 +129,7 @@ class ProfileWorld:
         self._learn(
             self._down, rows, asked.bytes_down, asked.download_s, now + got_s, got_s <= over_s
         )
-        computed_s = got_s + asked.load_s + asked.evaluate_s
+        computed_s = got_s + asked.decode_s + asked.load_s + asked.evaluate_s
         self._heat_up(now, rows, got_s, np.minimum(computed_s, over_s))
         self._has_model[rows] = answered
 
@@ -169,13 +169,13 @@ class ProfileWorld:
             (self._up, ended.upload_s, came_s, exchanges.bytes_up, ended.is_done),
         ):
             self._learn(rates, rows, size, took_s, now + at_s, is_over)
-        loaded_s = got_s + exchanges.load_s
+        loaded_s = got_s + exchanges.decode_s + exchanges.load_s
         self._is_warm = np.zeros(len(self), dtype=np.bool_)
         self._is_warm[rows[loaded_s <= end_s]] = True
         self._has_model[:] = False
         self._holds[rows[ended.has_trained]] = self._version
         self._version += bool(ended.is_merged.any())
-        computed_s = loaded_s + exchanges.evaluate_s + exchanges.train_s
+        computed_s = loaded_s + exchanges.evaluate_s + exchanges.train_s + exchanges.encode_s
         self._heat_up(now, rows, got_s, np.minimum(computed_s, end_s))
 
     def to_state(self) -> dict[str, Any]:
@@ -286,7 +286,9 @@ class ProfileWorld:
         parts_s[4] += waiting_s(up_bits, parts_s[4], trip_s)
         messages = MESSAGES - 2 * self._has_model
         expected_s: Floats = parts_s.sum(axis=0) + messages * self._steady.delay_s
-        return expected_s
+        is_packed = self._sizes.is_packed(self._holds, self._version) & ~self._has_model
+        decode_s, encode_s = self._phases.packing_s(speed, is_packed)
+        return expected_s + decode_s + encode_s
 
     def _rates_bps(self, t: Floats) -> tuple[Floats, Floats]:
         """Return the rates at each device's own moment `t`; in a hole those of other times."""

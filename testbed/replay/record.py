@@ -155,7 +155,7 @@ def exchange_rows(played: Played, names: Sequence[str]) -> Columns[ExchangeRow] 
             "train_cpu_s": None,
             "encode_s": told(exchanges.encode_s),
             "upload_s": told(ended.upload_s),
-            "decode_s": told(zeros_s),
+            "decode_s": told(exchanges.decode_s),
             "coordinator_decode_s": None,
             "starved_s": None,
             "is_starved": False,

@@ -16,7 +16,7 @@ from wire.codecs import CODECS, packed_bytes
 from wire.messages import Capabilities
 from wire.tensors import Layout
 
-_MODEL = Device(
+ANY_DEVICE = Device(
     name="any",
     row=0,
     capabilities=Capabilities(
@@ -54,7 +54,7 @@ class Sizes:
     def of(cls, config: CoordinatorConfig, layout: Layout) -> "Sizes":
         """Return the sizes that the coordinator of a run would agree on."""
         agreement = Agreement(config.exchange, layout, "replay")
-        whole, up = agreement.sizes(_MODEL, None)
+        whole, up = agreement.sizes(ANY_DEVICE, None)
         down = whole if agreement.down is None else packed_bytes(agreement.down, layout)
         return cls(
             whole_bytes=whole,
@@ -103,6 +103,10 @@ class Work:
     """Opening session and data, beside reading the storage."""
     answer_s: Floats
     """Finding the loss that a selection asks for; 0 where it asks for none."""
+    decode_s: float
+    """Making a packed model whole, the same for every device."""
+    encode_s: float
+    """Making an update ready for the wire, likewise."""
 
     @classmethod
     def of(
@@ -139,6 +143,8 @@ class Work:
             evaluate_s=evaluate_s if needs_loss else np.zeros(n),
             load_s=np.full(n, costs.load_s),
             answer_s=np.zeros(n) if sample is None else _look_s(costs, asked),
+            decode_s=costs.decode_s,
+            encode_s=costs.encode_s,
         )
 
 

@@ -90,6 +90,7 @@ class Exchanges:
     signal_s: Floats
     """The ways of control messages, there and back."""
     download_s: Floats
+    decode_s: Floats
     load_s: Floats
     evaluate_s: Floats
     train_s: Floats
@@ -119,7 +120,7 @@ class Exchanges:
     @property
     def ready_s(self) -> Floats:
         """When each offers its update, shape (K,)."""
-        loaded_s = self.signal_s + self.download_s + self.load_s
+        loaded_s = self.signal_s + self.download_s + self.decode_s + self.load_s
         ready_s: Floats = loaded_s + self.evaluate_s + self.train_s + self.encode_s
         return ready_s
 

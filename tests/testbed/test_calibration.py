@@ -6,9 +6,9 @@ import anyio
 import msgspec
 import pytest
 
-from coordinator.config import TrainingConfig
+from coordinator.config import ExchangeConfig, TrainingConfig
 from coordinator.task.catalogue import read_shipped
-from testbed import calibration
+from testbed import calibration, codec_work
 from testbed.backends.errors import BackendError
 from testbed.calibration import Probe, measure, work_costs
 from testbed.emulation.work import WorkCosts
@@ -22,6 +22,7 @@ def probe(task: str, **training: object) -> Probe:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "MEASURE_S", 0.05)
+    monkeypatch.setattr(codec_work, "REPEATS", 3)
 
 
 @pytest.mark.alone
@@ -36,6 +37,23 @@ def test_more_examples_cost_more() -> None:
 def test_any_batch_size_can_be_measured(batch_size: int) -> None:
     costs = measure(probe("softmax-64-10", batch_size=batch_size, learning_rate=1e6, max_steps=1))
     assert costs.train.seconds(batch_size) > 0.0
+
+
+@pytest.mark.parametrize(
+    ("up", "down"),
+    [("float32", "float32"), ("float16", "float16"), ("int8", "int8"), ("top-k", "delta")],
+)
+def test_codecs_are_measured_where_somebody_asks(up: str, down: str) -> None:
+    exchange = ExchangeConfig(up=up, down=down)  # type: ignore[arg-type]  # each is one
+    asked = msgspec.structs.replace(probe("mlp-784-318-10", batch_size=8), exchange=exchange)
+    costs = measure(asked)
+    assert (costs.decode_s > 0.0) == (down != "float32"), "what comes whole is not unpacked"
+    assert costs.encode_s > 0.0
+    if up == "int8":
+        assert costs.encode_s > 2e-4, "a quarter of a million values are not rounded in less"
+    plain = measure(probe("softmax-64-10", batch_size=8))
+    assert (plain.decode_s, plain.encode_s) == (0.0, 0.0)
+    assert b"code_s" not in msgspec.json.encode(plain), "work.json is what it was"
 
 
 def test_a_resumed_run_keeps_its_costs(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
+from coordinator.store import RunReader
 from testbed.cli import main
 from testbed.commands import BAD_USAGE
 from testbed.commands.live_replay import FILE
@@ -22,6 +24,9 @@ max_examples = 400
 name = "cnn"
 [selection]
 per_round = 2
+[exchange]
+up = "int8"
+down = "int8"
 [emulation]
 backend = "process"
 host_core_speed = 4.0
@@ -64,6 +69,10 @@ def test_three_live_runs_are_recorded_replayed_and_compared(
     assert 0.0 <= found.replay_gap.total_ratio < 2.0
     assert {"a", "b-1", "b-2", "forced", "free", "profiles"} <= {p.name for p in out.iterdir()}
 
+    for phase in ("decode_s", "encode_s"):
+        live_s, replayed_s = (_median_s(out / name, phase) for name in ("b-1", "forced"))
+        assert 0.2 * live_s < replayed_s < 5.0 * live_s, f"{phase} is played as it was recorded"
+
     lines: list[str] = []
     again = compare_live_replay(load_experiment(file), out, lines.append)
     assert all(line.endswith("is done already") for line in lines), lines
@@ -72,6 +81,12 @@ def test_three_live_runs_are_recorded_replayed_and_compared(
     other = load_experiment(file, ["rounds=6"])
     with pytest.raises(LiveRunError, match="got one of another; name another folder"):
         play_live(other, out / "a", lines.append)
+
+
+def _median_s(folder: Path, column: str) -> float:
+    with RunReader(folder) as reader:
+        found = [getattr(x, column) for x in reader.exchanges() if x.outcome == "done"]
+    return float(np.median(found))
 
 
 @pytest.mark.parametrize("words", [[], ["grid.toml", "--live-replay", "exp.toml"]])

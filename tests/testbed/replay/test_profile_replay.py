@@ -122,14 +122,18 @@ def test_walking_an_unchanging_device_gives_the_closed_form() -> None:
     config = load_experiment(QUICKSTART).coordinator()
     layout = load_task("cnn", (1, 8, 8), 10).spec.layout
     work = Work.of(
-        config, TaskCosts(**COSTS), np.arange(50, 50 + n), np.full(n, 9_999), needs_loss=True
+        config,
+        TaskCosts(**COSTS, decode_s=8e-3, encode_s=20e-3),
+        np.arange(50, 50 + n),
+        np.full(n, 9_999),
+        needs_loss=True,
     )
     factors, scores = luck(7, 3, np.arange(n), noise=0.3)
     order = Order(
         now=100.0,
         rows=np.arange(n),
         is_cold=np.arange(n) % 2 == 0,
-        is_packed=np.zeros(n, dtype=np.bool_),
+        is_packed=np.arange(n) % 4 < 2,
         has_model=np.arange(n) % 3 == 0,
         up_bps=steady.up_bps,
         luck=factors,
@@ -139,7 +143,9 @@ def test_walking_an_unchanging_device_gives_the_closed_form() -> None:
         PhaseModel(steady, one, Sizes.of(config, layout), work, 1e3).exchanges(order, {})
         for one in (moving, walking)
     )
-    for name in ("signal_s", "download_s", "load_s", "evaluate_s", "train_s", "upload_s"):
+    for phase in ("signal", "download", "decode", "load", "evaluate", "train", "encode", "upload"):
+        name = f"{phase}_s"
+        assert getattr(closed, name).any()
         np.testing.assert_allclose(getattr(walked, name), getattr(closed, name), rtol=1e-9)
     assert walked.upload is not None
     assert walked.upload(3, 99.0) == pytest.approx(closed.upload_s[3])

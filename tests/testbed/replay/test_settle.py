@@ -29,6 +29,7 @@ def exchanges(
     return Exchanges(
         signal_s=zero_s,
         download_s=zero_s,
+        decode_s=zero_s,
         load_s=zero_s,
         evaluate_s=zero_s,
         train_s=np.array(ready_s, dtype=np.float64),
