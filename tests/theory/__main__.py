@@ -3,6 +3,8 @@
 import numpy as np
 
 from coordinator.algorithms.selection.p4 import solve_p4
+from tests.theory import test_aaggff as aaggff
+from tests.theory import test_corefed as corefed
 from tests.theory import test_drift as drift
 from tests.theory import test_p4 as p4
 from tests.theory import test_q_ffl as q_ffl
@@ -51,6 +53,57 @@ def main() -> None:
         worst = max(float(q_ffl.tightness(kind, q).max()) for q in q_ffl.POWERS)
         broken = float(np.max(q_ffl.tightness(kind, 2.0, q_ffl.without_the_gradient)))
         print(f"{kind:<12}{worst:>8.3f}{broken:>8.2f}")
+
+    print_aaggff()
+    print_corefed()
+
+
+def print_aaggff() -> None:
+    """Print how near its bounds AAggFF comes, and how far beyond others get."""
+    print(
+        "\nAAggFF, Lemma 4.1: largest |g| / L_inf; slope / L_inf; |g| of responses without a bound"
+    )
+    for least, most in aaggff.RANGES:
+        seen = aaggff.largest_gradient(least, most), aaggff.largest_slope(least, most)
+        broken = aaggff.largest_gradient(least, most, bounded=False)
+        print(f"{least:>5g} to {most:<5g}{seen[0]:>8.3f}{seen[1]:>8.3f}{broken:>8.2f}")
+
+    print("\nsampled: largest |g| / (2 + C) with responses up to C; up to 1")
+    for C in aaggff.SAMPLING:
+        seen_c, broken = aaggff.largest_linearised(C, C), aaggff.largest_linearised(C, 1.0)
+        print(f"C = {C:<5g}{seen_c:>8.3f}{broken:>8.2f}")
+
+    print("\ndoubly robust, 7 clients: error of the identity; without the mean given back")
+    for m in range(2, 8):
+        broken = aaggff.identity_error(m, aaggff.without_the_mean)
+        print(f"m = {m}{aaggff.identity_error(m):>12.0e}{broken:>8.2f}")
+
+    print(f"\nregret of silos, {aaggff.SILO_ROUNDS} rounds, worst of {len(aaggff.ADVERSARIES)}")
+    for K in aaggff.SILOS:
+        print(f"K = {K}, bound {aaggff.silo_bound(K):.2f}")
+        for name in aaggff.SILO_RULES:
+            print(f"  {name:<24}{aaggff.largest_silo_regret(name, K):>8.2f}")
+
+    print(f"\nlinearised regret of {aaggff.DEVICES} devices, worst adversary")
+    for m, T in aaggff.SAMPLES:
+        print(f"m = {m}, T = {T}, bound {aaggff.device_bound(m, T):.1f}")
+        for kind in aaggff.DEVICE_RULES:
+            print(f"  {kind:<24}{aaggff.largest_device_regret(m, T, kind):>8.1f}")
+    m, T = aaggff.SAMPLES[-1]
+    seen_d, poster = aaggff.device_regret("one is high", m, T), aaggff.poster_bound(m, T)
+    print(f"one is high, m = {m}: {seen_d:.1f}, the poster allows {poster:.1f}")
+
+
+def print_corefed() -> None:
+    """Print the certificates of CoreFed and of other rules."""
+    print(f"\nCoreFed, {len(corefed.GAMES)} games: largest certificate; core margin; weighted")
+    for kind in ("plain", "weighted", "another M", "fedavg"):
+        margin = max(corefed.margin(*corefed.corefed(seed, kind)) for seed in corefed.GAMES)
+        certificate = corefed.largest_certificate(kind)
+        weighted = corefed.largest_certificate(kind, is_weighted=True)
+        print(f"{kind:<12}{certificate:>10.6f}{margin:>8.3f}{weighted:>10.6f}")
+    tight = max(corefed.largest_on_simplex(corefed.on_the_simplex(n, n)) for n in (2, 3, 5, 8))
+    print(f"u_i = theta_i on the simplex: {tight:.9f}")
 
 
 if __name__ == "__main__":
