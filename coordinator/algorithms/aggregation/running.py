@@ -7,8 +7,9 @@ import numpy as np
 
 from coordinator.algorithms.arrays import Floats, Vector
 
-BLOCK = 8192
-"""Values worked on at a time: 64 KiB of float64, so that what lies between stays in the cache."""
+BLOCK = 32768
+"""Values worked on at a time: 256 KiB of float64, so that what lies between stays in the cache.
+Smaller blocks are no quicker, and with more calls threads wait for each other more often."""
 
 
 class RunningSum:

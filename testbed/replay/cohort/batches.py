@@ -62,6 +62,8 @@ class Batches:
         """Mini-batches of each."""
         assert self.steps == sorted(self.steps, reverse=True), "those with more steps come first"
         n_k: Ints = np.array(sizes, dtype=np.int64)
+        self._is_even = min(sizes) == max(sizes)
+        """All have equally many examples, so that all are at the same place of their epochs."""
         self._per_epoch: Ints = -(-n_k // self._batch_size)
         last_start = (self._per_epoch - 1) * self._batch_size
         self._lines = np.arange(len(sizes))[:, np.newaxis]
@@ -70,6 +72,7 @@ class Batches:
         self._last = n_k - last_start
         """Examples of the last mini-batch of an epoch."""
         self._full_weights = _weights(self._full, len(self._columns))
+        self._last_weights = _weights(self._last, len(self._columns))
         self._orders = [
             orders(n, hyperparameters, np.random.Generator(np.random.PCG64(seed)))
             for n, seed in zip(sizes, seeds, strict=True)
@@ -81,22 +84,40 @@ class Batches:
         self._step = 0
 
     def next(self, active: int) -> SideBySide:
-        """Return the next mini-batch of each of the first `active` devices."""
+        """Return the next mini-batch of each of the first `active` devices, until the next call."""
+        step, self._step = self._step, self._step + 1
+        return self._even(step, active) if self._is_even else self._uneven(step, active)
+
+    def _even(self, step: int, active: int) -> SideBySide:
+        place = step % int(self._per_epoch[0])
+        begins = np.arange(0 if place else active)
+        self._begin(begins)
+        start = place * self._batch_size
+        index = self._order[:active, start : start + len(self._columns)]
+        is_last = start + self._batch_size >= self._order.shape[1]
+        count = self._last if is_last else self._full
+        weights = self._last_weights if is_last else self._full_weights
+        return SideBySide(index, count[:active], weights[:active], begins)
+
+    def _uneven(self, step: int, active: int) -> SideBySide:
         per_epoch = self._per_epoch[:active]
-        place = self._step % per_epoch
-        self._step += 1
+        place = step % per_epoch
         begins = np.flatnonzero(place == 0)
-        for i in begins.tolist():
-            rows = self._rows[i]
-            rows.take(next(self._orders[i]), out=self._order[i, : len(rows)], mode="clip")
+        self._begin(begins)
         start = place * self._batch_size
         index = self._order[self._lines[:active], start[:, np.newaxis] + self._columns]
         count, weights = self._full[:active], self._full_weights[:active]
-        is_short = (place == per_epoch - 1) & (self._last[:active] < self._batch_size)
-        if is_short.any():
-            count = np.where(is_short, self._last[:active], count)
-            weights = _weights(count, len(self._columns))
+        is_last = place == per_epoch - 1
+        if is_last.any():
+            count = np.where(is_last, self._last[:active], count)
+            weights = np.where(is_last[:, np.newaxis], self._last_weights[:active], weights)
         return SideBySide(index, count, weights, begins)
+
+    def _begin(self, which: Ints) -> None:
+        """Let devices begin an epoch."""
+        for i in which.tolist():
+            rows = self._rows[i]
+            rows.take(next(self._orders[i]), out=self._order[i, : len(rows)], mode="clip")
 
 
 def _weights(count: Ints, width: int) -> Vector:

@@ -20,16 +20,21 @@ from tests.testbed.replay.cohort.fleets import RECIPES, fleet_data, shipped
 from wire.messages import Hyperparameters
 
 
-def test_mini_batches_are_the_devices_own() -> None:
-    seeds, h = [50, 51, 52], Hyperparameters(epochs=2, batch_size=20, learning_rate=0.1)
-    rows = [np.arange(n) + 100 * k for k, n in enumerate((45, 40, 7))]
+@pytest.mark.parametrize(
+    ("sizes", "steps"),
+    [((45, 40, 7), [6, 4, 2]), ((45, 45), [6, 6]), ((40, 40), [4, 4]), ((7,), [2])],
+)
+def test_mini_batches_are_the_devices_own(sizes: tuple[int, ...], steps: list[int]) -> None:
+    h = Hyperparameters(epochs=2, batch_size=20, learning_rate=0.1)
+    seeds = [50 + k for k in range(len(sizes))]
+    rows = [np.arange(n) + 100 * k for k, n in enumerate(sizes)]
     batches = Batches(seeds, rows, h)
-    assert batches.steps == [6, 4, 2]
+    assert batches.steps == steps
     own = [
         list(mini_batches(len(of_one), h, np.random.Generator(np.random.PCG64(seed))))
         for of_one, seed in zip(rows, seeds, strict=True)
     ]
-    for step in range(6):
+    for step in range(steps[0]):
         active = sum(steps > step for steps in batches.steps)
         found = batches.next(active)
         for i in range(active):
