@@ -286,9 +286,11 @@ class ProfileWorld:
         parts_s[4] += waiting_s(up_bits, parts_s[4], trip_s)
         messages = MESSAGES - 2 * self._has_model
         expected_s: Floats = parts_s.sum(axis=0) + messages * self._steady.delay_s
-        is_packed = self._sizes.is_packed(self._holds, self._version) & ~self._has_model
-        decode_s, encode_s = self._phases.packing_s(speed, is_packed)
-        return expected_s + decode_s + encode_s
+        if self._work.decode_s or self._work.encode_s:
+            is_packed = self._sizes.is_packed(self._holds, self._version) & ~self._has_model
+            decode_s, encode_s = self._phases.packing_s(speed, is_packed)
+            expected_s += decode_s + encode_s
+        return expected_s
 
     def _rates_bps(self, t: Floats) -> tuple[Floats, Floats]:
         """Return the rates at each device's own moment `t`; in a hole those of other times."""
