@@ -1,6 +1,5 @@
 """A time against what its link was last seen to need: a level a device, slopes common to all."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 
 from coordinator.algorithms.arrays import Bools, Floats, Ints
 from coordinator.algorithms.columns import Places, grown
+from coordinator.algorithms.estimation.prior import check_prior
 
 SLOPE_PRIORS = 1.0, 0.0
 """A time is proportional to the nominal one, and no news tells more, until the fleet shows that it
@@ -69,10 +69,7 @@ class Elasticities:
         Raises:
             ValueError: The penalty is not positive, or the discount outside (0, 1].
         """
-        if not (math.isfinite(lambda_) and lambda_ > 0.0):
-            raise ValueError(f"phases: lambda must be > 0, got {lambda_}; 1.0 is a mild prior")
-        if not 0.0 < discount <= 1.0:
-            raise ValueError(f"phases: discount must be in (0, 1], got {discount}; 1 keeps all")
+        check_prior("phases", lambda_, discount)
         self._lambda, self._discount = lambda_, discount
         self._places = Places()
         self._sums: Floats = np.zeros((0, _COLUMNS))

@@ -7,6 +7,7 @@ import numpy as np
 
 from coordinator.algorithms.arrays import Floats, Ints
 from coordinator.algorithms.columns import Places, grown
+from coordinator.algorithms.estimation.prior import check_prior
 
 
 class LinearModels:
@@ -41,10 +42,7 @@ class LinearModels:
         Raises:
             ValueError: The penalty is not positive, or the discount outside (0, 1].
         """
-        if not (math.isfinite(lambda_) and lambda_ > 0.0):
-            raise ValueError(f"ridge: lambda must be > 0, got {lambda_}; 1.0 is a mild prior")
-        if not 0.0 < discount <= 1.0:
-            raise ValueError(f"ridge: discount must be in (0, 1], got {discount}; 1 keeps all")
+        check_prior("ridge", lambda_, discount)
         self.features = features
         self._lambda, self._discount = lambda_, discount
         self._forget()

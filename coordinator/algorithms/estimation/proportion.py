@@ -1,12 +1,12 @@
 """A proportion a device, y = theta c, each learned from that device's own data."""
 
-import math
 from typing import Any
 
 import numpy as np
 
 from coordinator.algorithms.arrays import Floats, Ints
 from coordinator.algorithms.columns import grown
+from coordinator.algorithms.estimation.prior import check_prior
 
 
 class Proportions:
@@ -35,10 +35,7 @@ class Proportions:
         Raises:
             ValueError: The penalty is not positive, or the discount outside (0, 1].
         """
-        if not (math.isfinite(lambda_) and lambda_ > 0.0):
-            raise ValueError(f"phases: lambda must be > 0, got {lambda_}; 1.0 is a mild prior")
-        if not 0.0 < discount <= 1.0:
-            raise ValueError(f"phases: discount must be in (0, 1], got {discount}; 1 keeps all")
+        check_prior("phases", lambda_, discount)
         self._lambda, self._discount = lambda_, discount
         self._sums: Floats = np.zeros((0, 2))
         """Of g and of g y / c of each device, shape (N, 2)."""

@@ -1,0 +1,48 @@
+"""A prior that no regression can begin with is refused by every estimator, by its own name."""
+
+import re
+
+import pytest
+
+from coordinator.algorithms.estimation import make_estimator
+from coordinator.algorithms.estimation.elasticity import Elasticities
+from coordinator.algorithms.estimation.phases import Phases
+from coordinator.algorithms.estimation.prior import check_prior
+from coordinator.algorithms.estimation.proportion import Proportions
+from coordinator.algorithms.estimation.ridge import Ridge
+from coordinator.algorithms.estimation.transfer import Transfers
+from coordinator.config import SelectionConfig
+
+REGRESSIONS = {
+    Ridge: "ridge",
+    Phases: "phases",
+    Proportions: "phases",
+    Elasticities: "phases",
+    Transfers: "phases",
+}
+
+
+@pytest.mark.parametrize("kind", REGRESSIONS)
+@pytest.mark.parametrize(
+    ("lambda_", "discount", "message"),
+    [
+        (0.0, 1.0, "lambda must be > 0, got 0.0; 1.0 is a mild prior"),
+        (float("inf"), 1.0, "lambda must be > 0, got inf; 1.0 is a mild prior"),
+        (1.0, 0.0, "discount must be in (0, 1], got 0.0; 1 keeps all"),
+        (1.0, 1.1, "discount must be in (0, 1], got 1.1; 1 keeps all"),
+    ],
+)
+def test_every_regression_refuses_it_by_the_name_of_its_estimator(
+    kind: type[Ridge | Phases | Proportions | Elasticities | Transfers],
+    lambda_: float,
+    discount: float,
+    message: str,
+) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{REGRESSIONS[kind]}: {message}')}$"):
+        kind(lambda_, discount)
+
+
+def test_the_usual_prior_is_one() -> None:
+    settings = SelectionConfig()
+    check_prior(settings.estimator, settings.ridge_lambda, settings.discount)
+    make_estimator(settings)
