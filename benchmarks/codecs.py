@@ -28,6 +28,7 @@ from coordinator.algorithms.arrays import Vector
 from coordinator.store import RunReader
 from coordinator.store.models import FOLDER, TENSOR
 from coordinator.store.records import ExchangeRow
+from testbed.guard import guarded
 from wire.codecs import codec_named
 
 EXPERIMENT = """
@@ -161,7 +162,9 @@ def _run(experiment: Path, out: Path, name: str, seed: str) -> None:
     command += ["--set", f"exchange.up={up}", "--set", f"exchange.down={down}"]
     if share:
         command += ["--set", f"exchange.top_k={share}"]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+    done = subprocess.run(
+        guarded(command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False
+    )
     if done.returncode:
         sys.stderr.buffer.write(done.stderr)
         raise SystemExit(f"codecs: {name} failed with exit code {done.returncode}")

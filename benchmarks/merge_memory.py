@@ -9,11 +9,9 @@ model is the mix of theirs. Linux only.
 
 import argparse
 import hashlib
-import multiprocessing
 import resource
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import anyio
@@ -22,6 +20,7 @@ import numpy as np
 import psutil
 
 from benchmarks._crowd import Crowd, Device, crowd
+from benchmarks._processes import fresh_processes
 from coordinator.algorithms.aggregation import Merge, Streaming, make_aggregator
 from coordinator.algorithms.arrays import Vector
 from coordinator.config import AggregationConfig
@@ -50,8 +49,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rule", default="fedavg", choices=("fedavg", "q-fedavg"))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    fresh = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=fresh) as pool:
+    with fresh_processes(1) as pool:
         result = pool.submit(measure, options.devices, options.size, options.rule).result()
     if options.json:
         print(msgspec.json.encode(result).decode())

@@ -30,6 +30,7 @@ from threadpoolctl import threadpool_limits
 
 from testbed.datasets import load
 from testbed.experiment import Experiment, parse_experiment
+from testbed.guard import guarded
 from testbed.replay.cohort.ordered import Workers, free_cores
 from testbed.replay.run import replay_experiment
 from testbed.shards import FleetData
@@ -231,7 +232,7 @@ def _flower(case: Case, folder: Path, python: str, rounds: int) -> dict[str, flo
     }
     (folder / "job.json").write_bytes(msgspec.json.encode(job))
     done = subprocess.run(
-        [python, "-m", FLOWER_APP],
+        guarded([python, "-m", FLOWER_APP]),
         capture_output=True,
         env={
             **os.environ,

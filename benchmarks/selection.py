@@ -18,15 +18,14 @@ import os
 import statistics
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
 
 from benchmarks._columns import Desk
 from benchmarks._meter import peak_rss_bytes
+from benchmarks._processes import fresh_processes
 from coordinator.config import SelectionConfig
 from testbed.experiment import load_experiment
 from testbed.replay.run import replay_experiment
@@ -101,7 +100,7 @@ def main(arguments: list[str]) -> int:
 
 def alone(name: str, devices: int, per_round: int, rounds: int) -> Cost:
     """Return what `measure` finds in a process of its own."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with fresh_processes(1) as pool:
         return pool.submit(measure, name, devices, per_round, rounds).result()
 
 

@@ -23,3 +23,18 @@ def describe(process: psutil.Process) -> str:
         return f"{process.pid} {' '.join(process.cmdline()) or process.name()}"
     except psutil.Error:
         return f"{process.pid} (gone)"
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Tell whether the process ends within 20 s; a zombie that nobody reaps has ended."""
+    for _ in range(400):
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return True
+            process.wait(0.05)
+        except psutil.TimeoutExpired:
+            continue
+        except psutil.NoSuchProcess:
+            return True
+        return True
+    return False

@@ -1,9 +1,7 @@
 """Replays without training: what a policy did in every round, and whether its queues are true."""
 
-import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._paper.arms import Arm
+from benchmarks._processes import fresh_processes
 from coordinator.algorithms.arrays import Bools, Floats, Ints
 from coordinator.algorithms.fairness import jain
 from coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
@@ -236,6 +235,5 @@ def _in_parallel(jobs: Sequence[tuple[Arm, int, int]], workers: int) -> Iterator
     if workers == 1:
         yield from (trajectory(*job) for job in jobs)
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with fresh_processes(workers) as pool:
         yield from pool.map(trajectory, *zip(*jobs, strict=True), chunksize=4)

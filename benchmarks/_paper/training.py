@@ -4,12 +4,10 @@ A run that is done is a file of its curve; one that was cut off has a file of wh
 are named after the hash of the experiment, so that a call finds what earlier ones left.
 """
 
-import multiprocessing
 import os
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +17,7 @@ import msgspec
 import numpy as np
 
 from benchmarks._paper.settings import MODELS, Setting, Size
+from benchmarks._processes import fresh_processes
 from coordinator.algorithms.arrays import Bools, Floats
 from coordinator.decisions import make_decisions
 from coordinator.ports import Score
@@ -273,6 +272,5 @@ def _in_parallel(jobs: Sequence[tuple[Setting, Size, Path]], workers: int) -> It
     if workers == 1:
         yield from (train(*job) for job in jobs)
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with fresh_processes(workers) as pool:
         yield from pool.map(train, *zip(*jobs, strict=True))

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from testbed.guard import guarded
+from tests.processes import is_gone
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -67,21 +68,6 @@ def start_parent(code: str, argument: str) -> tuple[subprocess.Popen[str], psuti
     )
     assert parent.stdout is not None
     return parent, psutil.Process(int(parent.stdout.readline()))
-
-
-def is_gone(process: psutil.Process) -> bool:
-    """Tell whether the process ends within 20 s; a zombie that nobody reaps has ended."""
-    for _ in range(400):
-        try:
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return True
-            process.wait(0.05)
-        except psutil.TimeoutExpired:
-            continue
-        except psutil.NoSuchProcess:
-            return True
-        return True
-    return False
 
 
 def kill(parent: subprocess.Popen[str]) -> None:

@@ -1,0 +1,54 @@
+"""What a benchmark starts ends with it. Real processes, real SIGKILL."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.processes import is_gone
+
+ROOT = Path(__file__).parents[2]
+
+BENCHMARK = """
+import os, time
+from benchmarks._processes import fresh_processes
+with fresh_processes(2) as pool:
+    pool.submit(time.sleep, 600)
+    print(pool.submit(os.getpid).result(), flush=True)
+    time.sleep(600)
+"""
+"""One worker is at work, or still on its way up, and one has nothing to do."""
+
+
+@pytest.fixture
+def workers() -> Iterator[list[psutil.Process]]:
+    """All that a benchmark had started when it was killed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", BENCHMARK], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as benchmark:
+        assert benchmark.stdout is not None
+        benchmark.stdout.readline()
+        family = psutil.Process(benchmark.pid).children(recursive=True)
+        benchmark.kill()
+    yield family
+    for process in family:
+        if process.is_running():
+            process.kill()
+
+
+def test_a_killed_benchmark_leaves_no_worker(workers: list[psutil.Process]) -> None:
+    assert len(workers) >= 2
+    assert [process for process in workers if not is_gone(process)] == []
+
+
+def test_nobody_else_starts_a_pool_of_processes() -> None:
+    makers = [
+        path.relative_to(ROOT)
+        for package in ("benchmarks", "coordinator", "device_agent", "testbed")
+        for path in (ROOT / package).rglob("*.py")
+        if "ProcessPoolExecutor(" in path.read_text()
+    ]
+    assert makers == [Path("benchmarks/_processes.py")]
