@@ -15,8 +15,9 @@ from coordinator.algorithms.estimation.base import (
     Measured,
 )
 from coordinator.algorithms.selection.base import Outcomes
+from coordinator.choice import Choice
 from coordinator.config import RoundConfig, SelectionConfig
-from coordinator.decisions import Choice, Observation, make_decisions
+from coordinator.decisions import Observation, make_decisions
 from testbed.experiment import Experiment
 
 AVAILABILITY = 0.8

@@ -4,8 +4,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from coordinator.accounting import before
 from coordinator.asked import Asked
+from coordinator.choice import Answers, Choice
 from coordinator.config import CoordinatorConfig
-from coordinator.decisions import Answers, Choice, Decisions
+from coordinator.decisions import Decisions
 from coordinator.registry import Registry
 from coordinator.round import Exchange, Round, Stage
 from coordinator.versions import Versions

@@ -19,9 +19,10 @@ from coordinator.asked import pulled_blobs
 from coordinator.asker import Asker
 from coordinator.assignments import Assignments
 from coordinator.blobs import PublicBlobs
+from coordinator.choice import Choice
 from coordinator.coding import Agreement
 from coordinator.config import CoordinatorConfig
-from coordinator.decisions import Choice, Decisions
+from coordinator.decisions import Decisions
 from coordinator.fleet import Fleet
 from coordinator.inquiry import Inquiry
 from coordinator.journal import Journal

@@ -5,8 +5,9 @@ from collections.abc import Collection
 from coordinator.accounting import answers_of, ask_rows
 from coordinator.algorithms.selection.base import Asking
 from coordinator.asker import Asker
+from coordinator.choice import Answers, Question
 from coordinator.config import CoordinatorConfig
-from coordinator.decisions import Answers, Decisions, Question
+from coordinator.decisions import Decisions
 from coordinator.journal import Journal
 from coordinator.poll import Poll, Reply
 from coordinator.registry import Registry

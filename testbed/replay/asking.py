@@ -12,7 +12,8 @@ import numpy as np
 
 from coordinator.accounting import ask_rows
 from coordinator.algorithms.arrays import Bools, Floats, Ints
-from coordinator.decisions import Answers, Decisions, Question
+from coordinator.choice import Answers, Question
+from coordinator.decisions import Decisions
 from coordinator.poll import Poll, Reply
 from coordinator.store.records import AskRow
 from testbed.replay.settle import GONE

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from coordinator.accounting import Before, finite
-from coordinator.decisions import Choice
+from coordinator.choice import Choice
 from testbed.replay.world import Exchanges, Scene
 from wire.messages import Manifest, Offer, Phases
 

@@ -13,7 +13,8 @@ from msgspec import structs
 
 from coordinator.accounting import observation
 from coordinator.algorithms.arrays import Floats
-from coordinator.decisions import Choice, Decisions
+from coordinator.choice import Choice
+from coordinator.decisions import Decisions
 from coordinator.round import Exchange, Stage
 from testbed.replay.asking import Inquired, inquire
 from testbed.replay.errand import errands_of

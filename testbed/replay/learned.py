@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
-from coordinator.decisions import Choice
+from coordinator.choice import Choice
 from coordinator.ports import Score
 
 

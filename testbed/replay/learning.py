@@ -10,8 +10,9 @@ import numpy as np
 
 from coordinator.algorithms.aggregation.base import Accumulator, Report
 from coordinator.algorithms.arrays import Floats, Ints, Vector
+from coordinator.choice import Choice
 from coordinator.config import CoordinatorConfig
-from coordinator.decisions import Choice, Decisions
+from coordinator.decisions import Decisions
 from coordinator.ports import Evaluator, Score
 from coordinator.task.catalogue import initial_vector, load_task
 from coordinator.update_store import UpdateStore

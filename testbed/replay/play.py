@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.algorithms.arrays import Bools, Floats, Ints
+from coordinator.choice import Choice
 from coordinator.config import RoundConfig
-from coordinator.decisions import Choice, Decisions, Observation
+from coordinator.decisions import Decisions, Observation
 from coordinator.ports import Score
 from coordinator.round import Exchange, Round, Stage
 from testbed.replay.asking import Inquired, inquire

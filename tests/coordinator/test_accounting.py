@@ -13,7 +13,7 @@ from coordinator.accounting import (
     unaccounted_s,
 )
 from coordinator.algorithms.estimation.base import PHASES, Prediction
-from coordinator.decisions import Choice
+from coordinator.choice import Choice
 from coordinator.registry import Registry
 from coordinator.round import Arrived, Checked, Exchange, GaveUp, Offered, Round, Starved, Tick
 from tests.coordinator.builders import TRAIN, context, hello, offer

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from coordinator.algorithms.estimation.base import COLD, DOWN
+from coordinator.choice import Answers
 from coordinator.config import (
     AggregationConfig,
     CoordinatorConfig,
@@ -14,7 +15,7 @@ from coordinator.config import (
     SelectionConfig,
     TrainingConfig,
 )
-from coordinator.decisions import Answers, Decisions, Observation, make_decisions
+from coordinator.decisions import Decisions, Observation, make_decisions
 from coordinator.registry import Registry
 from tests.coordinator.builders import context, hello
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coordinator.accounting import answers_of, ask_rows
-from coordinator.decisions import Question
+from coordinator.choice import Question
 from coordinator.poll import Poll, Reply, fault_in, pulled_in
 from tests.coordinator.builders import MODEL
 from wire.chunks import manifest_of

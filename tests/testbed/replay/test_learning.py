@@ -12,6 +12,7 @@ from coordinator.algorithms.aggregation.fedavg import FedAvg
 from coordinator.algorithms.aggregation.q_ffl import QFedAvg
 from coordinator.algorithms.arrays import Vector
 from coordinator.algorithms.estimation.base import Prediction
+from coordinator.choice import Choice
 from coordinator.coding import Agreement, encoded_version
 from coordinator.config import (
     AggregationConfig,
@@ -20,7 +21,7 @@ from coordinator.config import (
     ModelConfig,
     TrainingConfig,
 )
-from coordinator.decisions import Choice, Decisions, make_decisions
+from coordinator.decisions import Decisions, make_decisions
 from device_agent.coding import Coder
 from device_agent.engines.onnx import OnnxEngine
 from device_agent.trainer import evaluate
