@@ -18,9 +18,11 @@ from testbed.emulation.tcp import waiting_s
 from testbed.emulation.timeline import LEAST_FREE_CORES
 from testbed.replay.chance import uniforms
 from testbed.replay.columns import Moving, Steady, Tracks
+from testbed.replay.draining import Draining
 from testbed.replay.errand import Errand
 from testbed.replay.phases import MESSAGES, Order, PhaseModel, Purpose, luck
 from testbed.replay.rates import MeasuredRates
+from testbed.replay.settle import CANCELLED, LATE, LOST
 from testbed.replay.task import Sizes, Work
 from testbed.replay.world import Ended, Exchanges, LastRound, Scene
 
@@ -64,6 +66,8 @@ class ProfileWorld:
         asked = replace(work, train_s=np.zeros(len(steady)), evaluate_s=work.answer_s, encode_s=0.0)
         self._questions = PhaseModel(steady, moving, sizes, asked, PATIENCE * limit_s)
         self._tracks = Tracks(steady, moving)
+        self._deadline_s = deadline_s
+        self._draining = Draining(steady, moving, PATIENCE * deadline_s)
         n = len(steady)
         rows = np.arange(n, dtype=np.int64)
         self._told_at = CONTEXT_PERIOD_S * uniforms(seed, 0, rows, Purpose.CONTEXT)
@@ -100,7 +104,7 @@ class ProfileWorld:
         told_at = np.maximum(now - age_s, 0.0)
         mu = np.clip(self._mu(told_at), *MU_BOUNDS)
         return Scene(
-            is_available=is_heard & self._tracks.is_willing(told_at),
+            is_available=is_heard & self._tracks.is_willing(told_at) & self._draining.is_idle(now),
             inverse_mu=1.0 / mu,
             down_bps=np.clip(self._down.bps(), *LINK_BOUNDS_BPS),
             up_bps=np.clip(self._up.bps(), *LINK_BOUNDS_BPS),
@@ -145,8 +149,10 @@ class ProfileWorld:
         self._learn_one(self._down, errand, errand.bytes_down, errand.download_s, errand.pulled_at)
 
     def on_over(self, errand: Errand, at: float, upload_s: float | None) -> None:
-        """Learn a rate from an update, stay warm if it was loaded, and heat up."""
-        if upload_s is not None:
+        """Learn a rate from an update, or call the device off; stay warm if it was loaded."""
+        if upload_s is None:
+            self._draining.give_up(np.array([errand.row]), np.array([at]))
+        else:
             self._learn_one(self._up, errand, errand.bytes_up, upload_s, at)
         self._is_warm[errand.row] |= errand.started_s + errand.loaded_s <= at
         until_s = min(errand.computed_s, at - errand.started_s)
@@ -160,8 +166,9 @@ class ProfileWorld:
         self._has_model[:] = False
 
     def close(self, exchanges: Exchanges, rows: Ints, ended: Ended) -> None:
-        """Learn rates from transfers, stay warm or not, heat up, and count versions."""
+        """Learn rates from transfers, call off who is late, stay warm or not, and heat up."""
         now, end_s = self._now, ended.end_s
+        self._give_up(exchanges, rows, ended)
         got_s = exchanges.signal_s / 2.0 + exchanges.download_s
         came_s = exchanges.ready_s + ended.queued_s + ended.upload_s
         for rates, took_s, at_s, size, is_over in (
@@ -188,6 +195,7 @@ class ProfileWorld:
             "asked_in": self._asked_in.tobytes(),
             "holds": self._holds.tobytes(),
             "version": self._version,
+            "idle_at": self._draining.to_state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -200,6 +208,7 @@ class ProfileWorld:
         self._asked_in = np.frombuffer(state["asked_in"], dtype=np.int64).copy()
         self._holds = np.frombuffer(state["holds"], dtype=np.int64).copy()
         self._version = state["version"]
+        self._draining.load_state(state["idle_at"])
 
     def _order(
         self, round_id: int, now: float, rows: Ints, delays: Purpose = Purpose.DELAY
@@ -220,6 +229,14 @@ class ProfileWorld:
             luck=factors,
             scores=scores,
         )
+
+    def _give_up(self, exchanges: Exchanges, rows: Ints, ended: Ended) -> None:
+        """Call off whose update is not waited for, each at the moment at which that was clear."""
+        outcome = np.array(ended.outcome, dtype=np.str_)
+        over_s = np.minimum(self._deadline_s + ended.queued_s, ended.end_s)
+        over_s = np.where(outcome == LOST, exchanges.until_gone_s, over_s)
+        at = np.isin(outcome, (LATE, CANCELLED, LOST))
+        self._draining.give_up(rows[at], self._now + over_s[at])
 
     def _learn(
         self,

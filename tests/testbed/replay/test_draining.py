@@ -1,0 +1,127 @@
+"""Who was given up is asked again only when it is known to be idle, as by the live coordinator."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.store import RunReader
+from profiles.series import Series
+from profiles.tracks import LinkTracks
+from testbed.emulation.timeline import OutageWindow, Timeline
+from testbed.experiment import Experiment
+from testbed.replay.columns import Moving, Steady
+from testbed.replay.draining import PAUSE_S, Draining
+from testbed.replay.run import replay_experiment
+from tests.testbed.replay.fleets import experiment, played
+from tests.testbed.replay.test_profile_replay import DEVICE
+
+DELAY_S = 0.03
+GIVE_UP_S = 6.0
+
+
+def profile(folder: Path, delay_s: float = DELAY_S, core_speed: float = 0.4) -> str:
+    """Return the path of a profile of a device with such a link and processor."""
+    path = folder / f"device-{1e3 * delay_s:.0f}-{1e3 * core_speed:.0f}.toml"
+    text = DEVICE.replace("value = 0.03", f"value = {delay_s}")
+    path.write_text(text.replace("value = 0.4", f"value = {core_speed}"))
+    return str(path)
+
+
+def over_selected(path: str, **settings: Any) -> Experiment:
+    """Return rounds that ask all three devices and wait for two."""
+    return experiment(
+        {"profile": path, "count": 3},
+        selection={"per_round": 2},
+        round={"over_select": 1} | settings,
+        replay={"noise": 0.2},
+    )
+
+
+@pytest.mark.parametrize("settings", [{}, {"late": "merge"}], ids=["drop", "merge"])
+def test_who_was_cancelled_sits_out_the_selection_that_comes_before_its_word(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    _, rounds = played(over_selected(profile(tmp_path), **settings))
+    cancelled = [row for row in range(3) if rounds[0].outcome[row] == "cancelled"]
+    assert len(cancelled) == 1
+    first, second, third = (one.scene.is_available for one in rounds[:3])
+    assert first.all()
+    assert np.flatnonzero(~second).tolist() == cancelled
+    assert third.all(), "a round takes longer than its word"
+
+
+def test_on_a_quick_link_it_is_idle_before_a_coordinator_selects_again(tmp_path: Path) -> None:
+    path = profile(tmp_path, delay_s=0.4 * PAUSE_S)
+    _, rounds = played(over_selected(path))
+    assert all("cancelled" in one.outcome for one in rounds)
+    assert all(one.scene.is_available.all() for one in rounds)
+
+
+def test_who_missed_its_deadline_in_an_asynchronous_round_is_asked_when_its_word_is_there(
+    tmp_path: Path,
+) -> None:
+    of = experiment(
+        {"profile": profile(tmp_path), "count": 2, "name": "quick"},
+        {"profile": profile(tmp_path, core_speed=0.04), "count": 1, "name": "slow"},
+        rounds=12,
+        selection={"per_round": 3},
+        round={"mode": "async", "buffer": 1, "concurrency": 3, "deadline_s": 3.0},
+    )
+    replay_experiment(of, tmp_path / "run", "run", lambda played: None)
+    with RunReader(tmp_path / "run") as reader:
+        rows = [x for x in reader.exchanges() if x.device == "slow-1"]
+    starts = sorted(x.dispatched_at_s for x in rows)
+    assert [x.outcome for x in rows[:-1]] == ["late"] * (len(rows) - 1), "the last: the run is over"
+    assert len(starts) > 2
+    assert (np.diff(starts) >= 3.0 + 2 * DELAY_S - PAUSE_S).all()
+
+
+def draining(*holes: tuple[float, float]) -> Draining:
+    """Return two devices on links of `DELAY_S`, the second one with holes."""
+    link = LinkTracks(
+        down_bps=Series.constant(1e6),
+        up_bps=Series.constant(1e6),
+        delay_s=Series.constant(DELAY_S),
+        jitter_s=Series.constant(0.0),
+        loss_ratio=Series.constant(0.0),
+    )
+    windows = tuple(OutageWindow(start, end, "coverage") for start, end in holes)
+    columns = {name: np.ones(2) for name in Steady.__dataclass_fields__}
+    steady = Steady(**columns | {"delay_s": np.full(2, DELAY_S)})
+    timeline = Timeline(link=link, outages=windows)
+    return Draining(steady, Moving(links={1: timeline}), GIVE_UP_S)
+
+
+def test_everybody_is_idle_who_was_never_given_up() -> None:
+    assert draining().is_idle(0.0).tolist() == [True, True]
+
+
+def test_its_word_takes_two_ways() -> None:
+    known = draining((90.0, 91.0))
+    known.give_up(np.array([0, 1]), np.array([10.0, 11.0]))
+    for at, idle in ((10.0, [False, False]), (10.061, [True, False]), (11.061, [True, True])):
+        assert known.is_idle(at - PAUSE_S).tolist() == idle
+
+
+def test_a_cancellation_waits_where_nothing_passes() -> None:
+    known = draining((9.0, 13.0))
+    known.give_up(np.array([1]), np.array([10.0]))
+    assert not known.is_idle(13.0 + 2 * DELAY_S - PAUSE_S - 1e-6)[1]
+    assert known.is_idle(13.0 + 2 * DELAY_S - PAUSE_S + 1e-6)[1]
+
+
+def test_a_device_that_no_word_reaches_ends_its_work_by_itself() -> None:
+    known = draining((9.0, 1e6))
+    known.give_up(np.array([1]), np.array([10.0]))
+    assert not known.is_idle(10.0 + GIVE_UP_S - PAUSE_S)[1]
+    assert known.is_idle(10.0 + GIVE_UP_S + 2 * DELAY_S)[1]
+
+
+def test_what_it_knows_comes_back_from_a_checkpoint() -> None:
+    known, again = draining((9.0, 13.0)), draining((9.0, 13.0))
+    known.give_up(np.array([0, 1]), np.array([10.0, 11.0]))
+    again.load_state(known.to_state())
+    for at in (10.0, 10.1, 12.0, 14.0):
+        assert again.is_idle(at).tolist() == known.is_idle(at).tolist()
