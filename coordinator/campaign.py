@@ -19,7 +19,7 @@ from coordinator.asked import pulled_blobs
 from coordinator.asker import Asker
 from coordinator.assignments import Assignments
 from coordinator.blobs import PublicBlobs
-from coordinator.choice import Choice
+from coordinator.choice import Choice, Picks
 from coordinator.coding import Agreement
 from coordinator.config import CoordinatorConfig
 from coordinator.decisions import Decisions
@@ -102,8 +102,8 @@ class Campaign:
         self._assignments = Assignments(
             config, decisions, fleet.registry, self._versions, journal.now
         )
-        self._choice: Choice
-        """Of the round that is open."""
+        self._picks: Picks
+        """Who was chosen for the round that is open."""
         self._closed: float | None = None
         """When the last round was over; None before."""
         self._open: tuple[Round, Merging] | None = None
@@ -164,9 +164,10 @@ class Campaign:
         begun = self._journal.now()
         self._begin_merge(round_id, merging)
         count = self._config.asked - played.open_count if played.is_buffered else None
-        trains, self._choice = self._assignments.choose(
+        trains, choice = self._assignments.choose(
             played, count, answers=answers, answered=self._inquiry.answered
         )
+        self._picks = Picks(choice)
         self._inquiry.dismiss(round_id, list(trains))
         self._lag.start()
         if trains:
@@ -181,7 +182,7 @@ class Campaign:
             await wait_for_anybody(self._player, self._fleet, self._config.round, played)
         if played.is_buffered and self._closed is not None:
             begun = self._closed  # devices work between rounds, too: no time may be left out
-        await self._close(self._choice, played, begun, merging)
+        await self._close(self._picks.whole(), played, begun, merging)
 
     async def _play_buffered(
         self, played: Round, trains: Mapping[str, Train], merging: Merging, now: float
@@ -191,7 +192,7 @@ class Campaign:
 
         def choose(count: int, pick: int) -> None:
             trains, more = self._assignments.choose(played, count, pick)
-            self._choice = self._choice.joined(more)
+            self._picks.add(more)
             if trains:
                 self._journal.event("refilled", " ".join(trains), round_id=played.id)
                 self._player.ask(played, trains, self._versions.vector)

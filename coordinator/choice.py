@@ -51,31 +51,66 @@ class Choice:
     known_s: Floats | None = None
     """The true expected exchange times, seconds, shape (N,), where somebody knows them."""
 
-    def joined(self, later: "Choice") -> "Choice":
-        """Return this choice and a later one of the same round, of other devices, as one.
 
-        What was known of a device is that of its choice, or of the last one if it has none.
-        """
-        mine = self.rows
+class Picks:
+    """The choices of one round, made one after the other, of devices that are all different.
 
-        def keep(earlier: Floats, now: Floats) -> Floats:
-            kept: Floats = now.copy()
-            kept[mine] = earlier[mine]
-            return kept
+    Of each but the last only what it knew of its own devices is kept: a round may be made of
+    thousands of picks from a fleet of a hundred thousand.
+    """
 
-        before, after = self.prediction, later.prediction
+    def __init__(self, first: Choice) -> None:
+        self._first = self._last = first
+        self._is_available = first.is_available
+        self._rows, self._known = [first.rows], [_known(first, first.rows)]
+        """Of each choice, and what it knew of them."""
+
+    def add(self, later: Choice) -> None:
+        """Take one more choice of the round."""
+        self._last = later
         is_available = later.is_available.copy()
-        is_available[: len(self.is_available)] |= self.is_available
+        is_available[: len(self._is_available)] |= self._is_available
+        self._is_available = is_available
+        self._rows.append(later.rows)
+        self._known.append(_known(later, later.rows))
+
+    def whole(self) -> Choice:
+        """Return all choices as one.
+
+        What was known of a device is that of its own choice, or of the last one if it has none.
+        """
+        if len(self._rows) == 1:
+            return self._first
+        rows, last = np.concatenate(self._rows), self._last
+        columns = _known(last, slice(None))
+        for name, column in columns.items():
+            column[rows] = np.concatenate([known[name] for known in self._known])
         return replace(
-            later,
-            rows=np.concatenate([mine, later.rows]),
-            is_available=is_available,
-            context=keep(self.context, later.context),
-            propensity=keep(self.propensity, later.propensity),
-            audit_row=self.audit_row,
+            last,
+            rows=rows,
+            is_available=self._is_available,
+            context=columns["context"],
+            propensity=columns["propensity"],
+            audit_row=self._first.audit_row,
+            known_s=columns.get("known_s"),
             prediction=Prediction(
-                tau_hat_s=keep(before.tau_hat_s, after.tau_hat_s),
-                width_s=keep(before.width_s, after.width_s),
-                transfer_hat_s=keep(before.transfer_hat_s, after.transfer_hat_s),
+                tau_hat_s=columns["tau_hat_s"],
+                width_s=columns["width_s"],
+                transfer_hat_s=columns["transfer_hat_s"],
             ),
         )
+
+
+def _known(choice: Choice, rows: Ints | slice) -> dict[str, Floats]:
+    """Return copies of what a choice knew of some devices, each of shape (K, ...)."""
+    prediction = choice.prediction
+    columns = {
+        "context": choice.context,
+        "propensity": choice.propensity,
+        "tau_hat_s": prediction.tau_hat_s,
+        "width_s": prediction.width_s,
+        "transfer_hat_s": prediction.transfer_hat_s,
+    }
+    if choice.known_s is not None:
+        columns["known_s"] = choice.known_s
+    return {name: np.array(column[rows]) for name, column in columns.items()}

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from coordinator.accounting import observation
 from coordinator.algorithms.arrays import Floats
-from coordinator.choice import Choice
+from coordinator.choice import Picks
 from coordinator.decisions import Decisions
 from coordinator.round import Exchange, Stage
 from testbed.replay.asking import Inquired, inquire
@@ -72,8 +72,8 @@ class _Opened:
     inquired: Inquired | None = None
     scene: Scene = field(init=False)
     """Of the first choice."""
-    choice: Choice = field(init=False)
-    """All of them so far."""
+    picks: Picks = field(init=False)
+    """All choices so far."""
     exchanges: list[Exchanges] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -93,10 +93,10 @@ class _Opened:
         over, table, cohort = self.under_way.over(), self.under_way.table, self.cohort
         if cohort is not None:
             self._train(cohort, over)
-        merged = [x for x in over if x.stage is Stage.DONE]
+        merged, choice = [x for x in over if x.stage is Stage.DONE], self.picks.whole()
         version = table.version + bool(merged)
         self.decisions.learn(
-            self.choice,
+            choice,
             [observation(x, int(x.device), 0.0, self._context(x)) for x in over],
         )
         trained = [x for x in over if self.under_way.has_trained(x)]
@@ -104,14 +104,14 @@ class _Opened:
         versions = np.array([x.version for x in trained], dtype=np.int64)
         self.world.on_version(rows, versions, version)
         last = LastRound.nobody(len(self.world))
-        last.is_selected[self.choice.rows] = True
+        last.is_selected[choice.rows] = True
         last.has_trained[rows] = True
         own = list(table.exchanges.values())
         errands = {(x.device, x.round): self.under_way.errand(x) for x in table.everybody()}
         ended = self._ended(own)
         self.under_way.hand_over(over, version)
         return Played(
-            choice=self.choice,
+            choice=choice,
             scene=self.scene,
             started_s=self.begun,
             exchanges=joined(self.exchanges),
@@ -126,7 +126,7 @@ class _Opened:
     def _play_sync(self) -> None:
         self._inquire()
         self._choose(self.scene, None)
-        if not self.choice.rows.size:
+        if not self.under_way.table.exchanges:
             self._wait_for_anybody()
         while not self.under_way.table.is_over:
             self.under_way.step(np.inf)
@@ -202,7 +202,10 @@ class _Opened:
         )
         exchanges = world.exchange(self.id, now, choice.rows)
         self.under_way.ask(errands_of(exchanges, choice, scene, now))
-        self.choice = _joined(self.choice, choice) if pick else choice
+        if pick:
+            self.picks.add(choice)
+        else:
+            self.picks = Picks(choice)
         self.exchanges.append(exchanges)
 
     def _release(self) -> None:
@@ -261,16 +264,6 @@ class _Opened:
             has_trained=np.array(has_trained, dtype=np.bool_),
             is_merged=np.array([x.stage is Stage.DONE for x in own], dtype=np.bool_),
         )
-
-
-def _joined(earlier: Choice, later: Choice) -> Choice:
-    """Return two choices of a round as one, each with what was known of its own devices."""
-    both = earlier.joined(later)
-    if earlier.known_s is None or later.known_s is None:
-        return both
-    known_s = later.known_s.copy()
-    known_s[earlier.rows] = earlier.known_s[earlier.rows]
-    return replace(both, known_s=known_s)
 
 
 def _losses(own: Sequence[Exchange]) -> Floats:
