@@ -2,11 +2,11 @@
 
     tau_{t,n} = c_{t,n} . theta_n (1 + e),   c = [1/mu, s, M/B],   e uniform in +- noise
 
-A question before a selection takes a cold start, if the device is cold, and a part of training:
-a pass forward over the data is one third of a pass that learns from them.
-
 with mu, B and availability drawn anew for every device in every round. A round of the world depends
 on its number and the seed alone, not on who was selected: policies that are compared share it.
+
+A question before a selection takes a cold start, if the device is cold, and a part of training:
+a pass forward over the data is one third of a pass that learns from them.
 """
 
 from collections.abc import Sequence

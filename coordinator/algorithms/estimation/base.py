@@ -80,3 +80,15 @@ class Estimator(Learner, Protocol):
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over a state that `to_state` returned."""
         ...
+
+
+def require_contexts(estimator: str, context: Floats) -> None:
+    """Refuse what is no context a device, by the name of the estimator.
+
+    Raises:
+        ValueError: The shape is not (N, 4).
+    """
+    if context.ndim != 2 or context.shape[1] != CONTEXT:
+        raise ValueError(
+            f"{estimator}: context must have shape (N, {CONTEXT}), got {context.shape}; stack rows"
+        )

@@ -15,6 +15,7 @@ from coordinator.algorithms.estimation.base import (
     Measured,
     Phase,
     Prediction,
+    require_contexts,
 )
 from coordinator.algorithms.estimation.elasticity import Elasticities
 from coordinator.algorithms.estimation.proportion import Proportions
@@ -70,10 +71,7 @@ class Phases:
         Raises:
             ValueError: The shape is wrong.
         """
-        if context.ndim != 2 or context.shape[1] != CONTEXT:
-            raise ValueError(
-                f"phases: context must have shape (N, {CONTEXT}), got {context.shape}; stack rows"
-            )
+        require_contexts("phases", context)
         said = {
             phase: model.predict(_number(phase, context)) for phase, model in self._models.items()
         }

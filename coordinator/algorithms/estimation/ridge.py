@@ -7,12 +7,12 @@ import numpy as np
 from coordinator.algorithms.arrays import Floats, Ints
 from coordinator.algorithms.estimation.base import (
     COLD,
-    CONTEXT,
     DOWN,
     INVERSE_MU,
     UP,
     Measured,
     Prediction,
+    require_contexts,
 )
 from coordinator.algorithms.estimation.linear import LinearModels
 
@@ -77,10 +77,7 @@ class Ridge:
 
 
 def _features(context: Floats) -> Floats:
-    if context.ndim != 2 or context.shape[1] != CONTEXT:
-        raise ValueError(
-            f"ridge: context must have shape (N, {CONTEXT}), got {context.shape}; stack rows"
-        )
+    require_contexts("ridge", context)
     return np.stack(
         [context[:, INVERSE_MU], context[:, COLD], context[:, DOWN] + context[:, UP]], axis=1
     )

@@ -15,6 +15,7 @@ import numpy as np
 from coordinator.algorithms.arrays import Floats, Ints
 from coordinator.algorithms.selection.base import Asking, Candidates, Outcomes, Selector
 from coordinator.algorithms.selection.trial_fleets import (
+    COLUMNS,
     Broken,
     World,
     check_rows,
@@ -102,8 +103,7 @@ def _select_is_pure(make: Make, clock: Clock) -> None:
 
 
 def _copies(fleet: Candidates) -> dict[str, Any]:
-    names = ("is_available", "tau_hat_s", "width_s", "transfer_hat_s", "n_k", "known_s")
-    return {name: np.copy(getattr(fleet, name)).astype(np.float64) for name in names}
+    return {name: np.copy(getattr(fleet, name)).astype(np.float64) for name in COLUMNS}
 
 
 def _observe_is_pure(make: Make, clock: Clock) -> None:

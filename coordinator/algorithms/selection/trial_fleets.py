@@ -7,6 +7,9 @@ import numpy as np
 from coordinator.algorithms.arrays import Floats, Ints
 from coordinator.algorithms.selection.base import Asking, Candidates, Outcomes, Selector
 
+COLUMNS = ("is_available", "tau_hat_s", "width_s", "transfer_hat_s", "n_k", "known_s")
+"""What a fleet is told to have, but for losses: those are asked for."""
+
 
 class Broken(Exception):
     """A selector does not have a property; says what it did."""
@@ -28,9 +31,7 @@ class World:
         """Return the same devices in other rows: row i is what row `order[i]` was."""
         fleet = self.fleet
         columns = {
-            name: column[order]
-            for name in ("is_available", "tau_hat_s", "width_s", "transfer_hat_s", "n_k", "known_s")
-            if (column := getattr(fleet, name)) is not None
+            name: column[order] for name in COLUMNS if (column := getattr(fleet, name)) is not None
         }
         return World(replace(fleet, **columns), self.loss[order])
 
