@@ -88,6 +88,8 @@ class LinearWorld:
         self._bps = column([law.bandwidth_bps for law in kinds], 2)
         self._availability = column([law.availability for law in kinds], 1)[:, 0]
         self._noise = column([law.noise for law in kinds], 1)[:, 0]
+        self._latest: tuple[int, Weather] | None = None
+        """Of the last look, with its round: within one nothing changes but who is warm."""
         self._expected_s: Floats = np.zeros((0, 3))
         self._deviation: Floats = np.zeros(0)
         self._is_cold: Bools = np.zeros(0, dtype=np.bool_)
@@ -110,6 +112,12 @@ class LinearWorld:
             deviation=1.0 + self._noise * (2.0 * noise - 1.0),
         )
 
+    def _weather_of(self, round_id: int) -> Weather:
+        """Return the weather of a round, drawn once however often it is looked at."""
+        if self._latest is None or self._latest[0] != round_id:
+            self._latest = round_id, self.weather(round_id)
+        return self._latest[1]
+
     def parts_s(self, weather: Weather, is_cold: Bools) -> Floats:
         """Return what an exchange is expected to consist of, seconds, shape (N, 3).
 
@@ -127,7 +135,7 @@ class LinearWorld:
 
     def look(self, round_id: int, now: float, last: LastRound) -> Scene:
         """Return the fleet at the selection of a round."""
-        weather, is_cold = self.weather(round_id), last.is_cold & ~self._has_model
+        weather, is_cold = self._weather_of(round_id), last.is_cold & ~self._has_model
         self._expected_s = self.parts_s(weather, is_cold)
         self._deviation, self._is_cold = weather.deviation, is_cold
         return Scene(
