@@ -303,10 +303,9 @@ def transfer_times(down_bits: float | Floats, up_bits: float | Floats, rates_bps
         up_bits: Size of an update, likewise.
         rates_bps: Measured down and up, bit/s, shape (N, 2); NaN is unknown.
     """
-    n = len(rates_bps)
-    bits = np.stack([np.broadcast_to(down_bits, n), np.broadcast_to(up_bits, n)], axis=1)
-    transfer_s: Floats = bits / rates_bps
-    is_known: Bools = np.asarray(np.isfinite(transfer_s).all(axis=1))
+    down_s, up_s = down_bits / rates_bps[:, 0], up_bits / rates_bps[:, 1]
+    is_known: Bools = np.isfinite(down_s) & np.isfinite(up_s)
+    transfer_s: Floats = np.stack([down_s, up_s], axis=1)
     if not is_known.all():
         known = transfer_s[is_known]
         guess = np.median(known, axis=0) if known.size else np.zeros(2)
