@@ -74,6 +74,11 @@ class ProfileWorld:
         down_bps, up_bps = self._rates_bps(np.zeros(n))
         self._down, self._up = MeasuredRates(down_bps), MeasuredRates(up_bps)
         self._heats = {row: Heat(thermal) for row, thermal in moving.thermal.items()}
+        self._is_steady = not moving.links
+        """Nobody's speed or link ever changes, as in a crowd."""
+        self._steady_mu: Floats | None = None
+        self._steady_pace: tuple[Floats, Floats] | None = None
+        """What need not be found out again then: `_mu` and `_pace`."""
         self._is_warm: Bools = np.zeros(n, dtype=np.bool_)
         self._asked_in: Ints = np.full(n, -1, dtype=np.int64)
         """The round in which each was asked to train last."""
@@ -279,6 +284,8 @@ class ProfileWorld:
 
         As `testbed.emulation.machine.EmulatedSensors` has it: a little less is not noticed.
         """
+        if self._steady_mu is not None:
+            return self._steady_mu
         steady, tracks = self._steady, self._tracks
         usual = np.minimum(steady.threads, steady.cores - steady.busy_cores)
         free = np.maximum(steady.cores - tracks.busy_cores.at(t), LEAST_FREE_CORES)
@@ -286,15 +293,14 @@ class ProfileWorld:
         cores = np.where(left < NOTICED_SHARE * usual, left, usual)
         clock_ratio = tracks.clock_ratio.at(t) * self._heat_clock(t)
         mu: Floats = np.maximum(cores * clock_ratio, MIN_FREE_CORES)
+        if self._is_steady:
+            self._steady_mu = mu
         return mu
 
     def _expected_s(self, now: float) -> Floats:
         """Return the exchange time of each device if all stays as it is now, seconds, (N,)."""
-        t, tracks, everybody = np.full(len(self), now), self._tracks, slice(None)
-        clock_ratio = tracks.clock_ratio.at(t) * self._heat_clock(t)
-        speed = self._phases.speed(everybody, tracks.busy_cores.at(t), clock_ratio)
-        parts_s = self._phases.lines_s(everybody, speed, *self._rates_bps(t))
-        down_bits, up_bits = self.transfer_bits
+        speed, lines_s = self._pace(now)
+        parts_s, (down_bits, up_bits) = lines_s.copy(), self.transfer_bits
         parts_s[0] *= down_bits / (8.0 * self._sizes.whole_bytes)
         parts_s[1, self._is_warm | self._has_model] = 0.0
         trip_s = 2.0 * self._steady.delay_s
@@ -308,6 +314,18 @@ class ProfileWorld:
             decode_s, encode_s = self._phases.packing_s(speed, is_packed)
             expected_s += decode_s + encode_s
         return expected_s
+
+    def _pace(self, now: float) -> tuple[Floats, Floats]:
+        """Return `speed` (N,) and `lines_s` (5, N) of all as things are, not to be changed."""
+        if self._steady_pace is not None:
+            return self._steady_pace
+        t, tracks, everybody = np.full(len(self), now), self._tracks, slice(None)
+        clock_ratio = tracks.clock_ratio.at(t) * self._heat_clock(t)
+        speed = self._phases.speed(everybody, tracks.busy_cores.at(t), clock_ratio)
+        pace = speed, self._phases.lines_s(everybody, speed, *self._rates_bps(t))
+        if self._is_steady:
+            self._steady_pace = pace
+        return pace
 
     def _rates_bps(self, t: Floats) -> tuple[Floats, Floats]:
         """Return the rates at each device's own moment `t`; in a hole those of other times."""
