@@ -73,9 +73,10 @@ class DenseNet:
             h = _affine(layer, params, inputs[-1])
             inputs.append(np.maximum(h, 0.0, out=h))
         logits = _affine(self._layers[-1], params, inputs[-1])
-        losses, delta = _cross_entropy(logits, y)
-        ones = np.ones(y.shape[1], dtype=np.float32)
-        delta *= (w * np.float32(factor))[:, np.newaxis]
+        losses = _cross_entropy(_columns(logits), y.reshape(-1)).reshape(y.shape)
+        delta, ones = logits, np.ones(y.shape[1], dtype=np.float32)
+        columns = _columns(delta)
+        columns *= (w * np.float32(factor)).reshape(-1)
         for number in range(len(self._layers) - 1, -1, -1):
             layer, h = self._layers[number], inputs[number]
             np.matmul(delta, h.swapaxes(1, 2), out=layer.weight(out))
@@ -84,7 +85,7 @@ class DenseNet:
                 delta = np.matmul(layer.weight(params).swapaxes(1, 2), delta)
                 delta *= h > 0.0
         losses *= w
-        total: Floats = losses.sum(axis=1, dtype=np.float64)
+        total: Floats = np.add.reduce(losses, axis=1, dtype=np.float64)
         return total
 
     def losses(self, vector: Vector, x: Array, y: Ints) -> Array:
@@ -99,8 +100,7 @@ class DenseNet:
         for layer in self._layers[:-1]:
             h = _affine(layer, params, h)
             np.maximum(h, 0.0, out=h)
-        of_each: Array = _cross_entropy(_affine(self._layers[-1], params, h), y[np.newaxis])[0][0]
-        return of_each
+        return _cross_entropy(_columns(_affine(self._layers[-1], params, h)), y)
 
 
 def _affine(layer: _Layer, params: Array, h: Array) -> Array:
@@ -116,18 +116,24 @@ def _affine(layer: _Layer, params: Array, h: Array) -> Array:
     return z
 
 
-def _cross_entropy(logits: Array, y: Ints) -> tuple[Array, Array]:
-    """Return each example's loss, shape (A, B), and its derivative by `logits`, (A, C, B).
+def _columns(z: Array) -> Array:
+    """Return what `_affine` made as one column for each example of each model, (O, A * B)."""
+    columns: Array = z.swapaxes(0, 1).reshape(z.shape[1], -1)
+    return columns
 
-    The memory of `logits` is used for the derivative.
+
+def _cross_entropy(logits: Array, y: Ints) -> Array:
+    """Return the loss of each of n examples, shape (n,), whose logits are columns, shape (C, n).
+
+    The memory of `logits` is left with the derivatives by them.
     """
-    models, _, batch = logits.shape
-    logits -= logits.max(axis=1, keepdims=True)
-    label = np.arange(models)[:, np.newaxis], y, np.arange(batch)
-    losses: Array = -logits[label]
+    n = len(y)
+    logits -= np.maximum.reduce(logits, axis=0)
+    flat, label = logits.reshape(-1), y * n + np.arange(n)
+    losses: Array = np.negative(flat[label])
     np.exp(logits, out=logits)
-    total = logits.sum(axis=1, keepdims=True)
-    losses += np.log(total[:, 0])
+    total = np.add.reduce(logits, axis=0)
+    losses += np.log(total)
     logits /= total
-    logits[label] -= 1.0
-    return losses, logits
+    flat[label] -= 1.0
+    return losses
