@@ -1,7 +1,8 @@
-"""The control room as an application: reads the store four times a second, sends commands."""
+"""The control room as an application: reads the store, shows what is new, sends commands."""
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import ClassVar, Literal
@@ -14,6 +15,7 @@ from textual.binding import Binding, BindingType
 from coordinator.store.errors import StoreError
 from coordinator.store.reader import LIVE, RunReader
 from coordinator.tui.feed import Feed
+from coordinator.tui.pace import pause_s
 from coordinator.tui.screens.device import DeviceDetail
 from coordinator.tui.screens.leave import Answer, Leave
 from coordinator.tui.screens.room import Room
@@ -25,8 +27,7 @@ from wire.messages import Command
 ExitChoice = Literal["detach", "stop", "quit"]
 SendCommand = Callable[[Command], Awaitable[None]]
 
-REFRESH_S = 0.25
-"""However many events came, the screen changes four times a second."""
+ORDERS = ("pause", "resume", "exclude", "include")
 COMMAND_TIMEOUT_S = 10.0
 
 
@@ -66,6 +67,8 @@ class ControlRoom(App[ExitChoice]):
         self._problem = ""
         self._home_loop: asyncio.AbstractEventLoop | None = None
         self._must_leave = False
+        self._offered: tuple[object, ...] = ()
+        self._cpu_s = 0.0
         self.view = RunView()
 
     async def on_mount(self) -> None:
@@ -76,8 +79,7 @@ class ControlRoom(App[ExitChoice]):
             return
         self.theme = "tokyo-night"
         await self.push_screen(Room())
-        await self.refresh_view()
-        self.set_interval(REFRESH_S, self.refresh_view)
+        await self._tick()
 
     def leave(self) -> None:
         """Leave as soon as there is something to leave; for signal handlers, at any moment."""
@@ -85,8 +87,14 @@ class ControlRoom(App[ExitChoice]):
         if self._home_loop is not None:
             self._home_loop.call_soon_threadsafe(self.exit)
 
+    async def _tick(self) -> None:
+        """Show what is new, and do so again after a while: the longer, the more it costs."""
+        await self.refresh_view()
+        before, self._cpu_s = self._cpu_s, time.process_time()
+        self.set_timer(pause_s(self._cpu_s - before), self._tick)
+
     async def refresh_view(self) -> None:
-        """Read what is new and show it; a read that takes longer than a tick skips ticks."""
+        """Read what is new and show it, unless that is under way."""
         if self._is_reading:
             return
         self._is_reading = True
@@ -106,12 +114,14 @@ class ControlRoom(App[ExitChoice]):
     async def _show(self) -> None:
         self.sub_title = self.view.info.run_id if self.view.info else ""
         for screen in self.screen_stack:
+            if not screen.is_current:
+                continue
             if isinstance(screen, Room | DeviceDetail):
                 screen.show(self.view)
-            if isinstance(screen, DeviceDetail):
+            if isinstance(screen, DeviceDetail) and screen.lacks_exchanges:
                 exchanges = partial(self._feed.reader.exchanges_of, screen.selected_device)
                 screen.show_exchanges(await anyio.to_thread.run_sync(exchanges))
-        self.refresh_bindings()
+        self._offer()
 
     @property
     def is_live(self) -> bool:
@@ -120,7 +130,7 @@ class ControlRoom(App[ExitChoice]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer orders only where somebody can carry them out."""
-        if action not in ("pause", "resume", "exclude", "include"):
+        if action not in ORDERS:
             return super().check_action(action, parameters)
         if not self.is_live or self._send_command is None:
             return False
@@ -139,7 +149,19 @@ class ControlRoom(App[ExitChoice]):
 
     def on_data_table_row_highlighted(self) -> None:
         """Offer what can be done with the device under the cursor."""
-        self.refresh_bindings()
+        self._offer()
+
+    def _offer(self) -> None:
+        """Name the keys anew where they do something else now; the footer is built for it."""
+        offered = (self.screen, *(self.check_action(order, ()) for order in ORDERS))
+        if offered != self._offered:
+            self._offered = offered
+            self.refresh_bindings()
+
+    async def action_back(self) -> None:
+        """Show what lies below, as it is now."""
+        await self.pop_screen()
+        await self._show()
 
     def action_pause(self) -> None:
         """Begin no further round."""

@@ -14,6 +14,7 @@ from coordinator.tui.app import ControlRoom, ExitChoice
 from testbed.commands import BAD_USAGE, DONE, FAILED, RUNS, RunError, UsageError
 from testbed.commands.run import close, without_errno
 from testbed.control import send_command
+from testbed.courtesy import going_last
 from testbed.endpoint import read_endpoint
 from testbed.run import RunPlan
 from testbed.run_folder import LOG, clear
@@ -82,7 +83,8 @@ def _watch(folder: Path, *, owns_run: bool) -> ExitChoice | None:
     with RunReader(folder) as reader:
         endpoint = read_endpoint(folder) if reader.run().is_alive else None
         send = None if endpoint is None else partial(send_command, endpoint)
-        return _run_room(ControlRoom(reader, send_command=send, owns_run=owns_run))
+        with going_last():
+            return _run_room(ControlRoom(reader, send_command=send, owns_run=owns_run))
 
 
 def _run_room(room: ControlRoom) -> ExitChoice | None:

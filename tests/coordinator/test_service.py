@@ -99,18 +99,48 @@ async def test_what_devices_tell_of_their_processors_is_kept(tmp_path: Path) -> 
 
 
 async def test_metrics_are_off_the_record(tmp_path: Path) -> None:
-    cohorts = []
+    courses = []
     for every in (0, 1):
+        config = make_config(
+            rounds=5,
+            evaluation=EvaluationConfig(every=every),
+            selection=SelectionConfig(policy="uniform", per_round=2),
+        )
         async with lab(tmp_path / str(every)) as place:
-            await place.run(make_config(rounds=5, evaluation=EvaluationConfig(every=every)))
+            await place.run(config)
             assert place.evaluator.calls == (1 if every == 0 else 5)
         with place.reader() as reader:
-            cohorts.append(
-                [(x.round, x.device, x.was_cold, x.bytes_down) for x in reader.exchanges(0)]
+            rows = {device.name: device.row for device in reader.devices()}
+            courses.append(
+                [
+                    sorted(
+                        (rows[x.device], x.was_cold, x.s_not_previous, x.steps, x.bytes_down)
+                        for x in reader.exchanges(0)
+                        if x.round == row.round
+                    )
+                    for row in reader.rounds()
+                ]
             )
-            rounds = reader.rounds()
-        assert all(row.close_s < 1.0 for row in rounds)
-    assert [c[:1] for c in cohorts[0]] == [c[:1] for c in cohorts[1]]
+    assert courses[0] == courses[1]
+
+
+async def test_metrics_take_no_time_of_a_round(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        await place.run(make_config(rounds=5))
+    with place.reader() as reader:
+        rounds, metrics, exchanges = reader.rounds(), reader.metrics(), reader.exchanges(0)
+    assert [metric.round for metric in metrics] == [row.round for row in rounds]
+    for row, metric in zip(rounds, metrics, strict=True):
+        begun_s = metric.at_s - metric.evaluate_s
+        assert metric.evaluate_s > 0.0
+        assert begun_s >= row.closed_at_s
+        for x in exchanges:
+            assert x.tau_wall_s is not None
+            is_over = x.dispatched_at_s + x.tau_wall_s <= begun_s
+            assert is_over == (x.round <= row.round)
+            assert is_over or x.dispatched_at_s >= metric.at_s
+    for metric, following in zip(metrics, rounds[1:], strict=False):
+        assert following.dispatched_at_s >= metric.at_s
 
 
 async def test_q_fedavg_asks_for_the_loss_before_training(tmp_path: Path) -> None:

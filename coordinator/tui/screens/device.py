@@ -62,7 +62,7 @@ class DeviceDetail(Screen[None]):
     """Shown over the room; the room's keys for a device act on this one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,backspace,1", "app.pop_screen", "Back"),
+        Binding("escape,backspace,1", "app.back", "Back"),
     ]
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide")]  # noqa: RUF012 - as Textual declares it
     VERTICAL_BREAKPOINTS = [(0, "-short"), (TALL, "-tall")]  # noqa: RUF012 - as Textual declares it
@@ -71,6 +71,11 @@ class DeviceDetail(Screen[None]):
         super().__init__()
         self._device = device
         self._listed: Sequence[ExchangeRow] = ()
+        self._facts: tuple[object, ...] = ()
+        self._over: tuple[object, ...] = ()
+        """Which exchanges are over, as far as the view tells."""
+        self.lacks_exchanges = True
+        """The store may hold more exchanges of the device than are shown."""
 
     @property
     def selected_device(self) -> str:
@@ -102,10 +107,16 @@ class DeviceDetail(Screen[None]):
         if device is not None:
             facts = device_facts(self._device, device, view.elapsed_s)
             columns = 1 if self.app.size.height >= TALL else 2  # room for exchanges below
-            self.query_one("#facts", Static).update(side_by_side(facts, columns))
+            if (facts, columns) != self._facts:
+                self._facts = (facts, columns)
+                self.query_one("#facts", Static).update(side_by_side(facts, columns))
+        over = (view.cursor.resumes, view.cursor.round, outcome_now(view, self._device.name))
+        self.lacks_exchanges = self.lacks_exchanges or over != self._over
+        self._over = over
 
     def show_exchanges(self, rows: Sequence[ExchangeRow]) -> None:
         """Show the device's exchanges, given oldest first."""
+        self.lacks_exchanges = False
         if list(rows) == list(self._listed):
             return
         self._listed = rows
@@ -117,6 +128,12 @@ class DeviceDetail(Screen[None]):
             Curve("predicted", "low", curve((x.round, foretold(x.tau_hat_s)) for x in rows)),
             Curve("measured", "main", curve((x.round, x.tau_s) for x in rows)),
         )
+
+
+def outcome_now(view: RunView, device: str) -> str:
+    """Return what became of a device's exchange in the newest round; empty while it is open."""
+    exchanges = view.rounds[-1].exchanges if view.rounds else ()
+    return next((x.outcome for x in exchanges if x.device == device), "")
 
 
 def curve(points: Iterable[tuple[int, float | None]]) -> tuple[tuple[float, float], ...]:

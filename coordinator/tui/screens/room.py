@@ -68,7 +68,7 @@ class Room(Screen[None]):
         return self.query_one(FleetTable).selected_device
 
     def _restyle(self) -> None:
-        self.query_one(FleetTable).restyle()
+        self.query_one(FleetTable).refresh()
         self.query_one(EventLog).restyle()
         for plot in self.query(CurvePlot):
             plot.redraw()

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
 
-from rich.text import Text
+from rich.segment import Segment
+from rich.style import Style
 from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.message import Message
+from textual.strip import Strip
 from textual.widgets import DataTable
 
 from coordinator.quantities import MISSING, bandwidth, ratio, seconds
@@ -20,6 +22,9 @@ PADDING = 2
 """Of a cell, both sides together."""
 TOLERANCE = 1e-9
 """For a rate that equals beta."""
+
+Line: TypeAlias = tuple[tuple[str, str], ...]
+"""Texts that fill their columns, each with a component class without its prefix; or no class."""
 
 
 def no_style(_device: DeviceView, _beta: float | None) -> str:
@@ -111,8 +116,12 @@ def fitting(widths: Mapping[Column, int], width: int, padding: int = PADDING) ->
     return kept
 
 
-class FleetTable(DataTable[Text]):
-    """Devices in the order in which they joined."""
+class FleetTable(DataTable[str]):
+    """Devices in the order in which they joined.
+
+    Textual's table has the cursor, the keys and the scrolling, but draws every line anew when one
+    cell changes. So the lines are ours: one is drawn when it says something else.
+    """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         *(f"fleet--{name}" for name in ("busy", "dim", "good", "warn", "bad")),
@@ -132,14 +141,19 @@ class FleetTable(DataTable[Text]):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id, cursor_type="row", zebra_stripes=True)
         self._view = RunView()
+        self._beta: float | None = None
         self._shown: dict[Column, int] = {}
-        self._lines: dict[str, DeviceView] = {}
+        """Columns and their widths; none before the lines are made."""
+        self._drawn: list[DeviceView] = []
+        """The devices as their lines tell of them."""
+        self._lines: list[Line] = []
+        """The heading, then a line a device."""
 
     @property
     def selected_device(self) -> str | None:
         """Name of the device under the cursor; None in an empty fleet."""
-        names = list(self._lines)
-        return names[self.cursor_row] if 0 <= self.cursor_row < len(names) else None
+        devices = self._view.devices[:MAX_LINES]
+        return devices[self.cursor_row].name if 0 <= self.cursor_row < len(devices) else None
 
     def action_open_device(self) -> None:
         """Say which device a person wants to see."""
@@ -151,59 +165,110 @@ class FleetTable(DataTable[Text]):
         self.action_open_device()
 
     def on_resize(self, _event: Resize) -> None:
-        """Choose the columns anew."""
-        self.restyle()
-
-    def restyle(self) -> None:
-        """Draw every line anew, in the colours of the theme."""
+        """Choose the columns anew; a hidden table is drawn when it is shown."""
         self._shown = {}
         self.show(self._view)
 
     def show(self, view: RunView) -> None:
         """Draw what changed."""
-        devices = view.devices[:MAX_LINES]
-        names = [device.name for device in devices]
-        is_other = view.beta != self._view.beta or names != list(self._lines)
         self._view = view
-        if is_other or not self._update(devices):
-            self._rebuild(devices)
         count = len(view.devices)
-        self.border_title = f"Fleet · {count} devices" if count else "Fleet · nobody has joined"
+        title = f"Fleet · {count} devices" if count else "Fleet · nobody has joined"
+        if title != self.border_title:
+            self.border_title = title
+        devices = view.devices[:MAX_LINES]
+        if [device.name for device in devices] != [device.name for device in self._drawn]:
+            self._list(devices)
+        if self.is_on_screen and not self._update(devices):
+            self._rebuild(devices)
+
+    def render_line(self, y: int) -> Strip:
+        """Return one line of the table as it is scrolled; the heading stays."""
+        number = y + self.scroll_offset.y if y > 0 else 0
+        if number >= len(self._lines):
+            return Strip.blank(self.size.width, self.rich_style)
+        row = number - 1
+        ground, light = self._ground(row), self._light(row)
+        above = Style.from_color(light.color)
+        segments = [
+            Segment(text, ground + light + self._style(name) + above)
+            for text, name in self._lines[number]
+        ]
+        strip = Strip(segments).adjust_cell_length(self.size.width, ground + light)
+        return strip.simplify().apply_meta({"row": row, "column": 0})
+
+    def _list(self, devices: Sequence[DeviceView]) -> None:
+        """Give the cursor a row for each device; their lines are yet to be made."""
+        row = self.cursor_row
+        self.clear()
+        if not self.columns:
+            self.add_column("", width=1)
+        for device in devices:
+            self.add_row("", key=device.name)
+        self._drawn, self._shown = list(devices), {}
+        self.call_after_refresh(self.move_cursor, row=row)
 
     def _update(self, devices: Sequence[DeviceView]) -> bool:
         """Draw devices that changed; tell whether everything fits its column."""
-        if not self._shown:
+        if not self._shown or self._beta != self._view.beta:
             return False
-        for device in devices:
-            if device == self._lines[device.name]:
+        for row, device in enumerate(devices):
+            if device is self._drawn[row] or device == self._drawn[row]:
                 continue
-            cells = [self._cell(device, column) for column in self._shown]
-            if any(
-                cell.cell_len > self._shown[c] for cell, c in zip(cells, self._shown, strict=True)
-            ):
+            line = self._line(device)
+            if sum(len(text) for text, _ in line) > sum(len(text) for text, _ in self._lines[0]):
                 return False
-            for column, cell in zip(self._shown, cells, strict=True):
-                self.update_cell(device.name, column.key, cell)
-            self._lines[device.name] = device
+            self._drawn[row] = device
+            if line != self._lines[row + 1]:
+                self._lines[row + 1] = line
+                if 0 <= row - self.scroll_offset.y < self.size.height:
+                    self.refresh_line(row + 1)
         return True
 
     def _rebuild(self, devices: Sequence[DeviceView]) -> None:
-        row, widths = self.cursor_row, widths_of(COLUMNS, devices)
+        """Choose the columns that fit, and make all lines."""
+        widths = widths_of(COLUMNS, devices)
         room = self.scrollable_content_region.width
-        self.clear(columns=True)
         self._shown = {column: widths[column] for column in fitting(widths, room)}
-        for column, width in self._shown.items():
-            heading = column.heading
-            if column.key == "rate" and self._view.beta is not None:
-                heading = f"≥{self._view.beta:g}"
-            self.add_column(Text(heading, justify=column.justify), width=width, key=column.key)
-        for device in devices:
-            cells = (self._cell(device, column) for column in self._shown)
-            self.add_row(*cells, key=device.name)
-        self._lines = {device.name: device for device in devices}
-        self.call_after_refresh(self.move_cursor, row=row)
+        self._beta = self._view.beta
+        self._drawn = list(devices)
+        self._lines = [self._heading(), *(self._line(device) for device in devices)]
+        self.refresh()
 
-    def _cell(self, device: DeviceView, column: Column) -> Text:
-        name = column.style(device, self._view.beta)
-        style = self.get_component_rich_style(f"fleet--{name}", partial=True) if name else ""
-        return Text(column.text(device), style, justify=column.justify)
+    def _heading(self) -> Line:
+        beta = self._view.beta
+        promise = {} if beta is None else {"rate": f"≥{beta:g}"}
+        return tuple(
+            (self._fill(column, promise.get(column.key, column.heading)), "")
+            for column in self._shown
+        )
+
+    def _line(self, device: DeviceView) -> Line:
+        beta = self._view.beta
+        return tuple(
+            (self._fill(column, column.text(device)), column.style(device, beta))
+            for column in self._shown
+        )
+
+    def _fill(self, column: Column, text: str) -> str:
+        """Return a text over the width of its column, or more where it does not fit."""
+        width = self._shown[column]
+        return f" {text.ljust(width) if column.justify == 'left' else text.rjust(width)} "
+
+    def _ground(self, row: int) -> Style:
+        kind = "header" if row < 0 else "odd-row" if row % 2 else "even-row"
+        return self.get_component_rich_style(f"datatable--{kind}")
+
+    def _light(self, row: int) -> Style:
+        """Return what the mouse and the cursor add to a line."""
+        light = Style.null()
+        if row >= 0 and row == self.hover_row and self._show_hover_cursor:
+            light += self.get_component_rich_style("datatable--hover")
+        if row >= 0 and row == self.cursor_row and self.show_cursor:
+            light += self.get_component_rich_style("datatable--cursor")
+        return light
+
+    def _style(self, name: str) -> Style:
+        if not name:
+            return Style.null()
+        return self.get_component_rich_style(f"fleet--{name}", partial=True)

@@ -33,7 +33,7 @@ class Tile:
 
 
 class RunHeader(Widget):
-    """Two lines of tiles."""
+    """Two lines of tiles; a style follows from what its tile says."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "header--label",
@@ -45,7 +45,18 @@ class RunHeader(Widget):
         "header--bad",
     }
 
-    view: reactive[RunView] = reactive(RunView)
+    view: reactive[RunView] = reactive(RunView, repaint=False)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: list[tuple[str, str]] = []
+
+    def watch_view(self, view: RunView) -> None:
+        """Draw anew if a tile tells something else."""
+        told = [(tile.label, tile.value.plain) for tile in self._tiles(view)]
+        if told != self._told:
+            self._told = told
+            self.refresh()
 
     def render(self) -> Text:
         """Lay the tiles out from left to right, the last one flush right."""

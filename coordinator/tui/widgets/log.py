@@ -37,6 +37,8 @@ class EventLog(RichLog):
         if self.content_size.width != self._width:
             self._width = self.content_size.width
             self.restyle()
+        else:
+            self.show(self._view)
         self.scroll_end(animate=False)
 
     def show(self, view: RunView) -> None:
@@ -44,7 +46,7 @@ class EventLog(RichLog):
         self._view = view
         if view.cursor.event < self._last:
             self.restyle()
-        if self._width == 0:
+        if self._width == 0 or not self.is_on_screen:
             return
         follows = self._last == 0 or self.is_vertical_scroll_end
         for number, event in view.events:

@@ -32,7 +32,7 @@ class CurvePlot(PlotextPlot):
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"plot--main", "plot--low", "plot--high"}
 
-    curves: reactive[tuple[Curve, ...]] = reactive(())
+    curves: reactive[tuple[Curve, ...]] = reactive((), repaint=False)
 
     def __init__(self, title: str, *, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -40,12 +40,12 @@ class CurvePlot(PlotextPlot):
         self.theme = "clear"  # the widget's own colours for canvas, axes and ticks
 
     def on_resize(self, _event: Resize) -> None:
-        """Choose the ticks anew."""
+        """Choose the ticks anew; a hidden plot is drawn when it is shown."""
         self.redraw()
 
     def watch_curves(self) -> None:
         """Draw other curves."""
-        if self.is_mounted:
+        if self.is_on_screen:
             self.redraw()
 
     def redraw(self) -> None:

@@ -1,0 +1,308 @@
+"""A run without a fleet: its store is told in real time what that of a live run would be."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from functools import partial
+from heapq import merge
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coordinator.store import Store
+from coordinator.store.records import (
+    DeviceMetricRow,
+    DeviceRow,
+    EventRow,
+    ExchangeRow,
+    MetricRow,
+    RoundRow,
+    SelectionRow,
+    TelemetryRow,
+    TruthRow,
+)
+
+PHASES = (
+    ("downloading", 0.10),
+    ("loading", 0.05),
+    ("training", 0.60),
+    ("encoding", 0.05),
+    ("offering", 0.05),
+    ("uploading", 0.15),
+)
+"""What a device says that it does, and the share of its exchange which that takes."""
+
+TAU_S = (1.5, 4.0)
+"""Exchange times are between these, as in the quickstart."""
+
+CLOSE_S = 0.2
+"""From the last arrival to the next dispatch: merging, evaluation."""
+
+CONTEXT_S = 1.0
+"""A device tells its context so often, and whenever it begins with something else."""
+
+COHORT = 1 / 3
+"""Of a small fleet; of a large one `MOST_CHOSEN`."""
+MOST_CHOSEN = 20
+
+BETA = 0.15
+MODEL_BYTES = 345_000
+
+EXPERIMENT = """
+name = "rehearsal"
+seed = 7
+rounds = 1000
+[selection]
+policy = "rbcs-f"
+per_round = {chosen}
+beta = {beta}
+"""
+
+Instant = tuple[float, Callable[[], None]]
+"""Seconds since the begin, and what is told then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    row: int
+    begun_s: float
+    tau_s: float
+
+
+class Rehearsal:
+    """Tells the store of a live run what a fleet of `devices` would have it told.
+
+    Args:
+        folder: Of the run.
+        devices: How many.
+        seed: Of who is chosen and how long it takes.
+    """
+
+    def __init__(self, folder: Path, devices: int, seed: int = 7) -> None:
+        self.names = [f"pi-{i:03d}" for i in range(devices)]
+        self.chosen = min(max(1, round(devices * COHORT)), MOST_CHOSEN)
+        self._rng = np.random.default_rng(seed)
+        self._queues = np.zeros(devices)
+        self._phase = ["idle"] * devices
+        self._store = Store.create(
+            folder,
+            run_id=folder.name,
+            name="rehearsal",
+            experiment_toml=EXPERIMENT.format(chosen=self.chosen, beta=BETA),
+            seed=seed,
+            config_hash="",
+            version="",
+            git_revision=None,
+        )
+        self._join()
+        self._instants = merge(self._contexts(), self._rounds(), key=lambda instant: instant[0])
+        self._began_s = time.monotonic()
+
+    def play(self, seconds: float) -> None:
+        """Tell everything at its instant for so long, from where it was left."""
+        until_s = time.monotonic() + seconds
+        for at_s, tell in self._instants:
+            time.sleep(max(0.0, self._began_s + at_s - time.monotonic()))
+            tell()
+            if time.monotonic() >= until_s:
+                return
+
+    def close(self) -> None:
+        """End the run."""
+        self._store.set_status("done")
+        self._store.close()
+
+    def _join(self) -> None:
+        for row, name in enumerate(self.names):
+            self._store.add(
+                DeviceRow(
+                    name=name,
+                    row=row,
+                    first_seen_s=0.0,
+                    n_k=100,
+                    capabilities=json.dumps({"cores": 4, "machine": "aarch64"}),
+                    has_own_data=False,
+                )
+            )
+            self._store.add(
+                TruthRow(
+                    name=name,
+                    profile="raspberry-pi-4b",
+                    cpu_speed=1.0,
+                    cores=4,
+                    down_bps=40e6,
+                    up_bps=20e6,
+                    delay_s=0.01,
+                    details="{}",
+                )
+            )
+            self._event(0.0, "joined", "4 cores, 100 examples", name)
+        self._store.set_status("running")
+        self._store.flush()
+
+    def _contexts(self) -> Iterator[Instant]:
+        second = 0.0
+        while True:
+            for row in range(len(self.names)):
+                at_s = second + CONTEXT_S * row / len(self.names)
+                yield at_s, partial(self._context, at_s, row)
+            second += CONTEXT_S
+
+    def _rounds(self) -> Iterator[Instant]:
+        number, now_s = 0, 1.0
+        while True:
+            number += 1
+            noise = self._rng.random(len(self.names))
+            rows = sorted(np.argsort(-self._queues - 0.1 * noise)[: self.chosen].tolist())
+            taus = self._rng.uniform(*TAU_S, len(rows))
+            cohort = [_Exchange(row, now_s, tau) for row, tau in zip(rows, taus, strict=True)]
+            yield now_s, partial(self._dispatch, number, cohort)
+            yield from sorted(
+                (instant for exchange in cohort for instant in self._course(number, exchange)),
+                key=lambda instant: instant[0],
+            )
+            now_s += float(max(taus)) + CLOSE_S
+            yield now_s, partial(self._close, number, cohort, now_s)
+
+    def _course(self, number: int, exchange: _Exchange) -> Iterator[Instant]:
+        at_s = exchange.begun_s
+        for phase, share in PHASES:
+            yield at_s, partial(self._context, at_s, exchange.row, phase)
+            at_s += share * exchange.tau_s
+        yield at_s, partial(self._arrive, number, exchange, at_s)
+
+    def _context(self, at_s: float, row: int, phase: str | None = None) -> None:
+        if phase is not None:
+            self._phase[row] = phase
+        self._store.add(
+            TelemetryRow(
+                at_s=at_s,
+                device=self.names[row],
+                phase=self._phase[row],
+                is_available=True,
+                mu_cores=float(self._rng.uniform(0.9, 1.0)),
+                downlink_bps=float(self._rng.uniform(35e6, 40e6)),
+                uplink_bps=float(self._rng.uniform(15e6, 20e6)),
+                cpu_ratio=0.1,
+                rss_bytes=66_000_000,
+                temperature_celsius=48.0,
+                free_cores=3.9,
+                clock_ratio=1.0,
+                throttled="",
+            )
+        )
+
+    def _event(self, at_s: float, kind: str, text: str, device: str | None = None) -> None:
+        self._store.add(
+            EventRow(
+                at_s=at_s, wall="", level="info", kind=kind, round=None, device=device, text=text
+            )
+        )
+
+    def _dispatch(self, number: int, cohort: list[_Exchange]) -> None:
+        names = ", ".join(self.names[exchange.row] for exchange in cohort)
+        self._event(cohort[0].begun_s, "dispatched", f"round {number}: asked {names}")
+
+    def _arrive(self, number: int, exchange: _Exchange, at_s: float) -> None:
+        self._context(at_s, exchange.row, "idle")
+        self._store.add(self._exchange_row(number, exchange))
+
+    def _close(self, number: int, cohort: list[_Exchange], at_s: float) -> None:
+        chosen = {exchange.row for exchange in cohort}
+        self._queues = np.maximum(
+            self._queues + BETA - np.isin(np.arange(len(self.names)), sorted(chosen)), 0.0
+        )
+        begun_s, tau_max_s = cohort[0].begun_s, max(exchange.tau_s for exchange in cohort)
+        self._store.close_round(
+            RoundRow(
+                round=number,
+                attempt=0,
+                status="done",
+                dispatched_at_s=begun_s,
+                closed_at_s=at_s,
+                duration_s=at_s - begun_s,
+                tau_max_s=tau_max_s,
+                close_s=CLOSE_S,
+                slowest=None,
+                selected=len(cohort),
+                aggregated=len(cohort),
+                available=len(self.names),
+                queue_total=float(self._queues.sum()),
+                queue_max=float(self._queues.max()),
+                lag_p99_s=0.001,
+                bytes_down=MODEL_BYTES * len(cohort),
+                bytes_up=MODEL_BYTES * len(cohort),
+                model_sha256="",
+                coordinator_encode_s=None,
+            ),
+            [
+                SelectionRow(
+                    round=number,
+                    device=name,
+                    is_available=True,
+                    is_selected=row in chosen,
+                    is_aggregated=row in chosen,
+                    tau_hat_s=float(self._rng.uniform(*TAU_S)),
+                    width_s=0.1,
+                    queue=float(self._queues[row]),
+                )
+                for row, name in enumerate(self.names)
+            ],
+            [self._exchange_row(number, exchange) for exchange in cohort],
+            checkpoint_state=b"",
+            model=np.zeros(10, np.float32),
+        )
+        self._evaluate(number, at_s)
+
+    def _evaluate(self, number: int, at_s: float) -> None:
+        level = 0.95 - 0.8 * 0.9**number
+        scores = np.clip(level + 0.05 * self._rng.standard_normal(len(self.names)), 0.0, 1.0)
+        for name, score in zip(self.names, scores.tolist(), strict=True):
+            self._store.add(
+                DeviceMetricRow(round=number, device=name, n=40, accuracy=score, loss=1.0 - score)
+            )
+        self._store.add(
+            MetricRow(
+                round=number,
+                at_s=at_s,
+                accuracy_mean=float(scores.mean()),
+                accuracy_pooled=float(scores.mean()),
+                accuracy_worst10=float(scores.min()),
+                accuracy_best10=float(scores.max()),
+                accuracy_variance=float(scores.var()),
+                accuracy_gini=0.02,
+                accuracy_gap=float(np.ptp(scores)),
+                loss_mean=float(1.0 - scores.mean()),
+                loss_std=float(scores.std()),
+                evaluate_s=0.05,
+            )
+        )
+
+    def _exchange_row(self, number: int, exchange: _Exchange) -> ExchangeRow:
+        lasted = {phase: share * exchange.tau_s for phase, share in PHASES}
+        known: dict[str, Any] = {
+            "round": number,
+            "device": self.names[exchange.row],
+            "outcome": "done",
+            "why": "",
+            "is_valid": True,
+            "is_starved": False,
+            "dispatched_at_s": exchange.begun_s,
+            "tau_wall_s": exchange.tau_s,
+            "tau_s": exchange.tau_s - lasted["offering"],
+            "queued_s": lasted["offering"],
+            "download_s": lasted["downloading"],
+            "load_s": lasted["loading"],
+            "train_s": lasted["training"],
+            "encode_s": lasted["encoding"],
+            "upload_s": lasted["uploading"],
+            "tau_hat_s": exchange.tau_s,
+            "codec_down": "float32",
+            "codec_up": "float32",
+            "n_k": 100,
+            "was_cold": False,
+        }
+        unknown = {field.name: 0 if field.type is int else None for field in fields(ExchangeRow)}
+        return ExchangeRow(**(unknown | known))

@@ -1,0 +1,156 @@
+"""What the control room costs the machine that it is open on: processor time, bytes drawn.
+
+    fairbed bench screen [--devices 12,200] [--seconds 30] [--size 140x40] [--json]
+
+`fairbed watch` on a terminal of that size shows a run that is only told, in real time: every device
+has its context at 1 Hz and whenever it begins with something else, and a round of a third of the
+devices, 20 at most, takes three to four seconds. Nobody trains; what is counted is the processor
+time of the process that watches. Linux and macOS.
+"""
+
+import argparse
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from benchmarks._meter import cpu_s
+from benchmarks._rehearsal import Rehearsal
+
+WARM_S = 5.0
+"""Until the room is drawn and has seen a round: starting is told apart."""
+
+CLOSE_S = 10.0
+"""The room closes within this."""
+
+CHUNK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one control room."""
+
+    devices: int
+    seconds: float
+    start_cpu_s: float
+    """Processor time before that: the interpreter, the style sheet, the first pictures."""
+    core_share: float
+    """Processor time / time, from then on; 1 is a core."""
+    bytes_per_s: float
+    """That reach the terminal, which has to draw them, too."""
+
+
+class _Terminal:
+    """A terminal that nobody looks at."""
+
+    def __init__(self, columns: int, lines: int) -> None:
+        self._ours, self.theirs = pty.openpty()
+        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.n_bytes = 0
+        self._reader = threading.Thread(target=self._read, name="bench.terminal", daemon=True)
+        self._reader.start()
+
+    def press(self, key: str) -> None:
+        """Press a key."""
+        os.write(self._ours, key.encode())
+
+    def close(self) -> None:
+        """Take it away."""
+        os.close(self.theirs)
+        self._reader.join(CLOSE_S)
+        os.close(self._ours)
+
+    def _read(self) -> None:
+        with suppress(OSError):  # how Linux tells that nobody is left to write
+            while some := os.read(self._ours, CHUNK_BYTES):
+                self.n_bytes += len(some)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmark and print what it measured; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="fairbed bench screen",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--devices", default="12,200", help="fleets, one after the other")
+    parser.add_argument("--seconds", type=float, default=30.0, help="measured (default 30)")
+    parser.add_argument("--size", default="140x40", metavar="COLUMNSxLINES")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    if not re.fullmatch(r"\d+(,\d+)*", options.devices):
+        parser.error(f"--devices: must be counts such as 12,200, got {options.devices}")
+    if not (size := re.fullmatch(r"(\d+)x(\d+)", options.size)):
+        parser.error(f"--size: must be COLUMNSxLINES such as 140x40, got {options.size}")
+    costs = [
+        measure(int(devices), options.seconds, (int(size[1]), int(size[2])))
+        for devices in options.devices.split(",")
+    ]
+    if options.json:
+        print(msgspec.json.encode(costs).decode())
+    else:
+        print("devices   share of a core   to start, s   kB/s to the terminal")
+        for cost in costs:
+            print(
+                f"{cost.devices:>7}{cost.core_share:>18.1%}{cost.start_cpu_s:>14.2f}"
+                f"{cost.bytes_per_s / 1e3:>23.1f}"
+            )
+    return 0
+
+
+def measure(devices: int, seconds: float, size: tuple[int, int], warm_s: float = WARM_S) -> Cost:
+    """Return what a control room of `size` in columns and lines costs.
+
+    Raises:
+        RuntimeError: It did not stay open.
+    """
+    with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
+        folder = Path(name) / "run"
+        rehearsal = Rehearsal(folder, devices)
+        try:
+            with _room(folder, size) as (pid, terminal):
+                rehearsal.play(warm_s)
+                start_cpu_s, start_bytes, since = cpu_s(pid), terminal.n_bytes, time.monotonic()
+                rehearsal.play(seconds)
+                spent_s, lasted_s = cpu_s(pid) - start_cpu_s, time.monotonic() - since
+                n_bytes = terminal.n_bytes - start_bytes
+                terminal.press("q")
+        finally:
+            rehearsal.close()
+    return Cost(devices, seconds, start_cpu_s, spent_s / lasted_s, n_bytes / lasted_s)
+
+
+@contextmanager
+def _room(folder: Path, size: tuple[int, int]) -> Iterator[tuple[int, _Terminal]]:
+    terminal = _Terminal(*size)
+    try:
+        room = subprocess.Popen(
+            [sys.executable, "-m", "testbed.cli", "watch", str(folder)],
+            stdin=terminal.theirs,
+            stdout=terminal.theirs,
+            stderr=terminal.theirs,
+            env={**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
+            start_new_session=True,
+        )
+        try:
+            yield room.pid, terminal
+            if room.wait(CLOSE_S) != 0:
+                raise RuntimeError(f"the control room ended with exit code {room.returncode}")
+        finally:
+            room.kill()
+            room.wait()
+    finally:
+        terminal.close()

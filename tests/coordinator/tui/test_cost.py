@@ -1,0 +1,218 @@
+"""What the control room draws: what changed, once, and nothing that nobody sees."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from textual.widget import Widget
+from textual.widgets import Footer
+
+from coordinator.tui.app import ControlRoom
+from coordinator.tui.pace import QUICKEST_S, SHARE, SLOWEST_S, pause_s
+from coordinator.tui.screens.device import DeviceDetail
+from coordinator.tui.screens.room import Room
+from coordinator.tui.widgets.fleet import FleetTable
+from coordinator.tui.widgets.header import RunHeader
+from coordinator.tui.widgets.log import EventLog
+from coordinator.tui.widgets.plot import CurvePlot
+from coordinator.tui.widgets.timeline import Timeline
+from tests.coordinator.store.fake_run import FakeRun
+from tests.coordinator.tui.test_app import opens, room, settled, shows, text_of
+
+pytestmark = pytest.mark.anyio
+
+HEADER_LINES = 2
+"""Its clock may go on meanwhile."""
+
+PARTS: tuple[type[Widget], ...] = (RunHeader, FleetTable, Timeline, EventLog, CurvePlot)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[FakeRun]:
+    run = FakeRun(tmp_path / "live-run")
+    run.play(3)
+    run.store.flush()
+    yield run
+    run.store.close()
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Lines that each kind of widget has drawn, and how often a footer was built."""
+    counts: Counter[str] = Counter()
+
+    def count(kind: type[Widget]) -> None:
+        draw = kind.render_line
+
+        def counted(self: Widget, y: int) -> object:
+            counts[kind.__name__] += 1
+            return draw(self, y)
+
+        monkeypatch.setattr(kind, "render_line", counted)
+
+    for kind in PARTS:
+        count(kind)
+    compose = Footer.compose
+
+    def counted_compose(self: Footer) -> object:
+        counts["Footer"] += 1
+        return compose(self)
+
+    monkeypatch.setattr(Footer, "compose", counted_compose)
+    return counts
+
+
+async def refreshed(app: ControlRoom, run: FakeRun) -> None:
+    """Have the room show all that the run was told."""
+    run.store.flush()
+    await app.refresh_view()
+
+
+async def test_what_changed_nothing_draws_nothing(run: FakeRun, drawn: Counter[str]) -> None:
+    async with room(run.folder) as (app, pilot):
+        await settled(app, pilot)
+        drawn.clear()
+        for _ in range(3):
+            for row in range(run.devices):
+                run.telemetry(row, "idle")
+            await refreshed(app, run)
+            await settled(app, pilot)
+        assert drawn == {}
+
+
+async def test_a_device_that_changes_is_one_line_of_the_fleet(
+    run: FakeRun, drawn: Counter[str]
+) -> None:
+    async with room(run.folder) as (app, pilot):
+        await settled(app, pilot)
+        drawn.clear()
+        run.telemetry(5, "unwilling")
+        await refreshed(app, run)
+        assert await shows(app, pilot, "unwilling")
+        assert drawn == {"FleetTable": 1}
+
+
+async def test_a_burst_is_drawn_once(run: FakeRun, drawn: Counter[str]) -> None:
+    async with room(run.folder) as (app, pilot):
+        cohort = run.begin_round()
+        await refreshed(app, run)
+        await settled(app, pilot)
+        drawn.clear()
+        for _ in range(50):
+            run.now_s += 0.01
+            for row in cohort:
+                run.telemetry(row, "uploading")
+        await refreshed(app, run)
+        assert await shows(app, pilot, "uploading", "open for 0.5")
+        await settled(app, pilot)
+        assert drawn["FleetTable"] == len(cohort)
+        assert drawn["Timeline"] == 1 + len(cohort)
+        assert drawn["RunHeader"] <= HEADER_LINES
+        assert drawn["CurvePlot"] + drawn["EventLog"] + drawn["Footer"] == 0
+
+
+async def test_a_hidden_part_is_drawn_when_it_is_shown(run: FakeRun, drawn: Counter[str]) -> None:
+    async with room(run.folder) as (app, pilot):
+        await pilot.press("5")
+        await settled(app, pilot)
+        drawn.clear()
+        run.play(1)
+        run.telemetry(5, "unwilling")
+        await refreshed(app, run)
+        await settled(app, pilot)
+        assert drawn["EventLog"] > 0
+        assert drawn["FleetTable"] + drawn["Timeline"] + drawn["CurvePlot"] == 0
+        await pilot.press("1")
+        assert await shows(app, pilot, "unwilling", "round 4 ")
+
+
+async def test_events_that_came_while_the_log_was_hidden_are_in_it(run: FakeRun) -> None:
+    async with room(run.folder) as (app, pilot):
+        await pilot.press("5")
+        await settled(app, pilot)
+        await pilot.press("3")
+        await settled(app, pilot)
+        run.event("noted", "the lamp went out")
+        await refreshed(app, run)
+        assert "lamp" not in await settled(app, pilot)
+        await pilot.press("5")
+        assert await shows(app, pilot, "the lamp went out")
+
+
+async def test_a_room_that_is_covered_is_drawn_when_it_is_uncovered(
+    run: FakeRun, drawn: Counter[str]
+) -> None:
+    async with room(run.folder) as (app, pilot):
+        await pilot.press("enter")
+        assert await opens(app, pilot, DeviceDetail)
+        await settled(app, pilot)
+        drawn.clear()
+        run.telemetry(5, "unwilling")
+        await refreshed(app, run)
+        await settled(app, pilot)
+        assert drawn["FleetTable"] == 0
+        await pilot.press("escape")
+        assert await opens(app, pilot, Room)
+        assert await shows(app, pilot, "unwilling")
+
+
+async def test_the_footer_is_built_when_a_key_does_something_else(
+    run: FakeRun, drawn: Counter[str]
+) -> None:
+    async def send(_command: object) -> None:
+        pass
+
+    async with room(run.folder, send_command=send) as (app, pilot):
+        await settled(app, pilot)
+        drawn.clear()
+        run.play(2)
+        await refreshed(app, run)
+        await settled(app, pilot)
+        assert drawn["Footer"] == 0
+        run.store.set_status("paused")
+        await refreshed(app, run)
+        assert await shows(app, pilot, "p Resume")
+        assert drawn["Footer"] == 1
+
+
+async def test_a_large_fleet_draws_only_the_lines_that_are_seen(
+    tmp_path: Path, drawn: Counter[str]
+) -> None:
+    run = FakeRun(tmp_path / "large", devices=200)
+    run.store.flush()
+    async with room(run.folder) as (app, pilot):
+        await settled(app, pilot)
+        drawn.clear()
+        for row in range(run.devices):
+            run.telemetry(row, "unwilling")
+        await refreshed(app, run)
+        seen = (await settled(app, pilot)).count("unwilling")
+        assert 0 < seen < 40
+        assert drawn["FleetTable"] <= seen + 1
+        await pilot.press("2", "pagedown", "pagedown")
+        await settled(app, pilot)
+        assert isinstance(app.screen, Room)
+        assert app.screen.selected_device in run.names[30:]
+        assert app.screen.selected_device in text_of(app)
+        assert " idle " not in text_of(app)
+    run.store.close()
+
+
+@pytest.mark.parametrize(
+    ("spent_s", "waits_s"),
+    [
+        (0.0, QUICKEST_S),
+        (SHARE * QUICKEST_S, QUICKEST_S),
+        (SHARE * 0.5, 0.5),
+        (SHARE * SLOWEST_S, SLOWEST_S),
+        (30.0, SLOWEST_S),
+    ],
+)
+def test_a_screen_that_costs_more_changes_less_often(spent_s: float, waits_s: float) -> None:
+    assert pause_s(spent_s) == pytest.approx(waits_s)
