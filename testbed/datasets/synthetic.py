@@ -74,15 +74,17 @@ def synthetic(config: SyntheticConfig, rng: np.random.Generator) -> Dataset:
     """
     users = draw_users(config, rng)
     owner = np.repeat(np.arange(config.users, dtype=np.int64), users.sizes)
-    noise = rng.standard_normal((len(owner), DIMENSIONS)) * np.sqrt(FEATURE_VARIANCE)
-    x = users.feature_means[owner] + noise
+    x = np.empty((len(owner), DIMENSIONS), np.float32)
     y = np.empty(len(owner), np.int64)
-    ends = np.cumsum(users.sizes)
+    scale, ends = np.sqrt(FEATURE_VARIANCE), np.cumsum(users.sizes)
     for k, (start, end) in enumerate(zip(ends - users.sizes, ends, strict=True)):
-        y[start:end] = np.argmax(x[start:end] @ users.weights[k] + users.biases[k], axis=1)
+        noise = rng.standard_normal((end - start, DIMENSIONS)) * scale
+        features = users.feature_means[k] + noise
+        x[start:end] = features
+        y[start:end] = np.argmax(features @ users.weights[k] + users.biases[k], axis=1)
     return Dataset(
         name="synthetic",
-        x=x.astype(np.float32),
+        x=x,
         y=y,
         classes=CLASSES,
         device_ids=owner,
