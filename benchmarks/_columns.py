@@ -17,7 +17,8 @@ from coordinator.algorithms.estimation.base import (
 from coordinator.algorithms.selection.base import Outcomes
 from coordinator.choice import Choice
 from coordinator.config import RoundConfig, SelectionConfig
-from coordinator.decisions import Observation, make_decisions
+from coordinator.decisions import make_decisions
+from coordinator.observations import Observations
 from testbed.experiment import Experiment
 
 AVAILABILITY = 0.8
@@ -103,22 +104,18 @@ class Desk:
         """Return a tenth of the devices, shape (N,)."""
         return self._rng.random(self._devices) < 0.1
 
-    def _observations(self, choice: Choice) -> list[Observation]:
-        phases_s = self._phases_s(choice.rows, choice.context)
-        losses = self._rng.lognormal(0.0, 0.5, len(choice.rows))
-        return [
-            Observation(
-                row=row,
-                tau_s=sum(parts),
-                phases_s=tuple(parts),
-                is_aggregated=True,
-                timed_out=False,
-                loss=loss,
-            )
-            for row, parts, loss in zip(
-                choice.rows.tolist(), phases_s.tolist(), losses.tolist(), strict=True
-            )
-        ]
+    def _observations(self, choice: Choice) -> Observations:
+        phases_s, k = self._phases_s(choice.rows, choice.context), len(choice.rows)
+        return Observations(
+            rows=choice.rows,
+            tau_s=phases_s.sum(axis=1),
+            phases_s=phases_s,
+            is_aggregated=np.ones(k, dtype=np.bool_),
+            timed_out=np.zeros(k, dtype=np.bool_),
+            loss=self._rng.lognormal(0.0, 0.5, k),
+            at_least_s=np.full(k, np.nan),
+            context=np.full((k, CONTEXT), np.nan),
+        )
 
     def _phases_s(self, rows: Ints, context: Floats) -> Floats:
         """Return what exchanges take, seconds, shape (len(rows), 5)."""

@@ -9,7 +9,8 @@ from msgspec import UNSET
 from coordinator.algorithms.arrays import Bools, Floats, Ints
 from coordinator.choice import Answers, Choice, Question
 from coordinator.coding import codecs_of, pulled_blob
-from coordinator.decisions import Decisions, Observation
+from coordinator.decisions import Decisions
+from coordinator.observations import Observation
 from coordinator.poll import Poll, Reply, pulled_in
 from coordinator.registry import Device, cold_start, mu_of
 from coordinator.round import Exchange, Round, Stage

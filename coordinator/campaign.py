@@ -29,6 +29,7 @@ from coordinator.journal import Journal
 from coordinator.judging import judge
 from coordinator.lag import LagMeter
 from coordinator.merging import Merging
+from coordinator.observations import Observations
 from coordinator.play import Player
 from coordinator.ports import Evaluator
 from coordinator.refill import DRAINING, Refill, first_table, wait_for_anybody
@@ -248,15 +249,17 @@ class Campaign:
         closed = self._closed = self._journal.now()
         self._decisions.learn(
             choice,
-            [
-                observation(
-                    x,
-                    self._registry[x.device].row,
-                    lag,
-                    asked[x.device, x.round].context_before(played.id),
-                )
-                for x in over
-            ],
+            Observations.of(
+                [
+                    observation(
+                        x,
+                        self._registry[x.device].row,
+                        lag,
+                        asked[x.device, x.round].context_before(played.id),
+                    )
+                    for x in over
+                ]
+            ),
         )
         self._name_frozen(played.id)
         self._registry.close_round(

@@ -4,8 +4,7 @@ The shell asks `choose`, plays the round while it feeds `begin_merge`, and tells
 came of it.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,34 +23,13 @@ from coordinator.algorithms.selection.build import make_selector
 from coordinator.algorithms.selection.guarded import PluginError
 from coordinator.choice import Answers, Choice, Question
 from coordinator.config import CoordinatorConfig
+from coordinator.observations import Observations
 
 _SELECTION, _TRAINING, _ENCODING, _ASKING, _AUDIT = 0, 1, 2, 3, 4
 """Purposes of random streams within a round (spec/algorithms.md, 0.4.8)."""
 
 MAX_LOSS = 1e6
 """Nats; a loss above it is taken for it: sums of losses must not overflow."""
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What a round taught about one selected device."""
-
-    row: int
-    tau_s: float | None
-    """Measured model exchange time; None when not observed or not valid."""
-    phases_s: tuple[float, ...] | None
-    """Its phases, seconds, in the order of `PHASES`; None with it."""
-    is_aggregated: bool
-    timed_out: bool
-    """Missed the deadline: its exchange took at least that long."""
-    loss: float | None = None
-    """Mean training loss that the device reports, nats: of the model it was sent if it was asked
-    for that, otherwise of its last epoch."""
-    at_least_s: float | None = None
-    """Where the time is not known: how long it took at least, the queue not counted."""
-    context: Floats | None = None
-    """What was known when it was chosen, shape (4,), where that was in an earlier round; None
-    takes this round's."""
 
 
 class Roster(Protocol):
@@ -193,60 +171,57 @@ class Decisions:
         )
         return candidates, context, prediction
 
-    def learn(self, choice: Choice, observations: Sequence[Observation]) -> None:
+    def learn(self, choice: Choice, seen: Observations) -> None:
         """Update queues and estimates from what a round taught."""
         n = len(choice.is_available)
         is_selected = np.zeros(n, dtype=np.bool_)
         is_selected[choice.rows] = True
         is_aggregated = np.zeros(n, dtype=np.bool_)
-        is_aggregated[[o.row for o in observations if o.is_aggregated]] = True
-        seen_s, loss = np.full(n, np.nan), np.full(n, np.nan)
-        for o in observations:
-            seen_s[o.row] = np.nan if o.tau_s is None else o.tau_s
-            loss[o.row] = np.nan if o.loss is None else o.loss
+        is_aggregated[seen.rows[seen.is_aggregated]] = True
+        tau_s, loss = np.full(n, np.nan), np.full(n, np.nan)
+        tau_s[seen.rows], loss[seen.rows] = seen.tau_s, seen.loss
         self.selector.observe(
             Outcomes(
                 round=choice.round,
                 is_selected=is_selected,
                 is_aggregated=is_aggregated,
                 n_k=choice.n_k,
-                tau_s=seen_s,
+                tau_s=tau_s,
                 loss=loss,
             )
         )
-        self._teach(choice, [o for o in observations if o.context is not None])
-        self._teach(choice, [o for o in observations if o.context is None])
+        is_of_this_round: Bools = np.logical_and.reduce(np.isnan(seen.context), axis=1)
+        self._teach(choice, seen, ~is_of_this_round)
+        self._teach(choice, seen, is_of_this_round)
 
-    def _teach(self, choice: Choice, observations: Sequence[Observation]) -> None:
-        """Let the estimator learn from one observation a device at most."""
-        taught = {o.row: o for o in observations if self._time_s(choice, o) is not None}
-        if not taught:
+    def _teach(self, choice: Choice, seen: Observations, is_told: Bools) -> None:
+        """Let the estimator learn from those told, shape (K,), of each device the last one."""
+        time_s = self._time_s(choice, seen)
+        places = np.flatnonzero(is_told & ~np.isnan(time_s))
+        last = dict(sorted(zip(seen.rows[places].tolist(), places.tolist(), strict=True)))
+        if not last:
             return
-        rows = np.array(sorted(taught), dtype=np.int64)
-        chosen = [taught[int(row)] for row in rows]
-        tau_s = [self._time_s(choice, o) for o in chosen]
-        phases_s = [o.phases_s if o.tau_s is not None else None for o in chosen]
-        context = np.array(
-            [choice.context[o.row] if o.context is None else o.context for o in chosen]
-        )
-        measured = Measured.of([time_s or 0.0 for time_s in tau_s], phases_s)
-        self.estimator.observe(rows, context, measured)
+        rows, at = (np.array(list(column)) for column in (last.keys(), last.values()))
+        context = seen.context[at]
+        context = np.where(np.isnan(context), choice.context[rows], context)
+        phases_s = np.where(np.isnan(seen.tau_s[at, None]), np.nan, seen.phases_s[at])
+        self.estimator.observe(rows, context, Measured(time_s[at], phases_s))
 
-    def _time_s(self, choice: Choice, o: Observation) -> float | None:
-        """Return the time that an exchange teaches; None for nothing.
+    def _time_s(self, choice: Choice, seen: Observations) -> Floats:
+        """Return the times that exchanges teach, seconds, shape (K,); NaN for nothing.
 
         With `censored = "timeout"` a missed deadline teaches itself, low as it is. Who was called
         off earlier teaches how long it had taken by then, where that is more than was predicted:
         a bound below the prediction says nothing.
         """
-        if o.tau_s is not None or self.config.selection.censored == "drop":
-            return o.tau_s
-        if o.timed_out:
-            return self.config.round.deadline_s if o.at_least_s is None else o.at_least_s
-        if o.at_least_s is None:
-            return None
-        predicted_s = float(choice.prediction.tau_hat_s[o.row])
-        return o.at_least_s if o.at_least_s > predicted_s else None
+        if self.config.selection.censored == "drop":
+            return seen.tau_s
+        at_least_s = seen.at_least_s
+        deadline_s = np.where(np.isnan(at_least_s), self.config.round.deadline_s, at_least_s)
+        tells = at_least_s > choice.prediction.tau_hat_s[seen.rows]
+        bound_s = np.where(seen.timed_out, deadline_s, np.where(tells, at_least_s, np.nan))
+        time_s: Floats = np.where(np.isnan(seen.tau_s), bound_s, seen.tau_s)
+        return time_s
 
     def frozen(self) -> list[int]:
         """Return the rows whose queues stand still because they failed time and again."""

@@ -15,6 +15,7 @@ from coordinator.accounting import observation
 from coordinator.algorithms.arrays import Floats
 from coordinator.choice import Picks
 from coordinator.decisions import Decisions
+from coordinator.observations import Observations
 from coordinator.round import Exchange, Stage
 from testbed.replay.asking import Inquired, inquire
 from testbed.replay.errand import errands_of
@@ -97,7 +98,7 @@ class _Opened:
         version = table.version + bool(merged)
         self.decisions.learn(
             choice,
-            [observation(x, int(x.device), 0.0, self._context(x)) for x in over],
+            Observations.of([observation(x, int(x.device), 0.0, self._context(x)) for x in over]),
         )
         trained = [x for x in over if self.under_way.has_trained(x)]
         rows = np.array([int(x.device) for x in trained], dtype=np.int64)

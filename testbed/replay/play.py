@@ -10,15 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.algorithms.arrays import Bools, Floats, Ints
+from coordinator.algorithms.estimation.base import CONTEXT
 from coordinator.choice import Choice
 from coordinator.config import RoundConfig
-from coordinator.decisions import Decisions, Observation
+from coordinator.decisions import Decisions
+from coordinator.observations import Observations
 from coordinator.ports import Score
 from coordinator.round import Exchange, Round, Stage
 from testbed.replay.asking import Inquired, inquire
 from testbed.replay.errand import Errand
 from testbed.replay.learned import Cohort, Learned
-from testbed.replay.settle import DONE, LATE, settle
+from testbed.replay.settle import LATE, settle
 from testbed.replay.world import Ended, Exchanges, LastRound, Scene, World
 
 
@@ -207,26 +209,24 @@ def _train(cohort: Cohort | None, choice: Choice, ended: Ended) -> Learned:
 
 def _observations(
     choice: Choice, exchanges: Exchanges, ended: Ended, losses: Floats
-) -> list[Observation]:
+) -> Observations:
     """Return what the round teaches: the measured times of those who were waited for."""
     compute_s = exchanges.decode_s + exchanges.evaluate_s + exchanges.train_s + exchanges.encode_s
-    tau_s = exchanges.ready_s + ended.upload_s
     phases_s = np.stack(
         [exchanges.download_s, exchanges.load_s, compute_s, ended.upload_s, exchanges.signal_s],
         axis=1,
     )
-    return [
-        Observation(
-            row=row,
-            tau_s=float(tau_s[at]) if is_done else None,
-            phases_s=tuple(phases_s[at].tolist()) if is_done else None,
-            is_aggregated=bool(ended.is_merged[at]),
-            timed_out=ended.outcome[at] == LATE,
-            loss=None if np.isnan(losses[at]) else float(losses[at]),
-        )
-        for at, row in enumerate(choice.rows.tolist())
-        for is_done in (ended.outcome[at] == DONE,)
-    ]
+    k, is_done = len(choice.rows), ended.is_done
+    return Observations(
+        rows=choice.rows,
+        tau_s=np.where(is_done, exchanges.ready_s + ended.upload_s, np.nan),
+        phases_s=np.where(is_done[:, np.newaxis], phases_s, np.nan),
+        is_aggregated=ended.is_merged,
+        timed_out=np.array([word == LATE for word in ended.outcome], dtype=np.bool_),
+        loss=losses,
+        at_least_s=np.full(k, np.nan),
+        context=np.full((k, CONTEXT), np.nan),
+    )
 
 
 def _last(n: int, rows: Ints, ended: Ended) -> LastRound:

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.algorithms.estimation.base import COLD, DOWN
+from coordinator.algorithms.estimation.base import COLD, DOWN, Measured
 from coordinator.choice import Answers
 from coordinator.config import (
     AggregationConfig,
@@ -15,7 +15,8 @@ from coordinator.config import (
     SelectionConfig,
     TrainingConfig,
 )
-from coordinator.decisions import Decisions, Observation, make_decisions
+from coordinator.decisions import Decisions, make_decisions
+from coordinator.observations import Observation, Observations
 from coordinator.registry import Registry
 from tests.coordinator.builders import context, hello
 
@@ -51,7 +52,7 @@ def fleet(n: int = 5) -> Registry:
 def observe(brain: Decisions, registry: Registry, round_id: int, tau_s: float) -> list[int]:
     choice = brain.choose(round_id, registry, BOTH_WAYS, now=1.0)
     seen = [Observation(int(row), tau_s + int(row), None, True, False) for row in choice.rows]
-    brain.learn(choice, seen)
+    brain.learn(choice, Observations.of(seen))
     return [int(row) for row in choice.rows]
 
 
@@ -79,9 +80,8 @@ def test_a_restored_checkpoint_goes_on_as_if_nothing_had_happened() -> None:
 def test_only_valid_exchanges_teach_the_estimator() -> None:
     registry, brain = fleet(2), decisions()
     choice = brain.choose(1, registry, BOTH_WAYS, now=1.0)
-    brain.learn(
-        choice, [Observation(0, 4.0, None, True, False), Observation(1, None, None, True, False)]
-    )
+    seen = [Observation(0, 4.0, None, True, False), Observation(1, None, None, True, False)]
+    brain.learn(choice, Observations.of(seen))
     predicted = brain.choose(2, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
     assert predicted[0] > 1.0
     assert predicted[1] == 0.0
@@ -91,16 +91,44 @@ def test_a_timeout_teaches_the_deadline_only_when_asked_to() -> None:
     for censored, learnt in (("drop", False), ("timeout", True)):
         registry, brain = fleet(2), decisions(censored=censored)
         choice = brain.choose(1, registry, BOTH_WAYS, now=1.0)
-        brain.learn(choice, [Observation(0, None, None, False, True)])
+        brain.learn(choice, Observations.of([Observation(0, None, None, False, True)]))
         predicted = brain.choose(2, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
         assert bool(predicted[0] > 5.0) is learnt
+
+
+def test_who_was_called_off_teaches_a_bound_above_its_prediction_only() -> None:
+    for bound_s, learnt_s in ((50.0, 50.0), (1.0, 20.0)):
+        registry, brain = fleet(2), decisions(censored="timeout")
+        for round_id in (1, 2):
+            observe(brain, registry, round_id, 20.0)
+        choice = brain.choose(3, registry, BOTH_WAYS, now=1.0)
+        before = choice.prediction.tau_hat_s.copy()
+        assert 1.0 < before[1] < 50.0
+        called_off = Observation(1, None, None, False, False, at_least_s=bound_s)
+        brain.learn(choice, Observations.of([called_off]))
+        after = brain.choose(4, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
+        assert after[0] == before[0]
+        assert bool(after[1] > before[1]) is (bound_s == learnt_s)
+
+
+def test_of_two_exchanges_of_a_device_each_teaches_with_the_context_of_its_choice() -> None:
+    registry, brain, alone = fleet(2), decisions(), decisions()
+    choice = brain.choose(1, registry, BOTH_WAYS, now=1.0)
+    earlier = 2.0 * choice.context[0]
+    late = Observation(0, 9.0, None, True, False, context=earlier)
+    now = Observation(0, 4.0, None, True, False)
+    brain.learn(choice, Observations.of([now, late]))
+    rows = np.array([0])
+    alone.estimator.observe(rows, earlier[np.newaxis], Measured.whole(np.array([9.0])))
+    alone.estimator.observe(rows, choice.context[:1], Measured.whole(np.array([4.0])))
+    assert brain.to_state()["estimator"] == alone.to_state()["estimator"]
 
 
 def test_queues_grow_in_a_round_with_nobody_available() -> None:
     registry, brain = fleet(3), decisions(beta=0.2)
     choice = brain.choose(1, registry, BOTH_WAYS, now=99.0)
     assert choice.rows.size == 0
-    brain.learn(choice, [])
+    brain.learn(choice, Observations.of([]))
     np.testing.assert_allclose(brain.selector.queues(3), 0.2)
 
 
@@ -115,7 +143,7 @@ def test_phases_teach_their_estimator_and_a_bound_does_not() -> None:
     registry, brain = fleet(3), decisions(estimator="phases", censored="timeout")
     choice = brain.choose(1, registry, BOTH_WAYS, now=1.0)
     measured = Observation(0, 4.0, (1.0, 0.5, 1.5, 0.75, 0.25), True, False)
-    brain.learn(choice, [measured, Observation(1, None, None, False, True)])
+    brain.learn(choice, Observations.of([measured, Observation(1, None, None, False, True)]))
     predicted = brain.choose(2, registry, BOTH_WAYS, now=1.0).prediction
     assert predicted.tau_hat_s[0] > 1.0
     assert predicted.tau_hat_s[1:].tolist() == [0.0, 0.0]
