@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Vector
+from coordinator.algorithms.arrays import Bools, Ints, Vector
 from coordinator.coding import Agreement, encoded_version
 from coordinator.config import ExchangeConfig
 from device_agent.coding import ENCODING
@@ -71,6 +71,28 @@ class Codings:
             payload = self._up.encode(change, rng)
         blob = pack(self._up, n, payload, trained[n:])
         return unpack(blob, self._up, self._layout, sent)
+
+    def updates(
+        self, rows: Ints, seeds: Ints, sent: Vector, trained: Vector
+    ) -> tuple[Vector, Bools]:
+        """Return the models of K devices as `update` does, and which of them can be coded.
+
+        Args:
+            rows: The devices, shape (K,).
+            seeds: Of their training, shape (K,).
+            sent: w_t, shape (n_values,).
+            trained: After local training, shape (K, n_values); not changed.
+        """
+        is_coded = np.ones(len(rows), dtype=np.bool_)
+        if self._up is None:
+            return trained, is_coded
+        models = trained.copy()
+        for at, (row, seed) in enumerate(zip(rows.tolist(), seeds.tolist(), strict=True)):
+            try:
+                models[at] = self.update(row, seed, sent, trained[at])
+            except EncodeError:
+                is_coded[at] = False
+        return models, is_coded
 
     def to_state(self) -> list[Any]:
         """Return what is owed to whom, for the checkpoint."""

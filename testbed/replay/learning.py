@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.algorithms.aggregation.base import Accumulator, Report
-from coordinator.algorithms.arrays import Floats, Ints, Vector
+from coordinator.algorithms.aggregation.base import Accumulator, Stack, add_all
+from coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from coordinator.choice import Choice
 from coordinator.config import CoordinatorConfig
 from coordinator.decisions import Decisions
@@ -25,7 +25,6 @@ from testbed.replay.cohort.ordered import free_cores
 from testbed.replay.cohort.shards import Shards
 from testbed.replay.learned import Learned, Vintage
 from testbed.replay.stage import Stage
-from wire.errors import EncodeError
 
 NOW = 0
 """Number of the version where there is but one."""
@@ -144,39 +143,38 @@ class Learning:
         needs_loss = self._decisions.aggregator.needs_loss
         before = self._trainer.losses(base, rows) if needs_loss else None
         learned = Learned.nothing(len(rows))
-        seeds = self._decisions.training_seeds(vintage.round, vintage.rows).tolist()
-        jobs = [Job(row, seed) for row, seed in zip(rows, seeds, strict=True)]
-        is_merged, n_k = vintage.is_merged, vintage.n_k
+        seeds = self._decisions.training_seeds(vintage.round, vintage.rows)
+        jobs = [Job(row, seed) for row, seed in zip(rows, seeds.tolist(), strict=True)]
         hyperparameters = self._config.training.hyperparameters(vintage.round)
-        for answer in self._trainer.train(base, jobs, hyperparameters):
-            at = answer.at
-            row, model, has_failed = rows[at], answer.vector, bool(answer.problem)
-            if is_merged[at] and not has_failed:
-                try:
-                    model = self._codings.update(row, jobs[at].seed, base, model)
-                except EncodeError:
-                    has_failed = True
-            if has_failed:
-                learned.has_failed[at] = True
-                continue
-            loss_before = None if before is None else float(before[at])
-            reported = answer.loss_train if loss_before is None else loss_before
-            learned.losses[at] = np.nan if reported is None else reported
-            if is_merged[at]:
-                accumulator.add(Report(row, int(n_k[at]), take(model), loss_before))
+        for answers in self._trainer.train(base, jobs, hyperparameters):
+            at, has_failed = answers.at, answers.has_failed
+            learned.has_failed[at] = has_failed
+            learned.losses[at] = answers.loss_train if before is None else before[at]
+            is_merged = vintage.is_merged[at] & ~has_failed
+            sent, models = at[is_merged], _of(answers.vectors, is_merged)
+            models, is_coded = self._codings.updates(vintage.rows[sent], seeds[sent], base, models)
+            learned.has_failed[sent[~is_coded]] = True
+            arrived, models = sent[is_coded], take(_of(models, is_coded))
+            losses = None if before is None else before[arrived]
+            stack = Stack(vintage.rows[arrived], vintage.n_k[arrived], models, losses)
+            add_all(accumulator, stack)
+        learned.losses[learned.has_failed] = np.nan
         return learned
 
-    def _rebased(self, model: Vector, base: Vector, staleness: int) -> Vector:
-        """Return what an update of an earlier version makes of that of now."""
+    def _rebased(self, models: Vector, base: Vector, staleness: int) -> Vector:
+        """Return what updates of an earlier version, shape (K, n_values), make of that of now."""
         if not staleness:
-            return model
-        return self._decisions.lateness.rebased(
-            model,
-            base=base,
-            now=self._vector,
-            n_params=self._trainer.spec.layout.n_params,
-            staleness=staleness,
-        )
+            return models
+        rebased = np.empty_like(models)
+        for at, model in enumerate(models):
+            rebased[at] = self._decisions.lateness.rebased(
+                model,
+                base=base,
+                now=self._vector,
+                n_params=self._trainer.spec.layout.n_params,
+                staleness=staleness,
+            )
+        return rebased
 
     def losses(self, rows: Sequence[int]) -> Floats:
         """Return F_k(w_t) of the model of now on the training data of each row, nats, shape (K,).
@@ -227,6 +225,11 @@ class Learning:
     def close(self) -> None:
         """Let all threads go."""
         self._trainer.close()
+
+
+def _of(models: Vector, is_wanted: Bools) -> Vector:
+    """Return some of K models, shape (K, n_values), without a copy if all are wanted."""
+    return models if is_wanted.all() else models[is_wanted]
 
 
 def make_learning(stage: Stage, folder: Path, threads: int | None = None) -> Learning:

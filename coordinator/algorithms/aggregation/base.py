@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from coordinator.algorithms.arrays import Floats, Ints, Vector
 
 
@@ -19,6 +21,31 @@ class Report:
     """Model after local training, shape (n_values,), `[params | buffers]`, all finite."""
     loss_before: float | None
     """F_k(w_t) before local training, nats; None if the rule does not need it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Verified updates on top of each other; K of them."""
+
+    rows: Ints
+    """Device rows, shape (K,)."""
+    n_k: Ints
+    """Training examples behind each, shape (K,), all positive."""
+    models: Vector
+    """Models after local training, shape (K, n_values), `[params | buffers]`."""
+    loss_before: Floats | None
+    """F_k(w_t) before local training, nats, shape (K,); None if the rule does not need it."""
+
+    @classmethod
+    def of(cls, report: Report) -> "Stack":
+        """Return a stack of one."""
+        loss = report.loss_before
+        return cls(
+            rows=np.array([report.row]),
+            n_k=np.array([report.n_k]),
+            models=report.model[np.newaxis],
+            loss_before=None if loss is None else np.array([loss]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +65,17 @@ class Reports:
 
     def one_by_one(self) -> Iterator[Report]:
         """Yield each of them alone."""
-        losses = [None] * len(self.models) if self.loss_before is None else self.loss_before
-        for row, n_k, model, loss in zip(self.rows, self.n_k, self.models, losses, strict=True):
-            yield Report(int(row), int(n_k), model, None if loss is None else float(loss))
+        return _each(self)
+
+
+def _each(updates: Stack | Reports) -> Iterator[Report]:
+    """Yield each update alone."""
+    models, losses = updates.models, updates.loss_before
+    told = [None] * len(models) if losses is None else losses.tolist()
+    for row, n_k, model, loss in zip(
+        updates.rows.tolist(), updates.n_k.tolist(), models, told, strict=True
+    ):
+        yield Report(row, n_k, model, loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +105,24 @@ class Accumulator(Protocol):
     def finish(self) -> Merge:
         """Return the next model; to be called once."""
         ...
+
+
+@runtime_checkable
+class Wholesale(Accumulator, Protocol):
+    """The merge of a round that takes a stack of updates at less cost than one after the other."""
+
+    def add_all(self, stack: Stack) -> None:
+        """Take updates into the merge, as `add` does."""
+        ...
+
+
+def add_all(accumulator: Accumulator, stack: Stack) -> None:
+    """Take a stack of updates into a merge; the models are not needed afterwards."""
+    if isinstance(accumulator, Wholesale):
+        accumulator.add_all(stack)
+    else:
+        for report in _each(stack):
+            accumulator.add(report)
 
 
 class Aggregator(Protocol):

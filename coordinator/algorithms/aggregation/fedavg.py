@@ -4,8 +4,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coordinator.algorithms.aggregation.base import Merge, Report, Reports, merge_one_by_one
-from coordinator.algorithms.aggregation.guard import is_usable, normalised
+from coordinator.algorithms.aggregation.base import (
+    Merge,
+    Report,
+    Reports,
+    Stack,
+    merge_one_by_one,
+)
+from coordinator.algorithms.aggregation.guard import normalised, usable
 from coordinator.algorithms.aggregation.participation import Participation
 from coordinator.algorithms.aggregation.running import RunningSum, total_of
 from coordinator.algorithms.arrays import Vector
@@ -68,14 +74,20 @@ class Average:
 
     def add(self, report: Report) -> None:
         """Take an update into the sum, with weight 0 if it is not usable."""
-        weight = 0.0
-        if is_usable(self._sent, report):
-            weight = float(report.n_k)
+        self.add_all(Stack.of(report))
+
+    def add_all(self, stack: Stack) -> None:
+        """Take updates into the sum, with weight 0 those that are not usable."""
+        is_usable = usable(self._sent, stack)
+        weights = np.where(is_usable, stack.n_k, 0.0)
+        rows = stack.rows[is_usable].tolist()
+        if rows:
             if self._participation is not None:
-                weight /= self._participation.rate(report.row)
-            self._sum.add(weight, report.model)
-            self._rows.append(report.row)
-        self._weights.append(weight)
+                weights[is_usable] /= [self._participation.rate(row) for row in rows]
+            models = stack.models if is_usable.all() else stack.models[is_usable]
+            self._sum.add_all(weights[is_usable], models)
+        self._rows += rows
+        self._weights += weights.tolist()
 
     def finish(self) -> Merge:
         """Return the next model, shape (n_values,), or the same one if nothing was usable."""

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
-from coordinator.algorithms.aggregation.base import Report
+from coordinator.algorithms.aggregation.base import Report, Stack
 from coordinator.algorithms.aggregation.running import total_of
-from coordinator.algorithms.arrays import Floats, Vector
+from coordinator.algorithms.arrays import Bools, Floats, Vector
 
 WEIGHT_TOLERANCE = 1e-9
 """How far from 1 the sum of a probability vector may be."""
@@ -31,6 +31,14 @@ def is_usable(vector: Vector, report: Report, *, needs_loss: bool = False) -> bo
             return False
     is_sound = report.n_k > 0 and report.model.shape == vector.shape
     return is_sound and bool(np.isfinite(report.model).all())
+
+
+def usable(vector: Vector, stack: Stack) -> Bools:
+    """Tell of each of K updates whether it may enter the model, shape (K,); see `is_usable`."""
+    if stack.models.shape[1:] != vector.shape:
+        return np.zeros(len(stack.rows), dtype=np.bool_)
+    is_sound: Bools = (stack.n_k > 0) & np.isfinite(stack.models).all(axis=1)
+    return is_sound
 
 
 def normalised(weights: Floats) -> Floats:

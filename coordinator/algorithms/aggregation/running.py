@@ -32,25 +32,22 @@ class RunningSum:
     def __init__(self, size: int) -> None:
         self._high = np.zeros(size)
         self._low = np.zeros(size)
-        scratch = np.empty((3, min(size, BLOCK)))
-        self._parts = [
-            (part, self._high[part], self._low[part], *scratch[:, : part.stop - part.start])
-            for part in _blocks(size)
-        ]
 
     def add(self, weight: float, x: Vector) -> None:
         """Add `weight` times `x`, a finite vector of shape (size,)."""
-        for part, high, low, term, total, arrived in self._parts:
-            np.copyto(term, x[part])
-            term *= weight
-            np.add(high, term, out=total)
-            np.subtract(total, high, out=arrived)
-            term -= arrived
-            np.subtract(total, arrived, out=arrived)
-            np.subtract(high, arrived, out=arrived)
-            term += arrived
-            low += term
-            np.copyto(high, total)
+        self.add_all(np.array([weight]), x[np.newaxis])
+
+    def add_all(self, weights: Floats, x: Vector) -> None:
+        """Add the rows of `x`, shape (K, size), all finite, each times its weight, shape (K,)."""
+        for part in _blocks(self._high.size):
+            terms = x[:, part].astype(np.float64)
+            terms *= weights[:, np.newaxis]
+            high, low = self._high[part], self._low[part]
+            while len(terms) > 1:  # the first half takes in the last one
+                half = len(terms) // 2
+                low += _add_exactly(terms[:half], terms[-half:]).sum(axis=0)
+                terms = terms[:-half]
+            low += _add_exactly(high, terms[0])
 
     def shift(self, exponent: int) -> None:
         """Multiply the sum by 2^exponent, which rounds nothing short of an underflow."""
@@ -63,6 +60,18 @@ class RunningSum:
         for part in _blocks(mean.size):
             mean[part] = (self._high[part] + self._low[part]) / divisor
         return mean
+
+
+def _add_exactly(total: Floats, term: Floats) -> Floats:
+    """Add `term` to `total` in place, and turn it into what rounding took from the sum."""
+    before = total.copy()
+    total += term
+    arrived = total - before
+    term -= arrived
+    np.subtract(total, arrived, out=arrived)
+    before -= arrived
+    term += before
+    return term
 
 
 def squared_distance(one: Vector, other: Vector) -> float:

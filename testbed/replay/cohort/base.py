@@ -4,7 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from coordinator.algorithms.arrays import Floats, Vector
+import numpy as np
+
+from coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from wire.artifact import TaskSpec
 from wire.messages import Hyperparameters
 
@@ -21,18 +23,23 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What one device answers."""
+    """What G devices answer, side by side; columns of shape (G,)."""
 
-    at: int
+    at: Ints
     """Which of the jobs."""
-    vector: Vector
-    """`[params | buffers]` after the last step, shape (n_values,); gone with the next answer."""
-    steps: int
+    vectors: Vector
+    """`[params | buffers]` after the last step, shape (G, n_values); gone with the next answer."""
+    steps: Ints
     """Mini-batches taken."""
-    loss_train: float | None
-    """Mean loss of the last epoch begun, nats per example; None when no step was taken."""
-    problem: str
-    """Why there is no update, in the words of the device; empty if there is one."""
+    loss_train: Floats
+    """Mean loss of the last epoch begun, nats per example; NaN when no step was taken."""
+    problems: tuple[str, ...]
+    """Why there is no update, in the words of the device; empty where there is one."""
+
+    @property
+    def has_failed(self) -> Bools:
+        """There is no update."""
+        return np.array([bool(problem) for problem in self.problems], dtype=np.bool_)
 
 
 class Trainer(Protocol):
@@ -45,7 +52,7 @@ class Trainer(Protocol):
     def train(
         self, vector: Vector, jobs: Sequence[Job], hyperparameters: Hyperparameters
     ) -> Iterator[Trained]:
-        """Yield the answer of each job, in an order that depends on the jobs alone.
+        """Yield the answers to all jobs, in an order that depends on the jobs alone.
 
         Every device does what `device_agent.trainer.train` does: the same mini-batches in the
         same order, the same steps.

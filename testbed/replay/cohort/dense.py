@@ -57,16 +57,15 @@ class DenseTrainer:
     def train(
         self, vector: Vector, jobs: Sequence[Job], hyperparameters: Hyperparameters
     ) -> Iterator[Trained]:
-        """Yield the answer of each job, those with more steps first."""
+        """Yield the answers to all jobs, those with more steps first."""
         chunks = self._chunks(jobs, hyperparameters)
 
-        def work(chunk: Sequence[int]) -> list[Trained]:
+        def work(chunk: Sequence[int]) -> Trained:
             return self._train(vector, chunk, [jobs[at] for at in chunk], hyperparameters)
 
         # A product that BLAS cuts for its own threads may round differently on another machine.
         with self._blas.limit(limits=1, user_api="blas"):
-            for answers in self._workers.run(work, chunks):
-                yield from answers
+            yield from self._workers.run(work, chunks)
 
     def losses(self, vector: Vector, devices: Sequence[int]) -> Floats:
         """Return F_k(w), nats per example, shape (K,); infinite where it is not finite."""
@@ -109,7 +108,7 @@ class DenseTrainer:
         chunk: Sequence[int],
         jobs: Sequence[Job],
         hyperparameters: Hyperparameters,
-    ) -> list[Trained]:
+    ) -> Trained:
         """Train one chunk, step by step."""
         rows = [self._shards.rows(job.device) for job in jobs]
         batches = Batches([job.seed for job in jobs], rows, hyperparameters)

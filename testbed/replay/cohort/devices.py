@@ -90,9 +90,9 @@ class DeviceTrainer:
                     engine, vector, x, y, hyperparameters, rng, _Unpaced(), lambda: False
                 )
             except trainer.TrainingDiverged as exc:
-                return Trained(at, vector, steps=0, loss_train=None, problem=str(exc))
-        loss = None if result.loss_train is None else max(0.0, result.loss_train)
-        return Trained(at, result.vector, steps=result.steps, loss_train=loss, problem="")
+                return _alone(at, vector, steps=0, loss_train=np.nan, problem=str(exc))
+        loss = np.nan if result.loss_train is None else max(0.0, result.loss_train)
+        return _alone(at, result.vector, steps=result.steps, loss_train=loss, problem="")
 
     @contextmanager
     def _engine(self) -> Iterator[Engine]:
@@ -102,6 +102,17 @@ class DeviceTrainer:
             yield engine
         finally:
             self._engines.put(engine)
+
+
+def _alone(at: int, vector: Vector, *, steps: int, loss_train: float, problem: str) -> Trained:
+    """Return the answer of one device."""
+    return Trained(
+        at=np.array([at]),
+        vectors=vector[np.newaxis],
+        steps=np.array([steps]),
+        loss_train=np.array([loss_train]),
+        problems=(problem,),
+    )
 
 
 class _Unpaced:

@@ -71,7 +71,7 @@ class TorchTrainer:
     def train(
         self, vector: Vector, jobs: Sequence[Job], hyperparameters: Hyperparameters
     ) -> Iterator[Trained]:
-        """Yield the answer of each job, those with more steps first."""
+        """Yield the answers to all jobs, those with more steps first."""
         n_k = self._shards.n_k[[job.device for job in jobs]].tolist()
         order = longest_first(n_k, hyperparameters)
         vectors = 3 + bool(hyperparameters.momentum) + bool(hyperparameters.proximal)
@@ -79,7 +79,7 @@ class TorchTrainer:
         size = min(CHUNK_DEVICES, max(1, fits))
         for start in range(0, len(order), size):
             chunk = order[start : start + size]
-            yield from self._train(vector, chunk, [jobs[at] for at in chunk], hyperparameters)
+            yield self._train(vector, chunk, [jobs[at] for at in chunk], hyperparameters)
 
     def losses(self, vector: Vector, devices: Sequence[int]) -> Floats:
         """Return F_k(w), nats per example, shape (K,); infinite where it is not finite."""
@@ -94,7 +94,7 @@ class TorchTrainer:
         chunk: Sequence[int],
         jobs: Sequence[Job],
         hyperparameters: Hyperparameters,
-    ) -> list[Trained]:
+    ) -> Trained:
         rows = [self._shards.rows(job.device) for job in jobs]
         batches = Batches([job.seed for job in jobs], rows, hyperparameters)
         params = self._tensor(vector).repeat(len(jobs), 1)

@@ -46,26 +46,23 @@ class Progress:
                     diverged("the loss", loss[i], step + 1)
                 )
 
-    def answers(self, chunk: Sequence[int], vectors: Vector) -> list[Trained]:
-        """Return what each device answers.
+    def answers(self, chunk: Sequence[int], vectors: Vector) -> Trained:
+        """Return what the devices answer.
 
         Args:
             chunk: Which jobs they are.
             vectors: After their last steps, shape (G, n_values).
         """
-        losses = np.maximum(self._loss_sum / self._seen, 0.0).tolist()
         is_finite: Bools = np.logical_and.reduce(np.isfinite(vectors), axis=1)
-        return [
-            Trained(
-                at=at,
-                vector=vectors[i],
-                steps=self._steps[i],
-                loss_train=losses[i],
-                problem=self._problems[i]
-                or ("" if is_finite[i] else _not_finite(vectors[i], self._steps[i])),
-            )
-            for i, at in enumerate(chunk)
-        ]
+        for i in np.flatnonzero(~is_finite).tolist():
+            self._problems[i] = self._problems[i] or _not_finite(vectors[i], self._steps[i])
+        return Trained(
+            at=np.array(chunk, dtype=np.int64),
+            vectors=vectors,
+            steps=np.array(self._steps, dtype=np.int64),
+            loss_train=np.maximum(self._loss_sum / self._seen, 0.0),
+            problems=tuple(self._problems),
+        )
 
 
 def _not_finite(vector: Vector, steps: int) -> str:

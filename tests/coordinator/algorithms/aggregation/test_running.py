@@ -47,6 +47,21 @@ def test_the_order_changes_no_bit(terms: list[tuple[float, float]], data: st.Dat
     assert first.tobytes() == second.tobytes()
 
 
+@given(
+    terms=st.lists(st.tuples(st.floats(1.0, 1e9), VALUES), min_size=1, max_size=30), data=st.data()
+)
+def test_several_at_once_are_the_same_as_one_by_one(
+    terms: list[tuple[float, float]], data: st.DataObject
+) -> None:
+    weights, x = np.array([weight for weight, _ in terms]), vector(*(value for _, value in terms))
+    cut, together = data.draw(st.integers(0, len(terms) - 1)), RunningSum(1)
+    if cut:
+        together.add_all(weights[:cut], x[:cut, np.newaxis])
+    together.add_all(weights[cut:], x[cut:, np.newaxis])
+    one_by_one = mean([(weight, vector(value)) for weight, value in terms], 7.0)
+    assert together.divided_by(7.0).tobytes() == one_by_one.tobytes()
+
+
 def test_small_terms_survive_between_large_ones() -> None:
     large, small = vector(2.0**60), vector(1.0)
     terms = [(1.0, large), (1.0, small), (-1.0, large), (1.0, small)]

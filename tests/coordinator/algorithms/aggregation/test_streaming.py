@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.algorithms.aggregation import Gathered, Streaming, make_aggregator
-from coordinator.algorithms.aggregation.base import Merge, Report, Reports
+from coordinator.algorithms.aggregation.base import Merge, Report, Reports, Stack, add_all
 from coordinator.algorithms.aggregation.participation import Participation
 from coordinator.algorithms.aggregation.q_ffl import QFedAvg, q_ffl_weights
 from coordinator.algorithms.aggregation.running import BLOCK
@@ -51,6 +51,27 @@ def test_streaming_in_any_order_is_the_batch(
     batch = merged(name, given_)
     np.testing.assert_array_equal(stream.vector, batch.vector)
     np.testing.assert_array_equal(stream.weights, batch.weights[order])
+
+
+@every_rule
+@settings(max_examples=40)
+@given(given_=client_models(), data=st.data())
+def test_a_stack_is_its_reports_one_after_the_other(
+    name: str, given_: Reports, data: st.DataObject
+) -> None:
+    k, losses = len(given_.rows), given_.loss_before
+    assert losses is not None
+    models = np.stack(given_.models)
+    models[data.draw(st.integers(0, k - 1)), 0] = data.draw(st.sampled_from([0.5, np.nan, np.inf]))
+    cut = data.draw(st.integers(0, k))
+    merge = streaming(name).begin(SENT, N_PARAMS, given_.learning_rate)
+    for part in (slice(0, cut), slice(cut, k)):
+        add_all(merge, Stack(given_.rows[part], given_.n_k[part], models[part], losses[part]))
+    stacked = merge.finish()
+    arrivals = list(replace(given_, models=list(models)).one_by_one())
+    stream = streamed(streaming(name), arrivals, given_.learning_rate)
+    np.testing.assert_array_equal(stacked.vector, stream.vector)
+    np.testing.assert_array_equal(stacked.weights, stream.weights)
 
 
 @every_rule

@@ -1,6 +1,7 @@
 """Small fleets to train, and what the real device answers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -85,10 +86,35 @@ def on_devices(
     return results
 
 
-def kept(answers: Sequence[Trained], count: int) -> list[Trained]:
-    """Return answers in the order of their jobs."""
-    by_place = {answer.at: answer for answer in answers}
-    assert len(by_place) == len(answers) == count
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one device answers."""
+
+    at: int
+    vector: Vector
+    steps: int
+    loss_train: float
+    problem: str
+
+
+def one_by_one(answers: Iterable[Trained]) -> Iterator[Answer]:
+    """Yield the answer of each device, with a copy of its model."""
+    for some in answers:
+        for i, at in enumerate(some.at.tolist()):
+            yield Answer(
+                at=at,
+                vector=some.vectors[i].copy(),
+                steps=int(some.steps[i]),
+                loss_train=float(some.loss_train[i]),
+                problem=some.problems[i],
+            )
+
+
+def kept(answers: Iterable[Trained], count: int) -> list[Answer]:
+    """Return all answers in the order of their jobs."""
+    found = list(one_by_one(answers))
+    by_place = {answer.at: answer for answer in found}
+    assert len(by_place) == len(found) == count
     return [by_place[at] for at in range(count)]
 
 

@@ -1,6 +1,5 @@
 """Every way to train a cohort, against the real engine and trainer of the device."""
 
-import dataclasses
 import hashlib
 import os
 import subprocess
@@ -30,6 +29,7 @@ from tests.testbed.replay.cohort.fleets import (
     jobs_of,
     kept,
     on_devices,
+    one_by_one,
     shipped,
     start_of,
 )
@@ -85,14 +85,11 @@ def test_an_update_is_that_of_the_device(
     shards = Shards(fleet_data(recipe), artifact.spec.x_shape)
     start, jobs = start_of(artifact), jobs_of(len(SIZES))
     unchanged = start.copy()
-    answers = [
-        dataclasses.replace(answer, vector=answer.vector.copy())
-        for answer in make(artifact, shards).train(start, jobs, hyperparameters)
-    ]
+    answers = kept(make(artifact, shards).train(start, jobs, hyperparameters), len(jobs))
     np.testing.assert_array_equal(start, unchanged)
     truths = on_devices(artifact, shards, start, jobs, hyperparameters)
     tolerance = MAX_POOL_TOLERANCE if recipe.model == "cnn" else TOLERANCE
-    for answer, truth in zip(kept(answers, len(jobs)), truths, strict=True):
+    for answer, truth in zip(answers, truths, strict=True):
         assert answer.problem == ""
         assert answer.steps == truth.steps
         assert truth.loss_train is not None
@@ -106,7 +103,7 @@ def test_the_devices_engine_gives_the_devices_bits() -> None:
     start, jobs = start_of(artifact), jobs_of(3)
     truths = on_devices(artifact, shards, start, jobs, PLAIN)
     answers = the_devices(artifact, shards).train(start, jobs, PLAIN)
-    for answer, truth in zip(answers, truths, strict=True):
+    for answer, truth in zip(one_by_one(answers), truths, strict=True):
         assert answer.vector.tobytes() == truth.vector.tobytes()
 
 
@@ -116,7 +113,7 @@ def test_pixels_are_scaled_as_on_the_device(make: Make) -> None:
     shards = Shards(fleet_data(recipe, pixels=True), artifact.spec.x_shape)
     start, jobs = start_of(artifact), jobs_of(4)
     truths = on_devices(artifact, shards, start, jobs, PLAIN)
-    for answer in make(artifact, shards).train(start, jobs, PLAIN):
+    for answer in one_by_one(make(artifact, shards).train(start, jobs, PLAIN)):
         assert distance(answer.vector, truths[answer.at].vector, start) < TOLERANCE
 
 
@@ -138,9 +135,8 @@ def test_a_device_that_diverges_says_so_and_leaves_the_others_alone(make: Make) 
 
     def answers(data: object) -> list[tuple[str, bytes]]:
         shards = Shards(data, artifact.spec.x_shape)  # type: ignore[arg-type]  # one of the two
-        got = make(artifact, shards).train(start, jobs, PLAIN)
-        found = [(a.at, a.problem, a.vector.tobytes()) for a in got]
-        return [(problem, bits) for _, problem, bits in sorted(found)]
+        got = kept(make(artifact, shards).train(start, jobs, PLAIN), len(jobs))
+        return [(answer.problem, answer.vector.tobytes()) for answer in got]
 
     for k, (one, other) in enumerate(zip(answers(sound), answers(broken), strict=True)):
         if k == 2:
@@ -174,7 +170,7 @@ for name in ("softmax-60-10", "mlp-784-318-10", "cnn-1x8x8-10"):
     trainer = kind(task, shards, threads)
     h = Hyperparameters(epochs=1, batch_size=32, learning_rate=0.05, momentum=0.5)
     vector, bits = start_of(artifact), hashlib.sha256()
-    for answer in trainer.train(vector, jobs_of(len(shards.n_k)), h):
+    for answer in one_by_one(trainer.train(vector, jobs_of(len(shards.n_k)), h)):
         bits.update(answer.vector.tobytes() + str((answer.at, answer.loss_train)).encode())
     bits.update(trainer.losses(vector, range(len(shards.n_k))).tobytes())
     print(name, bits.hexdigest())
@@ -208,8 +204,8 @@ def test_memory_does_not_grow_with_the_cohort() -> None:
     model_bytes = start.nbytes * len(jobs)
     digest = hashlib.sha256()
     tracemalloc.start()
-    for answer in trainer.train(start, jobs, PLAIN):
-        digest.update(answer.vector.tobytes())
+    for answers in trainer.train(start, jobs, PLAIN):
+        digest.update(answers.vectors.tobytes())
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert model_bytes > 17e6
