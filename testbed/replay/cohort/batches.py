@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.algorithms.arrays import Ints, Vector
+from coordinator.algorithms.seeds import streams
 from device_agent.trainer import orders
 from wire.messages import Hyperparameters
 
@@ -74,13 +75,15 @@ class Batches:
         self._full_weights = _weights(self._full, len(self._columns))
         self._last_weights = _weights(self._last, len(self._columns))
         self._orders = [
-            orders(n, hyperparameters, np.random.Generator(np.random.PCG64(seed)))
-            for n, seed in zip(sizes, seeds, strict=True)
+            orders(n, hyperparameters, stream)
+            for n, stream in zip(sizes, streams(np.array(seeds)), strict=True)
         ]
         first = np.array([of_one[0] for of_one in rows], dtype=np.int64)
         width = int(last_start.max()) + len(self._columns)
+        if hyperparameters.max_steps is not None:
+            width = min(width, hyperparameters.max_steps * self._batch_size)
         self._order: Ints = np.repeat(first[:, np.newaxis], width, axis=1)
-        """The rows of each device in the order of its epoch, shape (G, width)."""
+        """The rows of each device in the order of its epoch, as far as it gets, (G, width)."""
         self._step = 0
 
     def next(self, active: int) -> SideBySide:
@@ -89,12 +92,13 @@ class Batches:
         return self._even(step, active) if self._is_even else self._uneven(step, active)
 
     def _even(self, step: int, active: int) -> SideBySide:
-        place = step % int(self._per_epoch[0])
+        per_epoch = int(self._per_epoch[0])
+        place = step % per_epoch
         begins = np.arange(0 if place else active)
         self._begin(begins)
         start = place * self._batch_size
         index = self._order[:active, start : start + len(self._columns)]
-        is_last = start + self._batch_size >= self._order.shape[1]
+        is_last = place == per_epoch - 1
         count = self._last if is_last else self._full
         weights = self._last_weights if is_last else self._full_weights
         return SideBySide(index, count[:active], weights[:active], begins)
@@ -116,8 +120,8 @@ class Batches:
     def _begin(self, which: Ints) -> None:
         """Let devices begin an epoch."""
         for i in which.tolist():
-            rows = self._rows[i]
-            rows.take(next(self._orders[i]), out=self._order[i, : len(rows)], mode="clip")
+            line = self._order[i, : len(self._rows[i])]
+            self._rows[i].take(next(self._orders[i])[: len(line)], out=line, mode="clip")
 
 
 def _weights(count: Ints, width: int) -> Vector:
