@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.algorithms.seeds import first_word, first_words, seed_words, streams
+from coordinator.algorithms.seeds import MANY, first_word, first_words, seed_words, streams
 
 WORD = st.integers(0, 2**32 - 1)
 
@@ -38,7 +38,7 @@ def test_first_words_are_those_of_each_sequence_alone(column: list[int]) -> None
     assert found.tolist() == [first_word([3, number, 1]) for number in column]
 
 
-@given(seeds=st.lists(WORD, min_size=1, max_size=4))
+@given(seeds=st.lists(WORD, min_size=1, max_size=4) | st.lists(WORD, min_size=MANY, max_size=MANY))
 def test_streams_are_those_of_each_seed_alone(seeds: list[int]) -> None:
     for seed, stream in zip(seeds, streams(np.array(seeds)), strict=True):
         alone = np.random.Generator(np.random.PCG64(seed))
