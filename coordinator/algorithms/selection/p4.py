@@ -50,7 +50,7 @@ def solve_p4(tau_bar_s: Floats, queues: Floats, k: int, V: float) -> Ints:
     n = len(tau_bar_s)
     if k >= n or k <= 0:
         return np.arange(n if k > 0 else 0, dtype=np.int64)
-    most_debt = math.fsum(np.partition(queues, n - k)[n - k :].tolist())
+    most_debt = math.fsum(queues[smallest(-queues, k)].tolist())
     prefix, blocks = None, 1
     while prefix is None:
         size = k + blocks * BLOCK + 1
