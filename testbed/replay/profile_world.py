@@ -268,7 +268,8 @@ class ProfileWorld:
 
         A context that begins where nothing passes does not count; one in time does, for 3 s.
         """
-        age_s = (now - self._told_at) % CONTEXT_PERIOD_S
+        periods = (now - self._told_at) / CONTEXT_PERIOD_S
+        age_s: Floats = CONTEXT_PERIOD_S * (periods - np.floor(periods))
         is_heard = np.ones(len(self), dtype=np.bool_)
         if not self._tracks.can_be_cut:
             return age_s, is_heard
@@ -300,13 +301,12 @@ class ProfileWorld:
     def _expected_s(self, now: float) -> Floats:
         """Return the exchange time of each device if all stays as it is now, seconds, (N,)."""
         speed, lines_s = self._pace(now)
-        parts_s, (down_bits, up_bits) = lines_s.copy(), self.transfer_bits
+        parts_s, (down_bits, _) = lines_s.copy(), self.transfer_bits
         parts_s[0] *= down_bits / (8.0 * self._sizes.whole_bytes)
         parts_s[1, self._is_warm | self._has_model] = 0.0
         trip_s = 2.0 * self._steady.delay_s
         parts_s[0] += waiting_s(down_bits, parts_s[0], trip_s)
         parts_s[0, self._has_model] = 0.0
-        parts_s[4] += waiting_s(up_bits, parts_s[4], trip_s)
         messages = MESSAGES - 2 * self._has_model
         expected_s: Floats = parts_s.sum(axis=0) + messages * self._steady.delay_s
         if self._work.decode_s or self._work.encode_s:
@@ -316,16 +316,21 @@ class ProfileWorld:
         return expected_s
 
     def _pace(self, now: float) -> tuple[Floats, Floats]:
-        """Return `speed` (N,) and `lines_s` (5, N) of all as things are, not to be changed."""
+        """Return `speed` (N,) and `lines_s` (5, N) of all as things are, not to be changed.
+
+        The last line has what TCP waits for on the way up.
+        """
         if self._steady_pace is not None:
             return self._steady_pace
         t, tracks, everybody = np.full(len(self), now), self._tracks, slice(None)
         clock_ratio = tracks.clock_ratio.at(t) * self._heat_clock(t)
         speed = self._phases.speed(everybody, tracks.busy_cores.at(t), clock_ratio)
-        pace = speed, self._phases.lines_s(everybody, speed, *self._rates_bps(t))
+        lines_s = self._phases.lines_s(everybody, speed, *self._rates_bps(t))
+        up_bits, trip_s = 8.0 * self._sizes.up_bytes, 2.0 * self._steady.delay_s
+        lines_s[4] += waiting_s(up_bits, lines_s[4], trip_s)
         if self._is_steady:
-            self._steady_pace = pace
-        return pace
+            self._steady_pace = speed, lines_s
+        return speed, lines_s
 
     def _rates_bps(self, t: Floats) -> tuple[Floats, Floats]:
         """Return the rates at each device's own moment `t`; in a hole those of other times."""

@@ -35,5 +35,6 @@ class Stays:
         Args:
             t: When, seconds since the run began, shape (N,) or one for all.
         """
-        there: Floats = (np.mod(t / self.cycle_s + self.phase, 1.0) < self.share).astype(np.float64)
+        cycles = t / self.cycle_s + self.phase
+        there: Floats = (cycles - np.floor(cycles) < self.share).astype(np.float64)
         return there

@@ -1,5 +1,6 @@
 """One regression for each phase of an exchange, since we observe phases and not only their sum."""
 
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -75,11 +76,12 @@ class Phases:
         said = {
             phase: model.predict(_number(phase, context)) for phase, model in self._models.items()
         }
+        times_s = [y_hat_s for y_hat_s, _ in said.values()]
         squares = [width_s**2 for _, width_s in said.values()]
         transfer_s: Floats = said["download"][0] + said["upload"][0]
         return Prediction(
-            tau_hat_s=np.sum([y_hat_s for y_hat_s, _ in said.values()], axis=0),
-            width_s=np.sqrt(np.sum(squares, axis=0)),
+            tau_hat_s=reduce(np.add, times_s),
+            width_s=np.sqrt(reduce(np.add, squares)),
             transfer_hat_s=np.maximum(transfer_s, 0.0),
         )
 

@@ -1,5 +1,6 @@
 """A proportion a device, y = theta c, each learned from that device's own data."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,12 @@ class Proportions:
 
     def predict(self, c: Floats) -> tuple[Floats, Floats]:
         """Return y_hat and width for one number a device, each of shape (N,)."""
-        weight, ratios = grown(self._sums, len(c))[: len(c)].T
-        theta = ratios / (weight + self._lambda)
-        return theta * c, np.abs(c) / np.sqrt(weight + self._lambda)
+        rows = np.flatnonzero(self._sums[: len(c), 0])
+        weight, ratios = self._sums[rows].T
+        y_hat, width = np.zeros(len(c)), np.abs(c) / math.sqrt(self._lambda)
+        y_hat[rows] = ratios / (weight + self._lambda) * c[rows]
+        width[rows] = np.abs(c[rows]) / np.sqrt(weight + self._lambda)
+        return y_hat, width
 
     def observe(self, rows: Ints, c: Floats, y: Floats) -> None:
         """Learn: rows (K,), numbers (K,), measured (K,); in this order. Where c is 0 nothing is."""
