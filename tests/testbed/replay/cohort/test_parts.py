@@ -21,11 +21,21 @@ from wire.messages import Hyperparameters
 
 
 @pytest.mark.parametrize(
-    ("sizes", "steps"),
-    [((45, 40, 7), [6, 4, 2]), ((45, 45), [6, 6]), ((40, 40), [4, 4]), ((7,), [2])],
+    ("sizes", "max_steps", "steps"),
+    [
+        ((45, 40, 7), None, [6, 4, 2]),
+        ((45, 45), None, [6, 6]),
+        ((40, 40), None, [4, 4]),
+        ((7,), None, [2]),
+        ((45, 45), 2, [2, 2]),
+        ((45, 45), 5, [5, 5]),
+        ((450, 45, 25, 7), 3, [3, 3, 3, 2]),
+    ],
 )
-def test_mini_batches_are_the_devices_own(sizes: tuple[int, ...], steps: list[int]) -> None:
-    h = Hyperparameters(epochs=2, batch_size=20, learning_rate=0.1)
+def test_mini_batches_are_the_devices_own(
+    sizes: tuple[int, ...], max_steps: int | None, steps: list[int]
+) -> None:
+    h = Hyperparameters(epochs=2, batch_size=20, learning_rate=0.1, max_steps=max_steps)
     seeds = [50 + k for k in range(len(sizes))]
     rows = [np.arange(n) + 100 * k for k, n in enumerate(sizes)]
     batches = Batches(seeds, rows, h)
