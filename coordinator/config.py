@@ -168,15 +168,29 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
 class AggregationConfig(Section, frozen=True, kw_only=True):
     """`[aggregation]`: how updates are merged."""
 
-    rule: Literal["fedavg", "q-fedavg"] = "fedavg"
+    rule: Literal["fedavg", "q-fedavg", "aaggff-s", "aaggff-d", "corefed"] = "fedavg"
     q: NonNegativeFloat = 1.0
     """Fairness exponent of q-fedavg."""
     weights: Literal["n", "n_over_pi"] = "n"
-    """fedavg weights: n_k, or n_k divided by the device's running selection rate."""
+    """fedavg weights: n_k, or n_k divided by the device's running selection rate; q-fedavg and
+    aaggff-d correct for that rate, too."""
     server_learning_rate: PositiveFloat = 1.0
     """fedavg: how far the model moves towards the average; 1 is all the way."""
     sampling_weights: Literal["uniform", "none"] = "uniform"
     """q-fedavg: multiply by p_k = n_k/n (uniform sampling) or not (n_k-proportional sampling)."""
+    cdf: Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"] = "weibull"
+    """aaggff: the distribution function that bounds what losses say."""
+    beta_cap: PositiveFloat | None = None
+    """aaggff-s: most that beta may be; None is K/4."""
+    impute: Literal["mean", "previous_mean"] = "mean"
+    """aaggff-d: what stands for a device that was not drawn: the mean of the round, or of the one
+    before, which is unbiased."""
+    M: PositiveFloat = 3.0
+    """corefed: what utilities M - F are measured from, nats; above every loss."""
+    normalise: bool = False
+    """corefed: weights of sum 1, a step as long as fedavg's."""
+    agents: Literal["equal", "n"] = "equal"
+    """corefed: each device counts once, or n_k times."""
 
 
 class RoundConfig(Section, frozen=True, kw_only=True):
@@ -241,8 +255,32 @@ class RoundConfig(Section, frozen=True, kw_only=True):
         return (1 + self.max_staleness) * self.deadline_s if self.late == "merge" else None
 
 
+MOST_SILOS = 200
+"""Devices that aaggff-s is for: it keeps K^2 numbers, and a round costs it K^3 steps."""
+
 MERGING_LATE = ("fedavg",)
 """Rules that take updates of earlier versions: others need losses at w_t, or models of one w_t."""
+
+
+def rule_problem(aggregation: AggregationConfig, selection: SelectionConfig, devices: int) -> str:
+    """Return why a rule does not fit its options or a fleet of `devices`; empty if it does."""
+    rule = aggregation.rule
+    if rule in ("aaggff-s", "corefed") and aggregation.weights != "n":
+        return (
+            f"aggregation.weights must be 'n' with rule {rule!r}, got {aggregation.weights!r}; "
+            "leave it out"
+        )
+    if rule == "aaggff-s" and devices > MOST_SILOS:
+        return (
+            f"aggregation.rule must not be 'aaggff-s' with more than {MOST_SILOS} devices, got "
+            f"{devices}; take aaggff-d"
+        )
+    if rule == "aaggff-d" and aggregation.impute == "mean" and selection.per_round == 1:
+        return (
+            "selection.per_round must be at least 2 with aggregation.rule 'aaggff-d', got 1: a "
+            'device that is alone is its own mean; or write aggregation.impute = "previous_mean"'
+        )
+    return ""
 
 
 def merge_problem(

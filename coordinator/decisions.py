@@ -62,6 +62,8 @@ class Decisions:
         self.selector = selector
         self.estimator = estimator
         self.aggregator = aggregator
+        self._registered = 0
+        """Devices that the last selection saw."""
 
     def choose(
         self,
@@ -149,6 +151,7 @@ class Decisions:
     ) -> tuple[Candidates, Floats, Prediction]:
         """Return the fleet as a selector sees it, with the contexts behind it, shape (N, 4)."""
         context = roster.contexts(*transfer_bits, self.config.selection.cold_start_coding)
+        self._registered = len(context)
         is_available, loss = roster.available(now), None
         if answers is not None:
             loss = np.full(len(context), np.nan)
@@ -238,7 +241,7 @@ class Decisions:
         rule, learning_rate = self.aggregator, self.config.training.learning_rate_at(round_id)
         if isinstance(rule, Streaming):
             return rule.begin(vector, n_params, learning_rate)
-        return Gathered(rule, vector, n_params, learning_rate, models())
+        return Gathered(rule, vector, n_params, learning_rate, models(), self._registered)
 
     def training_seed(self, round_id: int, row: int) -> int:
         """Return the seed of a device's mini-batch order in a round."""
@@ -299,5 +302,5 @@ def make_decisions(config: CoordinatorConfig) -> Decisions:
         config,
         selector,
         make_estimator(config.selection),
-        make_aggregator(config.aggregation),
+        make_aggregator(config.aggregation, config.selection.per_round),
     )

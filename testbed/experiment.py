@@ -28,6 +28,7 @@ from coordinator.config import (
     SelectionConfig,
     TrainingConfig,
     merge_problem,
+    rule_problem,
 )
 from coordinator.plugins import installed, is_path
 from coordinator.task.recipes import MODELS
@@ -238,7 +239,9 @@ class Experiment(Section, frozen=True, kw_only=True):
                         f"round.{key} must be at most the {devices} devices of the fleet, "
                         f"got {count}"
                     )
-        if problem := merge_problem(self.round, self.aggregation, self.selection):
+        if problem := rule_problem(self.aggregation, self.selection, devices) or merge_problem(
+            self.round, self.aggregation, self.selection
+        ):
             raise ValueError(problem)
         if self.broker.url != "embedded":
             try:

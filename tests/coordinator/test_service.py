@@ -143,9 +143,11 @@ async def test_metrics_take_no_time_of_a_round(tmp_path: Path) -> None:
         assert following.dispatched_at_s >= metric.at_s
 
 
-async def test_q_fedavg_asks_for_the_loss_before_training(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rule", ["q-fedavg", "aaggff-s", "aaggff-d", "corefed"])
+async def test_a_fair_rule_asks_for_the_loss_before_training(rule: str, tmp_path: Path) -> None:
+    aggregation = AggregationConfig(rule=rule)  # type: ignore[arg-type]
     async with lab(tmp_path) as place:
-        await place.run(make_config(rounds=2, aggregation=AggregationConfig(rule="q-fedavg")))
+        await place.run(make_config(rounds=2, aggregation=aggregation))
     with place.reader() as reader:
         for x in reader.exchanges(0):
             assert x.loss_before is not None

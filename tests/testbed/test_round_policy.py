@@ -66,6 +66,23 @@ def test_a_policy_comes_back_from_its_own_file() -> None:
             {"aggregation": {"rule": "q-fedavg", "server_learning_rate": 0.5}},
             "aggregation.server_learning_rate must be 1 with rule 'q-fedavg', got 0.5",
         ),
+        (
+            {"round": {"late": "merge"}, "aggregation": {"rule": "aaggff-s"}},
+            "aggregation.rule must be one of fedavg with round.late = \"merge\", got 'aaggff-s'",
+        ),
+        (
+            {"aggregation": {"rule": "corefed", "weights": "n_over_pi"}},
+            "aggregation.weights must be 'n' with rule 'corefed', got 'n_over_pi'; leave it out",
+        ),
+        (
+            {"aggregation": {"rule": "aaggff-d"}, "selection": {"per_round": 1}},
+            "selection.per_round must be at least 2 with aggregation.rule 'aaggff-d', got 1",
+        ),
+        (
+            {"aggregation": {"rule": "aaggff-s", "cdf": "erfc"}},
+            "aggregation.cdf: must be one of ",
+        ),
+        ({"aggregation": {"rule": "corefed", "M": 0.0}}, "aggregation.M: must be"),
         ({"round": {"late": "keep"}}, "round.late: must be one of 'drop', 'merge', got 'keep'"),
         ({"round": {"max_staleness": 0}}, "round.max_staleness: must be"),
     ],

@@ -57,8 +57,11 @@ def responses(losses: Floats, cdf: Cdf, most: float, least: float = 0.0) -> Floa
     Deviates:
         The released code takes erfc for the erf of "normal", so that who loses more gets less.
     """
-    mean = total_of(losses) / len(losses)
-    x = losses / mean if mean > SMALLEST_MEAN else np.ones(len(losses))
+    top, x = float(losses.max()), np.ones(len(losses))
+    if top > SMALLEST_MEAN:
+        share = losses / top  # the sum of large losses may be infinite
+        mean = total_of(share) / len(share)
+        x = share / mean if mean * top > SMALLEST_MEAN else x
     r: Floats = least + (most - least) * CDFS[cdf](x)
     return r
 
@@ -142,7 +145,9 @@ class AAggFFS:
         self.p = np.array(state["p"])
 
 
-def doubly_robust(r: Floats, rows: Ints, clients: int, inclusion: float, imputed: float) -> Floats:
+def doubly_robust(
+    r: Floats, rows: Ints, clients: int, inclusion: float | Floats, imputed: float
+) -> Floats:
     """Return responses of all clients from those of a sample.
 
         r_i = b + (1 if i in S else 0) / C (r_i - b)
@@ -155,7 +160,7 @@ def doubly_robust(r: Floats, rows: Ints, clients: int, inclusion: float, imputed
         r: Responses that were seen, shape (m,).
         rows: Whose they are, shape (m,).
         clients: K.
-        inclusion: C, with which probability a client is in the sample.
+        inclusion: C, with which probability a client is in the sample; or of each, shape (m,).
         imputed: b.
 
     Returns:
@@ -241,21 +246,24 @@ class AAggFFD:
         """Return C of a round in which `seen` clients report: those that fail are not drawn."""
         return min(seen, self._per_round, len(self.p)) / len(self.p)
 
-    def learn(self, rows: Ints, r: Floats) -> Floats:
+    def learn(self, rows: Ints, r: Floats, pi: Floats | None = None) -> Floats:
         """Decide anew after a round.
 
         Args:
             rows: Who has reported, shape (m,).
             r: Responses, shape (m,), in [0, C] with the C of `inclusion(m)`.
+            pi: With which probability each of them reports, shape (m,); None is C for all. The
+                bound of the gradients holds for C alone.
 
         Returns:
             The gradient that was added, shape (K,).
         """
-        K, C = len(self.p), self.inclusion(len(rows))
+        K = len(self.p)
         mean = total_of(r) / len(r)
         is_first = self._impute == "mean" or self._previous is None
         b = mean if is_first or self._previous is None else self._previous
-        g = linearised_gradient(self.p, doubly_robust(r, rows, K, C, b), b)
+        inclusion = self.inclusion(len(rows)) if pi is None else pi
+        g = linearised_gradient(self.p, doubly_robust(r, rows, K, inclusion, b), b)
         self._G += g
         self._t += 1
         self._previous = mean
@@ -287,9 +295,12 @@ class AAggFFD:
 
 
 def weights_of(p: Floats, rows: Ints) -> Floats:
-    """Return p_i / sum_(j in rows) p_j, shape (m,): how the updates of one round are mixed."""
-    weights: Floats = p[rows] / total_of(p[rows])
-    return weights
+    """Return p_i / sum_(j in rows) p_j, shape (m,): how the updates of one round are mixed.
+
+    Where none of them has any weight, all have the same.
+    """
+    total = total_of(p[rows])
+    return p[rows] / total if total > 0.0 else np.full(len(rows), 1.0 / len(rows))
 
 
 def _shared(p: Floats, clients: int) -> Floats:

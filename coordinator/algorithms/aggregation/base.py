@@ -62,6 +62,13 @@ class Reports:
     """F_k(w_t) before local training, nats, shape (K,); None if the rule does not need it."""
     learning_rate: float
     """Local step size eta_l of this round."""
+    registered: int = 0
+    """Devices that there are, also those that were not chosen; 0 where nobody says."""
+
+    @property
+    def clients(self) -> int:
+        """Devices that there are, as far as known: at least the largest row says so."""
+        return max(self.registered, int(self.rows.max()) + 1)
 
     def one_by_one(self) -> Iterator[Report]:
         """Yield each of them alone."""

@@ -1,9 +1,13 @@
 """CoreFed: no group of devices would gain enough alone to leave."""
 
+from typing import Any, Literal
+
 import numpy as np
 
-from coordinator.algorithms.aggregation.running import total_of
-from coordinator.algorithms.arrays import Floats
+from coordinator.algorithms.aggregation.base import Merge, Report, Reports, merge_one_by_one
+from coordinator.algorithms.aggregation.guard import is_usable
+from coordinator.algorithms.aggregation.running import RunningSum, total_of
+from coordinator.algorithms.arrays import Floats, Vector
 
 LEAST_UTILITY = 0.05
 """Smallest utility, relative to M: no update counts more than 20 / M times its share."""
@@ -56,3 +60,92 @@ def corefed_weights(
     is_near = bool((losses > M - LEAST_UTILITY * M).any())
     a /= total_of(a) if normalise or is_near else total_of(share)
     return a
+
+
+class CoreFed:
+    """Merges by CoreFed: parameters by its weights, buffers as an n_k-weighted mean.
+
+    With `agents="equal"` everybody counts once; with "n" it is weighted CoreFed, w_i = n_i.
+
+    Source:
+        Ray Chaudhury et al., NeurIPS 2022, Algorithm 1 and section 4.5 (arXiv:2211.02091).
+    """
+
+    needs_loss = True
+
+    def __init__(
+        self, M: float, *, normalise: bool = False, agents: Literal["equal", "n"] = "equal"
+    ) -> None:
+        """Choose what utilities are measured from; see `corefed_weights`."""
+        self._M, self._normalise, self._is_weighted = M, normalise, agents == "n"
+
+    def begin(self, vector: Vector, n_params: int, learning_rate: float) -> "CoreMerge":
+        """Return the empty merge of a round that was sent `vector`, shape (n_values,)."""
+        return CoreMerge(
+            vector, n_params, M=self._M, normalise=self._normalise, is_weighted=self._is_weighted
+        )
+
+    def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
+        """Return the next model, shape (n_values,), or the same one if no report is usable.
+
+        Raises:
+            ValueError: The reports carry no losses at all.
+        """
+        return merge_one_by_one(self.begin(vector, n_params, reports.learning_rate), reports)
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the state as plain numbers and lists, for the checkpoint: there is none."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over a state that `to_state` returned."""
+
+
+class CoreMerge:
+    """One round of CoreFed as running sums of c_k w_k, c_k = w_k / u_k.
+
+    w' = (sum_k c_k w_k + (H - C) w) / H,   C = sum_k c_k,   H = C / sum_k a_k
+    """
+
+    def __init__(
+        self, sent: Vector, n_params: int, *, M: float, normalise: bool, is_weighted: bool
+    ) -> None:
+        self._sent, self._n_params = sent, n_params
+        self._M, self._normalise, self._is_weighted = M, normalise, is_weighted
+        self._params = RunningSum(n_params)
+        self._buffers = RunningSum(sent.size - n_params)
+        self._at, self._n_k, self._count = list[int](), list[int](), 0
+        self._losses, self._shares = list[float](), list[float]()
+
+    def add(self, report: Report) -> None:
+        """Take an update into the sums, unless it is not usable.
+
+        Raises:
+            ValueError: The report has no loss.
+        """
+        at, self._count = self._count, self._count + 1
+        if not is_usable(self._sent, report, needs_loss=True):
+            return
+        assert report.loss_before is not None
+        self._at.append(at)
+        self._n_k.append(report.n_k)
+        self._losses.append(report.loss_before)
+        self._shares.append(float(report.n_k) if self._is_weighted else 1.0)
+        (utility,) = utilities(np.array(self._losses[-1:]), self._M)
+        self._params.add(self._shares[-1] / float(utility), report.model[: self._n_params])
+        self._buffers.add(float(report.n_k), report.model[self._n_params :])
+
+    def finish(self) -> Merge:
+        """Return the next model, shape (n_values,), or the same one if nothing was usable."""
+        weights = np.zeros(self._count)
+        if not self._at:
+            return Merge(self._sent.copy(), weights)
+        losses, shares = np.array(self._losses), np.array(self._shares)
+        a = corefed_weights(losses, self._M, shares, normalise=self._normalise)
+        weights[self._at] = a
+        coefficients = total_of(shares / utilities(losses, self._M))
+        divisor = coefficients / total_of(a)
+        self._params.add(divisor - coefficients, self._sent[: self._n_params])
+        moved = self._params.divided_by(divisor)
+        averaged = self._buffers.divided_by(float(sum(self._n_k)))
+        return Merge(np.concatenate([moved, averaged]), weights)

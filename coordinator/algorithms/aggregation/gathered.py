@@ -25,13 +25,20 @@ class Gathered:
     """Keeps what arrives, and leaves the merge to the rule."""
 
     def __init__(
-        self, rule: Aggregator, vector: Vector, n_params: int, learning_rate: float, models: Models
+        self,
+        rule: Aggregator,
+        vector: Vector,
+        n_params: int,
+        learning_rate: float,
+        models: Models,
+        registered: int = 0,
     ) -> None:
         self._rule = rule
         self._vector = vector
         self._n_params = n_params
         self._learning_rate = learning_rate
         self._models = models
+        self._registered = registered
         self._rows: list[int] = []
         self._n_k: list[int] = []
         self._losses: list[float | None] = []
@@ -51,5 +58,6 @@ class Gathered:
             models=self._models.all(),
             loss_before=np.array(self._losses, dtype=np.float64) if self._rule.needs_loss else None,
             learning_rate=self._learning_rate,
+            registered=self._registered,
         )
         return self._rule.merge(self._vector, self._n_params, reports)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from coordinator.algorithms.aggregation.base import Merge, Reports
+from coordinator.algorithms.aggregation.build import make_aggregator
 from coordinator.algorithms.aggregation.fedavg import FedAvg
-from coordinator.algorithms.aggregation.q_ffl import QFedAvg
 from coordinator.algorithms.arrays import Vector
 from coordinator.algorithms.estimation.base import Prediction
 from coordinator.choice import Choice
@@ -111,16 +111,20 @@ def test_a_round_of_fedavg_is_that_of_the_devices(tmp_path: Path, round_id: int)
     assert distance(learning.vector, truth, start) < 1e-5
 
 
-def test_a_rule_that_needs_losses_gets_those_of_the_model_that_was_sent(tmp_path: Path) -> None:
-    rule = AggregationConfig(rule="q-fedavg", q=2.0)
-    experiment, data = an_experiment(aggregation=rule), fleet_data(RECIPE)
+@pytest.mark.parametrize("rule", ["q-fedavg", "aaggff-s", "aaggff-d", "corefed"])
+def test_a_rule_that_needs_losses_gets_those_of_the_model_that_was_sent(
+    rule: str, tmp_path: Path
+) -> None:
+    told = AggregationConfig(rule=rule, q=2.0)  # type: ignore[arg-type]
+    experiment, data = an_experiment(aggregation=told), fleet_data(RECIPE)
     learning = a_learning(tmp_path, experiment, data)
     start = learning.vector.copy()
     losses = learning.train(a_choice(data), EVERYBODY, EVERYBODY).losses
     reports = from_devices(experiment, data, start, list(range(N)))
     assert reports.loss_before is not None
     assert losses.tolist() == pytest.approx(reports.loss_before.tolist(), rel=1e-6)
-    truth = QFedAvg(2.0).merge(start, start.size, reports).vector
+    own = make_aggregator(told, experiment.selection.per_round)
+    truth = own.merge(start, start.size, reports).vector
     assert distance(learning.vector, truth, start) < 1e-5
 
 

@@ -102,8 +102,14 @@ def test_a_replay_learns_and_its_summary_says_how_well(
         (MIXED, CODED | {"round": {"mode": "async", "buffer": 2, "max_staleness": 20}}),
         (PROFILES, ASKS),
         (LINEAR, ASKS | {"round": {"late": "merge", "deadline_s": 1.5}}),
+        (PROFILES, {"aggregation": {"rule": "aaggff-s", "cdf": "normal"}}),
+        (LINEAR, {"aggregation": {"rule": "aaggff-d", "impute": "previous_mean"}}),
+        (LINEAR, {"aggregation": {"rule": "corefed", "agents": "n"}}),
     ],
-    ids=["linear", "q-fedavg", "oort", "codecs", "late", "async", "asks", "asks late"],
+    ids=[
+        *("linear", "q-fedavg", "oort", "codecs", "late", "async", "asks", "asks late"),
+        *("aaggff-s", "aaggff-d", "corefed"),
+    ],
 )
 def test_what_is_gone_on_with_has_the_bits_of_what_was_never_cut_off(
     tmp_path: Path, fleet: Groups, sections: dict[str, object]

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.algorithms.aggregation.corefed import corefed_weights, utilities
+from coordinator.algorithms.aggregation.base import Reports
+from coordinator.algorithms.aggregation.corefed import CoreFed, corefed_weights, utilities
+from tests.coordinator.algorithms.aggregation.rounds import reports, vector
 
 LOSSES = np.array([1.0, 2.0, 0.5])
 D = np.array([[0.3, 0.0], [0.0, 0.6], [-0.3, 0.3]])
@@ -81,3 +83,39 @@ def test_the_smallest_utility_is_a_twentieth_of_m() -> None:
 def test_refuses_an_m_that_no_loss_is_below(M: float) -> None:
     with pytest.raises(ValueError, match="M must be finite and > 0"):
         corefed_weights(LOSSES, M)
+
+
+SENT = vector(1, 1, 0)
+BACK = reports(
+    [[1.3, 1.0, 1.0], [1.0, 1.6, 2.0], [0.7, 1.3, 3.0]],
+    losses=LOSSES.tolist(),
+    n_k=[1, 2, 1],
+)
+
+
+def test_worked_example_as_a_rule() -> None:
+    merge = CoreFed(3.0).merge(SENT, 2, BACK)
+    assert merge.vector.tolist() == pytest.approx([1.01, 1.24, 2.0], abs=1e-6)
+    merge = CoreFed(3.0, agents="n").merge(SENT, 2, BACK)
+    assert merge.vector.tolist() == pytest.approx([1.0075, 1.33, 2.0], abs=1e-6)
+    merge = CoreFed(3.0, normalise=True).merge(SENT, 2, BACK)
+    assert merge.vector.tolist() == pytest.approx([1.015789, 1.378947, 2.0], abs=1e-6)
+
+
+def test_a_step_may_be_longer_than_every_update() -> None:
+    """Utilities of a half: twice the mean; the sum then goes beyond the models, as it must."""
+    merge = CoreFed(1.0).merge(SENT, 2, reports([[2, 1, 0], [2, 1, 0]], losses=[0.5, 0.5]))
+    assert merge.vector.tolist() == pytest.approx([3.0, 1.0, 0.0], abs=1e-6)
+    assert merge.weights.tolist() == pytest.approx([1.0, 1.0])
+
+
+def test_a_first_loss_above_m_makes_no_leap() -> None:
+    merge = CoreFed(1.0).merge(SENT, 2, reports([[2, 1, 0], [2, 1, 0]], losses=[2.3, 2.3]))
+    assert merge.vector.tolist() == pytest.approx([2.0, 1.0, 0.0], abs=1e-6)
+
+
+def test_the_losses_must_be_there() -> None:
+    silent = Reports(BACK.rows, BACK.n_k, BACK.models, None, 0.1)
+    assert CoreFed.needs_loss is True
+    with pytest.raises(ValueError, match="loss_before must be given"):
+        CoreFed(3.0).merge(SENT, 2, silent)

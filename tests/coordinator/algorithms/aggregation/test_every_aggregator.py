@@ -17,7 +17,7 @@ from coordinator.config import AggregationConfig
 from tests.coordinator.algorithms.aggregation.rounds import reports, vector
 from tests.strategies import client_models
 
-CONFIGS = {
+STREAMED = {
     "fedavg": AggregationConfig(rule="fedavg"),
     "fedavg, n/pi": AggregationConfig(rule="fedavg", weights="n_over_pi"),
     "q-fedavg": AggregationConfig(rule="q-fedavg", q=1.0),
@@ -25,7 +25,18 @@ CONFIGS = {
     "q-fedavg, q=0.1": AggregationConfig(rule="q-fedavg", q=0.1, sampling_weights="none"),
     "q-fedavg, q=15": AggregationConfig(rule="q-fedavg", q=15.0),
     "q-fedavg, n/pi": AggregationConfig(rule="q-fedavg", q=1.0, weights="n_over_pi"),
+    "corefed": AggregationConfig(rule="corefed", M=30.0),
+    "corefed, normalised": AggregationConfig(rule="corefed", M=30.0, normalise=True),
+    "corefed, n": AggregationConfig(rule="corefed", M=30.0, agents="n"),
 }
+GATHERED = {
+    "aaggff-s": AggregationConfig(rule="aaggff-s", cdf="normal"),
+    "aaggff-s, beta": AggregationConfig(rule="aaggff-s", beta_cap=0.5),
+    "aaggff-d": AggregationConfig(rule="aaggff-d"),
+    "aaggff-d, before": AggregationConfig(rule="aaggff-d", impute="previous_mean"),
+    "aaggff-d, n/pi": AggregationConfig(rule="aaggff-d", weights="n_over_pi"),
+}
+CONFIGS = STREAMED | GATHERED
 SENT = vector(0.5, -1.0, 2.0, 0.0, 1.0)
 N_PARAMS = 3
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from coordinator.algorithms.aggregation import Gathered, Streaming, make_aggregator
 from coordinator.algorithms.aggregation.base import Merge, Report, Reports, Stack, add_all
+from coordinator.algorithms.aggregation.corefed import corefed_weights
 from coordinator.algorithms.aggregation.participation import Participation
 from coordinator.algorithms.aggregation.q_ffl import QFedAvg, q_ffl_weights
 from coordinator.algorithms.aggregation.running import BLOCK
@@ -18,12 +19,15 @@ from coordinator.algorithms.arrays import Vector
 from tests.coordinator.algorithms.aggregation.rounds import reports, vector
 from tests.coordinator.algorithms.aggregation.test_every_aggregator import (
     CONFIGS,
+    GATHERED,
     N_PARAMS,
     SENT,
-    every_rule,
+    STREAMED,
     merged,
 )
 from tests.strategies import client_models
+
+every_rule = pytest.mark.parametrize("name", STREAMED)
 
 
 def streaming(name: str) -> Streaming:
@@ -118,6 +122,12 @@ def test_agrees_with_the_plain_float64_formula(name: str) -> None:
         norms = np.square(models[:, :N_PARAMS] - sent).sum(axis=1)
         a = q_ffl_weights(norms, given_.loss_before, p, config.q, 1.0 / given_.learning_rate)
         expected[:N_PARAMS] = sent + a @ (models[:, :N_PARAMS] - sent)
+    if config.rule == "corefed":
+        assert given_.loss_before is not None
+        sent = SENT[:N_PARAMS].astype(np.float64)
+        w = given_.n_k.astype(np.float64) if config.agents == "n" else None
+        a = corefed_weights(given_.loss_before, config.M, w, normalise=config.normalise)
+        expected[:N_PARAMS] = sent + a @ (models[:, :N_PARAMS] - sent)
     np.testing.assert_allclose(merged(name, given_).vector, expected, rtol=1e-6, atol=1e-7)
 
 
@@ -205,6 +215,26 @@ class Kept(list[Vector]):
     def all(self) -> list[Vector]:
         """Return them."""
         return self
+
+
+@pytest.mark.parametrize("name", GATHERED)
+def test_the_others_need_every_loss_before_any_weight(name: str) -> None:
+    assert not isinstance(make_aggregator(CONFIGS[name]), Streaming)
+
+
+@pytest.mark.parametrize("name", GATHERED)
+def test_gathered_in_any_order_they_are_the_batch(name: str) -> None:
+    rng = np.random.default_rng(8)
+    given_ = replace(reports(rng.random((4, 5)).tolist(), losses=[1, 2, 5, 0.1]), registered=9)
+    batch = merged(name, given_)
+    for order in ([3, 0, 2, 1], [1, 2, 3, 0]):
+        merge = Gathered(make_aggregator(CONFIGS[name]), SENT, N_PARAMS, 0.1, Kept(), 9)
+        arrivals = list(given_.one_by_one())
+        for at in order:
+            merge.add(arrivals[at])
+        done = merge.finish()
+        np.testing.assert_array_equal(done.vector, batch.vector)
+        np.testing.assert_array_equal(done.weights, batch.weights[order])
 
 
 def test_a_rule_that_needs_all_updates_gets_them_in_the_order_of_arrival() -> None:

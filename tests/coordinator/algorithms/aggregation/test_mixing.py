@@ -1,0 +1,108 @@
+"""AAggFF as a rule: the weights of a round are decided from its own losses."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coordinator.algorithms.aggregation.aaggff import AAggFFD, AAggFFS, responses, weights_of
+from coordinator.algorithms.aggregation.base import Reports
+from coordinator.algorithms.aggregation.mixing import AAggFF
+from tests.coordinator.algorithms.aggregation.rounds import reports, vector
+
+SENT = vector(1, 0, 0)
+FIRST = replace(
+    reports([[0.8, 0, 1], [1.1, 0, 2]], losses=[1.0, 3.0], rows=[0, 2], n_k=[3, 1]), registered=4
+)
+SECOND = replace(FIRST, rows=np.array([1, 2]), loss_before=np.array([2.0, 2.0]))
+
+
+def test_worked_example_with_the_weights_that_this_round_decides() -> None:
+    """What round t decides merges round t: with the weights before it would be a plain mean."""
+    rule = AAggFF("d", per_round=2)
+    first, second = rule.merge(SENT, 2, FIRST), rule.merge(SENT, 2, SECOND)
+    assert first.weights.tolist() == pytest.approx([0.456276, 0.543724], abs=1e-6)
+    assert first.vector[:2].tolist() == pytest.approx([1.0 - 0.0368831, 0.0], abs=1e-6)
+    assert second.weights.tolist() == pytest.approx([0.482112, 0.517888], abs=1e-6)
+
+
+def test_buffers_are_averaged_by_examples() -> None:
+    assert AAggFF("d").merge(SENT, 2, FIRST).vector[2] == pytest.approx(1.25)
+
+
+def test_a_silo_that_is_missing_answers_what_the_others_do_on_average() -> None:
+    rule, alone = AAggFF("s", "normal"), AAggFFS(4)
+    merge = rule.merge(SENT, 2, FIRST)
+    seen = responses(np.array([1.0, 3.0]), "normal", 0.25)
+    alone.learn(np.array([seen[0], seen.mean(), seen[1], seen.mean()]))
+    np.testing.assert_allclose(merge.weights, weights_of(alone.p, np.array([0, 2])), rtol=1e-12)
+    assert merge.weights[1] > merge.weights[0]
+
+
+def test_a_faulty_report_counts_as_not_drawn() -> None:
+    spoilt = replace(
+        FIRST,
+        rows=np.array([0, 2, 3]),
+        n_k=np.array([3, 1, 1]),
+        models=[*FIRST.models, vector(np.nan, 0, 0)],
+        loss_before=np.array([1.0, 3.0, 9.0]),
+    )
+    rule, clean = AAggFF("d", per_round=3), AAggFF("d", per_round=3)
+    weights = rule.merge(SENT, 2, spoilt).weights
+    assert weights.tolist() == [*clean.merge(SENT, 2, FIRST).weights.tolist(), 0.0]
+    assert rule.to_state() == clean.to_state()
+
+
+def test_who_is_seldom_merged_counts_more_when_asked() -> None:
+    """Rows 0 and 1 lose alike; row 1 is there in one round of four."""
+    ends = {}
+    for weights in ("n", "n_over_pi"):
+        rule = AAggFF("d", per_round=2, weights=weights)
+        for at in range(12):
+            rows = np.array([1 if at % 4 == 3 else 0, 2])
+            rule.merge(SENT, 2, replace(FIRST, rows=rows, loss_before=np.array([3.0, 1.0])))
+        ends[weights] = rule.to_state()["rule"]["p"]
+    assert ends["n"][0] > ends["n"][1]
+    assert ends["n_over_pi"][1] / ends["n_over_pi"][0] > ends["n"][1] / ends["n"][0]
+
+
+@pytest.mark.parametrize("kind", ["s", "d"])
+def test_a_device_that_joins_later_gets_an_equal_share(kind: str) -> None:
+    rule = AAggFF(kind)  # type: ignore[arg-type]
+    rule.merge(SENT, 2, FIRST)
+    rule.merge(SENT, 2, replace(SECOND, registered=6))
+    p = rule.to_state()["rule"]["p"]
+    assert len(p) == 6
+    assert p[4] == p[5] > 0.0
+    assert sum(p) == pytest.approx(1.0)
+
+
+def test_devices_nobody_told_of_are_known_by_the_largest_row() -> None:
+    rule = AAggFF("d")
+    rule.merge(SENT, 2, replace(FIRST, registered=0))
+    assert len(rule.to_state()["rule"]["p"]) == 3
+
+
+def test_when_no_weight_is_left_in_a_round_all_count_the_same() -> None:
+    assert weights_of(np.array([0.0, 1.0, 0.0]), np.array([0, 2])).tolist() == [0.5, 0.5]
+
+
+def test_losses_whose_sum_is_infinite_are_losses() -> None:
+    huge = replace(FIRST, loss_before=np.array([1.7e308, 1.7e308]))
+    for kind in ("s", "d"):
+        rule = AAggFF(kind)
+        assert rule.merge(SENT, 2, huge).weights.tolist() == pytest.approx([0.5, 0.5])
+
+
+def test_the_losses_must_be_there() -> None:
+    silent = Reports(FIRST.rows, FIRST.n_k, FIRST.models, None, 0.1)
+    with pytest.raises(ValueError, match="loss_before must be given"):
+        AAggFF("d").merge(SENT, 2, silent)
+
+
+def test_state_is_that_of_the_weights() -> None:
+    rule = AAggFF("d", per_round=2)
+    rule.merge(SENT, 2, FIRST)
+    alone = AAggFFD(4, 2)
+    alone.learn(FIRST.rows, responses(np.array([1.0, 3.0]), "weibull", 0.5))
+    assert rule.to_state()["rule"] == alone.to_state()
