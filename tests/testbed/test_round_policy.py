@@ -79,6 +79,13 @@ def test_a_policy_comes_back_from_its_own_file() -> None:
             "selection.per_round must be at least 2 with aggregation.rule 'aaggff-d', got 1",
         ),
         (
+            {
+                "aggregation": {"rule": "aaggff-s"},
+                "fleet": [{"profile": "raspberry-pi-4b", "count": 201}],
+            },
+            "aggregation.rule must not be 'aaggff-s' with more than 200 devices, got 201; take",
+        ),
+        (
             {"aggregation": {"rule": "aaggff-s", "cdf": "erfc"}},
             "aggregation.cdf: must be one of ",
         ),
