@@ -1,11 +1,14 @@
 """What the control room costs the machine that it is open on: processor time, bytes drawn.
 
     fairbed bench screen [--devices 12,200] [--seconds 30] [--size 140x40] [--json]
+    fairbed bench screen --live [--rounds 12] [--repeats 3]
 
 `fairbed watch` on a terminal of that size shows a run that is only told, in real time: every device
 has its context at 1 Hz and whenever it begins with something else, and a round of a third of the
 devices, 20 at most, takes three to four seconds. Nobody trains; what is counted is the processor
-time of the process that watches. Linux and macOS.
+time of the process that watches. With `--live` the quickstart really runs, in turns without a
+room and with one, and what is counted are the exchanges that this machine was too busy to measure.
+Linux and macOS.
 """
 
 import argparse
@@ -29,14 +32,25 @@ import msgspec
 
 from benchmarks._meter import cpu_s
 from benchmarks._rehearsal import Rehearsal
+from coordinator.store import RunReader, StoreError
+from coordinator.store.reader import LIVE, Quality
+from coordinator.tui.pace import SLOWEST_S
 
 WARM_S = 5.0
 """Until the room is drawn and has seen a round: starting is told apart."""
 
-CLOSE_S = 10.0
+CLOSE_S = 30.0
 """The room closes within this."""
 
 CHUNK_BYTES = 1 << 16
+
+QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.toml"
+
+LOOK_S = 0.5
+"""Between two looks at whether a run is over."""
+
+RUN_S = 900.0
+"""A run is over within this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +65,14 @@ class Cost:
     """Processor time / time, from then on; 1 is a core."""
     bytes_per_s: float
     """That reach the terminal, which has to draw them, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Of two runs of the quickstart."""
+
+    headless: Quality
+    watched: Quality
 
 
 class _Terminal:
@@ -89,15 +111,22 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--devices", default="12,200", help="fleets, one after the other")
     parser.add_argument("--seconds", type=float, default=30.0, help="measured (default 30)")
     parser.add_argument("--size", default="140x40", metavar="COLUMNSxLINES")
+    parser.add_argument("--live", action="store_true", help="count invalid exchanges of real runs")
+    parser.add_argument("--rounds", type=int, default=12, help="of a real run (default 12)")
+    parser.add_argument("--repeats", type=int, default=3, help="turns of real runs (default 3)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     if not re.fullmatch(r"\d+(,\d+)*", options.devices):
         parser.error(f"--devices: must be counts such as 12,200, got {options.devices}")
     if not (size := re.fullmatch(r"(\d+)x(\d+)", options.size)):
         parser.error(f"--size: must be COLUMNSxLINES such as 140x40, got {options.size}")
+    shape = int(size[1]), int(size[2])
+    if options.live:
+        turns = [_turn(options.rounds, shape) for _ in range(options.repeats)]
+        print(msgspec.json.encode(turns).decode() if options.json else _table(turns))
+        return 0
     costs = [
-        measure(int(devices), options.seconds, (int(size[1]), int(size[2])))
-        for devices in options.devices.split(",")
+        measure(int(devices), options.seconds, shape) for devices in options.devices.split(",")
     ]
     if options.json:
         print(msgspec.json.encode(costs).decode())
@@ -121,7 +150,7 @@ def measure(devices: int, seconds: float, size: tuple[int, int], warm_s: float =
         folder = Path(name) / "run"
         rehearsal = Rehearsal(folder, devices)
         try:
-            with _room(folder, size) as (pid, terminal):
+            with _room(["watch", str(folder)], size) as (pid, terminal):
                 rehearsal.play(warm_s)
                 start_cpu_s, start_bytes, since = cpu_s(pid), terminal.n_bytes, time.monotonic()
                 rehearsal.play(seconds)
@@ -133,12 +162,55 @@ def measure(devices: int, seconds: float, size: tuple[int, int], warm_s: float =
     return Cost(devices, seconds, start_cpu_s, spent_s / lasted_s, n_bytes / lasted_s)
 
 
+def _turn(rounds: int, size: tuple[int, int]) -> Turn:
+    with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as name:
+        headless, watched = Path(name) / "headless", Path(name) / "watched"
+        command = ["run", str(QUICKSTART), "--set", f"rounds={rounds}", "--out"]
+        subprocess.run(
+            [sys.executable, "-m", "testbed.cli", *command, str(headless), "--headless"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=RUN_S,
+            check=True,
+        )
+        with _room([*command, str(watched)], size) as (_, terminal):
+            deadline = time.monotonic() + RUN_S
+            while not _is_over(watched):
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"the run must be over within {RUN_S:g} s")
+                time.sleep(LOOK_S)
+            time.sleep(2 * SLOWEST_S)  # the room has seen it too, and asks nothing when it is left
+            terminal.press("q")
+        return Turn(_quality(headless), _quality(watched))
+
+
+def _is_over(folder: Path) -> bool:
+    with suppress(StoreError), RunReader(folder) as reader:
+        return reader.run().status not in LIVE
+    return False
+
+
+def _quality(folder: Path) -> Quality:
+    with RunReader(folder) as reader:
+        return reader.quality()
+
+
+def _table(turns: list[Turn]) -> str:
+    lines = ["turn   invalid, headless   invalid, with a room"]
+    lines += [
+        f"{number:>4}{f'{turn.headless.invalid} of {turn.headless.done}':>20}"
+        f"{f'{turn.watched.invalid} of {turn.watched.done}':>23}"
+        for number, turn in enumerate(turns, start=1)
+    ]
+    return "\n".join(lines)
+
+
 @contextmanager
-def _room(folder: Path, size: tuple[int, int]) -> Iterator[tuple[int, _Terminal]]:
+def _room(command: list[str], size: tuple[int, int]) -> Iterator[tuple[int, _Terminal]]:
     terminal = _Terminal(*size)
     try:
         room = subprocess.Popen(
-            [sys.executable, "-m", "testbed.cli", "watch", str(folder)],
+            [sys.executable, "-m", "testbed.cli", *command],
             stdin=terminal.theirs,
             stdout=terminal.theirs,
             stderr=terminal.theirs,
