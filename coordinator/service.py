@@ -170,7 +170,8 @@ class Coordinator:
         )
         first_round = 1
         if checkpoint is not None:
-            campaign.restore(checkpoint.state)
+            with self._store.restoring():
+                campaign.restore(checkpoint.state)
             first_round = checkpoint.round + 1
             self._journal.event("resumed", f"goes on with round {first_round}")
         fleet.registry.expect(self._roster)

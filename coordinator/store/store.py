@@ -2,11 +2,14 @@
 
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
+
+import msgspec
 
 from coordinator.algorithms.arrays import Vector
 from coordinator.store.columns import Columns
@@ -269,6 +272,22 @@ class Store:
     def last_checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint that the store was reopened at; None for a run without one."""
         return self._checkpoint
+
+    @contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Let a block take over what `last_checkpoint` holds, and say so if it cannot.
+
+        Raises:
+            StoreError: It is of a version of Fairbed that kept other things.
+        """
+        try:
+            yield
+        except (KeyError, msgspec.DecodeError) as exc:
+            got = f"one without {exc}" if isinstance(exc, KeyError) else str(exc)
+            raise StoreError(
+                f"{self.folder}: its checkpoint must be of this version of Fairbed, got {got}; "
+                "go on with the version that wrote it, or begin a new run"
+            ) from exc
 
     def resume_offset_s(self) -> float:
         """Return the last instant recorded before this process, so that the run clock goes on."""

@@ -10,7 +10,7 @@ import numpy as np
 from coordinator.accounting import fleet_rows
 from coordinator.algorithms.arrays import Bools
 from coordinator.decisions import Decisions
-from coordinator.store import Store
+from coordinator.store import Checkpoint, Store
 from coordinator.store.columns import Columns
 from coordinator.store.records import SelectionRow
 from testbed.replay.census import Census, Told
@@ -69,11 +69,19 @@ class Keeper:
         self._latest: Played | None = None
 
     def restore(self) -> Position:
-        """Give all parts the state of the last checkpoint; return where it was."""
-        parts, kept = self._parts, self._store.last_checkpoint()
+        """Give all parts the state of the last checkpoint; return where it was.
+
+        Raises:
+            StoreError: It is of a version of Fairbed that kept other things.
+        """
+        kept = self._store.last_checkpoint()
         if kept is None:
             return Position.start(len(self._names))
-        state = msgspec.msgpack.decode(kept.state)
+        with self._store.restoring():
+            return self._restore(kept)
+
+    def _restore(self, kept: Checkpoint) -> Position:
+        parts, state = self._parts, msgspec.msgpack.decode(kept.state)
         parts.decisions.load_state(state["decisions"])
         parts.world.load_state(state["world"])
         if parts.cohort is not None:

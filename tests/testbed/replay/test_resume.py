@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from coordinator.store import RunReader
@@ -110,6 +111,23 @@ def test_a_killed_process_is_gone_on_with_by_naming_its_folder(
     capsys.readouterr()
     assert main(["replay", str(folder)]) == 2
     assert "this run is done" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_version_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    cut_off_at(5, experiment(QUICKSTART, [*BARE, "rounds=20"]), folder)
+    with sqlite3.connect(folder / "run.db") as connection:
+        (kept,) = connection.execute("SELECT state FROM checkpoint").fetchone()
+        state = msgspec.msgpack.decode(kept)
+        del state["world"]["idle_at"]
+        connection.execute("UPDATE checkpoint SET state = ?", [msgspec.msgpack.encode(state)])
+    assert main(["replay", str(folder)]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"fairbed: {folder}: its checkpoint must be of this version of Fairbed, got one without "
+        "'idle_at'; go on with the version that wrote it, or begin a new run"
+    )
 
 
 def test_another_experiment_does_not_go_on_with_it(
