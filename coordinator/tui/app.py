@@ -3,14 +3,16 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import anyio
 import anyio.to_thread
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.screen import Screen
+from textual.widgets import Footer
 
 from coordinator.store.errors import StoreError
 from coordinator.store.reader import LIVE, RunReader
@@ -67,7 +69,6 @@ class ControlRoom(App[ExitChoice]):
         self._problem = ""
         self._home_loop: asyncio.AbstractEventLoop | None = None
         self._must_leave = False
-        self._offered: tuple[object, ...] = ()
         self._cpu_s = 0.0
         self.view = RunView()
 
@@ -90,6 +91,7 @@ class ControlRoom(App[ExitChoice]):
     async def _tick(self) -> None:
         """Show what is new, and do so again after a while: the longer, the more it costs."""
         await self.refresh_view()
+        self._offer()  # a footer that was not there yet has missed the first time
         before, self._cpu_s = self._cpu_s, time.process_time()
         self.set_timer(pause_s(self._cpu_s - before), self._tick)
 
@@ -113,9 +115,7 @@ class ControlRoom(App[ExitChoice]):
 
     async def _show(self) -> None:
         self.sub_title = self.view.info.run_id if self.view.info else ""
-        for screen in self.screen_stack:
-            if not screen.is_current:
-                continue
+        for screen in tuple(self._uncovered()):
             if isinstance(screen, Room | DeviceDetail):
                 screen.show(self.view)
             if isinstance(screen, DeviceDetail) and screen.lacks_exchanges:
@@ -151,12 +151,20 @@ class ControlRoom(App[ExitChoice]):
         """Offer what can be done with the device under the cursor."""
         self._offer()
 
+    def _uncovered(self) -> Iterator[Screen[Any]]:
+        """Yield the screen on top and, below a question, what it is asked over."""
+        for screen in reversed(self.screen_stack):
+            yield screen
+            if not screen.is_modal:
+                return
+
     def _offer(self) -> None:
-        """Name the keys anew where they do something else now; the footer is built for it."""
-        offered = (self.screen, *(self.check_action(order, ()) for order in ORDERS))
-        if offered != self._offered:
-            self._offered = offered
-            self.refresh_bindings()
+        """Have the footer built anew where its keys do something else now."""
+        offered = {order for order in ORDERS if self.check_action(order, ())}
+        for footer in self.screen.query(Footer):
+            named = {getattr(key, "action", "") for key in footer.children}
+            if not named or named & set(ORDERS) != offered:
+                self.refresh_bindings()
 
     async def action_back(self) -> None:
         """Show what lies below, as it is now."""

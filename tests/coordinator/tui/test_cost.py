@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual.widget import Widget
@@ -12,6 +13,8 @@ from coordinator.tui.app import ControlRoom
 from coordinator.tui.pace import QUICKEST_S, SHARE, SLOWEST_S, pause_s
 from coordinator.tui.screens.device import DeviceDetail
 from coordinator.tui.screens.room import Room
+from coordinator.tui.view import DeviceView
+from coordinator.tui.widgets import fleet, timeline
 from coordinator.tui.widgets.fleet import FleetTable
 from coordinator.tui.widgets.header import RunHeader
 from coordinator.tui.widgets.log import EventLog
@@ -26,6 +29,7 @@ HEADER_LINES = 2
 """Its clock may go on meanwhile."""
 
 PARTS: tuple[type[Widget], ...] = (RunHeader, FleetTable, Timeline, EventLog, CurvePlot)
+EVERYTHING: tuple[type[Widget], ...] = (*PARTS, Footer)
 
 
 @pytest.fixture
@@ -44,7 +48,9 @@ def run(tmp_path: Path) -> Iterator[FakeRun]:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Lines that each kind of widget has drawn, and how often a footer was built."""
+    """Lines that each kind of widget has drawn, how often a footer was built, and what was made
+    to be drawn: pictures of rounds, lines of devices.
+    """
     counts: Counter[str] = Counter()
 
     def count(kind: type[Widget]) -> None:
@@ -65,6 +71,18 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return compose(self)
 
     monkeypatch.setattr(Footer, "compose", counted_compose)
+    draw_picture, make_line = timeline.picture, FleetTable._line
+
+    def counted_picture(*args: Any) -> list[timeline.Line]:
+        counts["made"] += 1
+        return draw_picture(*args)
+
+    def counted_line(self: FleetTable, device: DeviceView) -> fleet.Line:
+        counts["made"] += 1
+        return make_line(self, device)
+
+    monkeypatch.setattr(timeline, "picture", counted_picture)
+    monkeypatch.setattr(FleetTable, "_line", counted_line)
     return counts
 
 
@@ -83,7 +101,7 @@ async def test_what_changed_nothing_draws_nothing(run: FakeRun, drawn: Counter[s
                 run.telemetry(row, "idle")
             await refreshed(app, run)
             await settled(app, pilot)
-        assert drawn == {}
+        assert not any(drawn[kind.__name__] for kind in EVERYTHING)
 
 
 async def test_a_device_that_changes_is_one_line_of_the_fleet(
@@ -95,7 +113,8 @@ async def test_a_device_that_changes_is_one_line_of_the_fleet(
         run.telemetry(5, "unwilling")
         await refreshed(app, run)
         assert await shows(app, pilot, "unwilling")
-        assert drawn == {"FleetTable": 1}
+        assert drawn["FleetTable"] == 1
+        assert not any(drawn[kind.__name__] for kind in EVERYTHING if kind is not FleetTable)
 
 
 async def test_a_burst_is_drawn_once(run: FakeRun, drawn: Counter[str]) -> None:
@@ -127,7 +146,7 @@ async def test_a_hidden_part_is_drawn_when_it_is_shown(run: FakeRun, drawn: Coun
         await refreshed(app, run)
         await settled(app, pilot)
         assert drawn["EventLog"] > 0
-        assert drawn["FleetTable"] + drawn["Timeline"] + drawn["CurvePlot"] == 0
+        assert drawn["FleetTable"] + drawn["Timeline"] + drawn["CurvePlot"] + drawn["made"] == 0
         await pilot.press("1")
         assert await shows(app, pilot, "unwilling", "round 4 ")
 
@@ -156,7 +175,7 @@ async def test_a_room_that_is_covered_is_drawn_when_it_is_uncovered(
         run.telemetry(5, "unwilling")
         await refreshed(app, run)
         await settled(app, pilot)
-        assert drawn["FleetTable"] == 0
+        assert drawn["FleetTable"] + drawn["Timeline"] + drawn["made"] == 0
         await pilot.press("escape")
         assert await opens(app, pilot, Room)
         assert await shows(app, pilot, "unwilling")
