@@ -243,6 +243,9 @@ def _compare(parser: argparse.ArgumentParser) -> None:
         help="instead of a grid: live runs of this experiment against replays of what they record",
     )
     parser.add_argument(
+        "--repeats", type=int, metavar="N", help="of the live run and its replay (default 2)"
+    )
+    parser.add_argument(
         "--out", type=Path, help="folder, new or of this grid (default comparisons/<name>)"
     )
     parser.add_argument("--seeds", type=int, metavar="N", help="0 to N - 1, instead of the grid's")

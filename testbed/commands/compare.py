@@ -43,6 +43,8 @@ def main(options: argparse.Namespace) -> int:
         from testbed.commands import live_replay
 
         return live_replay.main(options)
+    if options.repeats is not None:
+        raise UsageError("--repeats: is of --live-replay; a grid has --seeds")
     try:
         jobs = _positive("--jobs", options.jobs) or _cores()
         grid = load_grid(options.grid, options.set, _positive("--seeds", options.seeds))

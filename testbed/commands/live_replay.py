@@ -13,7 +13,12 @@ from testbed.backends.errors import BackendError
 from testbed.commands import DONE, RunError, UsageError
 from testbed.datasets.errors import DataError
 from testbed.experiment import ExperimentError, load_experiment
-from testbed.live_replay.comparison import Comparison, compare_live_replay
+from testbed.live_replay.comparison import (
+    LEAST_REPEATS,
+    MOST_REPEATS,
+    Comparison,
+    compare_live_replay,
+)
 from testbed.live_replay.live import LiveRunError
 from testbed.live_replay.report import report
 from testbed.recording.compose import NotEnough
@@ -30,7 +35,7 @@ def main(options: argparse.Namespace) -> int:
     try:
         experiment = load_experiment(options.live_replay, options.set)
         folder = options.out or COMPARISONS / f"{experiment.name}-live-replay"
-        found = compare_live_replay(experiment, folder.resolve(), _say)
+        found = compare_live_replay(experiment, folder.resolve(), _say, _repeats(options.repeats))
         text = _kept(found, folder)
     except (DataError, ExperimentError, ProfileError, TaskError) as exc:
         raise UsageError(str(exc)) from exc
@@ -40,6 +45,17 @@ def main(options: argparse.Namespace) -> int:
         raise RunError(f"--out: must be a folder to write to, got {exc}") from exc
     print(text if options.json else f"{report(found)}\n\nall of it in {folder}")
     return DONE
+
+
+def _repeats(asked: int | None) -> int:
+    if asked is None:
+        return LEAST_REPEATS
+    if not LEAST_REPEATS <= asked <= MOST_REPEATS:
+        raise UsageError(
+            f"--repeats: must be from {LEAST_REPEATS} to {MOST_REPEATS}, got {asked}: the distance "
+            "of live runs from each other takes two of them"
+        )
+    return asked
 
 
 def _say(line: str) -> None:

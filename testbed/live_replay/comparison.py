@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import combinations, product
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ from testbed.experiment import Experiment, ExperimentError
 from testbed.fleet import PlannedDevice, plan_fleet
 from testbed.host_speed import host_speed
 from testbed.live_replay import experiments
-from testbed.live_replay.distances import Gap, PairErrors, errors, gap, mean_gap
+from testbed.live_replay.distances import Gap, PairErrors, errors, mean_gap
 from testbed.live_replay.live import play_live
 from testbed.live_replay.recorded import moves, record_fleet, replayed
 from testbed.live_replay.replays import close_s, replay_forced, replay_free
@@ -19,6 +20,9 @@ from testbed.live_replay.runs import RunTimes, read_times
 
 TAU_LIMIT = 0.05
 """Median error of an exchange time on links that never move (issue 5)."""
+
+LEAST_REPEATS, MOST_REPEATS = 2, 50
+"""Of the live run that is predicted: with one there is nothing to hold a replay against."""
 
 GAP_FACTOR = 1.5
 """A replay is at most so much farther from a live run than its repeat is, on links that move."""
@@ -49,29 +53,38 @@ class Comparison:
     """Of a replay that did what the live run did."""
     repeat: PairErrors
     """Of the live run's repeat, where it happened to make the same exchanges."""
+    replays: int
+    """That chose themselves."""
     replay_gap: Gap
-    """Of a replay that chose itself, to both live runs on average."""
+    """Of these to the live runs, on average over all pairs."""
     live_gap: Gap
-    """Of the live run to its repeat."""
+    """Of the live runs to each other, on average over all pairs."""
     ratios: dict[str, float | None]
     """The first gap over the second, by what was compared; None where the second is 0."""
     verdicts: list[Verdict]
 
 
 def compare_live_replay(
-    experiment: Experiment, folder: Path, tell: Callable[[str], None]
+    experiment: Experiment,
+    folder: Path,
+    tell: Callable[[str], None],
+    repeats: int = LEAST_REPEATS,
 ) -> Comparison:
-    """Run, record, run twice, replay twice; what is done already in the folder is not repeated.
+    """Run, record, run again, replay; what is done already in the folder is not repeated.
 
-        a         live, policy uniform, seed 1          profiles/ are recorded of it
-        b-1 b-2   live, rbcs-f, seed 2, twice           what is to be predicted
-        forced    replay of the profiles: b-1's cohorts, instants and contexts
-        free      replay of the profiles: chooses itself
+        a            live, policy uniform, seed 1        profiles/ are recorded of it
+        b-1 b-2 ...  live, rbcs-f, seed 2                what is to be predicted
+        forced       replay of the profiles: b-1's cohorts, instants and contexts
+        free-1 ...   replay of the profiles: begins when b-1 ... did, and chooses itself
+
+    A run that chooses by what it has measured takes a course of its own after some rounds, and how
+    far two courses are apart is chance: with more repeats both gaps are means of more pairs.
 
     Args:
         experiment: Of emulated devices that have profiles.
         folder: Receives all of it.
         tell: Given a line for people, now and then.
+        repeats: Of the live run, and of the replay that chooses itself; from `LEAST_REPEATS`.
 
     Raises:
         ExperimentError: Its fleet cannot be run or replayed.
@@ -86,18 +99,24 @@ def compare_live_replay(
     planned = _planned(experiment)
     recorded, predicted = experiments.recorded(experiment), experiments.predicted(experiment)
     run_a = play_live(recorded, folder / "a", tell)
-    live = [play_live(predicted, folder / name, tell, costs=run_a) for name in ("b-1", "b-2")]
+    live = [
+        play_live(predicted, folder / f"b-{number}", tell, costs=run_a)
+        for number in range(1, repeats + 1)
+    ]
     files = record_fleet(run_a, planned, folder / "profiles")
     fleet = replayed(predicted, planned, files)
     forced = replay_forced(fleet, run_a, live[0], folder / "forced", tell)
-    free = replay_free(fleet, run_a, live[0], folder / "free", tell)
+    free = [
+        replay_free(fleet, run_a, run, folder / f"free-{number}", tell)
+        for number, run in enumerate(live, 1)
+    ]
     between_s = close_s(run_a)
     return judged(
         experiment,
         any(moves(device) for device in planned),
         [read_times(run_a), *map(read_times, live)],
         read_times(forced, between_s),
-        read_times(free, between_s),
+        [read_times(run, between_s) for run in free],
     )
 
 
@@ -106,23 +125,24 @@ def judged(
     has_moving_links: bool,
     live: list[RunTimes],
     forced: RunTimes,
-    free: RunTimes,
+    free: list[RunTimes],
 ) -> Comparison:
     """Return what the runs say of each other.
 
     Args:
         experiment: What was compared.
         has_moving_links: Some link of the fleet has a course.
-        live: A, B and the repeat of B.
+        live: A, B and its repeats.
         forced: The replay that did what B did.
-        free: The replay that chose itself.
+        free: The replays that chose themselves.
 
     Raises:
         ValueError: Too few exchanges count to compare anything.
     """
-    _, one, again = live
+    _, one, again, *_ = live
     forced_errors = errors(one, forced)
-    replay_gap, live_gap = mean_gap([one, again], free), gap(one, again)
+    replay_gap = mean_gap(product(live[1:], free))
+    live_gap = mean_gap(combinations(live[1:], 2))
     theirs, ours = live_gap.as_dict(), replay_gap.as_dict()
     ratios = {key: ours[key] / theirs[key] if theirs[key] else None for key in theirs}
     if has_moving_links:
@@ -138,9 +158,12 @@ def judged(
         rounds=experiment.rounds,
         devices=experiment.devices,
         has_moving_links=has_moving_links,
-        counted=dict(zip(("a", "b-1", "b-2"), (len(run.tau_s) for run in live), strict=True)),
+        counted={
+            "a" if number == 0 else f"b-{number}": len(run.tau_s) for number, run in enumerate(live)
+        },
         forced=forced_errors,
         repeat=errors(one, again),
+        replays=len(free),
         replay_gap=replay_gap,
         live_gap=live_gap,
         ratios=ratios,

@@ -6,7 +6,7 @@ Two questions, since a run that chooses otherwise is not wrong about the times:
 - `gap`: of both as wholes, how far apart are their distributions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 
 import numpy as np
@@ -108,9 +108,9 @@ def gap(one: RunTimes, other: RunTimes) -> Gap:
     )
 
 
-def mean_gap(truths: Sequence[RunTimes], predicted: RunTimes) -> Gap:
-    """Return how far a prediction is from several repeats of the same run, on average."""
-    found = [gap(truth, predicted).as_dict() for truth in truths]
+def mean_gap(pairs: Iterable[tuple[RunTimes, RunTimes]]) -> Gap:
+    """Return how far the second run is from the first, on average over pairs, at least one."""
+    found = [gap(one, other).as_dict() for one, other in pairs]
     return Gap(**{f.name: float(np.mean([each[f.name] for each in found])) for f in fields(Gap)})
 
 

@@ -1,4 +1,4 @@
-"""Two replays of the recorded fleet: one does what a live run did, the other chooses itself."""
+"""Replays of the recorded fleet: one does what a live run did, the others choose themselves."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -18,6 +18,7 @@ GAPS = {
 def report(found: Comparison) -> str:
     """Return what a comparison found."""
     links = "links that move" if found.has_moving_links else "links that never move"
+    wholes = f"as wholes, mean distance of {len(found.counted) - 1} live, {found.replays} replays"
     counted = ", ".join(f"{count} in {run}" for run, count in found.counted.items())
     lines = [
         f"{found.name}: {found.devices} devices on {links}, {found.rounds} rounds; exchanges that "
@@ -29,7 +30,7 @@ def report(found: Comparison) -> str:
         *_off("b-2, where it did the same: exchange times", found.repeat.tau),
         *_off("b-2, where it did the same: round times", found.repeat.round),
         "",
-        f"{'as wholes, distance from b-1 and b-2':<46}{'replay':>10}{'live':>10}{'ratio':>10}",
+        f"{wholes:<46}{'replay':>10}{'live':>10}{'ratio':>10}",
     ]
     ours, theirs = found.replay_gap.as_dict(), found.live_gap.as_dict()
     for key, title in GAPS.items():

@@ -74,9 +74,9 @@ def test_rates_and_queues_are_compared_device_by_device() -> None:
     assert found.queue == 2.0
 
 
-def test_the_gap_to_repeats_is_their_mean() -> None:
+def test_the_gap_of_pairs_is_their_mean() -> None:
     slower = run({key: 1.2 * tau for key, tau in LIVE.tau_s.items()})
-    assert mean_gap([LIVE, slower], LIVE).tau_ratio == pytest.approx(
+    assert mean_gap([(LIVE, LIVE), (slower, LIVE)]).tau_ratio == pytest.approx(
         (0.0 + gap(slower, LIVE).tau_ratio) / 2
     )
 

@@ -67,7 +67,9 @@ def test_three_live_runs_are_recorded_replayed_and_compared(
     assert found.forced.tau.median is not None
     assert found.forced.tau.median < 0.5, "the right order of magnitude, whatever else runs here"
     assert 0.0 <= found.replay_gap.total_ratio < 2.0
-    assert {"a", "b-1", "b-2", "forced", "free", "profiles"} <= {p.name for p in out.iterdir()}
+    assert {"a", "b-1", "b-2", "forced", "free-1", "free-2", "profiles"} <= {
+        p.name for p in out.iterdir()
+    }
 
     for phase in ("decode_s", "encode_s"):
         live_s, replayed_s = (_median_s(out / name, phase) for name in ("b-1", "forced"))
@@ -95,6 +97,21 @@ def test_a_comparison_is_of_a_grid_or_of_live_and_replay(
 ) -> None:
     assert main(["compare", *words]) == BAD_USAGE
     assert "give a grid file, or --live-replay" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--live-replay", "exp.toml", "--repeats", "1"], "--repeats: must be from 2 to 50, got 1"),
+        (["grid.toml", "--repeats", "3"], "--repeats: is of --live-replay"),
+    ],
+)
+def test_repeats_are_of_live_runs_and_at_least_two(
+    file: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(file) if word == "exp.toml" else word for word in words]
+    assert main(["compare", *words]) == BAD_USAGE
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Recording and both replays of a fleet that is itself replayed: what is true of it is known."""
 
 from pathlib import Path
+from statistics import mean
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ from coordinator.store import RunReader
 from testbed.experiment import Experiment, parse_experiment
 from testbed.fleet import plan_fleet
 from testbed.live_replay import comparison, experiments
-from testbed.live_replay.distances import errors
+from testbed.live_replay.distances import errors, gap
 from testbed.live_replay.recorded import moves, record_fleet, replayed
 from testbed.live_replay.replays import replay_forced, replay_free
 from testbed.live_replay.report import report
@@ -65,7 +66,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     ]
     assert all(moves(device) == (request.param == "lte-driving") for device in planned)
     replay_forced(fleet, run_a, run_b, folder / "forced", silent)
-    replay_free(fleet, run_a, run_b, folder / "free", silent)
+    replay_free(fleet, run_a, run_b, folder / "free-1", silent)
     return folder
 
 
@@ -93,18 +94,31 @@ def test_what_was_known_is_imposed_too(runs: Path) -> None:
 
 
 def test_left_alone_it_is_as_a_whole_what_was_recorded(runs: Path) -> None:
-    live, free = read_times(runs / "b-1"), read_times(runs / "free")
+    live, free = read_times(runs / "b-1"), read_times(runs / "free-1")
     assert len(free.tau_s) == len(live.tau_s)
     assert free.total_s == pytest.approx(live.total_s, rel=0.15)
 
 
 def test_a_replay_that_is_there_is_kept(runs: Path) -> None:
     said: list[str] = []
-    before = (runs / "free" / "run.db").read_bytes()
+    before = (runs / "free-1" / "run.db").read_bytes()
     truth = experiment("lte-steady")
-    replay_free(truth, runs / "a", runs / "b-1", runs / "free", said.append)
-    assert said == ["free: is done already"]
-    assert (runs / "free" / "run.db").read_bytes() == before
+    replay_free(truth, runs / "a", runs / "b-1", runs / "free-1", said.append)
+    assert said == ["free-1: is done already"]
+    assert (runs / "free-1" / "run.db").read_bytes() == before
+
+
+def test_gaps_are_means_over_all_pairs(runs: Path) -> None:
+    a, b, forced, free = (read_times(runs / name) for name in ("a", "b-1", "forced", "free-1"))
+    found = comparison.judged(
+        experiment("lte-driving"), True, [a, b, forced, free], forced=forced, free=[free, a]
+    )
+    live = [(b, forced), (b, free), (forced, free)]
+    assert found.live_gap.tau_ratio == pytest.approx(mean(gap(x, y).tau_ratio for x, y in live))
+    pairs = [(x, y) for x in (b, forced, free) for y in (free, a)]
+    assert found.replay_gap.rate == pytest.approx(mean(gap(x, y).rate for x, y in pairs))
+    assert list(found.counted) == ["a", "b-1", "b-2", "b-3"]
+    assert "as wholes, mean distance of 3 live, 2 replays " in report(found)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +131,7 @@ def test_verdicts_are_those_of_the_kind_of_links(runs: Path, is_moving: bool, wh
         is_moving,
         [times, times, times],
         forced=read_times(runs / "forced"),
-        free=read_times(runs / "free"),
+        free=[read_times(runs / "free-1")],
     )
     assert all(what in verdict.what for verdict in found.verdicts)
     lines = report(found).splitlines()
