@@ -21,9 +21,11 @@ from testbed.replay.columns import Moving, Steady, Tracks
 from testbed.replay.draining import Draining
 from testbed.replay.errand import Errand
 from testbed.replay.phases import MESSAGES, Order, PhaseModel, Purpose, luck
+from testbed.replay.probing import Probes
 from testbed.replay.rates import MeasuredRates
 from testbed.replay.settle import CANCELLED, LATE, LOST
 from testbed.replay.task import Sizes, Work
+from testbed.replay.walk import Direction
 from testbed.replay.world import Ended, Exchanges, LastRound, Scene
 
 CONTEXT_PERIOD_S = 1.0
@@ -71,8 +73,8 @@ class ProfileWorld:
         n = len(steady)
         rows = np.arange(n, dtype=np.int64)
         self._told_at = CONTEXT_PERIOD_S * uniforms(seed, 0, rows, Purpose.CONTEXT)
-        down_bps, up_bps = self._rates_bps(np.zeros(n))
-        self._down, self._up = MeasuredRates(down_bps), MeasuredRates(up_bps)
+        self._probes = Probes(steady, moving)
+        self._down, self._up = self._first_rates(rows)
         self._heats = {row: Heat(thermal) for row, thermal in moving.thermal.items()}
         self._is_steady = not moving.links
         """Nobody's speed or link ever changes, as in a crowd."""
@@ -340,14 +342,27 @@ class ProfileWorld:
             np.where(up_bps > 0.0, up_bps, self._steady.up_bps),
         )
 
+    def _first_rates(self, rows: Ints) -> tuple[MeasuredRates, MeasuredRates]:
+        """Return what all know of their links from the beginning: first down, then up.
+
+        Without an answer a rate is what the link has at its beginning, or usually.
+        """
+        down, down_at = self._probes.measure("down", rows, np.zeros(len(rows)))
+        up, up_at = self._probes.measure("up", rows, down_at)
+        usual_down, usual_up = self._rates_bps(np.zeros(len(rows)))
+        return (
+            MeasuredRates(np.where(down > 0.0, down, usual_down), down_at),
+            MeasuredRates(np.where(up > 0.0, up, usual_up), up_at),
+        )
+
     def _probe(self, now: float) -> None:
         """Have measured again who has not for a minute, at the moments at which they did."""
-        for rates, track in ((self._down, self._tracks.down_bps), (self._up, self._tracks.up_bps)):
+        directions: dict[Direction, MeasuredRates] = {"down": self._down, "up": self._up}
+        for direction, rates in directions.items():
             rows = np.flatnonzero(rates.stale(now))
             if rows.size:
-                t = np.full(len(self), now)
-                t[rows] = rates.probed_at(now, rows)
-                rates.on_probe(rows, track.at(t)[rows], t[rows])
+                at = rates.probed_at(now, rows)
+                rates.on_probe(now, rows, *self._probes.measure(direction, rows, at))
 
     def _heat_clock(self, t: Floats) -> Floats:
         """Return the clock that heat leaves each device at its own moment `t`, shape (N,)."""

@@ -25,11 +25,12 @@ class MeasuredRates:
 
     Args:
         rate_bps: What the first probe found, bit/s, shape (N,).
+        at: When, shape (N,).
     """
 
-    def __init__(self, rate_bps: Floats) -> None:
+    def __init__(self, rate_bps: Floats, at: Floats) -> None:
         self._seconds_per_bit = 1.0 / np.minimum(rate_bps, MAX_BPS)
-        self._at = np.zeros(len(rate_bps))
+        self._at = at.copy()
 
     def bps(self) -> Floats:
         """Return the rates, bit/s, shape (N,)."""
@@ -37,8 +38,8 @@ class MeasuredRates:
         return bps
 
     def age_s(self, now: float) -> Floats:
-        """Return how old they are, seconds, shape (N,)."""
-        age_s: Floats = now - self._at
+        """Return how old they are, seconds, shape (N,); a replay may begin before they are."""
+        age_s: Floats = np.maximum(now - self._at, 0.0)
         return age_s
 
     def stale(self, now: float) -> Bools:
@@ -52,9 +53,12 @@ class MeasuredRates:
         last: Floats = at + MAX_AGE_S * np.floor((now - at) / MAX_AGE_S)
         return last
 
-    def on_probe(self, rows: Ints, rate_bps: Floats, at: Floats) -> None:
-        """Take note of probes, each of shape (K,); one that found a hole found nothing."""
-        found = rate_bps > 0.0
+    def on_probe(self, now: float, rows: Ints, rate_bps: Floats, at: Floats) -> None:
+        """Take note of probes that are over `at`, each of shape (K,).
+
+        One without an answer found nothing; one that is not over yet will be asked for again.
+        """
+        found = (rate_bps > 0.0) & (at <= now)
         self._seconds_per_bit[rows[found]] = 1.0 / np.minimum(rate_bps[found], MAX_BPS)
         self._at[rows[found]] = at[found]
 

@@ -1,6 +1,7 @@
 """Columns of measured rates are what the agents would have measured, one by one."""
 
 import numpy as np
+import pytest
 
 from device_agent.link import LinkEstimate
 from testbed.replay.rates import MeasuredRates
@@ -9,7 +10,7 @@ from testbed.replay.rates import MeasuredRates
 def test_columns_agree_with_the_agents_own_estimate() -> None:
     rng = np.random.default_rng(5)
     first = np.array([1e6, 2e6, 3e6])
-    rates, agents = MeasuredRates(first), [LinkEstimate() for _ in first]
+    rates, agents = MeasuredRates(first, np.zeros(3)), [LinkEstimate() for _ in first]
     for agent, bps in zip(agents, first.tolist(), strict=True):
         agent.on_transfer("down", 1 << 16, 8.0 * (1 << 16) / bps, 0.0)
         agent.on_round_trip(0.05)
@@ -27,19 +28,22 @@ def test_columns_agree_with_the_agents_own_estimate() -> None:
 
 
 def test_a_device_probes_a_minute_after_it_measured_last() -> None:
-    rates = MeasuredRates(np.array([1e6, 1e6]))
+    rates = MeasuredRates(np.array([1e6, 1e6]), np.zeros(2))
     assert not rates.stale(60.0).any()
     assert rates.stale(60.5).all()
     rows = np.array([0, 1])
     assert rates.probed_at(200.0, rows).tolist() == [180.0, 180.0]
-    rates.on_probe(rows, np.array([5e6, 0.0]), np.array([180.0, 180.0]))
+    rates.on_probe(200.0, rows, np.array([5e6, 0.0]), np.array([180.0, 180.0]))
     np.testing.assert_allclose(rates.bps(), [5e6, 1e6])
     assert rates.age_s(200.0).tolist() == [20.0, 200.0], "a probe in a hole found nothing"
+    rates.on_probe(200.0, np.array([1]), np.array([9e6]), np.array([200.5]))
+    assert rates.bps()[1] == pytest.approx(1e6), "it is not over yet"
 
 
 def test_a_state_goes_on_where_it_was() -> None:
-    rates, other = MeasuredRates(np.array([1e6, 2e6])), MeasuredRates(np.array([1.0, 1.0]))
-    rates.on_probe(np.array([1]), np.array([7e6]), np.array([61.0]))
+    rates = MeasuredRates(np.array([1e6, 2e6]), np.zeros(2))
+    other = MeasuredRates(np.array([1.0, 1.0]), np.zeros(2))
+    rates.on_probe(70.0, np.array([1]), np.array([7e6]), np.array([61.0]))
     other.load_state(rates.to_state())
     assert other.bps().tolist() == rates.bps().tolist()
     assert other.age_s(70.0).tolist() == rates.age_s(70.0).tolist()

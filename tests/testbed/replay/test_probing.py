@@ -1,0 +1,53 @@
+"""What a probe of 64 KB finds of a link, worked by hand."""
+
+import numpy as np
+import pytest
+
+from profiles.series import Series
+from profiles.tracks import LinkTracks
+from testbed.emulation.timeline import OutageWindow, Timeline
+from testbed.replay.columns import Moving, Steady
+from testbed.replay.probing import GIVE_UP_S, Probes
+
+BITS = 8.0 * 65_536
+FIRST = np.array([0, 1])
+
+
+def probes(up_bps: float, *outages: OutageWindow) -> Probes:
+    """Return those of a link that never moves, and of one that is the same but for outages."""
+    down, none = Series.constant(20e6), Series.constant(0.0)
+    tracks = LinkTracks(down, Series.constant(up_bps), Series.constant(0.05), none, none)
+    columns = {name: np.ones(2) for name in Steady.__dataclass_fields__}
+    columns |= {"down_bps": np.full(2, 20e6), "up_bps": np.full(2, up_bps)}
+    columns |= {"delay_s": np.full(2, 0.05)}
+    links = {1: Timeline(link=tracks, outages=outages)}
+    return Probes(Steady(**columns), Moving(links=links))
+
+
+def test_a_probe_finds_less_than_a_fast_link_has() -> None:
+    """Two windows of ten and twenty segments are waited for, 0.1 s from first bit to last."""
+    rates, over = probes(20e6).measure("down", FIRST, np.array([3.0, 3.0]))
+    windows = 8.0 * 1448 * (10 + 20)
+    took_s = 2 * 0.1 + (BITS - windows) / 20e6
+    assert rates == pytest.approx(np.full(2, BITS / took_s))
+    assert rates[0] == pytest.approx(2.51e6, rel=1e-3)
+    assert over == pytest.approx(np.full(2, 3.0 + 2 * 0.1 + took_s)), "two round trips beside it"
+
+
+def test_a_slow_link_is_told_as_it_is() -> None:
+    rates, _ = probes(1e6).measure("up", FIRST, np.zeros(2))
+    assert rates == pytest.approx(np.full(2, 1e6))
+
+
+def test_a_hole_that_a_probe_gets_through_makes_the_link_slow() -> None:
+    found = probes(1e6, OutageWindow(0.2, 10.2, "coverage"))
+    rates, over = found.measure("up", FIRST, np.zeros(2))
+    assert rates == pytest.approx([1e6, BITS / (10.0 + BITS / 1e6)])
+    assert over[1] - over[0] == pytest.approx(10.0)
+
+
+def test_a_probe_without_an_answer_is_given_up() -> None:
+    found = probes(1e6, OutageWindow(0.2, 60.0, "coverage"))
+    rates, over = found.measure("up", FIRST, np.zeros(2))
+    assert rates[1] == 0.0
+    assert over[1] == pytest.approx(0.1 + GIVE_UP_S)
