@@ -96,8 +96,7 @@ class Series:
         Args:
             t: Seconds.
             step: Where the last look was, as it was returned; any number is right, and near ones
-                are fast. A search touches some twenty places of a long series: where a hundred
-                of them take turns, none is in a cache, and that is most of what a look costs.
+                save the search, which touches many places of a long series.
         """
         t_s, values = self.t_s, self.values
         laps, into = divmod(t, self.period_s)

@@ -167,8 +167,7 @@ class Driver:
     async def _apply(self, due: list["_Device"], tick: int, agenda: "_Agenda") -> None:
         """Bring devices to what they are meant to be, and note when to look again.
 
-        All that concerns one device is done at once: by the next tick its numbers have left the
-        caches, and fetching them is most of the work.
+        All that concerns one device is done at once, while its numbers are in the caches.
         """
         t, changed = tick * TICK_S, dict[str, Conditions]()
         for number, device in enumerate(due, 1):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from coordinator.accounting import Before, finite
 from coordinator.choice import Choice
+from testbed.replay.phases import PHASES
 from testbed.replay.world import Exchanges, Scene
 from wire.messages import Manifest, Offer, Phases
 
@@ -106,16 +107,6 @@ class Errand:
         )
 
 
-_PHASES = (
-    "signal_s",
-    "download_s",
-    "decode_s",
-    "load_s",
-    "evaluate_s",
-    "train_s",
-    "encode_s",
-    "upload_s",
-)
 _COUNTS = ("bytes_down", "bytes_up", "chunk_bytes", "steps")
 
 
@@ -128,7 +119,7 @@ def errands_of(exchanges: Exchanges, choice: Choice, scene: Scene, now: float) -
         scene: What was known of the fleet.
         now: Seconds on the virtual clock.
     """
-    columns = {name: getattr(exchanges, name).tolist() for name in (*_PHASES, *_COUNTS)}
+    columns = {name: getattr(exchanges, name).tolist() for name in (*PHASES, *_COUNTS)}
     gone_s = exchanges.until_gone_s.tolist()
     return [
         Errand(

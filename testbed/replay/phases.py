@@ -190,7 +190,7 @@ class PhaseModel:
         if not moving:
             return found
         walks = {at: self._walk(order, at, row, heats) for at, row in moving}
-        columns = {name: getattr(found, name).copy() for name in _PHASES}
+        columns = {name: getattr(found, name).copy() for name in PHASES}
         for at, walk in walks.items():
             for name, value in walk.phases_s().items():
                 columns[name][at] = value
@@ -317,7 +317,7 @@ class _Walk:
         encoded = self._packed(trained, self.encode_work_s * self.luck[ENCODING])
         offered = self._message(encoded, OFFER)
         if offered == np.inf:
-            return dict.fromkeys(_PHASES, 0.0) | {"signal_s": np.inf, "upload_s": np.inf}
+            return dict.fromkeys(PHASES, 0.0) | {"signal_s": np.inf, "upload_s": np.inf}
         return {
             "signal_s": (asked - self.now) + (offered - encoded),
             "download_s": got - asked,
@@ -364,7 +364,7 @@ class _Walk:
         return max(0.0, self.way.delay_s(t) + self.jitter_s[message]) if t < np.inf else 0.0
 
 
-_PHASES = (
+PHASES = (
     "signal_s",
     "download_s",
     "decode_s",
@@ -374,3 +374,4 @@ _PHASES = (
     "encode_s",
     "upload_s",
 )
+"""Of an exchange, by the names of its columns; waiting for a slot to send is not one."""
