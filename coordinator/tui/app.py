@@ -161,10 +161,11 @@ class ControlRoom(App[ExitChoice]):
     def _offer(self) -> None:
         """Have the footer built anew where its keys do something else now."""
         offered = {order for order in ORDERS if self.check_action(order, ())}
-        for footer in self.screen.query(Footer):
-            named = {getattr(key, "action", "") for key in footer.children}
-            if not named or named & set(ORDERS) != offered:
-                self.refresh_bindings()
+        for screen in self.screen_stack[-1:]:  # none once the room is closing
+            for footer in screen.query(Footer):
+                named = {getattr(key, "action", "") for key in footer.children}
+                if not named or named & set(ORDERS) != offered:
+                    self.refresh_bindings()
 
     async def action_back(self) -> None:
         """Show what lies below, as it is now."""

@@ -1,6 +1,8 @@
 """The control room at a terminal: what is on the screen, and what the keys do."""
 
 import json
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -15,9 +17,11 @@ from textual.screen import Screen
 
 from coordinator.store import RunReader
 from coordinator.tui.app import ControlRoom
+from coordinator.tui.feed import Feed
 from coordinator.tui.screens.device import DeviceDetail
 from coordinator.tui.screens.leave import Leave
 from coordinator.tui.screens.room import PARTS, Room
+from coordinator.tui.view import RunView
 from tests.coordinator.store.fake_run import FakeRun, fake_run
 from tests.coordinator.tui.screen import lines_on
 from wire.errors import Disconnected
@@ -316,6 +320,31 @@ async def test_an_own_run_that_is_over_is_left_without_a_question(finished: Path
     async with room(finished, owns_run=True) as (app, pilot):
         await pilot.press("q")
     assert app.return_value == "quit"
+
+
+async def test_a_room_may_close_while_it_reads(
+    run: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, is_reading = Feed.refresh, threading.Event()
+    rooms: list[ControlRoom] = []
+
+    def read_until_closed(feed: Feed, view: RunView) -> RunView | None:
+        is_reading.set()
+        until = time.monotonic() + 10.0
+        while rooms and rooms[0].screen_stack and time.monotonic() < until:
+            time.sleep(0.001)
+        return read(feed, view)
+
+    monkeypatch.setattr(Feed, "refresh", read_until_closed)
+    async with room(run.folder) as (app, pilot):  # raises what its last look raises
+        is_reading.clear()
+        rooms.append(app)
+        run.play(1)
+        run.store.flush()
+        with anyio.fail_after(10.0):
+            while not is_reading.is_set():
+                await pilot.pause(0.02)
+    assert not app.screen_stack
 
 
 async def test_a_store_that_breaks_is_told_once_and_the_view_stays(run: FakeRun) -> None:
