@@ -7,7 +7,8 @@ common: 20 clients x 20 rounds of an MLP 784-318-10, 320 examples each, batch 32
 clients x 100 rounds of softmax regression on Synthetic(1,1), 10 local steps of batch 20. All
 clients are in every round. A replay is whole: selection, training, merge, store; only the last
 model is evaluated. A round is timed from the end of the first to the end of the last; times of the
-processor, of all threads together, also tell something on a machine that does other work.
+processor, of all threads and helpers together, also tell something on a machine that does other
+work.
 
 PYTHON is an interpreter with `flwr[simulation]`; it runs the same job, by the same formulas in
 numpy, right after ours. Without it stands what was measured once with Flower 1.41.
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import psutil
 from threadpoolctl import threadpool_limits
 
 from testbed.datasets import load
@@ -162,7 +164,7 @@ def _replay(case: Case, folder: Path, threads: int, rounds: int) -> dict[str, fl
         experiment,
         folder / "run",
         "bench",
-        lambda played: ends.append((time.perf_counter(), time.process_time())),
+        lambda played: ends.append((time.perf_counter(), _processor_s())),
         threads=threads,
     )
     first, last = ends[0], ends[-1]
@@ -175,6 +177,12 @@ def _replay(case: Case, folder: Path, threads: int, rounds: int) -> dict[str, fl
         "rounds_per_s": 1.0 / round_s,
         "round_cpu_s": round_cpu_s,
     }
+
+
+def _processor_s() -> float:
+    """Return the processor time of this process and of those that help it, seconds."""
+    helpers = (process.cpu_times() for process in psutil.Process().children())
+    return time.process_time() + sum(spent.user + spent.system for spent in helpers)
 
 
 def _bare_products(case: Case, threads: int) -> dict[str, float]:

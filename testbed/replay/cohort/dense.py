@@ -9,12 +9,12 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from coordinator.algorithms.arrays import Floats, Ints, Vector
-from device_agent.trainer import Descent
 from testbed.replay.cohort.base import Job, Trained
-from testbed.replay.cohort.batches import Batches, longest_first
+from testbed.replay.cohort.batches import longest_first
+from testbed.replay.cohort.chunk import train_chunk
+from testbed.replay.cohort.crew import Crew
 from testbed.replay.cohort.net import DenseNet
 from testbed.replay.cohort.ordered import Workers
-from testbed.replay.cohort.progress import Progress
 from testbed.replay.cohort.shards import Shards
 from wire.artifact import TaskSpec
 from wire.messages import Hyperparameters
@@ -33,15 +33,17 @@ LOSS_ROWS = 1024
 class DenseTrainer:
     """Trains a cohort in chunks that fit into a core's cache, each as one array of models.
 
-    Holds at most `threads` + 1 chunks, so that memory does not grow with the cohort.
+    Holds at most twice `threads` and one chunks, so that memory does not grow with the cohort.
 
     Args:
         spec: The task, softmax or mlp.
         shards: The training data.
-        threads: Chunks trained at the same time; no bit depends on it.
+        threads: Chunks trained at the same time, one here and each other in a process of its own
+            as soon as that has loaded what it needs; no bit depends on it.
 
     Raises:
         SelfCheckFailed: What is computed here is not what the task says.
+        EngineError: The machine has no room for the processes; in `train`, one has ended.
     """
 
     name = "batched matrix products"
@@ -53,19 +55,31 @@ class DenseTrainer:
         self._workers = Workers(threads)
         self._blas = ThreadpoolController()
         run_selfcheck(spec, self._one)
+        most = max(1, CHUNK_BYTES // (2 * BYTES_PER_VALUE * self._net.n_params))
+        is_one_chunk = len(shards.n_k) <= most
+        self._crew = Crew(spec, shards, most, 0 if is_one_chunk else threads - 1)
 
     def train(
         self, vector: Vector, jobs: Sequence[Job], hyperparameters: Hyperparameters
     ) -> Iterator[Trained]:
         """Yield the answers to all jobs, those with more steps first."""
         chunks = self._chunks(jobs, hyperparameters)
+        self._crew.begin_at(vector)
 
-        def work(chunk: Sequence[int]) -> Trained:
-            return self._train(vector, chunk, [jobs[at] for at in chunk], hyperparameters)
+        def here(chunk: Sequence[int]) -> Trained:
+            params = np.repeat(vector[np.newaxis], len(chunk), axis=0)
+            mine = [jobs[at] for at in chunk]
+            return train_chunk(self._net, self._shards, params, chunk, mine, hyperparameters)
+
+        def elsewhere(chunk: Sequence[int]) -> Trained:
+            with self._crew.helper() as helper:
+                if helper is None:
+                    return here(chunk)
+                return helper.train(chunk, [jobs[at] for at in chunk], hyperparameters)
 
         # A product that BLAS cuts for its own threads may round differently on another machine.
         with self._blas.limit(limits=1, user_api="blas"):
-            yield from self._workers.run(work, chunks)
+            yield from self._workers.run(here, chunks, elsewhere)
 
     def losses(self, vector: Vector, devices: Sequence[int]) -> Floats:
         """Return F_k(w), nats per example, shape (K,); infinite where it is not finite."""
@@ -82,8 +96,9 @@ class DenseTrainer:
             return np.array(list(self._workers.run(work, devices)), dtype=np.float64)
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Let the threads and processes go."""
         self._workers.close()
+        self._crew.close()
 
     def _chunks(self, jobs: Sequence[Job], hyperparameters: Hyperparameters) -> list[list[int]]:
         """Return which jobs are trained together, those with more steps first."""
@@ -101,31 +116,6 @@ class DenseTrainer:
         vectors = 2 + bool(h.momentum) + bool(h.proximal)
         batch = min(n_k, h.batch_size) * 2 * self._net.values_per_example
         return BYTES_PER_VALUE * (vectors * self._net.n_params + batch)
-
-    def _train(
-        self,
-        vector: Vector,
-        chunk: Sequence[int],
-        jobs: Sequence[Job],
-        hyperparameters: Hyperparameters,
-    ) -> Trained:
-        """Train one chunk, step by step."""
-        rows = [self._shards.rows(job.device) for job in jobs]
-        batches = Batches([job.seed for job in jobs], rows, hyperparameters)
-        params = np.repeat(vector[np.newaxis], len(chunk), axis=0)
-        descent = Descent(params, hyperparameters)
-        gradient = np.empty_like(params)
-        factor = hyperparameters.learning_rate if descent.is_plain else 1.0
-        progress = Progress(batches.steps)
-        with np.errstate(all="ignore"):
-            for step in range(progress.last):
-                active = progress.active(step)
-                batch, part = batches.next(active), slice(0, active)
-                x, y = self._shards.take(batch.index)
-                loss = self._net.gradient(params[part], x, y, batch.weights, gradient[part], factor)
-                descent.step(gradient[part], part, is_scaled=descent.is_plain)
-                progress.note(step, batch, loss)
-        return progress.answers(chunk, params)
 
     def _one(self, vector: Vector, x: Examples, y: Ints) -> tuple[float, Vector]:
         """Return the mean loss of one mini-batch and its gradient, for the self-check."""

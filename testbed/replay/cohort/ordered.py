@@ -28,7 +28,7 @@ class _Task(Generic[Work, Result]):
 class Workers:
     """Threads that are kept from call to call; the caller's own is one of them.
 
-    Whoever waits for a result does meanwhile what nobody has begun, so that there are never more
+    Who waits for a result does meanwhile what nobody has begun, so that there are never more
     threads at work than there should be.
     """
 
@@ -37,16 +37,28 @@ class Workers:
         others = self._threads - 1
         self._pool = ThreadPoolExecutor(others, "cohort") if others else None
 
-    def run(self, do: Callable[[Work], Result], work: Iterable[Work]) -> Iterator[Result]:
-        """Yield `do` of each, in order; at most one result more than there are threads waits."""
+    def run(
+        self,
+        do: Callable[[Work], Result],
+        work: Iterable[Work],
+        elsewhere: Callable[[Work], Result] | None = None,
+    ) -> Iterator[Result]:
+        """Yield `do` of each, in order; at most twice as many results as threads wait.
+
+        Args:
+            do: What is to be done with each.
+            work: Any number.
+            elsewhere: How the other threads do it, if not by `do` like the caller's.
+        """
         if self._pool is None:
             yield from map(do, work)
             return
+        elsewhere = elsewhere or do
         under_way: deque[_Task[Work, Result]] = deque()
         try:
             for each in work:
-                under_way.append(_Task(each, self._pool.submit(do, each)))
-                if len(under_way) > self._threads:
+                under_way.append(_Task(each, self._pool.submit(elsewhere, each)))
+                if len(under_way) > 2 * self._threads:
                     yield _first(under_way, do)
             while under_way:
                 yield _first(under_way, do)

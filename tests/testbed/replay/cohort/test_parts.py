@@ -76,7 +76,7 @@ def test_results_come_in_order_and_little_work_is_ahead(threads: int) -> None:
     for number, result in enumerate(workers.run(do, range(50))):
         assert result == number * number
         done += 1
-        assert len(begun) <= done + threads + 1
+        assert len(begun) <= done + 2 * threads + 1
     workers.close()
     assert done == 50
 
@@ -95,6 +95,22 @@ def test_the_caller_is_one_of_the_threads(threads: int) -> None:
     workers.close()
     assert len(idents) == threads
     assert threading.get_ident() in idents
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_the_other_threads_may_do_it_in_their_own_way(threads: int) -> None:
+    workers, caller = Workers(threads), threading.get_ident()
+
+    def here(number: int) -> int:
+        assert threading.get_ident() == caller
+        return number
+
+    def elsewhere(number: int) -> int:
+        assert threading.get_ident() != caller
+        return number
+
+    assert list(workers.run(here, range(50), elsewhere)) == list(range(50))
+    workers.close()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
