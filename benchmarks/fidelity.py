@@ -1,7 +1,8 @@
 """How true emulated devices are to their numbers: target against achieved, by backend.
 
-    fairbed bench fidelity [--backend all] [--quantity cpu,step,...] [--repeats 3] [--quick]
-                           [--json] [--write FILE ...] [--from FILE ...]
+    fairbed bench fidelity [--backend all] [--quantity cpu,step,...] [--repeats 3]
+                           [--attempts 12] [--quick] [--json] [--write FILE ...]
+                           [--from FILE ...]
 
 Real ends measure: steps at an agent's pace, TCP and datagrams through the device's link, inside
 its control groups. Only windows count in which this machine gave what was asked of it; others are
@@ -28,6 +29,7 @@ from benchmarks._fidelity.rows import Asked, Row, unknown
 from testbed.backends.choice import BACKENDS, BackendName
 
 REPEATS, QUICK_REPEATS = 3, 1
+ATTEMPTS_PER_REPEAT, QUICK_ATTEMPTS = 4, 2
 
 
 def main(arguments: list[str]) -> int:
@@ -41,6 +43,7 @@ def main(arguments: list[str]) -> int:
     add("--backend", choices=[*BACKENDS, "all"], default="all")
     add("--quantity", default=",".join(GROUPS), help=f"some of {', '.join(GROUPS)}")
     add("--repeats", type=int, help=f"valid windows of each quantity (default {REPEATS})")
+    add("--attempts", type=int, help="windows of each at most (default four a repeat)")
     add("--quick", action="store_true", help="few quantities, short windows: for tests")
     add("--json", action="store_true")
     add("--write", nargs="+", default=[], metavar="FILE", help="documents to write the table into")
@@ -56,12 +59,15 @@ def main(arguments: list[str]) -> int:
     names = options.quantity.split(",")
     if strange := [name for name in names if name not in GROUPS]:
         parser.error(f"--quantity: must be some of {', '.join(GROUPS)}, got {strange[0]}")
-    if options.repeats is not None and options.repeats < 1:
-        parser.error(f"--repeats: must be at least 1, got {options.repeats}")
+    for name in ("repeats", "attempts"):
+        if (wanted := getattr(options, name)) is not None and wanted < 1:
+            parser.error(f"--{name}: must be at least 1, got {wanted}")
     if not options.sources:
         repeats = options.repeats or (QUICK_REPEATS if options.quick else REPEATS)
+        usual = QUICK_ATTEMPTS if options.quick else ATTEMPTS_PER_REPEAT * repeats
+        attempts = options.attempts or usual
         backends = BACKENDS if options.backend == "all" else (options.backend,)
-        rows = anyio.run(_measure, backends, names, Plan(options.quick, repeats))
+        rows = anyio.run(_measure, backends, names, Plan(options.quick, repeats, attempts))
         measured_at = time.time()
     else:
         sources = [Path(source) for source in options.sources]

@@ -13,9 +13,6 @@ from testbed.backends.errors import BackendError
 PAUSE_S = 0.5
 """After a window that does not count: what disturbed it may be over then."""
 
-ATTEMPTS_PER_REPEAT = 4
-"""A quantity without a valid window after that many is unknown."""
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -24,11 +21,8 @@ class Plan:
     is_quick: bool
     repeats: int
     """Valid windows of each quantity."""
-
-    @property
-    def attempts(self) -> int:
-        """Windows at most."""
-        return 2 if self.is_quick else ATTEMPTS_PER_REPEAT * self.repeats
+    attempts: int
+    """Windows at most; a quantity without a valid one among them is unknown."""
 
     def pick(self, full: float, quick: float) -> float:
         """Return a duration or a number that depends on how thorough it is."""

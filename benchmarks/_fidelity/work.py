@@ -99,8 +99,14 @@ def paced(order: Paced) -> Steps:
 def _kernel_step(stack: ExitStack, repetitions: int, threads: int) -> Callable[[], object]:
     if threads == 1:
         return lambda: kernel(repetitions)
-    pool = stack.enter_context(ThreadPoolExecutor(threads))
-    return lambda: list(pool.map(lambda thread: kernel(repetitions, thread), range(threads)))
+    pool = stack.enter_context(ThreadPoolExecutor(threads - 1))
+
+    def step() -> None:  # the caller is one of the threads, as in an engine
+        others = pool.map(lambda thread: kernel(repetitions, thread), range(1, threads))
+        kernel(repetitions)
+        list(others)
+
+    return step
 
 
 def _timed(step: Callable[[], object], steps: int, cpu: Callable[[], float]) -> Steps:
