@@ -67,7 +67,7 @@ class Batches:
         """All have equally many examples, so that all are at the same place of their epochs."""
         self._per_epoch: Ints = -(-n_k // self._batch_size)
         last_start = (self._per_epoch - 1) * self._batch_size
-        self._lines = np.arange(len(sizes))[:, np.newaxis]
+        self._all = np.arange(len(sizes))
         self._columns = np.arange(min(max(sizes), self._batch_size))
         self._full = np.full(len(sizes), self._batch_size)
         self._last = n_k - last_start
@@ -94,7 +94,7 @@ class Batches:
     def _even(self, step: int, active: int) -> SideBySide:
         per_epoch = int(self._per_epoch[0])
         place = step % per_epoch
-        begins = np.arange(0 if place else active)
+        begins = self._all[: 0 if place else active]
         self._begin(begins)
         start = place * self._batch_size
         index = self._order[:active, start : start + len(self._columns)]
@@ -109,7 +109,7 @@ class Batches:
         begins = np.flatnonzero(place == 0)
         self._begin(begins)
         start = place * self._batch_size
-        index = self._order[self._lines[:active], start[:, np.newaxis] + self._columns]
+        index = self._order[self._all[:active, np.newaxis], start[:, np.newaxis] + self._columns]
         count, weights = self._full[:active], self._full_weights[:active]
         is_last = place == per_epoch - 1
         if is_last.any():

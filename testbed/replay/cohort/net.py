@@ -5,6 +5,7 @@ a model, so no model's numbers depend on who is beside it.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +75,7 @@ class DenseNet:
             inputs.append(np.maximum(h, 0.0, out=h))
         logits = _affine(self._layers[-1], params, inputs[-1])
         losses = _cross_entropy(_columns(logits), y.reshape(-1)).reshape(y.shape)
-        delta, ones = logits, np.ones(y.shape[1], dtype=np.float32)
+        delta, ones = logits, _ones(y.shape[1])
         columns = _columns(delta)
         columns *= (w * np.float32(factor)).reshape(-1)
         for number in range(len(self._layers) - 1, -1, -1):
@@ -101,6 +102,11 @@ class DenseNet:
             h = _affine(layer, params, h)
             np.maximum(h, 0.0, out=h)
         return _cross_entropy(_columns(_affine(self._layers[-1], params, h)), y)
+
+
+@lru_cache(maxsize=8)
+def _ones(size: int) -> Array:
+    return np.ones(size, dtype=np.float32)
 
 
 def _affine(layer: _Layer, params: Array, h: Array) -> Array:
