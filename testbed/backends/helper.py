@@ -11,11 +11,10 @@ from pathlib import Path
 import anyio
 from anyio.abc import Process
 
+from testbed.threads import ONE_THREAD
+
 ANSWER_TIMEOUT_S = 60.0
 """For a helper to do what it was asked, on a machine that is busy starting a fleet."""
-
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""A device's numpy shall use one core of this machine, and forking wants a single thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ async def open_helper(module: str, *arguments: str, log: Path) -> Process:
             stdout=subprocess.PIPE,
             stderr=stderr,
             start_new_session=True,
-            env={**os.environ, **_ONE_THREAD},
+            env={**os.environ, **ONE_THREAD},  # a device's core is one; so is what may be forked
         )
 
 

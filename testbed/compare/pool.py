@@ -22,17 +22,11 @@ from testbed.compare.cell import Reply, Result
 from testbed.compare.grid import Cell, Grid
 from testbed.compare.live import run_live
 from testbed.compare.worker import CLOSE_S, Job
+from testbed.threads import ONE_THREAD
 
 GRACE_S = CLOSE_S + 5.0
 """A worker that was told to stop is killed after this."""
 MAX_REPLY_BYTES = 1 << 28
-ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "VECLIB_MAXIMUM_THREADS": "1",
-}
-"""Workers share the cores; with a pool of threads in each they would wait for each other."""
 
 Told: TypeAlias = Callable[[Result], None]
 

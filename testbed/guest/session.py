@@ -19,11 +19,9 @@ from testbed.guest.pacer import DEATH_S, Pacer
 from testbed.guest.plan import Plan
 from testbed.guest.report import Report, make_report
 from testbed.guest.signals import Signals
+from testbed.threads import THREAD_VARIABLES
 
 HUB_VARIABLE = "FAIRBED_HUB"
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""How many threads numerical libraries start: on half a core, two did 0.42 of the work of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +163,7 @@ class Session:
     def _prepare_environ(self, device: GuestDevice) -> None:
         self._environ[HUB_VARIABLE] = device.hub_address
         if self._plan.threads is not None:
+            # On half a core, two threads did 0.42 of the work of one.
             for name in THREAD_VARIABLES:
                 self._environ.setdefault(name, str(self._plan.threads))
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -18,13 +18,12 @@ from testbed.replay.cohort.base import Job, Trained
 from testbed.replay.cohort.helper import Order, Report, SetUp
 from testbed.replay.cohort.shards import Examples
 from testbed.replay.cohort.shared import lay_out, make_memory, see
+from testbed.threads import ONE_THREAD
 from wire.artifact import TaskSpec
 from wire.messages import Hyperparameters
 
 GRACE_S = 5.0
 """For a helper to end once nobody can order anything any more."""
-
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 ADVICE = "--threads 1 needs no other process"
 
@@ -135,13 +134,15 @@ class Crew:
     def __init__(self, spec: TaskSpec, examples: Examples, most: int, size: int) -> None:
         self._lock = threading.Lock()
         self._helpers: list[Helper] = []
-        try:
-            if size:
-                self._start(spec, examples, most, size)
-        except OSError as exc:
-            self.close()
-            problem = f"replay: cannot start a process to train: {exc}; {ADVICE}"
-            raise EngineError(problem) from exc
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            try:
+                if size:
+                    self._start(spec, examples, most, size)
+            except OSError as exc:
+                problem = f"replay: cannot start a process to train: {exc}; {ADVICE}"
+                raise EngineError(problem) from exc
+            undo.pop_all()
         self._idle = list(self._helpers)
 
     def begin_at(self, vector: Vector) -> None:
@@ -187,13 +188,9 @@ class Crew:
         memory = make_memory(sheets)
         try:
             arrays = see(memory, sheets)
-            for name, values in (
-                ("x", x),
-                ("y", y),
-                ("rows", np.concatenate(rows)),
-                ("ends", ends),
-            ):
+            for name, values in {"x": x, "y": y, "ends": ends}.items():
                 arrays[name][...] = values
+            np.concatenate(rows, out=arrays["rows"])
             self._vector = arrays["vector"]
             for answer in answers:
                 set_up = SetUp(spec, sheets, answer)

@@ -28,7 +28,7 @@ class _Task(Generic[Work, Result]):
 class Workers:
     """Threads that are kept from call to call; the caller's own is one of them.
 
-    Who waits for a result does meanwhile what nobody has begun, so that there are never more
+    Whoever waits for a result does meanwhile what nobody has begun, so that there are never more
     threads at work than there should be.
     """
 

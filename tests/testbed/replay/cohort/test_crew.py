@@ -23,6 +23,7 @@ from testbed.replay.cohort.crew import Crew, Helper
 from testbed.replay.cohort.dense import DenseTrainer
 from testbed.replay.cohort.net import DenseNet
 from testbed.replay.cohort.shards import Shards
+from testbed.replay.cohort.shared import lay_out, make_memory, see
 from tests.processes import is_gone, own_children
 from tests.testbed.replay.cohort.fleets import (
     RECIPES,
@@ -185,10 +186,27 @@ def test_a_machine_that_refuses_helpers_is_told_in_one_line(
         DenseTrainer(artifact.spec, shards, threads=2)
 
 
+@pytest.mark.parametrize("is_anonymous", [True, False])
+def test_arrays_are_seen_by_whoever_has_the_memory(
+    is_anonymous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_anonymous:
+        monkeypatch.delattr(os, "memfd_create", raising=False)  # as on macOS
+    sheets = lay_out({"a": (np.float32, (3, 5)), "empty": (np.uint8, (0,)), "b": (np.int64, (7,))})
+    memory = make_memory(sheets)
+    one, other = see(memory, sheets), see(memory, sheets)
+    os.close(memory)
+    one["a"][:], one["b"][:] = 1.5, np.arange(7)
+    assert other["a"].tolist() == [[1.5] * 5] * 3
+    assert other["b"].tolist() == list(range(7))
+    assert other["empty"].shape == (0,)
+
+
 OWNER = """
 import sys, time
 from testbed.replay.cohort.dense import DenseTrainer
 from testbed.replay.cohort.shards import Shards
+from testbed.replay.cohort.shared import lay_out, make_memory, see
 from tests.testbed.replay.cohort.fleets import *
 artifact = shipped(RECIPES["mlp-784-318-10"])
 trainer = DenseTrainer(artifact.spec, Shards(fleet_data(RECIPES["mlp-784-318-10"]), (784,)), 3)
