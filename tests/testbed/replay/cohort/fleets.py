@@ -21,6 +21,19 @@ from wire.messages import Hyperparameters
 SIZES = (3, 26, 51, 26, 90, 40, 13)
 """Examples of each device, the held-out ones included."""
 
+PLAIN = Hyperparameters(epochs=1, batch_size=20, learning_rate=0.05)
+EVERYTHING = Hyperparameters(
+    epochs=2,
+    batch_size=16,
+    learning_rate=0.03,
+    momentum=0.9,
+    weight_decay=1e-3,
+    proximal=0.1,
+    clip_norm=1.0,
+    max_steps=9,
+)
+"""All that a step knows."""
+
 RECIPES = {recipe.name: recipe for recipe in SHIPPED}
 
 

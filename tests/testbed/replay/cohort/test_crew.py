@@ -26,6 +26,8 @@ from testbed.replay.cohort.shards import Shards
 from testbed.replay.cohort.shared import lay_out, make_memory, see
 from tests.processes import is_gone, own_children
 from tests.testbed.replay.cohort.fleets import (
+    EVERYTHING,
+    PLAIN,
     RECIPES,
     SIZES,
     fleet_data,
@@ -36,17 +38,6 @@ from tests.testbed.replay.cohort.fleets import (
 )
 from wire.messages import Hyperparameters
 
-PLAIN = Hyperparameters(epochs=1, batch_size=20, learning_rate=0.05)
-EVERYTHING = Hyperparameters(
-    epochs=2,
-    batch_size=16,
-    learning_rate=0.03,
-    momentum=0.9,
-    weight_decay=1e-3,
-    proximal=0.1,
-    clip_norm=1.0,
-    max_steps=9,
-)
 MOST = 4
 LOADING_S = 30.0
 """Within which a helper has loaded what it needs on a busy machine."""

@@ -99,18 +99,19 @@ def test_the_caller_is_one_of_the_threads(threads: int) -> None:
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_the_other_threads_may_do_it_in_their_own_way(threads: int) -> None:
-    workers, caller = Workers(threads), threading.get_ident()
+    workers, together = Workers(threads), threading.Barrier(threads, timeout=10.0)
 
-    def here(number: int) -> int:
-        assert threading.get_ident() == caller
-        return number
+    def here(_: int) -> int:
+        together.wait()
+        return threading.get_ident()
 
     def elsewhere(number: int) -> int:
-        assert threading.get_ident() != caller
-        return number
+        return -here(number)
 
-    assert list(workers.run(here, range(50), elsewhere)) == list(range(50))
+    idents = list(workers.run(here, range(threads), elsewhere))
     workers.close()
+    assert [ident for ident in idents if ident > 0] == [threading.get_ident()]
+    assert len(set(idents)) == threads
 
 
 @pytest.mark.parametrize("threads", [1, 2])

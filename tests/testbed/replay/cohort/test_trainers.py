@@ -21,6 +21,8 @@ from testbed.replay.cohort.devices import DeviceTrainer
 from testbed.replay.cohort.functional import TorchTrainer
 from testbed.replay.cohort.shards import Shards
 from tests.testbed.replay.cohort.fleets import (
+    EVERYTHING,
+    PLAIN,
     RECIPES,
     SIZES,
     Meter,
@@ -38,17 +40,6 @@ from wire.messages import Hyperparameters
 
 Make = Callable[[Artifact, Shards], Trainer]
 
-PLAIN = Hyperparameters(epochs=1, batch_size=20, learning_rate=0.05)
-EVERYTHING = Hyperparameters(
-    epochs=2,
-    batch_size=16,
-    learning_rate=0.03,
-    momentum=0.9,
-    weight_decay=1e-3,
-    proximal=0.1,
-    clip_norm=1.0,
-    max_steps=9,
-)
 MAX_POOL_TOLERANCE = 5e-2
 """A near-tie in a window sends a gradient to another cell, in torch as well."""
 TOLERANCE = 1e-5
