@@ -22,7 +22,8 @@ class DeviceTrainer:
     """Does what the devices do, with as many engines as threads: the same bits as they.
 
     Holds one shard a thread, and twice as many models as threads. On processors a convolution
-    gains nothing from being computed for many models in one call (docs/decisions/0011-a-cohort-trains-in-cache.md).
+    gains nothing from being computed for many models in one call
+    (docs/decisions/0011-a-cohort-trains-in-cache.md).
 
     Args:
         artifact: The task.
