@@ -4,8 +4,8 @@ import time
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints
-from coordinator.algorithms.estimation.base import (
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.estimation.base import (
     COLD,
     CONTEXT,
     DOWN,
@@ -14,12 +14,11 @@ from coordinator.algorithms.estimation.base import (
     UP,
     Measured,
 )
-from coordinator.algorithms.selection.base import Outcomes
-from coordinator.choice import Choice
-from coordinator.config import RoundConfig, SelectionConfig
-from coordinator.decisions import make_decisions
-from coordinator.observations import Observations
-from testbed.experiment import Experiment
+from fairbed.coordinator.algorithms.selection.base import Outcomes
+from fairbed.coordinator.policy.choice import Choice, Observations
+from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
+from fairbed.coordinator.policy.decisions import make_decisions
+from fairbed.testbed.experiment.file import Experiment
 
 AVAILABILITY = 0.8
 LIVED = 30

@@ -14,22 +14,22 @@ import anyio
 import numpy as np
 from anyio.abc import TaskGroup
 
-from coordinator.algorithms.aggregation.base import Accumulator
-from coordinator.journal import Journal
-from coordinator.merging import Merging
-from coordinator.play import Player
-from coordinator.post import Post
-from coordinator.registry import Registry
-from coordinator.round import Round
-from coordinator.store import Store, StoreError
-from coordinator.uploads import Uploads
-from wire.chunks import DEFAULT_CHUNK_BYTES, encode_chunk, manifest_of
-from wire.codec import decode_to_device
-from wire.messages import Grant, Hyperparameters, Manifest, Offer, Phases, Train, UploadDone
-from wire.tensors import Layout
-from wire.topics import Topics
-from wire.transport.base import LinkUp, Packet, Transport
-from wire.transport.memory import MemoryBroker
+from fairbed.coordinator.algorithms.aggregation.base import Accumulator
+from fairbed.coordinator.fleet.uploads import Uploads
+from fairbed.coordinator.messaging.publisher import Post
+from fairbed.coordinator.rounds.executor import Player
+from fairbed.coordinator.rounds.merging import Merging
+from fairbed.coordinator.server.event_log import Journal
+from fairbed.coordinator.state.registry import Registry
+from fairbed.coordinator.state.round import Round
+from fairbed.coordinator.store import Store, StoreError
+from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES, encode_chunk, manifest_of
+from fairbed.wire.codec import decode_to_device
+from fairbed.wire.messages import Grant, Hyperparameters, Manifest, Offer, Phases, Train, UploadDone
+from fairbed.wire.tensors import Layout
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import LinkUp, Packet, Transport
+from fairbed.wire.transport.memory import MemoryBroker
 
 ROUND = 1
 NO_MODEL = np.zeros(0, dtype=np.float32)

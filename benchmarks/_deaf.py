@@ -4,7 +4,7 @@ import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from wire.transport import packets
+from fairbed.wire.transport.protocol import packets
 
 CONNACK_BYTES = 4
 RECEIVE_BYTES = 4096

@@ -10,18 +10,17 @@ import anyio
 from anyio.abc import TaskGroup
 
 from benchmarks._device import Monotonic
-from coordinator.blobs import PublicBlobs
-from coordinator.post import Post
-from coordinator.room import slots
-from coordinator.round import FLIGHT_BYTES, flight_bytes, upload_window
-from coordinator.uploads import Complete, Uploads
-from wire.codec import Buffer, decode_from_device
-from wire.errors import Disconnected
-from wire.messages import Grant, Manifest, Offer, Received, UploadAck, UploadDone
-from wire.tensors import Layout, Tensor
-from wire.topics import Topics
-from wire.transport.base import LinkUp, Packet
-from wire.transport.client import MqttTransport
+from fairbed.coordinator.fleet.uploads import Complete, Uploads
+from fairbed.coordinator.messaging.blobs import PublicBlobs
+from fairbed.coordinator.messaging.publisher import Post
+from fairbed.coordinator.state.exchange import FLIGHT_BYTES, flight_bytes, slots, upload_window
+from fairbed.wire.codec import Buffer, decode_from_device
+from fairbed.wire.errors import Disconnected
+from fairbed.wire.messages import Grant, Manifest, Offer, Received, UploadAck, UploadDone
+from fairbed.wire.tensors import Layout, Tensor
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import LinkUp, Packet
+from fairbed.wire.transport.client import MqttTransport
 
 NAME = "coordinator"
 BOOT = 1
@@ -141,7 +140,7 @@ class Desk:
         self._grant_next()
 
     def _grant_next(self) -> None:
-        """Grant as `coordinator.round` does: as long as there are slots and room in the broker."""
+        """Grant as `coordinator.state.round` does: as long as there are slots and room in the broker."""
         while self._queued:
             open_ = [self._offers[device] for device in self._granted - self._complete.keys()]
             flight = sum(flight_bytes(manifest) for manifest in open_)

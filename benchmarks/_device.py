@@ -8,19 +8,19 @@ from contextlib import suppress
 import numpy as np
 from anyio.abc import TaskGroup
 
-from device_agent.bell import Bell
-from device_agent.exchange import Pulls, Push
-from device_agent.link import LinkEstimate
-from device_agent.post import Post
-from wire.chunks import decode_chunk, suitable_chunk_bytes
-from wire.codec import decode_to_device
-from wire.errors import Disconnected
-from wire.messages import Grant, Manifest, Offer, Phases, Received, UploadAck, UploadDone
-from wire.tensors import vector_to_bytes
-from wire.topics import Topics
-from wire.transfer import Download, Upload
-from wire.transport.base import LinkDown, LinkUp, Packet
-from wire.transport.client import MqttTransport
+from fairbed.device_agent.notify import Bell
+from fairbed.device_agent.publisher import Post
+from fairbed.device_agent.state.link_estimate import LinkEstimate
+from fairbed.device_agent.transfers import Pulls, Push
+from fairbed.wire.chunks import decode_chunk, suitable_chunk_bytes
+from fairbed.wire.codec import decode_to_device
+from fairbed.wire.errors import Disconnected
+from fairbed.wire.messages import Grant, Manifest, Offer, Phases, Received, UploadAck, UploadDone
+from fairbed.wire.tensors import vector_to_bytes
+from fairbed.wire.topics import Topics
+from fairbed.wire.transfer import Download, Upload
+from fairbed.wire.transport.base import LinkDown, LinkUp, Packet
+from fairbed.wire.transport.client import MqttTransport
 
 RESEND_S = 1.0
 """After this long without an answer an offer or a hash is said again."""

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.algorithms.estimation.prequential import Errors
-from coordinator.quantities import percent
-from coordinator.store import RunReader
-from testbed.experiment import Experiment, FleetConfig
-from testbed.hindsight.errors import KNOWN, errors_of_run
-from testbed.replay.run import replay_experiment
+from experiments.oracle.errors import KNOWN, errors_of_run
+from fairbed.coordinator.algorithms.estimation.prequential import Errors
+from fairbed.coordinator.report.quantities import percent
+from fairbed.coordinator.store import RunReader
+from fairbed.testbed.experiment.file import Experiment, FleetConfig
+from fairbed.testbed.replay.run import replay_experiment
 
 PHASES = "phases"
 

@@ -27,8 +27,8 @@ from benchmarks._orders import (
     Send,
 )
 from benchmarks._tcp import copy, sha256
-from testbed.guard import die_with_parent
-from wire.errors import DecodeError
+from fairbed.testbed.host.guard import die_with_parent
+from fairbed.wire.errors import DecodeError
 
 JOIN_S = 60.0
 PHASE_S = 600.0

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from testbed.endpoint import read_endpoint
-from testbed.guard import guarded
-from wire.transport.address import DEFAULT_CLIENT, Client
+from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.run.folder import read_endpoint
+from fairbed.wire.transport.address import DEFAULT_CLIENT, Client
 
 EXPERIMENT = """
 name = "benchmark"
@@ -82,7 +82,15 @@ class LiveRun:
         stack, url = ExitStack(), self._url()
         for number in range(agents):
             name = f"agent-{number + 1}"
-            command = [sys.executable, "-m", "device_agent.cli", "--broker", url, "--name", name]
+            command = [
+                sys.executable,
+                "-m",
+                "fairbed.device_agent.cli",
+                "--broker",
+                url,
+                "--name",
+                name,
+            ]
             command += ["--cache", str(self.folder.parent / name), "--log-level", "warning"]
             process = stack.enter_context(subprocess.Popen(guarded(command)))
             stack.callback(process.terminate)
@@ -105,7 +113,7 @@ class LiveRun:
         kinds["agents"] += self._joined
         for child in coordinator.children(recursive=True):
             words = " ".join(child.cmdline())
-            if "testbed.backends.nursery" in words:
+            if "fairbed.testbed.backends.fork_server" in words:
                 is_agent = child.ppid() != coordinator.pid
                 kinds["agents" if is_agent else "nursery"].append(child)
             elif any(name in words for name in ("mosquitto", "nats-server", "amqtt")):
@@ -173,7 +181,15 @@ def live_run(
     )
     path.write_text(text, encoding="utf-8")
     kind = "run" if starts_fleet else "coordinator"
-    command = [sys.executable, "-m", "testbed.cli", kind, str(path), "--headless", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "fairbed.testbed.cli.main",
+        kind,
+        str(path),
+        "--headless",
+        "--json",
+    ]
     command += ["--out", str(folder / "run"), "--set", f"round.min_devices={agents}"]
     with subprocess.Popen(
         guarded(command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE

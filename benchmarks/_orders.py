@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from wire.messages import Manifest
+from fairbed.wire.messages import Manifest
 
 MAX_LINE_BYTES = 1 << 20
 """Of one order or answer: a thousand names with their times take 40 kB."""

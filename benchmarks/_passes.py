@@ -17,11 +17,11 @@ from benchmarks._fleet import PHASE_S, Fleet
 from benchmarks._meter import MEGABYTE, cpu_s, peak_rss_bytes
 from benchmarks._orders import Copy, Direction, Pull, Send, Verify
 from benchmarks._tcp import serve, sha256
-from testbed.broker import Broker
-from wire.chunks import RETAINED_CHUNK_BYTES, manifest_of, suitable_chunk_bytes
-from wire.messages import Manifest
-from wire.topics import Topics
-from wire.transfer import DEFAULT_WINDOW
+from fairbed.testbed.run.broker import Broker
+from fairbed.wire.chunks import RETAINED_CHUNK_BYTES, manifest_of, suitable_chunk_bytes
+from fairbed.wire.messages import Manifest
+from fairbed.wire.topics import Topics
+from fairbed.wire.transfer import DEFAULT_WINDOW
 
 Step = Callable[[], Coroutine[Any, Any, object]]
 

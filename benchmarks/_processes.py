@@ -4,7 +4,7 @@ import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
 
-from testbed.guard import die_with_parent
+from fairbed.testbed.host.guard import die_with_parent
 
 
 def fresh_processes(workers: int) -> ProcessPoolExecutor:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from testbed.host_watch import run_delay_s
+from fairbed.testbed.host.contention import run_delay_s
 
 WAIT_LIMIT = 0.05
 """Share of the time for which one may have waited, as in the runs themselves."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks._live import save_random_examples
-from testbed.guard import guarded
-from testbed.run_folder import WORK
+from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.run.folder import WORK
 
 SPEEDS = {"steady": 0.2, "moving": 0.3}
 DOWN_BPS, UP_BPS, DELAY_S = 16e6, 8e6, 0.02
@@ -164,7 +164,7 @@ def record(setting: Setting, run_folder: Path) -> None:
 
 
 def _fairbed(*arguments: str) -> object:
-    command = guarded([sys.executable, "-m", "testbed.cli", *arguments])
+    command = guarded([sys.executable, "-m", "fairbed.testbed.cli.main", *arguments])
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["nothing"])[-1]

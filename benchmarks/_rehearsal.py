@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.store import Store
-from coordinator.store.records import (
+from fairbed.coordinator.store import Store
+from fairbed.coordinator.store.tables import (
     DeviceMetricRow,
     DeviceRow,
     EventRow,

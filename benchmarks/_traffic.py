@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.backends.network.enter import identity
-from testbed.guard import guarded
+from fairbed.testbed.backends.network.enter import identity
+from fairbed.testbed.host.guard import guarded
 
 CHUNK_BYTES = 1 << 16
 TIMEOUT_S = 60.0
@@ -143,7 +143,13 @@ class Peer:
 @contextmanager
 def traffic(namespace: Path, hub_address: str) -> Iterator[Peer]:
     """Run a peer inside a namespace."""
-    inside = [sys.executable, "-m", "testbed.backends.network.enter", str(os.getpid()), identity()]
+    inside = [
+        sys.executable,
+        "-m",
+        "fairbed.testbed.backends.network.enter",
+        str(os.getpid()),
+        identity(),
+    ]
     peer = [sys.executable, "-m", "benchmarks._traffic", hub_address]
     process = subprocess.Popen(
         guarded([*inside, str(namespace), "--", *peer]),

@@ -18,11 +18,10 @@ import anyio
 import msgspec
 import psutil
 
-import device_agent
-import wire
 from benchmarks._live import live_run, save_random_examples
-from testbed.broker import start_broker
-from testbed.guard import guarded
+from fairbed import device_agent, wire
+from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.run.broker import start_broker
 
 ROUNDS = 20
 PICTURES = 1000
@@ -57,7 +56,7 @@ async def _before() -> tuple[float, float]:
         compileall.compile_dir(package.__path__[0], quiet=1)
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
         async with start_broker(folder=Path(folder)) as broker:
-            command = [sys.executable, "-m", "device_agent.cli", "--broker", broker.url]
+            command = [sys.executable, "-m", "fairbed.device_agent.cli", "--broker", broker.url]
             command += ["--name", "agent-1", "--cache", folder, "--log-level", "warning"]
             async with await anyio.open_process(guarded(command)) as process:
                 await anyio.sleep(SETTLE_S)

@@ -24,12 +24,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from coordinator.algorithms.arrays import Vector
-from coordinator.store import RunReader
-from coordinator.store.models import FOLDER, TENSOR
-from coordinator.store.records import ExchangeRow
-from testbed.guard import guarded
-from wire.codecs import codec_named
+from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.store.model_files import FOLDER, TENSOR
+from fairbed.coordinator.store.tables import ExchangeRow
+from fairbed.testbed.host.guard import guarded
+from fairbed.wire.codecs import codec_named
 
 EXPERIMENT = """
 name = "codecs"
@@ -157,7 +157,15 @@ def main(arguments: list[str]) -> int:
 def _run(experiment: Path, out: Path, name: str, seed: str) -> None:
     up, _, down = name.partition("/")
     up, _, share = up.partition("=")
-    command = [sys.executable, "-m", "testbed.cli", "run", str(experiment), "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "fairbed.testbed.cli.main",
+        "run",
+        str(experiment),
+        "--out",
+        str(out),
+    ]
     command += ["--headless", "--json", "--seed", seed]
     command += ["--set", f"exchange.up={up}", "--set", f"exchange.down={down}"]
     if share:

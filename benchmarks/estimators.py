@@ -30,14 +30,14 @@ import msgspec
 
 from benchmarks._estimators_replayed import replay, table
 from benchmarks._fidelity.table import placed
-from coordinator.algorithms.estimation.prequential import Errors
-from coordinator.estimates import estimates_table
-from coordinator.quantities import percent
-from coordinator.store import RunReader
-from coordinator.store.records import ExchangeRow
-from testbed.experiment import Experiment, ExperimentError, load_experiment
-from testbed.hindsight.errors import KNOWN, errors_of_run
-from testbed.live_replay.live import LiveRunError, play_live
+from experiments.oracle.errors import KNOWN, errors_of_run
+from experiments.replay_fidelity.live import LiveRunError, play_live
+from fairbed.coordinator.algorithms.estimation.prequential import Errors
+from fairbed.coordinator.report.estimators import estimates_table
+from fairbed.coordinator.report.quantities import percent
+from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.store.tables import ExchangeRow
+from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 FLEETS = {"constant": "estimators-constant.toml", "traces": "estimators-traces.toml"}

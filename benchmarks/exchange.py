@@ -30,10 +30,10 @@ from benchmarks._meter import MEGABYTE, median, peak_rss_bytes, percentile
 from benchmarks._orders import Join
 from benchmarks._passes import Pass, Passes
 from benchmarks._tcp import listen
-from testbed.backends.shape import Shape
-from testbed.backends.shaping import shaped_links
-from testbed.broker import Broker, BrokerChoice, start_broker
-from wire.transport.address import DEFAULT_CLIENT, Client, with_client
+from fairbed.testbed.backends.proxy.links import shaped_links
+from fairbed.testbed.backends.proxy.protocol import Shape
+from fairbed.testbed.run.broker import Broker, BrokerChoice, start_broker
+from fairbed.wire.transport.address import DEFAULT_CLIENT, Client, with_client
 
 UNITS_BPS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 

@@ -26,7 +26,7 @@ from benchmarks._fidelity import table
 from benchmarks._fidelity.catalogue import GROUPS, measure, problem
 from benchmarks._fidelity.measure import Plan
 from benchmarks._fidelity.rows import Asked, Row, unknown
-from testbed.backends.choice import BACKENDS, BackendName
+from fairbed.testbed.backends.choice import BACKENDS, BackendName
 
 REPEATS, QUICK_REPEATS = 3, 1
 ATTEMPTS_PER_REPEAT, QUICK_ATTEMPTS = 4, 2

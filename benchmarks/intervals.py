@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 from scipy import stats
 
-from coordinator.algorithms.arrays import Bools, Floats
-from testbed.compare.statistics import CONFIDENCE, expanded_level
+from fairbed.coordinator.algorithms.arrays import Bools, Floats
+from fairbed.testbed.compare.statistics import CONFIDENCE, expanded_level
 
 SIZES = (5, 10, 20)
 RESAMPLES = 2_000

@@ -21,12 +21,13 @@ import psutil
 
 from benchmarks._crowd import Crowd, Device, crowd
 from benchmarks._processes import fresh_processes
-from coordinator.algorithms.aggregation import Merge, Streaming, make_aggregator
-from coordinator.algorithms.arrays import Vector
-from coordinator.config import AggregationConfig
-from coordinator.room import slots
-from wire.chunks import DEFAULT_CHUNK_BYTES
-from wire.tensors import BYTES_PER_VALUE, Layout, Tensor, vector_to_bytes
+from fairbed.coordinator.algorithms.aggregation import Merge, Streaming
+from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.policy.config import AggregationConfig
+from fairbed.coordinator.policy.factories import make_aggregator
+from fairbed.coordinator.state.exchange import slots
+from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES
+from fairbed.wire.tensors import BYTES_PER_VALUE, Layout, Tensor, vector_to_bytes
 
 LIMIT_MB = 1000.0
 """What 100 devices of 50 MB may take with FedAvg, 10^6 bytes."""

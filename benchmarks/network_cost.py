@@ -16,10 +16,10 @@ from anyio.to_thread import run_sync
 from msgspec import Struct
 
 from benchmarks._traffic import traffic
-from testbed.backends.cputime import cpu_s
-from testbed.backends.errors import BackendError
-from testbed.backends.network.network import Network, open_network
-from testbed.emulation.conditions import Conditions, Shape
+from fairbed.testbed.backends.cpu_time import cpu_s
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.network.network import Network, open_network
+from fairbed.testbed.emulation.conditions import Conditions, Shape
 
 TURNS = 20
 """Changes of all devices; the median counts."""

@@ -50,12 +50,12 @@ from benchmarks._paper.settings import (
 )
 from benchmarks._paper.summary import Summary, summarise
 from benchmarks._paper.training import DamagedFile, train_all
-from coordinator.task.errors import TaskError
-from testbed.commands import DONE, FAILED, RunError, UsageError
-from testbed.datasets.catalogue import describe_all
-from testbed.datasets.errors import DataError
-from testbed.experiment import ExperimentError
-from testbed.figures import MISSING, files_of
+from fairbed.coordinator.task.errors import TaskError
+from fairbed.testbed.cli import DONE, FAILED, RunError, UsageError
+from fairbed.testbed.compare.figure_style import MISSING, files_of
+from fairbed.testbed.experiment.datasets.catalogue import describe_all
+from fairbed.testbed.experiment.datasets.dataset import DataError
+from fairbed.testbed.experiment.file import ExperimentError
 
 FIGURES = (2, 3, 4, 5, 6)
 DRAWN = {

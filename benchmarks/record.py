@@ -18,18 +18,18 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-import profiles
 from benchmarks._fidelity.rows import Asked, Row, judged, unknown
 from benchmarks._fidelity.table import plain
 from benchmarks._fidelity.windows import Finding
 from benchmarks._recording import SPEEDS, Setting, prepare, record, run
-from coordinator.store.records import ExchangeRow
-from profiles.series import Series
-from testbed.experiment import load_experiment
-from testbed.fleet import plan_fleet
-from testbed.recording.from_run import transfers, valid
-from testbed.recording.machine import MachineReader, own_s, sample
-from testbed.recording.run_store import CONFIG, read_device
+from fairbed import profiles
+from fairbed.coordinator.store.tables import ExchangeRow
+from fairbed.profiles.series import Series
+from fairbed.testbed.experiment.file import load_experiment
+from fairbed.testbed.experiment.fleet import plan_fleet
+from fairbed.testbed.recording.analysis.from_run import transfers, valid
+from fairbed.testbed.recording.machine import MachineReader, own_s, sample
+from fairbed.testbed.recording.run_store import CONFIG, read_device
 
 MIN_EXCHANGES = 8
 """With fewer valid ones nothing is told."""

@@ -30,12 +30,12 @@ import numpy as np
 import psutil
 from threadpoolctl import threadpool_limits
 
-from testbed.datasets import load
-from testbed.experiment import Experiment, parse_experiment
-from testbed.guard import guarded
-from testbed.replay.cohort.ordered import Workers, free_cores
-from testbed.replay.run import replay_experiment
-from testbed.shards import FleetData
+from fairbed.testbed.experiment.datasets import load
+from fairbed.testbed.experiment.file import Experiment, parse_experiment
+from fairbed.testbed.experiment.shards import FleetData
+from fairbed.testbed.host.guard import guarded
+from fairbed.testbed.replay.cohort.ordered import Workers, free_cores
+from fairbed.testbed.replay.run import replay_experiment
 
 FLOWER_APP = "_flower_app"
 """Module of this folder that Flower's interpreter runs."""

@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 
 from benchmarks._live import ALL_STEPS, live_run, save_random_examples
-from coordinator.store import RunReader
-from wire.transport.address import DEFAULT_CLIENT, Client
+from fairbed.coordinator.store import RunReader
+from fairbed.wire.transport.address import DEFAULT_CLIENT, Client
 
 EXAMPLES = 400
 """Per device; a fifth is held out."""

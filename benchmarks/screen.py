@@ -32,9 +32,9 @@ import msgspec
 
 from benchmarks._meter import cpu_s
 from benchmarks._rehearsal import Rehearsal
-from coordinator.store import RunReader, StoreError
-from coordinator.store.reader import LIVE, Quality
-from coordinator.tui.pace import SLOWEST_S
+from fairbed.coordinator.store import RunReader, StoreError
+from fairbed.coordinator.store.reader import LIVE, Quality
+from fairbed.coordinator.tui.app import SLOWEST_S
 
 WARM_S = 5.0
 """Until the room is drawn and has seen a round: starting is told apart."""
@@ -167,7 +167,14 @@ def _turn(rounds: int, size: tuple[int, int]) -> Turn:
         headless, watched = Path(name) / "headless", Path(name) / "watched"
         command = ["run", str(QUICKSTART), "--set", f"rounds={rounds}", "--out"]
         subprocess.run(
-            [sys.executable, "-m", "testbed.cli", *command, str(headless), "--headless"],
+            [
+                sys.executable,
+                "-m",
+                "fairbed.testbed.cli.main",
+                *command,
+                str(headless),
+                "--headless",
+            ],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             timeout=RUN_S,
@@ -210,7 +217,7 @@ def _room(command: list[str], size: tuple[int, int]) -> Iterator[tuple[int, _Ter
     terminal = _Terminal(*size)
     try:
         room = subprocess.Popen(
-            [sys.executable, "-m", "testbed.cli", *command],
+            [sys.executable, "-m", "fairbed.testbed.cli.main", *command],
             stdin=terminal.theirs,
             stdout=terminal.theirs,
             stderr=terminal.theirs,

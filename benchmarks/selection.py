@@ -26,9 +26,9 @@ import msgspec
 from benchmarks._columns import Desk
 from benchmarks._meter import peak_rss_bytes
 from benchmarks._processes import fresh_processes
-from coordinator.config import SelectionConfig
-from testbed.experiment import load_experiment
-from testbed.replay.run import replay_experiment
+from fairbed.coordinator.policy.config import SelectionConfig
+from fairbed.testbed.experiment.file import load_experiment
+from fairbed.testbed.replay.run import replay_experiment
 
 PAPER = Path(__file__).parents[1] / "examples" / "rbcs-f-paper.toml"
 PAPER_DEVICES, PAPER_PER_ROUND, PAPER_ROUNDS = 40, 8, 500

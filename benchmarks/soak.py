@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from benchmarks._live import KINDS, live_run, save_random_examples
-from coordinator.store import RunReader
+from fairbed.coordinator.store import RunReader
 
 MOMENTS = 20
 

@@ -21,17 +21,16 @@ import msgspec
 import numpy as np
 import psutil
 
-import profiles
-from profiles.series import Series
-from profiles.tracks import LinkTracks
-from testbed.backends.choice import open_stage
-from testbed.backends.cputime import cpu_s
-from testbed.backends.device import DeviceSpec, device_spec
-from testbed.backends.shape import Shape
-from testbed.driver import TICK_S, Driven, Driver
-from testbed.emulation.conditions import Conditions
-from testbed.emulation.course import Course
-from testbed.emulation.timeline import Speed, Timeline
+from fairbed import profiles
+from fairbed.profiles.series import Series
+from fairbed.profiles.tracks import LinkTracks
+from fairbed.testbed.backends.base import DeviceSpec, device_spec
+from fairbed.testbed.backends.choice import open_stage
+from fairbed.testbed.backends.cpu_time import cpu_s
+from fairbed.testbed.backends.proxy.protocol import Shape
+from fairbed.testbed.backends.schedule_driver import TICK_S, Driven, Driver
+from fairbed.testbed.emulation.conditions import Conditions
+from fairbed.testbed.emulation.schedule import Course, Speed, Timeline
 
 PERIOD_S = 60.0
 """Of the traces; then they repeat."""

@@ -26,17 +26,16 @@ import msgspec
 import numpy as np
 from anyio.abc import SocketAttribute, SocketStream
 
-from profiles.series import Series
-from profiles.traces import TraceReader
-from profiles.tracks import LinkTracks
-from testbed.backends.live import link_state
-from testbed.backends.shape import Shape
-from testbed.backends.shaping import ShapedLinks, shaped_links
-from testbed.driver import Driver
-from testbed.emulation.conditions import Conditions
-from testbed.emulation.course import Course
-from testbed.emulation.link import Line
-from testbed.emulation.timeline import Timeline
+from fairbed.profiles.series import Series
+from fairbed.profiles.traces import TraceReader
+from fairbed.profiles.tracks import LinkTracks
+from fairbed.testbed.backends.live_devices import link_state
+from fairbed.testbed.backends.proxy.links import ShapedLinks, shaped_links
+from fairbed.testbed.backends.proxy.protocol import Shape
+from fairbed.testbed.backends.schedule_driver import Driver
+from fairbed.testbed.emulation.conditions import Conditions
+from fairbed.testbed.emulation.link import Line
+from fairbed.testbed.emulation.schedule import Course, Timeline
 
 NAME = "device"
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from coordinator.algorithms.arrays import Vector
-from wire.shard import Shard
+from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.wire.shard import Shard
 
 
 class ShardSource(Protocol):

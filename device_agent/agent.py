@@ -2,9 +2,12 @@
 
 Messages are handled one by one and never wait; whatever takes time runs as a named task of one
 group. A fault of the coordinator costs a line in the log, a fault of ours a round.
+
+What a device is: said once, in its hello.
 """
 
 import logging
+import platform
 import secrets
 import sys
 from collections.abc import Callable
@@ -15,30 +18,30 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from device_agent.cache import BlobCache
-from device_agent.capabilities import capabilities
-from device_agent.config import AgentConfig
-from device_agent.engines.onnx import OnnxEngine
-from device_agent.errors import NotWanted
-from device_agent.examples import OwnData
-from device_agent.exchange import Pulls
-from device_agent.host import Host
-from device_agent.joining import Joining
-from device_agent.lifecycle import Event, IllegalEvent, Phase, step
-from device_agent.link import LinkEstimate
-from device_agent.post import Post
-from device_agent.preparation import Preparation
-from device_agent.probe import Prober
-from device_agent.round import Kit
-from device_agent.rounds import Rounds
-from device_agent.telemetry import Telemetry
-from device_agent.worker import OpenEngine, Worker
-from wire.chunks import decode_chunk
-from wire.codec import decode_to_device, encode
-from wire.errors import DecodeError, Disconnected, Refused
-from wire.messages import (
+from fairbed.device_agent.assignment import Rounds
+from fairbed.device_agent.config import AgentConfig
+from fairbed.device_agent.engines.onnx import OnnxEngine, engine_version
+from fairbed.device_agent.errors import NotWanted
+from fairbed.device_agent.examples import BlobCache, OwnData
+from fairbed.device_agent.host import Host, Sensors
+from fairbed.device_agent.joining import Joining, Preparation
+from fairbed.device_agent.link_probe import Prober
+from fairbed.device_agent.memory import installed_version
+from fairbed.device_agent.publisher import Post
+from fairbed.device_agent.round import Kit
+from fairbed.device_agent.state.lifecycle import Event, IllegalEvent, Phase, step
+from fairbed.device_agent.state.link_estimate import LinkEstimate
+from fairbed.device_agent.telemetry import Telemetry
+from fairbed.device_agent.transfers import Pulls
+from fairbed.device_agent.worker import OpenEngine, Worker
+from fairbed.wire.chunks import decode_chunk
+from fairbed.wire.codec import decode_to_device, encode
+from fairbed.wire.codecs import CODECS
+from fairbed.wire.errors import DecodeError, Disconnected, Refused
+from fairbed.wire.messages import (
     Ask,
     Cancel,
+    Capabilities,
     CoordinatorStatus,
     Goodbye,
     Grant,
@@ -54,8 +57,39 @@ from wire.messages import (
     UploadAck,
     Welcome,
 )
-from wire.topics import Topics
-from wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport, Will
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport, Will
+
+DISTRIBUTION = "fairbed"
+
+SKILLS = ("loss",)
+"""What this agent can be asked beside training."""
+
+
+def capabilities(sensors: Sensors, engine_threads: int) -> Capabilities:
+    """Return what this device is.
+
+    Raises:
+        EngineError: The training engine is not installed.
+    """
+    return Capabilities(
+        cores=sensors.cores(),
+        memory_bytes=sensors.memory_bytes(),
+        machine=platform.machine(),
+        python=platform.python_version(),
+        engine=engine_version(),
+        engine_threads=engine_threads,
+        agent=agent_version(),
+        model=sensors.board(),
+        codecs=CODECS,
+        skills=SKILLS,
+    )
+
+
+def agent_version() -> str:
+    """Return the version of this package, or `unknown` when it is not installed."""
+    return installed_version(DISTRIBUTION) or "unknown"
+
 
 if sys.version_info >= (3, 11):
     from typing import assert_never

@@ -30,7 +30,7 @@ _KEYS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the agent; return the exit code: 0 done, 1 failed, 2 bad usage or configuration."""
     args = _parser().parse_args(argv)
-    from device_agent.errors import ConfigError, DataError, one_line
+    from fairbed.device_agent.errors import ConfigError, DataError, one_line
 
     try:
         _run(args)
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> None:
-    from device_agent.config import load_config, with_password
+    from fairbed.device_agent.config import load_config, with_password
 
     given = {key: getattr(args, flag) for flag, key in _KEYS.items()}
     overrides = {key: value for key, value in given.items() if value is not None}
@@ -55,11 +55,11 @@ def _run(args: argparse.Namespace) -> None:
         config = with_password(config, password)
     # numpy's BLAS must not take cores that the engine was not given; it reads this when loaded.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", str(config.engine_threads))
-    from device_agent.lean import spare_memory
+    from fairbed.device_agent.memory import spare_memory
 
     spare_memory()
-    from device_agent.process import log_to_stderr, run_agent
-    from device_agent.sensors import real_host
+    from fairbed.device_agent.process import log_to_stderr, run_agent
+    from fairbed.device_agent.sensors import real_host
 
     log_to_stderr(config.log_level)
     run_agent(config, real_host(config.owner()))

@@ -6,11 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import UNSET
 
-from device_agent.errors import RoundFailed
-from wire.codecs import Vector, codec_named, encode_with_feedback, pack, packed_bytes, unpack
-from wire.errors import DecodeError
-from wire.messages import Ask, Coding, Manifest, Packed, Train
-from wire.tensors import Layout, vector_to_bytes
+from fairbed.device_agent.errors import RoundFailed
+from fairbed.wire.codecs import (
+    Vector,
+    codec_named,
+    encode_with_feedback,
+    pack,
+    packed_bytes,
+    unpack,
+)
+from fairbed.wire.errors import DecodeError
+from fairbed.wire.messages import Ask, Coding, Manifest, Packed, Train
+from fairbed.wire.tensors import Layout, vector_to_bytes
 
 ENCODING = 1
 """Purpose of the random stream that rounds, beside that of the mini-batches (no purpose)."""

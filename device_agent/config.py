@@ -10,10 +10,9 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import msgspec
 from msgspec import Meta, Struct
 
-from device_agent.errors import ConfigError
-from device_agent.hours import parse_hours
-from device_agent.owner import Owner
-from wire.messages import DeviceName, is_device_name
+from fairbed.device_agent.availability import Owner, parse_hours
+from fairbed.device_agent.errors import ConfigError
+from fairbed.wire.messages import DeviceName, is_device_name
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 import anyio
 
-from device_agent.agent import Agent
-from device_agent.config import AgentConfig
-from device_agent.engines.errors import EngineError
-from device_agent.errors import AgentError, ConfigError
-from device_agent.host import Host
-from wire.transport.base import KEEPALIVE_S, Transport, Will
-from wire.transport.client import MqttTransport
+from fairbed.device_agent.agent import Agent
+from fairbed.device_agent.config import AgentConfig
+from fairbed.device_agent.engines.base import EngineError
+from fairbed.device_agent.errors import AgentError, ConfigError
+from fairbed.device_agent.host import Host
+from fairbed.wire.transport.base import KEEPALIVE_S, Transport, Will
+from fairbed.wire.transport.client import MqttTransport
 
 _log = logging.getLogger(__name__)
 

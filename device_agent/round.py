@@ -1,29 +1,34 @@
-"""One round of one device, from the arrival of `Train` to the coordinator's last word."""
+"""One round of one device, from the arrival of `Train` to the coordinator's last word.
+
+Until when one piece of work may go on: what is common to a round and to a question.
+
+One question: what is the loss of this model on this device? It is asked before a selection.
+"""
 
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import anyio
 import anyio.to_thread
 from msgspec import UNSET
 
-from device_agent.bell import Bell
-from device_agent.config import Timeouts
-from device_agent.deadline import Deadline
-from device_agent.errors import RoundFailed
-from device_agent.exchange import Pulls, Push
-from device_agent.host import Clock
-from device_agent.job import Job, Trained
-from device_agent.lifecycle import Event
-from device_agent.link import LinkEstimate
-from device_agent.post import Post
-from device_agent.stopwatch import Stopwatch
-from device_agent.worker import Worker
-from wire.chunks import suitable_chunk_bytes
-from wire.messages import (
+from fairbed.device_agent.config import Timeouts
+from fairbed.device_agent.errors import RoundFailed
+from fairbed.device_agent.host import Clock
+from fairbed.device_agent.notify import Bell
+from fairbed.device_agent.publisher import Post
+from fairbed.device_agent.state.lifecycle import Event
+from fairbed.device_agent.state.link_estimate import LinkEstimate
+from fairbed.device_agent.transfers import Pulls, Push
+from fairbed.device_agent.worker import Inquiry, Job, Stopwatch, Told, Trained, Worker
+from fairbed.wire.chunks import suitable_chunk_bytes
+from fairbed.wire.messages import (
+    Answer,
+    Ask,
     Grant,
     Manifest,
     Offer,
@@ -33,7 +38,70 @@ from wire.messages import (
     UploadAck,
     UploadDone,
 )
-from wire.transfer import Download, Upload
+from fairbed.wire.transfer import Download, Upload
+
+
+class Deadline:
+    """Ends the work in its `scope` when its time is up, or when it is told to.
+
+    Args:
+        clock: The agent's.
+        at: When the time is up, on that clock.
+        outage_s: How long the work may go on without coordinator and broker.
+    """
+
+    def __init__(self, clock: Clock, at: float, outage_s: float) -> None:
+        self.scope = anyio.CancelScope()
+        self.is_stopped = False
+        """It was told to end."""
+        self._clock = clock
+        self._at = at
+        self._outage_s = outage_s
+        self._held_since: float | None = None
+        self._given_s = 0.0
+        """What absences have added so far."""
+        self._set(at)
+
+    def stop(self) -> None:
+        """End the work at once; what the training thread still does is thrown away."""
+        self.is_stopped = True
+        self.scope.cancel()
+
+    def is_over(self) -> bool:
+        """Tell whether nobody wants the work any more; asked from the training thread, too."""
+        return self.is_stopped or self._left_s() <= 0.0
+
+    def hold(self) -> None:
+        """Nobody is there to hear us: `outage_s` more, of which `go_on` takes back the rest."""
+        if self._held_since is None:
+            self._held_since = self._clock.now()
+            self._give(self._outage_s)
+
+    def go_on(self) -> None:
+        """The coordinator is on again."""
+        held_since, self._held_since = self._held_since, None
+        if held_since is not None:
+            self._give(min(self._clock.now() - held_since - self._outage_s, 0.0))
+
+    @contextmanager
+    def waiting(self, limit_s: float) -> Iterator[None]:
+        """Wait inside for the coordinator: it may last `limit_s`, and is none of our time."""
+        began, at = self._clock.now(), self._at
+        self._set(began + limit_s)
+        yield
+        self._set(at + self._clock.now() - began)
+
+    def _give(self, more_s: float) -> None:
+        self._given_s += more_s
+        self._set(self._at)
+
+    def _set(self, at: float) -> None:
+        self._at = at
+        self.scope.deadline = anyio.current_time() + self._left_s()
+
+    def _left_s(self) -> float:
+        return self._at + self._given_s - self._clock.now()
+
 
 _log = logging.getLogger(__name__)
 
@@ -257,3 +325,63 @@ class Round:
             if not await self._bell.wait(self._kit.timeouts.resend_s):
                 self.repeat()
         return self._received
+
+
+class Question:
+    """Works on one `Ask`: pulls the model, evaluates it, and has the answer.
+
+    Args:
+        ask: What the coordinator wants to know.
+        arrived_s: When it came, on the kit's clock.
+        kit: The agent's means.
+    """
+
+    def __init__(self, ask: Ask, arrived_s: float, kit: Kit) -> None:
+        self.ask = ask
+        self._kit = kit
+        self._watch = Stopwatch(kit.clock, arrived_s)
+        self.deadline = Deadline(kit.clock, arrived_s + ask.limit_s, kit.timeouts.outage_s)
+
+    async def run(self) -> Answer | None:
+        """Return the answer; None when nobody wants it any more.
+
+        Raises:
+            RoundFailed: There is none, or it would come too late.
+        """
+        deadline = self.deadline
+        answer: Answer | None = None
+        try:
+            with deadline.scope:
+                answer = await self._work()
+        except RoundFailed:
+            if not deadline.is_over():
+                raise
+        if answer is None and not deadline.is_stopped:
+            raise RoundFailed(f"no loss within {self.ask.limit_s:g} s")
+        return None if deadline.is_stopped else answer
+
+    def stop(self) -> None:
+        """Give up at once; what the training thread still does is thrown away."""
+        self.deadline.stop()
+
+    async def _work(self) -> Answer:
+        kit, ask = self._kit, self.ask
+        pull = await kit.pulls.fetch(kit.worker.blob_for(ask))
+        should_stop = self.deadline.is_over
+        told = await kit.worker.answer(Inquiry(ask, pull.download, self._watch, should_stop))
+        return self._answer(told, pull.download)
+
+    def _answer(self, told: Told, model: Download) -> Answer:
+        watch, pulled = self._watch, model.manifest.id
+        return Answer(
+            round=self.ask.round,
+            attempt=self.ask.attempt,
+            loss=told.loss,
+            n=told.n,
+            was_cold=told.was_cold,
+            download_s=watch["download"],
+            decode_s=watch["decode"],
+            load_s=watch["load"],
+            evaluate_s=watch["evaluate"],
+            pulled=UNSET if pulled == self.ask.model.id else pulled,
+        )

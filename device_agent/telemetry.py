@@ -7,14 +7,14 @@ from pathlib import Path
 
 from msgspec import UNSET
 
-from device_agent.bell import Bell
-from device_agent.host import Clock, Host
-from device_agent.lifecycle import Phase
-from device_agent.link import LinkEstimate
-from device_agent.post import Post
-from device_agent.sensors import mu_cores
-from device_agent.worker import Worker
-from wire.messages import Context
+from fairbed.device_agent.host import Clock, Host
+from fairbed.device_agent.notify import Bell
+from fairbed.device_agent.publisher import Post
+from fairbed.device_agent.sensors import mu_cores
+from fairbed.device_agent.state.lifecycle import Phase
+from fairbed.device_agent.state.link_estimate import LinkEstimate
+from fairbed.device_agent.worker import Worker
+from fairbed.wire.messages import Context
 
 MIN_GAP_S = 0.25
 """Contexts that tell a new phase of a round are at least this far apart: a round of 0.1 s

@@ -1,4 +1,7 @@
-"""Local training and evaluation on one flat vector: numpy around an engine's gradients."""
+"""Local training and evaluation on one flat vector: numpy around an engine's gradients.
+
+Which examples a device evaluates when it is asked for the loss of one mini-batch.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,9 +10,24 @@ from types import EllipsisType
 import numpy as np
 from numpy.typing import NDArray
 
-from device_agent.engines.base import Engine, Examples
-from device_agent.host import Meter
-from wire.messages import Hyperparameters
+from fairbed.device_agent.engines.base import Engine, Examples
+from fairbed.device_agent.host import Meter
+from fairbed.wire.messages import Hyperparameters
+
+
+def drawn(n: int, examples: int | None, seed: int) -> NDArray[np.int64] | slice:
+    """Return the places of distinct examples among `n`, ascending; all where that is no less.
+
+    Args:
+        n: Examples of the device.
+        examples: How many it evaluates; None is all of them.
+        seed: Picks them, as in `wire.messages.Ask`.
+    """
+    if examples is None or examples >= n:
+        return slice(None)
+    rng = np.random.Generator(np.random.PCG64(seed))
+    return np.sort(rng.choice(n, examples, replace=False))
+
 
 EVALUATION_BATCH = 256
 """Examples per evaluation step, the unit that an emulated host paces."""

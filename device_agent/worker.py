@@ -2,11 +2,15 @@
 
 The worker keeps the session and the data of a device in memory while it is warm, and really
 drops both when it has to be cold, so that `load_s` is what a cold start costs.
+
+What the training thread is given to do, and what it leaves.
+
+Contiguous laps: no moment between the start and the last lap belongs to no phase.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
@@ -15,25 +19,92 @@ import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
 
-from device_agent import trainer
-from device_agent.cache import BlobCache
-from device_agent.coding import Coder
-from device_agent.engines.base import Engine, Examples
-from device_agent.engines.errors import EngineError
-from device_agent.engines.onnx import OnnxEngine, release_memory, self_check, trim_heap
-from device_agent.errors import AgentError, NotPrepared, RoundFailed, one_line
-from device_agent.examples import ExampleSource
-from device_agent.host import Host, Meter, Section
-from device_agent.job import Inquiry, Job, Told, Trained
-from device_agent.lifecycle import Event
-from device_agent.sample import drawn
-from device_agent.stopwatch import Stopwatch
-from device_agent.trainer import TrainingDiverged
-from wire.artifact import Artifact, TaskSpec, decode_artifact
-from wire.errors import DecodeError, EncodeError
-from wire.messages import Ask, Manifest, Train
-from wire.tensors import Layout, vector_from_bytes
-from wire.transfer import Download
+from fairbed.device_agent import trainer
+from fairbed.device_agent.coding import Coder
+from fairbed.device_agent.engines.base import Engine, EngineError, Examples
+from fairbed.device_agent.engines.onnx import OnnxEngine, release_memory, self_check, trim_heap
+from fairbed.device_agent.errors import AgentError, NotPrepared, RoundFailed, one_line
+from fairbed.device_agent.examples import BlobCache, ExampleSource
+from fairbed.device_agent.host import Clock, Host, Meter, Section
+from fairbed.device_agent.state.lifecycle import Event
+from fairbed.device_agent.trainer import TrainingDiverged, drawn
+from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact
+from fairbed.wire.errors import DecodeError, EncodeError
+from fairbed.wire.messages import Ask, Manifest, Train
+from fairbed.wire.tensors import Layout, vector_from_bytes
+from fairbed.wire.transfer import Download
+
+
+class Stopwatch:
+    """Measures the phases of one round; each lap begins where the one before ended."""
+
+    def __init__(self, clock: Clock, started_s: float) -> None:
+        self._clock = clock
+        self._last_s = started_s
+        self._laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> float:
+        """End a lap and return its duration in seconds."""
+        now = self._clock.now()
+        self._laps[name] = max(0.0, now - self._last_s)
+        self._last_s = now
+        return self._laps[name]
+
+    def __getitem__(self, name: str) -> float:
+        return self._laps[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One round's work for the training thread."""
+
+    train: Train
+    model: Download | None
+    """Of `train.model`, or of the packed blob that becomes it; None where the worker holds it."""
+    watch: Stopwatch
+    """Running since `Train` arrived."""
+    progress: Callable[[Sequence[Event]], None]
+    """Called from the training thread, before it sets about something that takes long."""
+    should_stop: Callable[[], bool]
+    """Asked from the training thread between mini-batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What one round's work leaves."""
+
+    update: memoryview
+    """`[params | buffers]` as little-endian float32, or as the round's codec wants it."""
+    n_k: int
+    steps: int
+    was_cold: bool
+    train_cpu_s: float
+    loss_before: float | None
+    loss_train: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """A question's work for the training thread."""
+
+    ask: Ask
+    model: Download
+    """Of `ask.model`, or of the packed blob that becomes it."""
+    watch: Stopwatch
+    """Running since `Ask` arrived."""
+    should_stop: Callable[[], bool]
+    """Asked from the training thread between evaluation steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What an answer says."""
+
+    loss: float
+    n: int
+    """Examples evaluated."""
+    was_cold: bool
+
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.algorithms.selection import Candidates, Outcomes
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.selection import Candidates, Outcomes
 
 
 class LongestWaiting:

@@ -1,7 +1,7 @@
 """Device profiles: what a device can do, with the source of every number."""
 
-from profiles.errors import ProfileError, TraceError, UnknownProfile
-from profiles.load import (
+from fairbed.profiles.errors import ProfileError, TraceError, UnknownProfile
+from fairbed.profiles.load import (
     check,
     find,
     link_names,
@@ -11,13 +11,13 @@ from profiles.load import (
     names,
     population_names,
 )
-from profiles.numbers import course_of, numbers
-from profiles.population import Population
-from profiles.quantities import Quantity, Varying
-from profiles.sampling import sample
-from profiles.schema import Link, LinkProfile, Profile
-from profiles.tracks import DeviceTracks, LinkTracks, device_tracks
-from profiles.write import to_toml
+from fairbed.profiles.numbers import course_of, numbers
+from fairbed.profiles.population import Population
+from fairbed.profiles.quantities import Quantity, Varying
+from fairbed.profiles.sampling import sample
+from fairbed.profiles.schema import Link, LinkProfile, Profile
+from fairbed.profiles.tracks import DeviceTracks, LinkTracks, device_tracks
+from fairbed.profiles.write import to_toml
 
 __all__ = [
     "DeviceTracks",

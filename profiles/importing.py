@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from profiles.quantities import Varying
-from profiles.schema import Link, LinkProfile
-from profiles.traces.table import format_table
-from profiles.traces.trace import ONE_WAY, Trace
-from profiles.write import to_toml
+from fairbed.profiles.quantities import Varying
+from fairbed.profiles.schema import Link, LinkProfile
+from fairbed.profiles.traces.table import format_table
+from fairbed.profiles.traces.trace import ONE_WAY, Trace
+from fairbed.profiles.write import to_toml
 
 GIVEN = "given when the trace was imported"
 NOT_RECORDED = "not recorded: taken as 0, so no delay is added"

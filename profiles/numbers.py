@@ -5,8 +5,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from profiles.population import Distributed
-from profiles.quantities import Quantity, Varying
+from fairbed.profiles.population import Distributed
+from fairbed.profiles.quantities import Quantity, Varying
 
 Number: TypeAlias = Quantity[Any] | Distributed[Any]
 

@@ -6,9 +6,17 @@ import numpy as np
 from msgspec import Meta, field
 from msgspec.structs import fields
 
-from profiles.quantiles import Floats, Quantiles
-from profiles.quantities import Quantity, Seconds, Share, Strict, Tag, Words
-from profiles.schema import (
+from fairbed.profiles.quantities import (
+    Floats,
+    Quantiles,
+    Quantity,
+    Seconds,
+    Share,
+    Strict,
+    Tag,
+    Words,
+)
+from fairbed.profiles.schema import (
     BitsPerSecond,
     BusyCores,
     Bytes,

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from profiles.population import Distributed, Population
-from profiles.quantiles import Floats, normal_shares
-from profiles.schema import Profile
+from fairbed.profiles.population import Distributed, Population
+from fairbed.profiles.quantities import Floats, normal_shares
+from fairbed.profiles.schema import Profile
 
 WHOLE = {"cores": 1, "engine_threads": 1, "memory_bytes": 1 << 20}
 """What is counted in whole units."""

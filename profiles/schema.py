@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, field
 
-from profiles.quantities import Moment, Quantity, Seconds, Share, Strict, Varying, Words
+from fairbed.profiles.quantities import Moment, Quantity, Seconds, Share, Strict, Varying, Words
 
 Kind: TypeAlias = Literal["board", "phone", "computer"]
 Name: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}$")]

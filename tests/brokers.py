@@ -11,8 +11,8 @@ from _pytest.mark import ParameterSet
 from anyio.abc import ByteReceiveStream, ByteSendStream, ByteStream, SocketAttribute
 from anyio.streams.tls import TLSListener
 
-from testbed.broker import BrokerKind, find_broker
-from wire.transport.address import Client
+from fairbed.testbed.run.broker import BrokerKind, find_broker
+from fairbed.wire.transport.address import Client
 
 KINDS: tuple[BrokerKind, ...] = get_args(BrokerKind)
 

@@ -48,27 +48,36 @@ def _command(module: str, *args: str) -> tuple[str, set[str]]:
 
 
 def test_an_agent_loads_no_training_runtime_before_its_first_task() -> None:
-    assert not _loaded_by("import device_agent.agent") & HEAVY
+    assert not _loaded_by("import fairbed.device_agent.agent") & HEAVY
 
 
 def test_the_wire_loads_no_client_before_a_link_is_made() -> None:
-    assert not _loaded_by("import wire.chunks, wire.codec, wire.topics") & (HEAVY | {"aiomqtt"})
+    assert not _loaded_by("import fairbed.wire.chunks, fairbed.wire.codec, fairbed.wire.topics") & (
+        HEAVY | {"aiomqtt"}
+    )
 
 
 def test_the_algorithms_load_no_link_no_screen_no_torch() -> None:
     rooms = ("selection", "estimation", "aggregation")
-    loaded = _loaded_by(f"import {', '.join(f'coordinator.algorithms.{room}' for room in rooms)}")
+    loaded = _loaded_by(
+        f"import {', '.join(f'fairbed.coordinator.algorithms.{room}' for room in rooms)}"
+    )
     assert not loaded & {"aiomqtt", "anyio", "onnxruntime", "textual", "torch"}
 
 
 @pytest.mark.parametrize(
-    "module", ["testbed.experiment", "coordinator.plugins", "coordinator.algorithms.selection"]
+    "module",
+    [
+        "fairbed.testbed.experiment.file",
+        "fairbed.coordinator.policy.plugins",
+        "fairbed.coordinator.algorithms.selection",
+    ],
 )
 def test_what_refers_to_each_other_can_be_loaded_in_any_order(module: str) -> None:
     assert module.partition(".")[0] in _loaded_by(f"import {module}")
 
 
-@pytest.mark.parametrize("module", ["testbed.cli", "device_agent.cli"])
+@pytest.mark.parametrize("module", ["fairbed.testbed.cli.main", "fairbed.device_agent.cli"])
 def test_help_loads_nothing_heavy(module: str) -> None:
     text, loaded = _command(module, "--help")
     assert "usage" in text.lower()
@@ -76,11 +85,11 @@ def test_help_loads_nothing_heavy(module: str) -> None:
 
 
 def test_help_of_every_command_says_how_to_use_it_and_loads_nothing_heavy() -> None:
-    text, _ = _command("testbed.cli", "--help")
+    text, _ = _command("fairbed.testbed.cli.main", "--help")
     commands = set(re.findall(r"^ {4}([a-z-]+)(?: |$)", text, flags=re.MULTILINE))
     assert commands >= COMMANDS
     for command in sorted(commands):
-        text, loaded = _command("testbed.cli", command, "--help")
+        text, loaded = _command("fairbed.testbed.cli.main", command, "--help")
         assert f"usage: fairbed {command}" in text
         assert not loaded & HEAVY, command
 

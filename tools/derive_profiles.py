@@ -17,8 +17,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.traces import TraceReader
-from profiles.traces.mahimahi import MTU_BYTES, PAYLOAD_BYTES
+from fairbed.profiles.traces import TraceReader
+from fairbed.profiles.traces.mahimahi import MTU_BYTES, PAYLOAD_BYTES
 
 Floats = NDArray[np.float64]
 

@@ -20,8 +20,8 @@ import time
 import anyio
 import numpy as np
 
-from testbed.calibration import measured
-from testbed.host_speed import BATCH, probe
+from fairbed.testbed.host.calibration import measured
+from fairbed.testbed.host.speed import BATCH, probe
 
 HPL_N100_FLOPS = 62.851e9
 CORES_N100 = 4

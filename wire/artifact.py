@@ -15,9 +15,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from wire.codec import Buffer, unpack
-from wire.messages import MAX_TEXT
-from wire.tensors import Layout, Shape
+from fairbed.wire.codec import Buffer, unpack
+from fairbed.wire.messages import MAX_TEXT
+from fairbed.wire.tensors import Layout, Shape
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 Magnitude = Annotated[float, Meta(ge=0.0, le=1e12)]

@@ -10,9 +10,9 @@ import struct
 import zlib
 from dataclasses import dataclass
 
-from wire.codec import Buffer, check_version
-from wire.errors import DecodeError, EncodeError
-from wire.messages import (
+from fairbed.wire.codec import Buffer, check_version
+from fairbed.wire.errors import DecodeError, EncodeError
+from fairbed.wire.messages import (
     MAX_CHUNK_BYTES,
     MAX_VECTOR_BYTES,
     MIN_CHUNK_BYTES,

@@ -7,8 +7,8 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from wire.errors import DecodeError, EncodeError, VersionError
-from wire.messages import (
+from fairbed.wire.errors import DecodeError, EncodeError, VersionError
+from fairbed.wire.messages import (
     PROTOCOL_VERSION,
     AnyMessage,
     Command,

@@ -9,42 +9,192 @@ Durations are seconds on one clock, that of the side that names them; instants n
 Keys are only ever added. A peer of before refuses keys that it does not know, so a later key is
 left out where there is nothing to say (`UNSET`, or a default that is omitted), and the coordinator
 says more only to a device that told it can understand it.
+
+What messages are made of: bounds, names, their common base, and the parts that several share.
+
+A question before a selection, and its answer: what is the loss of this model on your data?
 """
 
+import math
+import re
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import force_setattr
+
+PROTOCOL_VERSION = 1
+
+MAX_VECTOR_BYTES = 1 << 31
+"""The largest blob anybody may announce: 2 GiB, beyond what an edge device holds."""
+
+MIN_CHUNK_BYTES = 1 << 10
+MAX_CHUNK_BYTES = 960 * 1024
+"""With its header a chunk stays below 1 MB, NATS' and EMQX' default payload limit."""
+
+MAX_TEXT = 500
+"""Characters of any text; longer ones are cut by whoever builds the message."""
+
+NAME_PATTERN = r"\A[a-z0-9-]{1,32}\Z"
+
+DeviceName: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e7)]
+Positive: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e15)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 40)]
+RoundId: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
+BlobId: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Sha256: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
+ChunkList: TypeAlias = Annotated[list[Annotated[int, Meta(ge=0, le=1 << 22)]], Meta(max_length=64)]
+Bitmap: TypeAlias = Annotated[bytes, Meta(max_length=1 << 19)]
+CodecName: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
+Word: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
+BlobKind: TypeAlias = Literal["task", "model", "shard", "update", "probe"]
+
+
+class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="m"):
+    """Base of all messages: immutable, keyword-only, no unknown fields, no NaN.
+
+    A text becomes one printable line: what a peer says must not steer a terminal or a log.
+    """
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            value = getattr(self, field)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{field} must be a finite number, got {value}")
+            if isinstance(value, str) and not (value.isprintable() and len(value) <= MAX_TEXT):
+                force_setattr(self, field, _one_line(value))
+
+
+class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
+    """Announce a blob: what it is, how large, how it is cut."""
+
+    id: BlobId
+    """For what is downloaded: the first 16 bytes of its sha256. For an update: random."""
+    kind: BlobKind
+    size_bytes: Annotated[int, Meta(ge=1, le=MAX_VECTOR_BYTES)]
+    chunk_bytes: Annotated[int, Meta(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)]
+    sha256: Sha256 | None = None
+    """None exactly for an update, whose hash follows in `UploadDone`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.sha256 is None) != (self.kind == "update"):
+            raise ValueError(f"sha256 must be given exactly for downloads, got kind {self.kind}")
+        if self.sha256 is not None and self.id != self.sha256[:16]:
+            raise ValueError("id must be the first 16 bytes of sha256 for a download")
+
+    @property
+    def chunk_count(self) -> int:
+        """Number of chunks; all but the last hold `chunk_bytes`."""
+        return -(-self.size_bytes // self.chunk_bytes)
+
+
+class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters"):
+    """How a device trains in one round."""
+
+    epochs: Annotated[int, Meta(ge=1, le=10_000)]
+    batch_size: Annotated[int, Meta(ge=1, le=1 << 20)]
+    learning_rate: Positive
+    """Already decayed by the coordinator's round schedule."""
+    momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    weight_decay: Annotated[float, Meta(ge=0.0, le=1e3)] = 0.0
+    proximal: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
+    """FedProx mu; 0 means no proximal term."""
+    clip_norm: Positive | None = None
+    """L2 bound of one gradient over all parameters; None means no clipping."""
+    max_steps: Annotated[int, Meta(ge=1)] | None = None
+    """Stop after this many mini-batches; None means all epochs in full."""
+
+
+class Packed(Message, frozen=True, kw_only=True, tag="packed"):
+    """A smaller blob that becomes the very same model (`wire.codecs`)."""
+
+    manifest: Manifest
+    codec: Literal["float16", "int8"]
+    base: Sha256 | None = None
+    """Hash of the version that its parameters are changes of; None if they are whole."""
+
+
+class Coding(Message, frozen=True, kw_only=True, tag="coding"):
+    """How model and update of one round travel, applied before and after the wire.
+
+    What is encoded of an update is w_k - w_t, of the parameters; buffers travel as they are.
+    """
+
+    up: Literal["float32", "float16", "int8", "top-k"] = "float32"
+    """float32 is the whole model after local training, as it is."""
+    top_k: Annotated[int, Meta(ge=1, le=MAX_VECTOR_BYTES)] | None = None
+    """Values that top-k sends; given exactly for it."""
+    run: Text = ""
+    """The run that a device's unsent rest belongs to; of another run it is forgotten."""
+    merged: RoundId | None = None
+    """Last round of this device whose update was merged; it owes what that one left out."""
+    model: Packed | None = None
+    """How a device gets `Train.model` for less; None is by that blob itself."""
+    keeps_model: bool = False
+    """Hold on to this version: the next may come as changes of it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.top_k is not None) != (self.up == "top-k"):
+            raise ValueError(f"top_k must be given exactly for top-k, got {self.top_k}")
+
+
+def _one_line(text: str) -> str:
+    cut = text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+    return "".join(c if c.isprintable() else " " for c in cut)
+
+
+def is_device_name(name: str) -> bool:
+    """Tell whether `name` may be a device's: 1 to 32 of a-z, 0-9 and hyphen."""
+    return re.fullmatch(NAME_PATTERN, name) is not None
+
+
+class Ask(Message, frozen=True, kw_only=True, tag="ask"):
+    """Evaluate the model of a round before anybody is selected, and answer with `Answer`.
+
+    A device that is selected then has the model already: it keeps it until the next `Train`,
+    `Ask` or `Cancel`. Only who named the skill `loss` is asked.
+    """
+
+    round: RoundId
+    attempt: Count = 0
+    model: Manifest
+    examples: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    """Size of the mini-batch to evaluate; None is the whole training set."""
+    seed: Count
+    """Picks the mini-batch."""
+    limit_s: Seconds
+    """Time the coordinator will wait; past it the device may stop."""
+    coding: Coding | UnsetType = UNSET
+    """Left out where the model travels as float32."""
+
+
+class Answer(Message, frozen=True, kw_only=True, tag="answer"):
+    """The loss of the model that `Ask` announced; only who was asked says it.
+
+    The durations are laps of one stopwatch, from the arrival of `Ask` to the answer.
+    """
+
+    round: RoundId
+    attempt: Count = 0
+    """That of the `Ask` it answers."""
+    loss: Annotated[float, Meta(ge=0.0)]
+    """Mean over the examples, in nats."""
+    n: Count
+    """Examples that were evaluated."""
+    was_cold: bool
+    """Data and session had to be loaded."""
+    download_s: Seconds
+    decode_s: Seconds
+    load_s: Seconds
+    evaluate_s: Seconds
+    pulled: BlobId | UnsetType = UNSET
+    """The blob that the model came in; left out if it was `Ask.model`."""
+
 
 # Whoever reads a message finds its parts here, too.
-from wire.parts import MAX_CHUNK_BYTES as MAX_CHUNK_BYTES
-from wire.parts import MAX_TEXT as MAX_TEXT
-from wire.parts import MAX_VECTOR_BYTES as MAX_VECTOR_BYTES
-from wire.parts import MIN_CHUNK_BYTES as MIN_CHUNK_BYTES
-from wire.parts import NAME_PATTERN as NAME_PATTERN
-from wire.parts import PROTOCOL_VERSION as PROTOCOL_VERSION
-from wire.parts import (
-    Bitmap,
-    BlobId,
-    ChunkList,
-    CodecName,
-    Count,
-    Positive,
-    RoundId,
-    Seconds,
-    Sha256,
-    Text,
-    Word,
-)
-from wire.parts import BlobKind as BlobKind
-from wire.parts import Coding as Coding
-from wire.parts import DeviceName as DeviceName
-from wire.parts import Hyperparameters as Hyperparameters
-from wire.parts import Manifest as Manifest
-from wire.parts import Message as Message
-from wire.parts import Packed as Packed
-from wire.parts import is_device_name as is_device_name
-from wire.questions import Answer as Answer
-from wire.questions import Ask as Ask
 
 # --- presence, retained -------------------------------------------------------------------------
 

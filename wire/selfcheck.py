@@ -10,8 +10,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.artifact import TaskSpec
-from wire.errors import WireError
+from fairbed.wire.artifact import TaskSpec
+from fairbed.wire.errors import WireError
 
 Examples: TypeAlias = NDArray[np.float32] | NDArray[np.int64]
 GradientFunction: TypeAlias = Callable[

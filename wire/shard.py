@@ -7,9 +7,9 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from wire.codec import Buffer, unpack
-from wire.errors import DecodeError
-from wire.tensors import Shape
+from fairbed.wire.codec import Buffer, unpack
+from fairbed.wire.errors import DecodeError
+from fairbed.wire.tensors import Shape
 
 
 class Shard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,8 +7,8 @@ import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
-from wire.errors import DecodeError
-from wire.messages import MAX_TEXT, MAX_VECTOR_BYTES
+from fairbed.wire.errors import DecodeError
+from fairbed.wire.messages import MAX_TEXT, MAX_VECTOR_BYTES
 
 BYTES_PER_VALUE = 4
 

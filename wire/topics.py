@@ -19,8 +19,8 @@ names, because NATS maps slashes to dots.
 
 from dataclasses import dataclass
 
-from wire.errors import DecodeError
-from wire.messages import is_device_name
+from fairbed.wire.errors import DecodeError
+from fairbed.wire.messages import is_device_name
 
 ROOT = "fairbed"
 

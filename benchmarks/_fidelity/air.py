@@ -26,7 +26,7 @@ from benchmarks._fidelity.rig import FREE, Rig
 from benchmarks._fidelity.rows import Asked, Row, unknown
 from benchmarks._fidelity.talk import both
 from benchmarks._fidelity.windows import Evidence, Window
-from testbed.emulation.conditions import Conditions, Shape
+from fairbed.testbed.emulation.conditions import Conditions, Shape
 
 RATE_BPS = 10e6
 """Of the link on which delays are measured."""

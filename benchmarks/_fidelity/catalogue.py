@@ -12,9 +12,9 @@ from benchmarks._fidelity import air, cpu, dilation, fleets, link, outage, trace
 from benchmarks._fidelity.measure import Plan, tell
 from benchmarks._fidelity.rig import Rig, open_rig
 from benchmarks._fidelity.rows import Asked, Row, unknown
-from testbed.backends.choice import BackendName, problem_with
-from testbed.backends.containers.engine import find_engine
-from testbed.backends.errors import BackendError
+from fairbed.testbed.backends.choice import BackendName, problem_with
+from fairbed.testbed.backends.containers.engine import find_engine
+from fairbed.testbed.backends.errors import BackendError
 
 OnRig: TypeAlias = Callable[[Rig, Plan], Awaitable[list[Row]]]
 OnFleet: TypeAlias = Callable[[BackendName, Plan, Path], Awaitable[list[Row]]]

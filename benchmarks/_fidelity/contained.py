@@ -10,11 +10,11 @@ import anyio
 import msgspec
 
 from benchmarks._fidelity.talk import MODULE, EndError, EndPipe
-from testbed.backends.cell import Cell, admit
-from testbed.backends.containers.containers import QUOTA_INSIDE
-from testbed.backends.containers.engine import LIMITS, Engine
-from testbed.backends.containers.keeper import kept, sweep
-from testbed.backends.helper import end_helper
+from fairbed.testbed.backends.containers.cleanup import kept, sweep
+from fairbed.testbed.backends.containers.containers import QUOTA_INSIDE
+from fairbed.testbed.backends.containers.engine import LIMITS, Engine
+from fairbed.testbed.backends.helper import end_helper
+from fairbed.testbed.backends.sandbox import Cell, admit
 
 START_S = 60.0
 """For podman to start a container."""

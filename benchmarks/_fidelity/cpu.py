@@ -17,8 +17,8 @@ from benchmarks._fidelity.orders import Burn, Knead, Paced, Steps
 from benchmarks._fidelity.rig import DEVICE, FREE, Rig
 from benchmarks._fidelity.rows import Asked, Row, unknown
 from benchmarks._fidelity.windows import Evidence, Window
-from testbed.emulation.conditions import Conditions, Shape
-from testbed.emulation.device import EmulatedDevice
+from fairbed.testbed.emulation.conditions import Conditions, Shape
+from fairbed.testbed.emulation.device import EmulatedDevice
 
 STEP_SHARE = 0.25
 """Speed at which the time of steps of every length is measured."""

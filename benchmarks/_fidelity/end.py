@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from benchmarks._fidelity import datagrams, orders, streams, work
-from testbed.backends.priority import go_first
-from testbed.guard import die_with_parent
+from fairbed.testbed.backends.priority import go_first
+from fairbed.testbed.host.guard import die_with_parent
 
 
 class End:

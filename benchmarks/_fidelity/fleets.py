@@ -6,22 +6,22 @@ from pathlib import Path
 
 import anyio
 
-import profiles
 from benchmarks import trace_driver
 from benchmarks._fidelity import limits
 from benchmarks._fidelity.health import watch
 from benchmarks._fidelity.measure import Plan, several
 from benchmarks._fidelity.rows import Asked, Row
 from benchmarks._fidelity.windows import Evidence, Window
-from testbed.backends.choice import BackendName, open_stage
-from testbed.backends.device import DeviceSpec, device_spec
-from testbed.broker import start_broker
-from testbed.emulation.conditions import Shape
-from wire.codec import decode
-from wire.messages import Status
-from wire.topics import Topics
-from wire.transport.base import LinkUp, Packet
-from wire.transport.client import MqttTransport
+from fairbed import profiles
+from fairbed.testbed.backends.base import DeviceSpec, device_spec
+from fairbed.testbed.backends.choice import BackendName, open_stage
+from fairbed.testbed.emulation.conditions import Shape
+from fairbed.testbed.run.broker import start_broker
+from fairbed.wire.codec import decode
+from fairbed.wire.messages import Status
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import LinkUp, Packet
+from fairbed.wire.transport.client import MqttTransport
 
 DEVICES = {"namespace": 100, "container": 30, "process": 100}
 QUICK_DEVICES = 5

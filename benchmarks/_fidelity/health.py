@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from testbed.host_watch import SHORT_S, Waits, waits
+from fairbed.testbed.host.contention import SHORT_S, Waits, waits
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -1,6 +1,6 @@
 """What was promised of each backend: the largest errors, and what may cost how much. Pure."""
 
-from testbed.backends.choice import BackendName
+from fairbed.testbed.backends.choice import BackendName
 
 SHARES = (0.05, 0.10, 0.25, 0.50, 1.0, 1.5)
 """Of a core."""

@@ -17,8 +17,8 @@ from benchmarks._fidelity.rig import FREE, Rig
 from benchmarks._fidelity.rows import Asked, Row
 from benchmarks._fidelity.talk import EndPipe, both
 from benchmarks._fidelity.windows import Evidence, Window
-from testbed.backends.network.htb import FRAME_BYTES
-from testbed.emulation.conditions import Conditions, Shape
+from fairbed.testbed.backends.network.plan.htb import FRAME_BYTES
+from fairbed.testbed.emulation.conditions import Conditions, Shape
 
 Direction: TypeAlias = Literal["down", "up"]
 

@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from testbed.backends.cell import Cell
-from testbed.backends.gauges import GaugeAddress
-from testbed.emulation.device import EmulatedDevice
+from fairbed.testbed.backends.gauges import GaugeAddress
+from fairbed.testbed.backends.sandbox import Cell
+from fairbed.testbed.emulation.device import EmulatedDevice
 
 
 class Order(Struct, frozen=True, kw_only=True, tag=True):

@@ -17,20 +17,20 @@ from benchmarks._fidelity.contained import open_contained_end
 from benchmarks._fidelity.health import children
 from benchmarks._fidelity.orders import Accept, Connect, Done, Listen, Place
 from benchmarks._fidelity.talk import EndPipe, open_end
-from testbed.backends.cell import Cell
-from testbed.backends.cells import limit_speed, open_cells
-from testbed.backends.choice import BackendName
-from testbed.backends.containers.engine import Engine, find_engine
-from testbed.backends.device import DeviceSpec
-from testbed.backends.gauges import GaugeAddress, Gauges
-from testbed.backends.live import tell
-from testbed.backends.network.enter import identity
-from testbed.backends.network.network import open_network
-from testbed.backends.shape import LinkState
-from testbed.backends.shaping import shaped_links
-from testbed.emulation.conditions import Conditions, Shape
-from testbed.emulation.device import EmulatedDevice
-from testbed.host_watch import run_delay_s
+from fairbed.testbed.backends.base import DeviceSpec
+from fairbed.testbed.backends.cgroups.fleet import limit_speed, open_cells
+from fairbed.testbed.backends.choice import BackendName
+from fairbed.testbed.backends.containers.engine import Engine, find_engine
+from fairbed.testbed.backends.gauges import GaugeAddress, Gauges
+from fairbed.testbed.backends.live_devices import tell
+from fairbed.testbed.backends.network.enter import identity
+from fairbed.testbed.backends.network.network import open_network
+from fairbed.testbed.backends.proxy.links import shaped_links
+from fairbed.testbed.backends.proxy.protocol import LinkState
+from fairbed.testbed.backends.sandbox import Cell
+from fairbed.testbed.emulation.conditions import Conditions, Shape
+from fairbed.testbed.emulation.device import EmulatedDevice
+from fairbed.testbed.host.contention import run_delay_s
 
 NAME = "device"
 

@@ -14,9 +14,9 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from benchmarks._fidelity.orders import Answers, Failed, Order
-from testbed.backends.cell import Cell
-from testbed.backends.errors import BackendError
-from testbed.backends.helper import end_helper, open_helper
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.helper import end_helper, open_helper
+from fairbed.testbed.backends.sandbox import Cell
 
 MODULE = "benchmarks._fidelity.end"
 
@@ -127,7 +127,7 @@ async def open_end(
     else:
         argv = (sys.executable, "-m", MODULE, str(os.getpid()))
         told = msgspec.json.encode(cell).decode()
-        process = await open_helper("testbed.backends.cell", told, *argv, log=log)
+        process = await open_helper("fairbed.testbed.backends.sandbox", told, *argv, log=log)
     try:
         yield EndPipe(process, log)
     finally:

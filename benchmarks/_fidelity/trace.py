@@ -25,14 +25,13 @@ from benchmarks._fidelity.rig import FREE, NAME, Rig
 from benchmarks._fidelity.rows import Asked, Row, unknown
 from benchmarks._fidelity.talk import both
 from benchmarks._fidelity.windows import Evidence, Window
-from profiles.errors import TraceError
-from profiles.series import Series
-from profiles.traces.find import TraceReader
-from profiles.tracks import LinkTracks
-from testbed.driver import Driver
-from testbed.emulation.conditions import Conditions
-from testbed.emulation.course import Course
-from testbed.emulation.timeline import Timeline
+from fairbed.profiles.errors import TraceError
+from fairbed.profiles.series import Series
+from fairbed.profiles.traces.files import TraceReader
+from fairbed.profiles.tracks import LinkTracks
+from fairbed.testbed.backends.schedule_driver import Driver
+from fairbed.testbed.emulation.conditions import Conditions
+from fairbed.testbed.emulation.schedule import Course, Timeline
 
 Traffic: TypeAlias = Literal["datagrams", "tcp"]
 

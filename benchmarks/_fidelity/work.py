@@ -8,9 +8,9 @@ from contextlib import ExitStack
 import numpy as np
 
 from benchmarks._fidelity.orders import Burn, Knead, Paced, Steps
-from testbed.backends.gauges import Gauge
-from testbed.emulation.work import StepCost, WorkCosts
-from testbed.launcher import host_for
+from fairbed.testbed.backends.gauges import Gauge
+from fairbed.testbed.backends.launcher import host_for
+from fairbed.testbed.emulation.work import StepCost, WorkCosts
 
 KERNEL_SIZE = 160
 """Of the square matrices that the kernel multiplies: 8 MFLOP, some 0.2 ms, all in caches."""

@@ -11,8 +11,8 @@ from benchmarks._paper.accuracy_report import TITLES
 from benchmarks._paper.reading import Trained, interval
 from benchmarks._paper.settings import Figure, Size, lines_of
 from benchmarks._paper.training import Curve, accuracies
-from coordinator.algorithms.arrays import Floats
-from testbed.figures import band, drawing, look
+from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.testbed.compare.figure_style import band, drawing, look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from benchmarks._paper.reading import Outcome, Reading, Trained, outcomes, readings
 from benchmarks._paper.report import table
 from benchmarks._paper.settings import Figure, Size
-from testbed.compare.statistics import Interval
+from fairbed.testbed.compare.statistics import Interval
 
 TITLES = {"fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
 ACCURACY_DIGITS = 3

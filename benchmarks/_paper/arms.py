@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.experiment import Experiment, load_experiment
+from fairbed.testbed.experiment.file import Experiment, load_experiment
 
 EXPERIMENT = Path(__file__).parents[2] / "examples" / "rbcs-f-paper.toml"
 MILD, WILD = 0.1, 1.0

@@ -21,8 +21,8 @@ from benchmarks._paper.arms import (
 )
 from benchmarks._paper.rounds import Trajectory
 from benchmarks._paper.table import Played
-from coordinator.algorithms.arrays import Bools, Floats
-from testbed.figures import GREY, HEAT, band, drawing, look
+from fairbed.coordinator.algorithms.arrays import Bools, Floats
+from fairbed.testbed.compare.figure_style import GREY, HEAT, band, drawing, look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,9 +14,9 @@ import numpy as np
 from benchmarks._paper.arms import FEDCS, RANDOM, WEIGHTS, rbcs_f
 from benchmarks._paper.settings import EVENNESS, Figure, Line, Setting, Size, fixed, lines_of
 from benchmarks._paper.training import Curve, accuracies
-from coordinator.algorithms.arrays import Floats
-from testbed.compare.comparison import BOOTSTRAP_SEED
-from testbed.compare.statistics import (
+from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.testbed.compare.comparison import BOOTSTRAP_SEED
+from fairbed.testbed.compare.statistics import (
     WINDOW,
     Interval,
     Verdict,

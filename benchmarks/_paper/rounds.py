@@ -10,14 +10,14 @@ import numpy as np
 
 from benchmarks._paper.arms import Arm
 from benchmarks._processes import fresh_processes
-from coordinator.algorithms.arrays import Bools, Floats, Ints
-from coordinator.algorithms.fairness import jain
-from coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
-from coordinator.algorithms.selection.p4 import solve_p4
-from coordinator.decisions import Decisions, make_decisions
-from testbed.replay.linear import LinearWorld
-from testbed.replay.play import play
-from testbed.replay.stage import cast_of
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.fairness import jain
+from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
+from fairbed.coordinator.algorithms.selection.rbcs_f import solve_p4
+from fairbed.coordinator.policy.decisions import Decisions, make_decisions
+from fairbed.testbed.replay.linear import LinearWorld
+from fairbed.testbed.replay.play import play
+from fairbed.testbed.replay.stage import cast_of
 
 GROUPS = 4
 """Fast, medium, slow, slowest: as many devices each, in this order of rows."""

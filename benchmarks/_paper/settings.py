@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from benchmarks._paper.arms import EXPERIMENT, FEDCS, MILD, RANDOM, Policy, rbcs_f
-from testbed.experiment import Experiment, load_experiment
+from fairbed.testbed.experiment.file import Experiment, load_experiment
 
 Figure: TypeAlias = Literal[5, 6]
 

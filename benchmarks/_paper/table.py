@@ -21,7 +21,7 @@ from benchmarks._paper.arms import (
 )
 from benchmarks._paper.reference import METRICS, REFERENCE, SEEDS, TIMES, Printed
 from benchmarks._paper.rounds import ROUNDING, Trajectory
-from coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.algorithms.arrays import Floats
 
 TIME_BAND = 0.02
 """Total times have to be as near as this to the reference, in parts of it."""

@@ -18,24 +18,24 @@ import numpy as np
 
 from benchmarks._paper.settings import MODELS, Setting, Size
 from benchmarks._processes import fresh_processes
-from coordinator.algorithms.arrays import Bools, Floats
-from coordinator.decisions import make_decisions
-from coordinator.ports import Score
-from coordinator.task.catalogue import initial_vector, load_task
-from testbed.data_config import DataConfig
-from testbed.datasets.dataset import Dataset
-from testbed.datasets.loading import load, thin
-from testbed.evaluation import FleetEvaluator
-from testbed.experiment import Experiment
-from testbed.replay.cohort.choose import make_trainer
-from testbed.replay.keep import Parts
-from testbed.replay.learning import Learning
-from testbed.replay.linear import LinearWorld
-from testbed.replay.play import Position, play
-from testbed.replay.stage import cast_of
-from testbed.replay.world import LastRound
-from testbed.shards import FleetData
-from wire.artifact import Artifact
+from fairbed.coordinator.algorithms.arrays import Bools, Floats
+from fairbed.coordinator.policy.decisions import make_decisions
+from fairbed.coordinator.ports import Score
+from fairbed.coordinator.task.catalogue import initial_vector, load_task
+from fairbed.testbed.experiment.data import DataConfig
+from fairbed.testbed.experiment.datasets.dataset import Dataset
+from fairbed.testbed.experiment.datasets.loading import load, thin
+from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.experiment.shards import FleetData
+from fairbed.testbed.replay.cohort.choose import make_trainer
+from fairbed.testbed.replay.keep import Parts
+from fairbed.testbed.replay.learning import Learning
+from fairbed.testbed.replay.linear import LinearWorld
+from fairbed.testbed.replay.play import Position, play
+from fairbed.testbed.replay.stage import cast_of
+from fairbed.testbed.replay.world import LastRound
+from fairbed.testbed.run.evaluation import FleetEvaluator
+from fairbed.wire.artifact import Artifact
 
 CHECKPOINT_S = 10.0
 """A run that is killed loses at most so many seconds of work."""

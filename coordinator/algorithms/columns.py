@@ -5,7 +5,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.algorithms.arrays import Ints
+from fairbed.coordinator.algorithms.arrays import Ints
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
 
 
 def jain(values: NDArray[np.generic]) -> float:

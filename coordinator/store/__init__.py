@@ -1,15 +1,14 @@
 """The run store: one SQLite file is the single record of a run."""
 
-from coordinator.store.errors import (
+from fairbed.coordinator.store.errors import (
     RunInUseError,
     RunNotFoundError,
     StoreError,
     StoreVersionError,
 )
-from coordinator.store.reader import Counts, RunInfo, RunReader, Tally
-from coordinator.store.recovery import Checkpoint
-from coordinator.store.runs import Runs, find_runs, list_runs, resolve_run
-from coordinator.store.store import Store
+from fairbed.coordinator.store.reader import Counts, RunInfo, RunReader, Tally
+from fairbed.coordinator.store.runs import Runs, find_runs, list_runs, resolve_run
+from fairbed.coordinator.store.store import Checkpoint, Store
 
 __all__ = [
     "Checkpoint",

@@ -3,8 +3,13 @@
 `since` arguments are exclusive and make reading incremental: a caller keeps the highest round
 or id that it has seen. `resumes` in `RunInfo` grows when rows of open rounds became void; then
 a caller starts from nothing again.
+
+What a reader wants to know of a run's experiment file, whatever version wrote it.
+
+What kind of machine a device is, for people.
 """
 
+import json
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -14,19 +19,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from coordinator.store.connection import (
+from msgspec import DecodeError, Struct, toml
+
+from fairbed.coordinator.store.connection import (
     CONFIG,
     DATABASE,
+    RunLock,
     closed_on_error,
+    is_locked,
     open_readonly,
     open_writable,
     transaction,
     translated,
 )
-from coordinator.store.errors import StoreError
-from coordinator.store.lock import RunLock, is_locked
-from coordinator.store.plan import Plan, read_plan
-from coordinator.store.records import (
+from fairbed.coordinator.store.errors import StoreError
+from fairbed.coordinator.store.schema import check_version, migrate, schema_version, table_of
+from fairbed.coordinator.store.tables import (
     AskRow,
     CommandRow,
     ConditionRow,
@@ -44,7 +52,61 @@ from coordinator.store.records import (
     TelemetryRow,
     TruthRow,
 )
-from coordinator.store.schema import check_version, migrate, schema_version, table_of
+
+PROMISING = ("rbcs-f", "rbcs-f-known")
+"""Policies that guarantee a rate."""
+
+
+class PlannedSelection(Struct, frozen=True, kw_only=True):
+    """The part of `[selection]` that is shown; None where the file does not say."""
+
+    policy: str | None = None
+    per_round: int | None = None
+    beta: float | None = None
+    counts: str = "selected"
+    ridge_lambda: float | None = None
+    discount: float | None = None
+    alpha: float | str | None = None
+    cold_start_coding: str | None = None
+
+
+class PlannedAggregation(Struct, frozen=True, kw_only=True):
+    """The part of `[aggregation]` that is shown."""
+
+    rule: str | None = None
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """The part of an experiment that is shown beside its results."""
+
+    rounds: int | None = None
+    selection: PlannedSelection = PlannedSelection()
+    aggregation: PlannedAggregation = PlannedAggregation()
+
+    @property
+    def beta(self) -> float | None:
+        """Guaranteed selection rate; None when the policy guarantees none."""
+        return self.selection.beta if self.selection.policy in PROMISING else None
+
+
+def read_plan(experiment_toml: str) -> Plan:
+    """Return what the file says; an unreadable one says nothing."""
+    try:
+        return toml.decode(experiment_toml, type=Plan)
+    except DecodeError:
+        return Plan()
+
+
+def profile_of(device: DeviceRow, truth: TruthRow | None) -> str:
+    """Return the emulated profile, or else the board that the device says it is."""
+    if truth is not None:
+        return truth.profile
+    try:
+        capabilities = json.loads(device.capabilities)
+        return str(capabilities.get("model") or capabilities.get("machine") or "")
+    except (ValueError, AttributeError):
+        return ""
+
 
 R = TypeVar("R", bound=Record)
 

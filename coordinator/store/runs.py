@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.store.connection import DATABASE
-from coordinator.store.errors import RunNotFoundError, StoreError
-from coordinator.store.reader import RunInfo, RunReader
+from fairbed.coordinator.store.connection import DATABASE
+from fairbed.coordinator.store.errors import RunNotFoundError, StoreError
+from fairbed.coordinator.store.reader import RunInfo, RunReader
 
 LATEST = "latest"
 SHOWN = 8

@@ -2,20 +2,22 @@
 
 A `float` column may hold NULL: SQLite keeps no NaN, so NaN is written as NULL and read as NaN
 (as None where the field may be None). Tables without a key are numbered by `id`, from 1.
+
+Many rows of one table, column by column: whoever has columns needs no record for each row.
 """
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import repeat
 from math import nan
 from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_type_hints
 
 import numpy as np
+from numpy.typing import NDArray
 
-from coordinator.store.columns import Cells, Columns
-from coordinator.store.errors import StoreVersionError
-from coordinator.store.records import (
+from fairbed.coordinator.store.errors import StoreVersionError
+from fairbed.coordinator.store.tables import (
     AskRow,
     CheckpointRow,
     CommandRow,
@@ -34,6 +36,26 @@ from coordinator.store.records import (
     TelemetryRow,
     TruthRow,
 )
+
+RowT = TypeVar("RowT")
+
+Cells: TypeAlias = NDArray[Any] | list[Any] | str | float | bool | None
+"""An array or a list has a cell for each row; anything else stands in every row. NaN is NULL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns(Generic[RowT]):
+    """What `n` records of a type would hold."""
+
+    record: type[RowT]
+    n: int
+    cells: Mapping[str, Cells]
+    """Of every field of the record, by its name."""
+
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        return self.n
+
 
 R = TypeVar("R", bound=Record)
 Values: TypeAlias = tuple[Any, ...]

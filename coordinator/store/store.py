@@ -1,9 +1,13 @@
-"""The writer of a run: everything the coordinator remembers goes through here."""
+"""The writer of a run: everything the coordinator remembers goes through here.
+
+Where a run that was interrupted goes on, and what of it must be forgotten.
+"""
 
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -11,24 +15,34 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from coordinator.algorithms.arrays import Vector
-from coordinator.store.columns import Columns
-from coordinator.store.connection import (
+from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.store.connection import (
     BUSY_TIMEOUT_S,
     CONFIG,
     DATABASE,
+    RunLock,
     closed_on_error,
     open_readonly,
     open_writable,
     transaction,
     translated,
 )
-from coordinator.store.errors import StoreError
-from coordinator.store.lock import RunLock
-from coordinator.store.models import file_of, remove_models, save_model
-from coordinator.store.records import (
+from fairbed.coordinator.store.errors import StoreError
+from fairbed.coordinator.store.model_files import file_of, load_model, remove_models, save_model
+from fairbed.coordinator.store.schema import (
+    PER_ROUND,
+    RECORDS,
+    Columns,
+    check_version,
+    create_schema,
+    migrate,
+    schema_version,
+    table_of,
+)
+from fairbed.coordinator.store.tables import (
     CheckpointRow,
     ConditionRow,
+    EventRow,
     ExchangeRow,
     Record,
     RoundRow,
@@ -36,20 +50,76 @@ from coordinator.store.records import (
     SelectionRow,
     TelemetryRow,
 )
-from coordinator.store.recovery import (
-    Checkpoint,
-    last_instant,
-    verified_checkpoint,
-    void_rounds_after,
-)
-from coordinator.store.schema import (
-    check_version,
-    create_schema,
-    migrate,
-    schema_version,
-    table_of,
-)
-from coordinator.store.writer import MAX_ROWS, Writer
+from fairbed.coordinator.store.writer import MAX_ROWS, Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The state after the last closed round."""
+
+    round: int
+    state: bytes
+    """As given to `close_round`."""
+    model: Vector
+    """Shape (n_values,), its sha256 verified."""
+
+
+def verified_checkpoint(folder: Path, connection: sqlite3.Connection) -> Checkpoint | None:
+    """Return the newest checkpoint whose model file is intact.
+
+    Raises:
+        StoreError: There are checkpoints, and none is intact.
+    """
+    table = table_of(CheckpointRow)
+    problem: StoreError | None = None
+    for values in connection.execute(table.select("ORDER BY round DESC")).fetchall():
+        row = table.decode(values)
+        try:
+            model = load_model(folder, row.model_file, row.model_sha256)
+        except StoreError as exc:
+            problem = problem or exc
+        else:
+            return Checkpoint(row.round, row.state, model)
+    if problem:
+        raise problem
+    return None
+
+
+def last_instant(connection: sqlite3.Connection) -> float:
+    """Return the latest instant in any table, seconds; 0 for a new run."""
+    last = 0.0
+    for record in RECORDS:
+        table = table_of(record)
+        for column in table.instants:
+            found = connection.execute(f"SELECT max({column}) FROM {table.name}").fetchone()
+            last = max(last, found[0] or 0.0)
+    return last
+
+
+def void_rounds_after(
+    connection: sqlite3.Connection, *, round_id: int, at_s: float, wall: str
+) -> None:
+    """Delete the rows of rounds after `round_id`, count the resumption, leave an event."""
+    with transaction(connection):
+        voided = 0
+        for record in PER_ROUND:
+            statement = f"DELETE FROM {table_of(record).name} WHERE round > ?"
+            voided += connection.execute(statement, (round_id,)).rowcount
+        connection.execute("UPDATE run SET resumes = resumes + 1, why = ''")
+        if voided:
+            text = f"{voided} rows of rounds after {round_id} are void: those rounds never closed"
+            event = EventRow(
+                at_s=at_s,
+                wall=wall,
+                level="info",
+                kind="voided",
+                round=round_id,
+                device=None,
+                text=text,
+            )
+            table = table_of(EventRow)
+            connection.execute(table.upsert(), table.encode(event))
+
 
 KEEP_LAST = 3
 """Newest models kept: one to resume from, and two should its file be damaged."""

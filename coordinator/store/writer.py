@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coordinator.store.connection import transaction, translated
-from coordinator.store.errors import StoreError
-from coordinator.store.schema import Values
+from fairbed.coordinator.store.connection import transaction, translated
+from fairbed.coordinator.store.errors import StoreError
+from fairbed.coordinator.store.schema import Values
 
 T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], T]

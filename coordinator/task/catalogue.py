@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.task.errors import UnknownTask
-from coordinator.task.recipes import SHIPPED, default_recipe, find_shipped
-from wire.artifact import Artifact, TaskSpec, decode_artifact
+from fairbed.coordinator.task.errors import UnknownTask
+from fairbed.coordinator.task.recipes import SHIPPED, default_recipe, find_shipped
+from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,7 +45,7 @@ def load_task(model: str, x_shape: tuple[int, ...], classes: int) -> Artifact:
 
 def read_shipped(name: str) -> bytes:
     """Return the blob of a shipped task."""
-    file = resources.files("coordinator.task") / ARTIFACTS / f"{name}{SUFFIX}"
+    file = resources.files("fairbed.coordinator.task") / ARTIFACTS / f"{name}{SUFFIX}"
     return file.read_bytes()
 
 
@@ -61,7 +61,7 @@ def build_task(model: str, x_shape: tuple[int, ...], classes: int) -> Artifact:
         WrongArtifact: The export does not compute what torch computes.
     """
     try:
-        from coordinator.task.export import export_task
+        from fairbed.coordinator.task.export import export_task
     except ImportError as exc:
         raise UnknownTask(
             f"model.name: {model} must be exported, got: {exc}; install fairbed[torch]"
@@ -83,7 +83,7 @@ def make_module(model: str, x_shape: tuple[int, ...], classes: int) -> "nn.Modul
     """
     if ":" in model:
         return _call_factory(model, x_shape, classes)
-    from coordinator.task.models import make_model
+    from fairbed.coordinator.task.models import make_model
 
     try:
         return make_model(default_recipe(model, x_shape, classes))

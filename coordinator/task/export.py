@@ -3,11 +3,14 @@
 `torch.export` records the loss and its gradient, our own lowering writes them as ONNX. Every
 artifact is compared with torch in float64 before it leaves this module, because two other routes
 from torch to ONNX are known to be wrong without saying so.
+
+Where each tensor of a torch module lies in the flat vector, and how it starts.
 """
 
 import copy
+import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import torch
@@ -15,16 +18,84 @@ from numpy.typing import NDArray
 from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.nn.modules.conv import _ConvNd
 
-from coordinator.task.errors import Unsupported
-from coordinator.task.graph import OPSET, GraphBuilder, Input, Output
-from coordinator.task.layouts import make_layout
-from coordinator.task.lowering import BATCH, ELEMENT_TYPES, Lowering, dtype_of
-from coordinator.task.ops import OPERATIONS
-from coordinator.task.recording import PREFIX, Recorder
-from coordinator.task.reference import TorchReference
-from coordinator.task.selfcheck import record_selfcheck, verify
-from wire.artifact import Artifact, SelfCheck, TaskSpec
+from fairbed.coordinator.task.errors import Unsupported
+from fairbed.coordinator.task.lowering import (
+    BATCH,
+    ELEMENT_TYPES,
+    OPSET,
+    GraphBuilder,
+    Input,
+    Lowering,
+    Output,
+    dtype_of,
+)
+from fairbed.coordinator.task.ops import OPERATIONS
+from fairbed.coordinator.task.recording import PREFIX, Recorder
+from fairbed.coordinator.task.selfcheck import TorchReference, record_selfcheck, verify
+from fairbed.wire.artifact import Artifact, SelfCheck, TaskSpec
+from fairbed.wire.tensors import Layout, Tensor
+
+Role: TypeAlias = Literal["param", "buffer"]
+Start: TypeAlias = Literal["zeros", "ones", "uniform"]
+
+
+def make_layout(model: nn.Module) -> Layout:
+    """Return the layout of a module: parameters, then float buffers, in the module's order.
+
+    Linear and convolution layers start as torch starts them, weight and bias uniform in
+    +-1/sqrt(fan_in). Other tensors that are all 0 or all 1 start so; the rest starts uniform
+    with the standard deviation that the module's own values have.
+    """
+    bounds = _uniform_bounds(model)
+    named: list[tuple[str, torch.Tensor, Role]] = [
+        (name, tensor, "param") for name, tensor in model.named_parameters()
+    ]
+    named += [
+        (name, tensor, "buffer")
+        for name, tensor in model.named_buffers()
+        if tensor.dtype == torch.float32
+    ]
+    tensors: list[Tensor] = []
+    offset = 0
+    for name, values, role in named:
+        tensor = _tensor(name, values.detach(), offset, role, bounds.get(name))
+        tensors.append(tensor)
+        offset += tensor.size
+    return Layout(tensors=tuple(tensors))
+
+
+def _uniform_bounds(model: nn.Module) -> dict[str, float]:
+    """Return 1/sqrt(fan_in) of every weight and bias that torch starts so, by name."""
+    bounds = {}
+    for prefix, module in model.named_modules():
+        if isinstance(module, nn.Linear | _ConvNd):
+            fan_in = math.prod(module.weight.shape[1:])
+            for leaf, _ in module.named_parameters(recurse=False):
+                bounds[f"{prefix}.{leaf}" if prefix else leaf] = 1.0 / math.sqrt(fan_in)
+    return bounds
+
+
+def _tensor(
+    name: str, values: torch.Tensor, offset: int, role: Role, bound: float | None
+) -> Tensor:
+    start: Start = "uniform"
+    if bound is None and bool((values == 0).all()):
+        start = "zeros"
+    elif bound is None and bool((values == 1).all()):
+        start = "ones"
+    elif bound is None:
+        bound = math.sqrt(3.0) * float(values.double().std(correction=0))
+    return Tensor(
+        name=name,
+        shape=tuple(values.shape),
+        offset=offset,
+        role=role,
+        init=start,
+        init_bound=bound or 0.0,
+    )
+
 
 SELFCHECK_SEED = 20
 SELFCHECK_BATCH = 5

@@ -5,7 +5,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from coordinator.task.recipes import Recipe
+from fairbed.coordinator.task.recipes import Recipe
 
 KERNEL = 5
 PADDING = 2

@@ -9,8 +9,8 @@ from torch import nn
 from torch.export import Dim, ExportedProgram, export
 from torch.export.experimental import _export_forward_backward
 
-from coordinator.task.errors import Unsupported
-from wire.artifact import TaskSpec
+from fairbed.coordinator.task.errors import Unsupported
+from fairbed.wire.artifact import TaskSpec
 
 PREFIX = "model."
 """Of the names of a module's tensors in a recorded graph."""

@@ -1,13 +1,13 @@
-"""Regenerates the shipped artifacts: `python -m coordinator.task.ship [FOLDER]`; needs torch."""
+"""Regenerates the shipped artifacts: `python -m fairbed.coordinator.task.ship [FOLDER]`; needs torch."""
 
 import sys
 from pathlib import Path
 
-from coordinator.task.catalogue import ARTIFACTS, SUFFIX
-from coordinator.task.export import export_task
-from coordinator.task.models import make_model
-from coordinator.task.recipes import SHIPPED, Recipe
-from wire.artifact import encode_artifact
+from fairbed.coordinator.task.catalogue import ARTIFACTS, SUFFIX
+from fairbed.coordinator.task.export import export_task
+from fairbed.coordinator.task.models import make_model
+from fairbed.coordinator.task.recipes import SHIPPED, Recipe
+from fairbed.wire.artifact import encode_artifact
 
 
 def export_recipe(recipe: Recipe) -> bytes:

@@ -1,9 +1,15 @@
-"""The control room as an application: reads the store, shows what is new, sends commands."""
+"""The control room as an application: reads the store, shows what is new, sends commands.
+
+Reads what a view does not contain yet, in one short transaction.
+
+How often the screen may change, so that it costs nobody who is measured beside it. Pure.
+"""
 
 import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -14,17 +20,101 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Footer
 
-from coordinator.store.errors import StoreError
-from coordinator.store.reader import LIVE, RunReader
-from coordinator.tui.feed import Feed
-from coordinator.tui.pace import pause_s
-from coordinator.tui.screens.device import DeviceDetail
-from coordinator.tui.screens.leave import Answer, Leave
-from coordinator.tui.screens.room import Room
-from coordinator.tui.view import DeviceView, RunView
-from coordinator.tui.widgets.fleet import FleetTable
-from wire.errors import WireError
-from wire.messages import Command
+from fairbed.coordinator.store.errors import StoreError
+from fairbed.coordinator.store.reader import LIVE, Quality, RunReader
+from fairbed.coordinator.tui.screens.device import DeviceDetail
+from fairbed.coordinator.tui.screens.leave import Answer, Leave
+from fairbed.coordinator.tui.screens.room import Room
+from fairbed.coordinator.tui.view import (
+    EVENTS_KEPT,
+    ROUNDS_KEPT,
+    Cursor,
+    DeviceView,
+    News,
+    RunView,
+    fold,
+)
+from fairbed.coordinator.tui.widgets.fleet import FleetTable
+from fairbed.wire.errors import WireError
+from fairbed.wire.messages import Command
+
+
+class Feed:
+    """Keeps a view up to date; used by one thread at a time, never by the screen's."""
+
+    def __init__(self, reader: RunReader) -> None:
+        self.reader = reader
+        self._seen: tuple[int, bool] | None = None
+
+    def refresh(self, view: RunView) -> RunView | None:
+        """Return the next view, or None when nothing was written since the last one.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        seen = (self.reader.data_version(), self.reader.is_alive())
+        if seen == self._seen:
+            return None
+        view = fold(view, self._news(view.cursor))
+        self._seen = seen
+        return view
+
+    def _news(self, cursor: Cursor) -> News:
+        reader = self.reader
+        with reader.snapshot():
+            info = reader.run()
+            if info.row.resumes != cursor.resumes:
+                cursor = Cursor(resumes=info.row.resumes)
+            rounds = reader.rounds(cursor.round)
+            newest = rounds[-1].round if rounds else cursor.round
+            metrics = reader.metrics(cursor.metric)
+            events = reader.events(cursor.event, EVENTS_KEPT)
+            telemetry = reader.telemetry_latest(cursor.telemetry)
+            is_new = cursor.event == 0
+            may_have_joined = is_new or bool(events)
+            return News(
+                info=info,
+                cursor=replace(
+                    cursor,
+                    round=newest,
+                    metric=metrics[-1].round if metrics else cursor.metric,
+                    event=events[-1][0] if events else cursor.event,
+                    telemetry=telemetry[-1][0] if telemetry else cursor.telemetry,
+                ),
+                devices=reader.devices() if may_have_joined else (),
+                truths=reader.truths() if may_have_joined else (),
+                rounds=rounds,
+                exchanges=reader.exchanges(max(cursor.round, newest - ROUNDS_KEPT)),
+                measured=reader.latest_exchanges() if cursor.round == 0 else (),
+                tallies=reader.tallies(cursor.round) if rounds else (),
+                quality=reader.quality(cursor.round) if rounds else Quality(),
+                selections=reader.selections(newest) if rounds else (),
+                metrics=metrics,
+                device_metrics=reader.device_metrics(metrics[-1].round) if metrics else (),
+                events=events,
+                telemetry=[row for _, row in telemetry],
+                commands=reader.commands(),
+            )
+
+
+QUICKEST_S = 0.25
+"""However many events came, the screen changes four times a second at most."""
+
+SLOWEST_S = 1.0
+"""However much it costs, a person sees it change."""
+
+SHARE = 0.05
+"""Of one core; what an exchange may lose to a busy machine without being invalid."""
+
+
+def pause_s(spent_s: float) -> float:
+    """Return how long to leave the screen alone after a change, seconds.
+
+    Args:
+        spent_s: Processor time that showing the last change took, seconds.
+    """
+    return min(max(QUICKEST_S, spent_s / SHARE), SLOWEST_S)
+
 
 ExitChoice = Literal["detach", "stop", "quit"]
 SendCommand = Callable[[Command], Awaitable[None]]

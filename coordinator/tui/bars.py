@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.tui.spans import OVER, Span
+from fairbed.coordinator.tui.phase_spans import OVER, Span
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 """Block i fills i eighths of a cell from the left."""

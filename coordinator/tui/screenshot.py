@@ -1,6 +1,6 @@
 """Draws a run folder as a picture of the control room, without a terminal.
 
-python -m coordinator.tui.screenshot runs/ID docs/images/tui.svg --size 120x40
+python -m fairbed.coordinator.tui.screenshot runs/ID docs/images/tui.svg --size 120x40
 """
 
 import argparse
@@ -8,8 +8,8 @@ import asyncio
 import re
 from pathlib import Path
 
-from coordinator.store.reader import RunReader
-from coordinator.tui.app import ControlRoom
+from fairbed.coordinator.store.reader import RunReader
+from fairbed.coordinator.tui.app import ControlRoom
 
 MONOSPACED = "'DejaVu Sans Mono', Menlo, Consolas, 'Liberation Mono', monospace"
 """Fonts with braille and block glyphs come first."""

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from coordinator.store.profile import profile_of
-from coordinator.store.reader import Quality, RunInfo, Tally
-from coordinator.store.records import (
+from fairbed.coordinator.store.reader import Quality, RunInfo, Tally, profile_of
+from fairbed.coordinator.store.tables import (
     CommandRow,
     DeviceMetricRow,
     DeviceRow,
@@ -21,7 +20,7 @@ from coordinator.store.records import (
     TelemetryRow,
     TruthRow,
 )
-from coordinator.tui.spans import PHASE_OF_STATE, Span, extend, spans_of
+from fairbed.coordinator.tui.phase_spans import PHASE_OF_STATE, Span, extend, spans_of
 
 ROUNDS_KEPT = 24
 """Rounds whose exchanges are kept for the timeline."""

@@ -1,11 +1,26 @@
-"""What every training engine can do."""
+"""What every training engine can do.
+
+Errors of the engines.
+
+EngineError            the engine cannot run this task
+└── EngineMismatch     it runs, and computes something else than the task says
+"""
 
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.artifact import TaskSpec
+from fairbed.wire.artifact import TaskSpec
+
+
+class EngineError(Exception):
+    """The engine is missing, or cannot run a task."""
+
+
+class EngineMismatch(EngineError):
+    """The engine's results differ from what the task says a right engine computes."""
+
 
 Examples = NDArray[np.float32] | NDArray[np.int64]
 

@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_agent.engines.base import Engine, Examples
-from device_agent.engines.errors import EngineError, EngineMismatch
-from device_agent.lean import installed_version
-from wire.artifact import Artifact
-from wire.selfcheck import SelfCheckFailed, run_selfcheck
-from wire.tensors import Tensor
+from fairbed.device_agent.engines.base import Engine, EngineError, EngineMismatch, Examples
+from fairbed.device_agent.memory import installed_version
+from fairbed.wire.artifact import Artifact
+from fairbed.wire.selfcheck import SelfCheckFailed, run_selfcheck
+from fairbed.wire.tensors import Tensor
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino")
 """All install the module `onnxruntime`; Jetson boards often carry the second."""

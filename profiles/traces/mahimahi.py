@@ -12,9 +12,9 @@ import io
 
 import numpy as np
 
-from profiles.errors import TraceError
-from profiles.traces.table import check_text, load_numbers
-from profiles.traces.trace import ONE_WAY, Trace, bin_edges
+from fairbed.profiles.errors import TraceError
+from fairbed.profiles.traces.table import check_text, load_numbers
+from fairbed.profiles.traces.trace import ONE_WAY, Trace, bin_edges
 
 MTU_BYTES = 1500
 """Of IP, delivered at each moment of the file."""

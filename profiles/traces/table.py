@@ -19,8 +19,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from profiles.errors import TraceError
-from profiles.traces.trace import COLUMNS, MOST_BPS, ONE_WAY, RANGES, Floats, Trace
+from fairbed.profiles.errors import TraceError
+from fairbed.profiles.traces.trace import COLUMNS, MOST_BPS, ONE_WAY, RANGES, Floats, Trace
 
 TIME = "t_s"
 

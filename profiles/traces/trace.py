@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.series import Series
+from fairbed.profiles.series import Series
 
 Floats: TypeAlias = NDArray[np.float64]
 

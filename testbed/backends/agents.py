@@ -13,10 +13,18 @@ import msgspec
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from testbed.backends.errors import BackendError
-from testbed.backends.helper import ANSWER_TIMEOUT_S, Ended, OnEnd, end_helper, open_helper
-from testbed.backends.orders import Answer, Exited, NotStarted, Order, Signal, Start, Started
-from testbed.launcher import Launch
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.fork_protocol import (
+    Answer,
+    Exited,
+    NotStarted,
+    Order,
+    Signal,
+    Start,
+    Started,
+)
+from fairbed.testbed.backends.helper import ANSWER_TIMEOUT_S, Ended, OnEnd, end_helper, open_helper
+from fairbed.testbed.backends.launcher import Launch
 
 if sys.version_info >= (3, 11):
     from typing import assert_never
@@ -177,7 +185,7 @@ async def open_agents(
         BackendError: The machine refused a process.
     """
     try:
-        nursery = await open_helper("testbed.backends.nursery", method, log=log)
+        nursery = await open_helper("fairbed.testbed.backends.fork_server", method, log=log)
     except OSError as exc:
         raise BackendError(f"nursery: cannot be started, {exc}; end other processes") from exc
     agents = Agents(nursery, on_end)

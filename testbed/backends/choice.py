@@ -17,17 +17,16 @@ from typing import Literal, TypeAlias
 
 import anyio.to_thread
 
-from testbed.backends.base import Backend
-from testbed.backends.cells import check_share, try_groups
-from testbed.backends.containers.engine import Engine, find_engine
-from testbed.backends.device import DeviceSpec, without_loss
-from testbed.backends.errors import BackendError, BackendUnavailable
-from testbed.backends.helper import OnEnd
-from testbed.backends.namespace import NamespaceBackend
-from testbed.backends.network.network import Network, open_network
-from testbed.backends.network.probe import probe
-from testbed.backends.process import ProcessBackend
-from testbed.backends.shape import Shape
+from fairbed.testbed.backends.base import Backend, DeviceSpec, without_loss
+from fairbed.testbed.backends.cgroups.fleet import check_share, try_groups
+from fairbed.testbed.backends.containers.engine import Engine, find_engine
+from fairbed.testbed.backends.errors import BackendError, BackendUnavailable
+from fairbed.testbed.backends.helper import OnEnd
+from fairbed.testbed.backends.namespace import NamespaceBackend
+from fairbed.testbed.backends.network.network import Network, open_network
+from fairbed.testbed.backends.network.probe import probe
+from fairbed.testbed.backends.process import ProcessBackend
+from fairbed.testbed.backends.proxy.protocol import Shape
 
 BackendName: TypeAlias = Literal["namespace", "container", "process"]
 BackendChoice: TypeAlias = Literal["auto", "namespace", "container", "process"]
@@ -81,7 +80,7 @@ class Stage:
                 on_end=on_end,
                 engine=self.engine,
             )
-        fleet = [without_loss(spec) for spec in self.fleet]  # `testbed.unmet` says so
+        fleet = [without_loss(spec) for spec in self.fleet]  # `testbed.cli.preflight` says so
         return ProcessBackend(
             broker_url, fleet, self.folder, tenant=tenant, on_end=on_end, seed=self.seed
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import Process
 
-from testbed.threads import ONE_THREAD
+from fairbed.testbed.host.threads import ONE_THREAD
 
 ANSWER_TIMEOUT_S = 60.0
 """For a helper to do what it was asked, on a machine that is busy starting a fleet."""

@@ -16,22 +16,20 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.backends.base import Usage
-from testbed.backends.cells import check_share, limit, open_cells
-from testbed.backends.cgroups.group import Group, GroupUsage
-from testbed.backends.containers.containers import open_containers
-from testbed.backends.containers.engine import Engine
-from testbed.backends.crew import Crew, LogLevel, Site
-from testbed.backends.device import DeviceSpec
-from testbed.backends.errors import BackendError
-from testbed.backends.hands import Hands
-from testbed.backends.helper import Ended, OnEnd
-from testbed.backends.live import check_speed, tell
-from testbed.backends.network.counters import LinkCounters
-from testbed.backends.network.enter import identity
-from testbed.backends.network.network import Network
-from testbed.emulation.conditions import Conditions
-from testbed.emulation.work import WorkCosts
+from fairbed.testbed.backends.agent_pool import Crew, Hands, LogLevel, Site
+from fairbed.testbed.backends.base import DeviceSpec, Usage
+from fairbed.testbed.backends.cgroups.fleet import check_share, limit, open_cells
+from fairbed.testbed.backends.cgroups.group import Group, GroupUsage
+from fairbed.testbed.backends.containers.containers import open_containers
+from fairbed.testbed.backends.containers.engine import Engine
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.helper import Ended, OnEnd
+from fairbed.testbed.backends.live_devices import check_speed, tell
+from fairbed.testbed.backends.network.counters import LinkCounters
+from fairbed.testbed.backends.network.enter import identity
+from fairbed.testbed.backends.network.network import Network
+from fairbed.testbed.emulation.conditions import Conditions
+from fairbed.testbed.emulation.work import WorkCosts
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@
                    +-- proxy-0 ...                       (the links of 50 devices each)
 
 Works without root and on macOS. Nothing outlives this process, however it ends: see
-`testbed.guard`, which is also why it has to be used from the main thread.
+`testbed.host.guard`, which is also why it has to be used from the main thread.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,16 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from testbed.backends.base import Usage
-from testbed.backends.crew import Crew, LogLevel, Method, Site
-from testbed.backends.device import DeviceSpec
-from testbed.backends.errors import BackendError
-from testbed.backends.helper import OnEnd
-from testbed.backends.live import LiveDevices, no_loss
-from testbed.backends.shape import Shape
-from testbed.backends.shaping import ShapedLinks, shaped_links
-from testbed.emulation.conditions import Conditions
-from testbed.emulation.work import WorkCosts
-from wire.transport.address import Address, parse_url, with_client
+from fairbed.testbed.backends.agent_pool import Crew, LogLevel, Method, Site
+from fairbed.testbed.backends.base import DeviceSpec, Usage
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.helper import OnEnd
+from fairbed.testbed.backends.live_devices import LiveDevices, no_loss
+from fairbed.testbed.backends.proxy.links import ShapedLinks, shaped_links
+from fairbed.testbed.backends.proxy.protocol import Shape
+from fairbed.testbed.emulation.conditions import Conditions
+from fairbed.testbed.emulation.work import WorkCosts
+from fairbed.wire.transport.address import Address, parse_url, with_client
 
 
 class ProcessBackend:

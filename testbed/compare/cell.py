@@ -7,11 +7,11 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from coordinator.store import RunReader, StoreError
-from coordinator.store.connection import DATABASE, open_readonly
-from coordinator.store.errors import StoreVersionError
-from coordinator.store.schema import schema_version
-from testbed.compare.measures import Measured, measure
+from fairbed.coordinator.store import RunReader, StoreError
+from fairbed.coordinator.store.connection import DATABASE, open_readonly
+from fairbed.coordinator.store.errors import StoreVersionError
+from fairbed.coordinator.store.schema import schema_version
+from fairbed.testbed.compare.measures import Measured, measure
 
 State: TypeAlias = Literal["new", "damaged", "partial", "done"]
 """A damaged run cannot be gone on with, a partial one can."""

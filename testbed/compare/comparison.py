@@ -11,11 +11,11 @@ from typing import Literal, TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from coordinator.algorithms.arrays import Floats
-from testbed.compare.cell import Result
-from testbed.compare.grid import Grid, TargetConfig
-from testbed.compare.measures import METRICS, Course, Metric
-from testbed.compare.statistics import (
+from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.testbed.compare.cell import Result
+from fairbed.testbed.compare.grid import Grid, TargetConfig
+from fairbed.testbed.compare.measures import METRICS, Course, Metric
+from fairbed.testbed.compare.statistics import (
     CONFIDENCE,
     RESAMPLES,
     Interval,

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from coordinator.store.errors import RunInUseError
-from coordinator.store.lock import LOCK_FILE, RunLock
-from testbed.compare.grid import Fleet, Grid, TargetConfig
-from testbed.experiment import ExperimentError
+from fairbed.coordinator.store.connection import LOCK_FILE, RunLock
+from fairbed.coordinator.store.errors import RunInUseError
+from fairbed.testbed.compare.grid import Fleet, Grid, TargetConfig
+from fairbed.testbed.experiment.file import ExperimentError
 
 MANIFEST = "grid.json"
 RUNS, ARMS = "runs", "arms"

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from coordinator.config import PositiveFloat, Section
-from testbed.experiment import Experiment, ExperimentError, Seed, parse_experiment
-from testbed.explain import assign, explain, first_not_finite, override
+from fairbed.coordinator.policy.config import PositiveFloat, Section
+from fairbed.testbed.experiment.explain import assign, explain, first_not_finite, override
+from fairbed.testbed.experiment.file import Experiment, ExperimentError, Seed, parse_experiment
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -7,10 +7,10 @@ from pathlib import Path
 import anyio
 from anyio.abc import Process
 
-from coordinator.store import StoreError
-from testbed.compare.cell import Reply, begin_anew, one_line, reply_of, state_of
-from testbed.compare.folder import ARMS
-from testbed.compare.grid import Cell
+from fairbed.coordinator.store import StoreError
+from fairbed.testbed.compare.cell import Reply, begin_anew, one_line, reply_of, state_of
+from fairbed.testbed.compare.folder import ARMS
+from fairbed.testbed.compare.grid import Cell
 
 STOP_S = 60.0
 """A run that was told to stop closes its round, says goodbye and ends its devices within this."""
@@ -47,7 +47,7 @@ def _arguments(cell: Cell, out: Path, *, is_begun: bool) -> list[str]:
 async def _fairbed_run(arguments: list[str], log: Path) -> int:
     """Run `fairbed run` to its end; return the exit status. Cancelling ends it in order."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "testbed.cli", "run", *arguments]
+    command = [sys.executable, "-m", "fairbed.testbed.cli.main", "run", *arguments]
     with log.open("ab") as lines:
         process = await anyio.open_process(
             [*command, "--headless", "--json", "--attached"],

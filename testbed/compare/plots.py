@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Floats
-from testbed.compare.cell import Result
-from testbed.compare.comparison import FRONT_RATE, FRONT_TIME, ArmSummary, Comparison
-from testbed.compare.measures import Course
-from testbed.figures import GREY, Look, band, drawing, files_of, look
+from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.testbed.compare.cell import Result
+from fairbed.testbed.compare.comparison import FRONT_RATE, FRONT_TIME, ArmSummary, Comparison
+from fairbed.testbed.compare.figure_style import GREY, Look, band, drawing, files_of, look
+from fairbed.testbed.compare.measures import Course
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

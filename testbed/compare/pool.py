@@ -18,11 +18,11 @@ import msgspec
 from anyio.abc import Process, TaskStatus
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from testbed.compare.cell import Reply, Result
-from testbed.compare.grid import Cell, Grid
-from testbed.compare.live import run_live
-from testbed.compare.worker import CLOSE_S, Job
-from testbed.threads import ONE_THREAD
+from fairbed.testbed.compare.cell import Reply, Result
+from fairbed.testbed.compare.grid import Cell, Grid
+from fairbed.testbed.compare.live import run_live
+from fairbed.testbed.compare.worker import CLOSE_S, Job
+from fairbed.testbed.host.threads import ONE_THREAD
 
 GRACE_S = CLOSE_S + 5.0
 """A worker that was told to stop is killed after this."""
@@ -100,7 +100,7 @@ class Worker:
 
     async def __aenter__(self) -> "Worker":
         self._process = await anyio.open_process(
-            [sys.executable, "-m", "testbed.compare.worker"],
+            [sys.executable, "-m", "fairbed.testbed.compare.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=None,

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from scipy import special
 
-from coordinator.algorithms.arrays import Bools, Floats
+from fairbed.coordinator.algorithms.arrays import Bools, Floats
 
 CONFIDENCE = 0.95
 RESAMPLES = 20_000

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from coordinator.quantities import MISSING
-from testbed.compare.comparison import (
+from fairbed.coordinator.report.quantities import MISSING
+from fairbed.testbed.compare.comparison import (
     FRONT_RATE,
     FRONT_TIME,
     ArmSummary,

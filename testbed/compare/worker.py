@@ -17,15 +17,15 @@ from typing import BinaryIO
 import msgspec
 from msgspec import Struct
 
-from coordinator.store import StoreError
-from coordinator.task.errors import TaskError
-from device_agent.engines.errors import EngineError
-from profiles.errors import ProfileError
-from testbed.backends.errors import BackendError
-from testbed.compare.cell import Reply, begin_anew, one_line, reply_of, state_of
-from testbed.datasets.errors import DataError
-from testbed.experiment import Experiment, ExperimentError
-from testbed.replay.run import replay_experiment
+from fairbed.coordinator.store import StoreError
+from fairbed.coordinator.task.errors import TaskError
+from fairbed.device_agent.engines.base import EngineError
+from fairbed.profiles.errors import ProfileError
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.compare.cell import Reply, begin_anew, one_line, reply_of, state_of
+from fairbed.testbed.experiment.datasets.dataset import DataError
+from fairbed.testbed.experiment.file import Experiment, ExperimentError
+from fairbed.testbed.replay.run import replay_experiment
 
 EXPECTED = (
     BackendError,

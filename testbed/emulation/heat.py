@@ -13,7 +13,7 @@ accuracy, and heat is the same however often somebody looks.
 from dataclasses import dataclass
 from math import exp
 
-from profiles.schema import Thermal
+from fairbed.profiles.schema import Thermal
 
 
 @dataclass(slots=True)

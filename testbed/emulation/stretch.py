@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from testbed.emulation.conditions import Conditions
+from fairbed.testbed.emulation.conditions import Conditions
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ Source:
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.algorithms.arrays import Floats
 
 FIRST_WINDOW_BITS = 8.0 * 10 * 1448
 

@@ -1,9 +1,9 @@
 """Trains the step that core speeds are told by, for some time, in a process of its own.
 
-    python -m testbed.recording.kernel PARENT SECONDS > a `Window` in JSON, one a line
+    python -m fairbed.testbed.recording.kernel PARENT SECONDS > a `Window` in JSON, one a line
 
 It is the step and the training loop that the speed of a host is measured with
-(`testbed.host_speed`), so that recorded and calibrated speeds mean the same.
+(`testbed.host.speed`), so that recorded and calibrated speeds mean the same.
 """
 
 import os
@@ -18,8 +18,8 @@ from typing import IO
 import msgspec
 from msgspec import Struct
 
-from testbed.guard import die_with_parent
-from testbed.recording.findings import NotMeasured
+from fairbed.testbed.host.guard import die_with_parent
+from fairbed.testbed.recording.analysis.findings import NotMeasured
 
 WINDOW_S = 0.25
 """Steps are counted over at least this time."""
@@ -104,7 +104,13 @@ def _start(stack: ExitStack, told: Path, duration_s: float) -> "subprocess.Popen
     stack.callback(told.unlink, missing_ok=True)
     out = stack.enter_context(told.open("wb"))
     process = subprocess.Popen(
-        [sys.executable, "-m", "testbed.recording.kernel", str(os.getpid()), f"{duration_s:g}"],
+        [
+            sys.executable,
+            "-m",
+            "fairbed.testbed.recording.kernel",
+            str(os.getpid()),
+            f"{duration_s:g}",
+        ],
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=subprocess.PIPE,
@@ -151,11 +157,11 @@ def train(duration_s: float, out: IO[bytes]) -> None:
     """Train for so long, and tell."""
     import numpy as np
 
-    from device_agent import trainer
-    from device_agent.engines.onnx import OnnxEngine
-    from testbed.host_speed import BATCH, probe
-    from wire.artifact import decode_artifact
-    from wire.selfcheck import selfcheck_inputs
+    from fairbed.device_agent import trainer
+    from fairbed.device_agent.engines.onnx import OnnxEngine
+    from fairbed.testbed.host.speed import BATCH, probe
+    from fairbed.wire.artifact import decode_artifact
+    from fairbed.wire.selfcheck import selfcheck_inputs
 
     wanted = probe()
     engine = OnnxEngine(decode_artifact(wanted.artifact))

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from device_agent.cgroup import read_text
-from device_agent.sensors import RealSensors
-from device_agent.throttle import pi_reasons
-from testbed.recording.reading import Reading, Traffic
+from fairbed.device_agent.cgroup import read_text
+from fairbed.device_agent.sensors import RealSensors, pi_reasons
+from fairbed.testbed.recording.analysis.readings import Reading, Traffic
 
 BUDGET = 0.005
 """Share of a core that looking may take: half of what was promised, for what comes on top."""

@@ -14,9 +14,9 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from wire.errors import TransportError
-from wire.transport.base import LinkUp, Packet
-from wire.transport.client import MqttTransport
+from fairbed.wire.errors import TransportError
+from fairbed.wire.transport.base import LinkUp, Packet
+from fairbed.wire.transport.client import MqttTransport
 
 CHUNK_BYTES = 64 * 1024
 """What brokers with a small limit take, too."""

@@ -13,10 +13,10 @@ from typing import Protocol, TypeAlias
 
 import anyio
 
-from testbed.recording.from_machine import Probed
-from testbed.recording.rates import Transfer, transfer
-from wire.errors import TransportError
-from wire.transport.address import parse_url
+from fairbed.testbed.recording.analysis.from_machine import Probed
+from fairbed.testbed.recording.analysis.rates import Transfer, transfer
+from fairbed.wire.errors import TransportError
+from fairbed.wire.transport.address import parse_url
 
 FIRST_BYTES = 64 * 1024
 GROWTH = 4
@@ -63,8 +63,8 @@ def open_probe(where: str) -> Callable[[], Probed]:
     Raises:
         ValueError: It is neither.
     """
-    from testbed.recording.mqtt_peer import mqtt_peer
-    from testbed.recording.tcp_peer import split_address, tcp_peer
+    from fairbed.testbed.recording.mqtt_peer import mqtt_peer
+    from fairbed.testbed.recording.tcp_peer import split_address, tcp_peer
 
     opened: OpenPeer
     if "://" in where:

@@ -6,17 +6,17 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from coordinator.store import RunReader
-from profiles.load import near_names
-from testbed.backends.errors import BackendError
-from testbed.calibration import Probe, work_costs
-from testbed.emulation.work import WorkCosts
-from testbed.experiment import Experiment, load_experiment
-from testbed.host_speed import host_speed
-from testbed.recording.from_run import Course, DeviceOfRun
-from testbed.run_folder import WORK
-from wire.artifact import encode_artifact
-from wire.messages import Capabilities
+from fairbed.coordinator.store import RunReader
+from fairbed.profiles.load import near_names
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.emulation.work import WorkCosts
+from fairbed.testbed.experiment.file import Experiment, load_experiment
+from fairbed.testbed.host.calibration import Probe, work_costs
+from fairbed.testbed.host.speed import host_speed
+from fairbed.testbed.recording.analysis.from_run import Course, DeviceOfRun
+from fairbed.testbed.run.folder import WORK
+from fairbed.wire.artifact import encode_artifact
+from fairbed.wire.messages import Capabilities
 
 CONFIG = "experiment.toml"
 
@@ -83,8 +83,8 @@ def read_training(folder: Path) -> Course:
 
 
 def _artifact(experiment: Experiment) -> bytes:
-    from coordinator.task.catalogue import load_task
-    from testbed.datasets.loading import load
+    from fairbed.coordinator.task.catalogue import load_task
+    from fairbed.testbed.experiment.datasets.loading import load
 
     dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
     task = load_task(experiment.model.name, dataset.x_shape, dataset.classes)

@@ -1,6 +1,6 @@
 """Asking devices for the loss of the model before a selection, on the virtual clock.
 
-The coordinator's own table says who has answered in time (`coordinator.poll`); how long an answer
+The coordinator's own table says who has answered in time (`coordinator.state.loss_query`); how long an answer
 takes a world tells, and what it says the model.
 """
 
@@ -10,15 +10,15 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from coordinator.accounting import ask_rows
-from coordinator.algorithms.arrays import Bools, Floats, Ints
-from coordinator.choice import Answers, Question
-from coordinator.decisions import Decisions
-from coordinator.poll import Poll, Reply
-from coordinator.store.records import AskRow
-from testbed.replay.settle import GONE
-from testbed.replay.world import Exchanges, Scene, World
-from wire.messages import Answer, Ask, Manifest
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.policy.choice import Answers, Question
+from fairbed.coordinator.policy.decisions import Decisions
+from fairbed.coordinator.records.rows import ask_rows
+from fairbed.coordinator.state.loss_query import Poll, Reply
+from fairbed.coordinator.store.tables import AskRow
+from fairbed.testbed.replay.settle import GONE
+from fairbed.testbed.replay.world import Exchanges, Scene, World
+from fairbed.wire.messages import Answer, Ask, Manifest
 
 NO_LOSS = "the loss of the model must be finite; lower learning_rate"
 """Why a device cannot answer."""

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Floats, Vector
-from device_agent import trainer
-from device_agent.engines.base import Engine
-from device_agent.engines.onnx import OnnxEngine
-from device_agent.sample import drawn
-from testbed.replay.cohort.shards import Shards
-from wire.artifact import Artifact
+from fairbed.coordinator.algorithms.arrays import Floats, Vector
+from fairbed.device_agent import trainer
+from fairbed.device_agent.engines.base import Engine
+from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.trainer import drawn
+from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.wire.artifact import Artifact
 
 
 class BatchLosses:

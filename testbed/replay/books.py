@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from coordinator.accounting import exchange_row, finite
-from coordinator.accounting import round_row as live_row
-from coordinator.decisions import Decisions
-from coordinator.round import Exchange, Stage
-from coordinator.store.records import ExchangeRow, RoundRow
-from testbed.replay.errand import Errand
-from testbed.replay.play import Closed, Played
-from wire.messages import Hyperparameters, Manifest, Train
+from fairbed.coordinator.policy.decisions import Decisions
+from fairbed.coordinator.records.rows import exchange_row, finite
+from fairbed.coordinator.records.rows import round_row as live_row
+from fairbed.coordinator.state.exchange import Exchange, Stage
+from fairbed.coordinator.store.tables import ExchangeRow, RoundRow
+from fairbed.testbed.replay.errand import Errand
+from fairbed.testbed.replay.play import Closed, Played
+from fairbed.wire.messages import Hyperparameters, Manifest, Train
 
 _TRAIN = Train(
     round=1,

@@ -5,11 +5,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Ints
-from coordinator.algorithms.fairness import jain, rate_slack
-from coordinator.decisions import Decisions
-from coordinator.store.records import CrowdRow, Record
-from testbed.replay.play import Played
+from fairbed.coordinator.algorithms.arrays import Ints
+from fairbed.coordinator.algorithms.fairness import jain, rate_slack
+from fairbed.coordinator.policy.decisions import Decisions
+from fairbed.coordinator.store.tables import CrowdRow, Record
+from fairbed.testbed.replay.play import Played
 
 Told: TypeAlias = Callable[[int], Sequence[Record]]
 """Given a row, returns what is known of that device, and what is true of it."""

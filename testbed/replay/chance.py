@@ -9,7 +9,7 @@ costs ten numbers, in a fleet of a million too.
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
 
 _GOLDEN, _MIX_1, _MIX_2 = (
     np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)

@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Ints, Vector
-from coordinator.coding import Agreement, encoded_version
-from coordinator.config import ExchangeConfig
-from device_agent.coding import ENCODING
-from wire.codecs import encode_with_feedback, pack, unpack
-from wire.errors import EncodeError
-from wire.tensors import Layout
+from fairbed.coordinator.algorithms.arrays import Bools, Ints, Vector
+from fairbed.coordinator.fleet.codec_agreement import Agreement, encoded_version
+from fairbed.coordinator.policy.config import ExchangeConfig
+from fairbed.device_agent.coding import ENCODING
+from fairbed.wire.codecs import encode_with_feedback, pack, unpack
+from fairbed.wire.errors import EncodeError
+from fairbed.wire.tensors import Layout
 
 
 class Codings:

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats
-from profiles import Profile
-from profiles.schema import Thermal
-from profiles.series import Series
-from testbed.emulation.timeline import Away, OutageWindow, Timeline
-from testbed.fleet import PlannedDevice
-from testbed.replay.courses import Courses, Outages
-from testbed.replay.stays import Stays
+from fairbed.coordinator.algorithms.arrays import Bools, Floats
+from fairbed.profiles import Profile
+from fairbed.profiles.schema import Thermal
+from fairbed.profiles.series import Series
+from fairbed.testbed.emulation.schedule import Away, OutageWindow, Timeline
+from fairbed.testbed.experiment.fleet import PlannedDevice
+from fairbed.testbed.replay.courses import Courses, Outages
+from fairbed.testbed.replay.stays import Stays
 
 NOWHERE = np.inf
 """Rate of a link that takes no time: this machine's own."""

@@ -1,6 +1,6 @@
 """What local training costs in a replay: known beforehand, never measured in passing.
 
-    python -m testbed.replay.costs          measures the shipped models here, and prints the table
+    python -m fairbed.testbed.replay.costs          measures the shipped models here, and prints the table
 
 A replay must give the same bits on every machine, so `[replay] costs = "shipped"` takes numbers
 that are written down here. Whoever wants those of a live run names its folder; whoever wants this
@@ -16,22 +16,21 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from coordinator.config import ExchangeConfig, TrainingConfig
-from coordinator.store import RunReader, StoreError
-from coordinator.store.connection import DATABASE
-from coordinator.store.records import ExchangeRow
-from coordinator.task.catalogue import load_task
-from coordinator.task.recipes import SHIPPED, default_recipe, find_shipped
-from device_agent.engines.onnx import OnnxEngine
-from testbed.calibration import Probe, measure, measured
-from testbed.datasets.dataset import Dataset
-from testbed.emulation.work import TaskCosts, WorkCosts
-from testbed.experiment import Experiment, ExperimentError, load_experiment
-from testbed.host_speed import BATCH, CLASSES, MODEL, REFERENCE_STEP_S, SHAPE, host_speed
-from testbed.recording.from_run import Course
-from testbed.recording.packing import packing_of
-from testbed.run_folder import WORK
-from wire.artifact import decode_artifact, encode_artifact
+from fairbed.coordinator.policy.config import ExchangeConfig, TrainingConfig
+from fairbed.coordinator.store import RunReader, StoreError
+from fairbed.coordinator.store.connection import DATABASE
+from fairbed.coordinator.store.tables import ExchangeRow
+from fairbed.coordinator.task.catalogue import load_task
+from fairbed.coordinator.task.recipes import SHIPPED, default_recipe, find_shipped
+from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
+from fairbed.testbed.experiment.datasets.dataset import Dataset
+from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
+from fairbed.testbed.host.calibration import Probe, measure, measured
+from fairbed.testbed.host.speed import BATCH, CLASSES, MODEL, REFERENCE_STEP_S, SHAPE, host_speed
+from fairbed.testbed.recording.analysis.from_run import Course, packing_of
+from fairbed.testbed.run.folder import WORK
+from fairbed.wire.artifact import decode_artifact, encode_artifact
 
 SHIPPED_COSTS: Mapping[str, TaskCosts] = {
     "softmax-60-10": TaskCosts(

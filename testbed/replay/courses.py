@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats
-from profiles.series import Series
-from testbed.emulation.timeline import ROUNDING_S, OutageWindow
+from fairbed.coordinator.algorithms.arrays import Bools, Floats
+from fairbed.profiles.series import Series
+from fairbed.testbed.emulation.schedule import ROUNDING_S, OutageWindow
 
 
 class Courses:

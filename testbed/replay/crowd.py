@@ -11,19 +11,19 @@ from dataclasses import dataclass, fields
 import msgspec
 import numpy as np
 
-import profiles
-from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.store.records import DeviceRow, Record, TruthRow
-from profiles import Link, Population
-from profiles.draw import DAY_S
-from profiles.sampling import columns
-from testbed.experiment import Experiment, ExperimentError, FleetConfig
-from testbed.fleet import MAX_EMULATED, MAX_NAME, stream
-from testbed.replay.chance import uniforms
-from testbed.replay.columns import Moving, Steady
-from testbed.replay.names import Names
-from testbed.replay.phases import Purpose
-from testbed.replay.stays import Stays
+from fairbed import profiles
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.store.tables import DeviceRow, Record, TruthRow
+from fairbed.profiles import Link, Population
+from fairbed.profiles.sampling import columns
+from fairbed.profiles.tracks import DAY_S
+from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
+from fairbed.testbed.experiment.fleet import MAX_EMULATED, MAX_NAME, stream
+from fairbed.testbed.replay.chance import uniforms
+from fairbed.testbed.replay.columns import Moving, Steady
+from fairbed.testbed.replay.names import Names
+from fairbed.testbed.replay.phases import Purpose
+from fairbed.testbed.replay.stays import Stays
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ told to stop. The live coordinator counts it as busy until it says that it is id
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints
-from testbed.replay.columns import Moving, Steady
-from testbed.replay.walk import Way
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.testbed.replay.columns import Moving, Steady
+from fairbed.testbed.replay.walk import Way
 
 PAUSE_S = 0.02
 """What a live coordinator needs from the end of a round to the next selection, about, and a replay

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from coordinator.accounting import Before, finite
-from coordinator.choice import Choice
-from testbed.replay.phases import PHASES
-from testbed.replay.world import Exchanges, Scene
-from wire.messages import Manifest, Offer, Phases
+from fairbed.coordinator.policy.choice import Choice
+from fairbed.coordinator.records.rows import Before, finite
+from fairbed.testbed.replay.phases import PHASES
+from fairbed.testbed.replay.world import Exchanges, Scene
+from fairbed.wire.messages import Manifest, Offer, Phases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from coordinator.accounting import fleet_rows
-from coordinator.algorithms.arrays import Bools
-from coordinator.decisions import Decisions
-from coordinator.store import Checkpoint, Store
-from coordinator.store.columns import Columns
-from coordinator.store.records import SelectionRow
-from testbed.replay.census import Census, Told
-from testbed.replay.learned import Cohort
-from testbed.replay.play import Played, Position
-from testbed.replay.record import chosen_rows, exchange_rows, round_row, score_rows
-from testbed.replay.under_way import UnderWay
-from testbed.replay.world import LastRound, World
+from fairbed.coordinator.algorithms.arrays import Bools
+from fairbed.coordinator.policy.decisions import Decisions
+from fairbed.coordinator.records.rows import fleet_rows
+from fairbed.coordinator.store import Checkpoint, Store
+from fairbed.coordinator.store.schema import Columns
+from fairbed.coordinator.store.tables import SelectionRow
+from fairbed.testbed.replay.census import Census, Told
+from fairbed.testbed.replay.learned import Cohort
+from fairbed.testbed.replay.play import Played, Position
+from fairbed.testbed.replay.record import chosen_rows, exchange_rows, round_row, score_rows
+from fairbed.testbed.replay.under_way import UnderWay
+from fairbed.testbed.replay.world import LastRound, World
 
 CHECKPOINT_S = 30.0
 """A replay that is killed loses at most so many seconds of work (design.md, section 3)."""

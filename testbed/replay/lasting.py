@@ -1,6 +1,6 @@
 """Rounds whose exchanges may outlive them: late updates that are merged, asynchronous rounds.
 
-It does what the live campaign does (`coordinator.campaign`), with its tables and its books; only
+It does what the live campaign does (`coordinator.rounds.loop`), with its tables and its books; only
 that nothing waits.
 """
 
@@ -11,19 +11,18 @@ from itertools import groupby
 import numpy as np
 from msgspec import structs
 
-from coordinator.accounting import observation
-from coordinator.algorithms.arrays import Floats
-from coordinator.choice import Picks
-from coordinator.decisions import Decisions
-from coordinator.observations import Observations
-from coordinator.round import Exchange, Stage
-from testbed.replay.asking import Inquired, inquire
-from testbed.replay.errand import errands_of
-from testbed.replay.learned import Cohort, Vintage
-from testbed.replay.play import Closed, Played, Position
-from testbed.replay.settle import DIVERGED
-from testbed.replay.under_way import Lasting, UnderWay
-from testbed.replay.world import Ended, Exchanges, LastRound, Scene, joined
+from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.policy.choice import Observations, Picks
+from fairbed.coordinator.policy.decisions import Decisions
+from fairbed.coordinator.records.rows import observation
+from fairbed.coordinator.state.exchange import Exchange, Stage
+from fairbed.testbed.replay.asking import Inquired, inquire
+from fairbed.testbed.replay.errand import errands_of
+from fairbed.testbed.replay.learned import Cohort, Vintage
+from fairbed.testbed.replay.play import Closed, Played, Position
+from fairbed.testbed.replay.settle import DIVERGED
+from fairbed.testbed.replay.under_way import Lasting, UnderWay
+from fairbed.testbed.replay.world import Ended, Exchanges, LastRound, Scene, joined
 
 OVER = "the run is over"
 """Why the last round ends whatever still goes on."""

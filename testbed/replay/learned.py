@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
-from coordinator.choice import Choice
-from coordinator.ports import Score
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
+from fairbed.coordinator.policy.choice import Choice
+from fairbed.coordinator.ports import Score
 
 
 @dataclass(frozen=True, slots=True)

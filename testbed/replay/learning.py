@@ -8,23 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.algorithms.aggregation.base import Accumulator, Stack, add_all
-from coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
-from coordinator.choice import Choice
-from coordinator.config import CoordinatorConfig
-from coordinator.decisions import Decisions
-from coordinator.ports import Evaluator, Score
-from coordinator.task.catalogue import initial_vector, load_task
-from coordinator.update_store import UpdateStore
-from testbed.evaluation import FleetEvaluator
-from testbed.replay.batch_losses import BatchLosses
-from testbed.replay.codings import Codings
-from testbed.replay.cohort.base import Job, Trainer
-from testbed.replay.cohort.choose import make_trainer
-from testbed.replay.cohort.ordered import free_cores
-from testbed.replay.cohort.shards import Shards
-from testbed.replay.learned import Learned, Vintage
-from testbed.replay.stage import Stage
+from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Stack, add_all
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
+from fairbed.coordinator.policy.choice import Choice
+from fairbed.coordinator.policy.config import CoordinatorConfig
+from fairbed.coordinator.policy.decisions import Decisions
+from fairbed.coordinator.ports import Evaluator, Score
+from fairbed.coordinator.rounds.update_store import UpdateStore
+from fairbed.coordinator.task.catalogue import initial_vector, load_task
+from fairbed.testbed.replay.batch_losses import BatchLosses
+from fairbed.testbed.replay.codings import Codings
+from fairbed.testbed.replay.cohort.base import Job, Trainer
+from fairbed.testbed.replay.cohort.choose import make_trainer
+from fairbed.testbed.replay.cohort.ordered import free_cores
+from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.testbed.replay.learned import Learned, Vintage
+from fairbed.testbed.replay.stage import Stage
+from fairbed.testbed.run.evaluation import FleetEvaluator
 
 NOW = 0
 """Number of the version where there is but one."""

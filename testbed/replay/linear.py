@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints
-from testbed.replay.errand import Errand
-from testbed.replay.world import Ended, Exchanges, LastRound, Scene
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.testbed.replay.errand import Errand
+from fairbed.testbed.replay.world import Ended, Exchanges, LastRound, Scene
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,16 +19,16 @@ from enum import IntEnum
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints
-from testbed.emulation.heat import Heat
-from testbed.emulation.tcp import waiting_s
-from testbed.emulation.timeline import LEAST_FREE_CORES
-from testbed.replay.chance import normals
-from testbed.replay.columns import Moving, Steady
-from testbed.replay.task import Sizes, Work
-from testbed.replay.walk import Pace, Way
-from testbed.replay.world import Exchanges
-from wire.chunks import suitable_chunk_bytes
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.testbed.emulation.heat import Heat
+from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES
+from fairbed.testbed.emulation.tcp import waiting_s
+from fairbed.testbed.replay.chance import normals
+from fairbed.testbed.replay.columns import Moving, Steady
+from fairbed.testbed.replay.task import Sizes, Work
+from fairbed.testbed.replay.walk import Pace, Way
+from fairbed.testbed.replay.world import Exchanges
+from fairbed.wire.chunks import suitable_chunk_bytes
 
 
 class Purpose(IntEnum):

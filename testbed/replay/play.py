@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints
-from coordinator.algorithms.estimation.base import CONTEXT
-from coordinator.choice import Choice
-from coordinator.config import RoundConfig
-from coordinator.decisions import Decisions
-from coordinator.observations import Observations
-from coordinator.ports import Score
-from coordinator.round import Exchange, Round, Stage
-from testbed.replay.asking import Inquired, inquire
-from testbed.replay.errand import Errand
-from testbed.replay.learned import Cohort, Learned
-from testbed.replay.settle import LATE, settle
-from testbed.replay.world import Ended, Exchanges, LastRound, Scene, World
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.estimation.base import CONTEXT
+from fairbed.coordinator.policy.choice import Choice, Observations
+from fairbed.coordinator.policy.config import RoundConfig
+from fairbed.coordinator.policy.decisions import Decisions
+from fairbed.coordinator.ports import Score
+from fairbed.coordinator.state.exchange import Exchange, Stage
+from fairbed.coordinator.state.round import Round
+from fairbed.testbed.replay.asking import Inquired, inquire
+from fairbed.testbed.replay.errand import Errand
+from fairbed.testbed.replay.learned import Cohort, Learned
+from fairbed.testbed.replay.settle import LATE, settle
+from fairbed.testbed.replay.world import Ended, Exchanges, LastRound, Scene, World
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What probes find of the links of a fleet: `device_agent.probe`, a row a device.
+"""What probes find of the links of a fleet: `device_agent.link_probe`, a row a device.
 
     elapsed  = round trip + waiting of TCP + 8 bytes / rate       of 64 KB
     measured = 8 bytes / (elapsed - round trip)
@@ -9,12 +9,12 @@ a probe finds 2.5. A link that moves is measured as it is meanwhile, holes inclu
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints
-from device_agent.config import Timeouts
-from device_agent.link import MAX_BPS, MIN_TRANSFER_RATIO, PROBE_BYTES
-from testbed.emulation.tcp import waiting_s
-from testbed.replay.columns import Moving, Steady
-from testbed.replay.walk import Direction, Way
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.device_agent.config import Timeouts
+from fairbed.device_agent.state.link_estimate import MAX_BPS, MIN_TRANSFER_RATIO, PROBE_BYTES
+from fairbed.testbed.emulation.tcp import waiting_s
+from fairbed.testbed.replay.columns import Moving, Steady
+from fairbed.testbed.replay.walk import Direction, Way
 
 GIVE_UP_S = Timeouts().probe_s
 

@@ -9,24 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints
-from coordinator.registry import CONTEXT_MAX_AGE_S, LINK_BOUNDS_BPS, MU_BOUNDS
-from device_agent.sensors import MIN_FREE_CORES
-from testbed.emulation.heat import Heat
-from testbed.emulation.machine import NOTICED_SHARE
-from testbed.emulation.tcp import waiting_s
-from testbed.emulation.timeline import LEAST_FREE_CORES
-from testbed.replay.chance import uniforms
-from testbed.replay.columns import Moving, Steady, Tracks
-from testbed.replay.draining import Draining
-from testbed.replay.errand import Errand
-from testbed.replay.phases import MESSAGES, Order, PhaseModel, Purpose, luck
-from testbed.replay.probing import Probes
-from testbed.replay.rates import MeasuredRates
-from testbed.replay.settle import CANCELLED, LATE, LOST
-from testbed.replay.task import Sizes, Work
-from testbed.replay.walk import Direction
-from testbed.replay.world import Ended, Exchanges, LastRound, Scene
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.state.registry import CONTEXT_MAX_AGE_S, LINK_BOUNDS_BPS, MU_BOUNDS
+from fairbed.device_agent.sensors import MIN_FREE_CORES
+from fairbed.testbed.emulation.device import NOTICED_SHARE
+from fairbed.testbed.emulation.heat import Heat
+from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES
+from fairbed.testbed.emulation.tcp import waiting_s
+from fairbed.testbed.replay.chance import uniforms
+from fairbed.testbed.replay.columns import Moving, Steady, Tracks
+from fairbed.testbed.replay.draining import Draining
+from fairbed.testbed.replay.errand import Errand
+from fairbed.testbed.replay.phases import MESSAGES, Order, PhaseModel, Purpose, luck
+from fairbed.testbed.replay.probing import Probes
+from fairbed.testbed.replay.rates import MeasuredRates
+from fairbed.testbed.replay.settle import CANCELLED, LATE, LOST
+from fairbed.testbed.replay.task import Sizes, Work
+from fairbed.testbed.replay.walk import Direction
+from fairbed.testbed.replay.world import Ended, Exchanges, LastRound, Scene
 
 CONTEXT_PERIOD_S = 1.0
 """Every device tells of itself once a second (design.md, section 2), each at its own moment."""
@@ -285,7 +285,7 @@ class ProfileWorld:
     def _mu(self, t: Floats) -> Floats:
         """Return the free cores that agents have measured at their moments `t`, shape (N,).
 
-        As `testbed.emulation.machine.EmulatedSensors` has it: a little less is not noticed.
+        As `testbed.emulation.device.EmulatedSensors` has it: a little less is not noticed.
         """
         if self._steady_mu is not None:
             return self._steady_mu

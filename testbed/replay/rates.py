@@ -1,4 +1,4 @@
-"""What the devices of a fleet know of their links: `device_agent.link`, a row a device.
+"""What the devices of a fleet know of their links: `device_agent.state.link_estimate`, a row a device.
 
     rate = 8 bytes / (elapsed - round trip)
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints
-from device_agent.link import (
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.device_agent.state.link_estimate import (
     MAX_AGE_S,
     MAX_BPS,
     MIN_SAMPLE_BYTES,

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coordinator.accounting import finite_or_nan, selection_rows
-from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.decisions import Decisions
-from coordinator.grades import metric_rows
-from coordinator.store.columns import Cells, Columns
-from coordinator.store.records import (
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.policy.decisions import Decisions
+from fairbed.coordinator.records.rows import finite_or_nan, metric_rows, selection_rows
+from fairbed.coordinator.store.schema import Cells, Columns
+from fairbed.coordinator.store.tables import (
     DeviceRow,
     ExchangeRow,
     Record,
@@ -18,10 +17,10 @@ from coordinator.store.records import (
     SelectionRow,
     TruthRow,
 )
-from testbed.replay.books import closed_row, over_rows
-from testbed.replay.linear import LinearLaw
-from testbed.replay.play import Played
-from testbed.replay.settle import CANCELLED, DIVERGED, DONE, FAILED, GONE, LATE, LOST
+from fairbed.testbed.replay.books import closed_row, over_rows
+from fairbed.testbed.replay.linear import LinearLaw
+from fairbed.testbed.replay.play import Played
+from fairbed.testbed.replay.settle import CANCELLED, DIVERGED, DONE, FAILED, GONE, LATE, LOST
 
 WHY = {
     DONE: "",

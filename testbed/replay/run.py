@@ -5,17 +5,17 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-from coordinator.store import Store
-from coordinator.store.connection import DATABASE
-from coordinator.store.records import EventRow
-from testbed.experiment import Experiment
-from testbed.promise import broken_promise
-from testbed.replay.keep import CHECKPOINT_S, LISTED, Keeper, Parts
-from testbed.replay.lasting import play_lasting
-from testbed.replay.learning import make_learning
-from testbed.replay.play import Played, Position, play
-from testbed.replay.stage import Stage, stage_of
-from testbed.replay.under_way import Lasting, UnderWay
+from fairbed.coordinator.store import Store
+from fairbed.coordinator.store.connection import DATABASE
+from fairbed.coordinator.store.tables import EventRow
+from fairbed.testbed.cli.preflight import broken_promise
+from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.replay.keep import CHECKPOINT_S, LISTED, Keeper, Parts
+from fairbed.testbed.replay.lasting import play_lasting
+from fairbed.testbed.replay.learning import make_learning
+from fairbed.testbed.replay.play import Played, Position, play
+from fairbed.testbed.replay.stage import Stage, stage_of
+from fairbed.testbed.replay.under_way import Lasting, UnderWay
 
 
 def replay_experiment(

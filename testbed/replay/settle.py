@@ -1,7 +1,7 @@
 """What becomes of the exchanges of a round, and when it is over.
 
 Where nobody waits for a grant the answer is a formula. Where uploads have to take turns the table
-of the live coordinator is asked (`coordinator.round.Round`), one event after the other in the
+of the live coordinator is asked (`coordinator.state.round.Round`), one event after the other in the
 order of a heap.
 """
 
@@ -11,27 +11,24 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Floats
-from coordinator.config import RoundConfig
-from coordinator.round import (
-    FLIGHT_BYTES,
+from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.policy.config import RoundConfig
+from fairbed.coordinator.state.exchange import FLIGHT_BYTES, Exchange, Stage, flight_bytes
+from fairbed.coordinator.state.round import (
     Abandon,
     Arrived,
     Check,
     Checked,
     Event,
-    Exchange,
     GrantUpload,
     Offered,
     Order,
     Round,
-    Stage,
     Tick,
     Vanished,
-    flight_bytes,
 )
-from testbed.replay.world import Ended, Exchanges
-from wire.messages import Manifest, Offer, Phases
+from fairbed.testbed.replay.world import Ended, Exchanges
+from fairbed.wire.messages import Manifest, Offer, Phases
 
 DONE, LATE, LOST = Stage.DONE.value, Stage.LATE.value, Stage.LOST.value
 CANCELLED, FAILED = Stage.CANCELLED.value, Stage.FAILED.value

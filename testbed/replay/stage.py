@@ -9,30 +9,30 @@ from importlib.metadata import version
 import msgspec
 import numpy as np
 
-from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.algorithms.selection.base import Asking, Sample
-from coordinator.algorithms.selection.build import make_selector
-from coordinator.decisions import Decisions, make_decisions
-from coordinator.store.records import DeviceRow, Record
-from coordinator.task.catalogue import load_task
-from profiles import Profile
-from testbed.datasets.dataset import Dataset
-from testbed.datasets.loading import load
-from testbed.experiment import Experiment, ExperimentError, FleetConfig
-from testbed.fleet import MAX_NAME, PlannedDevice, plan_fleet
-from testbed.replay.census import Told
-from testbed.replay.columns import Moving, Steady, columns_of
-from testbed.replay.costs import with_costs
-from testbed.replay.crowd import crowd_of, is_crowd
-from testbed.replay.linear import LinearLaw, LinearWorld
-from testbed.replay.names import Names
-from testbed.replay.profile_world import ProfileWorld
-from testbed.replay.record import device_rows, linear_rows
-from testbed.replay.task import Sizes, Work
-from testbed.replay.world import World
-from testbed.shards import FleetData
-from wire.codecs import CODECS
-from wire.messages import Capabilities
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.selection.base import Asking, Sample
+from fairbed.coordinator.policy.decisions import Decisions, make_decisions
+from fairbed.coordinator.policy.factories import make_selector
+from fairbed.coordinator.store.tables import DeviceRow, Record
+from fairbed.coordinator.task.catalogue import load_task
+from fairbed.profiles import Profile
+from fairbed.testbed.experiment.datasets.dataset import Dataset
+from fairbed.testbed.experiment.datasets.loading import load
+from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
+from fairbed.testbed.experiment.fleet import MAX_NAME, PlannedDevice, plan_fleet
+from fairbed.testbed.experiment.shards import FleetData
+from fairbed.testbed.replay.census import Told
+from fairbed.testbed.replay.columns import Moving, Steady, columns_of
+from fairbed.testbed.replay.costs import with_costs
+from fairbed.testbed.replay.crowd import crowd_of, is_crowd
+from fairbed.testbed.replay.linear import LinearLaw, LinearWorld
+from fairbed.testbed.replay.names import Names
+from fairbed.testbed.replay.profile_world import ProfileWorld
+from fairbed.testbed.replay.record import device_rows, linear_rows
+from fairbed.testbed.replay.task import Sizes, Work
+from fairbed.testbed.replay.world import World
+from fairbed.wire.codecs import CODECS
+from fairbed.wire.messages import Capabilities
 
 FORWARD_RATIO = 1 / 3
 """A pass forward, of a pass forward and back: what counts is products, and back takes two for each

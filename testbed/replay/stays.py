@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.algorithms.arrays import Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class Stays:
 
         there at t  <=>  (t / cycle + phase) mod 1 < share
 
-    It is what `profiles.draw.draw_sessions` draws where a population tells of one stay a day. Where
+    It is what `profiles.tracks.draw_sessions` draws where a population tells of one stay a day. Where
     it tells the mean length of stays, all stays of a crowd have that length.
     """
 

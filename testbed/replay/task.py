@@ -4,17 +4,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints
-from coordinator.algorithms.selection.base import Sample
-from coordinator.coding import Agreement
-from coordinator.config import CoordinatorConfig
-from coordinator.registry import Device
-from coordinator.room import slots
-from device_agent.trainer import EVALUATION_BATCH
-from testbed.emulation.work import TaskCosts, passes_s
-from wire.codecs import CODECS, packed_bytes
-from wire.messages import Capabilities
-from wire.tensors import Layout
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.selection.base import Sample
+from fairbed.coordinator.fleet.codec_agreement import Agreement
+from fairbed.coordinator.policy.config import CoordinatorConfig
+from fairbed.coordinator.state.exchange import slots
+from fairbed.coordinator.state.registry import Device
+from fairbed.device_agent.trainer import EVALUATION_BATCH
+from fairbed.testbed.emulation.work import TaskCosts, passes_s
+from fairbed.wire.codecs import CODECS, packed_bytes
+from fairbed.wire.messages import Capabilities
+from fairbed.wire.tensors import Layout
 
 ANY_DEVICE = Device(
     name="any",

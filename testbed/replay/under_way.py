@@ -1,6 +1,6 @@
 """All exchanges that are under way, whichever round they began in.
 
-The table of the live coordinator says what may happen to them (`coordinator.round.Round`), a heap
+The table of the live coordinator says what may happen to them (`coordinator.state.round.Round`), a heap
 when it happens. Nothing here ends with a round: the next one takes the table over.
 """
 
@@ -12,29 +12,28 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 import msgspec
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Ints
-from coordinator.config import CoordinatorConfig
-from coordinator.refill import Releases, first_table
-from coordinator.round import (
+from fairbed.coordinator.algorithms.arrays import Bools, Ints
+from fairbed.coordinator.policy.config import CoordinatorConfig
+from fairbed.coordinator.rounds.async_dispatch import Releases, first_table
+from fairbed.coordinator.state.exchange import Exchange, Stage
+from fairbed.coordinator.state.round import (
     Abandon,
     Accept,
     Arrived,
     Check,
     Checked,
     Event,
-    Exchange,
     GrantUpload,
     Offered,
     Order,
     Round,
-    Stage,
     Tick,
     Vanished,
 )
-from testbed.replay.errand import Errand
-from testbed.replay.settle import GONE
-from testbed.replay.world import World
-from wire.messages import Offer
+from fairbed.testbed.replay.errand import Errand
+from fairbed.testbed.replay.settle import GONE
+from fairbed.testbed.replay.world import World
+from fairbed.wire.messages import Offer
 
 ROOM = 1 << 30
 """Slots for uploads where nobody has to wait for one."""

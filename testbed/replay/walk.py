@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from math import floor, inf
 from typing import Literal, TypeAlias
 
-from coordinator.presence import OFF_GRACE_S, SILENT_S
-from testbed.emulation.course import LOOK_S
-from testbed.emulation.heat import Heat
-from testbed.emulation.tcp import FIRST_WINDOW_BITS
-from testbed.emulation.timeline import Timeline
+from fairbed.coordinator.state.registry import OFF_GRACE_S, SILENT_S
+from fairbed.testbed.emulation.heat import Heat
+from fairbed.testbed.emulation.schedule import LOOK_S, Timeline
+from fairbed.testbed.emulation.tcp import FIRST_WINDOW_BITS
 
 Direction: TypeAlias = Literal["down", "up"]
 

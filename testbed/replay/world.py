@@ -10,9 +10,9 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints
-from coordinator.algorithms.estimation.base import COLD, CONTEXT, DOWN, INVERSE_MU, UP
-from coordinator.registry import transfer_times
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.estimation.base import COLD, CONTEXT, DOWN, INVERSE_MU, UP
+from fairbed.coordinator.state.registry import transfer_times
 
 Upload: TypeAlias = Callable[[int, float], float]
 """Given a member of the cohort, 0 for the first, and how long after the dispatch it is granted,
@@ -41,7 +41,7 @@ class LastRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """A fleet at the instant of a selection; satisfies `coordinator.decisions.Roster`.
+    """A fleet at the instant of a selection; satisfies `coordinator.policy.decisions.Roster`.
 
     Every column has shape (N,). What is not marked as true is what the devices have told.
     """

@@ -6,7 +6,7 @@ import sys
 import msgspec
 import pytest
 
-from testbed.broker import find_broker
+from fairbed.testbed.run.broker import find_broker
 
 pytestmark = [
     pytest.mark.broker,
@@ -16,7 +16,16 @@ pytestmark = [
 
 
 def test_it_shows_what_a_codec_saves() -> None:
-    command = [sys.executable, "-m", "testbed.cli", "bench", "codecs", "--json", "--seeds", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "fairbed.testbed.cli.main",
+        "bench",
+        "codecs",
+        "--json",
+        "--seeds",
+        "1",
+    ]
     command += ["--rounds", "2", "--devices", "2", "--per-round", "2", "--link", "wifi-board"]
     command += ["--only", "float32/float32,int8/delta"]
     done = subprocess.run(command, capture_output=True, timeout=100, check=False)

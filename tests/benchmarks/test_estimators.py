@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import estimators
 from benchmarks.estimators import MIN_EXCHANGES, Check, Measured
-from coordinator.algorithms.estimation.prequential import Errors
+from fairbed.coordinator.algorithms.estimation.prequential import Errors
 
 ERRORS = Errors(
     count=MIN_EXCHANGES,

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from benchmarks._meter import percentile
-from testbed.broker import find_broker
-from wire.transport.address import Client
+from fairbed.testbed.run.broker import find_broker
+from fairbed.wire.transport.address import Client
 
 KEYS = {
     "broker",
@@ -35,7 +35,7 @@ pytestmark = [
 
 
 def bench(*arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "testbed.cli", "bench", "exchange", "--json"]
+    command = [sys.executable, "-m", "fairbed.testbed.cli.main", "bench", "exchange", "--json"]
     command += ["--broker", "mosquitto", "--size", "0.3", "--repeats", "1", *arguments]
     done = subprocess.run(command, capture_output=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr.decode()

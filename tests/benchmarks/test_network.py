@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import network_cost
 from benchmarks._quiet import WAIT_LIMIT, Window, measure
-from testbed.backends.network.probe import probe
+from fairbed.testbed.backends.network.probe import probe
 
 
 @pytest.fixture

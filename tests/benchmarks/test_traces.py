@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import trace_driver, trace_replay
 from benchmarks.trace_replay import Row, measure, recorded, synthetic
-from profiles.series import Series
+from fairbed.profiles.series import Series
 
 pytestmark = pytest.mark.alone
 

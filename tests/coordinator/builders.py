@@ -2,8 +2,8 @@
 
 import os
 
-from wire.chunks import manifest_of
-from wire.messages import (
+from fairbed.wire.chunks import manifest_of
+from fairbed.wire.messages import (
     Capabilities,
     Context,
     Hello,

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
-from wire.codec import decode
-from wire.errors import DecodeError
-from wire.messages import Message
-from wire.topics import Topics
-from wire.transport.memory import MemoryBroker
+from fairbed.wire.codec import decode
+from fairbed.wire.errors import DecodeError
+from fairbed.wire.messages import Message
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.memory import MemoryBroker
 
 Fault: TypeAlias = Literal[
     "lost",

@@ -10,9 +10,8 @@ import anyio
 import numpy as np
 from anyio.abc import TaskGroup
 
-from coordinator.algorithms.arrays import Vector
-from coordinator.campaign import Progress
-from coordinator.config import (
+from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.policy.config import (
     AggregationConfig,
     CoordinatorConfig,
     EvaluationConfig,
@@ -21,22 +20,23 @@ from coordinator.config import (
     SelectionConfig,
     TrainingConfig,
 )
-from coordinator.decisions import make_decisions
-from coordinator.ports import Score
-from coordinator.service import Coordinator, End
-from coordinator.store import RunReader, Store
-from coordinator.task.catalogue import initial_vector, load_task
-from device_agent.agent import Agent
-from device_agent.config import AgentConfig, Timeouts
-from device_agent.errors import NotWanted
-from device_agent.host import Host
-from device_agent.sensors import real_host
-from wire.artifact import Artifact
-from wire.messages import MAX_CHUNK_BYTES
-from wire.shard import Shard, make_shard
-from wire.topics import Topics
-from wire.transport.base import Transport, Will
-from wire.transport.memory import MemoryBroker
+from fairbed.coordinator.policy.decisions import make_decisions
+from fairbed.coordinator.ports import Score
+from fairbed.coordinator.rounds.loop import Progress
+from fairbed.coordinator.server.service import Coordinator, End
+from fairbed.coordinator.store import RunReader, Store
+from fairbed.coordinator.task.catalogue import initial_vector, load_task
+from fairbed.device_agent.agent import Agent
+from fairbed.device_agent.config import AgentConfig, Timeouts
+from fairbed.device_agent.errors import NotWanted
+from fairbed.device_agent.host import Host
+from fairbed.device_agent.sensors import real_host
+from fairbed.wire.artifact import Artifact
+from fairbed.wire.messages import MAX_CHUNK_BYTES
+from fairbed.wire.shard import Shard, make_shard
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import Transport, Will
+from fairbed.wire.transport.memory import MemoryBroker
 
 ARTIFACT = load_task("softmax", (60,), 10)
 EXAMPLES = 40

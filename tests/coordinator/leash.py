@@ -7,10 +7,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from testbed.broker import Broker
+from fairbed.testbed.run.broker import Broker
+from fairbed.wire.transport.base import Incoming, Packet, Settled, Transport, Will
+from fairbed.wire.transport.client import MqttTransport
 from tests.brokers import Proxy, proxy_to
-from wire.transport.base import Incoming, Packet, Settled, Transport, Will
-from wire.transport.client import MqttTransport
 
 
 @dataclass(slots=True)

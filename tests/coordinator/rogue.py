@@ -13,13 +13,11 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType, structs
 
-from tests.coordinator.builders import CAPABILITIES, context, phases
-from tests.coordinator.lab import ARTIFACT, Lab
-from wire.chunks import chunk_slice, encode_chunk
-from wire.codec import decode_to_device, encode
-from wire.codecs import Int8Blocks, pack, packed_bytes
-from wire.errors import Disconnected
-from wire.messages import (
+from fairbed.wire.chunks import chunk_slice, encode_chunk
+from fairbed.wire.codec import decode_to_device, encode
+from fairbed.wire.codecs import Int8Blocks, pack, packed_bytes
+from fairbed.wire.errors import Disconnected
+from fairbed.wire.messages import (
     MAX_VECTOR_BYTES,
     ChunkRequest,
     CoordinatorStatus,
@@ -31,9 +29,11 @@ from wire.messages import (
     Train,
     UploadDone,
 )
-from wire.tensors import vector_to_bytes
-from wire.topics import Topics
-from wire.transport.base import LinkUp, Packet, Transport
+from fairbed.wire.tensors import vector_to_bytes
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import LinkUp, Packet, Transport
+from tests.coordinator.builders import CAPABILITIES, context, phases
+from tests.coordinator.lab import ARTIFACT, Lab
 
 VECTOR_BYTES = ARTIFACT.spec.layout.size_bytes
 PACKED_BYTES = packed_bytes(Int8Blocks(), ARTIFACT.spec.layout)

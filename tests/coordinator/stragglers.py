@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from device_agent.host import Host, Meter, Section
-from device_agent.sensors import real_host
+from fairbed.device_agent.host import Host, Meter, Section
+from fairbed.device_agent.sensors import real_host
 
 LONGEST_S = 30.0
 """Nothing waits for ever, not even a test."""

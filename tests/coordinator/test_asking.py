@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from coordinator.config import ExchangeConfig, RoundConfig, SelectionConfig
-from coordinator.decisions import MAX_LOSS
-from coordinator.store.records import AskRow
-from coordinator.summary import summarise_run
-from coordinator.summary_table import summary_table
-from coordinator.task.catalogue import initial_vector
-from device_agent.engines.onnx import OnnxEngine
+from fairbed.coordinator.policy.config import ExchangeConfig, RoundConfig, SelectionConfig
+from fairbed.coordinator.policy.decisions import MAX_LOSS
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.report.summary_table import summary_table
+from fairbed.coordinator.store.tables import AskRow
+from fairbed.coordinator.task.catalogue import initial_vector
+from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.wire.codec import decode_to_device, encode
+from fairbed.wire.messages import Answer, Ask, Cancel, CoordinatorStatus, Hello
 from tests.coordinator import rogue
 from tests.coordinator.builders import CAPABILITIES
 from tests.coordinator.lab import (
@@ -29,8 +31,6 @@ from tests.coordinator.lab import (
     lab,
     make_config,
 )
-from wire.codec import decode_to_device, encode
-from wire.messages import Answer, Ask, Cancel, CoordinatorStatus, Hello
 
 pytestmark = pytest.mark.anyio
 

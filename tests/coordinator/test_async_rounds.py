@@ -8,13 +8,18 @@ from pathlib import Path
 import anyio
 import pytest
 
-from coordinator.campaign import Progress
-from coordinator.config import AggregationConfig, CoordinatorConfig, RoundConfig, SelectionConfig
-from coordinator.summary import summarise_run
+from fairbed.coordinator.policy.config import (
+    AggregationConfig,
+    CoordinatorConfig,
+    RoundConfig,
+    SelectionConfig,
+)
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.rounds.loop import Progress
+from fairbed.wire.messages import Offer, Received, Train, UploadDone
 from tests.coordinator.faulty import VICTIM, Fault, FaultyBroker, message_of
 from tests.coordinator.lab import EVERYBODY, NAMES, Lab, lab, make_config
 from tests.coordinator.stragglers import Gate
-from wire.messages import Offer, Received, Train, UploadDone
 
 pytestmark = pytest.mark.anyio
 

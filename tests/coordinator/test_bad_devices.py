@@ -6,14 +6,14 @@ import anyio
 import pytest
 from msgspec import UNSET
 
-from coordinator.config import ExchangeConfig, RoundConfig, SelectionConfig
-from coordinator.store import RunReader
+from fairbed.coordinator.policy.config import ExchangeConfig, RoundConfig, SelectionConfig
+from fairbed.coordinator.store import RunReader
+from fairbed.wire.codec import decode_to_device, encode
+from fairbed.wire.messages import Cancel
+from fairbed.wire.transport.base import LinkUp, Transport
 from tests.coordinator import rogue
 from tests.coordinator.builders import hello
 from tests.coordinator.lab import lab, make_config
-from wire.codec import decode_to_device, encode
-from wire.messages import Cancel
-from wire.transport.base import LinkUp, Transport
 
 pytestmark = pytest.mark.anyio
 

@@ -5,7 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from coordinator.round import (
+from fairbed.coordinator.state.exchange import Stage
+from fairbed.coordinator.state.round import (
     Abandon,
     Accept,
     Arrived,
@@ -14,7 +15,6 @@ from coordinator.round import (
     GaveUp,
     Offered,
     Round,
-    Stage,
     Tick,
 )
 from tests.coordinator.builders import offer

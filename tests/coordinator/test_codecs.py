@@ -9,13 +9,10 @@ from tempfile import TemporaryDirectory
 import anyio
 import pytest
 
-from coordinator.accounting import UNACCOUNTED_FLOOR_S
-from coordinator.config import (
-    AggregationConfig,
-    CoordinatorConfig,
-    ExchangeConfig,
-)
-from coordinator.store.records import ExchangeRow
+from fairbed.coordinator.policy.config import AggregationConfig, CoordinatorConfig, ExchangeConfig
+from fairbed.coordinator.records.rows import UNACCOUNTED_FLOOR_S
+from fairbed.coordinator.store.tables import ExchangeRow
+from fairbed.wire.messages import Message, Offer, Received, Train
 from tests.coordinator.faulty import (
     VICTIM,
     Fault,
@@ -25,7 +22,6 @@ from tests.coordinator.faulty import (
     update_chunk,
 )
 from tests.coordinator.lab import ARTIFACT, EVERYBODY, NAMES, PATIENT, Lab, lab, make_config
-from wire.messages import Message, Offer, Received, Train
 
 pytestmark = pytest.mark.anyio
 
@@ -149,7 +145,9 @@ async def test_a_fault_changes_nothing_in_the_end(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("wire.flow.RETRY_FLOOR_S", 0.5)  # 2 s: the rest is the same, but slow
+    monkeypatch.setattr(
+        "fairbed.wire.transfer.RETRY_FLOOR_S", 0.5
+    )  # 2 s: the rest is the same, but slow
     broker = FaultyBroker(fault, is_it)
     async with fleet(tmp_path, broker) as place:
         assert await place.run(config_of(name)) == "done"

@@ -18,23 +18,23 @@ import pytest
 from anyio.abc import Process
 from msgspec import structs
 
-from coordinator.config import RoundConfig, SelectionConfig
-from coordinator.store import RunReader
-from coordinator.store.records import ExchangeRow
-from coordinator.task.catalogue import load_task
-from testbed.broker import BrokerKind, start_broker
+from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
+from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.store.tables import ExchangeRow
+from fairbed.coordinator.task.catalogue import load_task
+from fairbed.testbed.run.broker import BrokerKind, start_broker
+from fairbed.wire.codec import decode
+from fairbed.wire.errors import Disconnected
+from fairbed.wire.messages import Grant
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import LinkUp, Packet
+from fairbed.wire.transport.memory import MemoryBroker
 from tests.brokers import BROKERS
 from tests.coordinator import rogue
 from tests.coordinator.lab import Lab, Links, lab, make_config
 from tests.coordinator.leash import Mishaps, RealBroker, is_bulk
 from tests.coordinator.rogue import Rogue
 from tests.ledger import Ledger, watch_memory
-from wire.codec import decode
-from wire.errors import Disconnected
-from wire.messages import Grant
-from wire.topics import Topics
-from wire.transport.base import LinkUp, Packet
-from wire.transport.memory import MemoryBroker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(150)]
 
@@ -131,7 +131,9 @@ MISHAPS = {
 async def test_no_mishap_of_chunks_changes_a_model(
     links: RealBroker, tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wire.flow.RETRY_FLOOR_S", 0.2)  # 2 s: the rest is the same, but slow
+    monkeypatch.setattr(
+        "fairbed.wire.transfer.RETRY_FLOOR_S", 0.2
+    )  # 2 s: the rest is the same, but slow
     expected, _ = await play(tmp_path / "memory", MemoryBroker())
     undisturbed_came, usual_s = await play(tmp_path / "undisturbed", links)
     assert undisturbed_came == expected
@@ -155,7 +157,7 @@ MOST_CHUNKS = 80
 async def test_a_broker_killed_again_and_again_changes_no_model(
     links: RealBroker, tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wire.flow.RETRY_FLOOR_S", 0.5)
+    monkeypatch.setattr("fairbed.wire.transfer.RETRY_FLOOR_S", 0.5)
     expected, usual_s = await play(tmp_path / "undisturbed", links)
     left = links.dice.randint(1, MOST_CHUNKS)
     is_due = anyio.Event()
@@ -245,7 +247,7 @@ async def _crash(place: Lab, links: RealBroker, at: int) -> None:
 async def test_an_agent_killed_in_mid_exchange_costs_its_own_updates_only(
     links: RealBroker, tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.presence.OFF_GRACE_S", 1.0)
+    monkeypatch.setattr("fairbed.coordinator.state.registry.OFF_GRACE_S", 1.0)
     survivors = tuple(name for name in NAMES if name != VICTIM)
     async with fleet(tmp_path / "without", links, survivors) as place:
         few = structs.replace(CONFIG, round=structs.replace(CONFIG.round, min_devices=2))
@@ -277,7 +279,7 @@ async def test_an_agent_killed_in_mid_exchange_costs_its_own_updates_only(
 @asynccontextmanager
 async def agent_process(folder: Path, links: RealBroker) -> AsyncIterator[Process]:
     """Run the victim as a real process."""
-    command = [sys.executable, "-m", "device_agent.cli", "--broker", links.broker.url]
+    command = [sys.executable, "-m", "fairbed.device_agent.cli", "--broker", links.broker.url]
     options = ["--name", VICTIM, "--cache", str(folder / "cache")]
     process = await anyio.open_process(
         [*command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.campaign import Progress
-from coordinator.config import SelectionConfig
-from coordinator.merging import Merging
-from device_agent.exchange import Pull, Push
-from device_agent.round import Round
+from fairbed.coordinator.policy.config import SelectionConfig
+from fairbed.coordinator.rounds.loop import Progress
+from fairbed.coordinator.rounds.merging import Merging
+from fairbed.device_agent.round import Round
+from fairbed.device_agent.transfers import Pull, Push
+from fairbed.wire.transfer import Download, Intake, Upload
 from tests.coordinator.lab import lab, make_config
-from wire.transfer import Download, Intake, Upload
 
 OF_A_ROUND = (Round, Push, Pull, Upload, Download, Intake, Merging)
 DEVICES = 3

@@ -7,21 +7,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from coordinator.round import (
+from fairbed.coordinator.state.exchange import Exchange, Stage
+from fairbed.coordinator.state.round import (
     Abandon,
     Accept,
     Arrived,
     Check,
     Checked,
     Event,
-    Exchange,
     GaveUp,
     GoesOn,
     GrantUpload,
     Offered,
     Order,
     Round,
-    Stage,
     Tick,
     Vanished,
 )

@@ -8,14 +8,14 @@ import anyio
 import msgspec
 import pytest
 
-from coordinator.campaign import Progress
-from coordinator.config import CoordinatorConfig, ExchangeConfig, RoundConfig
-from coordinator.store.records import ExchangeRow
-from coordinator.summary import summarise_run
+from fairbed.coordinator.policy.config import CoordinatorConfig, ExchangeConfig, RoundConfig
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.rounds.loop import Progress
+from fairbed.coordinator.store.tables import ExchangeRow
+from fairbed.wire.messages import Grant, Offer, Received, UploadAck, UploadDone
 from tests.coordinator.faulty import VICTIM, Fault, FaultyBroker, message_of, update_chunk
 from tests.coordinator.lab import EVERYBODY, NAMES, Lab, lab, make_config
 from tests.coordinator.stragglers import Gate, Stroll
-from wire.messages import Grant, Offer, Received, UploadAck, UploadDone
 
 pytestmark = [pytest.mark.anyio, pytest.mark.alone]
 

@@ -4,16 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import SelectionConfig
-from coordinator.task.catalogue import load_task
-from testbed.broker import BrokerKind, start_broker
-from testbed.broker_address import find_chunk_limit
+from fairbed.coordinator.policy.config import SelectionConfig
+from fairbed.coordinator.task.catalogue import load_task
+from fairbed.testbed.run.broker import BrokerKind, find_chunk_limit, start_broker
+from fairbed.wire.messages import MAX_CHUNK_BYTES
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.memory import MemoryBroker
 from tests.brokers import BROKERS
 from tests.coordinator.lab import Lab, Links, lab, make_config
 from tests.coordinator.leash import RealBroker
-from wire.messages import MAX_CHUNK_BYTES
-from wire.topics import Topics
-from wire.transport.memory import MemoryBroker
 
 pytestmark = pytest.mark.anyio
 

@@ -6,16 +6,16 @@ import anyio
 import numpy as np
 import pytest
 
-from coordinator.algorithms.arrays import Ints
-from coordinator.algorithms.selection.base import Candidates
-from coordinator.algorithms.selection.guarded import PluginError
-from coordinator.config import SelectionConfig
 from examples.longest_waiting import LongestWaiting
+from fairbed.coordinator.algorithms.arrays import Ints
+from fairbed.coordinator.algorithms.selection.base import Candidates
+from fairbed.coordinator.algorithms.selection.guarded import PluginError
+from fairbed.coordinator.policy.config import SelectionConfig
+from fairbed.wire.codec import encode
+from fairbed.wire.topics import Topics
 from tests.coordinator import rogue
 from tests.coordinator.builders import context
 from tests.coordinator.lab import PATIENT, Lab, lab, make_config
-from wire.codec import encode
-from wire.topics import Topics
 
 pytestmark = pytest.mark.anyio
 

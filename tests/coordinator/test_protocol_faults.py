@@ -10,17 +10,8 @@ from typing import get_args
 import anyio
 import pytest
 
-from coordinator.config import CoordinatorConfig, SelectionConfig
-from tests.coordinator.faulty import (
-    VICTIM,
-    Fault,
-    FaultyBroker,
-    message_of,
-    model_chunk,
-    update_chunk,
-)
-from tests.coordinator.lab import EVERYBODY, NAMES, PATIENT, Lab, lab, make_config
-from wire.messages import (
+from fairbed.coordinator.policy.config import CoordinatorConfig, SelectionConfig
+from fairbed.wire.messages import (
     Answer,
     Ask,
     ChunkRequest,
@@ -35,6 +26,15 @@ from wire.messages import (
     UploadDone,
     Welcome,
 )
+from tests.coordinator.faulty import (
+    VICTIM,
+    Fault,
+    FaultyBroker,
+    message_of,
+    model_chunk,
+    update_chunk,
+)
+from tests.coordinator.lab import EVERYBODY, NAMES, PATIENT, Lab, lab, make_config
 
 pytestmark = pytest.mark.anyio
 
@@ -76,7 +76,9 @@ ASKED = make_config(
 
 @pytest.fixture(autouse=True)
 def what_was_lost_is_soon_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wire.flow.RETRY_FLOOR_S", 0.5)  # 2 s: the rest is the same, but slow
+    monkeypatch.setattr(
+        "fairbed.wire.transfer.RETRY_FLOOR_S", 0.5
+    )  # 2 s: the rest is the same, but slow
 
 
 def config_of(step: str) -> CoordinatorConfig:

@@ -6,22 +6,22 @@ from pathlib import Path
 import anyio
 import pytest
 
-from coordinator.algorithms.arrays import Vector
-from coordinator.campaign import Progress
-from coordinator.config import RoundConfig, SelectionConfig
-from coordinator.ports import Score
-from coordinator.post import MAX_PENDING, Post
-from coordinator.store import StoreError
+from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.messaging.publisher import MAX_PENDING, Post
+from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
+from fairbed.coordinator.ports import Score
+from fairbed.coordinator.rounds.loop import Progress
+from fairbed.coordinator.store import StoreError
+from fairbed.wire.codec import encode
+from fairbed.wire.messages import ChunkRequest, Failed, Offer, Ping, Train
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import LinkUp, Packet, Settled
+from fairbed.wire.transport.memory import MemoryBroker, MemoryTransport
 from tests.coordinator.builders import context, hello
 from tests.coordinator.faulty import VICTIM, FaultyBroker, message_of
 from tests.coordinator.lab import Lab, NormEvaluator, lab, make_config
 from tests.coordinator.rogue import Rogue
-from tests.coordinator.test_service import send
-from wire.codec import encode
-from wire.messages import ChunkRequest, Failed, Offer, Ping, Train
-from wire.topics import Topics
-from wire.transport.base import LinkUp, Packet, Settled
-from wire.transport.memory import MemoryBroker, MemoryTransport
+from tests.coordinator.server.test_service import send
 
 pytestmark = pytest.mark.anyio
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.poll import Poll, Reply
-from coordinator.refill import Releases
-from coordinator.round import (
+from fairbed.coordinator.rounds.async_dispatch import Releases
+from fairbed.coordinator.state.loss_query import Poll, Reply
+from fairbed.coordinator.state.round import (
     Accept,
     Arrived,
     Check,
@@ -20,7 +20,7 @@ from coordinator.round import (
     Tick,
 )
 from tests.coordinator.builders import offer
-from tests.coordinator.test_poll import answer
+from tests.coordinator.state.test_loss_query import answer
 from tests.steps import steps
 
 FEW, MANY = 32, 256

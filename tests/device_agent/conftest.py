@@ -9,15 +9,15 @@ from typing import TypeAlias
 import anyio
 import pytest
 
-from device_agent.agent import Agent
-from device_agent.config import AgentConfig, Timeouts
-from device_agent.host import FreePace, Host
-from device_agent.sensors import MonotonicClock, RealSensors
-from device_agent.worker import OpenEngine
+from fairbed.device_agent.agent import Agent
+from fairbed.device_agent.config import AgentConfig, Timeouts
+from fairbed.device_agent.host import FreePace, Host
+from fairbed.device_agent.sensors import MonotonicClock, RealSensors
+from fairbed.device_agent.worker import OpenEngine
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.memory import MemoryBroker
 from tests.device_agent.coordinator import FakeCoordinator
 from tests.device_agent.softmax import open_softmax
-from wire.topics import Topics
-from wire.transport.memory import MemoryBroker
 
 NAME = "pi-07"
 

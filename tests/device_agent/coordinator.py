@@ -13,10 +13,10 @@ import anyio
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.chunks import Chunk, chunk_slice, decode_chunk, encode_chunk, manifest_of
-from wire.codec import decode_from_device, encode
-from wire.errors import Disconnected
-from wire.messages import (
+from fairbed.wire.chunks import Chunk, chunk_slice, decode_chunk, encode_chunk, manifest_of
+from fairbed.wire.codec import decode_from_device, encode
+from fairbed.wire.errors import Disconnected
+from fairbed.wire.messages import (
     BlobKind,
     ChunkRequest,
     Context,
@@ -36,10 +36,10 @@ from wire.messages import (
     UploadDone,
     Welcome,
 )
-from wire.tensors import vector_from_bytes, vector_to_bytes
-from wire.topics import Topics
-from wire.transfer import Intake
-from wire.transport.base import LinkUp, Packet, Transport
+from fairbed.wire.tensors import vector_from_bytes, vector_to_bytes
+from fairbed.wire.topics import Topics
+from fairbed.wire.transfer import Intake
+from fairbed.wire.transport.base import LinkUp, Packet, Transport
 
 PATIENCE_S = 20.0
 WINDOW = 4

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from device_agent.engines.base import Engine, Examples
-from wire.artifact import Artifact, SelfCheck, TaskSpec, encode_artifact
-from wire.selfcheck import selfcheck_inputs
-from wire.shard import Shard, make_shard
-from wire.tensors import Layout, Tensor
+from fairbed.device_agent.engines.base import Engine, Examples
+from fairbed.wire.artifact import Artifact, SelfCheck, TaskSpec, encode_artifact
+from fairbed.wire.selfcheck import selfcheck_inputs
+from fairbed.wire.shard import Shard, make_shard
+from fairbed.wire.tensors import Layout, Tensor
 
 FEATURES, CLASSES = 6, 3
 N_VALUES = FEATURES * CLASSES + CLASSES

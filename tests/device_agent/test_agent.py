@@ -7,14 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_agent.errors import DataError, NotWanted
-from device_agent.lifecycle import Phase
-from tests.device_agent.conftest import NAME, Stage
-from tests.device_agent.coordinator import CHUNK_BYTES, PATIENCE_S
-from tests.device_agent.softmax import FEATURES, N_VALUES, examples, softmax_artifact, softmax_task
-from wire.artifact import encode_artifact
-from wire.codec import decode_from_device, encode
-from wire.messages import (
+from fairbed.device_agent.errors import DataError, NotWanted
+from fairbed.device_agent.state.lifecycle import Phase
+from fairbed.wire.artifact import encode_artifact
+from fairbed.wire.codec import decode_from_device, encode
+from fairbed.wire.messages import (
     ChunkRequest,
     Context,
     CoordinatorStatus,
@@ -27,7 +24,10 @@ from wire.messages import (
     Refuse,
     Status,
 )
-from wire.shard import encode_shard
+from fairbed.wire.shard import encode_shard
+from tests.device_agent.conftest import NAME, Stage
+from tests.device_agent.coordinator import CHUNK_BYTES, PATIENCE_S
+from tests.device_agent.softmax import FEATURES, N_VALUES, examples, softmax_artifact, softmax_task
 
 pytestmark = pytest.mark.anyio
 

@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from device_agent.cache import BlobCache
-from wire.chunks import manifest_of
-from wire.messages import Manifest
+from fairbed.device_agent.examples import BlobCache
+from fairbed.wire.chunks import manifest_of
+from fairbed.wire.messages import Manifest
 
 
 def kept(cache: BlobCache, data: bytes, at: int) -> Manifest:

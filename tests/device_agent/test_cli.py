@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_agent.cli import PASSWORD_VARIABLE, main
+from fairbed.device_agent.cli import PASSWORD_VARIABLE, main
 
 BROKER = ("--broker", "mqtt://127.0.0.1:1")
 
@@ -136,7 +136,7 @@ def test_bad_data_is_one_line(
 
 def test_help_loads_no_numpy() -> None:
     code = (
-        "import sys; from device_agent.cli import main\n"
+        "import sys; from fairbed.device_agent.cli import main\n"
         "try: main(['--help'])\n"
         "except SystemExit: pass\n"
         "print([m for m in ('numpy', 'anyio', 'msgspec', 'aiomqtt') if m in sys.modules])"

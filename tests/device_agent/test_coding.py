@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from device_agent.coding import Coder
-from device_agent.errors import RoundFailed
+from fairbed.device_agent.coding import Coder
+from fairbed.device_agent.errors import RoundFailed
+from fairbed.wire.chunks import manifest_of
+from fairbed.wire.codecs import Int8Blocks, Vector, codec_named, pack, packed_bytes, unpack
+from fairbed.wire.errors import DecodeError, EncodeError
+from fairbed.wire.messages import Coding, Hyperparameters, Manifest, Packed, Train
+from fairbed.wire.tensors import vector_to_bytes
 from tests.wire.codecs.vectors import layout_of, rng_of
-from wire.chunks import manifest_of
-from wire.codecs import Int8Blocks, Vector, codec_named, pack, packed_bytes, unpack
-from wire.errors import DecodeError, EncodeError
-from wire.messages import Coding, Hyperparameters, Manifest, Packed, Train
-from wire.tensors import vector_to_bytes
 
 N, BUFFERS = 2000, 5
 LAYOUT = layout_of(N, BUFFERS)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.config import AgentConfig, load_config, with_password
-from device_agent.errors import ConfigError
+from fairbed.device_agent.config import AgentConfig, load_config, with_password
+from fairbed.device_agent.errors import ConfigError
 
 FLAGS: dict[str, object] = {"broker_url": "mqtt://host", "name": "pi-07"}
 

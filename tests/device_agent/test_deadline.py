@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from device_agent.deadline import Deadline
+from fairbed.device_agent.round import Deadline
 from tests.device_agent.clock import HandClock
 
 pytestmark = pytest.mark.anyio

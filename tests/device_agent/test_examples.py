@@ -5,12 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_agent.cache import BlobCache
-from device_agent.errors import DataError, NotPrepared
-from device_agent.examples import CachedShard, OwnData
-from wire.chunks import manifest_of
-from wire.errors import DecodeError
-from wire.shard import encode_shard, make_shard
+from fairbed.device_agent.errors import DataError, NotPrepared
+from fairbed.device_agent.examples import BlobCache, CachedShard, OwnData
+from fairbed.wire.chunks import manifest_of
+from fairbed.wire.errors import DecodeError
+from fairbed.wire.shard import encode_shard, make_shard
 
 
 class Storage:

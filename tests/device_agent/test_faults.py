@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from device_agent.lifecycle import Phase
+from fairbed.device_agent.state.lifecycle import Phase
+from fairbed.wire.chunks import encode_chunk
+from fairbed.wire.codec import encode
+from fairbed.wire.messages import CoordinatorStatus, Failed, Hello, Offer, UploadDone, Welcome
+from fairbed.wire.shard import encode_shard, make_shard
+from fairbed.wire.transport.base import Packet
+from fairbed.wire.transport.memory import Faults
 from tests.device_agent.conftest import NAME, Stage
 from tests.device_agent.coordinator import CHUNK_BYTES, PATIENCE_S, WINDOW, FakeCoordinator
 from tests.device_agent.softmax import Gate, softmax_task
-from wire.chunks import encode_chunk
-from wire.codec import encode
-from wire.messages import CoordinatorStatus, Failed, Hello, Offer, UploadDone, Welcome
-from wire.shard import encode_shard, make_shard
-from wire.transport.base import Packet
-from wire.transport.memory import Faults
 
 pytestmark = pytest.mark.anyio
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from coordinator.task.catalogue import initial_vector, load_task
-from device_agent.engines.onnx import OnnxEngine
-from device_agent.host import FreePace
-from device_agent.trainer import evaluate, train
-from wire.messages import Hyperparameters
+from fairbed.coordinator.task.catalogue import initial_vector, load_task
+from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.host import FreePace
+from fairbed.device_agent.trainer import evaluate, train
+from fairbed.wire.messages import Hyperparameters
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -14,17 +14,16 @@ import anyio
 import numpy as np
 import pytest
 
-import device_agent
-import wire
-from coordinator.task.catalogue import initial_vector, load_task
-from testbed.broker import Broker, start_broker
+from fairbed import device_agent, wire
+from fairbed.coordinator.task.catalogue import initial_vector, load_task
+from fairbed.testbed.run.broker import Broker, start_broker
+from fairbed.wire.artifact import encode_artifact
+from fairbed.wire.codec import encode
+from fairbed.wire.messages import Goodbye, Hello, Status
+from fairbed.wire.shard import encode_shard, make_shard
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.client import MqttTransport
 from tests.device_agent.coordinator import PATIENCE_S, FakeCoordinator
-from wire.artifact import encode_artifact
-from wire.codec import encode
-from wire.messages import Goodbye, Hello, Status
-from wire.shard import encode_shard, make_shard
-from wire.topics import Topics
-from wire.transport.client import MqttTransport
 
 pytestmark = [
     pytest.mark.anyio,
@@ -43,7 +42,15 @@ files, as much as the system sees fit to map: 42 to 46 MiB resident in all."""
 @contextmanager
 def agent_process(broker: Broker, folder: Path, *args: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run `device-agent` for the length of a block."""
-    command = [sys.executable, "-m", "device_agent.cli", "--broker", broker.url, "--name", NAME]
+    command = [
+        sys.executable,
+        "-m",
+        "fairbed.device_agent.cli",
+        "--broker",
+        broker.url,
+        "--name",
+        NAME,
+    ]
     with (folder / "agent.log").open("wb") as log:
         process = subprocess.Popen([*command, "--cache", str(folder / "cache"), *args], stderr=log)
     try:
@@ -121,7 +128,7 @@ async def test_the_broker_tells_when_it_is_killed(tmp_path: Path) -> None:
 async def test_a_broker_that_knows_it_not_ends_it(tmp_path: Path) -> None:
     async with start_broker("mosquitto", folder=tmp_path) as broker:
         broker_url = broker.url.replace(broker.password, "wrong")
-        command = [sys.executable, "-m", "device_agent.cli", "--broker", broker_url]
+        command = [sys.executable, "-m", "fairbed.device_agent.cli", "--broker", broker_url]
         done = await anyio.run_process([*command, "--name", NAME], check=False)
     said = done.stderr.decode()
     assert done.returncode == 1

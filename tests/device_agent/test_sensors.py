@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from device_agent import sensors
-from device_agent.cgroup import cpu_quotas, memory_limit_bytes
-from device_agent.sensors import CpuReading, FreeCores, RealSensors, mu_cores
+from fairbed.device_agent import sensors
+from fairbed.device_agent.cgroup import cpu_quotas, memory_limit_bytes
+from fairbed.device_agent.sensors import CpuReading, FreeCores, RealSensors, mu_cores
 
 V2 = "0::/user/app\n"
 V2_MOUNT = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"

@@ -7,17 +7,17 @@ from pathlib import Path
 import anyio
 import pytest
 
-from device_agent.cache import BlobCache
-from device_agent.host import FreePace, Host
-from device_agent.lifecycle import Phase
-from device_agent.link import LinkEstimate
-from device_agent.post import Post
-from device_agent.sensors import RealSensors
-from device_agent.telemetry import MIN_GAP_S, Telemetry
-from device_agent.worker import Worker
+from fairbed.device_agent.examples import BlobCache
+from fairbed.device_agent.host import FreePace, Host
+from fairbed.device_agent.publisher import Post
+from fairbed.device_agent.sensors import RealSensors
+from fairbed.device_agent.state.lifecycle import Phase
+from fairbed.device_agent.state.link_estimate import LinkEstimate
+from fairbed.device_agent.telemetry import MIN_GAP_S, Telemetry
+from fairbed.device_agent.worker import Worker
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.memory import MemoryBroker
 from tests.device_agent.clock import HandClock
-from wire.topics import Topics
-from wire.transport.memory import MemoryBroker
 
 pytestmark = pytest.mark.anyio
 

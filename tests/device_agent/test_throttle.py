@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.throttle import ThrottleReader, pi_reasons
+from fairbed.device_agent.sensors import ThrottleReader, pi_reasons
 
 PI = "sys/devices/platform/soc/soc:firmware/get_throttled"
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from device_agent.engines.base import Examples
-from device_agent.trainer import TrainingDiverged, TrainResult, evaluate, train
-from wire.artifact import SelfCheck, TaskSpec
-from wire.messages import Hyperparameters
-from wire.tensors import Layout, Tensor
+from fairbed.device_agent.engines.base import Examples
+from fairbed.device_agent.trainer import TrainingDiverged, TrainResult, evaluate, train
+from fairbed.wire.artifact import SelfCheck, TaskSpec
+from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.tensors import Layout, Tensor
 
 Floats = NDArray[np.float32]
 Gradient = Callable[[Floats, Examples, int], list[float]]

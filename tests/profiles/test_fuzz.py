@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import profiles
-from profiles import ProfileError
+from fairbed import profiles
+from fairbed.profiles import ProfileError
 
 TEXTS = {
     name: profiles.find(name).read_text(encoding="utf-8")

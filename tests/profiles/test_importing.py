@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import profiles
-from profiles.importing import Imported, Words, import_link
-from profiles.series import Series
-from profiles.traces import Trace, TraceReader
-from profiles.tracks import device_tracks
+from fairbed import profiles
+from fairbed.profiles.importing import Imported, Words, import_link
+from fairbed.profiles.series import Series
+from fairbed.profiles.traces import Trace, TraceReader
+from fairbed.profiles.tracks import device_tracks
 
 WORDS = Words(title='A "walk"\nhome', source="a phone\\of mine", licence="mine")
 

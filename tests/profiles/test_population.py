@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import profiles
-from profiles import Population, Profile, ProfileError
-from profiles.quantiles import Quantiles, normal_shares
-from profiles.sampling import columns, draw
+from fairbed import profiles
+from fairbed.profiles import Population, Profile, ProfileError
+from fairbed.profiles.quantities import Quantiles, normal_shares
+from fairbed.profiles.sampling import columns, draw
 
 SHIPPED = profiles.population_names()
 TEXT = profiles.find("phones-2025").read_text(encoding="utf-8")

@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import profiles
-from profiles import Profile, ProfileError, Quantity, UnknownProfile, Varying
-from profiles.load import near_names
-from profiles.schema import LinkProfile
-from profiles.traces import TraceReader
-from profiles.traces.table import parse_table
+from fairbed import profiles
+from fairbed.profiles import Profile, ProfileError, Quantity, UnknownProfile, Varying
+from fairbed.profiles.load import near_names
+from fairbed.profiles.schema import LinkProfile
+from fairbed.profiles.traces import TraceReader
+from fairbed.profiles.traces.table import parse_table
 
-FOLDER = Path(profiles.__file__).parent
+FOLDER = Path(profiles.__file__).resolve().parent
 FILES = sorted([*FOLDER.glob("devices/*.toml"), *FOLDER.glob("links/*.toml")])
 PI_4 = (
     (FOLDER / "devices" / "raspberry-pi-4b.toml").read_text(encoding="utf-8").split("[energy]")[0]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.series import Series
+from fairbed.profiles.series import Series
 
 BUMP = Series((0.0, 1.0, 3.0), (5.0, 2.0, 2.0), 4.0)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import profiles
-from profiles.traces import TraceReader
+from fairbed import profiles
+from fairbed.profiles.traces import TraceReader
 
 DATA = Path(os.environ.get("FAIRBED_DATA", "nowhere"))
 

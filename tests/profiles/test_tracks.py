@@ -8,13 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import profiles
-from profiles.draw import DAY_S, draw_sessions, draw_spread
-from profiles.quantities import Quantity, Spread, Steps, Varying
-from profiles.schema import Availability
-from profiles.series import Series
-from profiles.traces import TraceReader
-from profiles.tracks import DeviceTracks, ReadTrace, device_tracks
+from fairbed import profiles
+from fairbed.profiles.quantities import Quantity, Spread, Steps, Varying
+from fairbed.profiles.schema import Availability
+from fairbed.profiles.series import Series
+from fairbed.profiles.traces import TraceReader
+from fairbed.profiles.tracks import (
+    DAY_S,
+    DeviceTracks,
+    ReadTrace,
+    device_tracks,
+    draw_sessions,
+    draw_spread,
+)
 
 PI = profiles.load("raspberry-pi-4b")
 RATES = ((0.0, 0.0), (0.05, 1e6), (0.5, 4e6), (0.95, 20e6), (1.0, 60e6))

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import profiles
-from profiles import LinkProfile, Population, Profile, Varying
-from profiles.quantities import Steps
+from fairbed import profiles
+from fairbed.profiles import LinkProfile, Population, Profile, Varying
+from fairbed.profiles.quantities import Steps
 
 PI = profiles.load("raspberry-pi-3b")
 

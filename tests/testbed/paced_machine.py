@@ -1,11 +1,11 @@
 """A machine without a clock of its own, and a device that is emulated on it."""
 
-from testbed.backends.cgroups.headroom import Headroom
-from testbed.backends.gauges import Gauge
-from testbed.emulation.cpu import RecentShare
-from testbed.emulation.device import EmulatedDevice
-from testbed.emulation.work import WorkCosts
-from testbed.launcher import EmulatedPace
+from fairbed.testbed.backends.cgroups.quota import Headroom
+from fairbed.testbed.backends.gauges import Gauge
+from fairbed.testbed.backends.launcher import EmulatedPace
+from fairbed.testbed.emulation.cpu import RecentShare
+from fairbed.testbed.emulation.device import EmulatedDevice
+from fairbed.testbed.emulation.work import WorkCosts
 
 
 def device(speed_ratio: float = 0.25, storage: float = 1e6, threads: int = 1) -> EmulatedDevice:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coordinator.store import RunReader, StoreError
+from fairbed.coordinator.store import RunReader, StoreError
 
 EXPERIMENT = """
 name = "small"
@@ -71,7 +71,15 @@ class Running:
         what = [str(self.folder)] if resume else [str(self.experiment), "--out", str(self.folder)]
         what += ["--set", f"broker.url={url}"] if url else []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "testbed.cli", "run", *what, "--headless", "--json"],
+            [
+                sys.executable,
+                "-m",
+                "fairbed.testbed.cli.main",
+                "run",
+                *what,
+                "--headless",
+                "--json",
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

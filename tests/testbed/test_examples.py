@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.experiment import load_experiment
-from testbed.fleet import MAX_EMULATED, plan_fleet
-from testbed.replay.crowd import crowd_of, is_crowd
-from testbed.replay.stage import cast_of
+from fairbed.testbed.experiment.file import load_experiment
+from fairbed.testbed.experiment.fleet import MAX_EMULATED, plan_fleet
+from fairbed.testbed.replay.crowd import crowd_of, is_crowd
+from fairbed.testbed.replay.stage import cast_of
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from testbed.experiment import Experiment, ExperimentError, parse_experiment
+from fairbed.testbed.experiment.file import Experiment, ExperimentError, parse_experiment
 
 
 def experiment(**sections: Any) -> Experiment:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from coordinator.algorithms.selection.p4 import solve_p4
+from fairbed.coordinator.algorithms.selection.rbcs_f import solve_p4
 from tests.theory import test_aaggff as aaggff
 from tests.theory import test_corefed as corefed
 from tests.theory import test_drift as drift

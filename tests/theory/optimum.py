@@ -15,7 +15,7 @@ from itertools import combinations, product
 import numpy as np
 from scipy.optimize import linprog
 
-from coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.algorithms.arrays import Floats
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints
-from coordinator.algorithms.estimation.base import COLD, CONTEXT, INVERSE_MU, UP, Learner, Measured
-from coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.estimation.base import (
+    COLD,
+    CONTEXT,
+    INVERSE_MU,
+    UP,
+    Learner,
+    Measured,
+)
+from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
 
 UPDATE_BITS = 2.0 * 2**20
 GROUPS = np.array(

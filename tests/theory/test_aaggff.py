@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-from coordinator.algorithms.aggregation.aaggff import (
+from fairbed.coordinator.algorithms.aggregation.aaggff import (
     AAggFFD,
     AAggFFS,
     decision_gradient,
@@ -17,7 +17,7 @@ from coordinator.algorithms.aggregation.aaggff import (
     linearised_gradient,
     responses,
 )
-from coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
 
 DRAWS = 1000
 RANGES = ((0.0, 0.1), (0.0, 1.0), (0.2, 0.5))

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from coordinator.algorithms.aggregation.corefed import corefed_weights, utilities
-from coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.algorithms.aggregation.corefed import corefed_weights, utilities
+from fairbed.coordinator.algorithms.arrays import Floats
 
 AGENTS, DIMENSIONS = 5, 3
 GAMES = range(4)

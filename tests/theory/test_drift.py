@@ -5,12 +5,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from coordinator.algorithms.arrays import Floats
-from coordinator.algorithms.estimation.ridge import Ridge
-from coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
-from coordinator.algorithms.selection.p4 import solve_p4
-from coordinator.algorithms.selection.rbcs_f import RbcsF
-from coordinator.algorithms.selection.uniform import Uniform
+from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.algorithms.estimation.ridge import Ridge
+from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
+from fairbed.coordinator.algorithms.selection.rbcs_f import RbcsF, solve_p4
+from fairbed.coordinator.algorithms.selection.uniform import Uniform
 from tests.theory.optimum import SmallWorld, least_time_s, most_slack
 from tests.theory.rounds import World, live
 

@@ -6,9 +6,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.algorithms.selection import p4
-from coordinator.algorithms.selection.p4 import solve_p4
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.selection import rbcs_f as p4
+from fairbed.coordinator.algorithms.selection.rbcs_f import solve_p4
 
 INSTANCES = 1500
 Solver = Callable[[Floats, Floats, int, float], Ints]

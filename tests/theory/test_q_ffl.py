@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from coordinator.algorithms.aggregation.q_ffl import q_ffl_weights
-from coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.algorithms.aggregation.q_ffl import q_ffl_weights
+from fairbed.coordinator.algorithms.arrays import Floats
 
 DIMENSIONS, LOSSES, POINTS = 4, 40, 5
 POWERS = (0.0, 0.5, 1.0, 2.0, 5.0)

@@ -6,10 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.algorithms.arrays import Bools, Floats
-from coordinator.algorithms.estimation import make_estimator
-from coordinator.algorithms.selection import make_selector
-from coordinator.config import Policy, SelectionConfig
+from fairbed.coordinator.algorithms.arrays import Bools, Floats
+from fairbed.coordinator.policy.config import Policy, SelectionConfig
+from fairbed.coordinator.policy.factories import make_estimator, make_selector
 from tests.theory.rounds import Lived, World, live
 
 BETA = 0.125

@@ -5,12 +5,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.algorithms.estimation.base import Learner, Measured, Prediction
-from coordinator.algorithms.estimation.phases import Phases
-from coordinator.algorithms.estimation.ridge import Ridge
-from coordinator.algorithms.selection.known import Known
-from coordinator.algorithms.selection.rbcs_f import RbcsF
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.estimation.base import Learner, Measured, Prediction
+from fairbed.coordinator.algorithms.estimation.phases import Phases
+from fairbed.coordinator.algorithms.estimation.ridge import Ridge
+from fairbed.coordinator.algorithms.selection.oracle import Known
+from fairbed.coordinator.algorithms.selection.rbcs_f import RbcsF
 from tests.theory.rounds import World, live
 
 ROUNDS, SEEDS = 1200, 2

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
-from wire.messages import (
+from fairbed.wire.messages import (
     Answer,
     AnyMessage,
     Ask,

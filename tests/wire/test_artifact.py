@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.artifact import Artifact, SelfCheck, TaskSpec, decode_artifact, encode_artifact
-from wire.errors import DecodeError
-from wire.tensors import Layout, Tensor
+from fairbed.wire.artifact import Artifact, SelfCheck, TaskSpec, decode_artifact, encode_artifact
+from fairbed.wire.errors import DecodeError
+from fairbed.wire.tensors import Layout, Tensor
 
 LAYOUT = Layout(
     tensors=(

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.wire.messages import MODEL, SHARD
-from wire.chunks import (
+from fairbed.wire.chunks import (
     HEADER_BYTES,
     chunk_slice,
     decode_chunk,
@@ -16,9 +15,10 @@ from wire.chunks import (
     settled_chunk_bytes,
     suitable_chunk_bytes,
 )
-from wire.codec import decode, encode
-from wire.errors import DecodeError, EncodeError, VersionError
-from wire.messages import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Intent
+from fairbed.wire.codec import decode, encode
+from fairbed.wire.errors import DecodeError, EncodeError, VersionError
+from fairbed.wire.messages import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Intent
+from tests.wire.messages import MODEL, SHARD
 
 BLOB = bytes(range(16))
 FRAME = encode_chunk(BLOB, 3, b"payload")

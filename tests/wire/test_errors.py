@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.wire.messages import MESSAGES, UPDATE_ID, Path, leaves, objects
-from wire.codec import (
+from fairbed.wire.codec import (
     decode,
     decode_command,
     decode_from_device,
@@ -18,8 +17,8 @@ from wire.codec import (
     decode_to_device,
     encode,
 )
-from wire.errors import DecodeError, EncodeError, VersionError
-from wire.messages import (
+from fairbed.wire.errors import DecodeError, EncodeError, VersionError
+from fairbed.wire.messages import (
     MAX_TEXT,
     PROTOCOL_VERSION,
     AnyMessage,
@@ -33,6 +32,7 @@ from wire.messages import (
     Refuse,
     Train,
 )
+from tests.wire.messages import MESSAGES, UPDATE_ID, Path, leaves, objects
 
 VERSION = bytes([PROTOCOL_VERSION])
 NAN, INF = float("nan"), float("inf")

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from wire.chunks import decode_chunk
-from wire.messages import Manifest
-from wire.transfer import Intake, Upload
+from fairbed.wire.chunks import decode_chunk
+from fairbed.wire.messages import Manifest
+from fairbed.wire.transfer import Intake, Upload
 
 WINDOW = 4
 CHUNK_BYTES = 32 * 1024

@@ -5,17 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fairbed.wire.artifact import decode_artifact, encode_artifact
+from fairbed.wire.chunks import decode_chunk, encode_chunk
+from fairbed.wire.codec import decode, encode
+from fairbed.wire.codecs import pack, unpack
+from fairbed.wire.messages import PROTOCOL_VERSION, AnyMessage
+from fairbed.wire.shard import decode_shard, encode_shard, make_shard
+from fairbed.wire.tensors import vector_from_bytes, vector_to_bytes
 from tests.conftest import Golden
 from tests.wire.codecs.vectors import CODECS, layout_of
 from tests.wire.messages import MESSAGES
 from tests.wire.test_artifact import ARTIFACT
-from wire.artifact import decode_artifact, encode_artifact
-from wire.chunks import decode_chunk, encode_chunk
-from wire.codec import decode, encode
-from wire.codecs import pack, unpack
-from wire.messages import PROTOCOL_VERSION, AnyMessage
-from wire.shard import decode_shard, encode_shard, make_shard
-from wire.tensors import vector_from_bytes, vector_to_bytes
 
 FOLDER = Path(__file__).parent / "golden"
 VECTOR = np.array([0.0, 1.0, -2.5, 1e-30], dtype=np.float32)

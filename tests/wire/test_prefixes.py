@@ -2,11 +2,11 @@
 
 import pytest
 
+from fairbed.wire.chunks import decode_chunk, encode_chunk
+from fairbed.wire.codec import decode, encode
+from fairbed.wire.errors import DecodeError
+from fairbed.wire.messages import AnyMessage
 from tests.wire.messages import MESSAGES
-from wire.chunks import decode_chunk, encode_chunk
-from wire.codec import decode, encode
-from wire.errors import DecodeError
-from wire.messages import AnyMessage
 
 
 @pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES.keys())

@@ -6,8 +6,7 @@ from typing import get_args
 import pytest
 from msgspec.structs import fields
 
-from tests.wire.messages import MESSAGES
-from wire.codec import (
+from fairbed.wire.codec import (
     decode,
     decode_command,
     decode_from_device,
@@ -15,7 +14,8 @@ from wire.codec import (
     decode_to_device,
     encode,
 )
-from wire.messages import AnyMessage, Command, FromDevice, Intent, Message, ToDevice
+from fairbed.wire.messages import AnyMessage, Command, FromDevice, Intent, Message, ToDevice
+from tests.wire.messages import MESSAGES
 
 NAMED = pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES.keys())
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from wire.artifact import SelfCheck, TaskSpec
-from wire.selfcheck import (
+from fairbed.wire.artifact import SelfCheck, TaskSpec
+from fairbed.wire.selfcheck import (
     Examples,
     GradientFunction,
     SelfCheckFailed,
     run_selfcheck,
     selfcheck_inputs,
 )
-from wire.tensors import Layout, Tensor
+from fairbed.wire.tensors import Layout, Tensor
 
 CHECK = SelfCheck(seed=3, batch=2, loss=2.0, gradient_l2=5.0)
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from wire.errors import DecodeError
-from wire.shard import Shard, decode_shard, encode_shard, make_shard
+from fairbed.wire.errors import DecodeError
+from fairbed.wire.shard import Shard, decode_shard, encode_shard, make_shard
 
 LABELS = np.array([2, 0, 1])
 FEATURES = np.arange(12, dtype=np.float32).reshape(3, 4)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
+from fairbed.wire.errors import DecodeError
+from fairbed.wire.tensors import Layout, Tensor, vector_from_bytes, vector_to_bytes
 from tests.wire.test_artifact import LAYOUT
-from wire.errors import DecodeError
-from wire.tensors import Layout, Tensor, vector_from_bytes, vector_to_bytes
 
 VECTORS = hnp.arrays(
     np.float32,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.errors import DecodeError
-from wire.messages import is_device_name
-from wire.topics import Topics
+from fairbed.wire.errors import DecodeError
+from fairbed.wire.messages import is_device_name
+from fairbed.wire.topics import Topics
 
 TOPICS = Topics(tenant="lab-2")
 NAMES = st.from_regex(r"[a-z0-9-]{1,32}", fullmatch=True)

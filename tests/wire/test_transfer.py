@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from wire.chunks import Chunk, chunk_slice, decode_chunk, encode_chunk, manifest_of
-from wire.errors import DecodeError
-from wire.messages import Manifest, Settled
-from wire.transfer import Download, Intake, Upload
+from fairbed.wire.chunks import Chunk, chunk_slice, decode_chunk, encode_chunk, manifest_of
+from fairbed.wire.errors import DecodeError
+from fairbed.wire.messages import Manifest, Settled
+from fairbed.wire.transfer import Download, Intake, Upload
 
 CHUNK = 1024
 

@@ -13,10 +13,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wire.chunks import Chunk, chunk_slice, decode_chunk, encode_chunk, manifest_of
-from wire.errors import DecodeError
-from wire.messages import Manifest
-from wire.transfer import Download, Intake, Upload, ack_interval
+from fairbed.wire.chunks import Chunk, chunk_slice, decode_chunk, encode_chunk, manifest_of
+from fairbed.wire.errors import DecodeError
+from fairbed.wire.messages import Manifest
+from fairbed.wire.transfer import Download, Intake, Upload, ack_interval
 
 CHUNK = 1024
 DELAY_S = 0.05

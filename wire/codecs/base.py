@@ -5,7 +5,7 @@ from typing import ClassVar, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.errors import DecodeError
+from fairbed.wire.errors import DecodeError
 
 Vector: TypeAlias = NDArray[np.float32]
 

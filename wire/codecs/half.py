@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from wire.codecs.base import Vector, check_finite, check_length
-from wire.errors import EncodeError
+from fairbed.wire.codecs.base import Vector, check_finite, check_length
+from fairbed.wire.errors import EncodeError
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, cast, get_args
 from urllib.parse import parse_qs, unquote, urlsplit
 
 Client: TypeAlias = Literal["direct", "aiomqtt"]
-"""Who speaks MQTT for us: `wire.transport.direct`, or the library."""
+"""Who speaks MQTT for us: `wire.transport.own_client`, or the library."""
 
 DEFAULT_CLIENT: Client = "direct"
 """A round of 20 devices costs a fifth less processor time (docs/decisions/0007)."""

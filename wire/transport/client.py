@@ -2,20 +2,23 @@
 
 Every connection is a new link with a clean session, so nothing of an old one leaks into it.
 `make_link` is where it is chosen who speaks MQTT.
+
+How long a client waits before it tries again.
+
+MQTT topic filters, and the set of them that a client has subscribed to.
 """
 
 import logging
 import math
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 import anyio
 from anyio.abc import TaskGroup
 
-from wire.errors import Disconnected, Refused
-from wire.transport.address import parse_url, redact
-from wire.transport.backoff import full_jitter
-from wire.transport.base import (
+from fairbed.wire.errors import Disconnected, Refused
+from fairbed.wire.transport.address import parse_url, redact
+from fairbed.wire.transport.base import (
     KEEPALIVE_S,
     Incoming,
     LinkDown,
@@ -25,10 +28,71 @@ from wire.transport.base import (
     Transport,
     Will,
 )
-from wire.transport.direct import DirectLink
-from wire.transport.filters import Filters
-from wire.transport.inbox import Inbox
-from wire.transport.link import LEAVE_S, Dial, Link, Take
+from fairbed.wire.transport.inbox import Inbox
+from fairbed.wire.transport.link import LEAVE_S, Dial, Link, Take
+from fairbed.wire.transport.own_client import DirectLink
+
+
+def full_jitter(
+    rng: random.Random, base_s: float = 0.1, cap_s: float = 5.0
+) -> Callable[[int], float]:
+    """Return a backoff: seconds to wait before the n-th retry in a row, n from 0.
+
+    The wait is uniform between half of `base_s` and `base_s` x 2^(n + 1), at most `cap_s`, so a
+    fleet that lost its broker comes back spread out, and a single hiccup costs 50 to 200 ms.
+
+    Source:
+        Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015 ("full jitter").
+    """
+
+    def backoff(retry: int) -> float:
+        return rng.uniform(base_s / 2, min(cap_s, base_s * 2.0 ** min(retry + 1, 30)))
+
+    return backoff
+
+
+class Filters:
+    """The filters of one client and their QoS; quick for many plain topics and few patterns."""
+
+    def __init__(self) -> None:
+        self.qos: dict[str, int] = {}
+        """QoS by filter, oldest first."""
+        self._patterns: list[str] = []
+
+    def add(self, filters: Iterable[str], qos: int) -> None:
+        """Subscribe, or change the QoS."""
+        self.qos.update(dict.fromkeys(filters, qos))
+        self._sort_out()
+
+    def discard(self, filters: Iterable[str]) -> None:
+        """Unsubscribe; what is not subscribed is passed over."""
+        for name in filters:
+            self.qos.pop(name, None)
+        self._sort_out()
+
+    def qos_of(self, topic: str) -> int | None:
+        """Return the highest QoS at which `topic` is subscribed; None when it is not."""
+        found = [self.qos[p] for p in self._patterns if matches(p, topic)]
+        if topic in self.qos:
+            found.append(self.qos[topic])
+        return max(found, default=None)
+
+    def _sort_out(self) -> None:
+        self._patterns = [name for name in self.qos if "+" in name or "#" in name]
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """Tell whether a topic filter covers `topic` (MQTT 3.1.1, section 4.7)."""
+    wanted, given = pattern.split("/"), topic.split("/")
+    if given[0].startswith("$") and wanted[0] in ("+", "#"):
+        return False
+    for i, level in enumerate(wanted):
+        if level == "#":
+            return True
+        if i >= len(given) or level not in ("+", given[i]):
+            return False
+    return len(wanted) == len(given)
+
 
 STABLE_S = 5.0
 """A link that lasted this long starts the backoff afresh."""
@@ -43,7 +107,7 @@ def make_link(dial: Dial, take: Take, tasks: TaskGroup) -> Link:
     """
     if dial.address.client == "direct":
         return DirectLink(dial, take)
-    from wire.transport.mqtt import AiomqttLink
+    from fairbed.wire.transport.aiomqtt_client import AiomqttLink
 
     return AiomqttLink(dial, take, tasks)
 

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import TypeVar
 
-from wire.errors import Refused
-from wire.transport.base import Incoming, Packet
+from fairbed.wire.errors import Refused
+from fairbed.wire.transport.base import Incoming, Packet
 
 MAX_WAITING_PACKETS = 10_000
 """About what a thousand devices say in ten seconds."""

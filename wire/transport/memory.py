@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import anyio
 
-from wire.errors import Disconnected
-from wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Settled, Transport, Will
-from wire.transport.filters import Filters, matches
-from wire.transport.inbox import Inbox
+from fairbed.wire.errors import Disconnected
+from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Settled, Transport, Will
+from fairbed.wire.transport.client import Filters, matches
+from fairbed.wire.transport.inbox import Inbox
 
 
 @dataclass(slots=True)

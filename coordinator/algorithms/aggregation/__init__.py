@@ -1,6 +1,6 @@
 """How updates become the next model."""
 
-from coordinator.algorithms.aggregation.base import (
+from fairbed.coordinator.algorithms.aggregation.base import (
     Accumulator,
     Aggregator,
     Merge,
@@ -8,8 +8,7 @@ from coordinator.algorithms.aggregation.base import (
     Reports,
     Streaming,
 )
-from coordinator.algorithms.aggregation.build import make_aggregator
-from coordinator.algorithms.aggregation.gathered import Gathered, Models
+from fairbed.coordinator.algorithms.aggregation.gathered import Gathered, Models
 
 __all__ = [
     "Accumulator",
@@ -20,5 +19,4 @@ __all__ = [
     "Report",
     "Reports",
     "Streaming",
-    "make_aggregator",
 ]

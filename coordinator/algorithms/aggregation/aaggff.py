@@ -1,4 +1,9 @@
-"""AAggFF: the mixing weights are decisions, made anew in every round from what devices lose."""
+"""AAggFF: the mixing weights are decisions, made anew in every round from what devices lose.
+
+AAggFF as a rule of an experiment: the weights are decided from the losses of this very round.
+
+Least values of quadratic forms over weights that are at least 0 and sum to 1.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -6,9 +11,85 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from coordinator.algorithms.aggregation.running import total_of
-from coordinator.algorithms.aggregation.simplex import least_on_simplex
-from coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.aggregation.base import Merge, Reports
+from fairbed.coordinator.algorithms.aggregation.guard import is_usable
+from fairbed.coordinator.algorithms.aggregation.participation import Participation
+from fairbed.coordinator.algorithms.aggregation.running_sum import RunningSum, total_of
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
+
+SLACK = 1e-12
+"""How negative a multiplier counts as 0, relative to the gradient."""
+
+PASSES = 10
+"""Passes a weight: far more than it takes, unless rounding makes a weight come and go for ever."""
+
+
+def least_on_simplex(A: Floats, c: Floats, start: Floats) -> Floats:
+    """Return where a quadratic form is least on the simplex.
+
+        argmin  1/2 p.A p - c.p   subject to  p >= 0,  sum p = 1
+
+    This is the projection of A^-1 c in the norm of A, not the nearest point of the simplex. An
+    active set: the weights that are not 0 go to the least value of their own, as far as none
+    becomes negative; one that is 0 joins them while its slope says that the value would fall.
+
+    Args:
+        A: Positive definite and symmetric, shape (K, K).
+        c: Shape (K,).
+        start: Any point of the simplex, shape (K,); the nearer, the quicker.
+
+    Returns:
+        p, shape (K,), the same bits whatever the number of threads.
+
+    Source:
+        Nocedal & Wright, Numerical Optimization, 2nd ed., Algorithm 16.3.
+    """
+    p, is_free = start.copy(), start > 0.0
+    slack = SLACK * (1.0 + float(np.abs(c).max()))
+    for _ in range(PASSES * len(p)):
+        target, multiplier = _least_of(A, c, is_free)
+        falls = is_free & (target < 0.0)
+        if falls.any():
+            share = np.full(len(p), np.inf)
+            share[falls] = p[falls] / (p[falls] - target[falls])
+            first = int(share.argmin())
+            p += share[first] * (target - p)
+            p[first], is_free[first] = 0.0, False
+            continue
+        p = target
+        slope = np.where(is_free, 0.0, (A * p).sum(axis=1) - c - multiplier)
+        steepest = int(slope.argmin())
+        if slope[steepest] >= -slack:
+            break
+        is_free[steepest] = True
+    p = np.maximum(p, 0.0)
+    least: Floats = p / total_of(p)
+    return least
+
+
+def _least_of(A: Floats, c: Floats, is_free: Bools) -> tuple[Floats, float]:
+    """Return the least point with sum 1 if the others stay 0, shape (K,), and its multiplier."""
+    free = np.flatnonzero(is_free)
+    solved = _solved(A[np.ix_(free, free)], np.column_stack([c[free], np.ones(len(free))]))
+    multiplier = (1.0 - total_of(solved[:, 0])) / total_of(solved[:, 1])
+    target = np.zeros(len(c))
+    target[free] = solved[:, 0] + multiplier * solved[:, 1]
+    return target, multiplier
+
+
+def _solved(A: Floats, b: Floats) -> Floats:
+    """Return A^-1 b, shape (n, columns), of a positive definite A by elimination.
+
+    LAPACK is not asked: its last bits depend on the number of threads.
+    """
+    n, rows = len(A), np.column_stack([A, b])
+    for j in range(n):
+        rows[j] /= rows[j, j]
+        factors = rows[:, j].copy()
+        factors[j] = 0.0
+        rows -= factors[:, None] * rows[j]
+    return rows[:, n:]
+
 
 Cdf: TypeAlias = Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"]
 """A distribution function that turns a relative loss into a number between 0 and 1."""
@@ -307,3 +388,105 @@ def _shared(p: Floats, clients: int) -> Floats:
     """Return p of `clients` clients: those that are new have 1/K each, the others the rest."""
     new = np.full(clients - len(p), 1.0 / clients)
     return np.concatenate([p * (len(p) / clients), new])
+
+
+class AAggFF:
+    """Averages client models with weights that AAggFF-S or AAggFF-D decides anew in every round.
+
+        r = responses(F(w_t)),   p' = learn(r),   w' = w + sum_(i in R) p'_i / sum_R p' (w_i - w)
+
+    All losses of a round are needed before any weight is known, so the updates are kept until
+    the last one is there. Buffers are an n_k-weighted mean. A silo that is missing is taken to
+    answer what the others do on average; devices that fail count as not drawn.
+
+    Source:
+        Hahn et al., ICML 2024, Algorithms 2 and 3 (arXiv:2405.20821).
+    """
+
+    needs_loss = True
+
+    def __init__(
+        self,
+        kind: Literal["s", "d"],
+        cdf: Cdf = "weibull",
+        *,
+        per_round: int = 2,
+        beta_cap: float = math.inf,
+        impute: Literal["mean", "previous_mean"] = "mean",
+        weights: Literal["n", "n_over_pi"] = "n",
+    ) -> None:
+        """Choose how the weights are decided.
+
+        Args:
+            kind: Silos, all of which report, or devices, of which some are drawn.
+            cdf: Makes responses of losses.
+            per_round: Devices: m, how many are drawn.
+            beta_cap: Silos: see `AAggFFS`.
+            impute: Devices: see `AAggFFD`.
+            weights: Devices: with "n_over_pi" each is in the sample with its running rate of
+                merged updates, for a selector that does not draw uniformly.
+        """
+        self._is_silo, self._cdf = kind == "s", cdf
+        self._per_round, self._beta_cap, self._impute = per_round, beta_cap, impute
+        self._participation = Participation() if weights == "n_over_pi" and kind == "d" else None
+        self._rule: AAggFFS | AAggFFD | None = None
+
+    def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
+        """Return the next model, shape (n_values,), or the same one if no report is usable.
+
+        Raises:
+            ValueError: The reports carry no losses at all, or one device alone is drawn.
+        """
+        usable = [
+            at
+            for at, report in enumerate(reports.one_by_one())
+            if is_usable(vector, report, needs_loss=True)
+        ]
+        weights = np.zeros(len(reports.models))
+        if not usable:
+            return Merge(vector.copy(), weights)
+        assert reports.loss_before is not None
+        rows = reports.rows[usable]
+        weights[usable] = self._decide(rows, reports.loss_before[usable], reports.clients)
+        params, buffers = RunningSum(n_params), RunningSum(vector.size - n_params)
+        for at in usable:
+            params.add(float(weights[at]), reports.models[at][:n_params])
+            buffers.add(float(reports.n_k[at]), reports.models[at][n_params:])
+        moved = params.divided_by(total_of(weights))
+        averaged = buffers.divided_by(float(reports.n_k[usable].sum()))
+        return Merge(np.concatenate([moved, averaged]), weights)
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the state as plain numbers and lists, for the checkpoint."""
+        return {
+            "rule": self._rule.to_state() if self._rule else None,
+            "participation": self._participation.to_state() if self._participation else None,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over a state that `to_state` returned."""
+        self._rule = None
+        if state["rule"]:
+            self._rule = self._made(len(state["rule"]["p"]))
+            self._rule.load_state(state["rule"])
+        if self._participation:
+            self._participation.load_state(state["participation"])
+
+    def _decide(self, rows: Ints, losses: Floats, clients: int) -> Floats:
+        """Return the weights of a round's updates, shape (K,), decided from this very round."""
+        rule = self._rule = self._rule or self._made(clients)
+        rule.grow(clients)
+        if isinstance(rule, AAggFFS):
+            seen = responses(losses, self._cdf, rule.most)
+            r = np.full(len(rule.p), total_of(seen) / len(seen))
+            r[rows] = seen
+            rule.learn(r)
+        else:
+            pi = self._participation.observe(rows) if self._participation else None
+            rule.learn(rows, responses(losses, self._cdf, rule.inclusion(len(rows))), pi)
+        return weights_of(rule.p, rows)
+
+    def _made(self, clients: int) -> AAggFFS | AAggFFD:
+        if self._is_silo:
+            return AAggFFS(clients, self._beta_cap)
+        return AAggFFD(clients, self._per_round, self._impute)

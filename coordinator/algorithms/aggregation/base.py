@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Floats, Ints, Vector
+from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coordinator.algorithms.aggregation.base import Merge, Report, Reports, merge_one_by_one
-from coordinator.algorithms.aggregation.guard import is_usable
-from coordinator.algorithms.aggregation.running import RunningSum, total_of
-from coordinator.algorithms.arrays import Floats, Vector
+from fairbed.coordinator.algorithms.aggregation.base import Merge, Report, Reports, merge_one_by_one
+from fairbed.coordinator.algorithms.aggregation.guard import is_usable
+from fairbed.coordinator.algorithms.aggregation.running_sum import RunningSum, total_of
+from fairbed.coordinator.algorithms.arrays import Floats, Vector
 
 LEAST_UTILITY = 0.05
 """Smallest utility, relative to M: no update counts more than 20 / M times its share."""

@@ -4,17 +4,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coordinator.algorithms.aggregation.base import (
+from fairbed.coordinator.algorithms.aggregation.base import (
     Merge,
     Report,
     Reports,
     Stack,
     merge_one_by_one,
 )
-from coordinator.algorithms.aggregation.guard import normalised, usable
-from coordinator.algorithms.aggregation.participation import Participation
-from coordinator.algorithms.aggregation.running import RunningSum, total_of
-from coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.algorithms.aggregation.guard import normalised, usable
+from fairbed.coordinator.algorithms.aggregation.participation import Participation
+from fairbed.coordinator.algorithms.aggregation.running_sum import RunningSum, total_of
+from fairbed.coordinator.algorithms.arrays import Vector
 
 
 class FedAvg:

@@ -5,8 +5,8 @@ from typing import Protocol
 
 import numpy as np
 
-from coordinator.algorithms.aggregation.base import Aggregator, Merge, Report, Reports
-from coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.algorithms.aggregation.base import Aggregator, Merge, Report, Reports
+from fairbed.coordinator.algorithms.arrays import Vector
 
 
 class Models(Protocol):

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
-from coordinator.algorithms.aggregation.base import Report, Stack
-from coordinator.algorithms.aggregation.running import total_of
-from coordinator.algorithms.arrays import Bools, Floats, Vector
+from fairbed.coordinator.algorithms.aggregation.base import Report, Stack
+from fairbed.coordinator.algorithms.aggregation.running_sum import total_of
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Vector
 
 WEIGHT_TOLERANCE = 1e-9
 """How far from 1 the sum of a probability vector may be."""

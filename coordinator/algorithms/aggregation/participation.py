@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.algorithms.columns import grown
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.columns import grown
 
 RATE_FLOOR = 0.01
 """Smallest rate: one update never counts more than a hundredfold."""

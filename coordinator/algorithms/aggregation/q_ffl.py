@@ -6,11 +6,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coordinator.algorithms.aggregation.base import Merge, Report, Reports, merge_one_by_one
-from coordinator.algorithms.aggregation.guard import is_usable
-from coordinator.algorithms.aggregation.participation import Participation
-from coordinator.algorithms.aggregation.running import RunningSum, squared_distance, total_of
-from coordinator.algorithms.arrays import Floats, Vector
+from fairbed.coordinator.algorithms.aggregation.base import Merge, Report, Reports, merge_one_by_one
+from fairbed.coordinator.algorithms.aggregation.guard import is_usable
+from fairbed.coordinator.algorithms.aggregation.participation import Participation
+from fairbed.coordinator.algorithms.aggregation.running_sum import (
+    RunningSum,
+    squared_distance,
+    total_of,
+)
+from fairbed.coordinator.algorithms.arrays import Floats, Vector
 
 SMALLEST_LOSS = 1e-10
 """Floor of a loss before it is raised to a power (q - 1 may be negative); nats."""

@@ -1,12 +1,35 @@
-"""What every estimator of exchange times sees and answers."""
+"""What every estimator of exchange times sees and answers.
 
+What an estimator knows of a device before its first exchange, and how fast it forgets.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+
+
+def check_prior(estimator: str, lambda_: float, discount: float) -> None:
+    """Refuse a prior that no regression can begin with.
+
+    Args:
+        estimator: Its name in `[selection]`, for the message.
+        lambda_: Penalty, > 0.
+        discount: Gamma in (0, 1]: what an observation weighs after each later one of the same
+            device; 1 forgets nothing.
+
+    Raises:
+        ValueError: The penalty is not positive, or the discount outside (0, 1].
+    """
+    if not (math.isfinite(lambda_) and lambda_ > 0.0):
+        raise ValueError(f"{estimator}: lambda must be > 0, got {lambda_}; 1.0 is a mild prior")
+    if not 0.0 < discount <= 1.0:
+        raise ValueError(f"{estimator}: discount must be in (0, 1], got {discount}; 1 keeps all")
+
 
 INVERSE_MU, COLD, DOWN, UP = range(4)
 """Columns of a context: 1/mu, cold start 0 or 1, and the nominal seconds of the model's way down

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints
-from coordinator.algorithms.columns import Places, grown
-from coordinator.algorithms.estimation.prior import check_prior
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.columns import Places, grown
+from fairbed.coordinator.algorithms.estimation.base import check_prior
 
 SLOPE_PRIORS = 1.0, 0.0
 """A time is proportional to the nominal one, and no news tells more, until the fleet shows that it

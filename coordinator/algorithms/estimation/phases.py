@@ -1,12 +1,19 @@
-"""One regression for each phase of an exchange, since we observe phases and not only their sum."""
+"""One regression for each phase of an exchange, since we observe phases and not only their sum.
 
+The time of a transfer, by the rate that was measured last and by how long the last one took.
+
+A proportion a device, y = theta c, each learned from that device's own data.
+"""
+
+import math
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.algorithms.estimation.base import (
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.columns import grown
+from fairbed.coordinator.algorithms.estimation.base import (
     COLD,
     CONTEXT,
     DOWN,
@@ -16,11 +23,150 @@ from coordinator.algorithms.estimation.base import (
     Measured,
     Phase,
     Prediction,
+    check_prior,
     require_contexts,
 )
-from coordinator.algorithms.estimation.elasticity import Elasticities
-from coordinator.algorithms.estimation.proportion import Proportions
-from coordinator.algorithms.estimation.transfer import Transfers
+from fairbed.coordinator.algorithms.estimation.elasticity import Elasticities
+
+NEWEST_SHARE = 0.5
+"""What the newest transfer counts in a rate that a device reports (`device_agent.state.link_estimate`)."""
+
+MOST = 4.0
+"""So many times faster or slower than its nominal time a transfer may have been at most: beyond
+that the rate was measured anew in between, or the transfer met a hole."""
+
+
+class Transfers:
+    """Learns the times of transfers from nominal ones, and from how long the last one took.
+
+        y = e^(a + d q) c^b,   q = -ln(s + (1 - s) r),   r = c_last / y_last  within [1/4, 4]
+
+    A rate that a device reports is a mean of what its last transfers needed, of which the newest
+    counts s = 1/2 only: enough on a link that never moves, and old news on one that does. How long
+    the newest took, y_last, where c_last was its nominal time, was measured here; so c e^q is the
+    nominal time of the next one at the rate of the newest alone. Sizes cancel out: a model may be
+    packed now and have been whole then. `Elasticities` learns b and d: whether the newest transfer
+    says more than the mean, or noise.
+
+    Source:
+        Own.
+    """
+
+    def __init__(self, lambda_: float = 1.0, discount: float = 1.0) -> None:
+        """Set the prior: see `Elasticities`.
+
+        Raises:
+            ValueError: The penalty is not positive, or the discount outside (0, 1].
+        """
+        self._times = Elasticities(lambda_, discount)
+        self._ratio: Floats = np.zeros(0)
+        """r of each device, shape (N,); 0 where there was no transfer yet."""
+
+    def predict(self, c: Floats) -> tuple[Floats, Floats]:
+        """Return y_hat and width for the nominal time of each device, each of shape (N,)."""
+        n = len(c)
+        return self._times.predict(c, _news(grown(self._ratio, n)[:n]))
+
+    def observe(self, rows: Ints, c: Floats, y: Floats) -> None:
+        """Learn: rows (K,), nominal times (K,), measured (K,); at most one a device.
+
+        Where one of the two is not positive there was no transfer, and nothing is learned. Before
+        the first of a device the one before is thought to have taken as long.
+        """
+        known: Bools = (c > 0.0) & (y > 0.0)
+        if not known.any():
+            return
+        rows, c, y = rows[known], c[known], y[known]
+        self._ratio = grown(self._ratio, int(rows.max()) + 1)
+        ratio = np.clip(c / y, 1.0 / MOST, MOST)
+        last = np.where(self._ratio[rows] > 0.0, self._ratio[rows], ratio)
+        self._times.observe(rows, c, y, _news(last))
+        self._ratio[rows] = ratio
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the state as plain numbers and lists."""
+        rows = np.flatnonzero(self._ratio)
+        last = {"rows": rows.tolist(), "ratio": self._ratio[rows].tolist()}
+        return {"times": self._times.to_state(), "last": last}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over a state that `to_state` returned, of one with the same prior."""
+        self._times.load_state(state["times"])
+        rows = np.array(state["last"]["rows"], dtype=np.int64)
+        self._ratio = np.zeros(int(rows.max()) + 1 if rows.size else 0)
+        self._ratio[rows] = np.array(state["last"]["ratio"], dtype=np.float64)
+
+
+def _news(ratio: Floats) -> Floats:
+    """Return q, shape (N,), given r; 0 where there was no transfer yet."""
+    news = np.zeros(len(ratio))
+    known: Bools = ratio > 0.0
+    news[known] = -np.log(NEWEST_SHARE + (1.0 - NEWEST_SHARE) * ratio[known])
+    return news
+
+
+class Proportions:
+    """Learns y = theta c of each device, where errors of y grow with c.
+
+        k = sum_i g_i,   theta_hat = sum_i g_i (y_i / c_i) / (k + lambda),   g_i = gamma^(k - i)
+        y_hat = theta_hat c,   width = |c| / sqrt(k + lambda)
+
+    over the observations i of a device: ridge regression of y / c on a constant, that is, of y on c
+    with weights 1 / c^2, which is best for relative errors. So lambda is a share of one observation
+    whatever the unit of c, and one c that was far off (a link measured at its first packets) spoils
+    one observation, not all. A device never seen has y_hat = 0 and width |c| / sqrt(lambda).
+
+    Source:
+        Own; weighted least squares for proportional errors is textbook (Aitken 1935).
+    """
+
+    def __init__(self, lambda_: float = 1.0, discount: float = 1.0) -> None:
+        """Set the prior.
+
+        Args:
+            lambda_: Penalty, in observations, > 0.
+            discount: Gamma in (0, 1]: what an observation weighs after each later one of the same
+                device; 1 forgets nothing.
+
+        Raises:
+            ValueError: The penalty is not positive, or the discount outside (0, 1].
+        """
+        check_prior("phases", lambda_, discount)
+        self._lambda, self._discount = lambda_, discount
+        self._sums: Floats = np.zeros((0, 2))
+        """Of g and of g y / c of each device, shape (N, 2)."""
+
+    def predict(self, c: Floats) -> tuple[Floats, Floats]:
+        """Return y_hat and width for one number a device, each of shape (N,)."""
+        rows = np.flatnonzero(self._sums[: len(c), 0])
+        weight, ratios = self._sums[rows].T
+        y_hat, width = np.zeros(len(c)), np.abs(c) / math.sqrt(self._lambda)
+        y_hat[rows] = ratios / (weight + self._lambda) * c[rows]
+        width[rows] = np.abs(c[rows]) / np.sqrt(weight + self._lambda)
+        return y_hat, width
+
+    def observe(self, rows: Ints, c: Floats, y: Floats) -> None:
+        """Learn: rows (K,), numbers (K,), measured (K,); in this order. Where c is 0 nothing is."""
+        if rows.size == 0:
+            return
+        self._sums = grown(self._sums, int(rows.max()) + 1)
+        for row, number, measured in zip(rows.tolist(), c.tolist(), y.tolist(), strict=True):
+            if number != 0.0:
+                self._sums[row] *= self._discount
+                self._sums[row] += 1.0, measured / number
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the state as plain numbers and lists."""
+        rows = np.flatnonzero(self._sums[:, 0])
+        return {"rows": rows.tolist(), "sums": self._sums[rows].tolist()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over a state that `to_state` returned, of one with the same prior."""
+        rows = np.array(state["rows"], dtype=np.int64)
+        self._sums = np.zeros((int(rows.max()) + 1 if rows.size else 0, 2))
+        if rows.size:
+            self._sums[rows] = np.array(state["sums"], dtype=np.float64)
+
 
 _NUMBER: dict[Phase, int | None] = {
     "download": DOWN,

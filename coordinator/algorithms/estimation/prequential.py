@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints
-from coordinator.algorithms.columns import grown
-from coordinator.algorithms.estimation.base import CONTEXT, Learner, Measured, Prediction
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.columns import grown
+from fairbed.coordinator.algorithms.estimation.base import CONTEXT, Learner, Measured, Prediction
 
 SEEN: tuple[int, ...] = (1, 2, 5, 10, 20)
 """Errors are told apart by how many exchanges of the device were known: from each of these on."""

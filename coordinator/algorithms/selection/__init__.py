@@ -1,6 +1,5 @@
 """Who trains in this round."""
 
-from coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
-from coordinator.algorithms.selection.build import make_selector
+from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
 
-__all__ = ["Candidates", "Outcomes", "Selector", "make_selector"]
+__all__ = ["Candidates", "Outcomes", "Selector"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 
 Sample: TypeAlias = Literal["all", "batch"]
 """What a device evaluates when it is asked for its loss: its whole training set, or one

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats
+from fairbed.coordinator.algorithms.arrays import Bools, Floats
 
 TOLERANCE = 1e-9
 """Relative slack: beta N = m is feasible although 40 x 0.15 is not exactly 6 in binary."""

@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.algorithms.selection.base import Candidates, Outcomes
-from coordinator.algorithms.selection.pool import available_rows, require_finite, smallest
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes
+from fairbed.coordinator.algorithms.selection.pool import available_rows, require_finite, smallest
 
 
 def greedy_sequential(

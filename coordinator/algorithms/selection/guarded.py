@@ -6,8 +6,14 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.algorithms.selection.base import Asking, Candidates, Outcomes, Sample, Selector
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.selection.base import (
+    Asking,
+    Candidates,
+    Outcomes,
+    Sample,
+    Selector,
+)
 
 T = TypeVar("T")
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints
-from coordinator.algorithms.columns import grown
-from coordinator.algorithms.selection.base import Candidates, Outcomes
-from coordinator.algorithms.selection.pool import available_rows, weighted_draw
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.columns import grown
+from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes
+from fairbed.coordinator.algorithms.selection.pool import available_rows, weighted_draw
 
 CONFIDENCE = 0.1
 """Factor under the root of the bonus for devices that were not asked for long (oort.py)."""

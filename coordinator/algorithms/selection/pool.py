@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.algorithms.selection.base import Candidates
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.selection.base import Candidates
 
 
 def available_rows(candidates: Candidates, k: int) -> Ints:

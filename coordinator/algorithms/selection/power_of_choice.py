@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.algorithms.columns import grown
-from coordinator.algorithms.selection.base import Candidates, Outcomes
-from coordinator.algorithms.selection.pool import available_rows, weighted_draw
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.columns import grown
+from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes
+from fairbed.coordinator.algorithms.selection.pool import available_rows, weighted_draw
 
 
 class PowerOfChoice:

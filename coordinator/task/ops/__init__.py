@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from coordinator.task.lowering import Handler
-from coordinator.task.ops import (
+from fairbed.coordinator.task.lowering import Handler
+from fairbed.coordinator.task.ops import (
     convolution,
     elementwise,
     linear,

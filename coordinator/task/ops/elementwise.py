@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from coordinator.task.lowering import (
+from fairbed.coordinator.task.lowering import (
     NUMPY_TYPES,
     Handler,
     Lowering,

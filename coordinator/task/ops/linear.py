@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import fx
 
-from coordinator.task.lowering import Handler, Lowering, Value, arguments
-from coordinator.task.ops.shape import permutation
+from fairbed.coordinator.task.lowering import Handler, Lowering, Value, arguments
+from fairbed.coordinator.task.ops.shape import permutation
 
 
 def _mm(lowering: Lowering, node: fx.Node) -> Value:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from coordinator.task.lowering import (
+from fairbed.coordinator.task.lowering import (
     ELEMENT_TYPES,
     Handler,
     Lowering,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import fx
 
-from coordinator.task.lowering import (
+from fairbed.coordinator.task.lowering import (
     Handler,
     Lowering,
     Value,

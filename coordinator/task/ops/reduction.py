@@ -4,7 +4,14 @@ from collections.abc import Mapping
 
 from torch import fx
 
-from coordinator.task.lowering import Handler, Lowering, Value, arguments, dtype_of, shape_of
+from fairbed.coordinator.task.lowering import (
+    Handler,
+    Lowering,
+    Value,
+    arguments,
+    dtype_of,
+    shape_of,
+)
 
 
 def _reduce(kind: str) -> Handler:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import fx
 
-from coordinator.task.lowering import (
+from fairbed.coordinator.task.lowering import (
     Handler,
     Lowering,
     Value,

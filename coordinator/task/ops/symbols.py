@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import fx
 
-from coordinator.task.lowering import Handler, Lowering, Value, arguments, dtype_of
+from fairbed.coordinator.task.lowering import Handler, Lowering, Value, arguments, dtype_of
 
 
 def _size(lowering: Lowering, node: fx.Node) -> Value:

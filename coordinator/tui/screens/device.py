@@ -12,11 +12,19 @@ from textual.containers import Horizontal
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Static
 
-from coordinator.quantities import MISSING, bandwidth, clock, percent, ratio, seconds, size
-from coordinator.store.records import DeviceRow, ExchangeRow
-from coordinator.tui.view import AWAY, DeviceView, RunView, foretold
-from coordinator.tui.widgets.header import RunHeader
-from coordinator.tui.widgets.plot import Curve, CurvePlot
+from fairbed.coordinator.report.quantities import (
+    MISSING,
+    bandwidth,
+    clock,
+    percent,
+    ratio,
+    seconds,
+    size,
+)
+from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow
+from fairbed.coordinator.tui.view import AWAY, DeviceView, RunView, foretold
+from fairbed.coordinator.tui.widgets.header import RunHeader
+from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
 
 TALL = 32
 """Lines from which facts and exchanges have room below each other; the room's own bound."""

@@ -8,12 +8,12 @@ from textual.containers import Container
 from textual.screen import Screen
 from textual.widgets import Footer
 
-from coordinator.tui.view import RunView
-from coordinator.tui.widgets.fleet import FleetTable
-from coordinator.tui.widgets.header import RunHeader
-from coordinator.tui.widgets.log import EventLog
-from coordinator.tui.widgets.plot import Curve, CurvePlot
-from coordinator.tui.widgets.timeline import Timeline
+from fairbed.coordinator.tui.view import RunView
+from fairbed.coordinator.tui.widgets.fleet import FleetTable
+from fairbed.coordinator.tui.widgets.header import RunHeader
+from fairbed.coordinator.tui.widgets.log import EventLog
+from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
+from fairbed.coordinator.tui.widgets.timeline import Timeline
 
 Part = Literal["room", "fleet", "rounds", "plots", "events"]
 PARTS: tuple[Part, ...] = ("room", "fleet", "rounds", "plots", "events")

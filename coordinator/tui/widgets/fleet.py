@@ -12,9 +12,9 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widgets import DataTable
 
-from coordinator.quantities import MISSING, bandwidth, ratio, seconds
-from coordinator.tui.spans import PHASE_OF_STATE, PHASES
-from coordinator.tui.view import AWAY, DeviceView, RunView
+from fairbed.coordinator.report.quantities import MISSING, bandwidth, ratio, seconds
+from fairbed.coordinator.tui.phase_spans import PHASE_OF_STATE, PHASES
+from fairbed.coordinator.tui.view import AWAY, DeviceView, RunView
 
 MAX_LINES = 2_000
 """Devices that are listed; a larger fleet is replayed, not watched device by device."""

@@ -7,10 +7,10 @@ from rich.text import Text
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from coordinator.quantities import MISSING, clock, ratio, seconds
-from coordinator.store.reader import Quality
-from coordinator.tui.bars import gauge
-from coordinator.tui.view import AWAY, RunView, Stragglers
+from fairbed.coordinator.report.quantities import MISSING, clock, ratio, seconds
+from fairbed.coordinator.store.reader import Quality
+from fairbed.coordinator.tui.bars import gauge
+from fairbed.coordinator.tui.view import AWAY, RunView, Stragglers
 
 GAP = 3
 """Columns between two tiles."""

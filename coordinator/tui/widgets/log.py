@@ -7,9 +7,9 @@ from rich.text import Text
 from textual.events import Resize
 from textual.widgets import RichLog
 
-from coordinator.quantities import clock
-from coordinator.store.records import EventRow
-from coordinator.tui.view import EVENTS_KEPT, RunView
+from fairbed.coordinator.report.quantities import clock
+from fairbed.coordinator.store.tables import EventRow
+from fairbed.coordinator.tui.view import EVENTS_KEPT, RunView
 
 TIME_WIDTH = 7
 

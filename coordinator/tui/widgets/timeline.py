@@ -13,10 +13,10 @@ from textual.reactive import reactive
 from textual.strip import Strip
 from textual.widget import Widget
 
-from coordinator.quantities import seconds
-from coordinator.tui.bars import bar
-from coordinator.tui.spans import MISSED, PHASES
-from coordinator.tui.view import ExchangeView, RoundView
+from fairbed.coordinator.report.quantities import seconds
+from fairbed.coordinator.tui.bars import bar
+from fairbed.coordinator.tui.phase_spans import MISSED, PHASES
+from fairbed.coordinator.tui.view import ExchangeView, RoundView
 
 NAME_WIDTH = 16
 """Always granted to names; more where that leaves the bars two thirds of the line."""

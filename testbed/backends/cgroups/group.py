@@ -4,11 +4,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.backends.cell import Cell
-from testbed.backends.cgroups.files import CgroupError, read, read_fields, write_checked
-from testbed.backends.cgroups.places import WHAT_TO_DO, Places
-from testbed.backends.cgroups.quota import Quota
-from testbed.backends.cgroups.removal import hold, remove_folders
+from fairbed.testbed.backends.cgroups.files import CgroupError, read, read_fields, write_checked
+from fairbed.testbed.backends.cgroups.places import WHAT_TO_DO, Places
+from fairbed.testbed.backends.cgroups.quota import Quota
+from fairbed.testbed.backends.cgroups.removal import hold, remove_folders
+from fairbed.testbed.backends.sandbox import Cell
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from device_agent.cgroup import Version, own_groups
-from testbed.backends.cgroups.files import CgroupError, read, write
+from fairbed.device_agent.cgroup import Version, own_groups
+from fairbed.testbed.backends.cgroups.files import CgroupError, read, write
 
 Controller: TypeAlias = Literal["cpu", "cpuacct", "memory"]
 

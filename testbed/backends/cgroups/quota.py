@@ -1,9 +1,24 @@
-"""The file or files in which the kernel keeps the processor quota of one group."""
+"""The file or files in which the kernel keeps the processor quota of one group.
 
+Lifts a device's quota while the pace of a compute section holds it back instead.
+
+    outside of sections     quota = q            the kernel holds back what the agent does besides
+    inside                  quota = 2 q          the pace sleeps until the device would be done
+
+The kernel counts the processor time that work takes, which half depends on the neighbours; the
+pace charges what the same work always costs (docs/decisions/0009). With a quota of just q, work
+that took 20 % more time than it is charged would end 20 % late.
+
+The backend changes q meanwhile: it writes the gauge first, then the quota. So whoever leaves a
+section looks at the gauge once more after having written the quota.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from testbed.backends.cgroups.files import KeptFile, read, write, write_checked
-from testbed.emulation.quota import CfsQuota, cfs_period_us, cfs_quota
+from fairbed.testbed.backends.cgroups.files import KeptFile, read, write, write_checked
+from fairbed.testbed.emulation.quota import HEADROOM, CfsQuota, cfs_period_us, cfs_quota
 
 NO_LIMIT = -1
 """How version 1 says it."""
@@ -57,3 +72,44 @@ class Quota:
             write(self._amount_file, str(NO_LIMIT))
             write_checked(self._period_file, str(quota.period_us))
         self._kept.write(str(NO_LIMIT if quota.quota_us is None else quota.quota_us))
+
+
+class Headroom:
+    """Where the process of a device gets more than its share for a while.
+
+    Args:
+        quota: Of the device.
+        speed: Returns its present speed, in cores of this machine.
+    """
+
+    def __init__(self, quota: Quota, speed: Callable[[], float]) -> None:
+        self._quota, self._speed = quota, speed
+        self._lifted_for = 0.0
+        """The speed that the quota was lifted for; 0 is not lifted."""
+
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Have headroom inside, and none afterwards.
+
+        Raises:
+            CgroupError: The kernel refused.
+        """
+        self.follow()
+        try:
+            yield
+        finally:
+            self._drop()
+
+    def follow(self) -> None:
+        """Lift the quota again if the speed has changed, which has set it to no more than that."""
+        speed = self._speed()
+        if speed != self._lifted_for:
+            self._quota.set(HEADROOM * speed)
+            self._lifted_for = speed
+
+    def _drop(self) -> None:
+        written = None
+        while written != (speed := self._speed()):
+            self._quota.set(speed)
+            written = speed
+        self._lifted_for = 0.0

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from testbed.backends.cgroups.files import CgroupError, read
-from testbed.backends.cgroups.places import Places
+from fairbed.testbed.backends.cgroups.files import CgroupError, read
+from fairbed.testbed.backends.cgroups.places import Places
 
 END_S = 2.0
 """For killed processes to be gone."""

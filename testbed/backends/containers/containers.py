@@ -16,13 +16,13 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from testbed.backends.agents import STOP_TIMEOUT_S
-from testbed.backends.cell import Cell, admit
-from testbed.backends.containers.engine import LIMITS, Engine
-from testbed.backends.containers.keeper import kept, remove, sweep
-from testbed.backends.errors import BackendError
-from testbed.backends.helper import ANSWER_TIMEOUT_S, Ended, OnEnd
-from testbed.launcher import Launch
+from fairbed.testbed.backends.agents import STOP_TIMEOUT_S
+from fairbed.testbed.backends.containers.cleanup import kept, remove, sweep
+from fairbed.testbed.backends.containers.engine import LIMITS, Engine
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.helper import ANSWER_TIMEOUT_S, Ended, OnEnd
+from fairbed.testbed.backends.launcher import Launch
+from fairbed.testbed.backends.sandbox import Cell, admit
 
 AT_ONCE = 4
 """Containers that start at the same time: podman takes some 0.1 s of processor time for each."""
@@ -168,7 +168,7 @@ class Containers:
             f"--volume={cell.quota_folder}:{QUOTA_INSIDE}",
             *engine.source,
             engine.python,
-            *("-m", "testbed.launcher", "0", str(pipe)),
+            *("-m", "fairbed.testbed.backends.launcher", "0", str(pipe)),
         )
         try:
             pid = int(found.read_text(encoding="utf-8"))

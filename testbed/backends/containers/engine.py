@@ -17,7 +17,7 @@ from pathlib import Path
 
 import anyio
 
-from testbed.backends.errors import BackendError, BackendUnavailable
+from fairbed.testbed.backends.errors import BackendError, BackendUnavailable
 
 RUN_TIMEOUT_S = 60.0
 """For podman to do one thing, on a machine that starts a whole fleet."""
@@ -27,7 +27,7 @@ RUNTIMES: tuple[tuple[str, ...], ...] = ((), ("--runtime", "runc"))
 LIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
 """Said by name: podman would raise the defaults, which takes CAP_SYS_RESOURCE."""
 
-PACKAGES = Path(__file__).parents[3]
+PACKAGES = Path(__file__).parents[4]
 """Folder that holds our packages."""
 
 

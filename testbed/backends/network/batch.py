@@ -18,8 +18,8 @@ import anyio
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from testbed.backends.errors import BackendError
-from testbed.backends.helper import ANSWER_TIMEOUT_S, end_helper
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.helper import ANSWER_TIMEOUT_S, end_helper
 
 LINES_AT_ONCE = 200
 """Between two waits for an answer: a complaint takes up to 300 bytes, a pipe holds 64 KiB, so the
@@ -117,7 +117,13 @@ async def open_batch_pipe(
     Raises:
         BackendError: It cannot be started.
     """
-    inside = [sys.executable, "-m", "testbed.backends.network.enter", str(os.getpid()), host]
+    inside = [
+        sys.executable,
+        "-m",
+        "fairbed.testbed.backends.network.enter",
+        str(os.getpid()),
+        host,
+    ]
     try:
         process = await anyio.open_process(
             [*inside, str(namespace), "--", program, "-force", "-batch", "-"],

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from testbed.backends.network.htb import down_lane, up_lane
-from testbed.backends.network.names import HUB_LINK
-from testbed.backends.network.programs import run_program
+from fairbed.testbed.backends.network.plan.htb import down_lane, up_lane
+from fairbed.testbed.backends.network.plan.names import HUB_LINK
+from fairbed.testbed.backends.network.programs import run_program
 
 
 @dataclass(frozen=True, slots=True)

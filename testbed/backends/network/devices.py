@@ -1,6 +1,6 @@
 """Set up devices from within their namespaces: one process that goes through all of them.
 
-`python -m testbed.backends.network.devices PARENT HOST` reads `Interiors` from stdin and ends when
+`python -m fairbed.testbed.backends.network.devices PARENT HOST` reads `Interiors` from stdin and ends when
 they are as wanted; what went wrong is one line on stderr. HOST is the `identity` of the host's
 namespace.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.backends.network.enter import enter
-from testbed.guard import die_with_parent
+from fairbed.testbed.backends.network.enter import enter
+from fairbed.testbed.host.guard import die_with_parent
 
 IP_TIMEOUT_S = 60.0
 

@@ -1,22 +1,37 @@
 """The network of a run: a hub in a namespace of its own, and a shaped link for every device.
 
 Every name, address and line is made by the pure modules beside this one; here they are run.
+
+The steps by which a network comes into being; `network` takes them in order.
+
+The host's namespace: what it uses, and the one link that it gets.
 """
 
 import os
-from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+import secrets
+import socket
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from ipaddress import IPv4Network
 from pathlib import Path
 
 import anyio
+import msgspec
 
-from testbed.backends.errors import BackendError
-from testbed.backends.network import htb, links
-from testbed.backends.network.addresses import MAX_DEVICES, Addresses
-from testbed.backends.network.batch import BatchPipe, open_batch_pipe
-from testbed.backends.network.building import claim, furnish, relayed_links
-from testbed.backends.network.change import (
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.network.batch import BatchPipe, open_batch_pipe
+from fairbed.testbed.backends.network.counters import LinkCounters, read_counters
+from fairbed.testbed.backends.network.devices import (
+    DEVICE_SETTINGS,
+    HUB_SETTINGS,
+    Interior,
+    Interiors,
+)
+from fairbed.testbed.backends.network.enter import identity
+from fairbed.testbed.backends.network.owner import claimed, claims, one_at_a_time
+from fairbed.testbed.backends.network.plan import htb, links
+from fairbed.testbed.backends.network.plan.change import (
     AS_MADE,
     UNLIMITED,
     Changes,
@@ -28,15 +43,136 @@ from testbed.backends.network.change import (
     check,
     follow,
 )
-from testbed.backends.network.counters import LinkCounters, read_counters
-from testbed.backends.network.delay import CLEAR
-from testbed.backends.network.enter import identity
-from testbed.backends.network.names import Names
-from testbed.backends.network.probe import probe
-from testbed.backends.network.programs import run_program
-from testbed.backends.network.relays import Relays, open_relays
-from testbed.backends.network.sweep import NAMESPACES
-from testbed.emulation.conditions import Conditions, Shape
+from fairbed.testbed.backends.network.plan.delay import CLEAR
+from fairbed.testbed.backends.network.plan.names import (
+    MAX_DEVICES,
+    TAG_BYTES,
+    Addresses,
+    Names,
+    choose_addresses,
+    hub_side,
+    make_names,
+)
+from fairbed.testbed.backends.network.probe import probe
+from fairbed.testbed.backends.network.programs import run_module, run_program
+from fairbed.testbed.backends.network.relay_protocol import RelayedLink
+from fairbed.testbed.backends.network.relays import Relays, open_relays
+from fairbed.testbed.backends.network.sweep import NAMESPACES, remove, sweep_alone
+from fairbed.testbed.emulation.conditions import Conditions, Shape
+
+
+class _Address(msgspec.Struct, frozen=True):
+    local: str
+    prefixlen: int
+
+
+class _Interface(msgspec.Struct, frozen=True):
+    addr_info: list[_Address] = []
+
+
+class _Route(msgspec.Struct, frozen=True):
+    dst: str = "default"
+
+
+async def ranges_in_use() -> list[IPv4Network]:
+    """Return what this machine uses itself, or has a route to: not the default route.
+
+    Raises:
+        BackendError: `ip` cannot tell.
+    """
+    show = ["ip", "-4", "-json"]
+    interfaces = await run_program([*show, "addr", "show"])
+    routes = await run_program([*show, "route", "show", "table", "all"])
+    return parse_ranges(interfaces, routes)
+
+
+def parse_ranges(interfaces: bytes, routes: bytes) -> list[IPv4Network]:
+    """Read what `ip -4 -json addr` and `ip -4 -json route show table all` print."""
+    found = [
+        f"{address.local}/{address.prefixlen}"
+        for interface in msgspec.json.decode(interfaces or b"[]", type=list[_Interface])
+        for address in interface.addr_info
+    ]
+    found += [
+        route.dst
+        for route in msgspec.json.decode(routes or b"[]", type=list[_Route])
+        if route.dst not in ("default", "0.0.0.0/0")
+    ]
+    return list(_networks(found))
+
+
+def _networks(texts: Iterable[str]) -> Iterable[IPv4Network]:
+    for text in texts:
+        with suppress(ValueError):  # a kind of route that has no range
+            yield IPv4Network(text, strict=False)
+
+
+async def claim(stack: AsyncExitStack, run_id: str, n_devices: int) -> tuple[Names, Addresses]:
+    """Sweep, then choose names and addresses.
+
+    Args:
+        stack: Gives back, when it closes, the names and all that bears them.
+        run_id: Of the run.
+        n_devices: How many it has.
+
+    Raises:
+        BackendError: No addresses are free, or a leftover cannot be removed.
+    """
+    async with one_at_a_time():
+        await sweep_alone()
+        tag = secrets.token_bytes(TAG_BYTES)
+        taken = [*await ranges_in_use(), *claims().values()]
+        addresses = choose_addresses(n_devices, taken, int.from_bytes(tag, "big"))
+        if addresses is None:
+            raise BackendError(
+                f"network: {n_devices} private addresses (RFC 1918) must be free, got none; "
+                "see what uses them: ip -4 route show table all"
+            )
+        names = make_names(run_id, tag)
+        stack.enter_context(claimed(names, addresses.block))
+        stack.push_async_callback(remove, names)
+    return names, addresses
+
+
+def relayed_links(names: Names, made: Mapping[str, Link]) -> dict[str, RelayedLink]:
+    """Return what relays have to know of the links that are theirs."""
+    return {
+        name: RelayedLink(
+            namespace=str(NAMESPACES / names.device(name)),
+            hub_link=hub_side(link.index),
+            air=CLEAR,
+        )
+        for name, link in made.items()
+        if link.delayed_by == "relay"
+    }
+
+
+async def furnish(names: Names, addresses: Addresses, made: Mapping[str, Link], host: str) -> None:
+    """Set up every namespace from within; see that the hub reaches the host.
+
+    Raises:
+        BackendError: The kernel refuses, or a firewall stands between.
+    """
+    with socket.create_server((str(addresses.host), 0)) as listener:
+        hub = Interior(
+            namespace=str(NAMESPACES / names.hub),
+            settings=HUB_SETTINGS,
+            lines=links.hub_up_lines(addresses),
+            reach=listener.getsockname(),
+        )
+        devices = [
+            Interior(
+                namespace=str(NAMESPACES / names.device(name)),
+                settings=DEVICE_SETTINGS,
+                lines=links.device_side_lines(
+                    addresses, link.index, is_relayed=link.delayed_by == "relay"
+                ),
+            )
+            for name, link in made.items()
+        ]
+        told = msgspec.json.encode(Interiors(interiors=[hub, *devices]))
+        await run_module("fairbed.testbed.backends.network.devices", host, told=told)
+
 
 NO_LOG = Path(os.devnull)
 

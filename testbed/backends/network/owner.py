@@ -21,8 +21,8 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from testbed.backends.errors import BackendError
-from testbed.backends.network.names import Names
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.network.plan.names import Names
 
 FOLDER = Path("/run/fairbed")
 

@@ -9,10 +9,10 @@ from typing import Literal
 
 import msgspec
 
-from testbed.backends.errors import BackendError
-from testbed.backends.network.owner import FOLDER
-from testbed.backends.network.programs import run_module
-from testbed.backends.network.trial import Trial
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.network.owner import FOLDER
+from fairbed.testbed.backends.network.programs import run_module
+from fairbed.testbed.backends.network.trial import Trial
 
 _USE_PROCESS = "or use the process backend, which shapes by proxies"
 
@@ -45,7 +45,9 @@ async def probe() -> Support:
             "this machine must reach itself, but its loopback is down; ip link set lo up"
         )
     try:
-        trial = msgspec.json.decode(await run_module("testbed.backends.network.trial"), type=Trial)
+        trial = msgspec.json.decode(
+            await run_module("fairbed.testbed.backends.network.trial"), type=Trial
+        )
     except BackendError as exc:
         return Support(f"namespaces cannot be tried, {exc}; see the message")
     return judge(trial, _try_run_folder)

@@ -3,7 +3,7 @@
     device's eth0 (TUN) --- way up ---> hub's dN (TUN)
     device's eth0 (TUN) <-- way down -- hub's dN (TUN)
 
-`python -m testbed.backends.network.relay PARENT` obeys `orders` on stdin until it ends or its
+`python -m fairbed.testbed.backends.network.relay PARENT` obeys `orders` on stdin until it ends or its
 parent dies; then its TUN links have no carrier, and go with their namespaces. One loop, no threads:
 it waits for packets and for the next one that is due, whichever comes first, to the microsecond.
 """
@@ -19,13 +19,19 @@ from pathlib import Path
 
 import msgspec
 
-from testbed.backends.network.delay import Air, Way
-from testbed.backends.network.enter import enter
-from testbed.backends.network.names import DEVICE_LINK
-from testbed.backends.network.orders import AirState, Order, Relayed, RelayedLink, Report
-from testbed.backends.network.tun import open_tun, set_carrier
-from testbed.backends.priority import go_first
-from testbed.guard import die_with_parent
+from fairbed.testbed.backends.network.enter import enter
+from fairbed.testbed.backends.network.plan.delay import Air, Way
+from fairbed.testbed.backends.network.plan.names import DEVICE_LINK
+from fairbed.testbed.backends.network.relay_protocol import (
+    AirState,
+    Order,
+    Relayed,
+    RelayedLink,
+    Report,
+)
+from fairbed.testbed.backends.network.tun import open_tun, set_carrier
+from fairbed.testbed.backends.priority import go_first
+from fairbed.testbed.host.guard import die_with_parent
 
 MAX_PACKET_BYTES = 2048
 """The links carry 1500."""

@@ -12,9 +12,15 @@ import msgspec
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from testbed.backends.errors import BackendError
-from testbed.backends.helper import ANSWER_TIMEOUT_S, end_helper, open_helper
-from testbed.backends.network.orders import AirState, Order, Relayed, RelayedLink, Report
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.helper import ANSWER_TIMEOUT_S, end_helper, open_helper
+from fairbed.testbed.backends.network.relay_protocol import (
+    AirState,
+    Order,
+    Relayed,
+    RelayedLink,
+    Report,
+)
 
 LINKS_PER_RELAY = 20
 """A packet costs a relay 50 to 75 us of a core (`fairbed bench network-cost`): 20 devices that
@@ -121,7 +127,7 @@ async def open_relays(
         for index in range(math.ceil(len(links) / LINKS_PER_RELAY)):
             name = f"relay-{index}"
             try:
-                process = await open_helper("testbed.backends.network.relay", log=log)
+                process = await open_helper("fairbed.testbed.backends.network.relay", log=log)
             except OSError as exc:
                 raise BackendError(f"{name}: cannot be started, {exc!r}") from exc
             stack.push_async_callback(end_helper, process, signal.SIGKILL)

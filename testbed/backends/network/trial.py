@@ -1,6 +1,6 @@
 """Try in a scratch namespace what a network needs of this kernel; say what it lacks.
 
-`python -m testbed.backends.network.trial PARENT` enters a namespace of its own, without a name,
+`python -m fairbed.testbed.backends.network.trial PARENT` enters a namespace of its own, without a name,
 tries, and prints a `Trial`. The namespace ends with the process.
 """
 
@@ -11,9 +11,9 @@ import sys
 
 import msgspec
 
-from testbed.backends.network.enter import CLONE_NEWNET, identity
-from testbed.backends.network.tun import TUN_DEVICE, open_tun
-from testbed.guard import die_with_parent
+from fairbed.testbed.backends.network.enter import CLONE_NEWNET, identity
+from fairbed.testbed.backends.network.tun import TUN_DEVICE, open_tun
+from fairbed.testbed.host.guard import die_with_parent
 
 CLONE_NEWUSER = 0x10000000
 """From linux/sched.h."""

@@ -6,9 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
-from wire.artifact import TaskSpec
-from wire.messages import Hyperparameters
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
+from fairbed.wire.artifact import TaskSpec
+from fairbed.wire.messages import Hyperparameters
 
 
 @dataclass(frozen=True, slots=True)

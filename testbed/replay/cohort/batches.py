@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Ints, Vector
-from coordinator.algorithms.seeds import streams
-from device_agent.trainer import orders
-from wire.messages import Hyperparameters
+from fairbed.coordinator.algorithms.arrays import Ints, Vector
+from fairbed.coordinator.algorithms.random_streams import streams
+from fairbed.device_agent.trainer import orders
+from fairbed.wire.messages import Hyperparameters
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,15 @@
 import ctypes
 import importlib.util
 
-from coordinator.task.catalogue import make_module
-from coordinator.task.recipes import FLAT_MODELS
-from testbed.evaluation import check_fit
-from testbed.experiment import CohortEngine, ExperimentError
-from testbed.replay.cohort.base import Trainer
-from testbed.replay.cohort.devices import DeviceTrainer
-from testbed.replay.cohort.shards import Shards
-from testbed.shards import FleetData
-from wire.artifact import Artifact, TaskSpec
+from fairbed.coordinator.task.catalogue import make_module
+from fairbed.coordinator.task.recipes import FLAT_MODELS
+from fairbed.testbed.experiment.file import CohortEngine, ExperimentError
+from fairbed.testbed.experiment.shards import FleetData
+from fairbed.testbed.replay.cohort.base import Trainer
+from fairbed.testbed.replay.cohort.devices import DeviceTrainer
+from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.testbed.run.evaluation import check_fit
+from fairbed.wire.artifact import Artifact, TaskSpec
 
 CUDA_DRIVER = "libcuda.so.1"
 """Loaded to find out whether importing torch can be worth a second."""
@@ -42,7 +42,7 @@ def make_trainer(
                 f"{spec.model}; choose auto, device or torch"
             )
         # threadpoolctl looks at every library of the process, which only training needs.
-        from testbed.replay.cohort.dense import DenseTrainer
+        from fairbed.testbed.replay.cohort.dense import DenseTrainer
 
         return DenseTrainer(spec, shards, threads)
     if engine == "device":
@@ -80,7 +80,7 @@ def _torch(spec: TaskSpec, shards: Shards) -> Trainer:
             "choose auto or device"
         )
     try:
-        from testbed.replay.cohort.functional import TorchTrainer
+        from fairbed.testbed.replay.cohort.functional import TorchTrainer
     except ImportError as exc:
         raise ExperimentError(
             f"replay.engine: torch must be installed, got: {exc}; install fairbed[torch], or "

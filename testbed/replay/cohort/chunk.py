@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Vector
-from device_agent.trainer import Descent
-from testbed.replay.cohort.base import Job, Trained
-from testbed.replay.cohort.batches import Batches
-from testbed.replay.cohort.net import DenseNet
-from testbed.replay.cohort.progress import Progress
-from testbed.replay.cohort.shards import Examples
-from wire.messages import Hyperparameters
+from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.device_agent.trainer import Descent
+from fairbed.testbed.replay.cohort.base import Job, Trained
+from fairbed.testbed.replay.cohort.batches import Batches
+from fairbed.testbed.replay.cohort.net import DenseNet
+from fairbed.testbed.replay.cohort.progress import Progress
+from fairbed.testbed.replay.cohort.shards import Examples
+from fairbed.wire.messages import Hyperparameters
 
 
 def train_chunk(

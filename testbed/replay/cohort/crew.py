@@ -12,15 +12,15 @@ from multiprocessing.connection import Connection
 import msgspec
 import numpy as np
 
-from coordinator.algorithms.arrays import Vector
-from device_agent.engines.errors import EngineError
-from testbed.replay.cohort.base import Job, Trained
-from testbed.replay.cohort.helper import Order, Report, SetUp
-from testbed.replay.cohort.shards import Examples
-from testbed.replay.cohort.shared import lay_out, make_memory, see
-from testbed.threads import ONE_THREAD
-from wire.artifact import TaskSpec
-from wire.messages import Hyperparameters
+from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.device_agent.engines.base import EngineError
+from fairbed.testbed.host.threads import ONE_THREAD
+from fairbed.testbed.replay.cohort.base import Job, Trained
+from fairbed.testbed.replay.cohort.helper import Order, Report, SetUp
+from fairbed.testbed.replay.cohort.shards import Examples
+from fairbed.testbed.replay.cohort.shared import lay_out, make_memory, see
+from fairbed.wire.artifact import TaskSpec
+from fairbed.wire.messages import Hyperparameters
 
 GRACE_S = 5.0
 """For a helper to end once nobody can order anything any more."""
@@ -46,7 +46,7 @@ class Helper:
             fds = (its.fileno(), memory)
             numbers = map(str, (os.getpid(), *fds))
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "testbed.replay.cohort.helper", *numbers],
+                [sys.executable, "-m", "fairbed.testbed.replay.cohort.helper", *numbers],
                 stdin=subprocess.DEVNULL,
                 pass_fds=fds,
                 env={**os.environ, **ONE_THREAD},

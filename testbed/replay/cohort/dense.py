@@ -8,18 +8,18 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from coordinator.algorithms.arrays import Floats, Ints, Vector
-from testbed.replay.cohort.base import Job, Trained
-from testbed.replay.cohort.batches import longest_first
-from testbed.replay.cohort.chunk import train_chunk
-from testbed.replay.cohort.crew import Crew
-from testbed.replay.cohort.net import DenseNet
-from testbed.replay.cohort.ordered import Workers
-from testbed.replay.cohort.shards import Shards
-from wire.artifact import TaskSpec
-from wire.messages import Hyperparameters
-from wire.selfcheck import Examples, run_selfcheck
-from wire.tensors import BYTES_PER_VALUE
+from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
+from fairbed.testbed.replay.cohort.base import Job, Trained
+from fairbed.testbed.replay.cohort.batches import longest_first
+from fairbed.testbed.replay.cohort.chunk import train_chunk
+from fairbed.testbed.replay.cohort.crew import Crew
+from fairbed.testbed.replay.cohort.net import DenseNet
+from fairbed.testbed.replay.cohort.ordered import Workers
+from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.wire.artifact import TaskSpec
+from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.selfcheck import Examples, run_selfcheck
+from fairbed.wire.tensors import BYTES_PER_VALUE
 
 CHUNK_BYTES = 1 << 20
 """What the models, steps and mini-batches of one chunk may take, unless one device takes more:

@@ -6,16 +6,16 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Floats, Vector
-from device_agent import trainer
-from device_agent.engines.base import Engine
-from device_agent.engines.onnx import OnnxEngine, self_check
-from testbed.evaluation import EngineFactory
-from testbed.replay.cohort.base import Job, Trained
-from testbed.replay.cohort.ordered import Workers
-from testbed.replay.cohort.shards import Shards
-from wire.artifact import Artifact
-from wire.messages import Hyperparameters
+from fairbed.coordinator.algorithms.arrays import Floats, Vector
+from fairbed.device_agent import trainer
+from fairbed.device_agent.engines.base import Engine
+from fairbed.device_agent.engines.onnx import OnnxEngine, self_check
+from fairbed.testbed.replay.cohort.base import Job, Trained
+from fairbed.testbed.replay.cohort.ordered import Workers
+from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.testbed.run.evaluation import EngineFactory
+from fairbed.wire.artifact import Artifact
+from fairbed.wire.messages import Hyperparameters
 
 
 class DeviceTrainer:

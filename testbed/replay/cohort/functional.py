@@ -12,15 +12,15 @@ from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional
 
-from coordinator.algorithms.arrays import Floats, Ints, Vector
-from testbed.replay.cohort.base import Job, Trained
-from testbed.replay.cohort.batches import Batches, longest_first
-from testbed.replay.cohort.progress import Progress
-from testbed.replay.cohort.shards import Shards
-from wire.artifact import TaskSpec
-from wire.messages import Hyperparameters
-from wire.selfcheck import Examples, run_selfcheck
-from wire.tensors import BYTES_PER_VALUE
+from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
+from fairbed.testbed.replay.cohort.base import Job, Trained
+from fairbed.testbed.replay.cohort.batches import Batches, longest_first
+from fairbed.testbed.replay.cohort.progress import Progress
+from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.wire.artifact import TaskSpec
+from fairbed.wire.messages import Hyperparameters
+from fairbed.wire.selfcheck import Examples, run_selfcheck
+from fairbed.wire.tensors import BYTES_PER_VALUE
 
 CHUNK_BYTES = 1 << 30
 """What the models and gradients of one chunk may take."""

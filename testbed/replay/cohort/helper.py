@@ -1,4 +1,4 @@
-"""A process that trains chunks for a replay: `python -m testbed.replay.cohort.helper`.
+"""A process that trains chunks for a replay: `python -m fairbed.testbed.replay.cohort.helper`.
 
 Arguments are our parent's process id, the descriptor of a socket to it and that of the shared
 memory. A process of its own, for threads that train wait for each other's turn at the interpreter.
@@ -13,14 +13,14 @@ import numpy as np
 from msgspec import Struct
 from threadpoolctl import ThreadpoolController
 
-from testbed.guard import die_with_parent
-from testbed.replay.cohort.base import Job
-from testbed.replay.cohort.chunk import train_chunk
-from testbed.replay.cohort.net import DenseNet
-from testbed.replay.cohort.shards import Examples
-from testbed.replay.cohort.shared import Sheet, see
-from wire.artifact import TaskSpec
-from wire.messages import Hyperparameters
+from fairbed.testbed.host.guard import die_with_parent
+from fairbed.testbed.replay.cohort.base import Job
+from fairbed.testbed.replay.cohort.chunk import train_chunk
+from fairbed.testbed.replay.cohort.net import DenseNet
+from fairbed.testbed.replay.cohort.shards import Examples
+from fairbed.testbed.replay.cohort.shared import Sheet, see
+from fairbed.wire.artifact import TaskSpec
+from fairbed.wire.messages import Hyperparameters
 
 READY = b"ready"
 """Said once, when all is loaded."""

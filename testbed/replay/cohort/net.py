@@ -10,9 +10,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.algorithms.arrays import Floats, Ints, Vector
-from coordinator.task.recipes import FLAT_MODELS
-from wire.artifact import TaskSpec
+from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
+from fairbed.coordinator.task.recipes import FLAT_MODELS
+from fairbed.wire.artifact import TaskSpec
 
 Array = NDArray[np.float32]
 

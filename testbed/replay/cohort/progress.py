@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.algorithms.arrays import Bools, Floats, Vector
-from device_agent.trainer import diverged
-from testbed.replay.cohort.base import Trained
-from testbed.replay.cohort.batches import SideBySide
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Vector
+from fairbed.device_agent.trainer import diverged
+from fairbed.testbed.replay.cohort.base import Trained
+from fairbed.testbed.replay.cohort.batches import SideBySide
 
 
 class Progress:

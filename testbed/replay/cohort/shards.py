@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.algorithms.arrays import Ints, Vector
-from testbed.shards import FleetData
-from wire.shard import make_shard
+from fairbed.coordinator.algorithms.arrays import Ints, Vector
+from fairbed.testbed.experiment.shards import FleetData
+from fairbed.wire.shard import make_shard
 
 PIXEL_MAX = np.float32(255.0)
 """uint8 stands for pixels, and a device divides by this (`wire.shard`)."""

@@ -13,9 +13,9 @@ import pytest
 from benchmarks import fidelity
 from benchmarks._fidelity.catalogue import GROUPS, problem
 from benchmarks._fidelity.trace import synthetic
-from testbed.backends.choice import BackendName
-from testbed.backends.network.owner import FOLDER, Claim
-from testbed.broker import find_broker
+from fairbed.testbed.backends.choice import BackendName
+from fairbed.testbed.backends.network.owner import FOLDER, Claim
+from fairbed.testbed.run.broker import find_broker
 from tests.processes import describe, own_children
 
 pytestmark = pytest.mark.alone

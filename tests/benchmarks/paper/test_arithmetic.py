@@ -11,7 +11,7 @@ from benchmarks._paper.reference import METRICS, REFERENCE, SEEDS, Printed
 from benchmarks._paper.report import table
 from benchmarks._paper.rounds import ExactQueues, Trajectory, regret_s
 from benchmarks._paper.table import cells, checks
-from coordinator.algorithms.arrays import Bools
+from fairbed.coordinator.algorithms.arrays import Bools
 
 BETA = 0.15
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from benchmarks.rbcs_f_paper import main
-from testbed.commands import UsageError
+from fairbed.testbed.cli import UsageError
 
 FIGURES = (
     "fig2-queues",

@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks._paper.settings import DATASETS, QUICK, SIZES, Setting, settings_of
 from benchmarks._paper.training import Curve, DamagedFile, curves_of, source_of, train
-from coordinator.algorithms.fairness import jain
-from testbed.replay.learning import make_learning
-from testbed.replay.play import play
-from testbed.replay.stage import stage_of
+from fairbed.coordinator.algorithms.fairness import jain
+from fairbed.testbed.replay.learning import make_learning
+from fairbed.testbed.replay.play import play
+from fairbed.testbed.replay.stage import stage_of
 
 LONGER = replace(QUICK, rounds=12)
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from coordinator.algorithms.arrays import Floats
-from coordinator.algorithms.fairness import (
+from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.algorithms.fairness import (
     gini,
     jain,
     rate_slack,

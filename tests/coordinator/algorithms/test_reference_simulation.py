@@ -8,11 +8,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from coordinator.algorithms.fairness import rate_slack
-from coordinator.algorithms.selection.base import Selector
-from coordinator.algorithms.selection.fedcs import FedCs
-from coordinator.algorithms.selection.rbcs_f import RbcsF
-from coordinator.algorithms.selection.uniform import Uniform
+from fairbed.coordinator.algorithms.fairness import rate_slack
+from fairbed.coordinator.algorithms.selection.base import Selector
+from fairbed.coordinator.algorithms.selection.fedcs import FedCs
+from fairbed.coordinator.algorithms.selection.rbcs_f import RbcsF
+from fairbed.coordinator.algorithms.selection.uniform import Uniform
 from tests.coordinator.algorithms.world import BETA, ROUNDS, Run, draw_world, simulate
 
 SEEDS = 10

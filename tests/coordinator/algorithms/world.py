@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Bools, Floats, Ints
-from coordinator.algorithms.estimation.linear import LinearModels
-from coordinator.algorithms.fairness import jain
-from coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.estimation.ridge import LinearModels
+from fairbed.coordinator.algorithms.fairness import jain
+from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
 
 ROUNDS, DEVICES, PER_ROUND, BETA = 500, 40, 8, 0.15
 AVAILABILITY = 0.8

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.store import Store
-from coordinator.store.records import (
+from fairbed.coordinator.store import Store
+from fairbed.coordinator.store.tables import (
     DeviceMetricRow,
     DeviceRow,
     EventRow,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.store import RunNotFoundError, RunReader
-from coordinator.store.records import ExchangeRow
+from fairbed.coordinator.store import RunNotFoundError, RunReader
+from fairbed.coordinator.store.tables import ExchangeRow
 from tests.coordinator.store.fake_run import FakeRun, fake_run
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.store import RunNotFoundError, find_runs, list_runs, resolve_run
+from fairbed.coordinator.store import RunNotFoundError, find_runs, list_runs, resolve_run
 from tests.coordinator.store.fake_run import make_store
 
 

@@ -12,9 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.store.columns import Cells, Columns
-from coordinator.store.errors import StoreVersionError
-from coordinator.store.records import (
+from fairbed.coordinator.store.errors import StoreVersionError
+from fairbed.coordinator.store.schema import (
+    _ADD_ASKING_AND_AUDIT,
+    _ADD_CONDITIONS,
+    _ADD_CROWD,
+    MIGRATIONS,
+    RECORDS,
+    Cells,
+    Columns,
+    check_version,
+    create_schema,
+    migrate,
+    schema_version,
+    table_of,
+)
+from fairbed.coordinator.store.tables import (
     ConditionRow,
     DeviceMetricRow,
     DeviceRow,
@@ -22,18 +35,6 @@ from coordinator.store.records import (
     Record,
     RoundRow,
     SelectionRow,
-)
-from coordinator.store.schema import (
-    _ADD_ASKING_AND_AUDIT,
-    _ADD_CONDITIONS,
-    _ADD_CROWD,
-    MIGRATIONS,
-    RECORDS,
-    check_version,
-    create_schema,
-    migrate,
-    schema_version,
-    table_of,
 )
 
 VALUES: dict[object, st.SearchStrategy[Any]] = {

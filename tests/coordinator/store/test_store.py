@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.store import RunInUseError, RunReader, Store, StoreError, StoreVersionError
-from coordinator.store import writer as writer_module
-from coordinator.store.records import ConditionRow, EventRow, TelemetryRow
-from coordinator.store.schema import MIGRATIONS
+from fairbed.coordinator.store import RunInUseError, RunReader, Store, StoreError, StoreVersionError
+from fairbed.coordinator.store import writer as writer_module
+from fairbed.coordinator.store.schema import MIGRATIONS
+from fairbed.coordinator.store.tables import ConditionRow, EventRow, TelemetryRow
 from tests.coordinator.store.fake_run import FakeRun, fake_run, make_store
 
 REPOSITORY = Path(__file__).parents[3]

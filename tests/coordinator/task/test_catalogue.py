@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from coordinator.task.catalogue import build_task, initial_vector, load_task, read_shipped
-from coordinator.task.errors import UnknownTask
-from coordinator.task.recipes import SHIPPED, Recipe
-from wire.artifact import SelfCheck, TaskSpec, decode_artifact
-from wire.tensors import Layout, Tensor
+from fairbed.coordinator.task.catalogue import build_task, initial_vector, load_task, read_shipped
+from fairbed.coordinator.task.errors import UnknownTask
+from fairbed.coordinator.task.recipes import SHIPPED, Recipe
+from fairbed.wire.artifact import SelfCheck, TaskSpec, decode_artifact
+from fairbed.wire.tensors import Layout, Tensor
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"

@@ -12,17 +12,15 @@ import onnx
 import torch
 from torch import nn
 
-from coordinator.task.catalogue import initial_vector, load_task
-from coordinator.task.errors import Unsupported, WrongArtifact
-from coordinator.task.export import export_task
-from coordinator.task.layouts import make_layout
-from coordinator.task.models import make_model
-from coordinator.task.recipes import Recipe, find_shipped
-from coordinator.task.reference import TorchReference
-from coordinator.task.selfcheck import verify
-from device_agent.engines.onnx import OnnxEngine, self_check
-from wire.artifact import Artifact
-from wire.selfcheck import selfcheck_inputs
+from fairbed.coordinator.task.catalogue import initial_vector, load_task
+from fairbed.coordinator.task.errors import Unsupported, WrongArtifact
+from fairbed.coordinator.task.export import export_task, make_layout
+from fairbed.coordinator.task.models import make_model
+from fairbed.coordinator.task.recipes import Recipe, find_shipped
+from fairbed.coordinator.task.selfcheck import TorchReference, verify
+from fairbed.device_agent.engines.onnx import OnnxEngine, self_check
+from fairbed.wire.artifact import Artifact
+from fairbed.wire.selfcheck import selfcheck_inputs
 
 
 def export(model: nn.Module, *x_shape: int, classes: int = 3) -> Artifact:

@@ -5,9 +5,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: nothing can be exported")
 pytest.importorskip("onnx", reason="onnx is not installed: nothing can be exported")
 
-from coordinator.task.catalogue import read_shipped  # noqa: E402
-from coordinator.task.recipes import SHIPPED, Recipe  # noqa: E402
-from coordinator.task.ship import export_recipe  # noqa: E402
+from fairbed.coordinator.task.catalogue import read_shipped  # noqa: E402
+from fairbed.coordinator.task.recipes import SHIPPED, Recipe  # noqa: E402
+from fairbed.coordinator.task.ship import export_recipe  # noqa: E402
 
 EXPORTED_WITH = "2.13.0"
 
@@ -19,5 +19,5 @@ EXPORTED_WITH = "2.13.0"
 @pytest.mark.parametrize("recipe", SHIPPED, ids=lambda recipe: str(recipe.name))
 def test_the_shipped_file_equals_a_fresh_export(recipe: Recipe) -> None:
     assert export_recipe(recipe) == read_shipped(recipe.name), (
-        f"{recipe.name}: the shipped artifact is outdated; run `python -m coordinator.task.ship`"
+        f"{recipe.name}: the shipped artifact is outdated; run `python -m fairbed.coordinator.task.ship`"
     )

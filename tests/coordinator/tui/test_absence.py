@@ -2,8 +2,8 @@
 
 import pytest
 
-from coordinator.tui.screens.device import state_words
-from coordinator.tui.view import DeviceView
+from fairbed.coordinator.tui.screens.device import state_words
+from fairbed.coordinator.tui.view import DeviceView
 
 
 @pytest.mark.parametrize(

@@ -15,17 +15,16 @@ import pytest
 from textual.pilot import Pilot
 from textual.screen import Screen
 
-from coordinator.store import RunReader
-from coordinator.tui.app import ControlRoom
-from coordinator.tui.feed import Feed
-from coordinator.tui.screens.device import DeviceDetail
-from coordinator.tui.screens.leave import Leave
-from coordinator.tui.screens.room import PARTS, Room
-from coordinator.tui.view import RunView
+from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.tui.app import ControlRoom, Feed
+from fairbed.coordinator.tui.screens.device import DeviceDetail
+from fairbed.coordinator.tui.screens.leave import Leave
+from fairbed.coordinator.tui.screens.room import PARTS, Room
+from fairbed.coordinator.tui.view import RunView
+from fairbed.wire.errors import Disconnected
+from fairbed.wire.messages import Command
 from tests.coordinator.store.fake_run import FakeRun, fake_run
 from tests.coordinator.tui.screen import lines_on
-from wire.errors import Disconnected
-from wire.messages import Command
 
 pytestmark = pytest.mark.anyio
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.tui.bars import EIGHTHS, Cell, bar, gauge
-from coordinator.tui.spans import OVER, PHASES, Span
+from fairbed.coordinator.tui.bars import EIGHTHS, Cell, bar, gauge
+from fairbed.coordinator.tui.phase_spans import OVER, PHASES, Span
 
 FULL = "█"
 

@@ -9,17 +9,16 @@ import pytest
 from textual.widget import Widget
 from textual.widgets import Footer
 
-from coordinator.tui.app import ControlRoom
-from coordinator.tui.pace import QUICKEST_S, SHARE, SLOWEST_S, pause_s
-from coordinator.tui.screens.device import DeviceDetail
-from coordinator.tui.screens.room import Room
-from coordinator.tui.view import DeviceView
-from coordinator.tui.widgets import fleet, timeline
-from coordinator.tui.widgets.fleet import FleetTable
-from coordinator.tui.widgets.header import RunHeader
-from coordinator.tui.widgets.log import EventLog
-from coordinator.tui.widgets.plot import CurvePlot
-from coordinator.tui.widgets.timeline import Timeline
+from fairbed.coordinator.tui.app import QUICKEST_S, SHARE, SLOWEST_S, ControlRoom, pause_s
+from fairbed.coordinator.tui.screens.device import DeviceDetail
+from fairbed.coordinator.tui.screens.room import Room
+from fairbed.coordinator.tui.view import DeviceView
+from fairbed.coordinator.tui.widgets import fleet, timeline
+from fairbed.coordinator.tui.widgets.fleet import FleetTable
+from fairbed.coordinator.tui.widgets.header import RunHeader
+from fairbed.coordinator.tui.widgets.log import EventLog
+from fairbed.coordinator.tui.widgets.plot import CurvePlot
+from fairbed.coordinator.tui.widgets.timeline import Timeline
 from tests.coordinator.store.fake_run import FakeRun
 from tests.coordinator.tui.test_app import opens, room, settled, shows, text_of
 

@@ -4,7 +4,7 @@ import asyncio
 import re
 from pathlib import Path
 
-from coordinator.tui.screenshot import screenshot
+from fairbed.coordinator.tui.screenshot import screenshot
 from tests.coordinator.store.fake_run import fake_run
 
 PICTURE = Path(__file__).parents[3] / "docs" / "images" / "tui.svg"

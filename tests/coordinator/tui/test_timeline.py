@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.tui.widgets.timeline import (
+from fairbed.coordinator.tui.widgets.timeline import (
     MIN_BAR_WIDTH,
     NAME_WIDTH,
     NUMBER_WIDTH,

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.store import RunReader, Store
-from coordinator.store.records import CommandRow, EventRow
-from coordinator.tui.feed import Feed
-from coordinator.tui.view import ROUNDS_KEPT, RunView
+from fairbed.coordinator.store import RunReader, Store
+from fairbed.coordinator.store.tables import CommandRow, EventRow
+from fairbed.coordinator.tui.app import Feed
+from fairbed.coordinator.tui.view import ROUNDS_KEPT, RunView
 from tests.coordinator.store.fake_run import BETA, VOID_ROUND, FakeRun, fake_run
 
 

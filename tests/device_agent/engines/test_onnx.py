@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coordinator.task.catalogue import initial_vector, load_task, read_shipped
-from coordinator.task.recipes import SHIPPED
-from device_agent.engines.errors import EngineError, EngineMismatch
-from device_agent.engines.onnx import OnnxEngine, engine_version, release_memory, self_check
-from wire.artifact import Artifact, decode_artifact
+from fairbed.coordinator.task.catalogue import initial_vector, load_task, read_shipped
+from fairbed.coordinator.task.recipes import SHIPPED
+from fairbed.device_agent.engines.base import EngineError, EngineMismatch
+from fairbed.device_agent.engines.onnx import OnnxEngine, engine_version, release_memory, self_check
+from fairbed.wire.artifact import Artifact, decode_artifact
 
 NAMES = [recipe.name for recipe in SHIPPED]
 
@@ -143,7 +143,7 @@ def test_more_threads_compute_the_same(cnn: Artifact) -> None:
 
 def test_importing_the_engine_and_asking_its_version_loads_no_runtime() -> None:
     code = (
-        "import sys, device_agent.trainer, device_agent.engines.onnx as engine;"
+        "import sys, fairbed.device_agent.trainer, fairbed.device_agent.engines.onnx as engine;"
         "print(engine.engine_version(), 'onnxruntime' in sys.modules)"
     )
     done = subprocess.run(
@@ -166,7 +166,7 @@ def test_a_vector_is_free_after_its_last_step(cnn: Artifact) -> None:
 
 def test_the_runtime_leaves_no_trace_of_its_use(tmp_path: Path) -> None:
     code = (
-        "import device_agent.engines.onnx as engine, os, sys; engine.load_runtime();"
+        "import fairbed.device_agent.engines.onnx as engine, os, sys; engine.load_runtime();"
         "print(len(os.listdir('/proc/self/task')) if sys.platform == 'linux' else 1)"
     )
     quiet = {"HOME": str(tmp_path), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.errors import TraceError
-from profiles.traces.mahimahi import PAYLOAD_BYTES, parse_mahimahi
-from profiles.traces.read import parse_trace
+from fairbed.profiles.errors import TraceError
+from fairbed.profiles.traces.files import parse_trace
+from fairbed.profiles.traces.mahimahi import PAYLOAD_BYTES, parse_mahimahi
 
 stamps = st.lists(st.integers(0, 30_000), min_size=1).map(sorted).filter(lambda ms: ms[-1] > 0)
 

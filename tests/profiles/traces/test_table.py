@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.errors import TraceError
-from profiles.traces.bytes import MAX_BYTES
-from profiles.traces.read import parse_trace
-from profiles.traces.table import format_table
-from profiles.traces.trace import COLUMNS, ONE_WAY, Trace
+from fairbed.profiles.errors import TraceError
+from fairbed.profiles.traces.files import MAX_BYTES, parse_trace
+from fairbed.profiles.traces.table import format_table
+from fairbed.profiles.traces.trace import COLUMNS, ONE_WAY, Trace
 
 
 def test_reads_columns_as_series() -> None:

@@ -11,11 +11,11 @@ import anyio
 import msgspec
 import pytest
 
-import profiles
-from coordinator.store import RunReader
-from testbed.backends.choice import choose, problem_with
-from testbed.backends.device import DeviceSpec, device_spec
-from testbed.backends.errors import BackendUnavailable
+from fairbed import profiles
+from fairbed.coordinator.store import RunReader
+from fairbed.testbed.backends.base import DeviceSpec, device_spec
+from fairbed.testbed.backends.choice import choose, problem_with
+from fairbed.testbed.backends.errors import BackendUnavailable
 from tests.testbed.backends.test_namespace import what_is_left
 
 REPOSITORY = Path(__file__).parents[3]
@@ -41,7 +41,7 @@ def needs_namespaces() -> None:
 
 def fairbed(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "testbed.cli", *arguments],
+        [sys.executable, "-m", "fairbed.testbed.cli.main", *arguments],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

@@ -14,11 +14,11 @@ import anyio
 import psutil
 import pytest
 
-from testbed.backends.base import Backend
-from testbed.backends.choice import Stage, open_stage
-from testbed.backends.containers.engine import find_engine
-from testbed.backends.errors import BackendUnavailable, innermost
-from testbed.backends.helper import Ended
+from fairbed.testbed.backends.base import Backend
+from fairbed.testbed.backends.choice import Stage, open_stage
+from fairbed.testbed.backends.containers.engine import find_engine
+from fairbed.testbed.backends.errors import BackendUnavailable, innermost
+from fairbed.testbed.backends.helper import Ended
 from tests.testbed.backends.test_namespace import (
     NOWHERE,
     REPOSITORY,
@@ -36,8 +36,8 @@ PARENT = """
 import sys
 from pathlib import Path
 import anyio
-from testbed.backends.choice import open_stage
-from testbed.backends.device import DeviceSpec
+from fairbed.testbed.backends.choice import open_stage
+from fairbed.testbed.backends.base import DeviceSpec
 
 async def main():
     fleet = [DeviceSpec("one"), DeviceSpec("two")]

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from testbed.backends.gauges import (
+from fairbed.testbed.backends.gauges import (
     CLOCK_RATIO,
     SPEED_RATIO,
     STARVED_S,
@@ -20,7 +20,7 @@ from testbed.backends.gauges import (
 
 DEVICE = """
 import sys, msgspec
-from testbed.backends.gauges import *
+from fairbed.testbed.backends.gauges import *
 gauge = Gauge.open(msgspec.json.decode(sys.argv[1], type=GaugeAddress))
 gauge[STARVED_S] = 2.0 * gauge[SPEED_RATIO]
 """

@@ -11,18 +11,18 @@ import psutil
 import pytest
 from msgspec import structs
 
-import profiles
-from testbed.backends.device import DeviceSpec, device_spec
-from testbed.backends.errors import BackendError
-from testbed.backends.process import ProcessBackend
-from testbed.broker import find_broker, start_broker
-from testbed.emulation.conditions import Conditions, Outage, Shape
+from fairbed import profiles
+from fairbed.testbed.backends.base import DeviceSpec, device_spec
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.process import ProcessBackend
+from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
+from fairbed.testbed.run.broker import find_broker, start_broker
+from fairbed.wire.codec import decode
+from fairbed.wire.messages import Context, Status
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import LinkUp, Packet
+from fairbed.wire.transport.client import MqttTransport
 from tests.testbed.backends.test_process import NOWHERE, is_alive, run
-from wire.codec import decode
-from wire.messages import Context, Status
-from wire.topics import Topics
-from wire.transport.base import LinkUp, Packet
-from wire.transport.client import MqttTransport
 
 PI = dataclasses.replace(device_spec("pi", profiles.load("raspberry-pi-4b")), is_driven=True)
 PLAIN = DeviceSpec("plain")

@@ -7,11 +7,11 @@ import anyio
 import pytest
 from anyio.abc import SocketStream
 
-from testbed.backends.errors import BackendError
-from testbed.backends.proxy import proxies
-from testbed.backends.shape import LinkState, Shape
-from testbed.backends.shaping import shaped_links
-from tests.testbed.backends.test_proxy import (
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.proxy.links import shaped_links
+from fairbed.testbed.backends.proxy.protocol import LinkState, Shape
+from fairbed.testbed.backends.proxy.server import proxies
+from tests.testbed.backends.proxy.test_server import (
     PAYLOAD,
     connect,
     echo,

@@ -15,23 +15,22 @@ import msgspec
 import psutil
 import pytest
 
-import profiles
-from testbed.backends import cells
-from testbed.backends.base import Backend
-from testbed.backends.cgroups.files import read
-from testbed.backends.cgroups.group import Group
-from testbed.backends.cgroups.places import find_places
-from testbed.backends.choice import Stage, open_stage, problem_with
-from testbed.backends.device import DeviceSpec, device_spec
-from testbed.backends.errors import BackendError
-from testbed.backends.helper import Ended
-from testbed.broker import find_broker, start_broker
-from testbed.emulation.conditions import Conditions, Outage, Shape
-from wire.codec import decode
-from wire.messages import Status
-from wire.topics import Topics
-from wire.transport.base import LinkUp, Packet
-from wire.transport.client import MqttTransport
+from fairbed import profiles
+from fairbed.testbed.backends.base import Backend, DeviceSpec, device_spec
+from fairbed.testbed.backends.cgroups import fleet as cells
+from fairbed.testbed.backends.cgroups.files import read
+from fairbed.testbed.backends.cgroups.group import Group
+from fairbed.testbed.backends.cgroups.places import find_places
+from fairbed.testbed.backends.choice import Stage, open_stage, problem_with
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.helper import Ended
+from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
+from fairbed.testbed.run.broker import find_broker, start_broker
+from fairbed.wire.codec import decode
+from fairbed.wire.messages import Status
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import LinkUp, Packet
+from fairbed.wire.transport.client import MqttTransport
 
 pytestmark = pytest.mark.alone
 
@@ -49,8 +48,8 @@ PARENT = """
 import sys
 from pathlib import Path
 import anyio
-from testbed.backends.choice import open_stage
-from testbed.backends.device import DeviceSpec
+from fairbed.testbed.backends.choice import open_stage
+from fairbed.testbed.backends.base import DeviceSpec
 
 async def main():
     fleet = [DeviceSpec(f"device-{i}") for i in range(3)]

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from testbed.backends.priority import AUTOGROUP, NICENESS
+from fairbed.testbed.backends.priority import AUTOGROUP, NICENESS
 
 CODE = """
 import os, sys
-from testbed.backends.priority import AUTOGROUP, go_first
+from fairbed.testbed.backends.priority import AUTOGROUP, go_first
 if len(sys.argv) > 1:
     os.setuid(int(sys.argv[1]))
 go_first()

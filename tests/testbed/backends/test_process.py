@@ -12,18 +12,18 @@ import anyio
 import psutil
 import pytest
 
-import profiles
-from testbed.backends.device import DeviceSpec, device_spec
-from testbed.backends.errors import BackendError
-from testbed.backends.helper import Ended
-from testbed.backends.process import ProcessBackend
-from testbed.backends.shape import Shape
-from testbed.broker import find_broker, start_broker
-from wire.codec import decode
-from wire.messages import Status
-from wire.topics import Topics
-from wire.transport.base import LinkUp, Packet
-from wire.transport.client import MqttTransport
+from fairbed import profiles
+from fairbed.testbed.backends.base import DeviceSpec, device_spec
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.helper import Ended
+from fairbed.testbed.backends.process import ProcessBackend
+from fairbed.testbed.backends.proxy.protocol import Shape
+from fairbed.testbed.run.broker import find_broker, start_broker
+from fairbed.wire.codec import decode
+from fairbed.wire.messages import Status
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import LinkUp, Packet
+from fairbed.wire.transport.client import MqttTransport
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -41,9 +41,9 @@ PARENT = """
 import sys
 from pathlib import Path
 import anyio
-from testbed.backends.device import DeviceSpec
-from testbed.backends.process import ProcessBackend
-from testbed.backends.shape import Shape
+from fairbed.testbed.backends.base import DeviceSpec
+from fairbed.testbed.backends.process import ProcessBackend
+from fairbed.testbed.backends.proxy.protocol import Shape
 
 async def main():
     fleet = [DeviceSpec(f"device-{i}", None, Shape(up_bps=1e6)) for i in range(3)]

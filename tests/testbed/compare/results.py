@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from testbed.compare.cell import Reply, Result
-from testbed.compare.grid import Grid
-from testbed.compare.measures import METRICS, Course, Measured
+from fairbed.testbed.compare.cell import Reply, Result
+from fairbed.testbed.compare.grid import Grid
+from fairbed.testbed.compare.measures import METRICS, Course, Measured
 
 EVALUATIONS = 10
 

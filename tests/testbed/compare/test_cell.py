@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.store import RunReader, StoreError
-from coordinator.store.lock import RunLock
-from testbed.compare.cell import Reply, state_of
-from testbed.compare.worker import Job, carry_out
-from testbed.experiment import load_experiment
+from fairbed.coordinator.store import RunReader, StoreError
+from fairbed.coordinator.store.connection import RunLock
+from fairbed.testbed.compare.cell import Reply, state_of
+from fairbed.testbed.compare.worker import Job, carry_out
+from fairbed.testbed.experiment.file import load_experiment
 
 PAPER = Path(__file__).parents[3] / "examples" / "rbcs-f-paper.toml"
 

@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from testbed.compare.cell import Result
-from testbed.compare.comparison import Comparison, Difference, compare
-from testbed.compare.grid import Grid, load_grid
-from testbed.compare.table import cells_csv, metrics_csv, plain, print_rich, with_interval
-from testbed.compare.tex import escaped, tex
+from fairbed.testbed.compare.cell import Result
+from fairbed.testbed.compare.comparison import Comparison, Difference, compare
+from fairbed.testbed.compare.grid import Grid, load_grid
+from fairbed.testbed.compare.report import escaped, tex
+from fairbed.testbed.compare.table import cells_csv, metrics_csv, plain, print_rich, with_interval
 from tests.testbed.compare.results import result, results
 
 GRID = """

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.store import RunReader
-from testbed.compare.debts import debts, debts_of
-from testbed.experiment import load_experiment
-from testbed.replay.run import replay_experiment
+from fairbed.coordinator.store import RunReader
+from fairbed.testbed.compare.measures import debts, debts_of
+from fairbed.testbed.experiment.file import load_experiment
+from fairbed.testbed.replay.run import replay_experiment
 
 PAPER = Path(__file__).parents[3] / "examples" / "rbcs-f-paper.toml"
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed.compare.folder import MANIFEST, grid_folder
-from testbed.compare.grid import Grid, load_grid
-from testbed.experiment import ExperimentError
+from fairbed.testbed.compare.folder import MANIFEST, grid_folder
+from fairbed.testbed.compare.grid import Grid, load_grid
+from fairbed.testbed.experiment.file import ExperimentError
 
 GRID = """
 experiment = { selection = { per_round = 1 }, fleet = [

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.compare.grid import Grid, load_grid
-from testbed.experiment import ExperimentError
+from fairbed.testbed.compare.grid import Grid, load_grid
+from fairbed.testbed.experiment.file import ExperimentError
 
 BASE = """
 name = "base"

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from coordinator.algorithms.arrays import Floats
-from testbed.compare.statistics import (
+from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.testbed.compare.statistics import (
     Interval,
     expanded_level,
     final_value,
@@ -84,7 +84,7 @@ def test_an_interval_does_not_depend_on_how_much_is_drawn_at_once(
 ) -> None:
     values = rng(2).normal(size=10)
     whole = mean_interval(values, rng())
-    monkeypatch.setattr("testbed.compare.statistics._BLOCK", 70)
+    monkeypatch.setattr("fairbed.testbed.compare.statistics._BLOCK", 70)
     assert mean_interval(values, rng()) == whole
 
 

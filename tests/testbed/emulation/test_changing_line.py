@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.series import Series
-from testbed.emulation.link import QUEUE_S, Line, Piece
+from fairbed.profiles.series import Series
+from fairbed.testbed.emulation.link import QUEUE_S, Line, Piece
 
 STEP_S = 0.5
 

@@ -2,11 +2,10 @@
 
 import pytest
 
-from profiles.series import Series
-from testbed.emulation.course import LOOK_S, Course
-from testbed.emulation.timeline import Speed, Timeline
+from fairbed.profiles.series import Series
+from fairbed.testbed.emulation.schedule import LOOK_S, Course, Speed, Timeline
 from tests.testbed.emulation.test_heat import thermal
-from tests.testbed.emulation.test_timeline import ONE, ZERO
+from tests.testbed.emulation.test_schedule import ONE, ZERO
 
 
 def course(clock: Series = ONE) -> Course:

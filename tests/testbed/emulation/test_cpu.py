@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.emulation.cpu import MAX_CREDIT_S, MIN_SLEEP_S, PacedSection, RecentShare
+from fairbed.testbed.emulation.cpu import MAX_CREDIT_S, MIN_SLEEP_S, PacedSection, RecentShare
 
 speed_ratios = st.floats(0.01, 1.0)
 steps = st.lists(st.floats(0.0, 0.2), min_size=1, max_size=60)

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.quantities import Quantity
-from profiles.schema import Thermal
-from testbed.emulation.heat import Heat
+from fairbed.profiles.quantities import Quantity
+from fairbed.profiles.schema import Thermal
+from fairbed.testbed.emulation.heat import Heat
 
 
 def said(value: float) -> Quantity[float]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.emulation.link import MIN_CHUNK_BYTES, QUEUE_S, Line, set_up_s
+from fairbed.testbed.emulation.link import MIN_CHUNK_BYTES, QUEUE_S, Line, set_up_s
 
 rates = st.floats(1e4, 1e9)
 delays = st.floats(0.0, 2.0)

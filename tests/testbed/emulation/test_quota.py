@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.emulation.quota import (
+from fairbed.testbed.emulation.quota import (
     MAX_PERIOD_US,
     MIN_PERIOD_US,
     MIN_QUOTA_US,

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.series import Series
-from testbed.emulation.conditions import Conditions, Outage, Shape
-from testbed.emulation.stretch import StretchLog
+from fairbed.profiles.series import Series
+from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
+from fairbed.testbed.emulation.stretch import StretchLog
 
 
 def has(down_bps: float, outage: Outage | None = None, is_willing: bool = True) -> Conditions:

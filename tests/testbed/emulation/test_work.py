@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.emulation.work import StepCost, WorkCosts, fit_cost
+from fairbed.testbed.emulation.work import StepCost, WorkCosts, fit_cost
 
 sizes = st.tuples(st.integers(1, 512), st.integers(1, 512)).filter(lambda n: n[0] < n[1])
 seconds = st.floats(0.0, 10.0)

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from coordinator.store.records import DeviceRow, ExchangeRow, TelemetryRow
-from testbed.emulation.tcp import waiting_s
-from testbed.emulation.work import StepCost, WorkCosts
-from testbed.recording.from_run import Course, DeviceOfRun
-from wire.messages import Capabilities
+from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow, TelemetryRow
+from fairbed.testbed.emulation.tcp import waiting_s
+from fairbed.testbed.emulation.work import StepCost, WorkCosts
+from fairbed.testbed.recording.analysis.from_run import Course, DeviceOfRun
+from fairbed.wire.messages import Capabilities
 
 COSTS = WorkCosts(
     train=StepCost(fixed_s=1e-3, per_example_s=1e-4),

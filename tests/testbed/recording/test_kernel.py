@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.host_speed import REFERENCE_STEP_S
-from testbed.recording.findings import NotMeasured
-from testbed.recording.kernel import Kernels, kernels
-from testbed.recording.session import paces
+from fairbed.testbed.host.speed import REFERENCE_STEP_S
+from fairbed.testbed.recording.analysis.findings import NotMeasured
+from fairbed.testbed.recording.kernel import Kernels, kernels
+from fairbed.testbed.recording.session import paces
 
 LIMIT_S = 60.0
 

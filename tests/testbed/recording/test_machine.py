@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.recording.machine import (
+from fairbed.testbed.recording.machine import (
     BUDGET,
     MAX_PERIOD_S,
     MIN_PERIOD_S,
@@ -151,7 +151,7 @@ def test_a_machine_that_is_dear_to_look_at_is_looked_at_less_often(board: Path) 
 
 COST = """
 import time
-from testbed.recording.machine import MachineReader, own_s, sample
+from fairbed.testbed.recording.machine import MachineReader, own_s, sample
 reader, ratios = MachineReader(), []
 while len(ratios) < 3 and min(ratios, default=1.0) > 0.01:
     before, began = own_s(), time.monotonic()
@@ -180,9 +180,9 @@ print(*sorted(extra & {{name.partition(".")[0] for name in sys.modules}}))
 @pytest.mark.parametrize(
     "modules",
     [
-        "testbed.recording.session, testbed.recording.from_machine, testbed.commands.record",
-        "testbed.recording.probes, testbed.recording.mqtt_peer, testbed.recording.tcp_peer",
-        "testbed.recording.kernel, testbed.host_speed",
+        "fairbed.testbed.recording.session, fairbed.testbed.recording.analysis.from_machine, fairbed.testbed.cli.record",
+        "fairbed.testbed.recording.probes, fairbed.testbed.recording.mqtt_peer, fairbed.testbed.recording.tcp_peer",
+        "fairbed.testbed.recording.kernel, fairbed.testbed.host.speed",
     ],
 )
 def test_a_recorder_needs_the_base_installation_only(modules: str) -> None:

@@ -9,17 +9,17 @@ from pathlib import Path
 import anyio
 import pytest
 
-from testbed.backends.shape import Shape
-from testbed.backends.shaping import shaped_links
-from testbed.broker import start_broker
-from testbed.recording.from_machine import Probed
-from testbed.recording.mqtt_peer import mqtt_peer
-from testbed.recording.probes import ProbeFailed, ask, open_probe
-from testbed.recording.rates import link_rate, one_way_delay
-from testbed.recording.tcp_peer import MAX_BYTES, serve, split_address, tcp_peer
+from fairbed.testbed.backends.proxy.links import shaped_links
+from fairbed.testbed.backends.proxy.protocol import Shape
+from fairbed.testbed.recording.analysis.from_machine import Probed
+from fairbed.testbed.recording.analysis.rates import link_rate, one_way_delay
+from fairbed.testbed.recording.mqtt_peer import mqtt_peer
+from fairbed.testbed.recording.probes import ProbeFailed, ask, open_probe
+from fairbed.testbed.recording.tcp_peer import MAX_BYTES, serve, split_address, tcp_peer
+from fairbed.testbed.run.broker import start_broker
+from fairbed.wire.transport.base import LinkUp
+from fairbed.wire.transport.client import MqttTransport
 from tests.brokers import BROKERS
-from wire.transport.base import LinkUp
-from wire.transport.client import MqttTransport
 
 LIMIT_S = 60.0
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.recording.findings import NotMeasured
-from testbed.recording.storage import BLOCK_BYTES, filesystem, read_rate
+from fairbed.testbed.recording.analysis.findings import NotMeasured
+from fairbed.testbed.recording.session import BLOCK_BYTES, filesystem, read_rate
 
 
 def test_the_innermost_mount_counts(tmp_path: Path) -> None:

@@ -7,24 +7,24 @@ from typing import cast
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Ints, Vector
-from coordinator.config import CoordinatorConfig
-from coordinator.decisions import Decisions, make_decisions
-from coordinator.store.records import AskRow, ExchangeRow, RoundRow
-from coordinator.task.catalogue import initial_vector
-from testbed.replay.batch_losses import BatchLosses
-from testbed.replay.books import closed_row, over_rows
-from testbed.replay.cohort.devices import DeviceTrainer
-from testbed.replay.cohort.shards import Shards
-from testbed.replay.lasting import play_lasting
-from testbed.replay.learning import Learning
-from testbed.replay.linear import LinearLaw, LinearWorld
-from testbed.replay.play import play
-from testbed.replay.under_way import UnderWay
+from fairbed.coordinator.algorithms.arrays import Ints, Vector
+from fairbed.coordinator.policy.config import CoordinatorConfig
+from fairbed.coordinator.policy.decisions import Decisions, make_decisions
+from fairbed.coordinator.store.tables import AskRow, ExchangeRow, RoundRow
+from fairbed.coordinator.task.catalogue import initial_vector
+from fairbed.testbed.replay.batch_losses import BatchLosses
+from fairbed.testbed.replay.books import closed_row, over_rows
+from fairbed.testbed.replay.cohort.devices import DeviceTrainer
+from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.testbed.replay.lasting import play_lasting
+from fairbed.testbed.replay.learning import Learning
+from fairbed.testbed.replay.linear import LinearLaw, LinearWorld
+from fairbed.testbed.replay.play import play
+from fairbed.testbed.replay.under_way import UnderWay
+from fairbed.wire.tensors import vector_to_bytes
 from tests.coordinator import lab as live
 from tests.coordinator.lab import ARTIFACT, EXAMPLES, NAMES, Lab, NormEvaluator
 from tests.coordinator.stragglers import Stroll
-from wire.tensors import vector_to_bytes
 
 
 class Story:

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from testbed.experiment import Experiment, parse_experiment
-from testbed.replay.lasting import play_lasting
-from testbed.replay.play import Played, play
-from testbed.replay.run import make_under_way
-from testbed.replay.stage import Stage, stage_of
+from fairbed.testbed.experiment.file import Experiment, parse_experiment
+from fairbed.testbed.replay.lasting import play_lasting
+from fairbed.testbed.replay.play import Played, play
+from fairbed.testbed.replay.run import make_under_way
+from fairbed.testbed.replay.stage import Stage, stage_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 QUICKSTART = EXAMPLES / "quickstart.toml"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.config import ExchangeConfig, RoundConfig, SelectionConfig
+from fairbed.coordinator.policy.config import ExchangeConfig, RoundConfig, SelectionConfig
 from tests.coordinator.lab import EVERYBODY, NAMES, make_config
 from tests.testbed.replay.as_live import AskedStory, Story, played_live, replayed, replayed_asking
 

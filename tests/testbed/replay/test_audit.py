@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.estimates import compare_estimators, estimates_table
-from coordinator.store import RunReader
-from coordinator.summary import summarise_run
-from testbed.experiment import load_experiment
-from testbed.replay.run import replay_experiment
+from fairbed.coordinator.report.estimators import compare_estimators, estimates_table
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.store import RunReader
+from fairbed.testbed.experiment.file import load_experiment
+from fairbed.testbed.replay.run import replay_experiment
 from tests.testbed.replay.test_linear_replay import PAPER
 
 ROUNDS = 200

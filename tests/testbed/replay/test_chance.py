@@ -3,7 +3,7 @@
 import numpy as np
 from scipy import stats
 
-from testbed.replay.chance import normals, uniforms
+from fairbed.testbed.replay.chance import normals, uniforms
 
 
 def test_a_device_has_the_same_luck_in_any_company() -> None:

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from profiles.series import Series
-from testbed.emulation.timeline import ROUNDING_S, OutageWindow, Timeline
-from testbed.replay.courses import Courses, Outages
+from fairbed.profiles.series import Series
+from fairbed.testbed.emulation.schedule import ROUNDING_S, OutageWindow, Timeline
+from fairbed.testbed.replay.courses import Courses, Outages
 
 
 def test_columns_agree_with_the_series() -> None:

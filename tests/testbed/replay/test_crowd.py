@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.config import SelectionConfig
-from coordinator.store import RunReader
-from coordinator.store.records import CrowdRow
-from coordinator.summary import summarise_run
-from testbed.cli import main
-from testbed.experiment import (
+from fairbed.coordinator.policy.config import SelectionConfig
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.store.tables import CrowdRow
+from fairbed.testbed.cli.main import main
+from fairbed.testbed.experiment.file import (
     EmulationConfig,
     Experiment,
     ExperimentError,
@@ -22,12 +22,12 @@ from testbed.experiment import (
     ReplayConfig,
     load_experiment,
 )
-from testbed.fleet import plan_fleet
-from testbed.replay.columns import Steady, columns_of
-from testbed.replay.crowd import crowd_of
-from testbed.replay.play import Played
-from testbed.replay.run import replay_experiment
-from testbed.replay.stage import stage_of
+from fairbed.testbed.experiment.fleet import plan_fleet
+from fairbed.testbed.replay.columns import Steady, columns_of
+from fairbed.testbed.replay.crowd import crowd_of
+from fairbed.testbed.replay.play import Played
+from fairbed.testbed.replay.run import replay_experiment
+from fairbed.testbed.replay.stage import stage_of
 
 MILLION = Path(__file__).parents[3] / "examples" / "million-phones.toml"
 SMALL = ["fleet.0.count=12000", "selection.per_round=40", "rounds=4"]

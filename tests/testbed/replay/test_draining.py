@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.store import RunReader
-from profiles.series import Series
-from profiles.tracks import LinkTracks
-from testbed.emulation.timeline import OutageWindow, Timeline
-from testbed.experiment import Experiment
-from testbed.replay.columns import Moving, Steady
-from testbed.replay.draining import PAUSE_S, Draining
-from testbed.replay.run import replay_experiment
+from fairbed.coordinator.store import RunReader
+from fairbed.profiles.series import Series
+from fairbed.profiles.tracks import LinkTracks
+from fairbed.testbed.emulation.schedule import OutageWindow, Timeline
+from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.replay.columns import Moving, Steady
+from fairbed.testbed.replay.draining import PAUSE_S, Draining
+from fairbed.testbed.replay.run import replay_experiment
 from tests.testbed.replay.fleets import experiment, played
 from tests.testbed.replay.test_profile_replay import DEVICE
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.round import Exchange, Stage
-from coordinator.store import RunReader
-from coordinator.store.records import ExchangeRow
-from coordinator.summary import summarise_run
-from testbed.experiment import Experiment, load_experiment
-from testbed.replay.play import Played
-from testbed.replay.run import replay_experiment
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.state.exchange import Exchange, Stage
+from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.store.tables import ExchangeRow
+from fairbed.testbed.experiment.file import Experiment, load_experiment
+from fairbed.testbed.replay.play import Played
+from fairbed.testbed.replay.run import replay_experiment
 from tests.testbed.replay.fleets import EXAMPLES, QUICKSTART, experiment, played, seconds
 
 SLOW = 3

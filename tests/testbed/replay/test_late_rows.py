@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from coordinator.store import RunReader
-from coordinator.summary import summarise_run
-from testbed.experiment import load_experiment
-from testbed.replay.run import replay_experiment
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.store import RunReader
+from fairbed.testbed.experiment.file import load_experiment
+from fairbed.testbed.replay.run import replay_experiment
 
 PAPER = Path(__file__).parents[3] / "examples" / "rbcs-f-paper.toml"
 

@@ -7,31 +7,34 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pytest
 
-from coordinator.algorithms.aggregation.base import Merge, Reports
-from coordinator.algorithms.aggregation.build import make_aggregator
-from coordinator.algorithms.aggregation.fedavg import FedAvg
-from coordinator.algorithms.arrays import Vector
-from coordinator.algorithms.estimation.base import Prediction
-from coordinator.choice import Choice
-from coordinator.coding import Agreement, encoded_version
-from coordinator.config import (
+from fairbed.coordinator.algorithms.aggregation.base import Merge, Reports
+from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
+from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.algorithms.estimation.base import Prediction
+from fairbed.coordinator.fleet.codec_agreement import Agreement, encoded_version
+from fairbed.coordinator.policy.choice import Choice
+from fairbed.coordinator.policy.config import (
     AggregationConfig,
     EvaluationConfig,
     ExchangeConfig,
     ModelConfig,
     TrainingConfig,
 )
-from coordinator.decisions import Decisions, make_decisions
-from device_agent.coding import Coder
-from device_agent.engines.onnx import OnnxEngine
-from device_agent.trainer import evaluate
-from testbed.experiment import Experiment
-from testbed.replay.cohort.base import Job
-from testbed.replay.cohort.shards import Shards
-from testbed.replay.learning import Learning, make_learning
-from testbed.replay.linear import LinearWorld
-from testbed.replay.stage import Stage
-from testbed.shards import FleetData
+from fairbed.coordinator.policy.decisions import Decisions, make_decisions
+from fairbed.coordinator.policy.factories import make_aggregator
+from fairbed.device_agent.coding import Coder
+from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.trainer import evaluate
+from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.experiment.shards import FleetData
+from fairbed.testbed.replay.cohort.base import Job
+from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.testbed.replay.learning import Learning, make_learning
+from fairbed.testbed.replay.linear import LinearWorld
+from fairbed.testbed.replay.stage import Stage
+from fairbed.wire.chunks import manifest_of
+from fairbed.wire.codecs import unpack
+from fairbed.wire.messages import Coding, Train
 from tests.testbed.replay.cohort.fleets import (
     RECIPES,
     SIZES,
@@ -41,9 +44,6 @@ from tests.testbed.replay.cohort.fleets import (
     on_devices,
     shipped,
 )
-from wire.chunks import manifest_of
-from wire.codecs import unpack
-from wire.messages import Coding, Train
 
 Up: TypeAlias = Literal["float32", "float16", "int8", "top-k"]
 Down: TypeAlias = Literal["float32", "float16", "int8", "delta"]

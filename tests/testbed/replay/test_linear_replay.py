@@ -10,17 +10,22 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.algorithms.fairness import rate_slack
-from coordinator.config import RoundConfig, SelectionConfig
-from coordinator.decisions import make_decisions
-from coordinator.store import RunReader
-from coordinator.summary import summarise_run
-from testbed.cli import main
-from testbed.experiment import Experiment, ExperimentError, FleetConfig, load_experiment
-from testbed.replay.linear import LinearLaw, LinearWorld
-from testbed.replay.play import Played, play
-from testbed.replay.run import replay_experiment
-from testbed.replay.stage import cast_of
+from fairbed.coordinator.algorithms.fairness import rate_slack
+from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
+from fairbed.coordinator.policy.decisions import make_decisions
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.store import RunReader
+from fairbed.testbed.cli.main import main
+from fairbed.testbed.experiment.file import (
+    Experiment,
+    ExperimentError,
+    FleetConfig,
+    load_experiment,
+)
+from fairbed.testbed.replay.linear import LinearLaw, LinearWorld
+from fairbed.testbed.replay.play import Played, play
+from fairbed.testbed.replay.run import replay_experiment
+from fairbed.testbed.replay.stage import cast_of
 
 PAPER = Path(__file__).parents[3] / "examples" / "rbcs-f-paper.toml"
 LAW = LinearLaw(

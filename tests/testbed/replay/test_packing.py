@@ -9,24 +9,24 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.algorithms.estimation.base import PHASES, Estimator, Measured
-from coordinator.config import ExchangeConfig
-from coordinator.estimates import compare_estimators
-from coordinator.store import RunReader
-from coordinator.store.records import ExchangeRow
-from coordinator.summary import summarise_run
-from testbed.emulation.work import StepCost, TaskCosts, WorkCosts
-from testbed.experiment import Experiment, ExperimentError, load_experiment
-from testbed.fleet import plan_fleet
-from testbed.live_replay.recorded import record_fleet, replayed
-from testbed.recording.packing import Packing, packing_of
-from testbed.replay.errand import Errand
-from testbed.replay.lasting import play_lasting
-from testbed.replay.play import play
-from testbed.replay.run import make_under_way, replay_experiment
-from testbed.replay.stage import stage_of
-from testbed.run_folder import WORK
+from experiments.replay_fidelity.recorded import record_fleet, replayed
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.estimation.base import PHASES, Estimator, Measured
+from fairbed.coordinator.policy.config import ExchangeConfig
+from fairbed.coordinator.report.estimators import compare_estimators
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.store.tables import ExchangeRow
+from fairbed.testbed.emulation.work import StepCost, TaskCosts, WorkCosts
+from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
+from fairbed.testbed.experiment.fleet import plan_fleet
+from fairbed.testbed.recording.analysis.from_run import Packing, packing_of
+from fairbed.testbed.replay.errand import Errand
+from fairbed.testbed.replay.lasting import play_lasting
+from fairbed.testbed.replay.play import play
+from fairbed.testbed.replay.run import make_under_way, replay_experiment
+from fairbed.testbed.replay.stage import stage_of
+from fairbed.testbed.run.folder import WORK
 from tests.testbed.recording.rows import COURSE, World
 from tests.testbed.replay.fleets import COSTS, experiment, played
 from tests.testbed.replay.test_profile_replay import DEVICE, TRAIN_S

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from profiles.series import Series
-from profiles.tracks import LinkTracks
-from testbed.emulation.timeline import OutageWindow, Timeline
-from testbed.replay.columns import Moving, Steady
-from testbed.replay.probing import GIVE_UP_S, Probes
+from fairbed.profiles.series import Series
+from fairbed.profiles.tracks import LinkTracks
+from fairbed.testbed.emulation.schedule import OutageWindow, Timeline
+from fairbed.testbed.replay.columns import Moving, Steady
+from fairbed.testbed.replay.probing import GIVE_UP_S, Probes
 
 BITS = 8.0 * 65_536
 FIRST = np.array([0, 1])

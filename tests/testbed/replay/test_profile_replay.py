@@ -8,23 +8,23 @@ import msgspec
 import numpy as np
 import pytest
 
-import profiles
-from coordinator.estimates import compare_estimators
-from coordinator.presence import OFF_GRACE_S
-from coordinator.store import RunReader
-from coordinator.summary import summarise_run
-from coordinator.task.catalogue import load_task
-from coordinator.tui.feed import Feed
-from coordinator.tui.view import RunView
-from testbed.cli import main
-from testbed.emulation.work import TaskCosts
-from testbed.experiment import ExperimentError, load_experiment
-from testbed.fleet import plan_fleet
-from testbed.replay.columns import columns_of, timelines
-from testbed.replay.phases import Order, PhaseModel, luck
-from testbed.replay.run import replay_experiment
-from testbed.replay.stage import stage_of
-from testbed.replay.task import Sizes, Work
+from fairbed import profiles
+from fairbed.coordinator.report.estimators import compare_estimators
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.state.registry import OFF_GRACE_S
+from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.task.catalogue import load_task
+from fairbed.coordinator.tui.app import Feed
+from fairbed.coordinator.tui.view import RunView
+from fairbed.testbed.cli.main import main
+from fairbed.testbed.emulation.work import TaskCosts
+from fairbed.testbed.experiment.file import ExperimentError, load_experiment
+from fairbed.testbed.experiment.fleet import plan_fleet
+from fairbed.testbed.replay.columns import columns_of, timelines
+from fairbed.testbed.replay.phases import Order, PhaseModel, luck
+from fairbed.testbed.replay.run import replay_experiment
+from fairbed.testbed.replay.stage import stage_of
+from fairbed.testbed.replay.task import Sizes, Work
 from tests.testbed.replay.fleets import COSTS, EXAMPLES, QUICKSTART, experiment, played
 
 SPEED, STORAGE = 0.4, 20e6

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from device_agent.link import LinkEstimate
-from testbed.replay.rates import MeasuredRates
+from fairbed.device_agent.state.link_estimate import LinkEstimate
+from fairbed.testbed.replay.rates import MeasuredRates
 
 
 def test_columns_agree_with_the_agents_own_estimate() -> None:

@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.store import RunReader
-from testbed.cli import main
-from testbed.experiment import Experiment, FleetConfig, load_experiment
-from testbed.fleet import plan_fleet
-from testbed.replay.run import replay_experiment
+from fairbed.coordinator.store import RunReader
+from fairbed.testbed.cli.main import main
+from fairbed.testbed.experiment.file import Experiment, FleetConfig, load_experiment
+from fairbed.testbed.experiment.fleet import plan_fleet
+from fairbed.testbed.replay.run import replay_experiment
 from tests.testbed.replay.fleets import QUICKSTART
 
 

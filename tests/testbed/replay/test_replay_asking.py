@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.store import RunReader
-from coordinator.store.records import AskRow, ExchangeRow, RoundRow
-from coordinator.summary import summarise_run
-from testbed.experiment import Experiment, ExperimentError, parse_experiment
-from testbed.replay.asking import NO_LOSS, inquire
-from testbed.replay.play import Played
-from testbed.replay.run import replay_experiment
-from testbed.replay.stage import FORWARD_RATIO, stage_of
-from testbed.replay.world import LastRound
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.store.tables import AskRow, ExchangeRow, RoundRow
+from fairbed.testbed.experiment.file import Experiment, ExperimentError, parse_experiment
+from fairbed.testbed.replay.asking import NO_LOSS, inquire
+from fairbed.testbed.replay.play import Played
+from fairbed.testbed.replay.run import replay_experiment
+from fairbed.testbed.replay.stage import FORWARD_RATIO, stage_of
+from fairbed.testbed.replay.world import LastRound
 from tests.testbed.replay.fleets import COSTS, experiment, seconds
 from tests.testbed.replay.test_profile_replay import DEVICE, MODEL_BITS, SPEED, STORAGE
 

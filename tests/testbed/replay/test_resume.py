@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from coordinator.store import RunReader
-from coordinator.summary import summarise_run
-from testbed.cli import main
-from testbed.experiment import Experiment, load_experiment
-from testbed.replay.play import Played
-from testbed.replay.run import replay_experiment
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.store import RunReader
+from fairbed.testbed.cli.main import main
+from fairbed.testbed.experiment.file import Experiment, load_experiment
+from fairbed.testbed.replay.play import Played
+from fairbed.testbed.replay.run import replay_experiment
 from tests.testbed.replay.fleets import EXAMPLES, QUICKSTART
 
 BARE = ["replay.training=false"]
@@ -96,8 +96,8 @@ def test_a_killed_process_is_gone_on_with_by_naming_its_folder(
     killer = (
         "import os, signal\n"
         "from pathlib import Path\n"
-        "from testbed.experiment import load_experiment\n"
-        "from testbed.replay.run import replay_experiment\n"
+        "from fairbed.testbed.experiment.file import load_experiment\n"
+        "from fairbed.testbed.replay.run import replay_experiment\n"
         "def tell(played):\n"
         "    if played.choice.round == 25: os.kill(os.getpid(), signal.SIGKILL)\n"
         f"of = load_experiment(Path({str(paper)!r}), ['rounds=50'])\n"

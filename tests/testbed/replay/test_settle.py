@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.algorithms.arrays import Floats
-from coordinator.config import RoundConfig
-from testbed.replay.settle import in_turn, settle
-from testbed.replay.world import Ended, Exchanges
-from wire.messages import MAX_CHUNK_BYTES
+from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.policy.config import RoundConfig
+from fairbed.testbed.replay.settle import in_turn, settle
+from fairbed.testbed.replay.world import Ended, Exchanges
+from fairbed.wire.messages import MAX_CHUNK_BYTES
 
 KB = 1024
 

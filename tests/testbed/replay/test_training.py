@@ -9,13 +9,13 @@ from typing import TypeAlias
 
 import pytest
 
-from coordinator.store import RunReader
-from coordinator.summary import summarise_run
-from testbed.cli import main
-from testbed.experiment import Experiment, ExperimentError, parse_experiment
-from testbed.replay.play import Played
-from testbed.replay.run import replay_experiment
-from testbed.replay.stage import stage_of
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.store import RunReader
+from fairbed.testbed.cli.main import main
+from fairbed.testbed.experiment.file import Experiment, ExperimentError, parse_experiment
+from fairbed.testbed.replay.play import Played
+from fairbed.testbed.replay.run import replay_experiment
+from fairbed.testbed.replay.stage import stage_of
 from tests.testbed.replay.fleets import EXAMPLES
 
 LINEAR = {"model": "linear", "theta": [1.0, 0.5, 0.2], "count": 8, "availability": 1.0}

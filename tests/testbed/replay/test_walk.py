@@ -5,16 +5,15 @@ from math import inf
 import numpy as np
 import pytest
 
-from profiles.quantities import Quantity
-from profiles.schema import Thermal
-from profiles.series import Series
-from profiles.tracks import LinkTracks
-from testbed.emulation.course import LOOK_S, Course
-from testbed.emulation.heat import Heat
-from testbed.emulation.link import Line
-from testbed.emulation.tcp import waiting_s
-from testbed.emulation.timeline import OutageWindow, Speed, Timeline
-from testbed.replay.walk import Pace, Way
+from fairbed.profiles.quantities import Quantity
+from fairbed.profiles.schema import Thermal
+from fairbed.profiles.series import Series
+from fairbed.profiles.tracks import LinkTracks
+from fairbed.testbed.emulation.heat import Heat
+from fairbed.testbed.emulation.link import Line
+from fairbed.testbed.emulation.schedule import LOOK_S, Course, OutageWindow, Speed, Timeline
+from fairbed.testbed.emulation.tcp import waiting_s
+from fairbed.testbed.replay.walk import Pace, Way
 
 NONE = Series.constant(0.0)
 STEPS = Series((0.0, 1.0, 3.0, 4.5), (8e6, 2e6, 0.0, 16e6), 6.0)

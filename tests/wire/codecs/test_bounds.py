@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairbed.wire.codecs import Codec, Half, Int8Blocks, TopK, Vector, encode_with_feedback
+from fairbed.wire.codecs.int8 import BLOCK, LEVELS, SMALLEST_SCALE
+from fairbed.wire.errors import EncodeError
 from tests.wire.codecs.vectors import CODECS, rng_of, vectors
-from wire.codecs import Codec, Half, Int8Blocks, TopK, Vector, encode_with_feedback
-from wire.codecs.blocks import BLOCK, LEVELS, SMALLEST_SCALE
-from wire.errors import EncodeError
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from wire.codecs import Codec, Half, Int8Blocks, TopK, Vector
-from wire.tensors import Layout, Tensor
+from fairbed.wire.codecs import Codec, Half, Int8Blocks, TopK, Vector
+from fairbed.wire.tensors import Layout, Tensor
 
 CODECS: dict[str, Codec] = {"float16": Half(), "int8": Int8Blocks(), "top-k": TopK(5)}
 

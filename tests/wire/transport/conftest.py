@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.broker import start_broker
+from fairbed.testbed.run.broker import start_broker
 from tests.brokers import CLIENTS_AND_BROKERS
 from tests.wire.transport.worlds import BrokerWorld, MemoryWorld, World
 

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import anyio
 
-from wire.chunks import chunk_slice, decode_chunk, encode_chunk
-from wire.codec import decode_to_device, encode
-from wire.errors import DecodeError, Disconnected
-from wire.messages import Grant, Manifest, UploadAck
-from wire.transfer import Download, Intake, Upload
-from wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport
+from fairbed.wire.chunks import chunk_slice, decode_chunk, encode_chunk
+from fairbed.wire.codec import decode_to_device, encode
+from fairbed.wire.errors import DecodeError, Disconnected
+from fairbed.wire.messages import Grant, Manifest, UploadAck
+from fairbed.wire.transfer import Download, Intake, Upload
+from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport
 
 WINDOW = 4
 GRANT_S = 1.0

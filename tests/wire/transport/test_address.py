@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from wire.transport.address import DEFAULT_CLIENT, Address, parse_url, redact, with_client
-from wire.transport.client import MqttTransport
+from fairbed.wire.transport.address import DEFAULT_CLIENT, Address, parse_url, redact, with_client
+from fairbed.wire.transport.client import MqttTransport
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from wire.transport.filters import Filters, matches
+from fairbed.wire.transport.client import Filters, matches
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 import anyio
 import pytest
 
-from wire.errors import Refused
-from wire.transport.base import Incoming, LinkDown, LinkUp, Packet
-from wire.transport.inbox import Inbox
+from fairbed.wire.errors import Refused
+from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet
+from fairbed.wire.transport.inbox import Inbox
 
 pytestmark = pytest.mark.anyio
 

@@ -9,16 +9,16 @@ import anyio
 import numpy as np
 import pytest
 
-from testbed.broker import Broker, BrokerKind, start_broker
+from fairbed.testbed.run.broker import Broker, BrokerKind, start_broker
+from fairbed.wire.chunks import manifest_of
+from fairbed.wire.messages import Manifest
+from fairbed.wire.transfer import Download, Intake, Upload
+from fairbed.wire.transport.address import Client
+from fairbed.wire.transport.base import Transport
+from fairbed.wire.transport.client import MqttTransport
 from tests.brokers import CLIENTS_AND_BROKERS
 from tests.ledger import Ledger, watch_memory
 from tests.wire.transport.drivers import offer, pull, receive, send
-from wire.chunks import manifest_of
-from wire.messages import Manifest
-from wire.transfer import Download, Intake, Upload
-from wire.transport.address import Client
-from wire.transport.base import Transport
-from wire.transport.client import MqttTransport
 
 pytestmark = pytest.mark.anyio
 

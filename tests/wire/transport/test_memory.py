@@ -3,10 +3,10 @@
 import anyio
 import pytest
 
+from fairbed.wire.errors import Disconnected
+from fairbed.wire.transport.base import LinkDown, LinkUp, Packet, Will
+from fairbed.wire.transport.memory import Faults, MemoryBroker
 from tests.wire.transport.drivers import packets, up
-from wire.errors import Disconnected
-from wire.transport.base import LinkDown, LinkUp, Packet, Will
-from wire.transport.memory import Faults, MemoryBroker
 
 pytestmark = pytest.mark.anyio
 

@@ -7,12 +7,12 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
+from fairbed.wire.chunks import HEADER_BYTES
+from fairbed.wire.errors import Disconnected
+from fairbed.wire.messages import MAX_CHUNK_BYTES
+from fairbed.wire.transport.base import LinkDown, LinkUp, Packet, Transport, Will
 from tests.wire.transport.drivers import packets, up
 from tests.wire.transport.worlds import World
-from wire.chunks import HEADER_BYTES
-from wire.errors import Disconnected
-from wire.messages import MAX_CHUNK_BYTES
-from wire.transport.base import LinkDown, LinkUp, Packet, Transport, Will
 
 pytestmark = pytest.mark.anyio
 

@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 
-from testbed.broker import start_broker
+from fairbed.testbed.run.broker import start_broker
+from fairbed.wire.errors import Refused
+from fairbed.wire.transport.address import Client
+from fairbed.wire.transport.client import MqttTransport
 from tests.brokers import proxy_to
 from tests.wire.transport.drivers import packets, up
-from wire.errors import Refused
-from wire.transport.address import Client
-from wire.transport.client import MqttTransport
 
 pytestmark = [
     pytest.mark.anyio,

@@ -4,11 +4,11 @@ import anyio
 import numpy as np
 import pytest
 
+from fairbed.wire.chunks import manifest_of
+from fairbed.wire.messages import Manifest
+from fairbed.wire.transfer import Intake, Upload
 from tests.wire.transport.drivers import offer, pull, receive, send
 from tests.wire.transport.worlds import World
-from wire.chunks import manifest_of
-from wire.messages import Manifest
-from wire.transfer import Intake, Upload
 
 pytestmark = pytest.mark.anyio
 

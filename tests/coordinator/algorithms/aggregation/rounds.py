@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coordinator.algorithms.aggregation.base import Reports
-from coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.algorithms.aggregation.base import Reports
+from fairbed.coordinator.algorithms.arrays import Vector
 
 
 def vector(*values: float) -> Vector:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.algorithms.aggregation.aaggff import (
+from fairbed.coordinator.algorithms.aggregation.aaggff import (
     ALPHA,
     CDFS,
     AAggFFD,
@@ -17,12 +17,12 @@ from coordinator.algorithms.aggregation.aaggff import (
     decision_gradient,
     decision_loss,
     doubly_robust,
+    least_on_simplex,
     linearised_gradient,
     responses,
     weights_of,
 )
-from coordinator.algorithms.aggregation.simplex import least_on_simplex
-from coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.algorithms.arrays import Floats
 from tests.coordinator.algorithms.aggregation.test_simplex import nearest
 
 LOSSES = np.array([0.01, 0.10, 0.02])

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.algorithms.aggregation.base import Reports
-from coordinator.algorithms.aggregation.corefed import CoreFed, corefed_weights, utilities
+from fairbed.coordinator.algorithms.aggregation.base import Reports
+from fairbed.coordinator.algorithms.aggregation.corefed import CoreFed, corefed_weights, utilities
 from tests.coordinator.algorithms.aggregation.rounds import reports, vector
 
 LOSSES = np.array([1.0, 2.0, 0.5])

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.algorithms.aggregation import make_aggregator
-from coordinator.algorithms.aggregation.base import Aggregator, Merge, Reports
-from coordinator.algorithms.aggregation.guard import normalised
-from coordinator.config import AggregationConfig
+from fairbed.coordinator.algorithms.aggregation.base import Aggregator, Merge, Reports
+from fairbed.coordinator.algorithms.aggregation.guard import normalised
+from fairbed.coordinator.policy.config import AggregationConfig
+from fairbed.coordinator.policy.factories import make_aggregator
 from tests.coordinator.algorithms.aggregation.rounds import reports, vector
 from tests.strategies import client_models
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from coordinator.algorithms.aggregation.base import Reports
-from coordinator.algorithms.aggregation.fedavg import FedAvg
-from coordinator.algorithms.aggregation.participation import RATE_FLOOR, Participation
+from fairbed.coordinator.algorithms.aggregation.base import Reports
+from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
+from fairbed.coordinator.algorithms.aggregation.participation import RATE_FLOOR, Participation
 from tests.coordinator.algorithms.aggregation.rounds import reports, vector
 from tests.strategies import client_models
 

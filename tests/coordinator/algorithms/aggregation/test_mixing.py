@@ -5,9 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.algorithms.aggregation.aaggff import AAggFFD, AAggFFS, responses, weights_of
-from coordinator.algorithms.aggregation.base import Reports
-from coordinator.algorithms.aggregation.mixing import AAggFF
+from fairbed.coordinator.algorithms.aggregation.aaggff import (
+    AAggFF,
+    AAggFFD,
+    AAggFFS,
+    responses,
+    weights_of,
+)
+from fairbed.coordinator.algorithms.aggregation.base import Reports
 from tests.coordinator.algorithms.aggregation.rounds import reports, vector
 
 SENT = vector(1, 0, 0)

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.algorithms.aggregation.base import Reports
-from coordinator.algorithms.aggregation.fedavg import FedAvg
-from coordinator.algorithms.aggregation.q_ffl import QFedAvg, q_ffl_weights
+from fairbed.coordinator.algorithms.aggregation.base import Reports
+from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
+from fairbed.coordinator.algorithms.aggregation.q_ffl import QFedAvg, q_ffl_weights
 from tests.coordinator.algorithms.aggregation.rounds import reports, vector
 from tests.strategies import client_models
 

@@ -5,8 +5,8 @@ from itertools import chain, combinations
 import numpy as np
 import pytest
 
-from coordinator.algorithms.aggregation.simplex import least_on_simplex
-from coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.algorithms.aggregation.aaggff import least_on_simplex
+from fairbed.coordinator.algorithms.arrays import Floats
 
 
 def form(K: int, rng: np.random.Generator, ridge: float = 0.1) -> tuple[Floats, Floats]:

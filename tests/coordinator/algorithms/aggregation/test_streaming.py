@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.algorithms.aggregation import Gathered, Streaming, make_aggregator
-from coordinator.algorithms.aggregation.base import Merge, Report, Reports, Stack, add_all
-from coordinator.algorithms.aggregation.corefed import corefed_weights
-from coordinator.algorithms.aggregation.participation import Participation
-from coordinator.algorithms.aggregation.q_ffl import QFedAvg, q_ffl_weights
-from coordinator.algorithms.aggregation.running import BLOCK
-from coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.algorithms.aggregation import Gathered, Streaming
+from fairbed.coordinator.algorithms.aggregation.base import Merge, Report, Reports, Stack, add_all
+from fairbed.coordinator.algorithms.aggregation.corefed import corefed_weights
+from fairbed.coordinator.algorithms.aggregation.participation import Participation
+from fairbed.coordinator.algorithms.aggregation.q_ffl import QFedAvg, q_ffl_weights
+from fairbed.coordinator.algorithms.aggregation.running_sum import BLOCK
+from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.policy.factories import make_aggregator
 from tests.coordinator.algorithms.aggregation.rounds import reports, vector
 from tests.coordinator.algorithms.aggregation.test_every_aggregator import (
     CONFIGS,

@@ -6,9 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.algorithms.estimation.elasticity import FLEET_LIMIT, TOLERANCE, Elasticities
-from coordinator.algorithms.estimation.proportion import Proportions
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.estimation.elasticity import (
+    FLEET_LIMIT,
+    TOLERANCE,
+    Elasticities,
+)
+from fairbed.coordinator.algorithms.estimation.phases import Proportions
 
 RHO = 0.3
 """Correlation of the logarithm of a link's rate from one transfer to the next."""

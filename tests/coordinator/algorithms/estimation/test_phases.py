@@ -4,14 +4,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.algorithms.estimation import Measured, make_estimator
-from coordinator.algorithms.estimation.base import PHASES
-from coordinator.algorithms.estimation.linear import LinearModels
-from coordinator.algorithms.estimation.phases import Phases
-from coordinator.algorithms.estimation.proportion import Proportions
-from coordinator.algorithms.estimation.ridge import Ridge
-from coordinator.config import SelectionConfig
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.estimation import Measured
+from fairbed.coordinator.algorithms.estimation.base import PHASES
+from fairbed.coordinator.algorithms.estimation.phases import Phases, Proportions
+from fairbed.coordinator.algorithms.estimation.ridge import LinearModels, Ridge
+from fairbed.coordinator.policy.config import SelectionConfig
+from fairbed.coordinator.policy.factories import make_estimator
 
 THETA = np.array([1.1, 0.4, 2.0, 1.3, 0.05])
 """Of one device, in the order of `PHASES`."""

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from coordinator.algorithms.arrays import Floats
-from coordinator.algorithms.estimation import Measured
-from coordinator.algorithms.estimation.base import Learner
-from coordinator.algorithms.estimation.prequential import Trial, prequential
-from coordinator.algorithms.estimation.ridge import Ridge
-from coordinator.algorithms.estimation.simple import DeviceMean, GlobalMean, LastValue
+from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.algorithms.estimation import Measured
+from fairbed.coordinator.algorithms.estimation.base import Learner
+from fairbed.coordinator.algorithms.estimation.baselines import DeviceMean, GlobalMean, LastValue
+from fairbed.coordinator.algorithms.estimation.prequential import Trial, prequential
+from fairbed.coordinator.algorithms.estimation.ridge import Ridge
 
 
 def trial(times_s: dict[int, float]) -> Trial:

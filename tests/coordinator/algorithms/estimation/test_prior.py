@@ -4,14 +4,12 @@ import re
 
 import pytest
 
-from coordinator.algorithms.estimation import make_estimator
-from coordinator.algorithms.estimation.elasticity import Elasticities
-from coordinator.algorithms.estimation.phases import Phases
-from coordinator.algorithms.estimation.prior import check_prior
-from coordinator.algorithms.estimation.proportion import Proportions
-from coordinator.algorithms.estimation.ridge import Ridge
-from coordinator.algorithms.estimation.transfer import Transfers
-from coordinator.config import SelectionConfig
+from fairbed.coordinator.algorithms.estimation.base import check_prior
+from fairbed.coordinator.algorithms.estimation.elasticity import Elasticities
+from fairbed.coordinator.algorithms.estimation.phases import Phases, Proportions, Transfers
+from fairbed.coordinator.algorithms.estimation.ridge import Ridge
+from fairbed.coordinator.policy.config import SelectionConfig
+from fairbed.coordinator.policy.factories import make_estimator
 
 REGRESSIONS = {
     Ridge: "ridge",

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.algorithms.estimation import Measured, make_estimator
-from coordinator.algorithms.estimation.ridge import Ridge
-from coordinator.config import SelectionConfig
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.estimation import Measured
+from fairbed.coordinator.algorithms.estimation.ridge import Ridge
+from fairbed.coordinator.policy.config import SelectionConfig
+from fairbed.coordinator.policy.factories import make_estimator
 
 
 def rows(*of: int) -> Ints:

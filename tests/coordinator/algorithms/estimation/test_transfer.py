@@ -6,10 +6,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.algorithms.estimation.elasticity import Elasticities
-from coordinator.algorithms.estimation.transfer import MOST, NEWEST_SHARE, Transfers, _news
-from device_agent.link import SMOOTHING, LinkEstimate
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.estimation.elasticity import Elasticities
+from fairbed.coordinator.algorithms.estimation.phases import MOST, NEWEST_SHARE, Transfers, _news
+from fairbed.device_agent.state.link_estimate import SMOOTHING, LinkEstimate
 
 N_BYTES = 100_000
 RHO = 0.8

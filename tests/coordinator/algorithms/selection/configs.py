@@ -1,6 +1,6 @@
 """Every selector that Fairbed has, under the settings that change what it does."""
 
-from coordinator.config import OortConfig, SelectionConfig
+from fairbed.coordinator.policy.config import OortConfig, SelectionConfig
 
 CONFIGS = {
     "uniform": SelectionConfig(policy="uniform"),

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Floats
-from coordinator.algorithms.selection.base import Candidates, Outcomes
+from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes
 
 
 def fleet(

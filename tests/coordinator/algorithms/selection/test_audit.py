@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.algorithms.selection.audit import audit
+from fairbed.coordinator.algorithms.selection.audit import audit
 
 AVAILABLE = np.array([True, True, False, True, True, True])
 PICKED = np.array([0, 3])

@@ -7,9 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.algorithms.arrays import Floats, Ints
-from coordinator.algorithms.selection.base import Candidates, Outcomes, Sample
-from coordinator.algorithms.selection.contract import PROPERTIES, check_property, check_selector
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Sample
+from fairbed.coordinator.algorithms.selection.contract import (
+    PROPERTIES,
+    check_property,
+    check_selector,
+)
 
 
 class Honest:

@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.algorithms.selection import make_selector
-from coordinator.algorithms.selection.base import Asking, Candidates
-from coordinator.algorithms.selection.contract import PROPERTIES, check_property
-from coordinator.algorithms.selection.trial_fleets import World, check_rows, choose
+from fairbed.coordinator.algorithms.selection.base import Asking, Candidates
+from fairbed.coordinator.algorithms.selection.contract import (
+    PROPERTIES,
+    World,
+    check_property,
+    check_rows,
+    choose,
+)
+from fairbed.coordinator.policy.factories import make_selector
 from tests.coordinator.algorithms.selection.configs import CONFIGS
 from tests.coordinator.algorithms.selection.fleet import fleet, outcomes
 from tests.strategies import fleets

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.algorithms.arrays import Floats
-from coordinator.algorithms.selection.feasibility import (
+from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.algorithms.selection.feasibility import (
     first_infeasible_k,
     first_infeasible_k_in_trace,
 )

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.algorithms.arrays import Floats
-from coordinator.algorithms.selection.fedcs import FedCs, greedy_parallel, greedy_sequential
+from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.algorithms.selection.fedcs import FedCs, greedy_parallel, greedy_sequential
 from tests.coordinator.algorithms.selection.fleet import fleet
 
 Uploads: TypeAlias = Literal["parallel", "sequential"]

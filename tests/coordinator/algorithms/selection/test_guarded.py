@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.algorithms.selection.base import Asking, Candidates, Sample
-from coordinator.algorithms.selection.guarded import Guarded, PluginError, guarded
+from fairbed.coordinator.algorithms.selection.base import Asking, Candidates, Sample
+from fairbed.coordinator.algorithms.selection.guarded import Guarded, PluginError, guarded
 from tests.coordinator.algorithms.selection.fleet import fleet, outcomes
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from coordinator.algorithms.selection.oort import Oort, OortSettings
+from fairbed.coordinator.algorithms.selection.oort import Oort, OortSettings
 from tests.coordinator.algorithms.selection.fleet import fleet, outcomes
 
 

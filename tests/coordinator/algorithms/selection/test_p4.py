@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from coordinator.algorithms.arrays import Ints
-from coordinator.algorithms.selection import p4
-from coordinator.algorithms.selection.p4 import solve_p4
+from fairbed.coordinator.algorithms.arrays import Ints
+from fairbed.coordinator.algorithms.selection import rbcs_f as p4
+from fairbed.coordinator.algorithms.selection.rbcs_f import solve_p4
 from tests.strategies import P4Instance, p4_instances
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.algorithms.selection.pool import smallest, weighted_draw
+from fairbed.coordinator.algorithms.selection.pool import smallest, weighted_draw
 
 VALUES = st.lists(st.integers(-3, 3), max_size=30)
 

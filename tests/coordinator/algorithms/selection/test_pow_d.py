@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.algorithms.arrays import Ints
-from coordinator.algorithms.selection.base import Asking, Candidates
-from coordinator.algorithms.selection.pow_d import PowD
+from fairbed.coordinator.algorithms.arrays import Ints
+from fairbed.coordinator.algorithms.selection.base import Asking, Candidates
+from fairbed.coordinator.algorithms.selection.pow_d import PowD
 from tests.coordinator.algorithms.selection.fleet import fleet
 
 NAN, INF = float("nan"), float("inf")

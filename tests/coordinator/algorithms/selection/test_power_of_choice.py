@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from coordinator.algorithms.selection.base import Candidates
-from coordinator.algorithms.selection.pool import weighted_draw
-from coordinator.algorithms.selection.power_of_choice import PowerOfChoice
+from fairbed.coordinator.algorithms.selection.base import Candidates
+from fairbed.coordinator.algorithms.selection.pool import weighted_draw
+from fairbed.coordinator.algorithms.selection.power_of_choice import PowerOfChoice
 from tests.coordinator.algorithms.selection.fleet import fleet, outcomes
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.algorithms.fairness import rate_slack
-from coordinator.algorithms.selection.rbcs_f import RbcsF, TheoryAlpha
+from fairbed.coordinator.algorithms.fairness import rate_slack
+from fairbed.coordinator.algorithms.selection.rbcs_f import RbcsF, TheoryAlpha
 from tests.coordinator.algorithms.selection.fleet import fleet, outcomes
 
 BETA = 0.15

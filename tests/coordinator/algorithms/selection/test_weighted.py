@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coordinator.algorithms.selection.weighted import Weighted
+from fairbed.coordinator.algorithms.selection.weighted import Weighted
 from tests.coordinator.algorithms.selection.fleet import fleet
 
 DRAWS = 4000

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from testbed.backends.cgroups.files import CgroupError
-from testbed.backends.cgroups.group import Group
-from testbed.backends.cgroups.places import Places, find_places
+from fairbed.testbed.backends.cgroups.files import CgroupError
+from fairbed.testbed.backends.cgroups.group import Group
+from fairbed.testbed.backends.cgroups.places import Places, find_places
 
 MakeGroup = Callable[[str], Group]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.backends.cgroups.files import CgroupError, read
-from testbed.backends.cgroups.group import Group
-from testbed.backends.cgroups.places import Places
-from testbed.backends.cgroups.removal import members, sweep
+from fairbed.testbed.backends.cgroups.files import CgroupError, read
+from fairbed.testbed.backends.cgroups.group import Group
+from fairbed.testbed.backends.cgroups.places import Places
+from fairbed.testbed.backends.cgroups.removal import members, sweep
 from tests.testbed.backends.cgroups.conftest import MakeGroup
 
 pytestmark = pytest.mark.alone
@@ -31,8 +31,8 @@ print((time.process_time() - cpu) / (time.monotonic() - started))
 
 MAKE = """
 import json, sys
-from testbed.backends.cgroups.group import Group
-from testbed.backends.cgroups.places import find_places
+from fairbed.testbed.backends.cgroups.group import Group
+from fairbed.testbed.backends.cgroups.places import find_places
 group = Group(find_places(), sys.argv[1])
 group.make()
 print(json.dumps(group.cell().procs), flush=True)

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed.backends.cgroups.files import read
-from testbed.backends.cgroups.group import Group
-from testbed.backends.cgroups.headroom import Headroom
-from testbed.backends.cgroups.quota import Quota
+from fairbed.testbed.backends.cgroups.files import read
+from fairbed.testbed.backends.cgroups.group import Group
+from fairbed.testbed.backends.cgroups.quota import Headroom, Quota
 from tests.testbed.backends.cgroups.conftest import MakeGroup
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed.backends.cgroups.files import CgroupError
-from testbed.backends.cgroups.group import Group
-from testbed.backends.cgroups.places import Place, find_places
-from testbed.backends.cgroups.removal import sweep
+from fairbed.testbed.backends.cgroups.files import CgroupError
+from fairbed.testbed.backends.cgroups.group import Group
+from fairbed.testbed.backends.cgroups.places import Place, find_places
+from fairbed.testbed.backends.cgroups.removal import sweep
 
 CPU_STAT_V2 = """usage_usec 1500000
 user_usec 1000000

@@ -1,6 +1,6 @@
 """Conditions of a device of which only its link matters."""
 
-from testbed.emulation.conditions import Conditions, Outage, Shape
+from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
 
 
 def linked(shape: Shape | None = None, outage: Outage | None = None) -> Conditions:

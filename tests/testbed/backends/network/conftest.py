@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from testbed.backends.network.probe import Support, probe
+from fairbed.testbed.backends.network.probe import Support, probe
 
 
 @functools.cache

@@ -15,9 +15,9 @@ import pytest
 
 from benchmarks._quiet import WAIT_LIMIT, repeat
 from benchmarks._traffic import Flight, Peer, Stream, traffic
-from testbed.backends.network.network import Network, open_network
-from testbed.backends.network.probe import Support
-from testbed.emulation.conditions import Conditions, Shape
+from fairbed.testbed.backends.network.network import Network, open_network
+from fairbed.testbed.backends.network.probe import Support
+from fairbed.testbed.emulation.conditions import Conditions, Shape
 from tests.testbed.backends.network.conditions import linked
 
 pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.slow, pytest.mark.alone]

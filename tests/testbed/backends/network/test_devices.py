@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from testbed.backends.network.devices import Interior, Interiors
-from testbed.backends.network.enter import OWN, identity
+from fairbed.testbed.backends.network.devices import Interior, Interiors
+from fairbed.testbed.backends.network.enter import OWN, identity
 
 pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.alone]
 
@@ -18,7 +18,7 @@ TIMEOUT_S = 30.0
 
 def _furnish(interior: Interior, host: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "testbed.backends.network.devices", str(os.getpid()), host],
+        [sys.executable, "-m", "fairbed.testbed.backends.network.devices", str(os.getpid()), host],
         input=msgspec.json.encode(Interiors(interiors=[interior])).decode(),
         capture_output=True,
         text=True,

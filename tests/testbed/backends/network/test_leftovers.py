@@ -13,12 +13,12 @@ import anyio
 import pytest
 from anyio.to_thread import run_sync
 
-from testbed.backends.network.names import PREFIX, Names, owner_of
-from testbed.backends.network.network import open_network
-from testbed.backends.network.owner import FOLDER
-from testbed.backends.network.probe import Support
-from testbed.backends.network.sweep import NAMESPACES, processes_inside, sweep
-from testbed.emulation.conditions import Shape
+from fairbed.testbed.backends.network.network import open_network
+from fairbed.testbed.backends.network.owner import FOLDER
+from fairbed.testbed.backends.network.plan.names import PREFIX, Names, owner_of
+from fairbed.testbed.backends.network.probe import Support
+from fairbed.testbed.backends.network.sweep import NAMESPACES, processes_inside, sweep
+from fairbed.testbed.emulation.conditions import Shape
 
 pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.alone]
 
@@ -27,8 +27,8 @@ DEVICES: dict[str, Shape | None] = {"pi-00": Shape(up_bps=2e6), "hub": None, "la
 
 HOLDER = """
 import sys, anyio
-from testbed.backends.network.network import open_network
-from testbed.emulation.conditions import Shape
+from fairbed.testbed.backends.network.network import open_network
+from fairbed.testbed.emulation.conditions import Shape
 
 async def main():
     shape = Shape(down_bps=1e6, delay_s=float(sys.argv[2]))

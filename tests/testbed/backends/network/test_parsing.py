@@ -2,8 +2,8 @@
 
 from ipaddress import IPv4Network
 
-from testbed.backends.network.counters import LinkCounters, parse_counters
-from testbed.backends.network.host import parse_ranges
+from fairbed.testbed.backends.network.counters import LinkCounters, parse_counters
+from fairbed.testbed.backends.network.network import parse_ranges
 
 ADDRESSES = b"""[{"ifname":"lo","addr_info":[{"local":"127.0.0.1","prefixlen":8}]},
 {"ifname":"eth0","addr_info":[{"local":"192.0.2.2","prefixlen":24}]},{},{"ifname":"ifb0"}]"""

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from testbed.backends.network.probe import Support, judge
-from testbed.backends.network.trial import Trial
+from fairbed.testbed.backends.network.probe import Support, judge
+from fairbed.testbed.backends.network.trial import Trial
 
 LIMIT_S = 60.0
 
@@ -70,7 +70,7 @@ def test_this_machine_answers(support: Support) -> None:
 
 def test_a_machine_whose_loopback_is_down_is_told_what_to_do() -> None:
     script = (
-        "import anyio; from testbed.backends.network.probe import probe; "
+        "import anyio; from fairbed.testbed.backends.network.probe import probe; "
         "print(anyio.run(probe).problem)"
     )
     if shutil.which("unshare") is None:

@@ -4,9 +4,8 @@ from ipaddress import IPv4Network
 
 import pytest
 
-from testbed.backends.network import htb, links
-from testbed.backends.network.addresses import Addresses
-from testbed.backends.network.change import (
+from fairbed.testbed.backends.network.plan import htb, links
+from fairbed.testbed.backends.network.plan.change import (
     AS_MADE,
     Changes,
     Link,
@@ -14,10 +13,10 @@ from testbed.backends.network.change import (
     check,
     follow,
 )
-from testbed.backends.network.delay import Air
-from testbed.backends.network.names import make_names
-from testbed.backends.network.orders import AirState
-from testbed.emulation.conditions import Conditions, Shape
+from fairbed.testbed.backends.network.plan.delay import Air
+from fairbed.testbed.backends.network.plan.names import Addresses, make_names
+from fairbed.testbed.backends.network.relay_protocol import AirState
+from fairbed.testbed.emulation.conditions import Conditions, Shape
 from tests.testbed.backends.network.conditions import linked
 
 NAMES = make_names("run", bytes.fromhex("0badcafe"))

@@ -5,18 +5,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.algorithms.arrays import Vector
-from coordinator.task.catalogue import initial_vector, read_shipped
-from coordinator.task.recipes import SHIPPED, Recipe
-from device_agent import trainer
-from device_agent.engines.onnx import OnnxEngine
-from testbed.data_config import DataConfig, Natural
-from testbed.datasets.dataset import Dataset
-from testbed.replay.cohort.base import Job, Trained
-from testbed.replay.cohort.shards import Shards
-from testbed.shards import FleetData
-from wire.artifact import Artifact, decode_artifact
-from wire.messages import Hyperparameters
+from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.task.catalogue import initial_vector, read_shipped
+from fairbed.coordinator.task.recipes import SHIPPED, Recipe
+from fairbed.device_agent import trainer
+from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.testbed.experiment.data import DataConfig, Natural
+from fairbed.testbed.experiment.datasets.dataset import Dataset
+from fairbed.testbed.experiment.shards import FleetData
+from fairbed.testbed.replay.cohort.base import Job, Trained
+from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.wire.artifact import Artifact, decode_artifact
+from fairbed.wire.messages import Hyperparameters
 
 SIZES = (3, 26, 51, 26, 90, 40, 13)
 """Examples of each device, the held-out ones included."""

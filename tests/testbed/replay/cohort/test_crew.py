@@ -15,15 +15,16 @@ import psutil
 import pytest
 from threadpoolctl import threadpool_limits
 
-from device_agent.engines.errors import EngineError
-from testbed.replay.cohort import crew
-from testbed.replay.cohort.base import Job, Trained
-from testbed.replay.cohort.chunk import train_chunk
-from testbed.replay.cohort.crew import Crew, Helper
-from testbed.replay.cohort.dense import DenseTrainer
-from testbed.replay.cohort.net import DenseNet
-from testbed.replay.cohort.shards import Shards
-from testbed.replay.cohort.shared import lay_out, make_memory, see
+from fairbed.device_agent.engines.base import EngineError
+from fairbed.testbed.replay.cohort import crew
+from fairbed.testbed.replay.cohort.base import Job, Trained
+from fairbed.testbed.replay.cohort.chunk import train_chunk
+from fairbed.testbed.replay.cohort.crew import Crew, Helper
+from fairbed.testbed.replay.cohort.dense import DenseTrainer
+from fairbed.testbed.replay.cohort.net import DenseNet
+from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.testbed.replay.cohort.shared import lay_out, make_memory, see
+from fairbed.wire.messages import Hyperparameters
 from tests.processes import is_gone, own_children
 from tests.testbed.replay.cohort.fleets import (
     EVERYTHING,
@@ -36,7 +37,6 @@ from tests.testbed.replay.cohort.fleets import (
     shipped,
     start_of,
 )
-from wire.messages import Hyperparameters
 
 MOST = 4
 LOADING_S = 30.0
@@ -195,9 +195,9 @@ def test_arrays_are_seen_by_whoever_has_the_memory(
 
 OWNER = """
 import sys, time
-from testbed.replay.cohort.dense import DenseTrainer
-from testbed.replay.cohort.shards import Shards
-from testbed.replay.cohort.shared import lay_out, make_memory, see
+from fairbed.testbed.replay.cohort.dense import DenseTrainer
+from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.testbed.replay.cohort.shared import lay_out, make_memory, see
 from tests.testbed.replay.cohort.fleets import *
 artifact = shipped(RECIPES["mlp-784-318-10"])
 trainer = DenseTrainer(artifact.spec, Shards(fleet_data(RECIPES["mlp-784-318-10"]), (784,)), 3)

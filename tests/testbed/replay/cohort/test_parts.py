@@ -6,18 +6,18 @@ import threading
 import numpy as np
 import pytest
 
-from coordinator.task.catalogue import build_task
-from device_agent.trainer import mini_batches
-from testbed.datasets.errors import DataError
-from testbed.experiment import CohortEngine, ExperimentError
-from testbed.replay.cohort.batches import Batches, longest_first, steps_of
-from testbed.replay.cohort.choose import make_trainer
-from testbed.replay.cohort.dense import DenseTrainer
-from testbed.replay.cohort.devices import DeviceTrainer
-from testbed.replay.cohort.functional import TorchTrainer
-from testbed.replay.cohort.ordered import Workers
+from fairbed.coordinator.task.catalogue import build_task
+from fairbed.device_agent.trainer import mini_batches
+from fairbed.testbed.experiment.datasets.dataset import DataError
+from fairbed.testbed.experiment.file import CohortEngine, ExperimentError
+from fairbed.testbed.replay.cohort.batches import Batches, longest_first, steps_of
+from fairbed.testbed.replay.cohort.choose import make_trainer
+from fairbed.testbed.replay.cohort.dense import DenseTrainer
+from fairbed.testbed.replay.cohort.devices import DeviceTrainer
+from fairbed.testbed.replay.cohort.functional import TorchTrainer
+from fairbed.testbed.replay.cohort.ordered import Workers
+from fairbed.wire.messages import Hyperparameters
 from tests.testbed.replay.cohort.fleets import RECIPES, fleet_data, shipped
-from wire.messages import Hyperparameters
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_what_cannot_be_done_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch
     artifact, data = shipped(recipe), fleet_data(recipe)
     with pytest.raises(ExperimentError, match=r"^replay.engine: batched must have one of the mod"):
         make_trainer(artifact, data, "batched")
-    monkeypatch.setitem(sys.modules, "testbed.replay.cohort.functional", None)
+    monkeypatch.setitem(sys.modules, "fairbed.testbed.replay.cohort.functional", None)
     with pytest.raises(
         ExperimentError, match=r"^replay.engine: torch must be installed.*fairbed\["
     ):

@@ -11,15 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.task.catalogue import make_module
-from coordinator.task.recipes import Recipe
-from device_agent.engines.onnx import OnnxEngine
-from device_agent.trainer import evaluate
-from testbed.replay.cohort.base import Trainer
-from testbed.replay.cohort.dense import DenseTrainer
-from testbed.replay.cohort.devices import DeviceTrainer
-from testbed.replay.cohort.functional import TorchTrainer
-from testbed.replay.cohort.shards import Shards
+from fairbed.coordinator.task.catalogue import make_module
+from fairbed.coordinator.task.recipes import Recipe
+from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.trainer import evaluate
+from fairbed.testbed.replay.cohort.base import Trainer
+from fairbed.testbed.replay.cohort.dense import DenseTrainer
+from fairbed.testbed.replay.cohort.devices import DeviceTrainer
+from fairbed.testbed.replay.cohort.functional import TorchTrainer
+from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.wire.artifact import Artifact
+from fairbed.wire.messages import Hyperparameters
 from tests.testbed.replay.cohort.fleets import (
     EVERYTHING,
     PLAIN,
@@ -35,8 +37,6 @@ from tests.testbed.replay.cohort.fleets import (
     shipped,
     start_of,
 )
-from wire.artifact import Artifact
-from wire.messages import Hyperparameters
 
 Make = Callable[[Artifact, Shards], Trainer]
 
@@ -148,9 +148,9 @@ def test_nobody_to_train_is_no_work() -> None:
 
 HASHING = """
 import hashlib, sys
-from testbed.replay.cohort.dense import DenseTrainer
-from testbed.replay.cohort.devices import DeviceTrainer
-from testbed.replay.cohort.shards import Shards
+from fairbed.testbed.replay.cohort.dense import DenseTrainer
+from fairbed.testbed.replay.cohort.devices import DeviceTrainer
+from fairbed.testbed.replay.cohort.shards import Shards
 from tests.testbed.replay.cohort.fleets import *
 threads = int(sys.argv[1])
 for name in ("softmax-60-10", "mlp-784-318-10", "cnn-1x8x8-10"):

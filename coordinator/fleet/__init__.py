@@ -1,0 +1,1 @@
+"""The devices of a run: membership, agreed codecs, uploads."""

@@ -1,0 +1,136 @@
+"""Which codecs a run uses, and what is agreed with each device. Pure.
+
+A device that does not know a codec of the run gets the same model, and sends its update, as
+float32.
+"""
+
+import numpy as np
+from msgspec import UNSET, UnsetType
+
+from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.policy.config import ExchangeConfig
+from fairbed.coordinator.state.registry import Device
+from fairbed.wire.codecs import Codec, Int8Blocks, codec_named, pack, packed_bytes, unpack
+from fairbed.wire.messages import Capabilities, Coding, Manifest, Offer, Packed, Train
+from fairbed.wire.tensors import Layout
+
+
+class Agreement:
+    """The codecs of `[exchange]`, device by device.
+
+    Args:
+        config: What the experiment wants.
+        layout: Of the model.
+        run: Id of the run, to which what a device owes belongs.
+    """
+
+    def __init__(self, config: ExchangeConfig, layout: Layout, run: str) -> None:
+        self.config = config
+        self.layout = layout
+        self._run = run
+        self._top_k = max(1, round(config.top_k * layout.n_params))
+        self._whole_bytes = layout.size_bytes
+        self._coded_bytes = packed_bytes(codec_named(config.up, self._top_k), layout)
+
+    @property
+    def down(self) -> Codec | None:
+        """What encodes a version, or the changes to it; None sends it as it is."""
+        return Int8Blocks() if self.config.down == "delta" else codec_named(self.config.down)
+
+    @property
+    def up(self) -> Codec | None:
+        """What encodes an update; None sends it as it is."""
+        return codec_named(self.config.up, self._top_k)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one upload takes at most: its vector, and what that is decoded from."""
+        return self._whole_bytes + (self.config.up != "float32") * self._coded_bytes
+
+    def coding(self, device: Device, packed: Packed | None) -> Coding | UnsetType:
+        """Return how a device gets the model and sends its update.
+
+        Args:
+            device: Says what it knows.
+            packed: The smaller blob that becomes the version of now; None if there is none.
+        """
+        missing = missing_codecs(self.config, device.capabilities)
+        up = "float32" if self.config.up in missing else self.config.up
+        keeps = self.config.down == "delta" and "delta" not in missing
+        model = None if self.config.down in missing else packed
+        if up == "top-k":
+            return Coding(
+                up=up,
+                top_k=self._top_k,
+                run=self._run,
+                merged=device.merged_round,
+                model=model,
+                keeps_model=keeps,
+            )
+        coding = Coding(up=up, model=model, keeps_model=keeps)
+        return UNSET if coding == Coding() else coding
+
+    def sizes(self, device: Device, packed: Packed | None) -> tuple[int, int]:
+        """Return the bytes down and up that an exchange with a device is going to take."""
+        missing = missing_codecs(self.config, device.capabilities)
+        down, up = self._whole_bytes, self._whole_bytes
+        if packed and self.config.down not in missing and packed.base in (None, device.holds):
+            down = packed.manifest.size_bytes
+        if self.config.up not in missing:
+            up = self._coded_bytes
+        return down, up
+
+
+def encoded_version(
+    codec: Codec, layout: Layout, vector: Vector, base: Vector | None, rng: np.random.Generator
+) -> tuple[bytes, Vector]:
+    """Return a version packed, and what it decodes to, shape (n_values,): the model of the run.
+
+    Args:
+        codec: What encodes it.
+        layout: Of the model.
+        vector: The model, shape (n_values,).
+        base: The version that it is sent as changes of; None sends all of it.
+        rng: Rounds.
+
+    Raises:
+        EncodeError: A value is too large for the codec.
+    """
+    n = layout.n_params
+    with np.errstate(over="ignore"):  # the codec refuses what is not finite
+        values = vector[:n] if base is None else vector[:n] - base[:n]
+    blob = pack(codec, n, codec.encode(values, rng), vector[n:])
+    return blob, unpack(blob, codec, layout, base)
+
+
+def missing_codecs(config: ExchangeConfig, capabilities: Capabilities | None) -> list[str]:
+    """Return which of the run's codecs a device does not know."""
+    wanted = {config.up, config.down} - {"float32"}
+    if not wanted or capabilities is None or capabilities.codecs is UNSET:
+        return sorted(wanted)
+    return sorted(wanted.difference(capabilities.codecs))
+
+
+def update_codec(train: Train) -> Codec | None:
+    """Return what the update of an exchange comes in; None is float32 as it is."""
+    coding = train.coding
+    return None if coding is UNSET else codec_named(coding.up, coding.top_k)
+
+
+def codecs_of(train: Train, offer: Offer | None) -> tuple[str, str]:
+    """Return the names of what brought the model down and brings the update up."""
+    coding = Coding() if train.coding is UNSET else train.coding
+    packed = coding.model
+    if packed is None or pulled_blob(train, offer) != packed.manifest:
+        return "float32", coding.up
+    return packed.codec if packed.base is None else "delta", coding.up
+
+
+def pulled_blob(train: Train, offer: Offer | None) -> Manifest | None:
+    """Return the blob that a device says it pulled; None before it has, or if it lies."""
+    if offer is None:
+        return None
+    if offer.pulled is UNSET or offer.pulled == train.model.id:
+        return train.model
+    packed = None if train.coding is UNSET else train.coding.model
+    return packed.manifest if packed and packed.manifest.id == offer.pulled else None

@@ -1,0 +1,187 @@
+"""Updates on their way in: one intake a granted device, bounded by the model's size.
+
+Whether an offer is what was agreed on.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio.to_thread
+
+from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.fleet.codec_agreement import pulled_blob, update_codec
+from fairbed.wire.chunks import decode_chunk
+from fairbed.wire.codec import Buffer
+from fairbed.wire.codecs import Codec, packed_bytes, unpack
+from fairbed.wire.errors import DecodeError
+from fairbed.wire.messages import Manifest, Offer, Settled, Train, UploadDone
+from fairbed.wire.tensors import Layout, vector_from_bytes
+from fairbed.wire.transfer import Intake
+
+
+@dataclass(slots=True)
+class _Upload:
+    intake: Intake
+    codec: Codec | None
+    """None is float32 as it is."""
+    base: Vector | None
+    """The model that a coded update changes, shape (n_values,)."""
+    sha256: bytes | None = None
+    resent: int = 0
+    vector: Vector | None = None
+    """The update, shape (n_values,), once it has been verified."""
+    decode_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """All chunks and the hash of an update are here."""
+
+    at: float
+    """When the last chunk came."""
+    bytes_up: int
+    duplicates: int
+    resent: int
+    settled: Settled | None
+
+
+class Uploads:
+    """The open uploads, of this round and of earlier ones.
+
+    Memory is taken when one is granted. What an update occupied serves the next one of its size
+    as soon as it is released: fresh memory costs as much time as the chunks that fill it. So what
+    is kept is one blob for each upload that was ever open at the same time, in this round or
+    before. A coded update is decoded into a vector of its own, which goes with its release.
+    """
+
+    def __init__(self, layout: Layout, now: Callable[[], float]) -> None:
+        self._layout = layout
+        self._now = now
+        self._open: dict[str, _Upload] = {}
+        self._spare: dict[int, list[bytearray]] = {}
+
+    def fault_in_offer(self, manifest: Manifest, codec: Codec | None = None) -> str | None:
+        """Return what is wrong with an announced update, or None."""
+        if manifest.kind != "update":
+            return f"manifest: kind must be update, got {manifest.kind}"
+        expected = packed_bytes(codec, self._layout)
+        if manifest.size_bytes != expected:
+            what = "float32" if codec is None else "values as agreed"
+            return (
+                f"update: must hold {self._layout.n_values} {what} "
+                f"({expected} bytes), got {manifest.size_bytes} bytes"
+            )
+        return None
+
+    def open(
+        self,
+        device: str,
+        manifest: Manifest,
+        window: int,
+        codec: Codec | None = None,
+        base: Vector | None = None,
+    ) -> None:
+        """Make room for the update of a device that is granted `window` chunks at a time.
+
+        `base`, shape (n_values,), is the model that it was sent: a coded update changes it.
+        """
+        spare = self._spare.get(manifest.size_bytes)
+        memory = spare.pop() if spare else None
+        self._open[device] = _Upload(Intake(manifest, window, memory), codec, base)
+
+    def on_frame(self, device: str, frame: Buffer) -> tuple[bytes | None, Complete | None]:
+        """Take a chunk; return the bitmap if an acknowledgement is due, and the end if it is one.
+
+        Raises:
+            DecodeError: The chunk is malformed. A chunk of an upload that is not open is ignored.
+        """
+        upload = self._open.get(device)
+        if upload is None:
+            return None, None
+        chunk = decode_chunk(frame)
+        if chunk.blob != upload.intake.manifest.id:
+            return None, None
+        ack = upload.intake.on_chunk(chunk, self._now())
+        return (upload.intake.bitmap() if ack else None), self._complete(upload)
+
+    def on_done(self, device: str, done: UploadDone) -> Complete | None:
+        """Take the hash of an update; return the end if all chunks are here."""
+        upload = self._open.get(device)
+        if upload is None or upload.intake.manifest.id != done.id:
+            return None
+        upload.sha256, upload.resent = done.sha256, done.resent_chunks
+        return self._complete(upload)
+
+    async def check(self, device: str) -> str | None:
+        """Verify and decode an update off the loop; return what is wrong with it, or None."""
+        upload = self._open.get(device)
+        if upload is None or upload.sha256 is None:
+            return "update: incomplete"
+        try:
+            await anyio.to_thread.run_sync(self._verify, upload, upload.sha256)
+        except DecodeError as exc:
+            return str(exc)
+        return None
+
+    def vector(self, device: str) -> Vector:
+        """Return a verified update, shape (n_values,), which lasts until it is released."""
+        vector = self._open[device].vector
+        assert vector is not None, "only a checked update has a vector"
+        return vector
+
+    def decode_s(self, device: str) -> float | None:
+        """Return what decoding a checked update took; None if it came as it is."""
+        upload = self._open.get(device)
+        return None if upload is None else upload.decode_s
+
+    def release(self, device: str) -> None:
+        """Let the next upload have the memory of one that nothing refers to any more."""
+        upload = self._open.pop(device, None)
+        if upload is not None:
+            data = upload.intake.data
+            self._spare.setdefault(len(data), []).append(data)
+
+    def forget(self, device: str) -> None:
+        """Free an upload that nobody wants any more; it may still be in the middle of a check."""
+        self._open.pop(device, None)
+
+    def clear(self) -> None:
+        """Free everything."""
+        self._open.clear()
+
+    def _verify(self, upload: _Upload, sha256: bytes) -> None:
+        intake, codec = upload.intake, upload.codec
+        intake.verify(sha256)
+        if codec is None:
+            upload.vector = vector_from_bytes(intake.data, self._layout.n_values)
+            return
+        started = self._now()
+        upload.vector = unpack(intake.data, codec, self._layout, upload.base)
+        upload.decode_s = self._now() - started
+
+    @staticmethod
+    def _complete(upload: _Upload) -> Complete | None:
+        intake = upload.intake
+        if upload.sha256 is None or not intake.is_complete or intake.finished_at is None:
+            return None
+        return Complete(
+            at=intake.finished_at,
+            bytes_up=intake.received_bytes,
+            duplicates=intake.duplicates,
+            resent=upload.resent,
+            settled=intake.settled,
+        )
+
+
+def fault_in_offer(uploads: Uploads, offer: Offer, train: Train) -> str | None:
+    """Return what is wrong with the answer to a `Train`, or None."""
+    fault = uploads.fault_in_offer(offer.manifest, update_codec(train))
+    if fault is not None:
+        return fault
+    if pulled_blob(train, offer) is None:
+        return "offer: the model must have come in a blob that was announced"
+    if offer.n_k < 1:
+        return f"offer: n_k must be at least 1, got {offer.n_k}"
+    if train.needs_loss and offer.loss_before is None:
+        return "offer: loss_before is missing, and the aggregation rule needs it"
+    return None

@@ -1,0 +1,1 @@
+"""Outgoing traffic of the coordinator: typed messages and blobs."""

@@ -1,0 +1,189 @@
+"""What devices download: public blobs as a chunk store in the broker, private ones on request.
+
+A public blob's retained `Intent` is there before its first chunk and gone after its last, so a
+crash between any two publishes leaves a trace that the next coordinator clears.
+
+Bytes that are no model: shards on their way down, link probes both ways.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import anyio
+
+from fairbed.wire.chunks import chunk_slice, encode_chunk
+from fairbed.wire.codec import decode_intent, encode
+from fairbed.wire.errors import DecodeError, Disconnected
+from fairbed.wire.messages import ChunkRequest, Intent, Manifest
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import Packet, Transport
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Counts until it is taken."""
+
+    down_bytes: int = 0
+    up_bytes: int = 0
+
+    def take(self) -> tuple[int, int]:
+        """Return (down, up) since the last call, and begin anew."""
+        taken = self.down_bytes, self.up_bytes
+        self.down_bytes = self.up_bytes = 0
+        return taken
+
+
+REPEAT_S = 1.0
+"""A chunk of a public blob is published again at most this often: half the floor of a re-request
+(`wire.transfer`), so that a device that means well is heard each time."""
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blob:
+    manifest: Manifest
+    data: memoryview
+
+    def frame(self, index: int) -> bytes:
+        return encode_chunk(self.manifest.id, index, self.data[chunk_slice(self.manifest, index)])
+
+
+class PublicBlobs:
+    """The chunk store: at most a handful of blobs, re-published after each reconnect."""
+
+    def __init__(self, transport: Transport, topics: Topics, boot: int) -> None:
+        self._transport = transport
+        self._topics = topics
+        self._boot = boot
+        self._live: dict[bytes, _Blob] = {}
+        self._repeated: dict[tuple[bytes, int], float] = {}
+        """When a chunk of a live blob was last published again."""
+        self._lock = anyio.Lock()
+
+    async def publish(self, manifest: Manifest, data: bytes | memoryview) -> None:
+        """Offer a blob to all devices; without a link it is published at the next reconnect."""
+        async with self._lock:
+            self._live[manifest.id] = _Blob(manifest, memoryview(data))
+            await self._store(manifest.id)
+
+    async def retire(self, blob_id: bytes) -> None:
+        """Take a blob out of the broker."""
+        async with self._lock:
+            blob = self._live.pop(blob_id, None)
+            self._repeated = {key: at for key, at in self._repeated.items() if key[0] != blob_id}
+            if blob is not None:
+                await self._clear(blob.manifest)
+
+    async def on_link_up(self) -> None:
+        """Put everything that lives back into a broker that may have forgotten it."""
+        await self._subscribe_to_intents()
+        async with self._lock:
+            for blob_id in list(self._live):
+                await self._store(blob_id)
+
+    async def on_intent(self, packet: Packet) -> None:
+        """Clear a blob that does not live: an earlier coordinator's, or one we could not clear."""
+        if not packet.payload:
+            return
+        try:
+            intent = decode_intent(packet.payload)
+        except DecodeError as exc:
+            _LOG.warning("unreadable intent on %s, cleared: %s", packet.topic, exc)
+            await self._quietly(packet.topic, b"", qos=1)
+            return
+        async with self._lock:
+            if intent.manifest.id not in self._live:
+                _LOG.info("clearing %s, which was left behind", intent.manifest.id.hex())
+                await self._clear(intent.manifest)
+
+    async def on_request(self, request: ChunkRequest) -> bool:
+        """Publish chunks again that a device misses; tell whether the blob is one of ours.
+
+        Each at most every `REPEAT_S`, for all devices together.
+        """
+        if request.id not in self._live:
+            return False
+        async with self._lock:
+            blob = self._live.get(request.id)
+            if blob is None:
+                return True
+            for index in request.chunks:
+                key, now = (request.id, index), anyio.current_time()
+                is_known = index < blob.manifest.chunk_count
+                if not is_known or now - self._repeated.get(key, -REPEAT_S) < REPEAT_S:
+                    continue
+                self._repeated[key] = now
+                await self._quietly(
+                    self._topics.chunk(request.id.hex(), index), blob.frame(index), qos=0
+                )
+        return True
+
+    async def clear_all(self) -> None:
+        """Leave nothing in the broker."""
+        for blob_id in list(self._live):
+            await self.retire(blob_id)
+
+    async def _subscribe_to_intents(self) -> None:
+        try:
+            await self._transport.subscribe(self._topics.intent("+"), qos=1)
+        except Disconnected as exc:
+            _LOG.info("will look for leftovers after the next connect: %s", exc)
+
+    async def _store(self, blob_id: bytes) -> None:
+        blob = self._live[blob_id]
+        name = blob_id.hex()
+        intent = Intent(manifest=blob.manifest, boot=self._boot)
+        if not await self._quietly(self._topics.intent(name), encode(intent), qos=1):
+            return
+        for index in range(blob.manifest.chunk_count):
+            if not await self._quietly(self._topics.chunk(name, index), blob.frame(index), qos=0):
+                return
+
+    async def _clear(self, manifest: Manifest) -> None:
+        name = manifest.id.hex()
+        for index in range(manifest.chunk_count):
+            if not await self._quietly(self._topics.chunk(name, index), b"", qos=0):
+                return
+        await self._quietly(self._topics.intent(name), b"", qos=1)
+
+    async def _quietly(self, topic: str, payload: bytes, *, qos: int) -> bool:
+        try:
+            await self._transport.publish(topic, payload, qos=qos, retain=True)
+        except Disconnected as exc:
+            _LOG.info("chunk store waits for the next connect: %s", exc)
+            return False
+        return True
+
+
+class PrivateBlobs:
+    """Blobs for one device each, sent chunk by chunk as it asks."""
+
+    def __init__(self, transport: Transport, topics: Topics, traffic: Traffic) -> None:
+        self._transport = transport
+        self._topics = topics
+        self._traffic = traffic
+        self._blobs: dict[str, _Blob] = {}
+
+    def offer(self, device: str, manifest: Manifest, data: bytes) -> None:
+        """Keep a blob ready for `device`; it replaces the one before."""
+        self._blobs[device] = _Blob(manifest, memoryview(data))
+
+    def drop(self, device: str) -> None:
+        """Free the memory of a blob that has arrived."""
+        self._blobs.pop(device, None)
+
+    async def on_request(self, device: str, request: ChunkRequest) -> None:
+        """Send the chunks that a device asks for; a stranger's blob or index is ignored."""
+        blob = self._blobs.get(device)
+        if blob is None or blob.manifest.id != request.id:
+            return
+        for index in request.chunks:
+            if index >= blob.manifest.chunk_count:
+                continue
+            frame = blob.frame(index)
+            self._traffic.down_bytes += len(frame)
+            try:
+                await self._transport.publish(self._topics.data(device), frame, qos=0)
+            except Disconnected:
+                return

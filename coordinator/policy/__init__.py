@@ -1,0 +1,1 @@
+"""Configuration, selectors, estimators and aggregators made from it, and their decisions. Pure."""

@@ -1,0 +1,370 @@
+"""The coordinator's part of an experiment file; defaults exist here and nowhere else."""
+
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+from msgspec import Meta, Struct
+
+from fairbed.wire.messages import Hyperparameters
+
+PositiveFloat = Annotated[float, Meta(gt=0.0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0.0)]
+Duration = Annotated[float, Meta(gt=0.0, le=1e7)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
+
+
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every section: immutable and strict."""
+
+
+class ModelConfig(Section, frozen=True, kw_only=True):
+    """`[model]`."""
+
+    name: str = "cnn"
+    """softmax, mlp, cnn, or with the torch extra `package.module:factory`."""
+
+
+class TrainingConfig(Section, frozen=True, kw_only=True):
+    """`[training]`: local training on the device; the bounds are those of the wire."""
+
+    epochs: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    batch_size: Annotated[int, Meta(ge=1, le=1 << 20)] = 20
+    learning_rate: PositiveFloat = 0.1
+    learning_rate_decay: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """Factor on the learning rate every `decay_every` rounds."""
+    decay_every: PositiveInt = 10
+    """Rounds."""
+    momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    weight_decay: Annotated[float, Meta(ge=0.0, le=1e3)] = 0.0
+    proximal: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
+    """FedProx mu."""
+    clip_norm: PositiveFloat | None = None
+    max_steps: PositiveInt | None = None
+
+    def learning_rate_at(self, round_id: int) -> float:
+        """Return the learning rate of a round (1 for the first)."""
+        return self.learning_rate * self.learning_rate_decay ** ((round_id - 1) // self.decay_every)
+
+    def hyperparameters(self, round_id: int) -> Hyperparameters:
+        """Return what a device is told for a round (1 for the first)."""
+        return Hyperparameters(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate_at(round_id),
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            proximal=self.proximal,
+            clip_norm=self.clip_norm,
+            max_steps=self.max_steps,
+        )
+
+
+Policy: TypeAlias = Literal[
+    "rbcs-f",
+    "uniform",
+    "weighted",
+    "fedcs",
+    "oort",
+    "power-of-choice",
+    "rbcs-f-known",
+    "fedcs-oracle",
+    "fastest-known",
+]
+POLICIES: tuple[str, ...] = tuple(sorted(get_args(Policy)))
+"""The policies that Fairbed has; others are plug-ins."""
+KNOWING: tuple[Policy, ...] = ("rbcs-f-known", "fedcs-oracle", "fastest-known")
+"""Policies that are told the true expected times: what others are compared with in a replay."""
+
+
+class OortConfig(Section, frozen=True, kw_only=True):
+    """`[selection.oort]`: the knobs of oort; see `coordinator.algorithms.selection.oort`."""
+
+    exploration: Ratio = 0.9
+    exploration_decay: Ratio = 0.98
+    exploration_min: Ratio = 0.2
+    clip_quantile: Ratio = 0.95
+    penalty: NonNegativeFloat = 2.0
+    threshold: Annotated[float, Meta(gt=0.0, le=100.0)] = 30.0
+    pacer_step: PositiveInt = 20
+    pacer_delta: NonNegativeFloat = 5.0
+    cut_off: Ratio = 0.95
+
+
+class SelectionConfig(Section, frozen=True, kw_only=True):
+    """`[selection]`: who trains."""
+
+    policy: str = "rbcs-f"
+    """One of `POLICIES`, an installed plug-in, or `package.module:Name` of one."""
+    options: dict[str, Any] = {}
+    """What a plug-in is called with, by keyword."""
+    per_round: PositiveInt = 4
+    """m, devices asked per round."""
+    beta: Ratio = 0.15
+    """Guaranteed long-run selection rate of every device (rbcs-f)."""
+    V: NonNegativeFloat = 20.0
+    """Weight of time against fairness (rbcs-f), 1/seconds."""
+    estimator: Literal["ridge", "phases"] = "ridge"
+    """One regression of the whole exchange time, as in the paper, or one of each phase."""
+    ridge_lambda: PositiveFloat = 1.0
+    discount: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    """What an exchange weighs after each later one of the same device; 1 forgets nothing."""
+    alpha: NonNegativeFloat | Literal["theory"] = 0.1
+    """Confidence: tau_bar = tau_hat - alpha x width; `theory` follows the self-normalised bound."""
+    cold_start_coding: Literal["not_previous", "seed_literal"] = "not_previous"
+    counts: Literal["selected", "aggregated"] = "selected"
+    """What lowers a device's queue: being chosen (the paper) or entering the model."""
+    lcb_floor: float | None = 0.0
+    """Lowest tau_bar in seconds; leave the key out for 0."""
+    z_max: PositiveFloat | None = None
+    """Cap on a device's queue; breaks the bound, so off by default."""
+    censored: Literal["drop", "timeout"] = "drop"
+    """A missed deadline teaches nothing, or teaches the deadline as a lower bound."""
+    deadline_s: PositiveFloat = 60.0
+    """Time budget of the greedy fedcs selection, seconds."""
+    uploads: Literal["parallel", "sequential"] = "parallel"
+    """How fedcs thinks uploads share the air."""
+    candidates: PositiveInt | None = None
+    """d of power-of-choice: devices drawn before the worst are taken; None is twice per_round."""
+    weights: Annotated[tuple[NonNegativeFloat, ...], Meta(min_length=1)] | None = None
+    """weighted: how often devices come up, one a device in the order of rows; None is n_k."""
+    variant: Literal["rpow-d", "pow-d", "cpow-d"] = "rpow-d"
+    """How power-of-choice knows losses: by the last round of each device, or by asking the
+    candidates before the selection, for that of their whole data or of one mini-batch."""
+    ask_timeout_s: Duration = 30.0
+    """A device that was asked for its loss and has not answered by then is not available."""
+    audit: Ratio = 0.0
+    """Probability per round that a device drawn by chance replaces one of the cohort."""
+    oort: OortConfig = OortConfig()
+
+    def __post_init__(self) -> None:
+        if self.weights is not None and (self.policy != "weighted" or not any(self.weights)):
+            raise ValueError(
+                "weights must be for policy 'weighted' with one above 0, got policy "
+                f"{self.policy!r} with a sum of {sum(self.weights):g}; leave them out, or give "
+                "shares of the draws"
+            )
+
+    @property
+    def drawn(self) -> int:
+        """How many devices power-of-choice draws, d."""
+        return self.candidates or 2 * self.per_round
+
+    @property
+    def asks_candidates(self) -> bool:
+        """It is power-of-choice in a variant that asks devices for losses."""
+        return self.policy == "power-of-choice" and self.variant != "rpow-d"
+
+    @property
+    def needs_known_times(self) -> bool:
+        """The policy has to be told the true expected times, which only a replay knows."""
+        return self.policy in KNOWING
+
+    @property
+    def is_plugin(self) -> bool:
+        """The policy is not one of ours."""
+        return self.policy not in POLICIES
+
+
+class AggregationConfig(Section, frozen=True, kw_only=True):
+    """`[aggregation]`: how updates are merged."""
+
+    rule: Literal["fedavg", "q-fedavg", "aaggff-s", "aaggff-d", "corefed"] = "fedavg"
+    q: NonNegativeFloat = 1.0
+    """Fairness exponent of q-fedavg."""
+    weights: Literal["n", "n_over_pi"] = "n"
+    """fedavg weights: n_k, or n_k divided by the device's running selection rate; q-fedavg and
+    aaggff-d correct for that rate, too."""
+    server_learning_rate: PositiveFloat = 1.0
+    """fedavg: how far the model moves towards the average; 1 is all the way."""
+    sampling_weights: Literal["uniform", "none"] = "uniform"
+    """q-fedavg: multiply by p_k = n_k/n (uniform sampling) or not (n_k-proportional sampling)."""
+    cdf: Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"] = "weibull"
+    """aaggff: the distribution function that bounds what losses say."""
+    beta_cap: PositiveFloat | None = None
+    """aaggff-s: most that beta may be; None is K/4."""
+    impute: Literal["mean", "previous_mean"] = "mean"
+    """aaggff-d: what stands for a device that was not drawn: the mean of the round, or of the one
+    before, which is unbiased."""
+    M: PositiveFloat = 3.0
+    """corefed: what utilities M - F are measured from, nats; above every loss."""
+    normalise: bool = False
+    """corefed: weights of sum 1, a step as long as fedavg's."""
+    agents: Literal["equal", "n"] = "equal"
+    """corefed: each device counts once, or n_k times."""
+
+
+class RoundConfig(Section, frozen=True, kw_only=True):
+    """`[round]`: when a round ends."""
+
+    mode: Literal["sync", "async"] = "sync"
+    """Everybody in a round begins together, or a new device begins whenever one is through: then
+    a round lasts until `buffer` updates have come, of whichever version."""
+    buffer: PositiveInt | None = None
+    """K of an asynchronous round: updates that make a version; None is per_round."""
+    concurrency: PositiveInt | None = None
+    """C of an asynchronous round: devices at work at the same time; None is per_round."""
+    deadline_s: Duration = 60.0
+    """Seconds from dispatch, upload queue not counted."""
+    late: Literal["drop", "merge"] = "drop"
+    """What becomes of an update that misses the deadline: nothing, or it enters a later round."""
+    max_staleness: Annotated[int, Meta(ge=1, le=100)] = 5
+    """Versions that an update may be late and still be merged; the coordinator keeps as many."""
+    staleness: Literal["polynomial", "constant"] = "polynomial"
+    """What an update s versions late counts: (1 + s)^-staleness_exponent, or 1."""
+    staleness_exponent: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.5
+    over_select: Annotated[int, Meta(ge=0)] = 0
+    """Ask this many more than per_round; the first per_round are merged."""
+    void_wait_s: Duration = 1.0
+    """How long a round with nobody available lasts."""
+    min_devices: PositiveInt = 1
+    """Wait for this many devices before round 1."""
+    join_timeout_s: Duration = 120.0
+    """Give up when fewer than min_devices have joined by then."""
+
+    def __post_init__(self) -> None:
+        if self.mode == "sync" and (self.buffer is not None or self.concurrency is not None):
+            key = "concurrency" if self.buffer is None else "buffer"
+            raise ValueError(
+                f'{key} must be left out with mode = "sync", got {getattr(self, key)}; '
+                'selection.per_round says how many train, or write mode = "async"'
+            )
+        if self.mode == "async" and self.over_select:
+            raise ValueError(
+                f'over_select must be 0 with mode = "async", got {self.over_select}; '
+                "concurrency says how many train"
+            )
+        if self.mode == "async" and self.late == "merge":
+            raise ValueError(
+                'late must be left out with mode = "async", got "merge"; what comes is merged up '
+                "to max_staleness versions late"
+            )
+
+    @property
+    def is_buffered(self) -> bool:
+        """Rounds are asynchronous."""
+        return self.mode == "async"
+
+    @property
+    def goes_on(self) -> bool:
+        """Exchanges may outlive the round that they began in."""
+        return self.is_buffered or self.late == "merge"
+
+    @property
+    def patience_s(self) -> float | None:
+        """From its dispatch, how long a late device may go on; None is not at all."""
+        return (1 + self.max_staleness) * self.deadline_s if self.late == "merge" else None
+
+
+MOST_SILOS = 200
+"""Devices that aaggff-s is for: it keeps K^2 numbers, and a round costs it K^3 steps."""
+
+MERGING_LATE = ("fedavg",)
+"""Rules that take updates of earlier versions: others need losses at w_t, or models of one w_t."""
+
+
+def rule_problem(aggregation: AggregationConfig, selection: SelectionConfig, devices: int) -> str:
+    """Return why a rule does not fit its options or a fleet of `devices`; empty if it does."""
+    rule = aggregation.rule
+    if rule in ("aaggff-s", "corefed") and aggregation.weights != "n":
+        return (
+            f"aggregation.weights must be 'n' with rule {rule!r}, got {aggregation.weights!r}; "
+            "leave it out"
+        )
+    if rule == "aaggff-s" and devices > MOST_SILOS:
+        return (
+            f"aggregation.rule must not be 'aaggff-s' with more than {MOST_SILOS} devices, got "
+            f"{devices}; take aaggff-d"
+        )
+    if rule == "aaggff-d" and aggregation.impute == "mean" and selection.per_round == 1:
+        return (
+            "selection.per_round must be at least 2 with aggregation.rule 'aaggff-d', got 1: a "
+            'device that is alone is its own mean; or write aggregation.impute = "previous_mean"'
+        )
+    return ""
+
+
+def merge_problem(
+    round_: RoundConfig, aggregation: AggregationConfig, selection: SelectionConfig
+) -> str:
+    """Return why updates cannot be merged as a configuration wants; empty if they can."""
+    if aggregation.server_learning_rate != 1.0 and aggregation.rule != "fedavg":
+        return (
+            f"aggregation.server_learning_rate must be 1 with rule {aggregation.rule!r}, got "
+            f"{aggregation.server_learning_rate:g}; it is fedavg's"
+        )
+    if round_.is_buffered and selection.asks_candidates:
+        return (
+            f'selection.variant must be "rpow-d" with round.mode = "async", got '
+            f"{selection.variant!r}: nobody can be asked for a loss while a round goes on"
+        )
+    if not round_.goes_on or aggregation.rule in MERGING_LATE:
+        return ""
+    wish = f'mode = "{round_.mode}"' if round_.is_buffered else f'late = "{round_.late}"'
+    return (
+        f"aggregation.rule must be one of {', '.join(MERGING_LATE)} with round.{wish}, got "
+        f"{aggregation.rule!r}; other rules cannot merge updates of earlier versions"
+    )
+
+
+class ExchangeConfig(Section, frozen=True, kw_only=True):
+    """`[exchange]`: how models and updates travel; a device that cannot is served float32."""
+
+    up: Literal["float32", "float16", "int8", "top-k"] = "float32"
+    """Codec of the updates."""
+    down: Literal["float32", "float16", "int8", "delta"] = "float32"
+    """Codec of the models; delta sends who has the version before its int8 changes."""
+    top_k: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.01
+    """Share of the parameters that top-k sends; what is left out is owed to the next update."""
+
+
+class EvaluationConfig(Section, frozen=True, kw_only=True):
+    """`[evaluation]`: metrics, off the record."""
+
+    every: Annotated[int, Meta(ge=0)] = 1
+    """Rounds between evaluations; 0 never, the last round always."""
+
+    def is_due(self, round_id: int, rounds: int) -> bool:
+        """Tell whether the model after a round is evaluated, in a run of so many rounds."""
+        return round_id == rounds or (self.every > 0 and round_id % self.every == 0)
+
+
+class CoordinatorConfig(Section, frozen=True, kw_only=True):
+    """All that the coordinator needs to know of an experiment."""
+
+    name: str
+    seed_init: int
+    seed_selection: int
+    seed_training: int
+    rounds: PositiveInt
+    model: ModelConfig
+    training: TrainingConfig
+    selection: SelectionConfig
+    aggregation: AggregationConfig
+    round: RoundConfig
+    evaluation: EvaluationConfig
+    exchange: ExchangeConfig = ExchangeConfig()
+
+    @property
+    def asked(self) -> int:
+        """Devices that are asked in a round, or at work at the same time where it is buffered."""
+        if self.round.is_buffered:
+            return self.round.concurrency or self.selection.per_round
+        return self.selection.per_round + self.round.over_select
+
+    @property
+    def at_work(self) -> int:
+        """Devices that may compute at the same time: who is asked, and who is late and goes on.
+
+        Who is asked to train, or for a loss before. A round that leaves somebody late has lasted
+        `deadline_s` at least, so those who still have patience are of `max_staleness` rounds at
+        most. How many a plug-in asks for losses nobody knows.
+        """
+        rounds_before = 0 if self.round.patience_s is None else self.round.max_staleness
+        drawn = self.selection.drawn if self.selection.asks_candidates else 0
+        return max(self.asked, drawn) + rounds_before * self.asked
+
+    @property
+    def wanted(self) -> int:
+        """Updates that make the next version."""
+        own = self.round.buffer if self.round.is_buffered else None
+        return own or self.selection.per_round

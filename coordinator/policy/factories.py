@@ -1,0 +1,121 @@
+"""From `[selection]` to a selector.
+
+From `[selection]` to an estimator of exchange times.
+
+From `[aggregation]` to an aggregator.
+"""
+
+import math
+
+import msgspec
+
+from fairbed.coordinator.algorithms.aggregation.aaggff import AAggFF
+from fairbed.coordinator.algorithms.aggregation.base import Aggregator
+from fairbed.coordinator.algorithms.aggregation.corefed import CoreFed
+from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
+from fairbed.coordinator.algorithms.aggregation.q_ffl import QFedAvg
+from fairbed.coordinator.algorithms.estimation.base import Estimator
+from fairbed.coordinator.algorithms.estimation.phases import Phases
+from fairbed.coordinator.algorithms.estimation.ridge import Ridge
+from fairbed.coordinator.algorithms.selection.base import Selector
+from fairbed.coordinator.algorithms.selection.fedcs import FedCs
+from fairbed.coordinator.algorithms.selection.oort import Oort, OortSettings
+from fairbed.coordinator.algorithms.selection.oracle import Fastest, Known
+from fairbed.coordinator.algorithms.selection.pow_d import PowD
+from fairbed.coordinator.algorithms.selection.power_of_choice import PowerOfChoice
+from fairbed.coordinator.algorithms.selection.rbcs_f import RbcsF, TheoryAlpha
+from fairbed.coordinator.algorithms.selection.uniform import Uniform
+from fairbed.coordinator.algorithms.selection.weighted import Weighted
+from fairbed.coordinator.policy import plugins
+from fairbed.coordinator.policy.config import AggregationConfig, SelectionConfig
+
+
+def make_estimator(config: SelectionConfig) -> Estimator:
+    """Return the estimator that the configuration names, knowing nothing yet."""
+    match config.estimator:
+        case "ridge":
+            return Ridge(config.ridge_lambda, config.discount)
+        case "phases":
+            return Phases(config.ridge_lambda, config.discount)
+
+
+def make_aggregator(config: AggregationConfig, per_round: int = 2) -> Aggregator:
+    """Return the aggregator that the configuration names, without any memory yet.
+
+    Args:
+        config: `[aggregation]`.
+        per_round: Updates that a round wants.
+    """
+    match config.rule:
+        case "fedavg":
+            return FedAvg(config.weights, config.server_learning_rate)
+        case "q-fedavg":
+            return QFedAvg(config.q, config.sampling_weights, config.weights)
+        case "aaggff-s":
+            cap = math.inf if config.beta_cap is None else config.beta_cap
+            return AAggFF("s", config.cdf, beta_cap=cap)
+        case "aaggff-d":
+            return AAggFF(
+                "d",
+                config.cdf,
+                per_round=per_round,
+                impute=config.impute,
+                weights=config.weights,
+            )
+        case "corefed":
+            return CoreFed(config.M, normalise=config.normalise, agents=config.agents)
+
+
+def make_selector(config: SelectionConfig) -> Selector:
+    """Return the selector that the configuration names, without any memory yet.
+
+    Raises:
+        PluginError: It is none of ours, and cannot be had.
+    """
+    match config.policy:
+        case "uniform":
+            return Uniform()
+        case "weighted":
+            return Weighted(config.weights)
+        case "fedcs":
+            return _fedcs(config)
+        case "fedcs-oracle":
+            return Known(_fedcs(config))
+        case "fastest-known":
+            return Known(Fastest())
+        case "rbcs-f":
+            return _rbcs_f(config)
+        case "rbcs-f-known":
+            return Known(_rbcs_f(config))
+        case "oort":
+            return Oort(OortSettings(**msgspec.structs.asdict(config.oort)))
+        case "power-of-choice":
+            return _power_of_choice(config)
+        case _:
+            return plugins.load_selector(config.policy, config.options)
+
+
+def _fedcs(config: SelectionConfig) -> FedCs:
+    return FedCs(deadline_s=config.deadline_s, uploads=config.uploads)
+
+
+def _power_of_choice(config: SelectionConfig) -> Selector:
+    match config.variant:
+        case "rpow-d":
+            return PowerOfChoice(config.drawn)
+        case "pow-d":
+            return PowD(config.drawn, "all")
+        case "cpow-d":
+            return PowD(config.drawn, "batch")
+
+
+def _rbcs_f(config: SelectionConfig) -> RbcsF:
+    theory = TheoryAlpha(ridge_lambda=config.ridge_lambda)
+    return RbcsF(
+        beta=config.beta,
+        V=config.V,
+        alpha=theory if config.alpha == "theory" else config.alpha,
+        lcb_floor_s=config.lcb_floor,
+        counts=config.counts,
+        z_max=config.z_max,
+    )

@@ -1,0 +1,1 @@
+"""Builders of the rows that the store keeps. Pure."""

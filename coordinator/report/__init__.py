@@ -1,0 +1,1 @@
+"""Summaries of a run, read from its store."""

@@ -1,0 +1,322 @@
+"""What a run came to: computes the object behind `fairbed show RUN --json`."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.fairness import jain, rate_slack
+from fairbed.coordinator.report.summary_schema import (
+    Accuracy,
+    Asking,
+    Bytes,
+    DeviceSummary,
+    EstimatorError,
+    Exchanges,
+    Fairness,
+    Loss,
+    ProfileSummary,
+    Queues,
+    RoundTimes,
+    Summary,
+)
+from fairbed.coordinator.report.summary_table import summary_table
+from fairbed.coordinator.store.reader import Plan, RunReader, Tally, profile_of
+from fairbed.coordinator.store.tables import (
+    AskRow,
+    CrowdRow,
+    DeviceRow,
+    ExchangeRow,
+    MetricRow,
+    RoundRow,
+    TruthRow,
+)
+
+__all__ = ["Summary", "summarise_run", "summary_table"]
+
+MAX_DEVICES = 1_000
+"""Devices that are listed one by one."""
+FAILURES = ("failed", "lost", "rejected")
+EXACT = 1e-9
+"""Slack of the fairness bound for rounding in a sum of T terms."""
+
+_NOWHERE: Ints = np.zeros(0, dtype=np.int64)
+
+COLUMNS = (
+    "round",
+    "device",
+    "outcome",
+    "is_valid",
+    "is_starved",
+    "tau_s",
+    "unaccounted_s",
+    "tau_hat_s",
+    "train_s",
+    "steps",
+    "encode_s",
+    "decode_s",
+    "coordinator_decode_s",
+    "bytes_down",
+    "bytes_up",
+    "codec_down",
+    "codec_up",
+    "staleness",
+)
+
+
+def summarise_run(reader: RunReader) -> Summary:
+    """Return the summary of a run, live or finished; reads the store at one instant."""
+    with reader.snapshot():
+        info = reader.run()
+        rounds = reader.rounds()
+        devices = reader.devices()
+        truths = {truth.name: truth for truth in reader.truths()}
+        tallies = {tally.device: tally for tally in reader.tallies()}
+        exchanges = _Table(reader.columns(ExchangeRow, COLUMNS))
+        metrics = reader.metrics(since=_last_metric(reader) - 1)
+        scores = {row.device: row for row in reader.device_metrics()}
+        crowd = reader.crowd()
+        last = rounds[-1].round if rounds else 0
+        queues = {row.device: row.queue for row in reader.selections(last)}
+        asks = reader.columns(AskRow, ("outcome", "took_s"))
+        audits = len(reader.audits())
+
+    kinds = {device.name: profile_of(device, truths.get(device.name)) for device in devices}
+    fleet, valid_of = [], exchanges.valid_of()
+    for device in devices[:MAX_DEVICES]:
+        tally = tallies.get(device.name)
+        score = scores.get(device.name)
+        of_device = valid_of.get(device.name, _NOWHERE)
+        fleet.append(
+            DeviceSummary(
+                name=device.name,
+                profile=kinds[device.name],
+                n_k=device.n_k,
+                selected=tally.selected if tally else 0,
+                aggregated=tally.aggregated if tally else 0,
+                rate=tally.selected / tally.rounds if tally else None,
+                merged_rate=tally.aggregated / tally.rounds if tally else None,
+                queue=queues.get(device.name),
+                tau_s_median=_median(exchanges.tau_s[of_device]),
+                train_s_median=_median(exchanges.train_s[of_device]),
+                accuracy=score.accuracy if score else None,
+                loss=score.loss if score else None,
+            )
+        )
+    lasted = [row.duration_s for row in rounds if row.status != "void"]
+    return Summary(
+        run_id=info.run_id,
+        name=info.row.name,
+        seed=info.row.seed,
+        status=info.status,
+        why=info.row.why,
+        rounds_completed=info.rounds_completed,
+        rounds_planned=info.plan.rounds,
+        rounds_void=len(rounds) - len(lasted),
+        wall_s=info.elapsed_s * info.row.dilation,
+        virtual_s=sum(row.duration_s for row in rounds),
+        dilation=info.row.dilation,
+        devices=len(devices) if crowd is None else crowd.devices,
+        selected={row.name: row.selected for row in fleet},
+        aggregated={row.name: row.aggregated for row in fleet},
+        **_model(metrics[-1] if metrics else None),
+        exchange=_exchanges(exchanges),
+        estimator=_estimator(exchanges, len(rounds)),
+        queues=_queues(rounds),
+        asking=_asking(asks, rounds),
+        audits=audits,
+        bytes=Bytes(down=sum(r.bytes_down for r in rounds), up=sum(r.bytes_up for r in rounds)),
+        fairness=_fairness(reader, tallies, queues)
+        if crowd is None
+        else _fairness_of(crowd, reader.plan),
+        round_s=RoundTimes(median=_median(lasted), p95=_percentile(lasted, 95)),
+        profiles=_profiles(devices, truths, kinds, exchanges),
+        fleet=fleet,
+    )
+
+
+class _Table:
+    """Columns of all exchanges as arrays; unknown numbers are NaN."""
+
+    def __init__(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        columns = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
+        by_name = dict(zip(COLUMNS, columns, strict=True))
+        self.device = np.array(by_name["device"], dtype=object)
+        self.outcome = np.array(by_name["outcome"], dtype=object)
+        self.codec_down = np.array(by_name["codec_down"], dtype=object)
+        self.codec_up = np.array(by_name["codec_up"], dtype=object)
+        texts = ("device", "outcome", "codec_down", "codec_up")
+        self.numbers = {
+            name: np.array(by_name[name], dtype=np.float64) for name in COLUMNS if name not in texts
+        }
+        self.tau_s, self.train_s = self.numbers["tau_s"], self.numbers["train_s"]
+        self.done = self.outcome == "done"
+        self.valid = self.done & (self.numbers["is_valid"] == 1.0) & (self.tau_s > 0.0)
+
+    def valid_of(self) -> dict[str, Ints]:
+        """Return where the valid exchanges of each device are."""
+        at = np.flatnonzero(self.valid)
+        names, group = np.unique(self.device[at].astype(str), return_inverse=True)
+        order = np.argsort(group, kind="stable")
+        parts = np.split(at[order], np.cumsum(np.bincount(group, minlength=len(names)))[:-1])
+        return dict(zip(names.tolist(), parts, strict=True)) if len(names) else {}
+
+
+def _last_metric(reader: RunReader) -> int:
+    rows = reader.columns(MetricRow, ("round",), "ORDER BY round DESC LIMIT 1")
+    return int(rows[0][0]) if rows else 0
+
+
+def _model(row: MetricRow | None) -> dict[str, Any]:
+    return {
+        "accuracy": Accuracy(
+            mean=row.accuracy_mean if row else None,
+            worst10=row.accuracy_worst10 if row else None,
+            best10=row.accuracy_best10 if row else None,
+            variance=row.accuracy_variance if row else None,
+            gini=row.accuracy_gini if row else None,
+            gap=row.accuracy_gap if row else None,
+            pooled=row.accuracy_pooled if row else None,
+        ),
+        "loss": Loss(mean=row.loss_mean if row else None, std=row.loss_std if row else None),
+    }
+
+
+def _exchanges(table: _Table) -> Exchanges:
+    seen = {name: values[table.valid] for name, values in table.numbers.items()}
+    tau_s, rest_s = seen["tau_s"], seen["unaccounted_s"]
+    stale = table.numbers["staleness"]
+    return Exchanges(
+        count=len(table.device),
+        invalid=int((table.done & ~table.valid).sum()),
+        starved=int((table.done & (table.numbers["is_starved"] == 1.0)).sum()),
+        late=int((table.outcome == "late").sum()),
+        merged_late=int((stale[table.done] > 0.0).sum()),
+        staleness_mean=_mean(stale[table.done]),
+        cancelled=int((table.outcome == "cancelled").sum()),
+        failed=int(np.isin(table.outcome, FAILURES).sum()),
+        median_s=_median(tau_s),
+        p95_s=_percentile(tau_s, 95),
+        unaccounted_ratio=_median(rest_s / tau_s),
+        unaccounted_median_s=_median(rest_s),
+        encode_median_s=_median(seen["encode_s"]),
+        decode_median_s=_median(seen["decode_s"]),
+        coordinator_decode_median_s=_median(seen["coordinator_decode_s"]),
+        down_median_bytes=_median(seen["bytes_down"]),
+        up_median_bytes=_median(seen["bytes_up"]),
+        codecs_down=dict(Counter(table.codec_down[table.done].tolist())),
+        codecs_up=dict(Counter(table.codec_up[table.done].tolist())),
+    )
+
+
+def _estimator(table: _Table, rounds: int) -> EstimatorError:
+    round_ids, tau_hat_s = table.numbers["round"], table.numbers["tau_hat_s"]
+    counted = table.valid & (round_ids > rounds / 2) & np.isfinite(tau_hat_s)
+    tau_s = table.tau_s[counted]
+    error: Floats = (tau_hat_s[counted] - tau_s) / tau_s
+    return EstimatorError(
+        mape_second_half=float(np.abs(error).mean()) if error.size else None,
+        median_ape=_median(np.abs(error)),
+        bias=float(error.mean()) if error.size else None,
+    )
+
+
+def _queues(rounds: Sequence[RoundRow]) -> Queues:
+    if not rounds:
+        return Queues(mean_total=None, max=None)
+    total = sum(row.queue_total for row in rounds)
+    return Queues(mean_total=total / len(rounds), max=max(row.queue_max for row in rounds))
+
+
+def _asking(asks: Sequence[tuple[str, float | None]], rounds: Sequence[RoundRow]) -> Asking:
+    outcomes = Counter(outcome for outcome, _ in asks)
+    return Asking(
+        count=len(asks),
+        answered=outcomes["answered"],
+        late=outcomes["late"],
+        median_s=_median([took_s for _, took_s in asks if took_s is not None]),
+        total_s=sum(row.ask_s for row in rounds),
+    )
+
+
+def _fairness(
+    reader: RunReader, tallies: Mapping[str, Tally], queues: Mapping[str, float]
+) -> Fairness:
+    beta, counts_what = reader.plan.beta, reader.plan.selection.counts
+    if not tallies:
+        return Fairness(
+            beta=beta,
+            min_rate=None,
+            min_merged_rate=None,
+            jain=None,
+            invariant_holds=None,
+            counts=counts_what,
+        )
+    selected = np.array([tally.selected for tally in tallies.values()], dtype=np.int64)
+    aggregated = np.array([tally.aggregated for tally in tallies.values()], dtype=np.int64)
+    counted = selected if counts_what == "selected" else aggregated
+    rounds = np.array([tally.rounds for tally in tallies.values()], dtype=np.int64)
+    debts = np.array([queues.get(name, 0.0) for name in tallies], dtype=np.float64)
+    evenness = jain(selected)
+    return Fairness(
+        beta=beta,
+        min_rate=float((selected / rounds).min()),
+        min_merged_rate=float((aggregated / rounds).min()),
+        counts=counts_what,
+        jain=None if np.isnan(evenness) else evenness,
+        invariant_holds=None
+        if beta is None or not queues.keys() >= tallies.keys()
+        else bool((rate_slack(counted, rounds, beta, debts) >= -EXACT).all()),
+    )
+
+
+def _fairness_of(crowd: CrowdRow, plan: Plan) -> Fairness:
+    """Return what was counted of a fleet that has no row for each device."""
+    return Fairness(
+        beta=plan.beta,
+        min_rate=crowd.min_rate,
+        min_merged_rate=crowd.min_merged_rate,
+        counts=plan.selection.counts,
+        jain=crowd.jain,
+        invariant_holds=None if plan.beta is None else crowd.slack >= -EXACT,
+    )
+
+
+def _profiles(
+    devices: Sequence[DeviceRow],
+    truths: Mapping[str, TruthRow],
+    kinds: Mapping[str, str],
+    table: _Table,
+) -> dict[str, ProfileSummary]:
+    kind_of_row = np.array([kinds.get(name, "") for name in table.device], dtype=object)
+    summaries = {}
+    for kind in dict.fromkeys(kinds.values()):
+        members = [device.name for device in devices if kinds[device.name] == kind]
+        speeds = [truths[name].cpu_speed for name in members if name in truths]
+        rows = table.valid & (kind_of_row == kind)
+        steps = table.numbers["steps"]
+        stepped = rows & (steps > 0)
+        summaries[kind] = ProfileSummary(
+            devices=len(members),
+            speed=_median(speeds),
+            train_s_median=_median(table.train_s[rows]),
+            step_s_median=_median(table.train_s[stepped] / steps[stepped]),
+        )
+    return summaries
+
+
+def _mean(values: Floats) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if known.size else None
+
+
+def _median(values: Sequence[float] | Floats) -> float | None:
+    return _percentile(values, 50)
+
+
+def _percentile(values: Sequence[float] | Floats, q: float) -> float | None:
+    known = np.asarray(values, dtype=np.float64)
+    known = known[np.isfinite(known)]
+    return float(np.percentile(known, q)) if known.size else None

@@ -1,0 +1,141 @@
+"""The summary of a run as plain text: what `fairbed run` closes with."""
+
+from collections.abc import Sequence
+
+from fairbed.coordinator.report.quantities import MISSING, clock, percent, ratio, seconds, size
+from fairbed.coordinator.report.summary_schema import DeviceSummary, Exchanges, Summary
+
+MAX_DEVICES = 40
+"""Devices listed for a terminal."""
+
+_HEADINGS = (
+    ("device", "<"),
+    ("profile", "<"),
+    ("selected", ">"),
+    ("rate", ">"),
+    ("merged", ">"),
+    ("queue", ">"),
+    ("tau s", ">"),
+    ("train s", ">"),
+    ("accuracy", ">"),
+)
+
+
+def summary_table(summary: Summary) -> str:
+    """Return the closing table of a run: its numbers, then one line a device."""
+    return "\n".join([*_facts(summary), "", *_fleet(summary)])
+
+
+def _facts(s: Summary) -> list[str]:
+    planned = f" of {s.rounds_planned}" if s.rounds_planned else ""
+    void = f" ({s.rounds_void} void)" if s.rounds_void else ""
+    why = f": {s.why}" if s.why else ""
+    x, fair = s.exchange, s.fairness
+    bound = {True: "the bound holds", False: "the bound is broken", None: "no bound"}
+    beta = f"promised {fair.beta:g}" if fair.beta is not None else "nothing promised"
+    starved = f" ({x.starved} starved by this machine)" if x.starved else ""
+    slower = f", one second of the fleet in {s.dilation:.3g}" if s.dilation != 1.0 else ""
+    pairs = [
+        ("run", f"{s.run_id}  {s.status}{why}"),
+        (
+            "rounds",
+            f"{s.rounds_completed}{planned}{void}, median {seconds(s.round_s.median)} s, "
+            f"p95 {seconds(s.round_s.p95)} s; "
+            f"{clock(s.virtual_s)} in rounds, {clock(s.wall_s)} in all{slower}",
+        ),
+        (
+            "accuracy",
+            f"mean {ratio(s.accuracy.mean)}, worst 10 % {ratio(s.accuracy.worst10)}, "
+            f"best 10 % {ratio(s.accuracy.best10)}, Gini {ratio(s.accuracy.gini)}; "
+            f"loss {ratio(s.loss.mean)} ± {ratio(s.loss.std)}",
+        ),
+        (
+            "exchanges",
+            f"{x.count}, median {seconds(x.median_s)} s, p95 {seconds(x.p95_s)} s; "
+            f"{x.late} late{_lateness(x)}, {x.failed} failed, {x.invalid} invalid{starved}; "
+            f"{percent(x.unaccounted_ratio)} unaccounted for",
+        ),
+        (
+            "prediction",
+            f"off by {percent(s.estimator.mape_second_half)} in the second half, "
+            f"bias {percent(s.estimator.bias, is_signed=True)}",
+        ),
+        (
+            "selection",
+            f"lowest rate {ratio(fair.min_rate)}, merged {ratio(fair.min_merged_rate)}, {beta}, "
+            f"{bound[fair.invariant_holds]}; "
+            f"Jain {ratio(fair.jain)}, queues {ratio(s.queues.mean_total, 2)}, "
+            f"at most {ratio(s.queues.max, 2)}",
+        ),
+        *_asking(s),
+        (
+            "traffic",
+            f"{size(s.bytes.down)} down{_named(x.codecs_down)}, "
+            f"{size(s.bytes.up)} up{_named(x.codecs_up)}",
+        ),
+    ]
+    return [f"{label:<11}{text}" for label, text in pairs]
+
+
+def _asking(s: Summary) -> list[tuple[str, str]]:
+    """Return what came of questions and audits; nothing where there were none."""
+    ask = s.asking
+    pairs = []
+    if ask.count:
+        pairs.append(
+            (
+                "asking",
+                f"{ask.answered} of {ask.count} told their loss, {ask.late} late, "
+                f"median {seconds(ask.median_s)} s; {clock(ask.total_s)} of the rounds",
+            )
+        )
+    if s.audits:
+        pairs.append(("audit", f"{s.audits} exchanges of devices drawn by chance"))
+    return pairs
+
+
+def _lateness(x: Exchanges) -> str:
+    """Return what else became of those who took too long; nothing if nothing did."""
+    merged = f" and {x.merged_late} merged late" if x.merged_late else ""
+    mean = f" ({x.staleness_mean:.2g} versions on average)" if x.merged_late else ""
+    cancelled = f", {x.cancelled} cancelled" if x.cancelled else ""
+    return f"{merged}{mean}{cancelled}"
+
+
+def _named(codecs: dict[str, int]) -> str:
+    """Return what the exchanges travelled as, most frequent first; nothing for float32 alone."""
+    if set(codecs) <= {"float32"}:
+        return ""
+    return " as " + " and ".join(sorted(codecs, key=lambda name: -codecs[name]))
+
+
+def _fleet(summary: Summary) -> list[str]:
+    rows = [[heading for heading, _ in _HEADINGS]]
+    rows += [_cells(device) for device in summary.fleet[:MAX_DEVICES]]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
+    lines = [_line(row, widths) for row in rows]
+    if summary.devices > MAX_DEVICES:
+        lines.append(f"and {summary.devices - MAX_DEVICES} more devices")
+    return lines
+
+
+def _cells(device: DeviceSummary) -> list[str]:
+    return [
+        device.name,
+        device.profile or MISSING,
+        str(device.selected),
+        ratio(device.rate),
+        ratio(device.merged_rate),
+        ratio(device.queue, 2),
+        seconds(device.tau_s_median),
+        seconds(device.train_s_median),
+        ratio(device.accuracy),
+    ]
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    parts = [
+        f"{cell:{align}{width}}"
+        for cell, width, (_, align) in zip(cells, widths, _HEADINGS, strict=True)
+    ]
+    return "  ".join(parts).rstrip()

@@ -1,0 +1,1 @@
+"""The training loop: select, dispatch, collect, merge, evaluate, record."""

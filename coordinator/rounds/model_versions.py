@@ -1,0 +1,164 @@
+"""The versions of the global model in the broker: each one whole, and packed where that pays.
+
+A codec that loses something loses it here, once: what it decodes to is the model of the run.
+Devices decode it bit for bit, updates are changes of it, and merge, store and evaluation use it.
+So nothing adds up: the next version is merged from models that began at this one.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import anyio.to_thread
+import numpy as np
+from msgspec import UnsetType
+
+from fairbed.coordinator.algorithms.arrays import Floats, Vector
+from fairbed.coordinator.fleet.codec_agreement import Agreement, encoded_version
+from fairbed.coordinator.messaging.blobs import PublicBlobs
+from fairbed.coordinator.server.event_log import Journal
+from fairbed.coordinator.state.registry import Device, Registry
+from fairbed.wire.chunks import (
+    RETAINED_CHUNK_BYTES,
+    manifest_of,
+    settled_chunk_bytes,
+    suitable_chunk_bytes,
+)
+from fairbed.wire.codecs import Codec
+from fairbed.wire.errors import EncodeError
+from fairbed.wire.messages import MAX_CHUNK_BYTES, Coding, Manifest, Packed
+from fairbed.wire.tensors import vector_to_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    blob: bytes
+    vector: Vector
+    """What the blob decodes to, shape (n_values,)."""
+    manifest: Manifest
+    took_s: float
+
+
+class Versions:
+    """The version of now, and how each device gets it.
+
+    Args:
+        agreement: The codecs of the run.
+        vector: The model before the first `publish`, shape (n_values,).
+        public: Where the blobs go.
+        registry: Whose slowest link the chunks must suit.
+        journal: Knows the time, and is told what cannot be packed.
+        max_chunk_bytes: What the broker takes.
+    """
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        vector: Vector,
+        public: PublicBlobs,
+        registry: Registry,
+        journal: Journal,
+        *,
+        max_chunk_bytes: int = MAX_CHUNK_BYTES,
+    ) -> None:
+        self.vector = vector
+        """The model that devices train, shape (n_values,)."""
+        self.encode_s: float | None = None
+        """What packing the version of now took, off the loop; None if it is not packed."""
+        self._agreement = agreement
+        self._public = public
+        self._registry = registry
+        self._journal = journal
+        self._max_chunk_bytes = min(RETAINED_CHUNK_BYTES, max_chunk_bytes)
+        self._manifest: Manifest | None = None
+        self._packed: Packed | None = None
+        self._kept: set[bytes] = set()
+        """Blobs of earlier versions that somebody may still pull."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The version of now, whole; its hash is the version's identity."""
+        assert self._manifest is not None, "nothing is published yet"
+        return self._manifest
+
+    def coding(self, device: Device) -> Coding | UnsetType:
+        """Return how a device gets this version and sends its update."""
+        return self._agreement.coding(device, self._packed)
+
+    def transfer_bits(self) -> tuple[Floats, Floats]:
+        """Return what exchanges are going to take down and up, bits, both of shape (N,)."""
+        sizes = [self._agreement.sizes(device, self._packed) for device in self._registry]
+        bits = 8.0 * np.array(sizes, dtype=np.float64).reshape(-1, 2)
+        return bits[:, 0], bits[:, 1]
+
+    async def publish(
+        self,
+        vector: Vector,
+        rng: np.random.Generator | None,
+        pulled: Collection[bytes] = frozenset(),
+    ) -> None:
+        """Make `vector`, shape (n_values,), the version of now, as the codec leaves it.
+
+        `rng` rounds; None leaves the vector as it is: it was a version before this process. The
+        version before leaves the broker, but for blobs that are still `pulled`.
+        """
+        old, packed = self._manifest, self._packed
+        encoded = None if rng is None else await self._encode(vector, rng)
+        if encoded is not None:
+            vector = encoded.vector
+        data = vector_to_bytes(vector)
+        chunk_bytes = self._chunk_bytes(len(data), old)
+        manifest = await anyio.to_thread.run_sync(manifest_of, data, "model", chunk_bytes)
+        self.vector, self.encode_s = vector, encoded.took_s if encoded else None
+        if old is not None and old.id == manifest.id:
+            return
+        # First out, then in: the broker holds one version, not two.
+        blobs = (None if packed is None else packed.manifest, old)
+        self._kept |= {blob.id for blob in blobs if blob is not None}
+        self._kept.discard(manifest.id)
+        await self.retire_all_but(pulled)
+        self._manifest, self._packed = manifest, None
+        if encoded is not None:
+            self._packed = self._describe(encoded.manifest, old)
+            self._kept.discard(encoded.manifest.id)
+            await self._public.publish(encoded.manifest, encoded.blob)
+        await self._public.publish(manifest, data)
+
+    async def retire_all_but(self, pulled: Collection[bytes]) -> None:
+        """Take the blobs of earlier versions out of the broker that nobody pulls any more."""
+        for blob_id in sorted(self._kept.difference(pulled)):
+            self._kept.discard(blob_id)
+            await self._public.retire(blob_id)
+
+    async def _encode(self, vector: Vector, rng: np.random.Generator) -> _Encoded | None:
+        """Return a version packed; None where there is no codec, or nothing to be changes of."""
+        codec, base = self._agreement.down, None
+        if self._agreement.config.down == "delta":
+            if self._manifest is None:
+                return None
+            base = self.vector
+        if codec is None:
+            return None
+        try:
+            return await anyio.to_thread.run_sync(self._pack, codec, vector, base, rng)
+        except EncodeError as exc:
+            self._journal.event("not packed", f"{exc}; the model goes out whole", level="warning")
+            return None
+
+    def _pack(
+        self, codec: Codec, vector: Vector, base: Vector | None, rng: np.random.Generator
+    ) -> _Encoded:
+        started = self._journal.now()
+        blob, decoded = encoded_version(codec, self._agreement.layout, vector, base, rng)
+        last = None if self._packed is None else self._packed.manifest
+        manifest = manifest_of(blob, "model", self._chunk_bytes(len(blob), last))
+        return _Encoded(blob, decoded, manifest, self._journal.now() - started)
+
+    def _describe(self, blob: Manifest, old: Manifest | None) -> Packed:
+        base = old.sha256 if old is not None and self._agreement.config.down == "delta" else None
+        is_half = self._agreement.config.down == "float16"
+        return Packed(manifest=blob, codec="float16" if is_half else "int8", base=base)
+
+    def _chunk_bytes(self, size_bytes: int, last: Manifest | None) -> int:
+        rate_bps = self._registry.slowest_bps()
+        suitable = suitable_chunk_bytes(rate_bps, size_bytes, self._max_chunk_bytes)
+        return settled_chunk_bytes(None if last is None else last.chunk_bytes, suitable)

@@ -1,0 +1,1 @@
+"""The coordinator process: router, operator commands, lease, event log."""

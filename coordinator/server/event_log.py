@@ -1,0 +1,88 @@
+"""The run's clock and its event log: one line in the store, one on stderr, per state change."""
+
+import logging
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Literal, TypeAlias
+
+from fairbed.coordinator.store import Store, StoreError
+from fairbed.coordinator.store.tables import EventRow, Record
+
+_LOG = logging.getLogger("coordinator")
+Level: TypeAlias = Literal["info", "warning", "error"]
+
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+REPEAT_S = 10.0
+"""The same kind of complaint about the same device is written at most this often."""
+
+
+class Journal:
+    """Knows the time of the run and writes down what happens.
+
+    Args:
+        store: Where to.
+        now: Monotonic seconds.
+        on_failure: Told when the store cannot take a row any more, so that nobody else who
+            writes something down has to care.
+    """
+
+    def __init__(
+        self, store: Store, now: Callable[[], float], on_failure: Callable[[StoreError], None]
+    ) -> None:
+        self.store = store
+        self.now = now
+        self._on_failure = on_failure
+        self._zero = now() - store.resume_offset_s()
+        self._complained: dict[tuple[str, str | None], float] = {}
+        self.suppressed = 0
+
+    def at_s(self, instant: float | None = None) -> float:
+        """Return seconds since the run was created, for an instant of `now` (default: now)."""
+        return (self.now() if instant is None else instant) - self._zero
+
+    def add(self, record: Record) -> None:
+        """Queue a row."""
+        try:
+            self.store.add(record)
+        except StoreError as exc:
+            self._on_failure(exc)
+
+    def event(
+        self,
+        kind: str,
+        text: str,
+        *,
+        level: Level = "info",
+        device: str | None = None,
+        round_id: int | None = None,
+    ) -> None:
+        """Write down something that a person may want to know."""
+        self.add(
+            EventRow(
+                at_s=self.at_s(),
+                wall=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+                level=level,
+                kind=kind,
+                round=round_id,
+                device=device,
+                text=text,
+            )
+        )
+        where = " ".join(
+            part for part in (f"round {round_id}" if round_id else "", device or "") if part
+        )
+        _LOG.log(_LEVELS[level], "%s%s: %s", f"{where} " if where else "", kind, text)
+
+    def complaint(
+        self, kind: str, text: str, *, device: str | None = None, round_id: int | None = None
+    ) -> None:
+        """Write down a peer's fault, at most once per `REPEAT_S` for each kind and device."""
+        now, key = self.now(), (kind, device)
+        if now - self._complained.get(key, float("-inf")) < REPEAT_S:
+            self.suppressed += 1
+            return
+        if len(self._complained) > 10_000:
+            self._complained.clear()
+        self._complained[key] = now
+        self.event(kind, text, level="warning", device=device, round_id=round_id)

@@ -1,0 +1,1 @@
+"""State machines and tables of rounds, exchanges, loss queries and devices. Pure."""

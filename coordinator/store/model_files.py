@@ -1,0 +1,79 @@
+"""Model files of a run: one flat float32 vector each, complete or absent."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.store.errors import StoreError
+from fairbed.wire.tensors import vector_to_bytes
+
+FOLDER = "models"
+TENSOR = "vector"
+"""Name of the only tensor in a file: `[params | buffers]`."""
+
+
+def file_of(round_id: int) -> str:
+    """Return the file of the model after a round, relative to the run folder."""
+    return f"{FOLDER}/round-{round_id:05d}.safetensors"
+
+
+def sha256_of(vector: Vector) -> str:
+    """Return the hash of a vector as it travels on the wire, in hex."""
+    return hashlib.sha256(vector_to_bytes(vector)).hexdigest()
+
+
+def save_model(folder: Path, round_id: int, vector: Vector) -> str:
+    """Write a model durably and return its sha256; a crash leaves the whole file or none.
+
+    Raises:
+        StoreError: The disk did not take it.
+    """
+    path = folder / file_of(round_id)
+    partial = path.with_suffix(".partial")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        tensor = np.ascontiguousarray(vector, dtype="<f4")
+        save_file({TENSOR: tensor}, partial, metadata={"round": str(round_id)})
+        _sync(partial)
+        partial.replace(path)
+        _sync(path.parent)
+    except (OSError, SafetensorError) as exc:
+        partial.unlink(missing_ok=True)
+        raise StoreError(f"{path}: the model must fit on the disk, got {exc}; free space") from exc
+    return sha256_of(tensor)
+
+
+def load_model(folder: Path, file: str, sha256: str) -> Vector:
+    """Return the vector of a model file, shape (n_values,).
+
+    Raises:
+        StoreError: Missing, cut off, or not the vector that was saved.
+    """
+    path = folder / file
+    try:
+        vector: Vector = load_file(path)[TENSOR]
+    except (OSError, KeyError, SafetensorError) as exc:
+        raise StoreError(f"{path}: must be a readable model file, got {exc!r}") from exc
+    if (found := sha256_of(vector)) != sha256:
+        raise StoreError(f"{path}: sha256 must be {sha256[:12]}, got {found[:12]}")
+    return vector
+
+
+def remove_models(folder: Path, keep: set[str]) -> None:
+    """Delete every model file but `keep` (relative to the run folder)."""
+    for path in (folder / FOLDER).glob("round-*"):
+        if f"{FOLDER}/{path.name}" not in keep:
+            path.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

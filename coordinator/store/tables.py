@@ -1,0 +1,468 @@
+"""The rows of the run store, one dataclass a table; a column is a field, its unit its suffix.
+
+`at_s` is seconds since the run was created, on the coordinator's monotonic clock carried over
+restarts; wall-clock instants are ISO 8601 strings in UTC and only for people.
+
+The row of a fleet that is too large for rows of its devices; one of `records`.
+
+Rows of the run store about a selection: what was known and asked before it, and its outcome.
+
+Rows of the run store that the testbed writes: what it configured, for analysis alone.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrowdRow:
+    """A replayed fleet that is too large for a row of each device, after one round."""
+
+    TABLE: ClassVar[str] = "crowd"
+    KEY: ClassVar[tuple[str, ...]] = ("round",)
+
+    round: int
+    devices: int
+    chosen: int
+    """Devices that were ever selected: those of the device table."""
+    min_rate: float
+    """Lowest selections / rounds."""
+    min_merged_rate: float
+    """Lowest merged updates / rounds."""
+    jain: float | None
+    """Of the selections; None before the first."""
+    slack: float
+    """Least of rate - (beta - Z / T) over the devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetRow:
+    """What was known of every device at the selection of one round, as columns.
+
+    Written for fleets of up to `coordinator.records.rows.KEPT_DEVICES` devices, in the order of their
+    rows, as little-endian float64.
+    """
+
+    TABLE: ClassVar[str] = "fleet"
+    KEY: ClassVar[tuple[str, ...]] = ("round",)
+
+    round: int
+    context: bytes
+    """1/mu, cold start, seconds down, seconds up: what the estimator was told, shape (N, 4)."""
+    known_s: bytes | None
+    """The true expected exchange times, seconds, shape (N,); None where nobody knows them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskRow:
+    """One device that was asked for its loss before a selection."""
+
+    TABLE: ClassVar[str] = "ask"
+    KEY: ClassVar[tuple[str, ...]] = ("round", "device")
+
+    round: int
+    device: str
+    outcome: str
+    """answered, late, failed, lost, refused."""
+    why: str
+    loss: float | None
+    """As the device says it, nats; None without an answer."""
+    took_s: float | None
+    """From the question to the answer, on the coordinator's clock."""
+    download_s: float | None
+    """On the device's clock, like the three below."""
+    decode_s: float | None
+    load_s: float | None
+    evaluate_s: float | None
+    was_cold: bool | None
+    bytes_down: int
+    """Of the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionRow:
+    """One device at the selection instant of one round."""
+
+    TABLE: ClassVar[str] = "selection"
+    KEY: ClassVar[tuple[str, ...]] = ("round", "device")
+
+    round: int
+    device: str
+    is_available: bool
+    is_selected: bool
+    is_aggregated: bool
+    tau_hat_s: float | None
+    width_s: float | None
+    queue: float
+    """Z after the round."""
+    propensity: float | None = None
+    """Probability of being in the cohort, given what the selector picked; None in runs of
+    before."""
+    is_audit: bool = False
+    """Drawn by chance, for the audit sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruthRow:
+    """What the testbed configured for a device."""
+
+    TABLE: ClassVar[str] = "truth"
+    KEY: ClassVar[tuple[str, ...]] = ("name",)
+
+    name: str
+    profile: str
+    cpu_speed: float
+    """Cores of the reference machine that one of its cores is worth."""
+    cores: int
+    down_bps: float | None
+    up_bps: float | None
+    delay_s: float
+    """One way."""
+    details: str
+    """JSON: all that was configured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionRow:
+    """What the testbed configured for a device over a stretch of time, as means that are exact.
+
+    Written for devices whose conditions change, at most once a second each, and kept as long as
+    telemetry.
+    """
+
+    TABLE: ClassVar[str] = "condition"
+    KEY: ClassVar[tuple[str, ...]] = ()
+
+    at_s: float
+    """End of the stretch."""
+    lasted_s: float
+    device: str
+    speed_ratio: float | None
+    """Of its processor, in cores of the emulating machine, time not dilated; None is not slowed."""
+    clock_ratio: float
+    """Clock / nominal clock, heat included."""
+    temperature_celsius: float | None
+    """At the end; None where the profile does not tell."""
+    down_bps: float | None
+    """Bits that could pass / seconds: an outage counts as 0. None is not limited."""
+    up_bps: float | None
+    delay_s: float
+    jitter_s: float
+    loss_ratio: float
+    outage_s: float
+    """Time without a link, or standing still."""
+    unwilling_s: float
+    """Time in which its owner did not let it take part."""
+
+
+# Whoever reads a store finds all its rows here.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """The run itself: one row."""
+
+    TABLE: ClassVar[str] = "run"
+    KEY: ClassVar[tuple[str, ...]] = ("run_id",)
+
+    run_id: str
+    name: str
+    created: str
+    """Wall clock."""
+    seed: int
+    config_hash: str
+    version: str
+    """Of Fairbed."""
+    git_revision: str | None
+    dilation: float
+    """Seconds of the machine in one second of the run's clock."""
+    status: str
+    """created, running, paused, done, failed, stopped; interrupted is what a reader makes of a
+    live status without a live process."""
+    why: str
+    resumes: int
+    """How often the run was opened again."""
+    telemetry_dropped: int
+    """Rows of telemetry and conditions that were not stored because the writer fell behind."""
+    clock: str
+    """real, or virtual: a replay."""
+    selections: str
+    """all: a selection row for each device and round; chosen: for those chosen, and for all in the
+    last round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRow:
+    """A device that has joined (upserted by name)."""
+
+    TABLE: ClassVar[str] = "device"
+    KEY: ClassVar[tuple[str, ...]] = ("name",)
+
+    name: str
+    row: int
+    """Its row in every column of the selection, from 0."""
+    first_seen_s: float
+    n_k: int
+    capabilities: str
+    """JSON."""
+    has_own_data: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRow:
+    """One closed round."""
+
+    TABLE: ClassVar[str] = "round"
+    KEY: ClassVar[tuple[str, ...]] = ("round",)
+
+    round: int
+    attempt: int
+    """How often the round was begun anew after a restart."""
+    status: str
+    """done, void (nobody available, or nothing came back)."""
+    dispatched_at_s: float
+    closed_at_s: float
+    duration_s: float
+    """ask_s + max tau_wall + close_s."""
+    tau_max_s: float
+    close_s: float
+    """From the last arrival, or the deadline, to the next model."""
+    slowest: str | None
+    selected: int
+    aggregated: int
+    available: int
+    queue_total: float
+    """Sum of Z over all devices after the round."""
+    queue_max: float
+    lag_p99_s: float
+    """Lag of the coordinator's loop during the round."""
+    bytes_down: int
+    bytes_up: int
+    model_sha256: str
+    coordinator_encode_s: float | None
+    """Packing the next model at the coordinator, part of close_s; None if it was not packed."""
+    ask_s: float = 0.0
+    """Asking candidates for their losses, before the dispatch and part of the duration."""
+    merged_late: int = 0
+    """Updates of earlier versions that entered the next model."""
+    dropped_late: int = 0
+    """Exchanges given up in it because they took too long."""
+    cancelled: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeRow:
+    """One model exchange: dispatch, device, arrival."""
+
+    TABLE: ClassVar[str] = "exchange"
+    KEY: ClassVar[tuple[str, ...]] = ("round", "attempt", "device")
+
+    round: int
+    attempt: int
+    device: str
+    outcome: str
+    """done, late, failed, lost, rejected, cancelled."""
+    why: str
+    """One line when the outcome is not done or the exchange is not valid."""
+    is_valid: bool
+    """May teach the estimator."""
+    dispatched_at_s: float
+    tau_wall_s: float | None
+    """t_complete - t_dispatch."""
+    queued_s: float
+    """Waiting for a grant, which is ours."""
+    tau_s: float | None
+    """tau_wall - queued: the model exchange time."""
+    signal_s: float | None
+    """Control round trip during the round."""
+    unaccounted_s: float | None
+    """What phases and signal leave of tau."""
+    download_s: float | None
+    load_s: float | None
+    evaluate_s: float | None
+    train_s: float | None
+    train_cpu_s: float | None
+    encode_s: float | None
+    upload_s: float | None
+    """From grant to last chunk, at the coordinator."""
+    decode_s: float | None
+    """From the model's blob to its vector, at the device."""
+    coordinator_decode_s: float | None
+    """From the update's blob to its vector, off the loop and outside tau; None for float32."""
+    starved_s: float | None
+    """For how long the machine that emulates the device kept it, its link or the broker waiting;
+    None where nobody can tell."""
+    is_starved: bool
+    """That was too long for the exchange to be the device's own."""
+    codec_down: str
+    """What brought the model: float32, float16, int8 or delta."""
+    codec_up: str
+    """What the update came in: float32, float16, int8 or top-k."""
+    bytes_down: int
+    bytes_up: int
+    rerequests_down: int
+    resent_up: int
+    duplicates_up: int
+    concurrent: int
+    """Other exchanges of the round."""
+    n_k: int
+    steps: int
+    was_cold: bool | None
+    loss_before: float | None
+    loss_train: float | None
+    mu_cores: float | None
+    """Context known before selection, like the four below."""
+    downlink_bps: float | None
+    uplink_bps: float | None
+    link_age_s: float | None
+    context_age_s: float | None
+    s_not_previous: int
+    """Cold-start coding of the default: 1 if it did not complete training in the last round."""
+    s_seed_literal: int
+    tau_hat_s: float | None
+    """Prediction made before selection."""
+    width_s: float | None
+    settled_down_bytes: int | None = None
+    """Of the model, after its first chunk: by then TCP has found the rate of the link. None where
+    there was one chunk, or one came twice; so with the three below."""
+    settled_down_s: float | None = None
+    settled_up_bytes: int | None = None
+    settled_up_s: float | None = None
+    staleness: int | None = None
+    """Versions made while it trained, 0 for an update in time; None if it was not merged."""
+    merged_round: int | None = None
+    """The round whose merge it entered; None if it was not merged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricRow:
+    """The global model on all held-out data after a round."""
+
+    TABLE: ClassVar[str] = "metric"
+    KEY: ClassVar[tuple[str, ...]] = ("round",)
+
+    round: int
+    at_s: float
+    accuracy_mean: float
+    """Unweighted over devices."""
+    accuracy_pooled: float
+    """All correct / all examples."""
+    accuracy_worst10: float
+    accuracy_best10: float
+    accuracy_variance: float
+    """Population variance of the ratios."""
+    accuracy_gini: float | None
+    accuracy_gap: float
+    loss_mean: float | None
+    """None when the model has diverged, like the next."""
+    loss_std: float | None
+    evaluate_s: float
+    """Off the record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMetricRow:
+    """The global model on one device's held-out data."""
+
+    TABLE: ClassVar[str] = "device_metric"
+    KEY: ClassVar[tuple[str, ...]] = ("round", "device")
+
+    round: int
+    device: str
+    n: int
+    accuracy: float
+    loss: float | None
+    """None when the model has diverged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetryRow:
+    """One context as it came (kept for a limited time)."""
+
+    TABLE: ClassVar[str] = "telemetry"
+    KEY: ClassVar[tuple[str, ...]] = ()
+
+    at_s: float
+    device: str
+    phase: str
+    is_available: bool
+    mu_cores: float
+    downlink_bps: float | None
+    uplink_bps: float | None
+    cpu_ratio: float | None
+    rss_bytes: int | None
+    temperature_celsius: float | None
+    free_cores: float | None
+    """Cores that are idle or the agent's; None from agents of before, like the two below."""
+    clock_ratio: float | None
+    """Clock under load / nominal clock; None where it cannot be read."""
+    throttled: str | None
+    """What holds the processor back, words with commas between; empty is nothing, None is not
+    known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRow:
+    """Something a person may want to know."""
+
+    TABLE: ClassVar[str] = "event"
+    KEY: ClassVar[tuple[str, ...]] = ()
+
+    at_s: float
+    wall: str
+    level: str
+    """info, warning, error."""
+    kind: str
+    """joined, left, rejoined, refused, dispatched, failed, late, rejected, void, command, ..."""
+    round: int | None
+    device: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRow:
+    """An order of a person to the run."""
+
+    TABLE: ClassVar[str] = "command"
+    KEY: ClassVar[tuple[str, ...]] = ("id",)
+
+    id: str
+    at_s: float
+    action: str
+    device: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRow:
+    """Everything needed to go on after a closed round."""
+
+    TABLE: ClassVar[str] = "checkpoint"
+    KEY: ClassVar[tuple[str, ...]] = ("round",)
+
+    round: int
+    state: bytes
+    """msgpack of selector, estimator, aggregator and registry state."""
+    model_file: str
+    """Relative to the run folder, `.safetensors`."""
+    model_sha256: str
+    at_s: float
+
+
+Record: TypeAlias = (
+    RunRow
+    | DeviceRow
+    | TruthRow
+    | RoundRow
+    | CrowdRow
+    | SelectionRow
+    | FleetRow
+    | AskRow
+    | ExchangeRow
+    | MetricRow
+    | DeviceMetricRow
+    | TelemetryRow
+    | ConditionRow
+    | EventRow
+    | CommandRow
+    | CheckpointRow
+)

@@ -1,0 +1,84 @@
+"""When an exchange was in which phase: from a stored row, or from telemetry while it is open."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fairbed.coordinator.store.tables import ExchangeRow
+
+PHASES = ("download", "decode", "load", "evaluate", "train", "encode", "queued", "upload")
+"""In the order of an exchange."""
+MISSED = "missed"
+"""What is left of the round for a device that did not make it."""
+
+OVER = ""
+"""The device works no more."""
+
+PHASE_OF_STATE: Mapping[str, str] = {
+    "downloading": "download",
+    "loading": "load",
+    "evaluating": "evaluate",
+    "training": "train",
+    "encoding": "encode",
+    "offering": "queued",
+    "uploading": "upload",
+    "confirming": "upload",
+}
+"""What a device reports while it works, and the phase that it means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of one phase, seconds since the dispatch of its round."""
+
+    phase: str
+    start_s: float
+    end_s: float
+
+
+def spans_of(row: ExchangeRow, round_start_s: float, round_s: float) -> tuple[Span, ...]:
+    """Return the phases of a closed exchange, end to end.
+
+    Half of what no phase explains (the way of the order, mostly) lies before the first.
+    """
+    lasted = [
+        row.download_s,
+        row.decode_s,
+        row.load_s,
+        row.evaluate_s,
+        row.train_s,
+        row.encode_s,
+        row.queued_s,
+        row.upload_s,
+    ]
+    known = [value or 0.0 for value in lasted]
+    at_s = max(row.dispatched_at_s - round_start_s, 0.0)
+    if row.tau_wall_s is not None:
+        at_s += max(row.tau_wall_s - sum(known), 0.0) / 2.0
+    spans = []
+    for phase, value in zip(PHASES, known, strict=True):
+        if value > 0.0:
+            spans.append(Span(phase, at_s, at_s + value))
+            at_s += value
+    if row.outcome != "done" and round_s > at_s:
+        spans.append(Span(MISSED, at_s, round_s))
+    return tuple(spans)
+
+
+def extend(spans: Sequence[Span], state: str, now_s: float) -> tuple[Span, ...]:
+    """Return the spans of an open exchange after one more report.
+
+    Args:
+        spans: So far.
+        state: What the device says it is doing.
+        now_s: Seconds since the dispatch of the round.
+    """
+    phase = PHASE_OF_STATE.get(state, OVER)
+    if not spans:
+        return () if phase == OVER else (Span(phase, 0.0, max(now_s, 0.0)),)
+    last = spans[-1]
+    if last.phase == phase == OVER:
+        return tuple(spans)
+    ended = replace(last, end_s=max(now_s, last.end_s))
+    if last.phase == phase:
+        return (*spans[:-1], ended)
+    return (*spans[:-1], ended, Span(phase, ended.end_s, ended.end_s))

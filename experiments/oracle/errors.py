@@ -1,0 +1,228 @@
+"""Errors of all estimators on a finished run, beside those of somebody who knows its devices.
+
+What the links of a replayed fleet carried in the last seconds before each selection.
+
+A replay keeps what it expects of each device at the instant of a selection (`known_s`). Who knows
+the last `RECENT_S` of its link expects other times of the two transfers: those of the mean rates,
+8 M / mean B and the waiting of TCP at its start, instead of those of the rates of the instant.
+
+No device can tell these rates: it knows its link from its last transfers. So there is also what the
+`RECENT_S` before the ends of those say, which bounds what anybody can make of what devices tell.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from experiments.oracle.ground_truth import past_of
+from experiments.oracle.predictor import LEAST_BPS, RECENT_S, Known, known_trials
+from fairbed.coordinator.algorithms.arrays import Floats
+from fairbed.coordinator.algorithms.estimation.base import CONTEXT, DOWN, INVERSE_MU, Measured
+from fairbed.coordinator.algorithms.estimation.prequential import Errors, Trial, prequential
+from fairbed.coordinator.report.estimators import alpha_of, compare_estimators, rounds_that_teach
+from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.store.tables import ExchangeRow
+from fairbed.profiles.errors import ProfileError
+from fairbed.profiles.series import Series
+from fairbed.testbed.emulation.schedule import ROUNDING_S
+from fairbed.testbed.emulation.tcp import waiting_s
+from fairbed.testbed.experiment.file import ExperimentError, load_experiment
+from fairbed.testbed.experiment.fleet import MAX_EMULATED, plan_fleet
+from fairbed.testbed.recording.run_store import CONFIG, read_training
+from fairbed.testbed.run.folder import WORK
+
+
+class RecentRate:
+    """The rate of one direction of a link, at an instant and in the last seconds before it.
+
+    Args:
+        series: Bit/s over the time of the run.
+        round_trip_s: Of the link, for the waiting of TCP.
+    """
+
+    def __init__(self, series: Series, round_trip_s: float) -> None:
+        self._series = series
+        self._round_trip_s = np.array([round_trip_s])
+        self._t_s: Floats = np.array([*series.t_s, series.period_s])
+        steps = np.array(series.values) * np.diff(self._t_s)
+        self._bits: Floats = np.concatenate([[0.0], np.cumsum(steps)])
+
+    @property
+    def moves(self) -> bool:
+        """It changes."""
+        return not self._series.is_constant
+
+    def longer_s(self, n_bytes: int, now: float, told_at: float) -> float:
+        """Return how much longer a transfer takes by some seconds than by this instant.
+
+        In a hole the instant counts as the mean of the whole, as in a replay (`ProfileWorld`).
+
+        Args:
+            n_bytes: Payload.
+            now: The instant, seconds of the run.
+            told_at: End of those seconds, `RECENT_S` or all since the run began.
+        """
+        since = max(told_at - RECENT_S, 0.0)
+        if not self.moves or told_at <= since:
+            return 0.0
+        at_once_bps = self._series.at(now + ROUNDING_S) or self._series.mean
+        recent_bps = (self._carried(told_at) - self._carried(since)) / (told_at - since)
+        return self._takes_s(n_bytes, max(recent_bps, LEAST_BPS)) - self._takes_s(
+            n_bytes, at_once_bps
+        )
+
+    def _takes_s(self, n_bytes: int, bps: float) -> float:
+        """Return what a transfer takes at one rate."""
+        line_s = np.array([8.0 * n_bytes / bps])
+        return float(line_s[0] + waiting_s(8.0 * n_bytes, line_s, self._round_trip_s)[0])
+
+    def _carried(self, t: float) -> float:
+        """Return the bits from the beginning of the run to `t`."""
+        laps, into = divmod(t, self._series.period_s)
+        return float(laps * self._bits[-1] + np.interp(into, self._t_s, self._bits))
+
+
+@dataclass(frozen=True, slots=True)
+class RecentLink:
+    """Both directions of the link of one device."""
+
+    down: RecentRate
+    up: RecentRate
+
+    def longer_s(self, x: ExchangeRow, last: ExchangeRow | None = None) -> float:
+        """Return how much longer an exchange is expected to take than by the instant it began at.
+
+        Args:
+            x: The exchange.
+            last: One before, at the ends of whose transfers the rates are told; None tells them
+                at the beginning of `x`.
+        """
+        now = down_at = up_at = x.dispatched_at_s
+        if last is not None:
+            down_at = last.dispatched_at_s + (last.signal_s or 0.0) / 2.0 + (last.download_s or 0.0)
+            up_at = last.dispatched_at_s + (last.tau_wall_s or 0.0)
+        down_s = self.down.longer_s(x.bytes_down, now, down_at)
+        return down_s + self.up.longer_s(x.bytes_up, now, up_at)
+
+
+def recent_links(folder: Path) -> dict[str, RecentLink]:
+    """Return the links of a replayed fleet that move, by device.
+
+    Of a linear fleet there are none, and of a very large one nobody looks.
+
+    Args:
+        folder: Of the replay.
+
+    Raises:
+        ExperimentError: Its experiment, or a profile or trace of it, cannot be read any more.
+    """
+    experiment = load_experiment(folder / CONFIG)
+    is_linear = any(group.model is not None for group in experiment.fleet)
+    if is_linear or experiment.devices > MAX_EMULATED:
+        return {}
+    # Only links are asked for: how fast the emulating machine is does not matter.
+    emulation = msgspec.structs.replace(experiment.emulation, host_core_speed=1.0)
+    try:
+        devices = plan_fleet(msgspec.structs.replace(experiment, emulation=emulation), os.environ)
+    except ProfileError as exc:
+        raise ExperimentError(str(exc)) from exc
+    links = {
+        device.spec.name: RecentLink(
+            RecentRate(link.down_bps, 2.0 * link.delay_s.mean),
+            RecentRate(link.up_bps, 2.0 * link.delay_s.mean),
+        )
+        for device in devices
+        if (link := device.tracks.link) is not None
+    }
+    return {name: link for name, link in links.items() if link.down.moves or link.up.moves}
+
+
+KNOWN = "known"
+"""Stands beside the names of the estimators."""
+
+KNOWN_THEN = "known then"
+"""The same, but with rates that are as old as those that devices tell; of replays only."""
+
+
+def errors_of_run(folder: Path, counted_after: float = 0.0) -> dict[str, Errors]:
+    """Return the prequential errors of all estimators, and of `known` where the truth is kept.
+
+    Args:
+        folder: Of the run.
+        counted_after: Only the errors of later rounds than this are told.
+
+    Raises:
+        StoreError: The store cannot be read.
+        BackendError: What steps cost here cannot be read.
+        DataError: The run's data set cannot be had any more.
+        ExperimentError: The run's experiment cannot be read.
+    """
+    with RunReader(folder) as reader:
+        found = compare_estimators(reader, counted_after)
+        if (folder / WORK).exists():
+            found[KNOWN] = _known(folder, reader, counted_after)
+        elif reader.run().row.clock == "virtual":
+            found.update(_replayed(folder, reader, counted_after))
+    return found
+
+
+def _replayed(folder: Path, reader: RunReader, counted_after: float) -> dict[str, Errors]:
+    """Return the errors of who knows what a replay expects, and the last seconds of each link.
+
+    Where links move, also of who knows the seconds before each device's last transfers instead.
+    """
+    links = recent_links(folder)
+    rows = {device.name: device.row for device in reader.devices()}
+    known_s = {
+        fleet.round: np.frombuffer(fleet.known_s, "<f8")
+        for fleet in reader.fleets()
+        if fleet.known_s is not None
+    }
+    trials: dict[str, list[Trial]] = {KNOWN: [], **({KNOWN_THEN: []} if links else {})}
+    last = dict[str, ExchangeRow]()
+    for one_round in rounds_that_teach(reader.exchanges()):
+        if (known := known_s.get(one_round[0].round)) is None:
+            continue
+        chosen = np.array([rows[x.device] for x in one_round], dtype=np.int64)
+        measured = Measured.whole(np.array([x.tau_s or 0.0 for x in one_round]))
+        for name, played in trials.items():
+            context = np.zeros((len(chosen), CONTEXT))
+            context[:, INVERSE_MU] = known[chosen]
+            told_by = last if name == KNOWN_THEN else {}
+            context[:, DOWN] = [
+                links[x.device].longer_s(x, told_by.get(x.device)) if x.device in links else 0.0
+                for x in one_round
+            ]
+            is_counted = one_round[0].round > counted_after
+            played.append(Trial(chosen, context, measured, is_counted))
+        last.update({x.device: x for x in one_round})
+    nothing_more, alpha = Known(np.zeros(len(rows))), alpha_of(reader.plan.selection)
+    return {
+        name: prequential({name: nothing_more}, played, alpha)[name]
+        for name, played in trials.items()
+    }
+
+
+def _known(folder: Path, reader: RunReader, counted_after: float) -> Errors:
+    training = read_training(folder)
+    devices, truths = reader.devices(), {row.name: row for row in reader.truths()}
+    rows = {device.name: device.row for device in devices}
+    pasts = {
+        name: past_of(truths[name], reader.conditions(name), training.core_speed)
+        for name in rows
+        if name in truths
+    }
+
+    def work_s(x: ExchangeRow) -> float:
+        return (training.reference_s(x.n_k, x.steps) or 0.0) / training.core_speed
+
+    rounds = [
+        kept
+        for one_round in rounds_that_teach(reader.exchanges())
+        if (kept := [x for x in one_round if x.device in pasts])
+    ]
+    known, trials = known_trials(rounds, rows, pasts, work_s, counted_after)
+    return prequential({KNOWN: known}, trials, alpha_of(reader.plan.selection))[KNOWN]

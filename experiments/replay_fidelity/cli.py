@@ -1,0 +1,69 @@
+"""`fairbed compare --live-replay EXP`: how well a replay predicts the live fleet."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+
+from experiments.replay_fidelity.comparison import (
+    LEAST_REPEATS,
+    MOST_REPEATS,
+    Comparison,
+    compare_live_replay,
+    report,
+)
+from experiments.replay_fidelity.live import LiveRunError
+from fairbed.coordinator.store import StoreError
+from fairbed.coordinator.task.errors import TaskError
+from fairbed.profiles.errors import ProfileError
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.cli import DONE, RunError, UsageError
+from fairbed.testbed.experiment.datasets.dataset import DataError
+from fairbed.testbed.experiment.file import ExperimentError, load_experiment
+from fairbed.testbed.recording.analysis.compose import NotEnough
+
+COMPARISONS = Path("comparisons")
+"""Where they are kept unless `--out` says otherwise: by name, so that the next call goes on."""
+
+FILE = "comparison.json"
+"""What a comparison found, in its folder."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """Compare, or go on with it, and say what was found; return the exit code."""
+    try:
+        experiment = load_experiment(options.live_replay, options.set)
+        folder = options.out or COMPARISONS / f"{experiment.name}-live-replay"
+        found = compare_live_replay(experiment, folder.resolve(), _say, _repeats(options.repeats))
+        text = _kept(found, folder)
+    except (DataError, ExperimentError, ProfileError, TaskError) as exc:
+        raise UsageError(str(exc)) from exc
+    except (BackendError, LiveRunError, NotEnough, StoreError, ValueError) as exc:
+        raise RunError(str(exc)) from exc
+    except OSError as exc:
+        raise RunError(f"--out: must be a folder to write to, got {exc}") from exc
+    print(text if options.json else f"{report(found)}\n\nall of it in {folder}")
+    return DONE
+
+
+def _repeats(asked: int | None) -> int:
+    if asked is None:
+        return LEAST_REPEATS
+    if not LEAST_REPEATS <= asked <= MOST_REPEATS:
+        raise UsageError(
+            f"--repeats: must be from {LEAST_REPEATS} to {MOST_REPEATS}, got {asked}: the distance "
+            "of live runs from each other takes two of them"
+        )
+    return asked
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _kept(found: Comparison, folder: Path) -> str:
+    """Write down what was found; return it."""
+    text = msgspec.json.encode(found).decode()
+    (folder / FILE).write_text(text, encoding="utf-8")
+    return text

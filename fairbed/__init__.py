@@ -1,0 +1,1 @@
+"""Fairbed: an edge-device federated-learning testbed with a terminal control room."""

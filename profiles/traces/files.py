@@ -1,0 +1,234 @@
+"""Find traces by name: beside a profile, or under `FAIRBED_DATA`, where data lie that others own.
+
+data:SET/TRACE    FAIRBED_DATA/traces/SET/TRACE, with or without .csv or .xz, or else TRACE in
+                  the packed file of a set that is known
+
+Read a trace of any format that we know.
+
+Read files of a size that is known to be harmless, packed ones too.
+"""
+
+import lzma
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from fairbed.profiles.errors import TraceError
+from fairbed.profiles.quantities import DATA
+from fairbed.profiles.series import Series
+from fairbed.profiles.traces.mahimahi import is_mahimahi, parse_mahimahi
+from fairbed.profiles.traces.table import parse_table
+from fairbed.profiles.traces.trace import ONE_WAY, Trace
+
+MAX_BYTES = 100_000_000
+"""A larger trace is refused before it is read: a day at 1 Hz takes 3 MB."""
+
+_ADVICE = "cut it, or bin it coarser with: fairbed profiles import --step"
+
+
+def read_file(path: Path) -> bytes:
+    """Return what a file holds, unpacked if its name ends in `.xz`.
+
+    Raises:
+        TraceError: It cannot be read, or holds more than `MAX_BYTES`.
+    """
+    try:
+        if path.suffix == ".xz":
+            with lzma.open(path) as file:
+                return _bounded(file, str(path))
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise _too_large(str(path), size)
+        with path.open("rb") as file:
+            return _bounded(file, str(path))
+    except (OSError, lzma.LZMAError, EOFError) as exc:
+        raise _unreadable(str(path), exc) from exc
+
+
+def read_member(archive: Path, member: str) -> bytes | None:
+    """Return what one file of a `.tar.xz` holds; None if there is no such file in it.
+
+    Raises:
+        TraceError: The archive cannot be read, or the file holds more than `MAX_BYTES`.
+    """
+    where = f"{archive}/{member}"
+    try:
+        with tarfile.open(archive, "r:*") as tar:
+            for item in tar:
+                if item.name == member and item.isfile():
+                    if item.size > MAX_BYTES:
+                        raise _too_large(where, item.size)
+                    file = tar.extractfile(item)
+                    return b"" if file is None else file.read(MAX_BYTES)
+    except (OSError, tarfile.TarError, lzma.LZMAError, EOFError) as exc:
+        raise _unreadable(where, exc) from exc
+    return None
+
+
+def _bounded(file: BinaryIO | lzma.LZMAFile, where: str) -> bytes:
+    content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise _too_large(where, len(content))
+    return content
+
+
+def _too_large(where: str, size: int) -> TraceError:
+    return TraceError(
+        f"{where}: a trace must be at most {MAX_BYTES // 10**6} MB, "
+        f"got {size / 1e6:.0f} MB or more; {_ADVICE}"
+    )
+
+
+def _unreadable(where: str, exc: Exception) -> TraceError:
+    reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+    return TraceError(f"{where}: must be a readable file, got: {reason}; check the path")
+
+
+def read_trace(path: Path, step_s: float = 1.0) -> Trace:
+    """Return the trace in a file.
+
+    Args:
+        path: Of our own format or mahimahi's, packed or not.
+        step_s: Bins for mahimahi's, seconds; ours is taken as it is.
+
+    Raises:
+        TraceError: It cannot be read, or breaks a rule.
+    """
+    return parse_trace(read_file(path), str(path), step_s)
+
+
+def parse_trace(content: bytes, where: str, step_s: float = 1.0) -> Trace:
+    """Return the trace that a file holds; `where` names it in errors.
+
+    Raises:
+        TraceError: It breaks a rule.
+    """
+    if is_mahimahi(content):
+        return parse_mahimahi(content, where, step_s)
+    return parse_table(content, where)
+
+
+VARIABLE = "FAIRBED_DATA"
+
+ENDINGS = ("", ".csv", ".xz", ".csv.xz")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSet:
+    """Published traces that come packed in one file."""
+
+    file: str
+    """In `FAIRBED_DATA/traces`."""
+    kind: Literal["archive", "table"]
+    """archive: a tar of files; table: rows of many traces, the trace's name in the first column."""
+    folder: str = ""
+    """Of an archive: where in it the files are."""
+
+
+SETS: Mapping[str, TraceSet] = {
+    "mahimahi": TraceSet("mahimahi_raw.tar.xz", "archive", "mahimahi"),
+    "nyc-2018": TraceSet("nyc_raw.tar.xz", "archive", "nyc2018"),
+    "nyc-2019": TraceSet("nyc_raw.tar.xz", "archive", "nyc"),
+    "norway-3g": TraceSet("norway_hsdpa_3g.csv.xz", "table"),
+    "fcc-fixed": TraceSet("fcc_fixed_broadband.csv.xz", "table"),
+}
+"""By the name that profiles use."""
+
+
+@dataclass(slots=True)
+class TraceReader:
+    """Reads every trace once; call it for a column of one.
+
+    Args:
+        environ: Read for `FAIRBED_DATA` only.
+        step_s: Bins of traces of mahimahi, seconds.
+    """
+
+    environ: Mapping[str, str]
+    step_s: float = 1.0
+    _traces: dict[str, Trace] = field(default_factory=dict)
+    _series: dict[tuple[str, str], Series] = field(default_factory=dict)
+
+    def __call__(self, name: str, column: str) -> Series:
+        """Return one column of the trace with this name.
+
+        Raises:
+            TraceError: There is no such trace or column, or it breaks a rule.
+        """
+        key = (name, column)
+        if key not in self._series:
+            self._series[key] = self.with_column(name, column).series(column)
+        return self._series[key]
+
+    def with_column(self, name: str, column: str) -> Trace:
+        """Return the trace with this name, which has this column.
+
+        Raises:
+            TraceError: There is no such trace or column, or it breaks a rule.
+        """
+        trace = self.trace(name)
+        if not trace.has(column):
+            raise TraceError(
+                f"{name}: must have a column {column}, got {', '.join(trace.columns)}; "
+                "name another trace"
+            )
+        return trace
+
+    def trace(self, name: str) -> Trace:
+        """Return the trace with this name.
+
+        Raises:
+            TraceError: There is no such trace, or it breaks a rule.
+        """
+        if name not in self._traces:
+            content = self._published(name) if name.startswith(DATA) else read_file(Path(name))
+            self._traces[name] = parse_trace(content, name, self.step_s)
+        return self._traces[name]
+
+    def _published(self, name: str) -> bytes:
+        set_name, _, trace_name = name.removeprefix(DATA).partition("/")
+        if ".." in trace_name.split("/"):
+            raise TraceError(f"{name}: must not leave its folder; name a trace of the set")
+        folder = self._folder(name)
+        for ending in ENDINGS:
+            path = folder / set_name / f"{trace_name}{ending}"
+            if path.is_file():
+                return read_file(path)
+        packed = SETS.get(set_name)
+        if packed is None:
+            raise TraceError(
+                f"{name}: no such trace in {folder}; put it there as {set_name}/{trace_name}.csv, "
+                f"or take one of {', '.join(sorted(SETS))}"
+            )
+        file = folder / packed.file
+        if not file.is_file():
+            raise TraceError(
+                f"{name}: needs {file}, which is not there; fetch it, or set {VARIABLE}"
+            )
+        if packed.kind == "archive":
+            content = read_member(file, f"{packed.folder}/{trace_name}")
+        else:
+            content = _rows_of(read_file(file), trace_name)
+        if content is None:
+            raise TraceError(f"{name}: no such trace in {file}; see which ones it holds")
+        return content
+
+    def _folder(self, name: str) -> Path:
+        root = self.environ.get(VARIABLE, "")
+        folder = Path(root) / "traces"
+        if not root or not folder.is_dir():
+            got = f"no folder {folder}" if root else "nothing"
+            raise TraceError(
+                f"{name}: {VARIABLE} must name the folder of the data, with traces/ in it, "
+                f"got {got}; set it, or take a link that needs no trace"
+            )
+        return folder
+
+
+def _rows_of(content: bytes, trace_name: str) -> bytes | None:
+    """Return the rows of one trace of a long table as a table of its own; None if it has none."""
+    beginning = f"{trace_name},".encode()
+    rows = [line[len(beginning) :] for line in content.splitlines() if line.startswith(beginning)]
+    return b"\n".join([f"t_s,{ONE_WAY}".replace("bps", "mbps").encode(), *rows]) if rows else None

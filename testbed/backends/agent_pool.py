@@ -1,0 +1,317 @@
+"""The agents of a fleet on this machine: what backends share, wherever they put them.
+
+A backend says of each device where it is (`Site`); the crew starts its agent there, from one
+nursery, keeps its log and its gauge, kills it and starts it again.
+
+Has devices stand still on purpose: SIGSTOP, always undone by SIGCONT.
+
+What a stopped process waits for goes on, so a device that is let go is told for how long it stood
+still, and does not count that as having been late.
+
+Who starts agents and ends them, as a crew needs it.
+"""
+
+import math
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+from fairbed.device_agent.config import AgentConfig
+from fairbed.testbed.backends.agents import open_agents
+from fairbed.testbed.backends.base import DeviceSpec
+from fairbed.testbed.backends.cpu_time import cpu_s
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.gauges import FROZEN_S, STARVED_S, Gauges
+from fairbed.testbed.backends.helper import Ended, OnEnd
+from fairbed.testbed.backends.launcher import Launch
+from fairbed.testbed.backends.sandbox import Cell
+from fairbed.testbed.emulation.work import WorkCosts
+from fairbed.testbed.run.folder import GAUGES
+from fairbed.wire.messages import is_device_name
+
+
+class Hands(Protocol):
+    """Satisfied by `Agents`, which has a nursery, and by `Containers`."""
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of the agents that are alive."""
+        ...
+
+    async def start(self, launches: Sequence[Launch]) -> None:
+        """Start agents, all at once; return when every process exists."""
+        ...
+
+    async def end(self, names: Iterable[str], number: int) -> None:
+        """Send a signal to the agents that are alive; return when they are gone."""
+        ...
+
+    async def signal(self, names: Iterable[str], number: int) -> None:
+        """Send a signal to the agents that are alive, and wait for nothing."""
+        ...
+
+
+class Freezer:
+    """Knows which devices stand still."""
+
+    def __init__(self, agents: Hands, gauges: Gauges) -> None:
+        self._agents, self._gauges = agents, gauges
+        self._frozen_at: dict[str, float] = {}
+
+    async def freeze(self, names: Iterable[str]) -> None:
+        """Stop devices; those that are not alive or stand still already are passed over.
+
+        Raises:
+            BackendError: The nursery is gone.
+        """
+        alive = self._agents.pids
+        freezing = [name for name in names if name in alive and name not in self._frozen_at]
+        self._frozen_at.update(dict.fromkeys(freezing, time.monotonic()))
+        await self._agents.signal(freezing, signal.SIGSTOP)
+
+    async def thaw(self, names: Iterable[str]) -> None:
+        """Let devices go on; those that do not stand still are passed over.
+
+        Raises:
+            BackendError: The nursery is gone.
+        """
+        now = time.monotonic()
+        thawing = [name for name in names if name in self._frozen_at]
+        for name in thawing:  # before they look at the clock
+            self._gauges[name][FROZEN_S] += now - self._frozen_at.pop(name)
+        await self._agents.signal(thawing, signal.SIGCONT)
+
+    async def thaw_all(self) -> None:
+        """Let all devices go on.
+
+        Raises:
+            BackendError: The nursery is gone.
+        """
+        await self.thaw(list(self._frozen_at))
+
+
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+Method: TypeAlias = Literal["auto", "fork", "spawn"]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where one device is."""
+
+    broker_url: str
+    """As the device reaches it."""
+    cell: Cell | None = None
+    """None is where we are ourselves."""
+
+
+class Crew:
+    """The agents of a fleet; at work inside `at_work`.
+
+    Args:
+        fleet: The devices.
+        folder: Receives `logs/NAME.log` and `cache/NAME/`.
+        tenant: Of the coordinator that the devices serve.
+        once: Agents stop when the run is over.
+        log_level: Of the agents.
+        on_end: Called on the event loop for every process that ends, asked or not.
+
+    Raises:
+        BackendError: A name cannot be used.
+    """
+
+    def __init__(
+        self,
+        fleet: Sequence[DeviceSpec],
+        folder: Path,
+        *,
+        tenant: str = "main",
+        once: bool = False,
+        log_level: LogLevel = "info",
+        on_end: OnEnd | None = None,
+    ) -> None:
+        _check_names(fleet)
+        self.fleet = {spec.name: spec for spec in fleet}
+        self.logs = folder.absolute() / "logs"
+        self.on_end: OnEnd = on_end or _ignore
+        self.folder = folder.absolute()
+        self._tenant, self._once, self._log_level = tenant, once, log_level
+        self._agents: Hands | None = None
+        self._gauges: Gauges | None = None
+        self._freezer: Freezer | None = None
+        self._started_at: dict[str, float] = {}
+        self._site: Callable[[str], Site] | None = None
+        self._costs: WorkCosts | None = None
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids of the agents that are alive."""
+        return {} if self._agents is None else self._agents.pids
+
+    @property
+    def agents(self) -> Hands:
+        """Who starts and ends them.
+
+        Raises:
+            BackendError: They are not at work.
+        """
+        if self._agents is None:
+            raise BackendError("backend: must be entered with `async with` before it is used")
+        return self._agents
+
+    @property
+    def gauges(self) -> Gauges:
+        """The numbers that we share with the agents.
+
+        Raises:
+            BackendError: They are not at work.
+        """
+        if self._gauges is None:
+            raise BackendError("backend: must be entered with `async with` before it is used")
+        return self._gauges
+
+    @property
+    def freezer(self) -> Freezer:
+        """Who has agents stand still.
+
+        Raises:
+            BackendError: They are not at work.
+        """
+        if self._freezer is None:
+            raise BackendError("backend: must be entered with `async with` before it is used")
+        return self._freezer
+
+    def lived_s(self, name: str) -> float:
+        """Return for how long an agent has lived, seconds; 0 before it was started."""
+        now = time.monotonic()
+        return now - self._started_at.get(name, now)
+
+    def cpu_s(self, name: str) -> float | None:
+        """Return the processor time of an agent in this life; None if it is not alive."""
+        pid = self.pids.get(name)
+        return None if pid is None else cpu_s(pid)
+
+    def starved_s(self, name: str) -> float | None:
+        """Return for how long this machine has kept a device waiting; None if it cannot tell."""
+        waited_s = math.nan if self._gauges is None else self._gauges[name][STARVED_S]
+        return None if math.isnan(waited_s) else waited_s
+
+    def log_file(self, name: str) -> Path:
+        """Return where a device's output goes."""
+        return self.logs / f"{name}.log"
+
+    @asynccontextmanager
+    async def at_work(
+        self,
+        site: Callable[[str], Site],
+        method: Method = "auto",
+        hands: AbstractAsyncContextManager[Hands] | None = None,
+    ) -> AsyncIterator[None]:
+        """Have everything ready to start agents; at the end all are gone, politely at first.
+
+        Args:
+            site: Says where a device is, whenever it is started.
+            method: How a nursery starts agents; auto forks where that is safe, on Linux.
+            hands: Who starts them instead of a nursery.
+
+        Raises:
+            BackendError: The machine refuses a process.
+        """
+        safe: Literal["fork", "spawn"] = "fork" if sys.platform == "linux" else "spawn"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self._site = site
+        self._gauges = Gauges(self.folder / GAUGES, self.fleet)
+        try:
+            if hands is None:
+                method = safe if method == "auto" else method
+                hands = open_agents(self.logs / "nursery.log", method, self.on_end)
+            async with hands as self._agents:
+                self._freezer = Freezer(self._agents, self._gauges)
+                try:
+                    yield
+                finally:  # so that they hear of their end
+                    with suppress(BackendError):
+                        await self._freezer.thaw_all()
+        finally:
+            (self.folder / GAUGES).unlink(missing_ok=True)
+
+    async def start(self, costs: WorkCosts | None) -> None:
+        """Start all agents at once; return when every process exists.
+
+        Raises:
+            BackendError: The machine refused one, or the nursery is gone.
+        """
+        self._costs = costs
+        await self._start(list(self.fleet))
+
+    async def kill(self, name: str) -> None:
+        """Kill an agent as a power cut does; return when it is gone.
+
+        Raises:
+            BackendError: The fleet has no such device, or the nursery is gone.
+        """
+        self.spec(name)
+        await self.freezer.thaw([name])
+        await self.agents.end([name], signal.SIGKILL)
+
+    async def restart(self, name: str) -> None:
+        """Start an agent again, killing it first if it is alive.
+
+        Raises:
+            BackendError: The fleet has no such device, or the machine refused it.
+        """
+        await self.kill(name)
+        await self._start([name])
+
+    def spec(self, name: str) -> DeviceSpec:
+        """Return the device of this name.
+
+        Raises:
+            BackendError: The fleet has no such device.
+        """
+        if name not in self.fleet:
+            raise BackendError(f"{name}: no such device; the fleet is {', '.join(self.fleet)}")
+        return self.fleet[name]
+
+    async def _start(self, names: Sequence[str]) -> None:
+        self._started_at.update(dict.fromkeys(names, time.monotonic()))
+        await self.agents.start([self._launch(name) for name in names])
+
+    def _launch(self, name: str) -> Launch:
+        assert self._site is not None
+        device, site = self.fleet[name].device, self._site(name)
+        return Launch(
+            agent=AgentConfig(
+                broker_url=site.broker_url,
+                name=name,
+                tenant=self._tenant,
+                cache_folder=str(self.folder / "cache" / name),
+                once=self._once,
+                engine_threads=1 if device is None else device.engine_threads,
+                log_level=self._log_level,
+            ),
+            device=device,
+            costs=None if device is None else self._costs,
+            gauge=self.gauges.address(name),
+            cell=site.cell,
+            log_file=str(self.log_file(name)),
+        )
+
+
+def _check_names(fleet: Sequence[DeviceSpec]) -> None:
+    for name, count in Counter(spec.name for spec in fleet).items():
+        if not is_device_name(name):
+            raise BackendError(
+                f"fleet: a name must be 1 to 32 of a-z, 0-9 and hyphen, got {name!r}; rename it"
+            )
+        if count > 1:
+            raise BackendError(f"fleet: names must differ, got {name!r} {count} times; rename one")
+
+
+def _ignore(ended: Ended) -> None:
+    pass

@@ -1,0 +1,169 @@
+"""A process that starts agents on order, and says how they end.
+
+`python -m fairbed.testbed.backends.fork_server PARENT fork|spawn` reads orders from stdin and writes answers
+to stdout.
+
+With `fork` it imports once what all agents import and forks each agent: some 10 ms where a new
+interpreter costs 300 ms, and the agents share that memory. It runs no event loop and has one
+thread, so a fork copies nothing that is half done; onnxruntime starts none before a session is
+opened, which each agent does for itself. With `spawn` each agent is a new interpreter: for systems
+whose frameworks do not survive a fork (macOS).
+
+The agents die with this process, and this process with its parent (`testbed.host.guard`).
+"""
+
+import gc
+import importlib
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import msgspec
+
+from fairbed.device_agent.engines.base import EngineError
+from fairbed.device_agent.engines.onnx import load_runtime
+from fairbed.device_agent.memory import spare_memory
+from fairbed.testbed.backends.fork_protocol import (
+    Answer,
+    Exited,
+    NotStarted,
+    Order,
+    Signal,
+    Start,
+    Started,
+)
+from fairbed.testbed.backends.launcher import Launch, run_and_exit
+from fairbed.testbed.host.guard import die_with_parent
+
+_WARM = ("fairbed.device_agent.process", "anyio._backends._asyncio", "numpy.random")
+"""What an agent would import itself, or that anyio imports when it starts."""
+
+_READ_BYTES = 1 << 16
+
+
+class Nursery:
+    """Starts agents on order, and says how they end.
+
+    Args:
+        start: Starts one agent; returns its process id.
+    """
+
+    def __init__(self, start: Callable[[Launch], int]) -> None:
+        self._start = start
+        self._pids: dict[str, int] = {}
+        self._decoder = msgspec.json.Decoder(Order)
+        self._pending = b""
+        self._wake_up, wake_write = os.pipe()
+        for end in (self._wake_up, wake_write):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # wakes the `select` up
+
+    def serve(self) -> None:
+        """Serve until stdin ends."""
+        while True:
+            ready, _, _ = select.select([0, self._wake_up], [], [])
+            if self._wake_up in ready:
+                os.read(self._wake_up, _READ_BYTES)
+                self._reap()
+            if 0 in ready:
+                data = os.read(0, _READ_BYTES)
+                if not data:
+                    return
+                for order in self._orders(data):
+                    self._obey(order)
+
+    def _orders(self, data: bytes) -> Iterator[Order]:
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        for line in lines:
+            yield self._decoder.decode(line)
+
+    def _obey(self, order: Order) -> None:
+        match order:
+            case Start(launch=launch):
+                _answer(self._begin(launch))
+            case Signal(name=name, number=number):
+                if name in self._pids:  # a zombie at worst: only we reap
+                    os.kill(self._pids[name], number)
+
+    def _begin(self, launch: Launch) -> Started | NotStarted:
+        name = launch.agent.name
+        if name in self._pids:
+            return NotStarted(name=name, reason="it is still running; kill it first")
+        try:
+            pid = self._pids[name] = self._start(launch)
+        except OSError as error:
+            return NotStarted(name=name, reason=error.strerror or str(error))
+        return Started(name=name, pid=pid)
+
+    def _reap(self) -> None:
+        for name, pid in list(self._pids.items()):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found == pid:
+                del self._pids[name]
+                _answer(Exited(name=name, pid=pid, status=os.waitstatus_to_exitcode(status)))
+
+
+def _answer(answer: Answer) -> None:
+    line = msgspec.json.encode(answer) + b"\n"
+    while line:
+        line = line[os.write(1, line) :]
+
+
+def fork(launch: Launch) -> int:
+    """Start an agent as a copy of this process; return its process id.
+
+    Raises:
+        OSError: The machine refused.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid != 0:
+        return pid
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        die_with_parent(parent)
+        run_and_exit(launch)
+    finally:
+        os._exit(1)
+
+
+def spawn(launch: Launch) -> int:
+    """Start an agent in a new interpreter; return its process id.
+
+    Raises:
+        OSError: The machine refused.
+    """
+    read, write = os.pipe()
+    try:
+        os.write(write, msgspec.json.encode(launch) + b"\n")  # some 500 bytes: a pipe holds them
+        argv = [sys.executable, "-m", "fairbed.testbed.backends.launcher", str(os.getpid())]
+        return os.posix_spawn(
+            argv[0], argv, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, read, 0)]
+        )
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def main() -> None:
+    """Serve; the arguments are our parent's process id and how to start agents."""
+    die_with_parent(int(sys.argv[1]))
+    nursery = Nursery(fork if sys.argv[2] == "fork" else spawn)
+    if sys.argv[2] == "fork":
+        spare_memory()
+        for module in _WARM:
+            importlib.import_module(module)
+        with suppress(EngineError):  # each agent will say it
+            load_runtime()
+        gc.collect()
+        gc.freeze()  # a collection in an agent then leaves the shared pages alone
+    nursery.serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,335 @@
+"""Runs one agent on an emulated device: the agent's one seam, filled with a profile.
+
+Started by a backend as `python -m fairbed.testbed.backends.launcher` with a `Launch` in JSON on stdin, or in a
+fork of a warm process. The agent itself is the one that runs on a physical device.
+"""
+
+import logging
+import math
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+from msgspec import Struct
+
+from fairbed.device_agent.config import AgentConfig
+from fairbed.device_agent.errors import one_line
+from fairbed.device_agent.host import Host, Meter, Section
+from fairbed.device_agent.sensors import MonotonicClock, RealSensors, real_host
+from fairbed.testbed.backends.cgroups.quota import Headroom, Quota
+from fairbed.testbed.backends.gauges import (
+    CLOCK_RATIO,
+    FROZEN_S,
+    IS_WILLING,
+    SPEED_RATIO,
+    STARVED_S,
+    TEMPERATURE_CELSIUS,
+    Gauge,
+    GaugeAddress,
+)
+from fairbed.testbed.backends.sandbox import Cell, enter
+from fairbed.testbed.emulation.cpu import MIN_SLEEP_S, PacedSection, RecentShare
+from fairbed.testbed.emulation.device import EmulatedDevice, EmulatedSensors, Weather
+from fairbed.testbed.emulation.quota import MIN_PERIOD_US
+from fairbed.testbed.emulation.work import StepCost, WorkCosts
+from fairbed.testbed.host.dilation import DilatedClock, loop_factory
+from fairbed.testbed.host.guard import die_with_parent
+from fairbed.wire.transport.base import KEEPALIVE_S
+
+LATE_RATIO = 0.05
+LATE_S = 0.05
+"""A section that took this much longer than the device would have is worth a line in the log."""
+
+LOOK_S = 0.1
+"""While a device sleeps off what it owes, its speed is looked up this often."""
+
+_log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+Sleep = Callable[[float], None]
+
+
+class Launch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that one agent process needs to know."""
+
+    agent: AgentConfig
+    device: EmulatedDevice | None
+    """None is this machine as it is."""
+    costs: WorkCosts | None = None
+    """What steps of training are charged; None charges the processor time that they take."""
+    gauge: GaugeAddress | None = None
+    """Where the device says how it fares; None keeps it to itself."""
+    cell: Cell | None = None
+    """What holds the device; None is nothing."""
+    log_file: str
+    """Receives stdout and stderr, appended."""
+
+
+class _PacedMeter:
+    """Sleeps in the working thread whenever the device would still be at work."""
+
+    def __init__(
+        self,
+        section: PacedSection,
+        cost: StepCost | None,
+        gauge: Gauge | None,
+        wall: Clock,
+        cpu: Clock,
+        sleep: Sleep,
+        speed: Callable[[], float],
+        headroom: Headroom | None = None,
+    ) -> None:
+        self._section, self._cost = section, cost
+        self._gauge, self._headroom = gauge, headroom
+        self._starved_before_s = 0.0 if gauge is None else gauge[STARVED_S]
+        self._wall, self._cpu, self._sleep, self._speed = wall, cpu, sleep, speed
+        self._uncharged_s = 0.0
+        """Processor time so far that the device is not charged: what steps took beyond their cost,
+        and what our own pauses took."""
+
+    def step(self, n_examples: int) -> None:
+        if self._cost is None:
+            self.read(0)
+            return
+        charged_s = self._section.cpu + self._cost.seconds(n_examples)
+        self._uncharged_s = self._cpu() - charged_s
+        self._account(charged_s, 0)
+
+    def read(self, n_bytes: int) -> None:
+        self._account(self._charged(), n_bytes)
+
+    def _account(self, charged_s: float, n_bytes: int) -> None:
+        self._pause(self._section.advance(self._wall(), charged_s, n_bytes))
+        self._section.turn(self._wall(), self._speed())
+        if self._headroom is not None:
+            self._headroom.follow()
+
+    def finish(self) -> None:
+        self._pause(self._section.finish(self._wall(), self._charged()))
+        self._section.advance(self._wall(), self._charged())
+
+    def _charged(self) -> float:
+        return self._cpu() - self._uncharged_s
+
+    def _pause(self, duration_s: float) -> None:
+        """Sleep off a deficit; its end moves when the speed changes."""
+        section, used_s = self._section, self._cpu()
+        if self._gauge is not None:
+            self._gauge[STARVED_S] = self._starved_before_s + section.late_s
+        ends = section.now + duration_s
+        while (left_s := ends - self._wall()) > 0.0:
+            self._sleep(min(left_s, LOOK_S))
+            speed_ratio = self._speed()
+            if speed_ratio != section.speed_ratio:
+                section.turn(self._wall(), speed_ratio)
+                ends = section.now + section.finish(section.now, section.cpu)
+        self._uncharged_s += self._cpu() - used_s
+
+
+class EmulatedPace:
+    """Slows compute sections down to the speed of a device; `device_agent.host.Pace`.
+
+    Args:
+        device: The device to be as slow as.
+        share: Learns how much of its own speed the device really had.
+        costs: What steps are charged; None charges the processor time that they take.
+        gauge: Tells the speed of this moment, and is told for how long this machine has kept the
+            device waiting; None is the speed of the profile for good.
+        headroom: Of the device's quota, which would hold it back once more; None is no quota.
+        wall: Monotonic seconds.
+        cpu: Processor seconds of the work; None takes those of the working thread, or of the
+            whole process when the engine uses several threads.
+        sleep: Sleeps in the working thread, seconds.
+    """
+
+    def __init__(
+        self,
+        device: EmulatedDevice,
+        share: RecentShare,
+        costs: WorkCosts | None = None,
+        gauge: Gauge | None = None,
+        *,
+        headroom: Headroom | None = None,
+        wall: Clock = time.monotonic,
+        cpu: Clock | None = None,
+        sleep: Sleep = time.sleep,
+    ) -> None:
+        self._device, self._share, self._costs, self._gauge = device, share, costs, gauge
+        if gauge is not None and math.isnan(gauge[STARVED_S]):
+            gauge[STARVED_S] = 0.0
+        self._headroom = headroom
+        self._clock, self._sleep = wall, sleep
+        self._cpu = cpu or (time.thread_time if device.engine_threads == 1 else time.process_time)
+
+    @contextmanager
+    def section(self, name: Section) -> Iterator[Meter]:
+        """Enter a compute section; what is owed at its end is slept off before it is left."""
+        headroom = self._headroom
+        cost = None if self._costs is None else self._costs.of(name)
+        with nullcontext() if headroom is None else headroom.lifted():
+            section = PacedSection(
+                speed_ratio=self._speed(),
+                storage_read_bytes_per_s=self._device.storage_read_bytes_per_s,
+                now=self._wall(),
+                cpu=self._cpu(),
+                min_sleep_s=MIN_SLEEP_S if headroom is None else MIN_PERIOD_US * 1e-6,
+            )
+            meter = _PacedMeter(
+                section,
+                cost,
+                self._gauge,
+                self._wall,
+                self._cpu,
+                self._sleep,
+                self._speed,
+                headroom,
+            )
+            yield meter
+            meter.finish()
+        self._share.add(section)
+        if section.starved_ratio > LATE_RATIO and section.late_s > LATE_S:
+            _log.warning(
+                "%s took %.3f s, of which %.0f %% waiting for this machine: it is too busy",
+                name,
+                section.wall_s,
+                100.0 * section.starved_ratio,
+            )
+
+    def _speed(self) -> float:
+        return _speed(self._device, self._gauge)
+
+    def _wall(self) -> float:
+        """Return monotonic seconds, without those for which the device stood still on purpose."""
+        return self._clock() - (0.0 if self._gauge is None else self._gauge[FROZEN_S])
+
+
+def _speed(device: EmulatedDevice, gauge: Gauge | None) -> float:
+    """Return the speed of this moment; that of the profile before one was set."""
+    now = math.nan if gauge is None else gauge[SPEED_RATIO]
+    return device.speed_ratio if math.isnan(now) else now
+
+
+def host_for(
+    device: EmulatedDevice | None,
+    costs: WorkCosts | None = None,
+    gauge: Gauge | None = None,
+    cell: Cell | None = None,
+) -> Host:
+    """Return the host that emulates `device`, or the real one; its owner has the say in both."""
+    if device is None:
+        real = real_host()
+        if gauge is None:
+            return real
+        asked = RealSensors(willing=lambda: gauge[IS_WILLING] > 0.0)
+        return Host(clock=real.clock, pace=real.pace, sensors=asked)
+    clock = MonotonicClock() if device.dilation == 1.0 else DilatedClock(device.dilation)
+    sensors = EmulatedSensors(device, weather=None if gauge is None else _weather(gauge))
+    headroom = None if cell is None else _headroom(device, gauge, cell)
+    pace = EmulatedPace(device, sensors.share, costs, gauge, headroom=headroom)
+    return Host(clock=clock, pace=pace, sensors=sensors)
+
+
+def _headroom(device: EmulatedDevice, gauge: Gauge | None, cell: Cell) -> Headroom:
+    quota = Quota(Path(cell.quota_folder), cell.quota_version, is_shared=True)
+    return Headroom(quota, lambda: _speed(device, gauge))
+
+
+def _weather(gauge: Gauge) -> Callable[[], Weather]:
+    def look() -> Weather:
+        celsius = gauge[TEMPERATURE_CELSIUS]
+        return Weather(
+            speed_ratio=gauge[SPEED_RATIO],
+            clock_ratio=gauge[CLOCK_RATIO],
+            temperature_celsius=None if math.isnan(celsius) else celsius,
+            is_willing=gauge[IS_WILLING] > 0.0,
+        )
+
+    return look
+
+
+def launch(spec: Launch) -> int:
+    """Run the agent until it ends; return the exit status: 0 done, 1 failed."""
+    from fairbed.device_agent.process import log_to_stderr, run_agent
+
+    log_to_stderr(spec.agent.log_level)
+    if spec.device is not None:
+        _log.info(
+            "%s emulates: %s, at %.3f of a core of this machine",
+            spec.agent.name,
+            spec.device.title,
+            spec.device.speed_ratio,
+        )
+    gauge = None if spec.gauge is None else Gauge.open(spec.gauge)
+    dilation = 1.0 if spec.device is None else spec.device.dilation
+    try:
+        run_agent(
+            spec.agent,
+            host_for(spec.device, spec.costs, gauge, spec.cell),
+            loop_factory=loop_factory(dilation),
+            keepalive_s=round(KEEPALIVE_S * dilation),
+        )
+    except KeyboardInterrupt:
+        return 0
+    except Exception as exc:
+        sys.stderr.write(f"{spec.agent.name}: {type(exc).__name__}: {one_line(exc)}\n")
+        return 1
+    return 0
+
+
+def redirect_output(log_file: str) -> None:
+    """Send stdout and stderr of this process to the end of a file, and read nothing more.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    for opened in (log, nothing):
+        os.close(opened)
+
+
+def _is_inside(name: str, cell: Cell) -> bool:
+    """Enter the device's cell; tell whether we are in: outside nothing may run."""
+    try:
+        enter(cell)
+    except (OSError, RuntimeError) as exc:
+        sys.stderr.write(f"{name}: must get into its cell, got: {exc}\n")
+        return False
+    return True
+
+
+def run_and_exit(spec: Launch) -> NoReturn:
+    """Run the agent in this process, which has no other purpose, and end it."""
+    status = 1
+    try:
+        redirect_output(spec.log_file)
+        if spec.cell is None or _is_inside(spec.agent.name, spec.cell):
+            status = launch(spec)
+    except BaseException:  # nothing may unwind into the code that forked us
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def main() -> NoReturn:
+    """Run one agent from a `Launch` on stdin, or in the file that is named.
+
+    The first argument is our parent's process id, the second the file, a pipe for instance.
+    """
+    die_with_parent(int(sys.argv[1]))
+    pipe = sys.argv[2:]
+    told = Path(pipe[0]).read_bytes() if pipe else sys.stdin.buffer.readline()
+    run_and_exit(msgspec.json.decode(told, type=Launch))
+
+
+if __name__ == "__main__":
+    main()

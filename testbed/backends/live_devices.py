@@ -1,0 +1,119 @@
+"""Changes the conditions of devices that are processes of this machine, while they run.
+
+processor      numbers in a file that the device maps, followed within `launcher.LOOK_S`
+link           an order to the process that shapes it
+frozen         see `testbed.backends.agent_pool`
+"""
+
+import math
+from collections.abc import Mapping
+
+from fairbed.testbed.backends.agent_pool import Crew
+from fairbed.testbed.backends.base import DeviceSpec
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.gauges import (
+    CLOCK_RATIO,
+    IS_WILLING,
+    SPEED_RATIO,
+    TEMPERATURE_CELSIUS,
+    Gauge,
+)
+from fairbed.testbed.backends.proxy.links import ShapedLinks
+from fairbed.testbed.backends.proxy.protocol import LinkState, Shape
+from fairbed.testbed.emulation.conditions import Conditions
+
+
+class LiveDevices:
+    """Applies conditions to a crew at work behind shaped links."""
+
+    def __init__(self, crew: Crew, links: ShapedLinks) -> None:
+        self._crew, self._links = crew, links
+        self._ports = links.ports
+        self._states: dict[str, LinkState] = {}
+
+    async def apply(self, conditions: Mapping[str, Conditions]) -> None:
+        """Change devices; return when the changes hold.
+
+        Raises:
+            BackendError: A condition cannot be had here, and nothing has changed; or a helper is
+                gone.
+        """
+        for name, wanted in conditions.items():
+            self._check(self._crew.spec(name), wanted)
+        for name, wanted in conditions.items():
+            tell(self._crew.gauges[name], self._crew.spec(name), wanted)
+        frozen = {name for name, wanted in conditions.items() if wanted.outage == "frozen"}
+        await self._crew.freezer.thaw(conditions.keys() - frozen)
+        await self._change_links(conditions)
+        await self._crew.freezer.freeze(frozen)
+
+    def _check(self, spec: DeviceSpec, wanted: Conditions) -> None:
+        check_speed(spec, wanted)
+        shape = wanted.shape or Shape()
+        if shape.loss_ratio > 0.0:
+            raise BackendError(no_loss(spec.name, shape.loss_ratio))
+        is_shaped = not shape.is_plain or wanted.outage in ("coverage", "unplugged")
+        if is_shaped and spec.name not in self._ports:
+            raise BackendError(
+                f"{spec.name}: has no link to change, got {wanted.outage or shape}; "
+                "give it a link in [[fleet]]"
+            )
+
+    async def _change_links(self, conditions: Mapping[str, Conditions]) -> None:
+        changed: dict[str, LinkState] = {}
+        for name, wanted in conditions.items():
+            if name in self._ports:
+                state = link_state(wanted)
+                if state != self._states.get(name):
+                    changed[name] = state
+        await self._links.change(changed)
+        self._states.update(changed)
+
+
+def link_state(wanted: Conditions) -> LinkState:
+    """Return what becomes of a link."""
+    return LinkState(
+        shape=wanted.shape or Shape(),
+        is_covered=wanted.outage != "coverage",
+        is_plugged=wanted.outage != "unplugged",
+    )
+
+
+def tell(gauge: Gauge, spec: DeviceSpec, wanted: Conditions) -> None:
+    """Write into a device's row what its pace follows and its sensors see."""
+    if spec.device is not None:
+        at_most = float(spec.device.engine_threads)  # what it could use of this machine
+        gauge[SPEED_RATIO] = at_most if wanted.speed_ratio is None else wanted.speed_ratio
+    celsius = wanted.temperature_celsius
+    gauge[CLOCK_RATIO] = wanted.clock_ratio
+    gauge[TEMPERATURE_CELSIUS] = math.nan if celsius is None else celsius
+    gauge[IS_WILLING] = float(wanted.is_willing)
+
+
+def check_speed(spec: DeviceSpec, wanted: Conditions) -> None:
+    """See whether a device can be had at a speed.
+
+    Raises:
+        BackendError: It cannot.
+    """
+    speed = wanted.speed_ratio
+    if speed is None:
+        return
+    if spec.device is None:
+        raise BackendError(
+            f"{spec.name}: is this machine itself and cannot be slowed, got speed_ratio {speed}; "
+            "give it a profile in [[fleet]]"
+        )
+    if not 0.0 < speed < math.inf:
+        raise BackendError(
+            f"{spec.name}: speed_ratio must be > 0, got {speed}; use outage 'frozen' for a "
+            "device that stands still"
+        )
+
+
+def no_loss(name: str, loss_ratio: float) -> str:
+    """Return why a device cannot lose packets behind a TCP proxy."""
+    return (
+        f"{name}: the process backend relays TCP and cannot lose packets, got loss_ratio "
+        f'{loss_ratio:g}; use emulation.backend = "namespace", or a link without loss'
+    )

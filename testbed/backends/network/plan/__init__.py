@@ -1,0 +1,1 @@
+"""Names, addresses and `tc`/`ip` command lines of a shaped network. Pure."""

@@ -1,0 +1,162 @@
+"""From one condition of a link to the next: which lines bring it about.
+
+Pure: a trace of a hundred devices becomes one batch for `tc`, and seldom one for `ip`.
+"""
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from fairbed.testbed.backends.network.plan.delay import CLEAR, Air
+from fairbed.testbed.backends.network.plan.htb import (
+    FRAME_BYTES,
+    HOLE_BPS,
+    IP_BYTES,
+    MIN_BPS,
+    Lane,
+    down_lane,
+    leaf_line,
+    rate_line,
+    up_lane,
+)
+from fairbed.testbed.backends.network.plan.links import plug_line
+from fairbed.testbed.backends.network.relay_protocol import AirState
+from fairbed.testbed.emulation.conditions import Conditions, Shape
+
+UNLIMITED = Shape()
+
+MAX_DELAY_S = 60.0
+"""Longer is an outage."""
+
+DelayedBy: TypeAlias = Literal["netem", "relay"] | None
+"""What delays and loses the packets of a link; None is nothing, its packets come at once."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """The link of one device, as it was made."""
+
+    index: int
+    delayed_by: DelayedBy = None
+
+    @cached_property
+    def lanes(self) -> tuple[Lane, Lane]:
+        """Towards the device, and away from it."""
+        packet_bytes = IP_BYTES if self.delayed_by == "relay" else FRAME_BYTES
+        return down_lane(self.index, packet_bytes), up_lane(self.index)
+
+
+class LaneState(Struct, frozen=True):
+    """What one direction of a link is like; None is without a limit."""
+
+    rate_bps: float | None = None
+    """`HOLE_BPS` where nothing passes."""
+    fastest_bps: float | None = None
+    """Since it last had no limit: its queue has room for that, and does not shrink."""
+    leaf_bps: float | None = None
+    """What its leaf is for: the fastest, or a hole."""
+
+
+class State(Struct, frozen=True):
+    """What a link is like."""
+
+    lanes: tuple[LaneState, LaneState] = (LaneState(), LaneState())
+    """Towards the device, and away from it."""
+    air: Air = CLEAR
+    """What happens to packets."""
+    is_plugged: bool = True
+    """The device is not in airplane mode."""
+
+
+AS_MADE = State()
+"""A link that nothing has been told yet: without limits."""
+
+
+def follow(before: State, wanted: Conditions) -> State:
+    """Return what a link becomes."""
+    (down, up), shape = before.lanes, wanted.shape or UNLIMITED
+    is_hole = wanted.outage == "coverage"
+    return State(
+        lanes=(
+            _follow_lane(down, shape.down_bps, is_hole=is_hole),
+            _follow_lane(up, shape.up_bps, is_hole=is_hole),
+        ),
+        air=air_of(shape),
+        is_plugged=wanted.outage != "unplugged",
+    )
+
+
+def _follow_lane(before: LaneState, goodput_bps: float | None, *, is_hole: bool) -> LaneState:
+    fastest_bps = before.fastest_bps or 0.0
+    if is_hole or (goodput_bps is not None and goodput_bps < MIN_BPS):
+        return LaneState(HOLE_BPS, fastest_bps, HOLE_BPS)
+    if goodput_bps is None:
+        return LaneState()
+    if goodput_bps > fastest_bps:
+        fastest_bps = goodput_bps
+    return LaneState(goodput_bps, fastest_bps, fastest_bps)
+
+
+def air_of(shape: Shape) -> Air:
+    """Return what happens to packets."""
+    if not (shape.delay_s or shape.jitter_s or shape.loss_ratio):
+        return CLEAR
+    return Air(delay_s=shape.delay_s, jitter_s=shape.jitter_s, loss_ratio=shape.loss_ratio)
+
+
+@dataclass(slots=True)
+class Changes:
+    """What has to be done, in one go for all devices."""
+
+    tc: list[str] = field(default_factory=list)
+    ip: list[str] = field(default_factory=list)
+    air: dict[str, AirState] = field(default_factory=dict)
+    """For relays, by device."""
+
+
+def add_change(changes: Changes, name: str, link: Link, before: State, after: State) -> None:
+    """Add what brings one link from one state to another; nothing where nothing changes."""
+    has_netem = link.delayed_by == "netem"
+    is_other_air = has_netem and after.air != before.air
+    for lane, old, new in zip(link.lanes, before.lanes, after.lanes, strict=True):
+        if new.rate_bps != old.rate_bps and new.rate_bps != HOLE_BPS:
+            changes.tc.append(rate_line(lane, new.rate_bps))
+        if new.leaf_bps != old.leaf_bps or is_other_air:
+            changes.tc.append(leaf_line(lane, new.leaf_bps, after.air if has_netem else CLEAR))
+    if link.delayed_by == "relay":
+        if (after.air, after.is_plugged) != (before.air, before.is_plugged):
+            changes.air[name] = AirState(air=after.air, is_plugged=after.is_plugged)
+    elif after.is_plugged != before.is_plugged:
+        changes.ip.append(plug_line(link.index, is_plugged=after.is_plugged))
+
+
+def check(link: Link, shape: Shape) -> None:
+    """Refuse what a link cannot be.
+
+    Raises:
+        ValueError: It cannot; the message does not name the device.
+    """
+    _check_rate("down_bps", shape.down_bps)
+    _check_rate("up_bps", shape.up_bps)
+    _check_time("delay_s", shape.delay_s)
+    _check_time("jitter_s", shape.jitter_s)
+    if not 0.0 <= shape.loss_ratio <= 1.0:
+        raise ValueError(f"loss_ratio must be 0 to 1, got {shape.loss_ratio:g}; see profiles")
+    if link.delayed_by is None and (air := air_of(shape)) != CLEAR:
+        raise ValueError(
+            f"a link that was opened without delay and loss cannot have any, got {air}; "
+            "name the device in `delayed` when the network is opened"
+        )
+
+
+def _check_rate(name: str, rate_bps: float | None) -> None:
+    if rate_bps is not None and not 0.0 <= rate_bps < math.inf:
+        raise ValueError(f"{name} must be >= 0 bit/s or None, got {rate_bps:g}; see profiles")
+
+
+def _check_time(name: str, time_s: float) -> None:
+    if not 0.0 <= time_s <= MAX_DELAY_S:
+        raise ValueError(f"{name} must be 0 to {MAX_DELAY_S:g} s, got {time_s:g}; see profiles")

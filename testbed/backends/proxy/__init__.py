@@ -1,0 +1,1 @@
+"""Shaped links of the process backend: one TCP proxy per device."""

@@ -1,0 +1,186 @@
+"""Starts the processes that shape links, changes them live, and says where a device dials."""
+
+import math
+import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from itertools import islice
+from pathlib import Path
+
+import anyio
+import msgspec
+from anyio.abc import Process
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.helper import ANSWER_TIMEOUT_S, Ended, OnEnd, end_helper, open_helper
+from fairbed.testbed.backends.proxy.protocol import Held, LinkState, ProxySpec, Shape
+
+DEVICES_PER_PROCESS = 50
+"""A proxy process costs about 1 % of a core per Mbit/s that passes."""
+
+MAX_LINE_BYTES = 1 << 16
+"""Of one answer: 50 names with their ports take 2 kB."""
+
+_GONE = (
+    OSError,
+    TimeoutError,
+    anyio.BrokenResourceError,
+    anyio.ClosedResourceError,
+    anyio.EndOfStream,
+    anyio.IncompleteRead,
+)
+
+
+class _ProxyProcess:
+    def __init__(self, name: str, spec: ProxySpec, log: Path, on_end: OnEnd) -> None:
+        self._name, self._spec, self._log, self._on_end = name, spec, log, on_end
+        self._process: Process | None = None
+        self._answers: BufferedByteReceiveStream | None = None
+        self._is_closing = False
+        self._unheard = 0
+        """Answers that are still to come: who asked may have been cancelled."""
+        self.ports: dict[str, int] = {}
+
+    async def open(self) -> None:
+        try:
+            self._process = await open_helper(
+                "fairbed.testbed.backends.proxy.server", log=self._log
+            )
+            assert self._process.stdout is not None
+            self._answers = BufferedByteReceiveStream(self._process.stdout)
+            await self._tell(msgspec.json.encode(self._spec))
+            answer = await self._hear()
+        except _GONE as exc:
+            raise BackendError(
+                f"{self._name}: cannot be started, {exc!r}; see {self._log}"
+            ) from exc
+        self.ports = msgspec.json.decode(answer, type=dict[str, int])
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def order(self, states: Mapping[str, LinkState]) -> None:
+        try:
+            await self._tell(msgspec.json.encode(states))
+        except _GONE as exc:
+            raise self._lost(exc) from exc
+
+    async def held(self) -> float:
+        """Return how late the process was since it was last asked, seconds."""
+        try:
+            return msgspec.json.decode(await self._hear(), type=Held).late_s
+        except _GONE as exc:
+            raise self._lost(exc) from exc
+
+    async def watch(self) -> None:
+        assert self._process is not None
+        status = await self._process.wait()
+        self._on_end(
+            Ended(name=self._name, status=status, was_asked=self._is_closing, is_device=False)
+        )
+
+    async def close(self) -> None:
+        self._is_closing = True
+        if self._process is not None:
+            await end_helper(self._process, signal.SIGKILL)
+
+    def _lost(self, exc: BaseException) -> BackendError:
+        return BackendError(f"{self._name}: takes no orders any more, {exc!r}; see {self._log}")
+
+    async def _tell(self, line: bytes) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._unheard += 1
+        with anyio.fail_after(ANSWER_TIMEOUT_S):
+            await self._process.stdin.send(line + b"\n")
+
+    async def _hear(self) -> bytes:
+        """Return the answer to what was told last."""
+        assert self._answers is not None
+        answer = b""
+        with anyio.fail_after(ANSWER_TIMEOUT_S):
+            while self._unheard:
+                answer = await self._answers.receive_until(b"\n", MAX_LINE_BYTES)
+                self._unheard -= 1
+        return answer
+
+
+class ShapedLinks:
+    """The links of a fleet, shaped by processes of their own; made by `shaped_links`."""
+
+    def __init__(self, processes: list[_ProxyProcess]) -> None:
+        self._processes = processes
+        self._asking = anyio.Lock()
+        self.late_s = 0.0
+        """How late the processes were when they last changed something: the worst of them."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of those who shape."""
+        return [process.pid for process in self._processes]
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Where each device finds the broker, on loopback."""
+        return {name: port for process in self._processes for name, port in process.ports.items()}
+
+    async def change(self, states: Mapping[str, LinkState]) -> None:
+        """Change links; return when all of them have changed.
+
+        Raises:
+            BackendError: A process is gone or silent.
+        """
+        async with self._asking:  # an answer belongs to its question
+            asked = []
+            for process in self._processes:
+                own = {name: states[name] for name in process.ports if name in states}
+                if own:
+                    await process.order(own)
+                    asked.append(process)
+            self.late_s = max([await process.held() for process in asked], default=0.0)
+
+
+@asynccontextmanager
+async def shaped_links(
+    host: str, port: int, shapes: Mapping[str, Shape], log: Path, on_end: OnEnd, seed: int = 0
+) -> AsyncIterator[ShapedLinks]:
+    """Shape the links of devices to a broker.
+
+    Args:
+        host: Of the broker.
+        port: Of the broker.
+        shapes: The link of each device; may be empty.
+        log: Receives what the processes have to say.
+        on_end: Called for every process that ends.
+        seed: Of the jitter.
+
+    Raises:
+        BackendError: A process does not come up.
+    """
+    names = iter(shapes)
+    processes = [
+        _ProxyProcess(
+            f"proxy-{index}",
+            ProxySpec(
+                host=host,
+                port=port,
+                devices={name: shapes[name] for name in islice(names, DEVICES_PER_PROCESS)},
+                seed=seed,
+            ),
+            log,
+            on_end,
+        )
+        for index in range(math.ceil(len(shapes) / DEVICES_PER_PROCESS))
+    ]
+    async with anyio.create_task_group() as tasks:
+        try:
+            for process in processes:
+                await process.open()
+                tasks.start_soon(process.watch, name="backend.proxy")
+            yield ShapedLinks(processes)
+        finally:
+            for process in processes:
+                await process.close()

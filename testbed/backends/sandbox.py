@@ -1,0 +1,95 @@
+"""Puts a process into the network and the control groups of a device, before it runs anything.
+
+A fork of ours calls `enter`; a foreign program is started as `inside([program, ...], cell)`.
+Whoever cannot enter must not run: outside it would be faster than the device, and nobody would
+know.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from fairbed.testbed.backends.network.enter import enter as enter_network
+from fairbed.testbed.host.guard import die_with_parent
+
+
+class Cell(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What holds one device; crosses to the process that goes in."""
+
+    procs: tuple[str, ...]
+    """Files of its control groups that a process writes `0` into to join."""
+    quota_folder: str
+    """The control group that holds its processor quota."""
+    quota_version: Literal[1, 2]
+    """Of control groups there."""
+    network: str | None = None
+    """File that stands for its network namespace; None is that of who starts it."""
+    host: str | None = None
+    """`identity` of the host's network namespace, in which nothing of a device may run."""
+
+
+def enter(cell: Cell) -> None:
+    """Move this process, which has one thread, into a cell, with all that it starts from now on.
+
+    Raises:
+        OSError: The kernel refused; the process may be half inside and must end.
+        RuntimeError: The network is the host's.
+    """
+    if cell.network is not None:
+        assert cell.host is not None
+        enter_network(Path(cell.network), cell.host)
+    _join(cell, "0")
+
+
+def admit(pid: int, cell: Cell) -> None:
+    """Move another process into the control groups of a cell.
+
+    Raises:
+        OSError: The kernel refused; the process may be half inside and must end.
+    """
+    _join(cell, str(pid))
+
+
+def inside(argv: Sequence[str], cell: Cell) -> list[str]:
+    """Return the command that runs `argv` in a cell for as long as this process lives."""
+    told = msgspec.json.encode(cell).decode()
+    return [sys.executable, "-m", "fairbed.testbed.backends.sandbox", str(os.getpid()), told, *argv]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run `PARENT CELL PROGRAM ARGUMENTS...`; return only if that is impossible."""
+    parent, told, *argv = arguments
+    die_with_parent(int(parent))
+    try:
+        enter(msgspec.json.decode(told, type=Cell))
+    except (OSError, RuntimeError) as exc:
+        return _complain(f"must get in, got: {exc}", 1)
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as exc:
+        return _complain(f"cannot run {argv[0]}: {exc.strerror}; is it on the PATH?", 127)
+
+
+def _join(cell: Cell, process: str) -> None:
+    for path in cell.procs:
+        descriptor = os.open(path, os.O_WRONLY)
+        try:
+            os.write(descriptor, process.encode())
+        except OSError as exc:
+            raise OSError(exc.errno, exc.strerror, path) from exc
+        finally:
+            os.close(descriptor)
+
+
+def _complain(message: str, status: int) -> int:
+    sys.stderr.write(f"cell: {message}\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,60 @@
+"""What each `fairbed` command does; a command's module is imported when it is called."""
+
+import argparse
+import importlib
+from pathlib import Path
+from typing import Protocol, cast
+
+DONE, FAILED, BAD_USAGE = 0, 1, 2
+"""Exit codes."""
+
+RUNS = Path("runs")
+"""Where runs are kept unless `--out` says otherwise."""
+
+
+class UsageError(Exception):
+    """The command line or a file that it names cannot be used; the message is one line."""
+
+
+class RunError(Exception):
+    """The command failed; the message is one line."""
+
+
+class Command(Protocol):
+    """Every module here has this."""
+
+    def main(self, options: argparse.Namespace) -> int:
+        """Carry the command out; return the exit code."""
+        ...
+
+
+_MODULES = {
+    "run": "run",
+    "replay": "replay",
+    "compare": "compare",
+    "coordinator": "run",
+    "watch": "watch",
+    "show": "runs",
+    "runs": "runs",
+    "stop": "runs",
+    "rm": "runs",
+    "logs": "runs",
+    "enroll": "runs",
+    "profiles": "profiles",
+    "data": "data",
+    "record": "record",
+    "shape": "shape",
+    "doctor": "doctor",
+    "bench": "bench",
+}
+
+
+def dispatch(options: argparse.Namespace) -> int:
+    """Carry out the command that was asked for; return the exit code.
+
+    Raises:
+        UsageError: The command line cannot be used.
+        RunError: The command failed.
+    """
+    name = f"fairbed.testbed.cli.{_MODULES[options.command]}"
+    return cast(Command, importlib.import_module(name)).main(options)

@@ -1,0 +1,170 @@
+"""`fairbed compare`: a grid of runs, and what they say together."""
+
+import argparse
+import os
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from fairbed.profiles.errors import ProfileError
+from fairbed.testbed.cli import DONE, FAILED, RunError, UsageError
+from fairbed.testbed.compare.cell import Result
+from fairbed.testbed.compare.comparison import Comparison, compare
+from fairbed.testbed.compare.figure_style import FiguresMissingError
+from fairbed.testbed.compare.folder import grid_folder
+from fairbed.testbed.compare.grid import Fleet, Grid, load_grid
+from fairbed.testbed.compare.plots import draw_all
+from fairbed.testbed.compare.pool import work_through
+from fairbed.testbed.compare.report import write_report
+from fairbed.testbed.compare.table import plain, print_rich
+from fairbed.testbed.experiment.file import Experiment, ExperimentError
+from fairbed.testbed.experiment.fleet import plan_fleet
+from fairbed.testbed.replay.stage import cast_of
+
+COMPARISONS = Path("comparisons")
+"""Where grids are kept unless `--out` says otherwise: by name, so that the next call goes on."""
+FIGURES = "figures"
+EVERY_S = 0.5
+"""Between two progress lines."""
+MOST = 1_000
+"""Seeds, or replays at a time."""
+INTERRUPTED = 130
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run a grid or go on with it, and say what it says; return the exit code."""
+    if (options.grid is None) == (options.live_replay is None):
+        raise UsageError("compare: give a grid file, or --live-replay with an experiment")
+    if options.live_replay is not None:
+        from experiments.replay_fidelity import cli as live_replay
+
+        return live_replay.main(options)
+    if options.repeats is not None:
+        raise UsageError("--repeats: is of --live-replay; a grid has --seeds")
+    try:
+        jobs = _positive("--jobs", options.jobs) or _cores()
+        grid = load_grid(options.grid, options.set, _positive("--seeds", options.seeds))
+        _check(grid, options.grid)
+        out = options.out or COMPARISONS / grid.name
+        with grid_folder(out, grid) as manifest:
+            results = _work(grid, out, jobs)
+            if results is None:
+                print("fairbed: stopped; the same command goes on", file=sys.stderr)
+                return INTERRUPTED
+            comparison = compare(grid, manifest.grid, version("fairbed"), results)
+            write_report(comparison, out)
+            if not options.no_figures:
+                _draw(comparison, results, out)
+            _tell(comparison, out, as_json=options.json)
+    except ExperimentError as exc:
+        raise UsageError(str(exc)) from exc
+    except BrokenPipeError:
+        raise
+    except OSError as exc:
+        raise RunError(f"--out: must be a folder to write to, got {exc}") from exc
+    return FAILED if comparison.problems else DONE
+
+
+def _check(grid: Grid, path: Path) -> None:
+    """See that every arm can be run, before the first is.
+
+    Raises:
+        ExperimentError: One cannot.
+    """
+    fleets = set[bytes]()
+    for arm in grid.arms:
+        fleet = msgspec.json.encode(arm.experiment.fleet)
+        try:
+            _check_arm(arm.experiment, grid.fleet, is_known_fleet=fleet in fleets)
+        except (ExperimentError, ProfileError) as exc:
+            raise ExperimentError(f"{path}: arm {arm.name!r}: {exc}") from exc
+        fleets.add(fleet)
+
+
+def _check_arm(experiment: Experiment, kind: Fleet, *, is_known_fleet: bool) -> None:
+    """See that an arm can be run.
+
+    Raises:
+        ExperimentError: It needs what this kind of fleet has not.
+        ProfileError: A profile, link or trace is unknown, or breaks a rule.
+    """
+    selection, replay = experiment.selection, experiment.replay
+    if kind == "run" and selection.needs_known_times:
+        raise ExperimentError(
+            "selection.policy: must choose by what was measured, got "
+            f"{selection.policy!r}, which has to be told the true exchange times; use another, "
+            'or fleet = "replay"'
+        )
+    if kind == "replay" and replay.work is None and replay.costs == "measured":
+        raise ExperimentError(
+            'replay.costs: must be the same in every cell, got "measured", which each would '
+            "measure anew; name a run that measured them"
+        )
+    if not experiment.fleet:
+        raise ExperimentError("fleet: a grid needs devices, got none; add [[fleet]]")
+    if is_known_fleet:
+        return
+    if kind == "replay" and any(group.model is not None for group in experiment.fleet):
+        cast_of(experiment)
+    else:
+        plan_fleet(experiment, os.environ)
+
+
+def _positive(option: str, asked: int | None) -> int | None:
+    if asked is not None and not 1 <= asked <= MOST:
+        raise UsageError(f"{option}: must be from 1 to {MOST:,}, got {asked}")
+    return asked
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+
+
+def _work(grid: Grid, out: Path, jobs: int) -> list[Result] | None:
+    """Return the results of all cells; None when it was interrupted."""
+    told = _Progress(len(grid.cells()))
+    is_whole = anyio.run(work_through, grid, out, jobs, told)
+    return told.results if is_whole else None
+
+
+class _Progress:
+    """Keeps results, and says on stderr how far it is, not too often; failures always."""
+
+    def __init__(self, cells: int) -> None:
+        self.results: list[Result] = []
+        self._cells, self._said_at = cells, 0.0
+
+    def __call__(self, result: Result) -> None:
+        self.results.append(result)
+        count, now = len(self.results), time.monotonic()
+        where = f"{count}/{self._cells}  {result.arm}, seed {result.seed}"
+        if result.reply.problem:
+            print(f"{where}: failed: {result.reply.problem}", file=sys.stderr)
+        elif now - self._said_at >= EVERY_S or count == self._cells:
+            self._said_at = now
+            how = "was done" if result.reply.was_done else "done"
+            print(f"{where}: {how}", file=sys.stderr)
+
+
+def _draw(comparison: Comparison, results: list[Result], out: Path) -> None:
+    try:
+        draw_all(comparison, results, out / FIGURES)
+    except FiguresMissingError as exc:
+        print(f"fairbed: no figures were drawn: {exc}", file=sys.stderr)
+
+
+def _tell(comparison: Comparison, out: Path, *, as_json: bool) -> None:
+    if as_json:
+        print(msgspec.json.encode(comparison).decode())
+        return
+    if sys.stdout.isatty():
+        print_rich(comparison)
+    else:
+        print(plain(comparison))
+    print(f"\nall of it in {out}")

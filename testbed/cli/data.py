@@ -1,0 +1,43 @@
+"""`fairbed data`: which data sets there are, and whether they are what they should be."""
+
+import argparse
+import os
+
+from fairbed.testbed.cli import DONE, FAILED, UsageError
+from fairbed.testbed.experiment.datasets.catalogue import DatasetStatus, describe_all, verify
+
+
+def main(options: argparse.Namespace) -> int:
+    """Carry one of the actions out; return the exit code."""
+    return (_list if options.action == "list" else _verify)(options.what)
+
+
+def _list(what: list[str]) -> int:
+    statuses = describe_all(os.environ)
+    known = [status.name for status in statuses]
+    for name in what:
+        if name not in known:
+            raise UsageError(f"data list: no data set {name!r}; there are: {', '.join(known)}")
+    for status in statuses:
+        if not what or status.name in what:
+            _print_status(status)
+    return DONE
+
+
+def _verify(what: list[str]) -> int:
+    names = what or [status.name for status in describe_all(os.environ) if status.is_available]
+    try:
+        found = [verify(name, os.environ) for name in names]
+    except ValueError as exc:
+        raise UsageError(f"data verify: {exc}") from exc
+    for status in found:
+        _print_status(status)
+    return DONE if all(status.is_available for status in found) else FAILED
+
+
+def _print_status(status: DatasetStatus) -> None:
+    if status.is_available:
+        examples = f"{status.n} examples, " if status.n is not None else ""
+        print(f"ok       {status.name:<16}{examples}{status.description} ({status.where})")
+    else:
+        print(f"missing  {status.name:<16}{status.problem}; {status.what_to_do}")

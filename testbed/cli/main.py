@@ -1,0 +1,279 @@
+"""`fairbed`: parse, load, run. Everything heavy is imported by the command that needs it."""
+
+import argparse
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from fairbed.testbed.cli import BAD_USAGE, FAILED, RUNS, RunError, UsageError, dispatch
+from fairbed.testbed.shape.options import add_options as add_shape_options
+from fairbed.testbed.shape.options import split_command
+
+
+def console() -> int:
+    """Be the process `fairbed`: run one command; return its exit code."""
+    code = main()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done but the interpreter's own end
+    return code
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return 0 done, 1 failed, 2 bad usage or configuration."""
+    parser = _parser()
+    own, argv = split_command(sys.argv[1:] if arguments is None else arguments)
+    options = parser.parse_args(own)
+    options.argv = argv
+    if options.command is None:
+        parser.print_help()
+        return BAD_USAGE
+    try:
+        return dispatch(options)
+    except UsageError as exc:
+        return _fail(options, exc, BAD_USAGE)
+    except RunError as exc:
+        return _fail(options, exc, FAILED)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return FAILED
+    except Exception as exc:
+        if hasattr(options, "debug"):
+            traceback.print_exc()
+        line = f"{type(exc).__name__}: {exc}".splitlines()[0]
+        print(f"fairbed: a fault in fairbed itself: {line}; --debug shows where", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("fairbed: interrupted", file=sys.stderr)
+        return 130
+
+
+def _fail(options: argparse.Namespace, exc: Exception, code: int) -> int:
+    if hasattr(options, "debug"):
+        traceback.print_exception(exc)
+    print(f"fairbed: {exc}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--debug",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="show tracebacks and debug logs",
+    )
+    parser = argparse.ArgumentParser(
+        prog="fairbed",
+        description="Edge-device federated-learning testbed with a terminal control room.",
+        parents=[common],
+    )
+    parser.add_argument("--version", action="version", version=f"fairbed {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text, parents=[common])
+
+    run = command("run", "broker, coordinator and emulated fleet in one command")
+    _experiment(run)
+    run.add_argument("--headless", action="store_true", help="progress lines instead of the TUI")
+    run.add_argument("--attached", action="store_true", help=argparse.SUPPRESS)
+
+    replay = command("replay", "the same experiment on a virtual clock, without processes")
+    _experiment(replay)
+    replay.add_argument(
+        "--no-training", action="store_true", help="study selection alone: times, no model"
+    )
+    replay.add_argument(
+        "--threads", type=int, metavar="N", help="devices trained at a time (default: all cores)"
+    )
+
+    _compare(command("compare", "a grid of runs with shared seeds: table, figures, LaTeX"))
+
+    coordinator = command("coordinator", "coordinator only: devices join by themselves")
+    _experiment(coordinator)
+    coordinator.add_argument("--headless", action="store_true", help="progress lines, no TUI")
+    coordinator.add_argument("--attached", action="store_true", help=argparse.SUPPRESS)
+    coordinator.add_argument(
+        "--listen",
+        metavar="HOST[:PORT]",
+        default="127.0.0.1",
+        help="where the embedded broker listens (default 127.0.0.1; 0.0.0.0 for real devices)",
+    )
+
+    for name, text in (
+        ("watch", "open the TUI on a live or finished run"),
+        ("show", "summary of a run"),
+        ("stop", "stop a live run"),
+        ("rm", "delete a finished run"),
+        ("enroll", "print the line that starts an agent for a live run"),
+    ):
+        sub = command(name, text)
+        if name == "enroll":
+            sub.add_argument("name", help="device name: 1 to 32 of a-z, 0-9 and hyphen")
+        which = "run id, its beginning, a folder, or latest"
+        if name == "rm":  # what cannot be undone is said in full
+            sub.add_argument("run", help=which)
+        else:
+            sub.add_argument("run", nargs="?", default="latest", help=which)
+        sub.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+        if name == "show":
+            sub.add_argument("--json", action="store_true", help="one JSON object on stdout")
+            sub.add_argument(
+                "--estimators",
+                action="store_true",
+                help="how well each estimator would have predicted the run's exchanges",
+            )
+    runs = command("runs", "list the runs")
+    runs.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+    runs.add_argument("--json", action="store_true", help="one JSON array on stdout")
+
+    logs = command("logs", "what an emulated device wrote")
+    logs.add_argument("name", help="device name")
+    logs.add_argument("run", nargs="?", default="latest", help="run id, folder, or latest")
+    logs.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+
+    _profiles(command("profiles", "devices, links, populations: list, show, check, plot, import"))
+
+    _record(command("record", "write the profile of a device from what it measured"))
+
+    data = command("data", "data sets: list, verify")
+    data.add_argument("action", choices=("list", "verify"))
+    data.add_argument("what", nargs="*", help="names (verify)")
+
+    add_shape_options(command("shape", "run any command on an emulated device"))
+
+    doctor = command("doctor", "what this machine can do, each line by trying it")
+    doctor.add_argument("experiment", nargs="?", type=Path, help="check what this one needs, too")
+    doctor.add_argument("--json", action="store_true", help="one JSON array on stdout")
+    doctor.add_argument(
+        "--selector",
+        metavar="POLICY",
+        help="check one instead: package.module:Name, an installed plug-in, or a policy of ours",
+    )
+    doctor.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="of the selector, as in [selection.options]; repeatable",
+    )
+
+    bench = command("bench", "benchmarks")
+    bench.add_argument("name", nargs="?", help="which one; without a name they are listed")
+    bench.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the benchmark")
+    return parser
+
+
+def _profiles(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    def action(name: str, text: str) -> argparse.ArgumentParser:
+        return actions.add_parser(name, help=text, description=text)
+
+    listing = action("list", "table of the library, or of some of it")
+    listing.add_argument("what", nargs="*", help="names or .toml files (default all)")
+    listing.add_argument(
+        "--sort",
+        choices=("name", "speed", "cores", "memory", "down", "up", "delay"),
+        default="name",
+        help="largest first (default by name)",
+    )
+    listing.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    show = action("show", "every number with its tag and source")
+    show.add_argument("what", nargs="+", help="names or .toml files")
+    show.add_argument("--json", action="store_true", help="one JSON array on stdout")
+    check = action("check", "every problem of profiles, one line each")
+    check.add_argument("what", nargs="*", help="files or names (default the whole library)")
+    plot = action("plot", "draw how a link, a trace or a hot clock goes over time")
+    plot.add_argument("what", help="a profile, a link, a trace file, or data:SET/TRACE")
+    plot.add_argument("number", nargs="*", help="keys such as down_bps or thermal (default: all)")
+    plot.add_argument("--start", default="0s", metavar="TIME", help="where to begin (default 0s)")
+    plot.add_argument(
+        "--length", metavar="TIME", help="how much (default one period, at most 10min)"
+    )
+    plot.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
+    plot.add_argument("--size", default="100x18", metavar="WxH", help="in characters")
+    importing = action("import", "make a link of a trace of mahimahi or of a CSV")
+    importing.add_argument("down", type=Path, help="trace of mahimahi, or CSV with a header")
+    importing.add_argument("up", type=Path, nargs="?", help="uplink, where it is a file of its own")
+    importing.add_argument("--name", help="of the link (default the file's)")
+    importing.add_argument("--to", type=Path, default=Path(), metavar="DIR", help="(default here)")
+    importing.add_argument("--step", metavar="TIME", help="bin rows (mahimahi: default 1s)")
+    importing.add_argument("--up-rate", metavar="RATE", help="uplink, where no file has it: 5mbit")
+    importing.add_argument("--delay", metavar="TIME", help="one way: 30ms (default 0)")
+    importing.add_argument("--title", help="one line about the link")
+    importing.add_argument("--source", help="where the trace comes from")
+    importing.add_argument("--licence", help="what its owners allow")
+    importing.add_argument("--force", action="store_true", help="replace files that are there")
+
+
+def _record(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name", nargs="?", help="of the profile; with --run, of the device in that run"
+    )
+    parser.add_argument(
+        "--for", dest="watch", default="60s", metavar="TIME", help="how long to watch (default 60s)"
+    )
+    parser.add_argument(
+        "--load", default="60s", metavar="TIME", help="full load, for the heat (default 60s)"
+    )
+    parser.add_argument(
+        "--probe", metavar="PEER", help="measure the link to mqtt://... or HOST:PORT (--serve)"
+    )
+    parser.add_argument(
+        "--serve", metavar="[HOST:]PORT", help="only answer the probes of others, until Ctrl-C"
+    )
+    parser.add_argument("--interface", help="whose traffic counts (default: the default route's)")
+    parser.add_argument("--run", help="record from this run: its id, its beginning, or latest")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
+    parser.add_argument("--like", metavar="PROFILE", help="gives what could not be measured")
+    parser.add_argument("--as", dest="as_name", metavar="NAME", help="name of the profile")
+    parser.add_argument("--out", type=Path, default=Path(), help="folder (default: this one)")
+    parser.add_argument("--force", action="store_true", help="replace a profile of this name")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def _compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("grid", type=Path, nargs="?", help="grid file; examples/grids/ has some")
+    parser.add_argument(
+        "--live-replay",
+        type=Path,
+        metavar="EXP",
+        help="instead of a grid: live runs of this experiment against replays of what they record",
+    )
+    parser.add_argument(
+        "--repeats", type=int, metavar="N", help="of the live run and its replay (default 2)"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder, new or of this grid (default comparisons/<name>)"
+    )
+    parser.add_argument("--seeds", type=int, metavar="N", help="0 to N - 1, instead of the grid's")
+    parser.add_argument("--jobs", type=int, metavar="N", help="replays at a time (default: cores)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="of every arm: rounds=50"
+    )
+    parser.add_argument("--no-figures", action="store_true", help="draw none")
+    parser.add_argument("--json", action="store_true", help="stdout is one object")
+
+
+def _experiment(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "experiment", type=Path, help="experiment file, or the folder of a run to go on with"
+    )
+    parser.add_argument("--out", type=Path, help="folder of the run (default runs/<id>)")
+    parser.add_argument("--seed", type=int, help="overrides the experiment's seed")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="selection.V=50, repeatable"
+    )
+    parser.add_argument("--json", action="store_true", help="stdout is one object, the summary")
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("fairbed")
+
+
+if __name__ == "__main__":
+    sys.exit(console())

@@ -1,0 +1,375 @@
+"""`fairbed profiles`: list, show, check, plot, import.
+
+`fairbed profiles import`: a link of a trace of mahimahi or of a CSV.
+
+The library of profiles as rows of plain values: what `fairbed profiles list` shows.
+"""
+
+import argparse
+import os
+import re
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from fairbed import profiles
+from fairbed.profiles import (
+    Link,
+    LinkProfile,
+    Population,
+    Profile,
+    ProfileError,
+    Varying,
+    course_of,
+    numbers,
+)
+from fairbed.profiles.importing import Imported, Words, import_link
+from fairbed.profiles.load import kind_of
+from fairbed.profiles.traces import Trace, read_trace
+from fairbed.testbed.cli import DONE, FAILED, UsageError
+from fairbed.testbed.cli.units import duration_s, rate_bps
+
+NAME = re.compile(r"[a-z0-9-]{1,32}")
+
+MAHIMAHI_STEP_S = 1.0
+
+
+def import_trace(options: argparse.Namespace) -> int:
+    """Write a link and the traces beside it, and print what was found; return the exit code."""
+    name = options.name or _name_of(options.down)
+    if NAME.fullmatch(name) is None:
+        raise UsageError(f"--name: must be 1 to 32 of a-z, 0-9 and hyphen, got {name!r}; rename it")
+    step_s = None if options.step is None else _number("--step", options.step)
+    if step_s is not None and step_s <= 0.0:
+        raise UsageError(f"--step: must be more than 0, got {options.step}; 1s is usual")
+    down = _read(options.down, step_s)
+    up = None if options.up is None else _read(options.up, step_s)
+    imported = _imported(options, name, down, up)
+    path = options.to / f"{name}.toml"
+    _check_imported(path, imported)
+    _write(options.to, imported, force=options.force)
+    for line in imported.found:
+        print(line)
+    print(f"wrote {path}; use it as: link = {str(path)!r}")
+    return DONE
+
+
+def _imported(options: argparse.Namespace, name: str, down: Trace, up: Trace | None) -> Imported:
+    up_rate = None if options.up_rate is None else _number("--up-rate", options.up_rate)
+    files = " and ".join(path.name for path in (options.down, options.up) if path is not None)
+    words = Words(
+        title=options.title or f"Link imported from {files}",
+        source=options.source or f"imported from {files}",
+        licence=options.licence or "not stated by whoever imported it: ask before you publish it",
+    )
+    delay_s = None if options.delay is None else _number("--delay", options.delay)
+    try:
+        return import_link(name, down, up, words, up_rate, delay_s)
+    except ValueError as exc:
+        hint = "give the uplink as a second file or with --up-rate"
+        raise UsageError(f"{options.down}: {exc}; {hint}") from exc
+
+
+def _read(path: Path, step_s: float | None) -> Trace:
+    trace = read_trace(path, step_s or MAHIMAHI_STEP_S)
+    try:
+        return trace if step_s is None else trace.binned(step_s)
+    except ValueError as exc:
+        raise UsageError(f"{path}: {exc}") from exc
+
+
+def _check_imported(path: Path, imported: Imported) -> None:
+    """See that what would be written loads, before anything is."""
+    with tempfile.TemporaryDirectory(prefix="fairbed-import-") as folder:
+        _write(Path(folder), imported, force=True)
+        problems = profiles.check(Path(folder) / path.name)
+    if problems:
+        raise UsageError(problems[0].replace(folder, str(path.parent)))
+
+
+def _write(folder: Path, imported: Imported, *, force: bool) -> None:
+    taken = [folder / file for file in imported.files if (folder / file).exists()]
+    if taken and not force:
+        raise UsageError(f"{taken[0]}: is there already; take another --name or --to, or --force")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, content in imported.files.items():
+            (folder / file).write_text(content, encoding="utf-8")
+    except OSError as exc:
+        raise UsageError(
+            f"--to {folder}: must be a folder to write to, got: {exc.strerror}"
+        ) from exc
+
+
+def _name_of(path: Path) -> str:
+    stem = path.name.lower()
+    for ending in (".xz", ".csv", ".down", ".up", ".log", ".txt"):
+        stem = stem.removesuffix(ending)
+    return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:32].strip("-") or "link"
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        return rate_bps(text) if option == "--up-rate" else duration_s(text)
+    except ValueError as exc:
+        raise UsageError(f"{option}: {exc}") from exc
+
+
+SortKey: TypeAlias = Literal["name", "speed", "cores", "memory", "down", "up", "delay"]
+
+
+class DeviceRow(Struct, frozen=True, kw_only=True):
+    """One device profile."""
+
+    name: str
+    kind: str
+    cores: int
+    speed: float
+    """One training step, in cores of the reference machine."""
+    memory_bytes: int
+    down_bps: float
+    up_bps: float
+    delay_s: float
+    measured: list[str]
+    """Which of `compute` and `link` (both rates) somebody measured."""
+    more: list[str]
+    """Which of `heat`, `power`, `stays`, `varies` the profile tells of."""
+
+
+class LinkRow(Struct, frozen=True, kw_only=True):
+    """One link."""
+
+    name: str
+    down_bps: float
+    up_bps: float
+    delay_s: float
+    jitter_s: float
+    loss_ratio: float
+    course: str
+    """How the downlink moves: constant, series, trace or spread."""
+    is_measured: bool
+
+
+class PopulationRow(Struct, frozen=True, kw_only=True):
+    """One population; numbers are medians over its devices."""
+
+    name: str
+    speed: float
+    memory_bytes: float
+    down_bps: float
+    up_bps: float
+    available: float
+
+
+def device_row(profile: Profile) -> DeviceRow:
+    """Return the row of a device."""
+    link = profile.link
+    tells = {
+        "heat": profile.thermal is not None,
+        "power": profile.energy is not None,
+        "stays": profile.availability is not None,
+        "varies": any(
+            isinstance(number, Varying) and not number.is_constant for _, number in numbers(profile)
+        ),
+    }
+    measured = {"compute": profile.one_core.tag == "measured", "link": _is_measured(link)}
+    return DeviceRow(
+        name=profile.name,
+        kind=profile.kind,
+        cores=profile.cores,
+        speed=profile.training_speed,
+        memory_bytes=profile.memory_bytes,
+        down_bps=link.down_bps,
+        up_bps=link.up_bps,
+        delay_s=link.delay_s,
+        measured=[name for name, is_so in measured.items() if is_so],
+        more=[name for name, is_so in tells.items() if is_so],
+    )
+
+
+def link_row(profile: LinkProfile) -> LinkRow:
+    """Return the row of a link."""
+    link = profile.link
+    courses = [
+        name for name in ("series", "trace", "spread") if getattr(link.down, name) is not None
+    ]
+    return LinkRow(
+        name=profile.name,
+        down_bps=link.down_bps,
+        up_bps=link.up_bps,
+        delay_s=link.delay_s,
+        jitter_s=link.jitter_s,
+        loss_ratio=link.loss_ratio,
+        course=courses[0] if courses else "constant",
+        is_measured=_is_measured(link),
+    )
+
+
+def population_row(population: Population) -> PopulationRow:
+    """Return the row of a population."""
+    median = {
+        key: float(number.distribution().at(0.5)) for key, number in population.numbers().items()
+    }
+    return PopulationRow(
+        name=population.name,
+        speed=median["core_speed"],
+        memory_bytes=median["memory_bytes"],
+        down_bps=median["link.down_bps"],
+        up_bps=median["link.up_bps"],
+        available=median.get("availability.available", 1.0),
+    )
+
+
+def sort_key(row: DeviceRow | LinkRow | PopulationRow, key: SortKey) -> tuple[float, str]:
+    """Return what rows are sorted by: largest first, of equals the name decides."""
+    name = {"memory": "memory_bytes", "down": "down_bps", "up": "up_bps", "delay": "delay_s"}
+    value = 0.0 if key == "name" else float(getattr(row, name.get(key, key), 0.0))
+    return -value, row.name
+
+
+def _is_measured(link: Link) -> bool:
+    return link.down.tag == link.up.tag == "measured"
+
+
+NAME_WIDTH = 26
+
+
+def main(options: argparse.Namespace) -> int:
+    """Carry one of the actions out; return the exit code."""
+    try:
+        if options.action == "list":
+            return _list(options)
+        if options.action == "show":
+            return _show(options)
+        if options.action == "check":
+            return _check(options.what)
+        if options.action == "plot":
+            from fairbed.testbed.cli.profiles_plot import plot
+
+            return plot(options)
+        from fairbed.testbed.cli.profiles import import_trace
+
+        return import_trace(options)
+    except ProfileError as exc:
+        raise UsageError(str(exc)) from exc
+
+
+def _list(options: argparse.Namespace) -> int:
+    found = [_load(name) for name in options.what] if options.what else _all()
+    devices = [device_row(item) for item in found if isinstance(item, Profile)]
+    links = [link_row(item) for item in found if isinstance(item, LinkProfile)]
+    populations = [population_row(item) for item in found if isinstance(item, Population)]
+    for rows in (devices, links, populations):
+        rows.sort(key=lambda row: sort_key(row, options.sort))
+    if options.json:
+        content = {"devices": devices, "links": links, "populations": populations}
+        print(msgspec.json.encode(content).decode())
+        return DONE
+    tables = [table for table in (_devices(devices), _links(links), _drawn(populations)) if table]
+    print("\n\n".join("\n".join(table) for table in tables))
+    print("\nspeed: one training step, in cores of the reference machine; rates in Mbit/s")
+    return DONE
+
+
+def _devices(rows: list[DeviceRow]) -> list[str]:
+    head = f"{'device':<{NAME_WIDTH}}{'class':<10}{'cores':>5}{'speed':>7}{'memory':>10}"
+    head += f"{'down':>8}{'up':>8}{'delay':>9}  {'measured':<13}more"
+    return [head.rstrip()] * bool(rows) + [
+        f"{row.name:<{NAME_WIDTH}}{row.kind:<10}{row.cores:>5}{row.speed:>7.2f}"
+        f"{_gib(row.memory_bytes):>10}{_mbit(row.down_bps):>8}{_mbit(row.up_bps):>8}"
+        f"{_ms(row.delay_s):>9}  {' '.join(row.measured):<13}{' '.join(row.more)}".rstrip()
+        for row in rows
+    ]
+
+
+def _links(rows: list[LinkRow]) -> list[str]:
+    head = f"{'link':<{NAME_WIDTH}}{'down':>8}{'up':>8}{'delay':>9}{'jitter':>9}{'loss':>7}"
+    return [f"{head}  {'course':<10}rates"] * bool(rows) + [
+        f"{row.name:<{NAME_WIDTH}}{_mbit(row.down_bps):>8}{_mbit(row.up_bps):>8}"
+        f"{_ms(row.delay_s):>9}{_ms(row.jitter_s) if row.jitter_s else '-':>9}"
+        f"{f'{row.loss_ratio:.1%}' if row.loss_ratio else '-':>7}  {row.course:<10}"
+        f"{'measured' if row.is_measured else ''}".rstrip()
+        for row in rows
+    ]
+
+
+def _drawn(rows: list[PopulationRow]) -> list[str]:
+    head = f"{'population (medians)':<{NAME_WIDTH}}{'speed':>8}{'memory':>10}{'down':>8}{'up':>8}"
+    return [f"{head}{'there':>8}"] * bool(rows) + [
+        f"{row.name:<{NAME_WIDTH}}{row.speed:>8.2f}{_gib(row.memory_bytes):>10}"
+        f"{_mbit(row.down_bps):>8}{_mbit(row.up_bps):>8}{row.available:>8.0%}"
+        for row in rows
+    ]
+
+
+def _show(options: argparse.Namespace) -> int:
+    found = [_load(name) for name in options.what]
+    if options.json:
+        print(msgspec.json.encode([msgspec.to_builtins(item) for item in found]).decode())
+        return DONE
+    for item in found:
+        kind = item.kind if isinstance(item, Profile | Population) else "link"
+        print(f"{item.name}: {item.title} ({kind}); {item.licence}")
+        for key, number in numbers(item):
+            value = getattr(number, "value", None)
+            course = course_of(number)
+            print(f"  {key:<32}{_value(value):<14}{number.tag:<12}{number.source}")
+            if course:
+                print(f"  {'':<32}{course}")
+    return DONE
+
+
+def _check(what: list[str]) -> int:
+    paths = [_path(name) for name in what] if what else [profiles.find(name) for name in _names()]
+    problems = [problem for path in paths for problem in profiles.check(path, _environ(what))]
+    for problem in problems:
+        print(problem)
+    if not problems:
+        print(f"{len(paths)} checked, nothing wrong")
+    return FAILED if problems else DONE
+
+
+def _environ(what: list[str]) -> dict[str, str] | None:
+    """Return where traces of others are; None leaves them unread where nobody asked for them."""
+    return dict(os.environ) if what or "FAIRBED_DATA" in os.environ else None
+
+
+def _path(text: str) -> Path:
+    path = Path(text)
+    return path if path.suffix or path.is_file() else profiles.find(text)
+
+
+def _load(name: str) -> Profile | LinkProfile | Population:
+    path = profiles.find(name)
+    kind = kind_of(path)
+    if kind is LinkProfile:
+        return profiles.load_link(path)
+    return profiles.load_population(path) if kind is Population else profiles.load(path)
+
+
+def _names() -> list[str]:
+    return [*profiles.names(), *profiles.link_names(), *profiles.population_names()]
+
+
+def _all() -> Iterable[Profile | LinkProfile | Population]:
+    return [_load(name) for name in _names()]
+
+
+def _value(value: Any) -> str:
+    return "" if value is None else str(value) if isinstance(value, int) else f"{value:g}"
+
+
+def _mbit(bits_per_s: float) -> str:
+    return f"{bits_per_s / 1e6:.3g}" if bits_per_s < 1e6 else f"{bits_per_s / 1e6:.1f}"
+
+
+def _gib(n_bytes: float) -> str:
+    return f"{n_bytes / 2**30:.1f} GB"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"

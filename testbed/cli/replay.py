@@ -1,0 +1,84 @@
+"""`fairbed replay`: the same experiment on a virtual clock."""
+
+import argparse
+import sys
+import time
+
+import msgspec
+
+from fairbed.coordinator.algorithms.selection.guarded import PluginError
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.report.summary_table import summary_table
+from fairbed.coordinator.store import RunReader, StoreError
+from fairbed.coordinator.store.connection import DATABASE
+from fairbed.coordinator.task.errors import TaskError
+from fairbed.device_agent.engines.base import EngineError
+from fairbed.profiles.errors import ProfileError
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.cli import DONE, RUNS, RunError, UsageError
+from fairbed.testbed.cli.preflight import broken_promise
+from fairbed.testbed.cli.run import (
+    check_new,
+    check_resumable,
+    named_experiment,
+    new_id,
+    selector_of,
+)
+from fairbed.testbed.experiment.datasets.dataset import DataError
+from fairbed.testbed.experiment.file import ExperimentError
+from fairbed.testbed.replay.play import Played
+from fairbed.testbed.replay.run import replay_stage
+from fairbed.testbed.replay.stage import stage_of
+
+EVERY_S = 0.5
+"""Between two progress lines."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """Replay an experiment; return the exit code."""
+    try:
+        if options.no_training:
+            options.set.append("replay.training=false")
+        experiment, named = named_experiment(options)
+        folder = named or options.out or RUNS / new_id(experiment.name)
+        is_new = not (folder / DATABASE).exists()
+        if is_new and options.out is not None:
+            check_new(folder)
+        selector_of(experiment)
+        stage = stage_of(experiment)
+        if not is_new:
+            check_resumable(folder, stage.experiment, is_named=named is not None, clock="virtual")
+        if (promise := broken_promise(experiment)) is not None:
+            print(f"warning: {promise}", file=sys.stderr)
+        tell = _Progress(experiment.rounds)
+        started = time.perf_counter()
+        run_id, threads = folder.resolve().name, options.threads
+        rounds = replay_stage(stage, folder, run_id, tell, threads=threads)
+        rounds_per_s = rounds / (time.perf_counter() - started)
+    except (DataError, ExperimentError, ProfileError) as exc:
+        raise UsageError(str(exc)) from exc
+    except (BackendError, EngineError, PluginError, StoreError, TaskError, OSError) as exc:
+        raise RunError(str(exc)) from exc
+    with RunReader(folder) as reader:
+        summary = summarise_run(reader)
+    if options.json:
+        said = {**msgspec.to_builtins(summary), "rounds_per_s": rounds_per_s}
+        print(msgspec.json.encode(said).decode())
+    else:
+        print(summary_table(summary))
+        print(f"\n{rounds_per_s:,.3g} rounds a second; in {folder}")
+    return DONE
+
+
+class _Progress:
+    """Says on stderr how far it is, not too often."""
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds, self._said_at = rounds, time.monotonic()
+
+    def __call__(self, played: Played) -> None:
+        now = time.monotonic()
+        if now - self._said_at >= EVERY_S:
+            self._said_at = now
+            at = played.started_s + played.duration_s
+            print(f"round {played.choice.round}/{self._rounds}  at {at:,.0f} s", file=sys.stderr)

@@ -1,0 +1,338 @@
+"""`fairbed run` and `fairbed coordinator`: progress lines, or the TUI on a terminal.
+
+What a person without a TUI reads while a run is on: one line per round.
+"""
+
+import argparse
+import functools
+import logging
+import os
+import re
+import sys
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TextIO
+
+import anyio
+import msgspec
+
+from fairbed.coordinator.algorithms.selection.base import Selector
+from fairbed.coordinator.algorithms.selection.guarded import PluginError
+from fairbed.coordinator.policy.decisions import make_decisions
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.report.summary_table import summary_table
+from fairbed.coordinator.rounds.loop import FleetMissingError, Progress
+from fairbed.coordinator.server.lease import AnotherCoordinatorError
+from fairbed.coordinator.store import RunReader, StoreError
+from fairbed.coordinator.store.connection import DATABASE
+from fairbed.coordinator.task.errors import TaskError
+from fairbed.device_agent.engines.base import EngineError
+from fairbed.device_agent.sensors import real_host
+from fairbed.profiles.errors import ProfileError
+from fairbed.testbed.backends.errors import BackendError, BackendUnavailable
+from fairbed.testbed.cli import DONE, FAILED, RUNS, RunError, UsageError
+from fairbed.testbed.cli.preflight import admit
+from fairbed.testbed.experiment.datasets.dataset import DataError
+from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
+from fairbed.testbed.experiment.fleet import plan_fleet
+from fairbed.testbed.host.dilation import loop_factory
+from fairbed.testbed.host.speed import host_speed
+from fairbed.testbed.run.broker import BrokerError
+from fairbed.testbed.run.folder import strangers
+from fairbed.testbed.run.supervisor import RunPlan, run_experiment
+from fairbed.wire.errors import TransportError
+
+
+def progress_line(progress: Progress, rounds: int) -> str:
+    """Return the line of a closed round: cohort, slowest device, tau, accuracy, queue total."""
+    row, metric = progress.round, progress.metric
+    width = len(str(rounds))
+    head = f"round {row.round:>{width}}/{rounds}"
+    if row.status == "void":
+        return f"{head}  void: nobody trained; the model stays  queues {row.queue_total:.2f}"
+    accuracy = f"{metric.accuracy_mean:.3f}" if metric is not None else "-"
+    missing = f" ({row.selected - row.aggregated} missing)" if row.aggregated < row.selected else ""
+    return (
+        f"{head}  tau {row.tau_max_s:6.2f} s  accuracy {accuracy}  queues {row.queue_total:5.2f}  "
+        f"slowest {row.slowest}  cohort {' '.join(progress.cohort)}{missing}"
+    )
+
+
+EXPECTED = (
+    AnotherCoordinatorError,
+    BackendError,
+    BrokerError,
+    EngineError,
+    FleetMissingError,
+    OSError,
+    PluginError,
+    StoreError,
+    TaskError,
+    TransportError,
+)
+"""Errors of a run whose message is one line that says what to do."""
+
+BAD_INPUT = (BackendUnavailable, DataError, ExperimentError, ProfileError)
+"""The same, for what the experiment names."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """Run an experiment or go on with a run; return the exit code."""
+    try:
+        plan = plan_run(options)
+    except StoreError as exc:
+        raise RunError(str(exc)) from exc
+    is_terminal = sys.stdout.isatty() and sys.stdin.isatty()
+    if is_terminal and not (options.headless or options.json):
+        from fairbed.testbed.cli.watch import run_with_tui
+
+        return run_with_tui(plan, options)
+    return _run_headless(plan, options)
+
+
+def plan_run(options: argparse.Namespace) -> RunPlan:
+    """Return what the command line asks for.
+
+    Raises:
+        UsageError: It cannot be used.
+    """
+    experiment, folder = named_experiment(options)
+    experiment = _measured(experiment)
+    run_id = folder.name if folder else new_id(experiment.name)
+    folder = folder or options.out or RUNS / run_id
+    if (folder / DATABASE).exists():
+        run_id = check_resumable(folder, experiment, is_named=path_is_run(options))
+    elif options.out is not None:
+        run_id = folder.resolve().name
+        check_new(folder)
+    host, port = _listen(getattr(options, "listen", "127.0.0.1"))
+    has_fleet = options.command == "run"
+    _check_policy(experiment)
+    return RunPlan(
+        experiment=experiment,
+        folder=folder,
+        run_id=run_id,
+        has_fleet=has_fleet,
+        listen_host=host,
+        listen_port=port,
+        dilation=_dilation(experiment, folder) if has_fleet else 1.0,
+    )
+
+
+def _check_policy(experiment: Experiment) -> None:
+    """See that the policy can be had, and can do without what no coordinator knows.
+
+    Raises:
+        UsageError: It is a plug-in that cannot be had, or has to be told the true exchange times.
+    """
+    selection = experiment.selection
+    selector_of(experiment)
+    if selection.needs_known_times:
+        raise UsageError(
+            "selection.policy: must choose by what was measured, got "
+            f"{selection.policy!r}, which has to be told the true exchange times; use rbcs-f, "
+            "fedcs, oort, power-of-choice or uniform"
+        )
+
+
+def selector_of(experiment: Experiment) -> Selector:
+    """Return the selector that an experiment names: now is the time to say that there is none.
+
+    Raises:
+        UsageError: It is a plug-in that cannot be had, or not with such rounds.
+    """
+    try:
+        return make_decisions(experiment.coordinator()).selector
+    except (PluginError, ValueError) as exc:
+        raise UsageError(str(exc)) from exc
+
+
+def _dilation(experiment: Experiment, folder: Path) -> float:
+    """Return how much slower the time of the fleet has to run; that of a run that goes on stays.
+
+    Raises:
+        UsageError: The fleet does not fit into this machine.
+    """
+    earlier = None
+    if (folder / DATABASE).exists():
+        with RunReader(folder) as reader:
+            earlier = reader.run().row.dilation
+    try:
+        devices = plan_fleet(experiment, os.environ)
+        return admit(experiment, devices, real_host().sensors.cores(), earlier)
+    except (ExperimentError, ProfileError) as exc:
+        raise UsageError(str(exc)) from exc
+
+
+def close(plan: RunPlan, *, as_json: bool) -> int:
+    """Print how a run ended; return the exit code."""
+    with RunReader(plan.folder) as reader:
+        summary = summarise_run(reader)
+    if as_json:
+        print(msgspec.json.encode(summary).decode())
+    else:
+        print(summary_table(summary))
+    return DONE if summary.status in ("done", "stopped") else FAILED
+
+
+def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
+    is_debug = hasattr(options, "debug")
+    out = sys.stderr if options.json else sys.stdout
+    logging.basicConfig(
+        level=logging.DEBUG if is_debug else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    kind = f"{plan.experiment.devices} emulated devices" if plan.has_fleet else "own devices"
+    _say(out, f"run {plan.run_id}: {plan.experiment.rounds} rounds, {kind}, in {plan.folder}")
+    if not plan.has_fleet:
+        _say(out, f"a device joins by the line that this prints: fairbed enroll NAME {plan.folder}")
+    play = functools.partial(
+        run_experiment,
+        plan,
+        lambda progress: _say(out, progress_line(progress, plan.experiment.rounds)),
+        lambda: _say(sys.stderr, "fairbed: stopping in order; once more stops at once"),
+        is_attached=options.attached,
+    )
+    try:
+        anyio.run(play, backend_options={"loop_factory": loop_factory(plan.dilation)})
+    except BAD_INPUT as exc:
+        raise UsageError(str(exc)) from exc
+    except EXPECTED as exc:
+        raise RunError(without_errno(exc)) from exc
+    if not (plan.folder / DATABASE).exists():
+        raise RunError("stopped before the run began; nothing was kept")
+    return close(plan, as_json=options.json)
+
+
+def without_errno(exc: Exception) -> str:
+    """Return the message; the system's own, about a file, in the form of ours."""
+    if isinstance(exc, OSError) and exc.filename and exc.strerror:
+        return f"{exc.filename}: must be usable, got: {exc.strerror}; choose another with --out"
+    return str(exc)
+
+
+def _say(out: TextIO, line: str) -> None:
+    with suppress(BrokenPipeError):
+        print(line, file=out, flush=True)
+
+
+def named_experiment(options: argparse.Namespace) -> tuple[Experiment, Path | None]:
+    """Return the experiment, and the run's folder if that is what was named."""
+    path: Path = options.experiment
+    folder = path if path_is_run(options) else None
+    if folder is not None:
+        path = folder / "experiment.toml"
+        if not path.exists():
+            raise UsageError(
+                f"{folder}: must be an experiment file or the folder of a run, got a folder "
+                "without experiment.toml; fairbed runs lists the runs"
+            )
+        if options.out is not None or options.set or options.seed is not None:
+            raise UsageError(
+                f"{folder}: a run goes on as it began; leave out --out, --set and --seed"
+            )
+    try:
+        experiment = load_experiment(path, options.set, options.seed)
+    except ExperimentError as exc:
+        raise UsageError(str(exc)) from exc
+    return experiment, folder
+
+
+def _measured(experiment: Experiment) -> Experiment:
+    """Return the experiment with the speed of this machine as a number, which a run then keeps.
+
+    Raises:
+        RunError: It cannot be measured.
+    """
+    if experiment.emulation.host_core_speed != "auto" or not experiment.fleet:
+        return experiment
+    try:
+        speed = host_speed(os.environ).core_speed
+    except BackendError as exc:
+        raise RunError(str(exc)) from exc
+    emulation = msgspec.structs.replace(experiment.emulation, host_core_speed=speed)
+    return msgspec.structs.replace(experiment, emulation=emulation)
+
+
+def path_is_run(options: argparse.Namespace) -> bool:
+    """Tell whether the command line names a folder, to go on with its run."""
+    path: Path = options.experiment
+    return path.is_dir()
+
+
+def check_new(folder: Path) -> None:
+    """See that a folder is free for a new run: `fairbed rm` will delete all that is in it.
+
+    Raises:
+        UsageError: It is a file, or holds something that is not of a run.
+    """
+    try:
+        found = strangers(folder)
+    except OSError as exc:
+        raise UsageError(f"--out {folder}: must be a folder, got: {exc.strerror}") from exc
+    if found:
+        raise UsageError(
+            f"--out {folder}: must be a new or empty folder, got one with {found[0]}; name another"
+        )
+
+
+def check_resumable(
+    folder: Path, experiment: Experiment, *, is_named: bool, clock: str = "real"
+) -> str:
+    """See that a run can be gone on with; return its id.
+
+    Args:
+        folder: Of the run.
+        experiment: To go on with.
+        is_named: The folder was named, and not the experiment.
+        clock: That the run must have lived by: a replay cannot go on with a live run.
+
+    Raises:
+        UsageError: It cannot be.
+    """
+    command = "run" if clock == "real" else "replay"
+    with RunReader(folder) as reader:
+        info = reader.run()
+    if info.is_alive:
+        raise UsageError(f"{folder}: this run is live; watch it with: fairbed watch {folder}")
+    if info.row.clock != clock:
+        made = "replayed" if clock == "real" else "live"
+        raise UsageError(
+            f"{folder}: must hold a run by fairbed {command}, got one that is {made}; "
+            "name another folder"
+        )
+    if info.status == "done":
+        raise UsageError(
+            f"{folder}: this run is done; give another --out, or look at it with: "
+            f"fairbed watch {folder}"
+        )
+    if info.row.config_hash != experiment.hash() and is_named:
+        raise UsageError(
+            f"{folder}/experiment.toml: must be as it was when the run began, got a changed one; "
+            "undo the change, or start a new run from it with --out"
+        )
+    if info.row.config_hash != experiment.hash():
+        raise UsageError(
+            f"{folder}: holds a run of another experiment; give another --out, or go on with it "
+            f"by: fairbed {command} {folder}"
+        )
+    return info.run_id
+
+
+def new_id(name: str) -> str:
+    """Return an id for a run that begins now."""
+    slug = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-") or "run"
+    return f"{slug}-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}"
+
+
+def _listen(text: str) -> tuple[str, int | None]:
+    host, separator, port = text.rpartition(":")
+    if not (host if separator else text):
+        raise UsageError(f"--listen: must be HOST or HOST:PORT, got {text!r}; 0.0.0.0 is all")
+    if not separator or text.endswith("]"):
+        return text, None
+    if not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise UsageError(f"--listen: must be HOST or HOST:PORT, got {text!r}")
+    return host, int(port)

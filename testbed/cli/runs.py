@@ -1,0 +1,186 @@
+"""Keeping house: `show`, `runs`, `stop`, `rm`, `logs`, `enroll`."""
+
+import argparse
+import shutil
+import socket
+import sys
+import time
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from fairbed.coordinator.report.estimators import estimates_table
+from fairbed.coordinator.report.summary import summarise_run
+from fairbed.coordinator.report.summary_table import summary_table
+from fairbed.coordinator.store import (
+    RunInfo,
+    RunNotFoundError,
+    RunReader,
+    StoreError,
+    find_runs,
+    resolve_run,
+)
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.cli import DONE, RunError, UsageError
+from fairbed.testbed.cli.send_command import make_command, send_command
+from fairbed.testbed.experiment.datasets.dataset import DataError
+from fairbed.testbed.experiment.file import ExperimentError
+from fairbed.testbed.run.folder import Endpoint, read_endpoint
+from fairbed.wire.errors import TransportError
+from fairbed.wire.messages import is_device_name
+
+STOP_S = 30.0
+"""A run says goodbye, stops its devices and closes its store within this."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """Carry one of the commands out; return the exit code."""
+    command = {
+        "show": _show,
+        "runs": _list,
+        "stop": _stop,
+        "rm": _remove,
+        "logs": _logs,
+        "enroll": _enroll,
+    }[options.command]
+    try:
+        return command(options)
+    except RunNotFoundError as exc:
+        raise UsageError(str(exc)) from exc
+    except BrokenPipeError:
+        raise
+    except (StoreError, TransportError, OSError) as exc:
+        raise RunError(str(exc)) from exc
+
+
+def live_endpoint(folder: Path) -> tuple[RunInfo, Endpoint]:
+    """Return a live run and how to reach it.
+
+    Raises:
+        RunError: The run is not live.
+    """
+    with RunReader(folder) as reader:
+        info = reader.run()
+    endpoint = read_endpoint(folder)
+    if not info.is_alive or endpoint is None:
+        raise RunError(
+            f"{info.run_id}: is not live, its status is {info.status}; fairbed runs shows which are"
+        )
+    return info, endpoint
+
+
+def _show(options: argparse.Namespace) -> int:
+    folder = resolve_run(options.runs, options.run)
+    if options.estimators:
+        return _estimators(folder, as_json=options.json)
+    with RunReader(folder) as reader:
+        summary = summarise_run(reader)
+    print(msgspec.json.encode(summary).decode() if options.json else summary_table(summary))
+    return DONE
+
+
+def _estimators(folder: Path, *, as_json: bool) -> int:
+    from experiments.oracle.errors import errors_of_run
+
+    try:
+        found = errors_of_run(folder)
+    except (BackendError, DataError, ExperimentError) as exc:
+        raise RunError(str(exc)) from exc
+    print(msgspec.json.encode(found).decode() if as_json else estimates_table(found))
+    return DONE
+
+
+def _list(options: argparse.Namespace) -> int:
+    runs = find_runs(options.runs)
+    if options.json:
+        rows = [
+            {
+                "run_id": run.run_id,
+                "name": run.row.name,
+                "status": run.status,
+                "created": run.row.created,
+                "rounds_completed": run.rounds_completed,
+                "devices": run.devices,
+                "accuracy_mean": run.accuracy_mean,
+                "folder": str(run.folder),
+            }
+            for run in runs.readable
+        ]
+        print(msgspec.json.encode(rows).decode())
+        return DONE
+    if not runs.readable and not runs.problems:
+        print(f"no runs in {options.runs}; start one with: fairbed run examples/quickstart.toml")
+    for run in runs.readable:
+        accuracy = "-" if run.accuracy_mean is None else f"{run.accuracy_mean:.3f}"
+        print(
+            f"{run.run_id:<40} {run.status:<12} rounds {run.rounds_completed:>4}  "
+            f"devices {run.devices:>4}  accuracy {accuracy}"
+        )
+    for problem in runs.problems:
+        print(f"unreadable: {problem}")
+    return DONE
+
+
+def _stop(options: argparse.Namespace) -> int:
+    folder = resolve_run(options.runs, options.run)
+    info, endpoint = live_endpoint(folder)
+    anyio.run(send_command, endpoint, make_command("stop"))
+    deadline = time.monotonic() + STOP_S
+    while time.monotonic() < deadline:
+        with RunReader(folder) as reader:
+            info = reader.run()
+        if not info.is_alive:
+            print(f"{info.run_id}: {info.status} after {info.rounds_completed} rounds")
+            return DONE
+        time.sleep(0.1)
+    raise RunError(f"{info.run_id}: was told to stop but still runs after {STOP_S:g} s")
+
+
+def _remove(options: argparse.Namespace) -> int:
+    folder = resolve_run(options.runs, options.run)
+    with RunReader(folder) as reader:
+        info = reader.run()
+    if info.is_alive:
+        raise UsageError(f"{info.run_id}: is live; stop it first: fairbed stop {folder}")
+    shutil.rmtree(folder)
+    print(f"{info.run_id}: deleted")
+    return DONE
+
+
+def _logs(options: argparse.Namespace) -> int:
+    folder = resolve_run(options.runs, options.run) / "logs"
+    path = folder / f"{options.name}.log"
+    if not is_device_name(options.name) or not path.exists():
+        names = sorted(p.stem for p in folder.glob("*.log")) or ["none: no emulated devices"]
+        raise UsageError(f"logs: no log of {options.name!r}; there are: {', '.join(names)}")
+    print(path.read_text(encoding="utf-8", errors="replace"), end="")
+    return DONE
+
+
+def _enroll(options: argparse.Namespace) -> int:
+    if not is_device_name(options.name):
+        raise UsageError(f"name: must be 1 to 32 of a-z, 0-9 and hyphen, got {options.name!r}")
+    _, endpoint = live_endpoint(resolve_run(options.runs, options.run))
+    tenant = "" if endpoint.tenant == "main" else f" --tenant {endpoint.tenant}"
+    url = endpoint.url
+    for everywhere in ("0.0.0.0", "[::]"):
+        url = url.replace(f"@{everywhere}:", f"@{_own_address()}:")
+    print(f"device-agent --broker {url} --name {options.name}{tenant}")
+    if endpoint.host in ("127.0.0.1", "::1", "localhost"):
+        print(
+            "only this machine can join: the broker listens on loopback; for real devices start "
+            "the coordinator with --listen 0.0.0.0",
+            file=sys.stderr,
+        )
+    return DONE
+
+
+def _own_address() -> str:
+    """Return the address of this machine on the way out; no packet is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 of RFC 5737, routed like any other
+            return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostname()

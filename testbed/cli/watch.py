@@ -1,0 +1,223 @@
+"""The TUI: on any run by `fairbed watch`, or on the one that `fairbed run` starts.
+
+Has what only watches go after others: nobody who is measured shall wait for a screen.
+
+Where the kernel shares the processor out by session first (`sched_autogroup`, sched(7)), the
+niceness of a process counts within its session only. A screen's session is that of the shell it
+was started from: so it is told as well, and told otherwise when the screen is left.
+"""
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from fairbed.coordinator.store import RunNotFoundError, RunReader, StoreError, resolve_run
+from fairbed.coordinator.store.connection import DATABASE
+from fairbed.coordinator.tui.app import ControlRoom, ExitChoice
+from fairbed.testbed.backends.priority import AUTOGROUP
+from fairbed.testbed.cli import BAD_USAGE, DONE, FAILED, RUNS, RunError, UsageError
+from fairbed.testbed.cli.run import close, without_errno
+from fairbed.testbed.cli.send_command import send_command
+from fairbed.testbed.run.folder import LOG, clear, read_endpoint
+from fairbed.testbed.run.stopping import DETACH
+from fairbed.testbed.run.supervisor import RunPlan
+
+NICENESS = 10
+"""About a tenth of the share of a process that was not told anything; keys are still heeded."""
+
+TRIES, PAUSE_S = 5, 0.1
+"""To tell the session, and the time between two tries, seconds."""
+
+
+@contextmanager
+def going_last() -> Iterator[None]:
+    """Have this process, and meanwhile its session, go after others; who is started keeps that."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), NICENESS))
+    before = _of_session()
+    if before is None or before >= NICENESS:
+        yield
+        return
+    _tell_session(NICENESS)
+    try:
+        yield
+    finally:
+        _tell_session(before)
+
+
+def _of_session() -> int | None:
+    """Return the niceness of the session; None where sessions have none."""
+    with suppress(OSError):
+        if found := re.search(r"nice (-?\d+)$", AUTOGROUP.read_text().strip()):
+            return int(found[1])
+    return None
+
+
+def _tell_session(niceness: int) -> None:
+    for _ in range(TRIES):
+        try:
+            AUTOGROUP.write_text(str(niceness))
+        except BlockingIOError:  # all sessions together are told ten times a second at most
+            time.sleep(PAUSE_S)
+        except OSError:
+            return
+        else:
+            return
+
+
+START_S = 120.0
+"""A run writes its first row within this, or has failed."""
+
+STOP_S = 30.0
+"""A run stops in order within this; then it is killed."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """Open the TUI on a live or finished run; leaving it stops nothing."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("watch: needs a terminal, got none; without one there is: fairbed show")
+    try:
+        _watch(resolve_run(options.runs, options.run), owns_run=False)
+    except RunNotFoundError as exc:
+        raise UsageError(str(exc)) from exc
+    except StoreError as exc:
+        raise RunError(str(exc)) from exc
+    return DONE
+
+
+def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> int:
+    """Run in a process of its own, watch it here, and print the summary at the end."""
+    log = plan.folder / LOG
+    try:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        output = log.open("ab")
+    except OSError as exc:
+        raise RunError(without_errno(exc)) from exc
+    process = None
+    try:
+        print(f"run {plan.run_id}: starting broker and devices, in {plan.folder}", flush=True)
+        with output:
+            process = subprocess.Popen(
+                _command(plan, options),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        _wait_for_store(plan.folder, process, log)
+        choice = _watch(plan.folder, owns_run=True)
+        if choice == "detach":
+            _detach(process)
+            name = plan.run_id if plan.folder.parent == RUNS else plan.folder
+            print(f"left running; watch it again with: fairbed watch {name}")
+            return DONE
+    finally:
+        if process is not None:
+            _stop(process)
+        if not (plan.folder / DATABASE).exists():
+            clear(plan.folder, with_log=True)
+    if process.returncode not in (DONE, FAILED):
+        raise RunError(
+            f"the run ended with exit code {process.returncode}; see {log}, and go on with it "
+            f"by: fairbed run {plan.folder}"
+        )
+    return close(plan, as_json=False)
+
+
+def _watch(folder: Path, *, owns_run: bool) -> ExitChoice | None:
+    with RunReader(folder) as reader:
+        endpoint = read_endpoint(folder) if reader.run().is_alive else None
+        send = None if endpoint is None else partial(send_command, endpoint)
+        with going_last():
+            return _run_room(ControlRoom(reader, send_command=send, owns_run=owns_run))
+
+
+def _run_room(room: ControlRoom) -> ExitChoice | None:
+    """Show the control room until it is left.
+
+    A Ctrl-C that comes before the terminal is in its hands is a signal. The event loop would make
+    a cancellation of it, which Textual loses while it starts.
+
+    Raises:
+        KeyboardInterrupt: Such a signal came.
+    """
+    signals = []
+
+    def note(number: int, frame: object) -> None:
+        signals.append(number)
+        room.leave()
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        choice = room.run()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if signals:
+        raise KeyboardInterrupt
+    return choice
+
+
+def _command(plan: RunPlan, options: argparse.Namespace) -> list[str]:
+    command = [sys.executable, "-m", "fairbed.testbed.cli.main", options.command]
+    if (plan.folder / DATABASE).exists():
+        command += [str(plan.folder)]
+    else:
+        command += [str(options.experiment), "--out", str(plan.folder)]
+        command += [part for setting in options.set for part in ("--set", setting)]
+        command += [] if options.seed is None else ["--seed", str(options.seed)]
+    if options.command == "coordinator":
+        command += ["--listen", options.listen]
+    command += ["--debug"] if hasattr(options, "debug") else []
+    return [*command, "--headless", "--attached"]
+
+
+def _wait_for_store(folder: Path, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise _why_not_started(process.returncode, log)
+        try:
+            with RunReader(folder) as reader:
+                if reader.run().is_alive:
+                    return
+        except StoreError:
+            pass
+        time.sleep(0.05)
+    raise RunError(f"the run did not start within {START_S:g} s; see {log}")
+
+
+def _why_not_started(code: int, log: Path) -> UsageError | RunError:
+    """Return what the run said last, if that was about its end."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    said = lines[-1] if lines else ""
+    if not said.startswith("fairbed: "):
+        return RunError(f"the run ended with exit code {code} before it began; it said: {said!r}")
+    line = said.removeprefix("fairbed: ")
+    return UsageError(line) if code == BAD_USAGE else RunError(line)
+
+
+def _detach(process: "subprocess.Popen[bytes]") -> None:
+    assert process.stdin is not None
+    process.stdin.write(DETACH)
+    process.stdin.close()
+    process.stdin = None
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    """End an attached run in order: it stops when its standard input does."""
+    if process.stdin is None:
+        return
+    process.stdin.close()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

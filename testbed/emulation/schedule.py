@@ -1,0 +1,307 @@
+"""What one device is meant to have at every moment: its profile's numbers, laid out in time.
+
+Pure: a moment goes in, conditions come out; what moves, and when it moves next, is known ahead.
+Only heat is not, because it depends on what the device does: it is an argument. Moments are
+seconds of the fleet since the run began, and conditions are what the device itself would have:
+where time is dilated, whoever hands them to this machine divides them (`Conditions.dilated`).
+
+One device on its course: its timeline, the heat of what it does, and when to look next.
+"""
+
+from dataclasses import dataclass
+from math import floor, inf, nan
+from typing import Literal, TypeAlias
+
+from fairbed.profiles import DeviceTracks
+from fairbed.profiles.schema import Profile, Thermal
+from fairbed.profiles.series import Series
+from fairbed.profiles.tracks import LinkTracks
+from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
+from fairbed.testbed.emulation.heat import Heat
+
+Away: TypeAlias = Literal["unwilling", "unplugged"]
+"""What a device does while it is not available: it says so, or it cannot be reached."""
+
+LEAST_BPS = 1e3
+"""A rate below this is held at it; a rate of 0 is a hole, and then no rate matters."""
+
+LEAST_FREE_CORES = 0.05
+"""What other work leaves at least, as `device_agent.sensors` has it."""
+
+ROUNDING_S = 1e-6
+"""A change at `t` is in force at `t`, whatever rounding did to it on its way through a period."""
+
+_SEVERITY: dict[Outage, int] = {"coverage": 1, "unplugged": 2, "frozen": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class OutageWindow:
+    """An outage that is asked for by the clock of the run.
+
+    Raises:
+        ValueError: It ends before it begins.
+    """
+
+    start_s: float
+    end_s: float
+    kind: Outage
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.start_s < self.end_s:
+            raise ValueError(
+                f"outage: must end after it begins, at 0 s at the earliest, "
+                f"got {self.start_s} to {self.end_s} s"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Speed of a device's processor over time."""
+
+    per_core: float
+    """One core at its nominal clock, in cores of this machine."""
+    threads: int
+    """Of one training step."""
+    cores: int
+    clock_ratio: Series
+    background_load: Series
+    """Cores busy with other work."""
+
+    def of(self, clock_ratio: float, background_load: float) -> float:
+        """Return the speed of training at a clock and beside a load, in cores of this machine."""
+        free = max(self.cores - background_load, LEAST_FREE_CORES)
+        return self.per_core * min(float(self.threads), free) * clock_ratio
+
+
+class Timeline:
+    """One device over time.
+
+    Args:
+        speed: None is a device that is not slowed.
+        link: None is this machine's own.
+        available: Above 0 while the device takes part.
+        away: What it does while it does not.
+        outages: By the clock of the run.
+    """
+
+    def __init__(
+        self,
+        *,
+        speed: Speed | None = None,
+        link: LinkTracks | None = None,
+        available: Series | None = None,
+        away: Away = "unwilling",
+        outages: tuple[OutageWindow, ...] = (),
+    ) -> None:
+        self._speed, self._has_link, self._away = speed, link is not None, away
+        self._outages = outages
+        self._edges = sorted(edge for o in outages for edge in (o.start_s, o.end_s))
+        series = _series(available, speed, link)
+        self._moving = [(at, each) for at, each in enumerate(series) if not each.is_constant]
+        self._values = [each.values[0] for each in series]
+        """At `_looked_at`, in the order of `_series`."""
+        self._steps = [0] * len(series)
+        """Where each series was then."""
+        self._looked_at, self._change = nan, inf
+
+    @property
+    def is_constant(self) -> bool:
+        """Nothing moves, unless heat does."""
+        return not self._moving and not self._edges
+
+    def conditions(
+        self, t: float, heat_clock_ratio: float = 1.0, celsius: float | None = None
+    ) -> Conditions:
+        """Return what the device is meant to have at `t`.
+
+        Args:
+            t: Seconds since the run began.
+            heat_clock_ratio: What heat leaves of its clock.
+            celsius: Its temperature, if it can tell.
+        """
+        t += ROUNDING_S
+        self._look(t)
+        available, clock, load, down_bps, up_bps, delay_s, jitter_s, loss_ratio = self._values
+        is_there, is_hole = available > 0.0, False
+        speed = shape = None
+        if self._speed is not None:
+            speed = self._speed.of(clock, load) * heat_clock_ratio
+        if self._has_link:
+            shape = Shape(
+                down_bps=max(down_bps, LEAST_BPS),
+                up_bps=max(up_bps, LEAST_BPS),
+                delay_s=delay_s,
+                jitter_s=jitter_s,
+                loss_ratio=loss_ratio,
+            )
+            is_hole = down_bps == 0.0 or up_bps == 0.0
+        return Conditions(
+            speed_ratio=speed,
+            shape=shape,
+            outage=self._outage(t, is_hole, is_there),
+            clock_ratio=clock * heat_clock_ratio,
+            temperature_celsius=celsius,
+            is_willing=is_there or self._away != "unwilling",
+        )
+
+    def next_change(self, t: float) -> float | None:
+        """Return the first moment after `t` that may bring other conditions; None is never."""
+        t += ROUNDING_S
+        self._look(t)
+        change = self._change
+        if self._edges:
+            change = min([change, *(edge for edge in self._edges if edge > t)])
+        return None if change == inf else change
+
+    def _look(self, t: float) -> None:
+        """Look up what holds at `t`, and until when; who asks for both asks for the same `t`."""
+        if t == self._looked_at:
+            return
+        change, values, steps = inf, self._values, self._steps
+        for at, series in self._moving:
+            values[at], until, steps[at] = series.followed(t, steps[at])
+            if until < change:
+                change = until
+        self._looked_at, self._change = t, change
+
+    def _outage(self, t: float, is_hole: bool, is_there: bool) -> Outage | None:
+        if is_there and not is_hole and not self._outages:
+            return None
+        found: list[Outage] = [o.kind for o in self._outages if o.start_s <= t < o.end_s]
+        if is_hole:
+            found.append("coverage")
+        if not is_there and self._away == "unplugged":
+            found.append("unplugged")
+        return max(found, key=_SEVERITY.__getitem__, default=None)
+
+
+def _series(
+    available: Series | None, speed: Speed | None, link: LinkTracks | None
+) -> tuple[Series, ...]:
+    """Return all that may move, as if steady where there is no such thing."""
+    one, none = Series.constant(1.0), Series.constant(0.0)
+    return (
+        available or one,
+        *((one, none) if speed is None else (speed.clock_ratio, speed.background_load)),
+        *(
+            (none,) * 5
+            if link is None
+            else (link.down_bps, link.up_bps, link.delay_s, link.jitter_s, link.loss_ratio)
+        ),
+    )
+
+
+def device_timeline(
+    profile: Profile | None,
+    tracks: DeviceTracks,
+    host_core_speed: float = 1.0,
+    *,
+    away: Away = "unwilling",
+    outages: tuple[OutageWindow, ...] = (),
+) -> Timeline:
+    """Return the timeline of a device of a fleet.
+
+    Args:
+        profile: None is this machine, not slowed.
+        tracks: What profile and link become over time.
+        host_core_speed: Speed of one core of this machine, in cores of the reference machine.
+        away: What the device does while it is not available.
+        outages: By the clock of the run.
+    """
+    speed = None
+    if profile is not None:
+        speed = Speed(
+            per_core=profile.core_speed / host_core_speed,
+            threads=profile.engine_threads,
+            cores=profile.cores,
+            clock_ratio=tracks.clock_ratio,
+            background_load=tracks.background_load,
+        )
+    return Timeline(
+        speed=speed,
+        link=tracks.link,
+        available=tracks.available,
+        away=away,
+        outages=outages,
+    )
+
+
+LOOK_S = 2.0
+"""How often the load of devices that heat up is looked at, all at the same moments: their time
+constants are minutes, and a look costs much the same for one as for all."""
+
+_ROUNDING_S = 1e-6
+
+
+class Course:
+    """Answers for one device; times are seconds of the fleet since the run began.
+
+    Args:
+        timeline: Of the device.
+        thermal: How it heats up; None does not.
+        cores: Of the device: heat follows the load of all of them.
+        threads: Of one training step.
+        start: When this course is first asked; the device is cold then.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        thermal: Thermal | None = None,
+        *,
+        cores: int = 1,
+        threads: int = 1,
+        start: float = 0.0,
+    ) -> None:
+        self._timeline = timeline
+        self._heat = None if thermal is None else Heat(thermal, start)
+        self._share = threads / cores
+        self._look_at = -inf if thermal is not None else inf
+        self._used: tuple[float, float] | None = None
+        self._speed: float | None = None
+
+    @property
+    def is_constant(self) -> bool:
+        """Nothing ever changes."""
+        return self._heat is None and self._timeline.is_constant
+
+    def asks_load(self, t: float) -> bool:
+        """Tell whether it is time to say what the device has computed."""
+        return t >= self._look_at - _ROUNDING_S
+
+    def conditions(self, t: float) -> Conditions:
+        """Return what the device is meant to have at `t`."""
+        if self._heat is None:
+            return self._timeline.conditions(t)
+        heat = self._heat
+        celsius = None if heat.celsius is None else round(heat.celsius)
+        now = self._timeline.conditions(t, heat.clock_ratio, celsius)
+        self._speed = now.speed_ratio
+        return now
+
+    def used(self, t: float, cpu_s: float | None) -> None:
+        """Take in what the device has computed.
+
+            load = computed / (elapsed * speed) * threads / cores
+
+        With time dilated by k the device has k times the time at a k-th of the speed: the load
+        is the same.
+
+        Args:
+            t: The present.
+            cpu_s: Processor time of this machine that it has had in all; None while it is not
+                alive: then it cools.
+        """
+        if self._heat is None:
+            return
+        before, self._used = self._used, None if cpu_s is None else (t, cpu_s)
+        self._look_at = LOOK_S * (floor(t / LOOK_S + _ROUNDING_S) + 1)
+        load = 0.0
+        if before is not None and cpu_s is not None and self._speed and t > before[0]:
+            load = (cpu_s - before[1]) / ((t - before[0]) * self._speed) * self._share
+        self._heat.advance(t, load)
+
+    def next_look(self, t: float) -> float:
+        """Return when to look again, after `t`; `inf` is never."""
+        change = self._timeline.next_change(t)
+        return self._look_at if change is None else min(change, self._look_at)

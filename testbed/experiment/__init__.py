@@ -1,0 +1,1 @@
+"""The experiment file and what it describes: fleet, data sets, shards."""

@@ -1,0 +1,80 @@
+"""A data set in memory.
+
+What can be wrong with data.
+
+DataError     a data set or a division of it cannot be had as asked
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fairbed.coordinator.algorithms.arrays import Ints
+from fairbed.device_agent.engines.base import Examples
+
+
+class DataError(ValueError):
+    """A data set, or a division of it, cannot be had; one line says why and what to do.
+
+    Attributes:
+        where: The data set, file or setting at fault.
+        problem: The rule broken and the value found.
+        what_to_do: What a person should do next.
+    """
+
+    def __init__(self, where: str, problem: str, what_to_do: str) -> None:
+        super().__init__(f"{where}: {problem}; {what_to_do}")
+        self.where = where
+        self.problem = problem
+        self.what_to_do = what_to_do
+
+
+Origin = Literal["verified", "unverified", "built-in", "generated", "own"]
+"""verified: checksums equal those of the published files; unverified: they differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """Labelled examples; training and test parts of the source are pooled."""
+
+    name: str
+    x: Examples | NDArray[np.uint8]
+    """Features, shape (n, *x_shape), float32, int64, or uint8 pixels (1/255)."""
+    y: Ints
+    """Class of each example, 0 .. classes - 1, shape (n,)."""
+    classes: int
+    device_ids: Ints | None = None
+    """Natural user of each example, 0 .. users - 1, shape (n,); None if there are no users."""
+    description: str
+    """One line for people."""
+    source: str
+    """Where it comes from and under which licence, one line."""
+    origin: Origin
+
+    @property
+    def n(self) -> int:
+        """Number of examples."""
+        return len(self.y)
+
+    @property
+    def x_shape(self) -> tuple[int, ...]:
+        """Shape of one example."""
+        return self.x.shape[1:]
+
+    def take(self, rows: Ints) -> "Dataset":
+        """Return the examples `rows`, shape (m,), users renumbered without gaps."""
+        users = self.device_ids
+        if users is not None:
+            users = np.unique(users[rows], return_inverse=True)[1].astype(np.int64)
+        return Dataset(
+            name=self.name,
+            x=self.x[rows],
+            y=self.y[rows],
+            classes=self.classes,
+            device_ids=users,
+            description=self.description,
+            source=self.source,
+            origin=self.origin,
+        )

@@ -1,0 +1,387 @@
+"""The experiment file: one TOML file, decoded strictly into one typed struct.
+
+Whatever is wrong with it becomes one line: file, key path, rule, value, what to do.
+"""
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from fairbed.coordinator.policy.config import (
+    POLICIES,
+    AggregationConfig,
+    CoordinatorConfig,
+    EvaluationConfig,
+    ExchangeConfig,
+    ModelConfig,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Ratio,
+    RoundConfig,
+    Section,
+    SelectionConfig,
+    TrainingConfig,
+    merge_problem,
+    rule_problem,
+)
+from fairbed.coordinator.policy.plugins import installed, is_path
+from fairbed.coordinator.task.recipes import MODELS
+from fairbed.device_agent.availability import parse_hours
+from fairbed.testbed.emulation.conditions import Outage
+from fairbed.testbed.emulation.work import TaskCosts
+from fairbed.testbed.experiment.data import DataConfig
+from fairbed.testbed.experiment.explain import explain, first_not_finite, override
+from fairbed.wire.messages import NAME_PATTERN
+from fairbed.wire.transport.address import DEFAULT_CLIENT, Client, parse_url
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Range = tuple[PositiveFloat, PositiveFloat]
+Seed = Annotated[int, Meta(ge=0, lt=1 << 32)]
+CohortEngine: TypeAlias = Literal["auto", "batched", "device", "torch"]
+
+
+class ExperimentError(Exception):
+    """The experiment file breaks a rule; the message is one line."""
+
+
+class SeedsConfig(Section, frozen=True, kw_only=True):
+    """`[seeds]`: each overrides the experiment's one seed for one purpose."""
+
+    data: Seed | None = None
+    init: Seed | None = None
+    fleet: Seed | None = None
+    traces: Seed | None = None
+    selection: Seed | None = None
+    training: Seed | None = None
+
+
+class BrokerConfig(Section, frozen=True, kw_only=True):
+    """`[broker]`."""
+
+    url: str = "embedded"
+    """`embedded`, or `mqtt://user:password@host:port`, or `mqtts://...`."""
+    kind: Literal["auto", "mosquitto", "nats", "amqtt"] = "auto"
+    """Which broker to embed; auto takes the first that works, in this order."""
+    tenant: Annotated[str, Meta(pattern=NAME_PATTERN)] = "main"
+    """One coordinator at a time lives in a tenant."""
+    client: Client = DEFAULT_CLIENT
+    """Who speaks MQTT for coordinator and emulated agents: `direct`, or `aiomqtt`."""
+
+
+class OutageConfig(Section, frozen=True, kw_only=True):
+    """`[[fleet.outage]]`: an outage of every device of a group, by the clock of the run."""
+
+    kind: Outage = "coverage"
+    """`coverage`: packets vanish, as in a radio hole; `unplugged`: the link is down, as in airplane
+    mode; `frozen`: the device itself stands still."""
+    start_s: Annotated[float, Meta(ge=0.0, le=1e9)]
+    lasts_s: PositiveFloat
+
+
+class FleetConfig(Section, frozen=True, kw_only=True):
+    """`[[fleet]]`: devices of one kind."""
+
+    profile: str | None = None
+    """Name of a device profile, or path of a `.toml`; None is this machine, not throttled."""
+    sample: str | None = None
+    """Name of a population, or path of a `.toml`: every device is drawn from it; instead of a
+    profile."""
+    count: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
+    """Devices; up to 10,000 in all can be emulated, a million replayed."""
+    link: str | None = None
+    """Name of a link; None takes the profile's own."""
+    trace: Annotated[str, Meta(min_length=1)] | None = None
+    """Rates of the link over time: a file, or `data:SET/TRACE`; the rest is the link's."""
+    outage: tuple[OutageConfig, ...] = ()
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,26}$")] | None = None
+    """Beginning of the device names; None takes the name of the profile or population."""
+    hours: tuple[str, ...] = ()
+    """Hours of the day at which the devices take part, such as `22:00-06:00`; none leaves it to
+    the profile. The run begins at `emulation.begins`."""
+    always_available: bool = False
+    """Leave out when the profile says that the device is away."""
+    model: Literal["linear"] | None = None
+    """Devices of the world of the RBCS-F paper, for a replay only: their times are linear in what
+    is known. The keys below are theirs."""
+    theta: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = None
+    """Seconds of training on one core, of a cold start, and of transfer per nominal second."""
+    mu: Range = (0.5, 2.0)
+    """Free cores, uniform between these."""
+    bandwidth_bps: Range = (2e6, 4e6)
+    """Uniform between these, bit/s."""
+    availability: Ratio = 0.8
+    """Probability of being there, in each round."""
+    noise: Ratio = 0.1
+    """A time deviates by up to this share of itself, uniformly."""
+
+    def __post_init__(self) -> None:
+        if (self.model is None) != (self.theta is None):
+            raise ValueError(
+                'theta must be given for model = "linear" and for nothing else, got '
+                f"{self.theta} with model {self.model!r}; give three numbers: [1.0, 1.0, 0.15]"
+            )
+        if self.model is not None and (self.profile or self.sample or self.link or self.trace):
+            raise ValueError(
+                "model excludes profile, sample, link and trace, got several; leave all but one out"
+            )
+        for hours in self.hours:
+            try:
+                parse_hours(hours)
+            except ValueError as exc:
+                raise ValueError(f"hours {exc}") from None
+        for key in ("mu", "bandwidth_bps"):
+            low, high = getattr(self, key)
+            if low > high:
+                raise ValueError(f"{key} must be [low, high], got [{low:g}, {high:g}]; swap them")
+        if self.profile is not None and self.sample is not None:
+            raise ValueError(
+                "profile and sample exclude each other, got "
+                f"{self.profile!r} and {self.sample!r}; leave one out"
+            )
+
+
+class ReplayConfig(Section, frozen=True, kw_only=True):
+    """`[replay]`."""
+
+    update_bits: PositiveFloat = 2.0 * 2**20
+    """Size of an update in a linear world, bits; the paper's is 2 Mbit."""
+    training: bool | None = None
+    """Train for real. None: yes, but not with a number of `examples`, and in a linear world only
+    if the file has `[data]`."""
+    engine: CohortEngine = "auto"
+    """What trains the cohort: batched matrix products (softmax, mlp), the devices' own engine, or
+    torch; auto takes the first that can, torch before the devices' engine if there is a GPU."""
+    costs: Annotated[str, Meta(min_length=1)] = "shipped"
+    """Where the cost of local training comes from when `work` does not say: `shipped` with the
+    shipped models, `measured` now on this machine, or the folder of a run that measured it."""
+    work: TaskCosts | None = None
+    """The cost of local training itself; a replay writes here what it found by `costs`."""
+    examples: PositiveInt | None = None
+    """Training examples of every device; None divides the data as a run does. With a number
+    nothing is trained."""
+    noise: Annotated[float, Meta(ge=0.0, le=2.0)] = 0.0
+    """Every phase of every exchange takes exp(noise z) times as long, z standard normal."""
+
+    def __post_init__(self) -> None:
+        if self.training and self.examples is not None:
+            raise ValueError(
+                "examples must not be set for a replay that trains, which needs real ones, got "
+                f"{self.examples}; leave it out, or set training = false"
+            )
+
+
+class EmulationConfig(Section, frozen=True, kw_only=True):
+    """`[emulation]`."""
+
+    backend: Literal["auto", "namespace", "container", "process"] = "auto"
+    """Where devices are emulated; auto takes the best that works here."""
+    image: str | None = None
+    """What containers are made of, as podman names it; None is this machine's own root."""
+    host_core_speed: PositiveFloat | Literal["auto"] = 1.0
+    """Speed of one core of this machine, in cores of the profiles' reference machine; auto
+    measures it once per machine."""
+    begins: Annotated[str, Meta(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")] = "00:00"
+    """Time of day at which the run begins, for the hours of a fleet."""
+    away: Literal["unwilling", "unplugged"] = "unwilling"
+    """What a device does while it is not available: say so, or have no link."""
+    dilation: Annotated[float, Meta(ge=1.0, le=1e4)] | Literal["auto"] = 1.0
+    """Seconds of this machine in one second of the fleet; auto takes the least with which the
+    devices of one round fit into this machine at the same time."""
+
+
+class Experiment(Section, frozen=True, kw_only=True):
+    """A whole experiment."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")]
+    seed: Seed = 0
+    rounds: PositiveInt = 30
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig = TrainingConfig()
+    selection: SelectionConfig = SelectionConfig()
+    aggregation: AggregationConfig = AggregationConfig()
+    round: RoundConfig = RoundConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    exchange: ExchangeConfig = ExchangeConfig()
+    broker: BrokerConfig = BrokerConfig()
+    fleet: tuple[FleetConfig, ...] = ()
+    emulation: EmulationConfig = EmulationConfig()
+    replay: ReplayConfig = ReplayConfig()
+    seeds: SeedsConfig = SeedsConfig()
+
+    def __post_init__(self) -> None:
+        devices = self.devices
+        if devices and not self.round.is_buffered and self.selection.per_round > devices:
+            raise ValueError(
+                f"selection.per_round must be at most the {devices} devices of the fleet, "
+                f"got {self.selection.per_round}"
+            )
+        self._check_policy()
+        if self.model.name not in MODELS and ":" not in self.model.name:
+            raise ValueError(
+                f"model.name: must be {', '.join(MODELS)} or package.module:factory, "
+                f"got {self.model.name!r}"
+            )
+        if devices and self.round.is_buffered:
+            for key, count in (("buffer", self._wanted), ("concurrency", self._asked)):
+                if count > devices:
+                    raise ValueError(
+                        f"round.{key} must be at most the {devices} devices of the fleet, "
+                        f"got {count}"
+                    )
+        if problem := rule_problem(self.aggregation, self.selection, devices) or merge_problem(
+            self.round, self.aggregation, self.selection
+        ):
+            raise ValueError(problem)
+        if self.broker.url != "embedded":
+            try:
+                parse_url(self.broker.url)
+            except ValueError as exc:
+                raise ValueError(str(exc).replace("broker address", "broker.url", 1)) from None
+
+    def _check_policy(self) -> None:
+        """See that a policy of this name may exist; a plug-in is imported when the run begins."""
+        policy = self.selection.policy
+        if not self.selection.is_plugin:
+            if self.selection.options:
+                raise ValueError(
+                    f"selection.options: are those of a plug-in, got some for {policy!r}; "
+                    "put its options beside the policy"
+                )
+        elif not is_path(policy) and policy not in (found := installed()):
+            names = ", ".join(map(repr, [*POLICIES, *sorted(found)]))
+            raise ValueError(
+                f"selection.policy: must be one of {names} or package.module:Name, got {policy!r}"
+            )
+
+    @property
+    def _wanted(self) -> int:
+        return self.round.buffer or self.selection.per_round
+
+    @property
+    def _asked(self) -> int:
+        return self.round.concurrency or self.selection.per_round
+
+    @property
+    def devices(self) -> int:
+        """Number of emulated devices."""
+        return sum(group.count for group in self.fleet)
+
+    @property
+    def trains_in_replay(self) -> bool:
+        """Whether a replay trains, or studies selection alone."""
+        if self.replay.training is not None:
+            return self.replay.training
+        if self.replay.examples is not None:
+            return False
+        return not any(group.model == "linear" for group in self.fleet)
+
+    def seed_for(self, purpose: str) -> int:
+        """Return the seed of one purpose of `[seeds]`."""
+        own: int | None = getattr(self.seeds, purpose)
+        return self.seed if own is None else own
+
+    def coordinator(self, *, starts_fleet: bool = True, absent: int = 0) -> CoordinatorConfig:
+        """Return what the coordinator needs to know.
+
+        Args:
+            starts_fleet: `[[fleet]]` is emulated, so it is waited for whole; otherwise devices
+                join by themselves, and how many there will be nobody knows.
+            absent: Devices of the fleet that cannot join at first.
+        """
+        settings = self.round
+        if self.fleet and starts_fleet and settings.min_devices == 1:
+            settings = msgspec.structs.replace(settings, min_devices=max(1, self.devices - absent))
+        return CoordinatorConfig(
+            name=self.name,
+            seed_init=self.seed_for("init"),
+            seed_selection=self.seed_for("selection"),
+            seed_training=self.seed_for("training"),
+            rounds=self.rounds,
+            model=self.model,
+            training=self.training,
+            selection=self.selection,
+            aggregation=self.aggregation,
+            round=settings,
+            evaluation=self.evaluation,
+            exchange=self.exchange,
+        )
+
+    def resolved_toml(self) -> str:
+        """Return the experiment with every default written out; it decodes to an equal one."""
+        return msgspec.toml.encode(_without_none(msgspec.to_builtins(self))).decode()
+
+    def hash(self) -> str:
+        """Return a hash of the resolved experiment: equal experiments have equal hashes."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+
+
+def load_experiment(
+    path: Path, settings: Sequence[str] = (), seed: int | None = None
+) -> Experiment:
+    """Return the experiment in a TOML file.
+
+    Args:
+        path: The file.
+        settings: Overrides such as `selection.V=50`, applied in order.
+        seed: Overrides the file's one seed.
+
+    Raises:
+        ExperimentError: The file cannot be read, or breaks a rule.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as exc:
+        raise ExperimentError(f"{path}: there is no such file; see examples/") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ExperimentError(f"{path}: cannot be read: {exc}") from exc
+    except tomllib.TOMLDecodeError as exc:
+        raise ExperimentError(f"{path}: not valid TOML: {exc}") from exc
+    try:
+        for setting in settings:
+            override(raw, setting)
+    except ValueError as exc:
+        raise ExperimentError(f"--set {setting}: {exc}") from exc
+    if seed is not None:
+        raw["seed"] = seed
+    return parse_experiment(raw, str(path))
+
+
+def parse_experiment(raw: dict[str, Any], where: str) -> Experiment:
+    """Return the experiment in a parsed TOML document; `where` names it in errors.
+
+    Raises:
+        ExperimentError: It breaks a rule.
+    """
+    problem = first_not_finite(raw)
+    if problem is not None:
+        raise ExperimentError(f"{where}: {problem}")
+    try:
+        experiment = msgspec.convert(raw, Experiment)
+    except msgspec.ValidationError as exc:
+        raise ExperimentError(f"{where}: {explain(exc, raw, Experiment)}") from exc
+    if experiment.replay.training is not None:
+        return experiment
+    # Written out, every file has `[data]`, so what its absence means here is said now.
+    has_data = "data" in raw and experiment.replay.examples is None
+    training = has_data or experiment.trains_in_replay
+    replay = msgspec.structs.replace(experiment.replay, training=training)
+    return msgspec.structs.replace(experiment, replay=replay)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(item) for item in value]
+    return value

@@ -1,0 +1,330 @@
+"""Which device holds which example: every example goes to exactly one device.
+
+A division is one array, `owner`: the device of each example, shape (n,), values 0 .. devices - 1.
+Pure: all chance comes from the generator that is passed in.
+"""
+
+import numpy as np
+
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.testbed.experiment.data import ByClass, ClassMix, Dirichlet, Iid, Natural, Partition
+from fairbed.testbed.experiment.datasets.dataset import DataError
+
+MAX_REDRAWS = 10_000
+MAX_DRAWN_VALUES = 50_000_000
+"""Bounds a hopeless Dirichlet search to a few seconds, also for many devices."""
+LEAST_SHARE = 1e-9
+"""Of a class in a device's mixture: a tiny concentration draws zeros, which nothing could bend."""
+BALANCING_STEPS = 200
+"""By-class sizes settle within tens of steps; more only costs microseconds."""
+
+
+def divide(
+    partition: Partition,
+    y: Ints,
+    device_ids: Ints | None,
+    devices: int,
+    min_examples: int,
+    rng: np.random.Generator,
+) -> Ints:
+    """Return the owner of each example, as the experiment asks.
+
+    Args:
+        partition: How to divide.
+        y: Class of each example, shape (n,).
+        device_ids: Natural user of each example, shape (n,), or None.
+        devices: Number of devices.
+        min_examples: Fewest examples of a device.
+        rng: Source of chance.
+
+    Returns:
+        Owner of each example, shape (n,).
+
+    Raises:
+        DataError: The data cannot be divided so.
+    """
+    if len(y) < devices * min_examples:
+        raise DataError(
+            "data.partition",
+            f"{devices} devices need {devices * min_examples} examples "
+            f"(min_examples = {min_examples} each), got {len(y)}",
+            "use fewer devices, a lower data.min_examples or a higher data.max_examples",
+        )
+    owner = _owner(partition, y, device_ids, devices, min_examples, rng)
+    sizes = np.bincount(owner, minlength=devices)
+    if sizes.min() < min_examples:
+        raise DataError(
+            "data.partition",
+            f"every device must hold {min_examples} examples (data.min_examples), "
+            f"got {sizes.min()} at device {sizes.argmin() + 1} of {devices}",
+            "lower data.min_examples, or use fewer devices",
+        )
+    return owner
+
+
+def rows_by_owner(owner: Ints, devices: int) -> list[Ints]:
+    """Return the examples of each device, ascending, one array a device."""
+    order = np.argsort(owner, kind="stable")
+    ends = np.cumsum(np.bincount(owner, minlength=devices))
+    return np.split(order, ends[:-1])
+
+
+def iid(n: int, devices: int, rng: np.random.Generator) -> Ints:
+    """Deal `n` shuffled examples to `devices`, sizes equal up to one."""
+    return rng.permutation(np.arange(n, dtype=np.int64) % devices)
+
+
+def dirichlet(
+    y: Ints, devices: int, alpha: float, min_examples: int, rng: np.random.Generator
+) -> Ints:
+    """Divide each class over the devices by its own Dirichlet draw.
+
+        q_c ~ Dirichlet(alpha 1_K) for each class c; redraw all until min_k n_k >= min_examples
+
+    A draw with NaN, which a tiny alpha can give, counts as a failed one.
+
+    Args:
+        y: Class of each example, shape (n,).
+        devices: K.
+        alpha: Concentration, > 0.
+        min_examples: Fewest examples of a device.
+        rng: Source of chance.
+
+    Returns:
+        Owner of each example, shape (n,).
+
+    Raises:
+        DataError: No draw was good enough within a bounded number.
+
+    Source:
+        Yurochkin et al., ICML 2019; Li et al. (NIID-Bench), ICDE 2022, without its rebalancing.
+    """
+    class_sizes = np.bincount(y)
+    draws = max(1, min(MAX_REDRAWS, MAX_DRAWN_VALUES // (devices * len(class_sizes))))
+    for _ in range(draws):
+        shares = rng.dirichlet(np.full(devices, alpha), len(class_sizes))
+        if not np.isfinite(shares).all():
+            continue
+        counts = _cut(shares, class_sizes)
+        if counts.sum(axis=0).min() >= min_examples:
+            return _deal(y, counts, rng)
+    raise DataError(
+        "data.partition",
+        f"no dirichlet draw in {draws} with alpha = {alpha:g} gave all {devices} devices "
+        f"{min_examples} examples",
+        "raise alpha, lower data.min_examples or use fewer devices",
+    )
+
+
+def class_mix(y: Ints, devices: int, gamma: float, rng: np.random.Generator) -> Ints:
+    """Give each device its own mixture of the classes, and all devices equally many examples.
+
+        q_k ~ Dirichlet(gamma / C 1_C) for each device k of K, then n_ck near q_ck n / K
+
+    Every example goes somewhere, so the drawn mixtures are bent to the sizes of the classes
+    (iterative proportional fitting); sizes come as close to n/K as that permits.
+
+    Args:
+        y: Class of each example, shape (n,).
+        devices: K.
+        gamma: Concentration, > 0: the smaller, the more a device holds of a single class.
+        rng: Source of chance.
+
+    Returns:
+        Owner of each example, shape (n,).
+
+    Source:
+        Hsu, Qi & Brown, arXiv:1909.06335, with a uniform prior.
+    Deviates:
+        They draw examples class by class until a class runs out, which leaves the last devices
+        with what nobody wanted.
+    """
+    class_sizes = np.bincount(y)
+    present = class_sizes > 0
+    mixtures = np.zeros((len(class_sizes), devices))
+    shares = rng.dirichlet(np.full(int(present.sum()), gamma / present.sum()), devices)
+    mixtures[present] = np.maximum(shares, LEAST_SHARE).T
+    return _deal(y, _cut(_fitted(mixtures, len(y) / devices, class_sizes), class_sizes), rng)
+
+
+def by_class(y: Ints, devices: int, classes_per_device: int, rng: np.random.Generator) -> Ints:
+    """Give each device exactly `classes_per_device` classes, and sizes as even as that permits.
+
+    Each class gets holders in proportion to its size; then the examples of a class are divided
+    over its holders so that the totals of the devices come as close to n/K as they can
+    (iterative proportional fitting), each holder getting at least one.
+
+    Args:
+        y: Class of each example, shape (n,).
+        devices: K.
+        classes_per_device: Classes of each device.
+        rng: Source of chance.
+
+    Returns:
+        Owner of each example, shape (n,).
+
+    Raises:
+        DataError: There are too few classes, slots or examples.
+    """
+    class_sizes = np.bincount(y)
+    present = np.flatnonzero(class_sizes)
+    if not len(present) / devices <= classes_per_device <= len(present):
+        raise DataError(
+            "data.partition",
+            f"classes_per_device must be {-(-len(present) // devices)} .. {len(present)} for "
+            f"{len(present)} classes on {devices} devices, got {classes_per_device}",
+            "choose a number in that range",
+        )
+    holds = np.zeros((len(class_sizes), devices), np.bool_)
+    holds[present] = _holders(class_sizes[present], devices, classes_per_device, rng)
+    short = np.flatnonzero(holds.sum(axis=1) > class_sizes)
+    if len(short):
+        raise DataError(
+            "data.partition",
+            f"class {short[0]} must have an example for each of its {holds[short[0]].sum()} "
+            f"devices, got {class_sizes[short[0]]}",
+            "use fewer devices or classes per device, or more examples",
+        )
+    return _deal(y, _balanced(holds, class_sizes), rng)
+
+
+def natural(device_ids: Ints | None, devices: int, rng: np.random.Generator) -> Ints:
+    """Give each device whole users: one each, or shuffled and dealt if there are more.
+
+    Args:
+        device_ids: Natural user of each example, 0 .. users - 1, shape (n,).
+        devices: Number of devices, at most the number of users.
+        rng: Source of chance; not used when there are as many users as devices.
+
+    Returns:
+        Owner of each example, shape (n,): user k at device k when the numbers are equal.
+
+    Raises:
+        DataError: The data name no users, or fewer than there are devices.
+    """
+    if device_ids is None:
+        raise DataError(
+            "data.partition",
+            "natural needs the user of each example, got data without",
+            "add the array device to the .npz file, or use iid, dirichlet, class-mix or by-class",
+        )
+    users = int(device_ids.max()) + 1
+    if users < devices:
+        raise DataError(
+            "data.partition",
+            f"natural needs a user for each of {devices} devices, got {users} users",
+            f"use at most {users} devices, or another partition",
+        )
+    place = np.arange(users, dtype=np.int64)
+    if users > devices:
+        place = rng.permutation(place) % devices
+    return place[device_ids]
+
+
+def split(rows: Ints, y: Ints, test_fraction: float, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """Divide one device's examples into training and test, each class in proportion.
+
+    The test part holds round(test_fraction x n) examples, at least one and at most n - 1; the
+    classes share it by largest remainder, so that each is within one of its exact share.
+
+    Args:
+        rows: Examples of the device, shape (n,), n >= 2.
+        y: Their classes, shape (n,).
+        test_fraction: Share held out, between 0 and 1.
+        rng: Source of chance.
+
+    Returns:
+        Training and test rows, ascending, shapes (n - t,) and (t,).
+    """
+    n = len(rows)
+    n_test = min(max(1, round(test_fraction * n)), n - 1)
+    sizes = np.bincount(y)
+    exact = sizes * (n_test / n)
+    quota = np.floor(exact).astype(np.int64)
+    by_remainder = np.argsort(-(exact - quota), kind="stable")
+    quota[by_remainder[: n_test - quota.sum()]] += 1
+    shuffled = rng.permutation(n)
+    grouped = shuffled[np.argsort(y[shuffled], kind="stable")]
+    rank_in_class = np.arange(n) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    is_test = np.zeros(n, np.bool_)
+    is_test[grouped[rank_in_class < np.repeat(quota, sizes)]] = True
+    return np.sort(rows[~is_test]), np.sort(rows[is_test])
+
+
+def _owner(
+    partition: Partition,
+    y: Ints,
+    device_ids: Ints | None,
+    devices: int,
+    min_examples: int,
+    rng: np.random.Generator,
+) -> Ints:
+    match partition:
+        case Iid():
+            return iid(len(y), devices, rng)
+        case Dirichlet():
+            return dirichlet(y, devices, partition.alpha, min_examples, rng)
+        case ClassMix():
+            return class_mix(y, devices, partition.gamma, rng)
+        case ByClass():
+            return by_class(y, devices, partition.classes_per_device, rng)
+        case Natural():
+            return natural(device_ids, devices, rng)
+
+
+def _cut(shares: Floats, class_sizes: Ints) -> Ints:
+    """Return whole counts (C, K) with row sums `class_sizes` (C,), from shares (C, K).
+
+    A share of exactly 0 gets nothing: where a row's sum stays the same, so does its cut.
+    """
+    ends = np.cumsum(shares, axis=1)
+    ends /= np.where(ends[:, -1:] > 0.0, ends[:, -1:], 1.0)
+    cuts = np.floor(ends * class_sizes[:, np.newaxis]).astype(np.int64)
+    return np.diff(cuts, axis=1, prepend=0)
+
+
+def _deal(y: Ints, counts: Ints, rng: np.random.Generator) -> Ints:
+    """Return owners (n,) so that device k gets `counts[c, k]` random examples of class c."""
+    owner = np.empty(len(y), np.int64)
+    devices = np.arange(counts.shape[1])
+    for c, row in enumerate(counts):
+        owner[rng.permutation(np.flatnonzero(y == c))] = np.repeat(devices, row)
+    return owner
+
+
+def _holders(class_sizes: Ints, devices: int, each: int, rng: np.random.Generator) -> Bools:
+    """Return who holds what, shape (C, K): `each` classes a device, every class held.
+
+    A class has between 1 and K holders. Written class after class, slot j falls to device j mod K,
+    so a class never falls to one device twice.
+    """
+    slots = np.ones(len(class_sizes), np.int64)
+    for _ in range(devices * each - len(class_sizes)):
+        per_slot = np.where(slots < devices, class_sizes / slots, -1.0)
+        slots[np.argmax(per_slot)] += 1
+    order = rng.permutation(len(class_sizes))
+    classes = np.repeat(order, slots[order])
+    places = rng.permutation(devices)[np.arange(devices * each) % devices]
+    holds = np.zeros((len(class_sizes), devices), np.bool_)
+    holds[classes, places] = True
+    return holds
+
+
+def _balanced(holds: Bools, class_sizes: Ints) -> Ints:
+    """Return counts (C, K), >= 1 where held, rows summing to `class_sizes`, columns even."""
+    spare = class_sizes - holds.sum(axis=1)
+    target = class_sizes.sum() / holds.shape[1] - holds.sum(axis=0)
+    counts: Ints = holds + _cut(_fitted(holds.astype(np.float64), target, spare), spare)
+    return counts
+
+
+def _fitted(flow: Floats, column_sums: Floats | float, row_sums: Ints) -> Floats:
+    """Return shares (C, K) of each row, so that rows of `row_sums` have these column sums.
+
+    As near as positive entries permit: zeros stay zeros.
+    """
+    for _ in range(BALANCING_STEPS):
+        flow = flow * (column_sums / np.maximum(flow.sum(axis=0), 1e-300)).clip(0.0)
+        flow *= (row_sums / np.maximum(flow.sum(axis=1), 1e-300))[:, np.newaxis]
+    shares: Floats = flow / np.maximum(flow.sum(axis=1, keepdims=True), 1e-300)
+    return shares

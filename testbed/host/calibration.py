@@ -1,0 +1,274 @@
+"""Measures what the steps of a task cost on this machine, in a process of its own.
+
+    python -m fairbed.testbed.host.calibration PARENT < Probe in JSON > WorkCosts in JSON
+
+It runs the agent's own training loop, so that everything is counted that a device does in a step.
+
+Measures what the codecs of a run cost on this machine: the agent's own coder, now and then.
+
+Between two models a device trains, sleeps, and hands memory back, so the processor's caches hold
+nothing of them any more: here other memory is walked over before each measurement.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.fleet.codec_agreement import Agreement, encoded_version
+from fairbed.coordinator.policy.config import ExchangeConfig
+from fairbed.device_agent import trainer
+from fairbed.device_agent.coding import Coder
+from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.emulation.work import StepCost, WorkCosts, fit_cost
+from fairbed.testbed.host.guard import die_with_parent
+from fairbed.testbed.replay.task import ANY_DEVICE
+from fairbed.testbed.run.folder import WORK
+from fairbed.wire.artifact import TaskSpec, decode_artifact
+from fairbed.wire.chunks import manifest_of
+from fairbed.wire.messages import Hyperparameters, Manifest, Packed, Train
+from fairbed.wire.selfcheck import selfcheck_inputs
+from fairbed.wire.tensors import vector_to_bytes
+
+REPEATS = 15
+"""Of each measurement; the median counts."""
+
+CACHE_BYTES = 64 << 20
+"""More than the caches of a core and what it shares with few others."""
+
+_CHUNK_BYTES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """A model that came, and what training has made of it; vectors of shape (n_values,)."""
+
+    train: Train
+    before: Train
+    """Of the version before."""
+    blob: bytes | None
+    """The model packed; None if it came as it is."""
+    base: Vector
+    """The version before."""
+    model: Vector
+    trained: Vector
+
+
+def codec_work_s(spec: TaskSpec, exchange: ExchangeConfig) -> tuple[float, float]:
+    """Return what unpacking a model and packing an update cost, seconds of one core, the medians.
+
+    Args:
+        spec: Of the task.
+        exchange: The codecs.
+
+    Returns:
+        Unpacking, 0 where models come as they are, and packing.
+    """
+    scene, cache = _scene(spec, exchange), np.ones(CACHE_BYTES // 8)
+    decoded, encoded = list[float](), list[float]()
+    for _ in range(REPEATS):
+        if scene.blob is not None:
+            cache += 1.0
+            decoded.append(_decode_s(scene, spec, bytearray(scene.blob)))
+        cache += 1.0
+        encoded.append(_encode_s(scene, spec))
+    return float(np.median(decoded)) if decoded else 0.0, float(np.median(encoded))
+
+
+def _decode_s(scene: _Scene, spec: TaskSpec, blob: bytearray) -> float:
+    coder = Coder()
+    coder.keep(scene.before, scene.base)
+    began = time.thread_time()
+    coder.decode(scene.train, spec.layout, blob)
+    return time.thread_time() - began
+
+
+def _encode_s(scene: _Scene, spec: TaskSpec) -> float:
+    coder = Coder()
+    began = time.thread_time()
+    coder.encode(scene.train, spec.layout, scene.model, scene.trained)
+    return time.thread_time() - began
+
+
+def _scene(spec: TaskSpec, exchange: ExchangeConfig) -> _Scene:
+    """Return a model and its changes; each is a tenth of what it changes."""
+    layout, rng = spec.layout, np.random.Generator(np.random.PCG64(0))
+    agreement = Agreement(exchange, layout, "calibration")
+    base, _, _ = selfcheck_inputs(spec, seed=0, batch=1)
+    model, codec = _changed(base, rng), agreement.down
+    blob: bytes | None = None
+    packed: Packed | None = None
+    if codec is not None:
+        is_delta = exchange.down == "delta"
+        blob, model = encoded_version(codec, layout, model, base if is_delta else None, rng)
+        packed = Packed(
+            manifest=manifest_of(blob, "model", _CHUNK_BYTES),
+            codec="float16" if exchange.down == "float16" else "int8",
+            base=_manifest(base).sha256 if is_delta else None,
+        )
+    train = Train(
+        round=1,
+        model=_manifest(model),
+        hyperparameters=Hyperparameters(epochs=1, batch_size=1, learning_rate=1.0),
+        seed=0,
+        needs_loss=False,
+        deadline_s=1.0,
+        coding=agreement.coding(ANY_DEVICE, packed),
+    )
+    before = msgspec.structs.replace(train, model=_manifest(base))
+    return _Scene(train, before, blob, base, model, _changed(model, rng))
+
+
+def _changed(vector: Vector, rng: np.random.Generator) -> Vector:
+    noise = rng.standard_normal(len(vector), dtype=np.float32)
+    changed: Vector = vector * (np.float32(1.0) + np.float32(0.1) * noise)
+    return changed
+
+
+def _manifest(vector: Vector) -> Manifest:
+    return manifest_of(vector_to_bytes(vector), "model", _CHUNK_BYTES)
+
+
+MEASURE_S = 0.4
+"""For training steps, and once more for evaluation steps."""
+
+MIN_STEPS = 4
+"""Of each size, however long they take; the first is not counted."""
+
+TIMEOUT_S = 120.0
+
+SMALL_EVALUATION = trainer.EVALUATION_BATCH // 4
+
+_CALM_RATE = 1e-6
+"""Learning rate that leaves the model where it is: the cost of a step is wanted, no descent."""
+
+
+class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to measure."""
+
+    artifact: bytes
+    hyperparameters: Hyperparameters
+    exchange: ExchangeConfig | None = None
+    """Codecs to measure beside the steps; None leaves them out."""
+
+
+async def work_costs(folder: Path, probe: Probe) -> WorkCosts:
+    """Return the costs that a run's folder keeps; measure them if it has none yet.
+
+    Raises:
+        BackendError: They cannot be measured.
+        OSError: They cannot be kept.
+    """
+    path = anyio.Path(folder / WORK)
+    try:
+        return msgspec.json.decode(await path.read_bytes(), type=WorkCosts)
+    except (FileNotFoundError, msgspec.DecodeError):
+        costs = await measured(probe)
+    await path.write_bytes(msgspec.json.encode(costs))
+    return costs
+
+
+async def measured(probe: Probe) -> WorkCosts:
+    """Return what steps cost here, measured in a process of its own, which takes a second.
+
+    Raises:
+        BackendError: They cannot be measured.
+    """
+    command = [sys.executable, "-m", "fairbed.testbed.host.calibration", str(os.getpid())]
+    try:
+        with anyio.fail_after(TIMEOUT_S):
+            done = await anyio.run_process(
+                command, input=msgspec.json.encode(probe), stderr=subprocess.PIPE, check=False
+            )
+    except (OSError, TimeoutError) as exc:
+        reason = f"took over {TIMEOUT_S:g} s" if isinstance(exc, TimeoutError) else str(exc)
+        raise BackendError(f"calibration: cannot be run, {reason}; try again") from exc
+    if done.returncode != 0:
+        words = (done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
+        raise BackendError(f"calibration: a step of training must run here, it said: {words}")
+    return msgspec.json.decode(done.stdout, type=WorkCosts)
+
+
+def measure(probe: Probe) -> WorkCosts:
+    """Run steps of two sizes by turns, and codecs, and return what they cost, by the median."""
+    engine = OnnxEngine(decode_artifact(probe.artifact))
+    costs = WorkCosts(
+        train=_train_cost(engine, probe.hyperparameters), evaluate=_evaluate_cost(engine)
+    )
+    if probe.exchange is None:
+        return costs
+    decode_s, encode_s = codec_work_s(engine.spec, probe.exchange)
+    return msgspec.structs.replace(costs, decode_s=decode_s, encode_s=encode_s)
+
+
+class _Lap:
+    """A meter that notes the processor time between steps."""
+
+    def __init__(self) -> None:
+        self.costs_s: dict[int, list[float]] = defaultdict(list)
+        self._deadline = time.monotonic() + MEASURE_S
+        self._last = time.thread_time()
+
+    def step(self, n_examples: int) -> None:
+        now = time.thread_time()
+        self.costs_s[n_examples].append(now - self._last)
+        self._last = now
+
+    def read(self, n_bytes: int) -> None:
+        pass
+
+    def is_enough(self) -> bool:
+        counts = [len(costs) for costs in self.costs_s.values()]
+        has_both = len(counts) == 2 and min(counts) >= MIN_STEPS
+        return has_both and time.monotonic() >= self._deadline
+
+    def cost(self) -> StepCost:
+        medians = [(n, float(np.median(s[1:]))) for n, s in sorted(self.costs_s.items())]
+        return fit_cost(*medians)
+
+
+def _train_cost(engine: OnnxEngine, hyperparameters: Hyperparameters) -> StepCost:
+    large = min(max(2, hyperparameters.batch_size), trainer.EVALUATION_BATCH)
+    vector, x, y = selfcheck_inputs(engine.spec, seed=0, batch=large + max(1, large // 4))
+    calm = msgspec.structs.replace(
+        hyperparameters,
+        epochs=10_000,
+        batch_size=large,
+        learning_rate=_CALM_RATE,
+        max_steps=None,
+    )
+    lap = _Lap()
+    rng = np.random.Generator(np.random.PCG64(0))
+    trainer.train(engine, vector, x, y, calm, rng, lap, lap.is_enough)
+    return lap.cost()
+
+
+def _evaluate_cost(engine: OnnxEngine) -> StepCost:
+    batch = trainer.EVALUATION_BATCH + SMALL_EVALUATION
+    vector, x, y = selfcheck_inputs(engine.spec, seed=0, batch=batch)
+    lap = _Lap()
+    while not lap.is_enough():
+        trainer.evaluate(engine, vector, x, y, lap)
+    return lap.cost()
+
+
+def main() -> int:
+    """Measure what stdin asks for; the first argument is our parent's process id."""
+    die_with_parent(int(sys.argv[1]))
+    probe = msgspec.json.decode(sys.stdin.buffer.read(), type=Probe)
+    sys.stdout.write(msgspec.json.encode(measure(probe)).decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""How fast one core of this machine trains, in cores of the profiles' reference machine.
+
+    core speed = REFERENCE_STEP_S / (processor time of the same step here)
+
+The step is one of the shipped CNN in the agent's own training loop, measured once per host in a
+process of its own, and kept in the user's cache folder.
+"""
+
+import hashlib
+import os
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import msgspec
+from msgspec import Struct
+
+from fairbed.coordinator.policy.config import TrainingConfig
+from fairbed.coordinator.task.catalogue import load_task
+from fairbed.coordinator.task.errors import TaskError
+from fairbed.device_agent.engines.base import EngineError
+from fairbed.device_agent.engines.onnx import engine_version
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.host.calibration import Probe, measured
+from fairbed.wire.artifact import encode_artifact
+
+MODEL, SHAPE, CLASSES, BATCH = "cnn", (1, 28, 28), 10, 20
+"""The step: 0.37 GFLOP, most of them in convolutions."""
+
+REFERENCE_STEP_S = 0.017
+"""What the step takes on one core of an Intel N100: derived, not measured, and right within a
+factor of 2; see tools/derive_reference.py and docs/profiles.md."""
+
+DIGITS = 3
+"""Of the result that mean something, and more."""
+
+
+class HostSpeed(Struct, frozen=True, kw_only=True):
+    """A measurement, as the cache keeps it."""
+
+    cpu: str
+    cores: int
+    engine: str
+    step_s: float
+    """Processor time of the step, seconds."""
+
+    @property
+    def core_speed(self) -> float:
+        """Speed of one core, in cores of the reference machine."""
+        return float(f"{REFERENCE_STEP_S / self.step_s:.{DIGITS}g}")
+
+
+def host_speed(environ: Mapping[str, str]) -> HostSpeed:
+    """Return the speed of this machine; measure it if the cache has it not, for about a second.
+
+    A cache that cannot be written is no obstacle: the next one measures again.
+
+    Args:
+        environ: Read for `XDG_CACHE_HOME` and `HOME` only.
+
+    Raises:
+        BackendError: It cannot be measured.
+    """
+    try:
+        return _kept_or_measured(environ)
+    except (EngineError, TaskError) as exc:
+        raise BackendError(f"host speed: a step of training must run here: {exc}") from exc
+
+
+def _kept_or_measured(environ: Mapping[str, str]) -> HostSpeed:
+    path = cache_path(environ)
+    with suppress(OSError, msgspec.DecodeError):
+        found = msgspec.json.decode(path.read_bytes(), type=HostSpeed)
+        if found.step_s > 0.0:
+            return found
+    train = anyio.run(measured, probe()).train
+    speed = HostSpeed(
+        cpu=cpu_model(),
+        cores=os.cpu_count() or 1,
+        engine=engine_version(),
+        step_s=train.seconds(BATCH),
+    )
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(msgspec.json.encode(speed))
+        partial.replace(path)
+    return speed
+
+
+def cache_path(environ: Mapping[str, str]) -> Path:
+    """Return where the speed of a machine like this one, with this engine, is kept."""
+    key = "\n".join([cpu_model(), str(os.cpu_count()), engine_version(), platform.machine()])
+    root = environ.get("XDG_CACHE_HOME") or str(
+        Path(environ.get("HOME", "~")).expanduser() / ".cache"
+    )
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    return Path(root) / "fairbed" / f"host-speed-{digest}.json"
+
+
+def cpu_model() -> str:
+    """Return what the processor calls itself."""
+    with suppress(OSError, UnicodeDecodeError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        told = dict(line.partition(":")[::2] for line in reversed(lines) if ":" in line)
+        told = {key.strip(): value.strip() for key, value in told.items()}
+        words = [told.get(key, "") for key in ("model name", "cpu family", "model", "CPU part")]
+        if any(words):
+            return " ".join(word for word in words if word)
+    return platform.processor() or platform.machine()
+
+
+def probe() -> Probe:
+    """Return the step to measure."""
+    hyperparameters = TrainingConfig(batch_size=BATCH).hyperparameters(1)
+    artifact = encode_artifact(load_task(MODEL, SHAPE, CLASSES))
+    return Probe(artifact=artifact, hyperparameters=hyperparameters)

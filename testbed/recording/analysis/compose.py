@@ -1,0 +1,201 @@
+"""From findings to the text of a profile, and of the trace beside it.
+
+A number that was measured is written with how, when and on what. One that was not is taken from
+a profile that somebody named, as it stands there, or left out where a profile may lack it. None is
+made up.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+from fairbed.profiles import Profile, to_toml
+from fairbed.profiles.series import Series
+from fairbed.profiles.traces.table import format_table
+from fairbed.profiles.traces.trace import Trace
+from fairbed.testbed.recording.analysis.findings import Finding, Findings
+
+Kind: TypeAlias = Literal["board", "phone", "computer"]
+
+REQUIRED = (
+    "cores",
+    "core_speed",
+    "memory_bytes",
+    "storage_read_bytes_per_s",
+    "background_load",
+    "engine_threads",
+    "link.down_bps",
+    "link.up_bps",
+    "link.delay_s",
+)
+OPTIONAL = (
+    "clock_ratio",
+    "cold_start_s",
+    "link.jitter_s",
+    "link.loss_ratio",
+    "thermal.sustained_clock_ratio",
+    "thermal.onset_s",
+    "thermal.time_constant_s",
+    "thermal.idle_celsius",
+    "thermal.limit_celsius",
+    "availability.available",
+    "availability.session_s",
+    "energy.idle_w",
+    "energy.train_w",
+    "energy.transmit_w",
+)
+"""Key paths, in the order of a profile."""
+
+TOGETHER = ("thermal", "availability")
+"""Sections that come from one hand: measured, or of the profile that was named."""
+
+WHOLE = frozenset({"cores", "memory_bytes", "engine_threads"})
+"""Numbers that are counts."""
+
+DIGITS = 6
+"""Significant ones: more than anything here is known to."""
+
+MAX_WORDS = 600
+"""Of a source (`profiles.quantities.Words`)."""
+
+
+class NotEnough(Exception):
+    """There is no profile in this: a number is missing or impossible; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose profile it is."""
+
+    name: str
+    title: str
+    kind: Kind
+    origin: str
+    """Ends every source: when, on what, by what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The files of a recorded profile."""
+
+    profile: str
+    """TOML."""
+    trace: str | None
+    """Our CSV, to lie beside it as `trace_name(name)`; None if nothing moves."""
+
+
+def trace_name(name: str) -> str:
+    """Return the file name of the trace beside a recorded profile."""
+    return f"{name}.csv"
+
+
+def compose(identity: Identity, findings: Findings, base: Profile | None) -> Recorded:
+    """Return the profile of what was found.
+
+    Args:
+        identity: Whose.
+        findings: What was measured.
+        base: Gives what was not; None gives nothing.
+
+    Raises:
+        NotEnough: A number that must be given is in neither, or one is impossible.
+    """
+    given = {} if base is None else _numbers(base)
+    raw: dict[str, Any] = {
+        "name": identity.name,
+        "title": identity.title,
+        "class": identity.kind,
+        "licence": _licence(base),
+    }
+    courses: dict[str, Series] = {}
+    for key in (*REQUIRED, *OPTIONAL):
+        section, _, name = key.rpartition(".")
+        finding = findings.found.get(key)
+        if finding is not None:
+            number = _measured(key, finding, identity)
+            if finding.course is not None:
+                courses[name] = finding.course
+        elif _is_of_base(key, section, findings) and key in given:
+            number = given[key]
+        elif key in REQUIRED:
+            why = findings.missing.get(key, "nothing here can tell it")
+            raise NotEnough(
+                f"{identity.name}: {key} must be measured or taken from a profile, got neither "
+                f"({why}); add --like PROFILE"
+            )
+        else:
+            continue
+        (raw.setdefault(section, {}) if section else raw)[name] = number
+    try:
+        profile = msgspec.convert(raw, Profile)
+    except msgspec.ValidationError as exc:
+        raise NotEnough(f"{identity.name}: what was measured is no profile: {exc}") from exc
+    notes = [f"Recorded {identity.origin}.", *findings.remarks]
+    notes += [f"Not measured: {key}: {why}" for key, why in findings.missing.items()]
+    comments = "".join(f"# {' '.join(note.split())}\n" for note in notes)
+    return Recorded(comments + to_toml(profile), _trace_text(courses, identity.origin))
+
+
+def _measured(key: str, finding: Finding, identity: Identity) -> Any:
+    value = round(finding.value) if key in WHOLE else float(f"{finding.value:.{DIGITS}g}")
+    number: dict[str, Any] = {
+        "value": value,
+        "tag": "measured",
+        "source": f"{finding.how}; {identity.origin}"[:MAX_WORDS],
+    }
+    if finding.course is not None:
+        number["trace"] = trace_name(identity.name)
+    return number
+
+
+def _is_of_base(key: str, section: str, findings: Findings) -> bool:
+    if key in findings.settled or section in findings.settled:
+        return False
+    return section not in TOGETHER or not any(
+        found.startswith(f"{section}.") for found in findings.found
+    )
+
+
+def _numbers(base: Profile) -> dict[str, Any]:
+    """Return the numbers of a profile by key path, as they would stand in a file."""
+    numbers: dict[str, Any] = {}
+
+    def walk(value: Mapping[str, Any], prefix: str) -> None:
+        for name, item in value.items():
+            if isinstance(item, dict) and "value" in item:
+                source = f"{base.name}: {item['source']}"[:MAX_WORDS]
+                numbers[f"{prefix}{name}"] = _without_none({**item, "source": source})
+            elif isinstance(item, dict):
+                walk(item, f"{prefix}{name}.")
+
+    walk(msgspec.to_builtins(base), "")
+    return numbers
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_without_none(item) for item in value]
+    return value
+
+
+def _licence(base: Profile | None) -> str:
+    own = "measurements of one device with fairbed record, free to use"
+    return own if base is None else f"{own}; what names {base.name}: {base.licence}"[:MAX_WORDS]
+
+
+def _trace_text(courses: Mapping[str, Series], origin: str) -> str | None:
+    """Return all courses over their common times; the longest sets the period."""
+    if not courses:
+        return None
+    period_s = max(course.period_s for course in courses.values())
+    t_s = np.unique(np.concatenate([course.t_s for course in courses.values()]))
+    columns = {}
+    for name, course in courses.items():
+        rows = np.searchsorted(np.asarray(course.t_s), t_s, side="right") - 1
+        columns[name] = np.asarray(course.values, float)[rows]
+    return format_table(Trace(t_s, columns, period_s), {"recorded": origin})

@@ -1,0 +1,260 @@
+"""What a run tells of one of its devices. Pure: the rows come in, findings go out.
+
+Only valid exchanges count: in the others the machine that emulates the fleet, or the coordinator,
+kept the device waiting. Nothing that was sent twice counts either.
+
+What devices of a live run needed to unpack models and to pack updates. Pure: rows come in.
+
+An emulated device is paced in these two phases by its speed, as it is in training, and charged the
+processor time that they took; what the training cost is known. So an exchange tells its own speed:
+
+    work = lap s * speed,   speed = work of its training / train_s
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fairbed.coordinator.policy.config import ExchangeConfig
+from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow, TelemetryRow
+from fairbed.testbed.emulation.work import WorkCosts, passes_s
+from fairbed.testbed.recording.analysis.availability import Heard, Interval, available
+from fairbed.testbed.recording.analysis.findings import Finding, Findings, NotMeasured, Sampled
+from fairbed.testbed.recording.analysis.processor import (
+    Lap,
+    background_load,
+    clock_ratio,
+    core_speed,
+)
+from fairbed.testbed.recording.analysis.rates import (
+    Transfer,
+    link_rate,
+    one_way_delay,
+    settled_transfer,
+    whole_transfer,
+)
+from fairbed.wire.messages import Capabilities
+
+MIN_COLD = 2
+"""Cold rounds that tell of the cost of being cold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOfRun:
+    """All that a run's store holds of one device."""
+
+    row: DeviceRow
+    capabilities: Capabilities
+    exchanges: Sequence[ExchangeRow]
+    telemetry: Sequence[TelemetryRow]
+    length_s: float
+    """Of the run, on its clock."""
+    run_created: str
+    """Wall clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What local training was."""
+
+    epochs: int
+    batch_size: int
+    costs: WorkCosts
+    """Of its steps, in seconds of one core of the machine that measured them."""
+    core_speed: float
+    """Of that machine, in cores of the reference machine."""
+
+    def reference_s(self, n_k: int, steps: int) -> float | None:
+        """Return what so many steps over `n_k` examples cost; None if that cannot have been."""
+        if not 0 < steps <= self.epochs * -(-n_k // self.batch_size):
+            return None
+        cost_s = passes_s(self.costs.train, np.array([n_k]), np.array([steps]), self.batch_size)
+        return float(cost_s[0]) * self.core_speed
+
+
+def findings_of_run(device: DeviceOfRun, course: Course) -> Findings:
+    """Return what the run tells of the device."""
+    found = Findings()
+    exchanges = valid(device.exchanges)
+    others = len(device.exchanges) - len(exchanges)
+    found.remarks.append(
+        f"From {len(exchanges)} valid exchanges; {others} others were passed over."
+    )
+    _capabilities(found, device.capabilities)
+    telemetry = list(device.telemetry)
+    cores, length_s = device.capabilities.cores, device.length_s
+    free = sampled((row.at_s, row.free_cores) for row in telemetry)
+    clock = sampled((row.at_s, row.clock_ratio) for row in telemetry)
+    found.take("background_load", lambda: background_load(free, cores, length_s))
+    found.take("clock_ratio", lambda: clock_ratio(clock, length_s))
+    found.settled.update({"clock_ratio", "thermal"} if len(clock) else ())
+    laps = list(_laps(exchanges, telemetry, course))
+    found.take("core_speed", lambda: core_speed(laps, "rounds of training"))
+    _link(found, exchanges, length_s)
+    found.take("cold_start_s", lambda: _cold_start(exchanges))
+    _presence(found, device)
+    _held_back(found, telemetry)
+    celsius = [row.temperature_celsius for row in telemetry if row.temperature_celsius is not None]
+    if celsius:
+        found.remarks.append(f"Temperature: {min(celsius):.1f} to {max(celsius):.1f} C.")
+    return found
+
+
+def valid(exchanges: Iterable[ExchangeRow]) -> list[ExchangeRow]:
+    """Return the exchanges that were the device's own from end to end."""
+    return [x for x in exchanges if x.outcome == "done" and x.is_valid and not x.is_starved]
+
+
+def sampled(pairs: Iterable[tuple[float, float | None]]) -> Sampled:
+    """Return the readings that are known, in order of time."""
+    known = sorted((at_s, value) for at_s, value in pairs if value is not None)
+    return Sampled([at_s for at_s, _ in known], [value for _, value in known])
+
+
+def _capabilities(found: Findings, capabilities: Capabilities) -> None:
+    found.add("cores", capabilities.cores, "affinity and quota, as the agent found them")
+    found.add("engine_threads", capabilities.engine_threads, "as the agent was configured")
+    found.add("memory_bytes", capabilities.memory_bytes, "memory that the agent may use")
+
+
+def _laps(
+    exchanges: Sequence[ExchangeRow], telemetry: Sequence[TelemetryRow], course: Course
+) -> Iterable[Lap]:
+    """Yield each round of training, with the cores that it had."""
+    at_s = np.array([row.at_s for row in telemetry])
+    mu = np.array([row.mu_cores for row in telemetry])
+    for x in exchanges:
+        reference_s = course.reference_s(x.n_k, x.steps)
+        if reference_s is None or x.train_s is None or x.mu_cores is None:
+            continue
+        before_s = sum((x.signal_s or 0.0, x.download_s or 0.0, x.decode_s or 0.0))
+        start_s = x.dispatched_at_s + before_s + (x.load_s or 0.0) + (x.evaluate_s or 0.0)
+        # A context tells of the seconds before it, so those just after the training count too.
+        meanwhile = mu[(at_s >= start_s) & (at_s <= start_s + x.train_s + 1.0)]
+        had = float(meanwhile.mean()) if len(meanwhile) else x.mu_cores
+        yield Lap(reference_s, x.train_s, had)
+
+
+def _link(found: Findings, exchanges: Sequence[ExchangeRow], length_s: float) -> None:
+    down, up = transfers(exchanges)
+    signals = [x.signal_s for x in exchanges if x.signal_s is not None]
+    found.take("link.down_bps", lambda: link_rate(down, length_s, "models"))
+    found.take("link.up_bps", lambda: link_rate(up, length_s, "updates"))
+    found.take("link.delay_s", lambda: one_way_delay(signals, "control messages"))
+
+
+def transfers(
+    exchanges: Sequence[ExchangeRow],
+) -> tuple[list[Transfer | None], list[Transfer | None]]:
+    """Return what went down and what went up, on the run's clock; None tells nothing of a rate.
+
+    The part after the first chunk tells most; where there is none, the whole does. Both whole
+    times hold one round trip, from the order to the model's last byte and from the grant to the
+    update's, and the waiting of TCP.
+    """
+    signals = [x.signal_s for x in exchanges if x.signal_s is not None]
+    usual_s = float(np.median(signals)) if signals else 0.0
+    down: list[Transfer | None] = []
+    up: list[Transfer | None] = []
+    for x in exchanges:
+        signal_s = usual_s if x.signal_s is None else x.signal_s
+        if x.download_s is not None and not x.rerequests_down and x.bytes_down:
+            end_s = x.dispatched_at_s + signal_s / 2.0 + x.download_s
+            down.append(
+                settled_transfer(end_s, x.settled_down_s, x.settled_down_bytes, x.bytes_down)
+                or whole_transfer(end_s, x.download_s, signal_s, x.bytes_down)
+            )
+        if x.upload_s is not None and x.tau_wall_s is not None and not x.resent_up and x.bytes_up:
+            end_s = x.dispatched_at_s + x.tau_wall_s
+            up.append(
+                settled_transfer(end_s, x.settled_up_s, x.settled_up_bytes, x.bytes_up)
+                or whole_transfer(end_s, x.upload_s, signal_s, x.bytes_up)
+            )
+    return down, up
+
+
+def _cold_start(exchanges: Sequence[ExchangeRow]) -> Finding:
+    loads = {cold: [x.load_s for x in exchanges if x.was_cold is cold] for cold in (True, False)}
+    cold = [load_s for load_s in loads[True] if load_s is not None]
+    if len(cold) < MIN_COLD:
+        raise NotMeasured(f"needs {MIN_COLD} cold rounds, got {len(cold)}; record more rounds")
+    warm = [load_s for load_s in loads[False] if load_s is not None]
+    extra_s = float(np.median(cold)) - (float(np.median(warm)) if warm else 0.0)
+    n_k = int(np.median([x.n_k for x in exchanges]))
+    return Finding(
+        max(extra_s, 0.0),
+        f"median of {len(cold)} cold rounds less that of {len(warm)} warm ones, {n_k} examples",
+    )
+
+
+def _presence(found: Findings, device: DeviceOfRun) -> None:
+    start_s = min((row.at_s for row in device.telemetry), default=0.0)
+    heard = [
+        Heard(row.at_s - start_s, row.phase not in ("unwilling", "gone"))
+        for row in device.telemetry
+    ]
+    busy = [
+        Interval(x.dispatched_at_s - start_s, x.dispatched_at_s - start_s + x.tau_wall_s)
+        for x in device.exchanges
+        if x.tau_wall_s is not None
+    ]
+    key = "availability.available"
+    found.take(key, lambda: available(heard, busy, device.length_s - start_s))
+    there = found.found.get(key)
+    if there is not None:
+        found.settled.add("availability")
+        if there.course is None and there.value == 1.0:
+            del found.found[key]  # absent is always there
+            found.remarks.append(f"Always there: {there.how}.")
+
+
+def _held_back(found: Findings, telemetry: Sequence[TelemetryRow]) -> None:
+    """Remark what held the processor back, and for which share of the time."""
+    told = [row.throttled for row in telemetry if row.throttled is not None]
+    if not told:
+        return
+    words = sorted({word for text in told for word in text.split(",") if word})
+    shares = [
+        f"{word} in {100 * sum(word in t.split(',') for t in told) / len(told):.0f} %"
+        for word in words
+    ]
+    what = ", ".join(shares) if shares else "never"
+    found.remarks.append(f"The processor was held back: {what} of {len(told)} contexts.")
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Work on one model and on one update, seconds of one core of the reference machine."""
+
+    decode_s: float
+    """0 where no model came packed."""
+    encode_s: float
+    """0 where no update was measured."""
+
+
+def packing_of(
+    exchanges: Iterable[ExchangeRow], course: Course, settings: ExchangeConfig
+) -> Packing:
+    """Return what packing cost in a run, the medians over its exchanges.
+
+    Args:
+        exchanges: Of the run; those that are not valid do not count.
+        course: What training was in the run, and what it cost.
+        settings: Codecs that are asked for; exchanges with others do not count.
+    """
+    decoded, encoded = list[float](), list[float]()
+    for x in valid(exchanges):
+        work_s = course.reference_s(x.n_k, x.steps)
+        if work_s is None or not x.train_s:
+            continue
+        speed = work_s / x.train_s
+        if x.decode_s is not None and x.codec_down == settings.down != "float32":
+            decoded.append(x.decode_s * speed)
+        if x.encode_s is not None and x.codec_up == settings.up:
+            encoded.append(x.encode_s * speed)
+    return Packing(_median(decoded), _median(encoded))
+
+
+def _median(values: list[float]) -> float:
+    return float(np.median(values)) if values else 0.0

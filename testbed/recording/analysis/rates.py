@@ -1,0 +1,154 @@
+"""How fast a link was, from transfers that it carried.
+
+    rate = 8 bytes / elapsed                    of what came after the first chunk
+    rate = 8 bytes / (elapsed - round trip - waiting of TCP)    of the whole, where there was one
+
+After a pause TCP begins with ten packets and needs some round trips to find the rate of a link: 1
+MB over 20 Mbit/s and 40 ms takes a fifth longer than the link needs. The emulated device's TCP will
+do the same again, and so does that of a replay (`testbed.emulation.tcp`): the first chunk does not
+count.
+
+A transfer that takes hardly longer than a round trip tells of latency, not of rate, and is passed
+over. A steady link has the median of its transfers. One that moves has a course: each transfer's
+rate holds until halfway to the next, so that the volume of every transfer stays what it was.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from fairbed.profiles.series import Series
+from fairbed.testbed.emulation.tcp import line_s
+from fairbed.testbed.recording.analysis.findings import MOVING_RATIO, Finding, NotMeasured, merged
+
+MIN_BYTES = 16 * 1024
+"""Smaller transfers tell of latency."""
+
+MIN_LINE_RATIO = 0.2
+"""At least this share of a transfer's time is the line's; else it tells of latency."""
+
+MIN_TRANSFERS = 3
+"""Fewer are chance."""
+
+MIN_MOVING = 8
+"""With fewer transfers nobody can tell a link that moves from noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Bytes that went over a link without anything repeated."""
+
+    start_s: float
+    """When the line began to carry them, seconds from the beginning of the recording."""
+    end_s: float
+    n_bytes: int
+    """Payload of TCP."""
+
+    @property
+    def duration_s(self) -> float:
+        """How long the line carried them."""
+        return self.end_s - self.start_s
+
+    @property
+    def rate_bps(self) -> float:
+        """Bit/s."""
+        return 8.0 * self.n_bytes / self.duration_s
+
+
+def transfer(end_s: float, elapsed_s: float, round_trip_s: float, n_bytes: int) -> Transfer | None:
+    """Return a transfer that was asked for and came, less the round trip that the asking took.
+
+    None if it says nothing of the rate.
+    """
+    lasted_s = elapsed_s - round_trip_s
+    if n_bytes < MIN_BYTES or not lasted_s >= MIN_LINE_RATIO * elapsed_s > 0.0:
+        return None
+    return Transfer(end_s - lasted_s, end_s, n_bytes)
+
+
+def whole_transfer(
+    end_s: float, elapsed_s: float, round_trip_s: float, n_bytes: int
+) -> Transfer | None:
+    """Return the same of a transfer after a pause, less the waiting of TCP at its start."""
+    took_s = elapsed_s - round_trip_s
+    waited_s = took_s - line_s(8.0 * n_bytes, took_s, round_trip_s) if n_bytes > 0 else 0.0
+    return transfer(end_s, elapsed_s, round_trip_s + waited_s, n_bytes)
+
+
+def settled_transfer(
+    end_s: float, lasted_s: float | None, n_bytes: int | None, n_whole: int
+) -> Transfer | None:
+    """Return the part of a transfer after its first chunk; None if it says nothing of the rate.
+
+    Args:
+        end_s: When its last chunk came, seconds from the beginning of the recording.
+        lasted_s: From the end of the first chunk to then, seconds; None is not known.
+        n_bytes: Payload of the part, as it was told; None is not known.
+        n_whole: Payload of the whole transfer, bytes.
+    """
+    if lasted_s is None or n_bytes is None or not lasted_s > 0.0:
+        return None
+    if not MIN_BYTES <= n_bytes <= n_whole:
+        return None
+    return Transfer(end_s - lasted_s, end_s, n_bytes)
+
+
+def link_rate(transfers: Iterable[Transfer | None], length_s: float, what: str) -> Finding:
+    """Return the rate of one direction.
+
+    Args:
+        transfers: In order of time; None were passed over.
+        length_s: Of the recording, seconds.
+        what: Names them, as in `12 uploads`.
+
+    Raises:
+        NotMeasured: There are too few.
+    """
+    seen = list(transfers)
+    useful = [item for item in seen if item is not None]
+    if len(useful) < MIN_TRANSFERS:
+        raise NotMeasured(
+            f"needs {MIN_TRANSFERS} {what} of {MIN_BYTES // 1024} kB or more that take longer "
+            f"than a round trip, got {len(useful)} of {len(seen)}; move larger models, or more"
+        )
+    rates = np.array([item.rate_bps for item in useful])
+    low, middle, high = np.quantile(rates, (0.1, 0.5, 0.9)).tolist()
+    size = np.median([item.n_bytes for item in useful]) / 1e3
+    told = f"{len(useful)} {what} of {size:.0f} kB"
+    if len(useful) < MIN_MOVING or high - low <= MOVING_RATIO * middle:
+        return Finding(middle, f"median of {told}, the middle 80 % from {low:.3g} to {high:.3g}")
+    course = course_of(useful, length_s)
+    covered = sum(item.duration_s for item in useful) / course.period_s
+    return Finding(
+        course.mean,
+        f"mean over time of {told}, which cover {100 * covered:.0f} % of the recording; between "
+        "them the nearest one holds",
+        course,
+    )
+
+
+def course_of(transfers: Sequence[Transfer], length_s: float) -> Series:
+    """Return the rate over time: each transfer's holds until halfway to the next one."""
+    starts = [0.0]
+    for one, after in pairwise(transfers):
+        halfway = (one.end_s + after.start_s) / 2.0
+        starts.append(max(halfway, starts[-1] + 1e-6))
+    period_s = max(length_s, transfers[-1].end_s, starts[-1] + 1e-6)
+    return merged(starts, [item.rate_bps for item in transfers], period_s)
+
+
+def one_way_delay(round_trips_s: Sequence[float], what: str) -> Finding:
+    """Return the delay of the idle link, one way: half of what the quickest round trips took.
+
+    Raises:
+        NotMeasured: There are too few.
+    """
+    if len(round_trips_s) < MIN_TRANSFERS:
+        raise NotMeasured(f"needs {MIN_TRANSFERS} {what}, got {len(round_trips_s)}; record longer")
+    quick = float(np.quantile(round_trips_s, 0.1))
+    return Finding(
+        quick / 2.0,
+        f"half of the round trip that a tenth of {len(round_trips_s)} {what} stayed below",
+    )

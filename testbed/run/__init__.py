@@ -1,0 +1,1 @@
+"""One run: broker, fleet, coordinator, and their end."""

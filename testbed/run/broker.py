@@ -1,0 +1,507 @@
+"""An MQTT broker of our own for one run: started, checked, password-protected, and gone with us.
+
+`auto` takes the first that is installed, fastest first: mosquitto, the NATS server, amqtt.
+All speak MQTT 3.1.1. A broker listens on one address, knows one user with a random password,
+takes no packet above 1 MiB and queues a bounded number of bytes (amqtt has neither limit: the
+windows of `wire.transfer` bound it).
+
+Whether a broker that is not ours can be used, asked before anything else is started.
+
+How large a message a broker takes: found out by sending some to ourselves.
+
+A broker drops one that is too large, or the connection with it; so this is done on a link of its
+own, before anything depends on it.
+"""
+
+import base64
+import hashlib
+import importlib.util
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import anyio
+import psutil
+from anyio.abc import Process
+
+from fairbed.testbed.host.guard import guarded
+from fairbed.wire.chunks import CHUNK_TIME_S, HEADER_BYTES
+from fairbed.wire.errors import Disconnected, TransportError
+from fairbed.wire.messages import MAX_CHUNK_BYTES
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport
+from fairbed.wire.transport.client import MqttTransport
+
+CHUNK_SIZES = (64 * 1024, 112 * 1024, 256 * 1024, 480 * 1024, MAX_CHUNK_BYTES)
+"""The smallest is what a link probe needs; the second is for brokers with 120 KiB or 128 kB."""
+
+SLACK_BYTES = 128
+"""Topics of chunks may be longer than the probe's, and some brokers count them."""
+
+PROBE_ANSWER_S = 20.0
+"""Longest wait for one message to come back; 960 KiB take this at 800 kbit/s both ways."""
+
+
+async def largest_chunk(transport: Transport, topic: str) -> int:
+    """Return the largest chunk that the broker takes, bytes; 0 when it takes none.
+
+    Ends early when a chunk takes so long that no larger one would be used on this link.
+
+    Args:
+        transport: A link that nothing else uses; it is entered and left.
+        topic: Nobody else's.
+
+    Raises:
+        Refused: The broker refused us.
+    """
+    largest = 0
+    async with transport:
+        events = transport.events()
+        with anyio.move_on_after(PROBE_ANSWER_S):
+            while not isinstance(await anext(events), LinkUp):
+                pass
+            await transport.subscribe(topic)
+        for size in CHUNK_SIZES:
+            started_s = anyio.current_time()
+            if not await _comes_back(transport, events, topic, size):
+                break
+            largest = size
+            if anyio.current_time() - started_s > CHUNK_TIME_S:
+                break
+    return largest
+
+
+async def _comes_back(
+    transport: Transport, events: AsyncIterator[Incoming], topic: str, chunk_bytes: int
+) -> bool:
+    """Send a message as large as a chunk, then a small one that overtakes nothing."""
+    large = bytes(HEADER_BYTES + chunk_bytes + SLACK_BYTES)
+    mark = chunk_bytes.to_bytes(4, "big")
+    with anyio.move_on_after(PROBE_ANSWER_S):
+        try:
+            await transport.publish(topic, large)
+            await transport.publish(topic, mark)
+        except Disconnected:
+            return False
+        async for event in events:
+            match event:
+                case LinkDown():
+                    return False
+                case Packet(payload=payload):
+                    if len(payload) == len(large):
+                        return True
+                    if payload == mark:
+                        return False
+    return False
+
+
+BrokerKind: TypeAlias = Literal["mosquitto", "nats", "amqtt"]
+BrokerChoice: TypeAlias = Literal["auto", "mosquitto", "nats", "amqtt"]
+
+USER = "fairbed"
+
+MAX_PACKET_BYTES = 1 << 20
+"""Above the largest message of ours (1,000,000 bytes); NATS' own default."""
+
+MAX_QUEUED_BYTES = 256 << 20
+"""For one slow client: four times what all upload windows together allow."""
+
+MAX_QUEUED_MESSAGES = 10_000
+
+READY_S = 20.0
+"""amqtt takes 0.35 s on a quiet machine; a busy one may be fifty times slower."""
+
+STOP_S = 3.0
+"""From the polite signal to the other one."""
+
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(16 << 20)}
+"""For glibc, others ignore it: keep up to 16 MiB of freed memory instead of returning it chunk by
+chunk, which costs mosquitto 0.8 ms of processor time per MB that it passes on."""
+
+POLL_S = 0.01
+PORT_ATTEMPTS = 3
+LOG_LINES = 3
+
+
+class BrokerError(Exception):
+    """No broker could be started; the message says why, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Setup:
+    """What a broker is to be told."""
+
+    folder: Path
+    """For its configuration and data; removed at the end."""
+    host: str
+    port: int
+    password: str
+    max_packet_bytes: int
+
+
+def find_broker(kind: BrokerKind) -> list[str] | None:
+    """Return the command that runs a broker; None when it is not installed."""
+    return _KINDS[kind].find()
+
+
+@asynccontextmanager
+async def start_broker(
+    choice: BrokerChoice = "auto",
+    *,
+    folder: Path,
+    port: int | None = None,
+    host: str = "127.0.0.1",
+    password: str | None = None,
+    max_packet_bytes: int = MAX_PACKET_BYTES,
+) -> AsyncIterator["Broker"]:
+    """Run a broker for as long as the context lasts.
+
+    Args:
+        choice: Which one; `auto` takes the first that is installed.
+        folder: Its log becomes `broker.log` there; all else it writes is removed at the end.
+        port: None takes a free one.
+        host: The one address it listens on.
+        password: None makes a random one; a restarted coordinator gives the old one.
+        max_packet_bytes: Largest packet that it takes; amqtt has no limit.
+
+    Raises:
+        BrokerError: None is installed, or it does not come up.
+    """
+    kind, command = _choose(choice)
+    for attempt in range(PORT_ATTEMPTS):
+        broker = Broker(
+            kind, command, folder, host, port or _free_port(host), password, max_packet_bytes
+        )
+        try:
+            await broker.start()
+            break
+        except BrokerError:
+            if port is not None or attempt == PORT_ATTEMPTS - 1:
+                raise
+    try:
+        yield broker
+    finally:
+        with anyio.CancelScope(shield=True):
+            await broker.stop()
+
+
+class Broker:
+    """A running broker; made by `start_broker`."""
+
+    def __init__(
+        self,
+        kind: BrokerKind,
+        command: list[str],
+        folder: Path,
+        host: str,
+        port: int,
+        password: str | None = None,
+        max_packet_bytes: int = MAX_PACKET_BYTES,
+    ) -> None:
+        self.kind = kind
+        self.log = folder / "broker.log"
+        self.port = port
+        self.password = password or secrets.token_urlsafe(24)
+        self._setup = _Setup(folder / f"broker-{port}", host, port, self.password, max_packet_bytes)
+        self._command = command
+        self._process: Process | None = None
+
+    @property
+    def url(self) -> str:
+        """Address with user and password, as `MqttTransport` takes it."""
+        at, host = self._setup, self._setup.host
+        return f"mqtt://{USER}:{at.password}@{f'[{host}]' if ':' in host else host}:{at.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None when it was stopped or killed."""
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        """Start it, and return when it answers.
+
+        Raises:
+            BrokerError: It does not come up.
+        """
+        self._setup.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        arguments = _KINDS[self.kind].configure(self._setup)
+        with self.log.open("ab") as log:
+            try:
+                self._process = await anyio.open_process(
+                    guarded([*self._command, *arguments]),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=os.environ | ALLOCATOR,
+                    start_new_session=True,  # Ctrl-C is for us: the broker goes last
+                )
+            except OSError as exc:
+                raise BrokerError(f"{self.kind}: cannot start {self._command[0]}, {exc}") from exc
+        try:
+            await self._await_ready(self._process)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop it, politely at first, and remove what it wrote except the log."""
+        process = self._process
+        if process is not None:
+            if process.returncode is None:
+                process.terminate()
+            with anyio.move_on_after(STOP_S):
+                await process.wait()
+            await self.kill()
+        shutil.rmtree(self._setup.folder, ignore_errors=True)
+
+    async def kill(self) -> None:
+        """Kill it as `kill -9` does; what it keeps on disk stays for the next `start`."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.returncode is None:
+            for child in psutil.Process(process.pid).children():  # where the guard stays
+                child.kill()
+            process.kill()
+        await process.wait()
+        await process.aclose()
+
+    async def restart(self) -> None:
+        """Kill it, and start it again with the same address and password.
+
+        Raises:
+            BrokerError: It does not come up.
+        """
+        await self.kill()
+        await self.start()
+
+    async def wait(self) -> str:
+        """Wait until it ends by itself; return its last words."""
+        if self._process is not None:
+            await self._process.wait()
+        return self._last_words()
+
+    async def _await_ready(self, process: Process) -> None:
+        """Return when the broker has accepted a connection of ours."""
+        trouble = f"did not answer within {READY_S:.0f} s"
+        with anyio.move_on_after(READY_S):
+            while process.returncode is None:
+                try:
+                    await (await anyio.connect_tcp(self._setup.host, self._setup.port)).aclose()
+                except OSError:
+                    await anyio.sleep(POLL_S)
+                    continue
+                if await self._accepts(process) and process.returncode is None:
+                    return
+                trouble = "answered, but let nobody in"
+                break
+        if process.returncode is not None:
+            trouble = f"ended with status {process.returncode}"
+        raise BrokerError(
+            f"{self.kind}: must answer at {self._setup.host}:{self._setup.port}, but {trouble}: "
+            f"{self._last_words()}; see {self.log}"
+        )
+
+    async def _accepts(self, process: Process) -> bool:
+        is_up = False
+        try:
+            link = MqttTransport(self.url, f"ready-{secrets.token_hex(4)}")
+            async with link, anyio.create_task_group() as tasks:
+                tasks.start_soon(_cancel_at_end, process, tasks.cancel_scope)
+                is_up = isinstance(await anext(link.events()), LinkUp)
+                tasks.cancel_scope.cancel()
+        except TransportError:
+            return False
+        return is_up
+
+    def _last_words(self) -> str:
+        """Return the end of the log on one line."""
+        try:
+            lines = self.log.read_text(errors="replace").split("\n")
+        except OSError:
+            return "no log"
+        return " | ".join([line.strip() for line in lines if line.strip()][-LOG_LINES:]) or "no log"
+
+
+async def _cancel_at_end(process: Process, scope: anyio.CancelScope) -> None:
+    await process.wait()
+    scope.cancel()
+
+
+def _choose(choice: BrokerChoice) -> tuple[BrokerKind, list[str]]:
+    kinds: list[BrokerKind] = ["mosquitto", "nats", "amqtt"] if choice == "auto" else [choice]
+    for kind in kinds:
+        command = find_broker(kind)
+        if command is not None:
+            return kind, command
+    hint = "install mosquitto, or type: pip install 'fairbed[broker]'"
+    raise BrokerError(f"broker: {' or '.join(kinds)} must be installed, got none; {hint}")
+
+
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as exc:
+            raise BrokerError(f"broker: cannot listen on {host}, {exc.strerror}") from exc
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that only we may read."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
+def _find_mosquitto() -> list[str] | None:
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
+    found = shutil.which("mosquitto", path=path)
+    return [found] if found else None
+
+
+def _configure_mosquitto(setup: _Setup) -> list[str]:
+    passwords, config = setup.folder / "passwords", setup.folder / "mosquitto.conf"
+    _write(passwords, f"{USER}:{_mosquitto_hash(setup.password)}\n")
+    lines = [
+        f"listener {setup.port} {setup.host}",
+        "allow_anonymous false",
+        f"password_file {passwords}",
+        "persistence false",
+        "log_dest stderr",
+        f"max_packet_size {setup.max_packet_bytes}",
+        f"max_queued_messages {MAX_QUEUED_MESSAGES}",
+        f"max_queued_bytes {MAX_QUEUED_BYTES}",
+        "max_inflight_messages 100",
+        "set_tcp_nodelay true",
+        *(["user root"] if os.geteuid() == 0 else []),  # a change of user would undo the guard
+    ]
+    _write(config, "\n".join(lines) + "\n")
+    return ["-c", str(config)]
+
+
+def _mosquitto_hash(password: str) -> str:
+    """Return what `mosquitto_passwd` would write: $7$ iterations $ salt $ PBKDF2-HMAC-SHA512."""
+    salt, iterations = secrets.token_bytes(12), 101
+    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, iterations)
+    encoded = [base64.b64encode(part).decode() for part in (salt, digest)]
+    return f"$7${iterations}${encoded[0]}${encoded[1]}"
+
+
+def _find_nats() -> list[str] | None:
+    scripts = (str(Path(sys.executable).parent), sysconfig.get_path("scripts"))
+    path = os.pathsep.join((*scripts, os.environ.get("PATH", os.defpath)))
+    found = shutil.which("nats-server", path=path)
+    return [found] if found else None
+
+
+def _configure_nats(setup: _Setup) -> list[str]:
+    config = setup.folder / "nats.json"
+    settings = {
+        "server_name": f"{USER}-{setup.port}",
+        "host": setup.host,
+        "port": -1,  # NATS' own protocol; nobody uses it
+        "max_payload": setup.max_packet_bytes,
+        "max_pending": MAX_QUEUED_BYTES,
+        "authorization": {"user": USER, "password": setup.password},
+        "jetstream": {"store_dir": str(setup.folder / "jetstream")},  # QoS 1 and retained
+        "mqtt": {"host": setup.host, "port": setup.port, "max_ack_pending": 100},
+    }
+    _write(config, json.dumps(settings, indent=1))
+    return ["-c", str(config)]
+
+
+def _find_amqtt() -> list[str] | None:
+    if importlib.util.find_spec("amqtt") is None:
+        return None
+    # -I: its folder is no place to import from.
+    return [sys.executable, "-I", str(Path(__file__).with_name("amqtt_broker.py"))]
+
+
+def _configure_amqtt(setup: _Setup) -> list[str]:
+    config = setup.folder / "amqtt.json"
+    settings = {
+        "bind": f"{setup.host}:{setup.port}",
+        "user": USER,
+        "password": setup.password,
+    }
+    _write(config, json.dumps(settings))
+    return [str(config)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    find: Callable[[], list[str] | None]
+    configure: Callable[[_Setup], list[str]]
+    """Writes the configuration and returns the arguments of the command."""
+
+
+_KINDS: Mapping[BrokerKind, _Kind] = {
+    "mosquitto": _Kind(_find_mosquitto, _configure_mosquitto),
+    "nats": _Kind(_find_nats, _configure_nats),
+    "amqtt": _Kind(_find_amqtt, _configure_amqtt),
+}
+
+
+ANSWER_S = 10.0
+"""A broker anywhere on earth answers within this, or a person has to look after it."""
+
+
+async def await_broker(url: str, within_s: float | None = None) -> None:
+    """Return when the broker at `url` has let us in.
+
+    Args:
+        url: As `broker.url`; its password stands in no message.
+        within_s: Tries go on for this long, seconds; None is `ANSWER_S`.
+
+    Raises:
+        BrokerError: It refuses us, or does not answer in time.
+    """
+    limit_s = ANSWER_S if within_s is None else within_s
+    transport = MqttTransport(url, f"fairbed-probe-{os.getpid()}")
+    try:
+        with anyio.fail_after(limit_s):
+            async with transport:
+                async for event in transport.events():
+                    if isinstance(event, LinkUp):
+                        return
+    except TransportError as exc:
+        raise BrokerError(f"broker.url: {exc}") from exc
+    except TimeoutError as exc:
+        why = transport.trouble or "nothing"
+        raise BrokerError(
+            f"broker.url: {transport.url} must answer within {limit_s:g} s, got {why}; start "
+            "the broker, correct the address, or leave the key out for an embedded one"
+        ) from exc
+
+
+async def find_chunk_limit(url: str, topics: Topics) -> int:
+    """Return the largest chunk that the broker at `url` takes, bytes.
+
+    Raises:
+        BrokerError: It takes none, or refuses us.
+    """
+    probe = secrets.token_hex(8)
+    try:
+        largest = await largest_chunk(MqttTransport(url, f"limit-{probe}"), topics.limit(probe))
+    except TransportError as exc:
+        raise BrokerError(f"broker.url: {exc}") from exc
+    if not largest:
+        raise BrokerError(
+            f"broker.url: the broker must take messages of {CHUNK_SIZES[0] // 1024} KiB, got one "
+            "that does not pass them on; raise its payload limit"
+        )
+    return largest

@@ -1,0 +1,110 @@
+"""Drives the fleet of a run, and writes down what each device was meant to have."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+from anyio.abc import TaskGroup
+
+from fairbed.coordinator.store import Store, StoreError
+from fairbed.coordinator.store.tables import ConditionRow
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.schedule_driver import TICK_S, Driven, Driver
+from fairbed.testbed.emulation.stretch import Stretch
+from fairbed.testbed.experiment.fleet import PlannedDevice
+from fairbed.testbed.run.stopping import Stop
+
+LAST_ROWS_S = 5.0
+"""For the driver to write down what holds at the end."""
+
+
+def unplugged_at(devices: Sequence[PlannedDevice], t: float) -> int:
+    """Return how many devices have no link at a moment of the run: nobody can wait for them."""
+    now = (device.timeline.conditions(t) for device in devices)
+    return sum(conditions.outage == "unplugged" for conditions in now)
+
+
+@asynccontextmanager
+async def driving(
+    backend: Driven | None,
+    devices: Sequence[PlannedDevice],
+    store: Store,
+    stop: Stop,
+    group: TaskGroup,
+    dilation: float,
+) -> AsyncIterator[None]:
+    """Have the devices that change follow their courses while the run lasts.
+
+    A driver that cannot go on ends the run.
+
+    Args:
+        backend: Carries conditions out; None has no devices.
+        devices: The fleet.
+        store: Receives what was configured, and knows where on its clock the run is.
+        stop: Ends the run.
+        group: Owns the driver's task.
+        dilation: Seconds of this machine in one second of the fleet.
+    """
+    courses = {
+        device.spec.name: device.course(store.resume_offset_s())
+        for device in devices
+        if device.spec.is_driven
+    }
+    if backend is None or not courses:
+        yield
+        return
+
+    def note(name: str, stretch: Stretch) -> None:
+        store.add(_row(name, stretch))
+
+    driver = Driver(backend, courses, dilation=dilation, start_s=store.resume_offset_s(), note=note)
+    scope, is_over = anyio.CancelScope(), anyio.Event()
+
+    async def drive() -> None:
+        try:
+            with scope:
+                await driver.run()
+        except (BackendError, StoreError) as exc:
+            stop.give_up(exc)
+        finally:
+            is_over.set()
+
+    group.start_soon(drive, name="run.driver")
+    try:
+        yield
+    finally:
+        scope.cancel()
+        with anyio.move_on_after(LAST_ROWS_S, shield=True):
+            await is_over.wait()
+        _tell(driver, len(courses), stop)
+
+
+def _tell(driver: Driver, n_devices: int, stop: Stop) -> None:
+    """Write down how punctual the driver was."""
+    kept = driver.punctuality
+    is_late = kept.late_p99_s > TICK_S
+    if stop.coordinator is not None:
+        stop.coordinator.note(
+            "driven",
+            f"{n_devices} devices: {kept}"
+            + ("; this machine is too busy to follow the traces" if is_late else ""),
+            "warning" if is_late else "info",
+        )
+
+
+def _row(name: str, stretch: Stretch) -> ConditionRow:
+    return ConditionRow(
+        at_s=stretch.end_s,
+        lasted_s=stretch.end_s - stretch.start_s,
+        device=name,
+        speed_ratio=stretch.speed_ratio,
+        clock_ratio=stretch.clock_ratio,
+        temperature_celsius=stretch.celsius,
+        down_bps=stretch.down_bps,
+        up_bps=stretch.up_bps,
+        delay_s=stretch.delay_s,
+        jitter_s=stretch.jitter_s,
+        loss_ratio=stretch.loss_ratio,
+        outage_s=stretch.outage_s,
+        unwilling_s=stretch.unwilling_s,
+    )

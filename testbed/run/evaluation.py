@@ -1,0 +1,139 @@
+"""How well a model does on every device's held-out examples, off the record and at full speed."""
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from fairbed.coordinator.algorithms.arrays import Ints, Vector
+from fairbed.coordinator.ports import Score
+from fairbed.device_agent.engines.base import Engine
+from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.testbed.experiment.datasets.dataset import DataError, Dataset
+from fairbed.testbed.experiment.shards import FleetData
+from fairbed.wire.artifact import Artifact, TaskSpec
+from fairbed.wire.shard import make_shard
+
+BATCH = 256
+"""Examples per call of the engine: large enough for speed, and bounds its memory."""
+
+EngineFactory = Callable[[Artifact], Engine]
+
+
+class EvaluationStopped(Exception):
+    """The evaluator was closed while it worked."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    device: int
+    rows: Ints
+
+
+class FleetEvaluator:
+    """Evaluates models on the held-out data of a fleet; a `coordinator.ports.Evaluator`.
+
+    One call at a time. It uses `threads` threads, each with an engine of its own, only while a
+    call runs. `close` makes it stop within one batch.
+    """
+
+    def __init__(
+        self,
+        data: FleetData,
+        artifact: Artifact,
+        *,
+        threads: int = 1,
+        make_engine: EngineFactory = OnnxEngine,
+    ) -> None:
+        """Check that model and data fit, and open the engines.
+
+        Args:
+            data: Who holds out what.
+            artifact: The model's graphs.
+            threads: Batches evaluated at the same time.
+            make_engine: Opens one engine.
+
+        Raises:
+            DataError: The model was made for data of another size, type or number of classes.
+            EngineError: The engine cannot run the model.
+        """
+        check_fit(data.dataset, artifact.spec)
+        self._data = data
+        self._closed = threading.Event()
+        self._engines = [make_engine(artifact) for _ in range(max(1, threads))]
+        batches = list(_batches(data.test_rows))
+        self._work = [batches[i :: len(self._engines)] for i in range(len(self._engines))]
+
+    def evaluate(self, vector: Vector) -> dict[str, Score]:
+        """Return the score of each device that holds a shard, by name.
+
+        Args:
+            vector: Flat model, shape (n_values,); not changed.
+
+        Raises:
+            EngineError: The engine failed.
+            EvaluationStopped: `close` was called.
+        """
+        names = {number: name for name, number in self._data.assignments().items()}
+        correct = dict.fromkeys(names, 0)
+        loss_sum = dict.fromkeys(names, 0.0)
+        with ThreadPoolExecutor(len(self._engines), "evaluation") as pool:
+            jobs = [
+                pool.submit(self._run, engine, [b for b in work if b.device in names], vector)
+                for engine, work in zip(self._engines, self._work, strict=True)
+            ]
+        # Summed in a fixed order, so the number of threads does not show in the last digits.
+        results = [result for job in jobs for result in job.result()]
+        for batch, batch_loss, batch_correct in sorted(results, key=_place):
+            correct[batch.device] += batch_correct
+            loss_sum[batch.device] += batch_loss
+        return {
+            name: Score(len(self._data.test_rows[k]), correct[k], loss_sum[k])
+            for k, name in sorted(names.items())
+        }
+
+    def close(self) -> None:
+        """Stop a running evaluation within one batch, and refuse further ones."""
+        self._closed.set()
+
+    def _run(
+        self, engine: Engine, batches: Sequence[_Batch], vector: Vector
+    ) -> list[tuple[_Batch, float, int]]:
+        dataset = self._data.dataset
+        results = []
+        for batch in batches:
+            if self._closed.is_set():
+                raise EvaluationStopped("evaluation: closed while it worked")
+            # The same way as on the device, so that pixels are scaled by the same rule.
+            x, y = make_shard(dataset.x[batch.rows], dataset.y[batch.rows]).arrays()
+            results.append((batch, *engine.evaluate(vector, x, y)))
+        return results
+
+
+def check_fit(dataset: Dataset, spec: TaskSpec) -> None:
+    """See that a model was made for data like these.
+
+    Raises:
+        DataError: Size, type or number of classes differ.
+    """
+    x_dtype = "int64" if dataset.x.dtype.kind == "i" else "float32"
+    has = (math.prod(dataset.x_shape), x_dtype, dataset.classes)
+    takes = (math.prod(spec.x_shape), spec.x_dtype, spec.classes)
+    if has != takes:
+        raise DataError(
+            f"model {spec.name}",
+            "must take {} values of {} and {} classes, as {} has".format(*has, dataset.name)
+            + ", got {}, {} and {}".format(*takes),
+            "choose another model or data set",
+        )
+
+
+def _batches(rows_by_device: Sequence[Ints]) -> Iterator[_Batch]:
+    for device, rows in enumerate(rows_by_device):
+        for start in range(0, len(rows), BATCH):
+            yield _Batch(device, rows[start : start + BATCH])
+
+
+def _place(result: tuple[_Batch, float, int]) -> tuple[int, int]:
+    return result[0].device, int(result[0].rows[0])

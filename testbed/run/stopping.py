@@ -1,0 +1,84 @@
+"""The ways in which a run can be told to end before its last round."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import anyio
+from anyio.abc import TaskStatus
+
+from fairbed.coordinator.server.service import Coordinator
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.helper import Ended
+
+DETACH = b"d"
+"""What a TUI writes to the run it started before it leaves it alone."""
+
+
+class Stop:
+    """How a signal, or the death of a part of the testbed, reaches the run."""
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+        self.coordinator: Coordinator | None = None
+        self.broken: Exception | None = None
+
+    def gently(self) -> None:
+        """End the run in order."""
+        if self.coordinator is not None:
+            self.coordinator.stop()
+        else:
+            self.scope.cancel()
+
+    def on_process_end(self, ended: Ended) -> None:
+        """A device may die and the run goes on; the proxies or the nursery may not."""
+        if ended.was_asked:
+            return
+        how = f"signal {-ended.status}" if ended.status < 0 else f"exit status {ended.status}"
+        if ended.is_device:
+            why = "" if ended.reason is None else f": {ended.reason}"
+            self.note("died", f"the agent ended with {how}{why}; see its log", ended.name)
+        else:
+            self.give_up(BackendError(f"{ended.name}: ended with {how}; the fleet is lost"))
+
+    def note(self, kind: str, text: str, device: str | None = None) -> None:
+        """Write down what happened to a part of the testbed."""
+        if self.coordinator is not None:
+            self.coordinator.note(kind, text, "warning", device)
+
+    def give_up(self, why: Exception) -> None:
+        """The run cannot go on."""
+        self.broken = why
+        self.gently()
+
+
+async def heed_signals(
+    stop: Stop,
+    interrupted: Callable[[], None],
+    *,
+    task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """End the run in order at the first signal, at once at the second."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        task_status.started()
+        count = 0
+        async for _ in signals:
+            count += 1
+            interrupted()
+            if count == 1:
+                stop.gently()
+            else:
+                stop.scope.cancel()
+
+
+async def heed_stdin(stop: Stop) -> None:
+    """End the run in order when standard input ends, unless it said `DETACH` before."""
+    while True:
+        await anyio.wait_readable(sys.stdin.fileno())
+        word = os.read(sys.stdin.fileno(), 16)
+        if word.startswith(DETACH):
+            return
+        if not word:
+            stop.gently()
+            return

@@ -1,0 +1,384 @@
+"""The supervisor of one run: broker, fleet, coordinator; what it starts ends with it."""
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+from anyio.abc import TaskGroup
+
+from fairbed.coordinator.policy.decisions import make_decisions
+from fairbed.coordinator.rounds.loop import Progress
+from fairbed.coordinator.server.lease import look
+from fairbed.coordinator.server.service import Coordinator, End
+from fairbed.coordinator.store import RunReader, Store
+from fairbed.coordinator.store.connection import DATABASE
+from fairbed.coordinator.task.catalogue import initial_vector, load_task
+from fairbed.testbed.backends.base import Backend
+from fairbed.testbed.backends.choice import Stage, open_stage
+from fairbed.testbed.backends.errors import innermost
+from fairbed.testbed.cli.preflight import remarks
+from fairbed.testbed.emulation.work import WorkCosts
+from fairbed.testbed.experiment.datasets.loading import load
+from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
+from fairbed.testbed.experiment.shards import FleetData, RememberedShards
+from fairbed.testbed.host.calibration import Probe, work_costs
+from fairbed.testbed.host.contention import FleetWatch
+from fairbed.testbed.host.dilation import dilated
+from fairbed.testbed.run.broker import (
+    Broker,
+    BrokerError,
+    await_broker,
+    find_chunk_limit,
+    start_broker,
+)
+from fairbed.testbed.run.conditions import driving, unplugged_at
+from fairbed.testbed.run.evaluation import FleetEvaluator
+from fairbed.testbed.run.folder import (
+    ENDPOINT_FILE,
+    Endpoint,
+    clear,
+    is_untouched,
+    read_endpoint,
+    write_endpoint,
+)
+from fairbed.testbed.run.stopping import Stop, heed_signals, heed_stdin
+from fairbed.wire.artifact import Artifact, encode_artifact
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.address import with_client
+from fairbed.wire.transport.base import KEEPALIVE_S, Will
+from fairbed.wire.transport.client import MqttTransport
+
+BROKER_RESTARTS = 20
+"""More deaths than this are no accident."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What to run and where to keep it."""
+
+    experiment: Experiment
+    folder: Path
+    run_id: str
+    has_fleet: bool = True
+    """Start the emulated devices of `[[fleet]]`; otherwise devices join by themselves."""
+    listen_host: str = "127.0.0.1"
+    """Address of the embedded broker."""
+    listen_port: int | None = None
+    """None takes a free port."""
+    dilation: float = 1.0
+    """Seconds of this machine in one second of the fleet, and of the event loop of the run."""
+
+
+async def run_experiment(
+    plan: RunPlan,
+    listener: Callable[[Progress], None],
+    interrupted: Callable[[], None] = lambda: None,
+    *,
+    is_attached: bool = False,
+) -> End:
+    """Run an experiment, or go on with one whose folder holds a checkpoint.
+
+    The first SIGINT, SIGTERM or SIGHUP ends the run in order; a second one at once. An attached
+    run also ends in order when its standard input does, unless that said `DETACH` first.
+
+    Raises:
+        Exception: One of the one-line errors of the packages: data, profile, broker, store, ...
+    """
+    is_new = is_untouched(plan.folder)
+    async with anyio.create_task_group() as group:
+        stop = Stop()
+        # Before the first file: from here on nothing is left behind by a Ctrl-C.
+        await group.start(heed_signals, stop, interrupted, name="run.signals")
+        if is_attached:
+            group.start_soon(heed_stdin, stop, name="run.stdin")
+        end: End = "stopped"
+        failure: Exception | None = None
+        with stop.scope:
+            try:
+                end = await _run(plan, listener, stop, group)
+            except Exception as exc:  # leaves the group as itself, not in a group
+                failure = innermost(exc)
+        group.cancel_scope.cancel()
+    _clean_up(plan.folder, is_new, end if failure is None else "failed")
+    if failure is not None:
+        raise failure
+    return end
+
+
+async def _run(
+    plan: RunPlan, listener: Callable[[Progress], None], stop: Stop, group: TaskGroup
+) -> End:
+    experiment = plan.experiment
+    planned = plan_fleet(experiment, os.environ) if plan.has_fleet else []
+    devices = [device.dilated(plan.dilation) for device in planned]
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    async with (
+        _stage(plan, devices) as stage,
+        _endpoint(plan, stage, stop, group) as (endpoint, broker),
+        _fleet(stage, endpoint, stop) as backend,
+    ):
+        names = [device.spec.name for device in devices]
+        data, artifact = await anyio.to_thread.run_sync(_load, plan, names)
+        if backend is not None:
+            await backend.start(await _costs(plan, devices, artifact))
+        with anyio.CancelScope(shield=True):  # else a store that was just made is never closed
+            store, attempt = await anyio.to_thread.run_sync(_open_store, plan)
+        evaluator = FleetEvaluator(data, artifact, threads=min(2, os.cpu_count() or 1))
+        try:
+            for device in devices:
+                store.add(device.truth())
+            stop.coordinator = _coordinator(
+                plan,
+                artifact,
+                data,
+                store,
+                evaluator,
+                _watch(devices, backend, broker, plan.dilation),
+                endpoint,
+                attempt,
+                devices,
+                listener,
+            )
+            for remark in remarks(experiment, devices, stage, plan.dilation):
+                stop.coordinator.note(remark.kind, remark.text, remark.level)
+            async with driving(
+                backend, _followed(devices, stage), store, stop, group, plan.dilation
+            ):
+                end = await stop.coordinator.run()
+            if stop.broken is not None:
+                raise stop.broken
+            await anyio.to_thread.run_sync(store.set_status, end)
+            return end
+        except BaseException as exc:
+            is_ours = isinstance(exc, Exception)
+            if is_ours and stop.coordinator is not None:
+                stop.coordinator.note("failed", str(exc), "error")
+            store.set_status("failed" if is_ours else "stopped", str(exc) if is_ours else "")
+            raise
+        finally:
+            evaluator.close()
+            store.close()
+
+
+@asynccontextmanager
+async def _stage(plan: RunPlan, devices: list[PlannedDevice]) -> AsyncIterator[Stage | None]:
+    """Choose where the emulated devices will be, if there are any."""
+    if not devices:
+        yield None
+        return
+    experiment = plan.experiment
+    async with open_stage(
+        experiment.emulation.backend,
+        [device.spec for device in devices],
+        plan.folder,
+        plan.run_id,
+        has_own_broker=experiment.broker.url == "embedded",
+        image=experiment.emulation.image,
+        seed=experiment.seed_for("traces"),
+    ) as stage:
+        yield stage
+
+
+@asynccontextmanager
+async def _fleet(
+    stage: Stage | None, endpoint: Endpoint, stop: Stop
+) -> AsyncIterator[Backend | None]:
+    """Make ready for the emulated devices, if there are any; end them all at the end."""
+    if stage is None:
+        yield None
+        return
+    async with stage.backend(
+        endpoint.url,
+        tenant=endpoint.tenant,
+        on_end=stop.on_process_end,
+    ) as backend:
+        yield backend
+
+
+def _followed(devices: list[PlannedDevice], stage: Stage | None) -> list[PlannedDevice]:
+    """Return the devices as their backend can have them: a TCP proxy loses nothing."""
+    if stage is None or stage.name != "process":
+        return devices
+    return [device.without_loss() for device in devices]
+
+
+async def _costs(
+    plan: RunPlan, devices: list[PlannedDevice], artifact: Artifact
+) -> WorkCosts | None:
+    """Return what steps of training cost here, if any device is to be slower than this machine."""
+    if all(device.profile is None for device in devices):
+        return None
+    hyperparameters = plan.experiment.training.hyperparameters(1)
+    probe = Probe(artifact=encode_artifact(artifact), hyperparameters=hyperparameters)
+    return await work_costs(plan.folder, probe)
+
+
+def _watch(
+    devices: list[PlannedDevice],
+    backend: Backend | None,
+    broker: Broker | None,
+    dilation: float,
+) -> FleetWatch | None:
+    """Return who watches this machine while it emulates devices; None if it does not."""
+    emulated = [device.spec.name for device in devices if device.profile is not None]
+    if backend is None or not emulated:
+        return None
+
+    def path() -> list[int]:
+        own = [broker.pid] if broker is not None and broker.pid is not None else []
+        return own + backend.path_pids
+
+    return FleetWatch(emulated, backend.starved_s, path, dilation=dilation)
+
+
+def _coordinator(
+    plan: RunPlan,
+    artifact: Artifact,
+    data: FleetData,
+    store: Store,
+    evaluator: FleetEvaluator,
+    watch: FleetWatch | None,
+    endpoint: Endpoint,
+    attempt: int,
+    devices: list[PlannedDevice],
+    listener: Callable[[Progress], None],
+) -> Coordinator:
+    config = plan.experiment.coordinator(
+        starts_fleet=plan.has_fleet, absent=unplugged_at(devices, store.resume_offset_s())
+    )
+    boot = secrets.randbits(40)
+
+    def transport(will: Will) -> MqttTransport:
+        keepalive_s = round(KEEPALIVE_S * plan.dilation)
+        client_id = f"coordinator-{boot:x}"
+        return MqttTransport(endpoint.url, client_id, will=will, keepalive_s=keepalive_s)
+
+    return Coordinator(
+        config,
+        artifact=artifact,
+        vector=initial_vector(artifact.spec, config.seed_init),
+        decisions=make_decisions(config),
+        store=store,
+        shards=RememberedShards(data, plan.folder),
+        evaluator=evaluator,
+        watch=watch,
+        transport=transport,
+        topics=Topics(endpoint.tenant),
+        boot=boot,
+        max_chunk_bytes=endpoint.max_chunk_bytes,
+        attempt=attempt,
+        roster=[device.spec.name for device in devices],
+        listener=listener,
+        now=dilated(time.perf_counter, plan.dilation),
+    )
+
+
+@asynccontextmanager
+async def _endpoint(
+    plan: RunPlan, stage: Stage | None, stop: Stop, group: TaskGroup
+) -> AsyncIterator[tuple[Endpoint, Broker | None]]:
+    """Find or start the broker; a resumed run gets its old address again."""
+    broker = plan.experiment.broker
+    if broker.url != "embedded":
+        url = with_client(broker.url, broker.client)
+        await await_broker(url)
+        await look(MqttTransport(url, f"look-{secrets.token_hex(4)}"), Topics(broker.tenant))
+        endpoint = Endpoint(
+            url=url,
+            tenant=broker.tenant,
+            max_chunk_bytes=await find_chunk_limit(url, Topics(broker.tenant)),
+        )
+        write_endpoint(plan.folder, endpoint)
+        yield endpoint, None
+        return
+    host = (stage and stage.broker_host) or plan.listen_host
+    earlier = read_endpoint(plan.folder)
+    port, password = plan.listen_port, None
+    if earlier is not None and not plan.has_fleet:
+        port, password = port or earlier.port, earlier.password
+    async with start_broker(
+        broker.kind, folder=plan.folder, host=host, port=port, password=password
+    ) as started:
+        endpoint = Endpoint(
+            url=with_client(started.url, broker.client),
+            tenant=broker.tenant,
+            host=host,
+            port=started.port,
+            password=started.password,
+        )
+        write_endpoint(plan.folder, endpoint)
+        keeper = anyio.CancelScope()
+        group.start_soon(_keep_up, started, keeper, stop, name="run.broker")
+        try:
+            yield endpoint, started
+        finally:
+            keeper.cancel()
+
+
+async def _keep_up(broker: Broker, scope: anyio.CancelScope, stop: Stop) -> None:
+    """Start the broker again when it dies, a bounded number of times."""
+    with scope:
+        for _ in range(BROKER_RESTARTS):
+            words = await broker.wait()
+            stop.note("broker", f"{broker.kind} died and is started again; it said: {words}")
+            try:
+                await broker.restart()
+            except BrokerError as exc:
+                stop.give_up(exc)
+                return
+        stop.give_up(BrokerError(f"{broker.kind}: died {BROKER_RESTARTS} times; see {broker.log}"))
+
+
+def _clean_up(folder: Path, is_new: bool, end: str) -> None:
+    """Leave what a person may read or go on with, and nothing else."""
+    if is_new and not (folder / DATABASE).exists():
+        clear(folder)
+    elif end == "done":
+        shutil.rmtree(folder / "cache", ignore_errors=True)
+        (folder / ENDPOINT_FILE).unlink(missing_ok=True)
+
+
+def _load(plan: RunPlan, names: list[str]) -> tuple[FleetData, Artifact]:
+    experiment = plan.experiment
+    seed = experiment.seed_for("data")
+    dataset = load(experiment.data, seed, os.environ)
+    devices = experiment.devices or max(
+        experiment.round.min_devices, experiment.selection.per_round
+    )
+    data = FleetData(
+        dataset,
+        experiment.data,
+        devices=devices,
+        seed=seed,
+        names=names,
+        assignments=RememberedShards.read(plan.folder) if not names else None,
+    )
+    return data, load_task(experiment.model.name, dataset.x_shape, dataset.classes)
+
+
+def _open_store(plan: RunPlan) -> tuple[Store, int]:
+    """Return the run's store, and how often the run was opened before."""
+    if not (plan.folder / DATABASE).exists():
+        return Store.create(
+            plan.folder,
+            run_id=plan.run_id,
+            name=plan.experiment.name,
+            experiment_toml=plan.experiment.resolved_toml(),
+            seed=plan.experiment.seed,
+            config_hash=plan.experiment.hash(),
+            version=version("fairbed"),
+            git_revision=None,
+            dilation=plan.dilation,
+        ), 0
+    store = Store.reopen(plan.folder)
+    with RunReader(plan.folder) as reader:
+        return store, reader.run().row.resumes

@@ -1,0 +1,127 @@
+"""From the command line to the last word: reads options, runs the session, tells how it went."""
+
+import argparse
+import os
+import pwd
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import anyio
+import msgspec
+import psutil
+
+from fairbed.device_agent.cgroup import cpu_quotas
+from fairbed.profiles.errors import ProfileError
+from fairbed.profiles.traces import TraceReader
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.cli import UsageError
+from fairbed.testbed.shape import enter as door
+from fairbed.testbed.shape import report, signals
+from fairbed.testbed.shape.plan import Plan, make_plan
+from fairbed.testbed.shape.request import WishError, Wishes, wishes_of
+from fairbed.testbed.shape.session import Command, Outcome, Session, shell_status
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How we have to end."""
+
+    status: int
+    """As a shell has it."""
+    killed_by: int | None = None
+    """Signal that ended the command, or that came before there was one."""
+
+
+def visit(options: argparse.Namespace, held: signals.Signals) -> Ending:
+    """Run the command; return how to end.
+
+    Args:
+        options: The command line.
+        held: What is sent to us.
+
+    Raises:
+        UsageError: The command line cannot be used, or not on this machine; nothing was run.
+    """
+    plan, command = _read(options)
+    report_path = None if options.json is None else options.json.absolute()
+    os.chdir("/")  # the programs that we start must not find modules in the folder of the guest
+    outcome = anyio.run(Session(plan, command, held).run)
+    _tell(outcome, report_path, is_verbose=options.verbose)
+    return _ending(outcome)
+
+
+def _read(options: argparse.Namespace) -> tuple[Plan, Command]:
+    try:
+        wishes = _measured(wishes_of(options))
+        memory_bytes = psutil.virtual_memory().total
+        plan = make_plan(wishes, TraceReader(os.environ), host_cores(), memory_bytes)
+        user = None if options.user is None else _user(options.user)
+    except (WishError, ProfileError, BackendError) as exc:
+        raise UsageError(f"shape: {exc}") from exc
+    return plan, Command(options.argv, _folder(), user)
+
+
+def _measured(wishes: Wishes) -> Wishes:
+    """Return the wishes with the speed of this machine as a number.
+
+    Raises:
+        BackendError: It cannot be measured.
+    """
+    if wishes.host_core_speed != "auto":
+        return wishes
+    from fairbed.testbed.host.speed import host_speed  # loads the training engine
+
+    return replace(wishes, host_core_speed=host_speed(os.environ).core_speed)
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as exc:
+        raise UsageError("shape: must be in a folder that exists, got one that is gone") from exc
+
+
+def host_cores() -> float:
+    """Return how many cores we may use, quotas that bind us included."""
+    quotas = [quota.cores for quota in cpu_quotas(Path("/"))]
+    return min([float(len(os.sched_getaffinity(0))), *quotas])
+
+
+def _user(name: str) -> str:
+    try:
+        found = pwd.getpwnam(name)
+    except KeyError:
+        raise WishError(f"--user: must be a user of this machine, got {name!r}") from None
+    if os.geteuid() not in (0, found.pw_uid):
+        raise WishError(f"--user: needs root to be {name}; put sudo in front")
+    return found.pw_name
+
+
+def _tell(outcome: Outcome, path: Path | None, *, is_verbose: bool) -> None:
+    found = outcome.report
+    if found is None:
+        return
+    lines = report.warnings_of(found)
+    if is_verbose:
+        lines += report.in_words(found)
+    for line in lines:
+        sys.stderr.write(f"fairbed: shape: {line}\n")
+    if path is not None:
+        try:
+            path.write_bytes(msgspec.json.encode(found) + b"\n")
+        except OSError as exc:
+            sys.stderr.write(f"fairbed: shape: {path}: cannot be written, {exc.strerror}\n")
+
+
+def _ending(outcome: Outcome) -> Ending:
+    if outcome.problem is not None:
+        if not outcome.has_begun:
+            raise UsageError(f"shape: {outcome.problem}") from outcome.problem
+        sys.stderr.write(f"fairbed: shape: {outcome.problem}\n")
+        return Ending(door.CLOSED)
+    if outcome.wait_status is None:
+        assert outcome.interrupted_by is not None
+        return Ending(128 + outcome.interrupted_by, outcome.interrupted_by)
+    status = shell_status(outcome.wait_status)
+    return Ending(status, status - 128 if os.WIFSIGNALED(outcome.wait_status) else None)

@@ -1,0 +1,234 @@
+"""The device that a command is the guest of: its network, its control groups, and both at once.
+
+Names and locks are those of a run (`network.owner`), so that a run that starts later sweeps what a
+killed one has left behind, and the other way round.
+"""
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address
+
+import anyio
+import msgspec
+from anyio.to_thread import run_sync
+
+from fairbed.testbed.backends.cgroups.files import CgroupError
+from fairbed.testbed.backends.cgroups.fleet import is_leftover, limit_speed
+from fairbed.testbed.backends.cgroups.group import Group, GroupUsage
+from fairbed.testbed.backends.cgroups.places import find_places
+from fairbed.testbed.backends.cgroups.removal import sweep as sweep_groups
+from fairbed.testbed.backends.network.counters import LinkCounters
+from fairbed.testbed.backends.network.enter import identity
+from fairbed.testbed.backends.network.network import Network, open_network
+from fairbed.testbed.backends.network.owner import claimed, forget, one_at_a_time
+from fairbed.testbed.backends.network.plan.names import TAG_BYTES, Names, make_names
+from fairbed.testbed.backends.network.sweep import sweep_alone
+from fairbed.testbed.backends.sandbox import Cell
+from fairbed.testbed.emulation.conditions import Conditions
+from fairbed.testbed.emulation.stretch import Stretch, StretchLog
+from fairbed.testbed.host.contention import PathWatch
+from fairbed.testbed.shape.pacer import Pacer
+from fairbed.testbed.shape.plan import Plan
+from fairbed.testbed.shape.process_tree import Tree
+
+RUN, NAME = "shape", "guest"
+"""In the names of namespaces and groups: `fairbed.shape.TAG.guest`."""
+
+LEAST_S = 1e-3
+"""No stay is told to have been shorter."""
+
+NO_GROUPS = Cell(procs=(), quota_folder="", quota_version=2)
+
+LOOPBACK = IPv4Address("127.0.0.1")
+
+
+@dataclass(frozen=True, slots=True)
+class Had:
+    """What a guest has had."""
+
+    wall_s: float
+    group: GroupUsage | None
+    """None is unknown."""
+    link: LinkCounters | None
+    """None is this machine's own, which does not count."""
+    path_starved_s: float
+    """For how long who delays packets was kept waiting by this machine."""
+
+
+@dataclass(slots=True)
+class GuestDevice:
+    """One device; satisfies `testbed.backends.schedule_driver.Driven`."""
+
+    group: Group | None
+    """None where nothing of it is limited, and control groups cannot be had."""
+    network: Network | None
+    """None is this machine's own."""
+    pacer: Pacer | None
+    """Who slows it where there is no group; None is nobody."""
+    present: Conditions
+    """What holds at this moment."""
+    _begun: float = 0.0
+    _log: StretchLog | None = None
+    _path: PathWatch = field(default_factory=PathWatch)
+
+    @property
+    def hub_address(self) -> str:
+        """This machine, as the guest sees it."""
+        return str(LOOPBACK) if self.network is None else self.network.hub_address
+
+    @property
+    def cell(self) -> Cell:
+        """Where the guest goes in."""
+        cell = NO_GROUPS if self.group is None else self.group.cell()
+        if self.network is None:
+            return cell
+        network = str(self.network.namespace(NAME))
+        return msgspec.structs.replace(cell, network=network, host=identity())
+
+    def begin(self, pid: int) -> None:
+        """Count from here on; this is the process of the guest."""
+        if self.pacer is not None:
+            self.pacer.begin(pid)
+        self._path_starved_s()
+        self._begun = time.monotonic()
+        self._log = StretchLog(self._begun, self.present)
+
+    def _path_starved_s(self) -> float:
+        if self.network is not None:
+            self._path.look(self.network.pids)
+        return self._path.seconds
+
+    def meant(self) -> Stretch:
+        """Return what the device was meant to have since it began, on average.
+
+        Raises:
+            RuntimeError: It has not begun.
+        """
+        end = max(time.monotonic(), self._begun + LEAST_S)
+        stretch = None if self._log is None else self._log.take(end)
+        if stretch is None:
+            raise RuntimeError("a device must begin before it is asked how it went")
+        return stretch
+
+    async def apply(self, conditions: Mapping[str, Conditions]) -> None:
+        """Change the device to these conditions.
+
+        Raises:
+            BackendError: The kernel refused.
+        """
+        wanted = conditions[NAME]
+        if self.group is not None and wanted.speed_ratio != self.present.speed_ratio:
+            limit_speed(self.group, "--cpu", wanted.speed_ratio)
+        if self.network is not None:
+            await self.network.apply({NAME: wanted})
+        self.present = wanted
+        if self._log is not None:
+            self._log.note(time.monotonic(), wanted)
+
+    def cpu_s(self, name: str) -> float | None:
+        """Return the processor time of the guest; None is unknown."""
+        usage = self.usage()
+        return None if usage is None else usage.cpu_s
+
+    def usage(self) -> GroupUsage | None:
+        """Return what the processes of the guest have had; None is unknown.
+
+        Raises:
+            BackendError: A counter cannot be read.
+        """
+        if self.group is not None:
+            return self.group.usage()
+        return None if self.pacer is None else self.pacer.usage()
+
+    async def had(self) -> Had:
+        """Tell what the guest has had since it began.
+
+        Raises:
+            BackendError: A counter cannot be read, or who delays packets is gone.
+        """
+        link = None if self.network is None else (await self.network.counters())[NAME]
+        return Had(
+            wall_s=max(time.monotonic() - self._begun, LEAST_S),
+            group=self.usage(),
+            link=link,
+            path_starved_s=self._path_starved_s(),
+        )
+
+
+@asynccontextmanager
+async def open_device(plan: Plan) -> AsyncIterator[GuestDevice]:
+    """Make the device that was planned; leaving kills what is inside and gives all of it back.
+
+    Raises:
+        BackendError: This machine refuses.
+    """
+    first = plan.course.conditions(0.0)
+    async with AsyncExitStack() as stack:
+        network = None
+        if plan.has_link:
+            delayed = [NAME] if plan.is_delayed else []
+            opened = open_network(RUN, {NAME: first.shape}, delayed=delayed, seed=plan.seed)
+            network = await stack.enter_async_context(opened)
+            name = network.namespace(NAME).name
+        else:
+            name = (await _claim(stack)).device(NAME)
+        group = await stack.enter_async_context(_open_group(name, is_needed=plan.is_limited))
+        if group is not None:
+            limit_speed(group, "--cpu", first.speed_ratio)
+            if plan.memory_bytes is not None:
+                group.limit_memory(plan.memory_bytes)
+        device = GuestDevice(group, network, None, first)
+        if first.outage is not None:
+            await device.apply({NAME: first})
+        yield device
+
+
+@asynccontextmanager
+async def open_paced(plan: Plan, strangers: Sequence[int]) -> AsyncIterator[GuestDevice]:
+    """Make a device that is slowed without a control group; leaving kills what the guest started.
+
+    Args:
+        plan: The device, which has a processor and nothing else.
+        strangers: Processes that we have started ourselves.
+
+    Raises:
+        BackendError: This kernel does not let us.
+    """
+    device = GuestDevice(None, None, None, plan.course.conditions(0.0))
+    device.pacer = Pacer(Tree(strangers), lambda: device.present.speed_ratio)
+    try:
+        yield device
+    finally:
+        await device.pacer.end()
+
+
+async def _claim(stack: AsyncExitStack) -> Names:
+    """Own a name, for a device that needs no network; what the dead have left goes first."""
+    async with one_at_a_time():
+        await sweep_alone()
+        names = make_names(RUN, secrets.token_bytes(TAG_BYTES))
+        stack.callback(forget, names)
+        stack.enter_context(claimed(names))
+    return names
+
+
+@asynccontextmanager
+async def _open_group(name: str, *, is_needed: bool) -> AsyncIterator[Group | None]:
+    try:
+        places = await run_sync(find_places)
+        await run_sync(sweep_groups, places, is_leftover)
+        group = Group(places, name)
+        await run_sync(group.make)
+    except CgroupError:
+        if is_needed:
+            raise
+        yield None
+        return
+    try:
+        yield group
+    finally:
+        with anyio.CancelScope(shield=True):  # bounded: END_S of `removal`
+            await run_sync(group.remove)

@@ -1,0 +1,145 @@
+"""A command and all that it has started: found, measured, stopped, let go, killed. Linux only.
+
+Whoever loses its parent becomes our child (`PR_SET_CHILD_SUBREAPER`), so that nobody gets away.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from fairbed.testbed.backends.cpu_time import cpu_s
+from fairbed.testbed.backends.errors import BackendError
+
+PR_SET_CHILD_SUBREAPER = 36
+"""From linux/prctl.h."""
+
+PROC = Path("/proc")
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+_CUTIME = 13
+"""Of /proc/PID/stat behind the name: time of children that have ended, user; then system."""
+
+ROUNDS = 100
+"""Of looking for processes that were started meanwhile; each round stops all that it finds."""
+
+
+class Tree:
+    """All our descendants but some.
+
+    Args:
+        strangers: Children of ours that do not belong to it.
+
+    Raises:
+        BackendError: This kernel does not tell who is whose child.
+    """
+
+    def __init__(self, strangers: Iterable[int]) -> None:
+        if not (PROC / f"self/task/{os.getpid()}/children").exists():
+            raise BackendError(
+                "--backend process: needs a kernel that tells of children "
+                "(CONFIG_PROC_CHILDREN), got one that does not; be root, and leave --backend out"
+            )
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._strangers = set(strangers)
+        self._guest: int | None = None
+        self._ended_before_s = _ended_s()
+
+    def adopt(self, guest: int) -> None:
+        """Know the one child that somebody else waits for."""
+        self._guest = guest
+
+    def members(self) -> list[int]:
+        """Return all processes, parents first."""
+        found = [pid for pid in _children(os.getpid()) if pid not in self._strangers]
+        for pid in found:  # grows meanwhile
+            found += _children(pid)
+        return found
+
+    def cpu_s(self) -> float:
+        """Return the processor time of all, those that have ended included."""
+        members = self.members()
+        alive_s = sum((cpu_s(pid) or 0.0) + _waited_for_s(pid) for pid in members)
+        return alive_s + _ended_s() - self._ended_before_s
+
+    def waited_s(self) -> float:
+        """Return for how long those alive were ready to run and did not, all together."""
+        return sum(map(_run_delay_s, self.members()))
+
+    def reap(self) -> None:
+        """Let orphans that have ended go."""
+        for pid in _children(os.getpid()):
+            if pid != self._guest and pid not in self._strangers:
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
+    def stop(self) -> None:
+        """Make all stand still.
+
+        Raises:
+            BackendError: One belongs to somebody else, or they multiply faster than we look.
+        """
+        stopped: set[int] = set()
+        for _ in range(ROUNDS):
+            fresh = [pid for pid in self.members() if pid not in stopped]
+            if not fresh:
+                return
+            self._send(fresh, signal.SIGSTOP)
+            stopped.update(fresh)
+        raise BackendError("--backend process: processes must be stopped faster than they multiply")
+
+    def go(self) -> None:
+        """Let all go on, children first: who waits for one finds it running."""
+        self._send(reversed(self.members()), signal.SIGCONT)
+
+    def kill(self) -> list[int]:
+        """Kill all of them; return those that were there to be killed."""
+        self.reap()
+        members = self.members()
+        with suppress(BackendError):  # it belongs to somebody else, and has to end by itself
+            self._send(members, signal.SIGKILL)
+        return members
+
+    def _send(self, pids: Iterable[int], number: int) -> None:
+        for pid in pids:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+            except PermissionError as exc:
+                raise BackendError(
+                    f"--backend process: can slow processes of our own user only, got process "
+                    f"{pid} of another; be root, and leave --backend out"
+                ) from exc
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):  # it has ended
+        for task in (PROC / str(pid) / "task").iterdir():
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def _waited_for_s(pid: int) -> float:
+    try:
+        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[_CUTIME]) + int(fields[_CUTIME + 1])) / _TICKS_PER_S
+
+
+def _run_delay_s(pid: int) -> float:
+    try:
+        return int((PROC / str(pid) / "schedstat").read_text().split()[1]) * 1e-9
+    except (OSError, IndexError):
+        return 0.0
+
+
+def _ended_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

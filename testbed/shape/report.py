@@ -1,0 +1,194 @@
+"""How it went: what the guest had of what it was meant to have."""
+
+import signal
+
+from msgspec import Struct
+
+from fairbed.coordinator.records.rows import STARVED_RATIO_LIMIT
+from fairbed.testbed.backends.network.counters import LinkCounters
+from fairbed.testbed.emulation.stretch import Stretch
+from fairbed.testbed.shape.device import Had
+
+
+class CpuReport(Struct, frozen=True, kw_only=True):
+    """The processor."""
+
+    asked_cores: float | None
+    """Mean over the time; None is not slowed."""
+    used_cores: float | None
+    """Mean over the time: less than was asked for if the command did not always want it."""
+    used_s: float | None
+    throttled_s: float | None
+    """Held back by the emulation, on purpose."""
+    starved_s: float | None
+    """Wanted to run and was allowed to, but this machine was busy; None is unknown."""
+
+
+class LinkReport(Struct, frozen=True, kw_only=True):
+    """The link; bytes are those of packets with their headers."""
+
+    down_bps: float | None
+    """Mean over the time that it was meant to have, TCP payload; None is not limited."""
+    up_bps: float | None
+    delay_s: float
+    """One way."""
+    jitter_s: float
+    loss_ratio: float
+    outage_s: float
+    down_bytes: int
+    up_bytes: int
+    dropped_packets: int
+    """By a full queue, in an outage, or on purpose."""
+    starved_s: float
+    """For how long who delays packets was kept waiting because this machine was busy."""
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """All of it."""
+
+    command: list[str]
+    status: int
+    """Of the command as a shell has it: 128 + n if signal n killed it."""
+    wall_s: float
+    cpu: CpuReport
+    link: LinkReport | None
+    """None is this machine's own."""
+    memory_limit_bytes: int | None
+    memory_kills: int
+    """Processes of the command that were killed because that was full."""
+    starved_ratio: float | None
+    """Share of the time that the command or its packets waited, whichever is more; None is unknown,
+    or neither slowed nor shaped."""
+    is_valid: bool
+    """This machine kept them waiting for no more than 5 % of the time."""
+
+
+def make_report(
+    command: list[str], status: int, memory_limit_bytes: int | None, meant: Stretch, had: Had
+) -> Report:
+    """Put together how it went.
+
+    Args:
+        command: With its arguments.
+        status: As a shell has it.
+        memory_limit_bytes: None is not limited.
+        meant: What the device was meant to have, on average.
+        had: What its guest has had.
+    """
+    used = had.group
+    starved_s = _starved_s(had, is_slowed=meant.speed_ratio is not None)
+    starved_ratio = None if starved_s is None else starved_s / had.wall_s
+    return Report(
+        command=command,
+        status=status,
+        wall_s=had.wall_s,
+        cpu=CpuReport(
+            asked_cores=meant.speed_ratio,
+            used_cores=None if used is None else used.cpu_s / had.wall_s,
+            used_s=None if used is None else used.cpu_s,
+            throttled_s=None if used is None else used.throttled_s,
+            starved_s=None if used is None else used.starved_s,
+        ),
+        link=None if had.link is None else _link(had.link, had.path_starved_s, meant),
+        memory_limit_bytes=memory_limit_bytes,
+        memory_kills=0 if used is None else used.memory_kills,
+        starved_ratio=starved_ratio,
+        is_valid=starved_ratio is None or starved_ratio <= STARVED_RATIO_LIMIT,
+    )
+
+
+def _starved_s(had: Had, *, is_slowed: bool) -> float | None:
+    """Return the longer one of what the command and its packets have waited; None is unknown.
+
+    A command without a quota competes with everybody, on purpose, and is not starved.
+    """
+    waits = []
+    if had.link is not None:
+        waits.append(had.path_starved_s)
+    if is_slowed and had.group is not None and had.group.starved_s is not None:
+        waits.append(had.group.starved_s)
+    return max(waits, default=None)
+
+
+NOTABLE_S = 0.05
+"""A command that was kept waiting for less is not told so: it hardly ran."""
+
+
+def warnings_of(report: Report) -> list[str]:
+    """Return what a person has to know even if nothing was asked, one line each."""
+    found = []
+    if report.memory_kills and report.memory_limit_bytes is not None:
+        what = "process was" if report.memory_kills == 1 else "processes were"
+        found.append(
+            f"{report.memory_kills} {what} killed: the memory of the device, "
+            f"{report.memory_limit_bytes / 2**20:.0f} MiB, was full; --memory gives more"
+        )
+    starved_ratio = report.starved_ratio or 0.0
+    if not report.is_valid and starved_ratio * report.wall_s > NOTABLE_S:
+        found.append(
+            f"not valid: this machine kept the command or its packets waiting for "
+            f"{100 * starved_ratio:.0f} % of the time, over "
+            f"{100 * STARVED_RATIO_LIMIT:.0f} %; the device was slower than it is, "
+            "run it again with less beside it"
+        )
+    return found
+
+
+def in_words(report: Report) -> list[str]:
+    """Return the whole report for a person."""
+    cpu, link = report.cpu, report.link
+    used = "unknown" if cpu.used_cores is None else f"{cpu.used_cores:.3f} cores"
+    asked = "not slowed" if cpu.asked_cores is None else f"of {cpu.asked_cores:.3f}"
+    lines = [
+        f"{_ending(report.status)} after {report.wall_s:.2f} s",
+        f"processor: {used} used, {asked}; held back for {_s(cpu.throttled_s)}, "
+        f"starved for {_s(cpu.starved_s)}",
+    ]
+    if link is not None:
+        lines.append(
+            f"link: {_mbit(link.down_bps)} down, {_mbit(link.up_bps)} up, "
+            f"{1e3 * link.delay_s:.1f} ms, loss {100 * link.loss_ratio:.2f} %; "
+            f"{link.down_bytes} bytes came, {link.up_bytes} went, "
+            f"{link.dropped_packets} packets dropped; starved for {_s(link.starved_s)}"
+        )
+    return lines
+
+
+def _link(counted: LinkCounters, starved_s: float, meant: Stretch) -> LinkReport:
+    return LinkReport(
+        down_bps=_unless_unlimited(meant.down_bps),
+        up_bps=_unless_unlimited(meant.up_bps),
+        delay_s=meant.delay_s,
+        jitter_s=meant.jitter_s,
+        loss_ratio=meant.loss_ratio,
+        outage_s=meant.outage_s,
+        down_bytes=counted.down_bytes,
+        up_bytes=counted.up_bytes,
+        dropped_packets=counted.dropped_packets,
+        starved_s=starved_s,
+    )
+
+
+UNLIMITED_FROM_BPS = 50e9
+"""Means above this are those of a direction without a limit."""
+
+
+def _unless_unlimited(rate_bps: float | None) -> float | None:
+    return None if rate_bps is None or rate_bps >= UNLIMITED_FROM_BPS else rate_bps
+
+
+def _ending(status: int) -> str:
+    if status <= 128:
+        return f"ended with status {status}"
+    try:
+        return f"ended by {signal.Signals(status - 128).name}"
+    except ValueError:
+        return f"ended with status {status}"
+
+
+def _s(seconds: float | None) -> str:
+    return "an unknown time" if seconds is None else f"{seconds:.2f} s"
+
+
+def _mbit(rate_bps: float | None) -> str:
+    return "any rate" if rate_bps is None else f"{rate_bps / 1e6:.3g} Mbit/s"

@@ -1,0 +1,130 @@
+"""What a person asks of the device, in plain units: the command line without its spellings."""
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, TypeVar
+
+from fairbed.testbed.cli import units
+
+T = TypeVar("T")
+
+Unlimited: TypeAlias = Literal["none"]
+NONE: Final = "none"
+"""As a value of an option: take the limit of the profile away."""
+
+HOST_LINK: Final = "host"
+"""As a link: this machine's own network."""
+
+
+class WishError(Exception):
+    """What was asked for cannot be; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What was asked for; None is not said."""
+
+    profile: str | None = None
+    cpu: float | Unlimited | None = None
+    """Cores of this machine."""
+    threads: int | None = None
+    """That the command keeps busy at once."""
+    host_core_speed: float | Literal["auto"] = 1.0
+    """Of one core of this machine, in cores of the reference machine; `auto` is to be measured."""
+    memory_bytes: int | Unlimited | None = None
+    link: str | None = None
+    down_bps: float | None = None
+    up_bps: float | None = None
+    delay_s: float | None = None
+    jitter_s: float | None = None
+    loss_ratio: float | None = None
+    trace: str | None = None
+    seed: int = 0
+    is_paced: bool = False
+    """Slow the processor without control groups, and nothing else."""
+
+    @property
+    def link_options(self) -> list[str]:
+        """The options that say how the link is, but for its name."""
+        said = {
+            "--down": self.down_bps,
+            "--up": self.up_bps,
+            "--delay": self.delay_s,
+            "--jitter": self.jitter_s,
+            "--loss": self.loss_ratio,
+            "--trace": self.trace,
+        }
+        return [option for option, value in said.items() if value is not None]
+
+
+def wishes_of(options: argparse.Namespace) -> Wishes:
+    """Read the command line.
+
+    Raises:
+        WishError: A value is nonsense.
+    """
+    return Wishes(
+        profile=options.profile,
+        cpu=_or_none("--cpu", options.cpu, _cores),
+        threads=_threads(options.threads),
+        host_core_speed=_read("--host-core-speed", options.host_core_speed, _speed),
+        memory_bytes=_or_none("--memory", options.memory, units.size_bytes),
+        link=options.link,
+        down_bps=_unless_absent("--down", options.down, units.rate_bps),
+        up_bps=_unless_absent("--up", options.up, units.rate_bps),
+        delay_s=_unless_absent("--delay", options.delay, units.duration_s),
+        jitter_s=_unless_absent("--jitter", options.jitter, units.duration_s),
+        loss_ratio=_unless_absent("--loss", options.loss, units.ratio),
+        trace=options.trace,
+        seed=_seed(options.seed),
+        is_paced=options.backend == "process",
+    )
+
+
+def _read(option: str, text: str, read: Callable[[str], T]) -> T:
+    try:
+        return read(text)
+    except ValueError as exc:
+        raise WishError(f"{option}: {exc}") from exc
+
+
+def _unless_absent(option: str, text: str | None, read: Callable[[str], T]) -> T | None:
+    return None if text is None else _read(option, text, read)
+
+
+def _or_none(option: str, text: str | None, read: Callable[[str], T]) -> T | Unlimited | None:
+    return NONE if text == NONE else _unless_absent(option, text, read)
+
+
+def _cores(text: str) -> float:
+    return _positive(text, "cores of this machine such as 0.25, or none")
+
+
+def _speed(text: str) -> float | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    return _positive(text, "a number such as 1.0, which is one core of an Intel N100, or auto")
+
+
+def _positive(text: str, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 < value < math.inf:
+        raise ValueError(f"must be {what}, got {text!r}")
+    return value
+
+
+def _threads(number: int | None) -> int | None:
+    if number is not None and number < 1:
+        raise WishError(f"--threads: must be at least 1, got {number}")
+    return number
+
+
+def _seed(number: int) -> int:
+    if number < 0:
+        raise WishError(f"--seed: must be a whole number from 0, got {number}")
+    return number

@@ -1,0 +1,208 @@
+"""One command from its first signal to its last report.
+
+Why a device cannot be had on this machine: asked only after it could not.
+"""
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+from anyio.to_thread import run_sync
+
+from fairbed.testbed.backends.cgroups.fleet import try_groups
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.backends.network.probe import probe
+from fairbed.testbed.backends.schedule_driver import Driver
+from fairbed.testbed.host.threads import THREAD_VARIABLES
+from fairbed.testbed.shape.cleanup_watchdog import MARK_VARIABLE, watched
+from fairbed.testbed.shape.command import Guest
+from fairbed.testbed.shape.device import NAME, GuestDevice, open_device, open_paced
+from fairbed.testbed.shape.enter import Passage, argv_through
+from fairbed.testbed.shape.pacer import DEATH_S, Pacer
+from fairbed.testbed.shape.plan import Plan
+from fairbed.testbed.shape.report import Report, make_report
+from fairbed.testbed.shape.signals import Signals
+
+
+async def obstacle(plan: Plan) -> str | None:
+    """Return what stands in the way and what to do, in one line; None if nothing is found."""
+    if os.geteuid() != 0:
+        return (
+            f"needs root, got user id {os.geteuid()}; put sudo in front, or for the processor "
+            "alone, without link and memory, use --backend process"
+        )
+    if plan.has_link:
+        support = await probe()
+        if support.problem is not None:
+            return _for_us(support.problem)
+        if plan.is_delayed and support.delay_problem is not None:
+            return support.delay_problem
+    if plan.is_limited:
+        try:
+            await run_sync(try_groups)
+        except BackendError as exc:
+            return _for_us(str(exc))
+    return None
+
+
+def _for_us(problem: str) -> str:
+    """Return a problem without the advice to take another backend, which is not ours to take."""
+    first, *advice = problem.split("; ")
+    good = [words for words in advice if "backend" not in words]
+    return "; ".join([first, *(good or ["be root of this machine"])])
+
+
+HUB_VARIABLE = "FAIRBED_HUB"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to run."""
+
+    argv: Sequence[str]
+    folder: str
+    """Where it starts."""
+    user: str | None
+    """None is who we are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it: one of the first three, and a report if the command ran."""
+
+    wait_status: int | None = None
+    """Of the command, as `os.waitpid` tells it."""
+    interrupted_by: int | None = None
+    """A signal before there was a command."""
+    problem: BackendError | None = None
+    """What the machine refused, or what broke."""
+    report: Report | None = None
+    has_begun: bool = False
+    """There was a command."""
+
+
+class Session:
+    """Runs one command on one device; `run` it once.
+
+    Args:
+        plan: The device.
+        command: The command.
+        signals: Held since before any thread was started.
+    """
+
+    def __init__(self, plan: Plan, command: Command, signals: Signals) -> None:
+        self._plan, self._command, self._signals = plan, command, signals
+        self._guest = Guest(signals)
+        self._environ = dict(os.environ)
+        self._problem: BackendError | None = None
+        self._status: int | None = None
+        self._report: Report | None = None
+
+    async def run(self) -> Outcome:
+        """Make the device, run the command, give everything back."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._guest.attend, group.cancel_scope, name="shape.signals")
+            try:
+                async with self._open() as device:
+                    await self._stay(device)
+            except BackendError as exc:
+                self._problem = self._problem or await self._explained(exc)
+            group.cancel_scope.cancel()
+        return Outcome(
+            wait_status=self._status,
+            interrupted_by=self._guest.interrupted_by,
+            problem=self._problem,
+            report=self._report,
+            has_begun=self._guest.has_begun,
+        )
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[GuestDevice]:
+        if not self._plan.is_paced:
+            async with watched(), open_device(self._plan) as device:
+                yield device
+            return
+        mark = secrets.token_hex(8)
+        self._environ[MARK_VARIABLE] = mark
+        async with watched(mark) as watcher, open_paced(self._plan, [watcher]) as device:
+            self._guest.pacer = device.pacer
+            yield device
+
+    async def _explained(self, problem: BackendError) -> BackendError:
+        if self._guest.has_begun:
+            return problem
+        found = await obstacle(self._plan)
+        return problem if found is None else BackendError(found)
+
+    async def _stay(self, device: GuestDevice) -> None:
+        argv = argv_through(
+            Passage(
+                cell=device.cell,
+                folder=self._command.folder,
+                user=self._command.user,
+                blocked=tuple(self._signals.mask),
+            ),
+            self._command.argv,
+        )
+        self._prepare_environ(device)
+        device.begin(self._guest.start(argv, self._environ))
+        try:
+            async with anyio.create_task_group() as group:
+                if device.pacer is not None:
+                    give_up = group.cancel_scope.cancel
+                    group.start_soon(self._pace, device.pacer, give_up, name="shape.pacer")
+                if not self._plan.is_steady:
+                    group.start_soon(self._drive, device, name="shape.driver")
+                self._status = await self._guest.end()
+                group.cancel_scope.cancel()
+        finally:
+            self._guest.kill()
+        if self._status is None:
+            return
+        self._report = await self._reported(device, self._status)
+
+    async def _drive(self, device: GuestDevice) -> None:
+        """Have the device follow its course; without that, the command would run on another one."""
+        try:
+            await Driver(device, {NAME: self._plan.course}).run()
+        except BackendError as exc:
+            self._problem = exc
+            self._guest.kill()
+
+    async def _pace(self, pacer: Pacer, give_up: Callable[[], None]) -> None:
+        """Have the command at its speed; at any other it must not run.
+
+        Who cannot be stopped can perhaps not be killed either, and is not waited for.
+        """
+        try:
+            await pacer.run()
+        except BackendError as exc:
+            self._problem = exc
+            self._guest.kill()
+            await anyio.sleep(DEATH_S)
+            give_up()
+
+    async def _reported(self, device: GuestDevice, status: int) -> Report:
+        return make_report(
+            list(self._command.argv),
+            shell_status(status),
+            self._plan.memory_bytes,
+            device.meant(),
+            await device.had(),
+        )
+
+    def _prepare_environ(self, device: GuestDevice) -> None:
+        self._environ[HUB_VARIABLE] = device.hub_address
+        if self._plan.threads is not None:
+            # On half a core, two threads did 0.42 of the work of one.
+            for name in THREAD_VARIABLES:
+                self._environ.setdefault(name, str(self._plan.threads))
+
+
+def shell_status(wait_status: int) -> int:
+    """Return a status as a shell has it: 128 + n for a command that signal n killed."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,32 @@
+"""What a round taught, one by one and as columns."""
+
+import numpy as np
+
+from fairbed.coordinator.algorithms.estimation.base import CONTEXT, PHASES
+from fairbed.coordinator.policy.choice import Observation, Observations
+
+
+def test_columns_hold_what_was_told_one_by_one() -> None:
+    phases_s, context = (1.0, 0.5, 1.5, 0.75, 0.25), np.array([0.5, 1.0, 2.0, 3.0])
+    told = Observations.of(
+        [
+            Observation(4, 4.0, phases_s, True, False, loss=2.5, context=context),
+            Observation(1, None, None, False, True, at_least_s=7.0),
+        ]
+    )
+    assert len(told) == 2
+    assert told.rows.tolist() == [4, 1]
+    np.testing.assert_array_equal(told.tau_s, [4.0, np.nan])
+    np.testing.assert_array_equal(told.phases_s, [phases_s, [np.nan] * len(PHASES)])
+    assert told.is_aggregated.tolist() == [True, False]
+    assert told.timed_out.tolist() == [False, True]
+    np.testing.assert_array_equal(told.loss, [2.5, np.nan])
+    np.testing.assert_array_equal(told.at_least_s, [np.nan, 7.0])
+    np.testing.assert_array_equal(told.context, [context, [np.nan] * CONTEXT])
+
+
+def test_a_round_may_teach_nothing() -> None:
+    told = Observations.of([])
+    assert len(told) == 0
+    assert told.phases_s.shape == (0, len(PHASES))
+    assert told.context.shape == (0, CONTEXT)

@@ -1,0 +1,117 @@
+"""Selectors of others: how they are found, and what is said when they are not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairbed.coordinator.algorithms.selection.guarded import Guarded, PluginError
+from fairbed.coordinator.policy.config import SelectionConfig
+from fairbed.coordinator.policy.factories import make_selector
+from fairbed.coordinator.policy.plugins import installed, load_selector
+
+EXAMPLE = "examples.longest_waiting:LongestWaiting"
+
+MODULE = """
+import numpy as np
+
+class Nobody:
+    def __init__(self, *, mood="calm"): self.mood = mood
+    def select(self, candidates, k, rng): return np.zeros(0, dtype=np.int64)
+    def observe(self, outcomes): pass
+    def queues(self, n): return np.zeros(n)
+    def to_state(self): return {}
+    def load_state(self, state): pass
+
+def make(**options): return Nobody(**options)
+NUMBER = 7
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installed distribution that offers a selector."""
+    (tmp_path / "strangers_of_test.py").write_text(MODULE, encoding="utf-8")
+    info = tmp_path / "strangers_of_test-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: strangers-of-test\nVersion: 1.0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text(
+        "[fairbed.selectors]\nnobody = strangers_of_test:Nobody\nlost = strangers_of_test:Gone\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "policy", [EXAMPLE, "nobody", "strangers_of_test:make", "strangers_of_test:Nobody"]
+)
+def test_it_is_found_by_path_and_by_entry_point(package: Path, policy: str) -> None:
+    assert isinstance(load_selector(policy, {}), Guarded)
+    assert isinstance(make_selector(SelectionConfig(policy=policy)), Guarded)
+
+
+def test_installed_ones_are_listed(package: Path) -> None:
+    assert {"nobody", "lost"} <= set(installed())
+
+
+def test_options_are_its_arguments(package: Path) -> None:
+    with pytest.raises(PluginError, match="patience must be >= 1, got 0; 1 is plain round robin"):
+        load_selector(EXAMPLE, {"patience": 0})
+    with pytest.raises(PluginError, match=r"\{'moood': 1\}, got TypeError.*moood.*; correct"):
+        load_selector("nobody", {"moood": 1})
+
+
+def test_a_module_below_the_working_directory_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_of_test.py").write_text(MODULE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
+    assert isinstance(load_selector("own_of_test:Nobody", {"mood": "glad"}), Guarded)
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        ("no.such.module:Policy", "got ModuleNotFoundError: No module named 'no'"),
+        ("json:Policy", "got AttributeError: module 'json' has no attribute 'Policy'"),
+        ("strangers_of_test:NUMBER", "must be a class or a function that makes one, got int"),
+        ("json:dumps", "got TypeError"),
+        ("builtins:dict", "must have select"),
+        ("lost", "got AttributeError"),
+        ("nowhere", "got no such entry point of fairbed.selectors; there are: "),
+        (":", "must be importable as package.module:Name"),
+    ],
+)
+def test_what_cannot_be_had_is_one_line(package: Path, policy: str, why: str) -> None:
+    with pytest.raises(PluginError, match=why) as caught:
+        load_selector(policy, {})
+    line = str(caught.value)
+    assert line.startswith(f"selector {policy}: ")
+    assert "\n" not in line
+
+
+def test_a_module_that_breaks_while_it_is_imported_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_of_test.py").write_text("1 / 0", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(PluginError, match="got ZeroDivisionError: division by zero; install it"):
+        load_selector("broken_of_test:Policy", {})
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "fairbed.coordinator.policy.plugins",
+        "fairbed.coordinator.algorithms.selection",
+        "fairbed.testbed.experiment.file",
+    ],
+)
+def test_it_does_not_matter_who_is_imported_first(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {module}"], capture_output=True, text=True, timeout=60.0
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,154 @@
+"""What becomes of an exchange in the books."""
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from fairbed.coordinator.algorithms.estimation.base import PHASES, Prediction
+from fairbed.coordinator.policy.choice import Choice
+from fairbed.coordinator.records.rows import (
+    before,
+    exchange_row,
+    invalid_reason,
+    observation,
+    phases_s,
+    unaccounted_s,
+)
+from fairbed.coordinator.state.exchange import Exchange, Starved
+from fairbed.coordinator.state.registry import Registry
+from fairbed.coordinator.state.round import Arrived, Checked, GaveUp, Offered, Round, Tick
+from tests.coordinator.builders import TRAIN, context, hello, offer
+
+TAU_S = 1.31 + 0.5
+"""Phases of `offer()` (download, load, train, encode) and half a second of upload."""
+
+
+def played(*, silence_s: float = 0.02, signal_s: float = 0.02) -> Round:
+    """A round whose only device has `silence_s` that no phase accounts for."""
+    game = Round(id=3, attempt=0, deadline_s=60.0, slots=1, wanted=1)
+    game.dispatch("pi-1", now=10.0)
+    game.on(Offered("pi-1", offer(3)), 10.0 + silence_s + 1.31)
+    game.on(Arrived("pi-1", 10.0 + silence_s + TAU_S, 400, 0), 12.0)
+    game.on(Checked("pi-1", None), 12.0)
+    game.exchanges["pi-1"].signal_s = signal_s
+    return game
+
+
+def choice() -> Choice:
+    return Choice(
+        round=3,
+        rows=np.array([0]),
+        is_available=np.array([True]),
+        context=np.array([[1.0, 1.0, 2.0, 1.0]]),
+        prediction=Prediction(np.array([1.5]), np.array([0.2]), np.array([1.0])),
+        n_k=np.array([100]),
+        propensity=np.array([1.0]),
+    )
+
+
+def test_what_phases_and_signal_leave_is_unaccounted() -> None:
+    exchange = played(silence_s=0.05, signal_s=0.02).exchanges["pi-1"]
+    assert unaccounted_s(exchange) == pytest.approx(0.03)
+
+
+def test_decoding_is_a_phase_of_the_device() -> None:
+    exchange = played(silence_s=0.05, signal_s=0.02).exchanges["pi-1"]
+    assert exchange.offer is not None
+    slower = structs.replace(exchange.offer.phases, decode_s=0.01)
+    exchange.offer = structs.replace(exchange.offer, phases=slower)
+    assert unaccounted_s(exchange) == pytest.approx(0.02)
+
+
+def test_the_phases_of_an_exchange_add_up_to_its_tau() -> None:
+    exchange = played(silence_s=0.05).exchanges["pi-1"]
+    assert exchange.offer is not None
+    told, phases = exchange.offer.phases, phases_s(exchange)
+    assert phases is not None
+    assert len(phases) == len(PHASES)
+    assert sum(phases) == pytest.approx(exchange.tau_s)
+    by_name = dict(zip(PHASES, phases, strict=True))
+    assert by_name["download"] == told.download_s
+    assert by_name["compute"] == told.decode_s + told.evaluate_s + told.train_s + told.encode_s
+    assert by_name["rest"] == pytest.approx(0.05)
+    assert observation(exchange, 0, 0.0).phases_s == phases
+
+
+def test_a_clean_exchange_teaches_its_tau() -> None:
+    exchange = played().exchanges["pi-1"]
+    assert invalid_reason(exchange, lag_p99_s=0.001) == ""
+    seen = observation(exchange, row=0, lag_p99_s=0.001)
+    assert seen.tau_s == pytest.approx(TAU_S + 0.02)
+    assert seen.is_aggregated
+
+
+def test_a_lagging_stopwatch_makes_an_exchange_invalid_but_still_merged() -> None:
+    exchange = played().exchanges["pi-1"]
+    assert "lagged 20.0 ms" in invalid_reason(exchange, lag_p99_s=0.02)
+    seen = observation(exchange, row=0, lag_p99_s=0.02)
+    assert (seen.tau_s, seen.is_aggregated) == (None, True)
+
+
+def test_phases_that_exceed_tau_are_not_believed() -> None:
+    exchange = played(silence_s=-0.2).exchanges["pi-1"]
+    assert "reported phases exceed tau" in invalid_reason(exchange, lag_p99_s=0.0)
+
+
+def test_a_missed_deadline_is_a_lower_bound_and_a_failure_is_not() -> None:
+    late = Round(id=3, attempt=0, deadline_s=60.0, slots=1, wanted=1)
+    late.dispatch("pi-1", now=0.0)
+    late.on(Tick(), 60.0)
+    failed = Round(id=3, attempt=0, deadline_s=60.0, slots=1, wanted=1)
+    failed.dispatch("pi-1", now=0.0)
+    failed.on(GaveUp("pi-1", "training: out of memory"), 1.0)
+    assert observation(late.exchanges["pi-1"], 0, 0.0).timed_out
+    assert not observation(failed.exchanges["pi-1"], 0, 0.0).timed_out
+    assert invalid_reason(failed.exchanges["pi-1"], 0.0) == "training: out of memory"
+
+
+def test_the_row_keeps_the_context_known_before_selection() -> None:
+    registry = Registry()
+    registry.join("pi-1", hello(n_k=100), now=0.0)
+    registry.update_context("pi-1", context(mu_cores=2.0), now=8.0)
+    known = before(registry["pi-1"], choice(), now=9.5)
+    registry.update_context("pi-1", context(seq=2, mu_cores=0.1), now=11.0)
+    game = played()
+    row = exchange_row(
+        game.exchanges["pi-1"],
+        game,
+        known,
+        train=TRAIN,
+        dispatched_at_s=10.0,
+        lag_p99_s=0.001,
+    )
+    assert (row.mu_cores, row.context_age_s, row.s_not_previous) == (2.0, 1.5, 1)
+    assert (row.tau_hat_s, row.width_s, row.is_valid) == (1.5, 0.2, True)
+    assert row.outcome == "done"
+    assert row.tau_wall_s == pytest.approx(row.tau_s)
+
+
+def starved_exchange(**waited_s: float) -> Exchange:
+    exchange = played().exchanges["pi-1"]
+    exchange.starved = Starved(**{"device_s": 0.0, "path_s": 0.0, "watched_s": 2.0, **waited_s})
+    return exchange
+
+
+@pytest.mark.parametrize(
+    ("who", "whom"), [("device_s", "the device"), ("path_s", "its link or the broker")]
+)
+def test_an_exchange_of_a_starved_fleet_is_merged_but_teaches_nothing(who: str, whom: str) -> None:
+    exchange = starved_exchange(**{who: 0.5})
+    assert f"too busy: {whom} waited for it 25 %" in invalid_reason(exchange, lag_p99_s=0.0)
+    seen = observation(exchange, row=0, lag_p99_s=0.0)
+    assert (seen.tau_s, seen.is_aggregated) == (None, True)
+
+
+def test_a_twentieth_of_the_time_may_be_lost() -> None:
+    assert invalid_reason(starved_exchange(device_s=0.1, path_s=0.1), lag_p99_s=0.0) == ""
+
+
+def test_a_starved_device_that_is_late_gives_no_lower_bound() -> None:
+    late = Round(id=3, attempt=0, deadline_s=60.0, slots=1, wanted=1)
+    late.dispatch("pi-1", now=0.0)
+    late.on(Tick(), 60.0)
+    late.exchanges["pi-1"].starved = Starved(device_s=30.0, path_s=0.0, watched_s=60.0)
+    assert not observation(late.exchanges["pi-1"], 0, 0.0).timed_out

@@ -1,0 +1,49 @@
+"""Estimators on the exchanges of a run: the run's own one says what it said then."""
+
+from pathlib import Path
+
+import pytest
+
+from fairbed.coordinator.report.estimators import compare_estimators, estimates_table
+from fairbed.coordinator.report.quantities import MISSING
+from fairbed.coordinator.store import RunReader
+from tests.coordinator.store.fake_run import fake_run
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> RunReader:
+    return RunReader(fake_run(tmp_path_factory.mktemp("runs") / "run-1"))
+
+
+def test_every_estimator_sees_the_same_exchanges(reader: RunReader) -> None:
+    found = compare_estimators(reader)
+    assert list(found) == ["ridge", "phases", "last value", "device mean", "global mean"]
+    assert len({errors.count for errors in found.values()}) == 1
+    valid = [x for x in reader.exchanges() if x.outcome == "done" and x.is_valid]
+    assert found["ridge"].count == len(valid) - len({x.device for x in valid})
+
+
+def test_devices_that_differ_are_told_apart_by_all_but_the_global_mean(reader: RunReader) -> None:
+    found = compare_estimators(reader)
+    best = found["device mean"].median_ape, found["phases"].median_ape
+    worst = found["global mean"].median_ape
+    assert worst is not None
+    assert all(ape is not None and ape < worst / 2 for ape in best)
+
+
+def test_the_table_has_a_line_for_each(reader: RunReader) -> None:
+    lines = estimates_table(compare_estimators(reader)).splitlines()
+    assert [line.split("  ")[0] for line in lines[1:6]] == [
+        "ridge",
+        "phases",
+        "last value",
+        "device mean",
+        "global mean",
+    ]
+
+
+def test_a_run_without_exchanges_has_no_errors(tmp_path: Path) -> None:
+    with RunReader(fake_run(tmp_path / "run-2", rounds=0)) as reader:
+        found = compare_estimators(reader)
+    assert {errors.count for errors in found.values()} == {0}
+    assert all(line.endswith(MISSING) for line in estimates_table(found).splitlines()[1:6])

@@ -1,0 +1,214 @@
+"""The summary: every number against one worked out by hand."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, median
+
+import msgspec
+import numpy as np
+import pytest
+from msgspec import structs
+
+from fairbed.coordinator.report.summary import Summary, summarise_run, summary_table
+from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.store.tables import ExchangeRow
+from tests.coordinator.store.fake_run import FakeRun, fake_run
+
+CONTRACT = {
+    "run_id": None,
+    "status": None,
+    "rounds_completed": None,
+    "wall_s": None,
+    "virtual_s": None,
+    "devices": None,
+    "selected": None,
+    "aggregated": None,
+    "accuracy": {"mean", "worst10", "best10", "variance", "gini", "gap"},
+    "loss": {"mean", "std"},
+    "exchange": {
+        "count",
+        "invalid",
+        "late",
+        "failed",
+        "median_s",
+        "p95_s",
+        "unaccounted_ratio",
+    },
+    "estimator": {"mape_second_half", "median_ape", "bias"},
+    "queues": {"mean_total", "max"},
+    "bytes": {"down", "up"},
+}
+"""Keys that scripts of strangers rely on."""
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunReader]:
+    with RunReader(fake_run(tmp_path_factory.mktemp("runs") / "run-1")) as reader:
+        yield reader
+
+
+@pytest.fixture(scope="module")
+def summary(reader: RunReader) -> Summary:
+    return summarise_run(reader)
+
+
+def valid(reader: RunReader) -> list[ExchangeRow]:
+    return [row for row in reader.exchanges() if row.outcome == "done" and row.is_valid]
+
+
+def tau(row: ExchangeRow) -> float:
+    assert row.tau_s is not None
+    return row.tau_s
+
+
+def test_the_object_has_every_key_of_the_contract(summary: Summary) -> None:
+    found = json.loads(msgspec.json.encode(summary))
+    for key, inner in CONTRACT.items():
+        assert key in found
+        assert inner is None or inner <= found[key].keys()
+
+
+def test_counts_add_up(summary: Summary, reader: RunReader) -> None:
+    assert (summary.status, summary.rounds_completed, summary.devices) == ("done", 30, 12)
+    assert (summary.rounds_void, summary.exchange.late, summary.exchange.failed) == (1, 1, 0)
+    assert sum(summary.selected.values()) == summary.exchange.count == len(reader.exchanges())
+    assert sum(summary.aggregated.values()) == summary.exchange.count - 1
+    assert summary.bytes.down == 40_000 * summary.exchange.count
+
+
+def test_the_time_axis_is_the_sum_of_the_rounds(summary: Summary, reader: RunReader) -> None:
+    assert summary.virtual_s == pytest.approx(sum(row.duration_s for row in reader.rounds()))
+    assert summary.wall_s >= summary.virtual_s
+
+
+def test_exchange_times_are_those_of_valid_done_exchanges(
+    summary: Summary, reader: RunReader
+) -> None:
+    times = [tau(row) for row in valid(reader)]
+    assert summary.exchange.median_s == pytest.approx(median(times))
+    assert summary.exchange.p95_s == pytest.approx(np.percentile(times, 95))
+    ratios = [(row.unaccounted_s or 0.0) / tau(row) for row in valid(reader)]
+    assert summary.exchange.unaccounted_ratio == pytest.approx(median(ratios))
+
+
+def test_what_was_encoded_is_counted_by_what_was_really_used(tmp_path: Path) -> None:
+    def change(row: ExchangeRow) -> ExchangeRow:
+        packed = replace(row, codec_up="int8", bytes_up=100, coordinator_decode_s=0.25)
+        return packed if row.round == 2 else replace(row, coordinator_decode_s=None)
+
+    exchange = changed(tmp_path / "r", change).exchange
+    assert (exchange.codecs_down, exchange.codecs_up) == ({"float32": 8}, {"float32": 4, "int8": 4})
+    assert (exchange.down_median_bytes, exchange.coordinator_decode_median_s) == (40_000, 0.25)
+    assert (exchange.encode_median_s, exchange.decode_median_s) == (0.01, 0.0)
+    assert exchange.up_median_bytes == (40_000 + 100) / 2
+
+
+def test_prediction_errors_are_of_the_second_half(summary: Summary, reader: RunReader) -> None:
+    rows = [row for row in valid(reader) if row.round > 15 and row.tau_hat_s is not None]
+    errors = [((row.tau_hat_s or 0.0) - tau(row)) / tau(row) for row in rows]
+    assert summary.estimator.mape_second_half == pytest.approx(mean(abs(e) for e in errors))
+    assert summary.estimator.median_ape == pytest.approx(median(abs(e) for e in errors))
+    assert summary.estimator.bias == pytest.approx(mean(errors))
+    assert summary.estimator.bias is not None
+    assert summary.estimator.bias > 0.0
+
+
+def test_the_model_is_the_last_one_evaluated(summary: Summary, reader: RunReader) -> None:
+    last = reader.metrics()[-1]
+    assert last.round == 30
+    assert summary.accuracy.mean == last.accuracy_mean
+    assert summary.loss.std == last.loss_std
+
+
+def test_fairness_is_judged_by_the_exact_bound(summary: Summary, reader: RunReader) -> None:
+    fair = summary.fairness
+    assert fair.beta == 0.15
+    assert fair.min_rate == pytest.approx(min(summary.selected.values()) / 30)
+    assert fair.min_merged_rate == pytest.approx(min(summary.aggregated.values()) / 30)
+    assert fair.invariant_holds is True
+    assert fair.jain is not None
+    assert 0.9 < fair.jain <= 1.0
+    assert summary.queues.max == max(row.queue_max for row in reader.rounds())
+
+
+def test_profiles_can_be_compared_by_the_time_of_a_step(
+    summary: Summary, reader: RunReader
+) -> None:
+    slow, fast = summary.profiles["raspberry-pi-3b-plus"], summary.profiles["phone-mid"]
+    assert (slow.devices, slow.speed) == (3, 0.06)
+    assert slow.step_s_median is not None
+    assert fast.step_s_median is not None
+    assert slow.step_s_median / fast.step_s_median == pytest.approx(0.25 / 0.06, rel=0.15)
+
+
+def test_the_table_names_codecs_only_where_there_are_any(summary: Summary) -> None:
+    assert " down as " not in summary_table(summary)
+    coded = structs.replace(
+        summary,
+        exchange=structs.replace(summary.exchange, codecs_down={"float32": 1, "delta": 9}),
+    )
+    assert " down as delta and float32, " in summary_table(coded)
+
+
+def changed(path: Path, change: Callable[[ExchangeRow], ExchangeRow]) -> Summary:
+    """Return the summary of a short run whose exchanges were changed."""
+    run = FakeRun(path, rounds=2)
+    run.play(2)
+    run.store.flush()
+    with RunReader(path) as reader:
+        for row in reader.exchanges():
+            run.store.add(change(row))
+        run.finish()
+        return summarise_run(reader)
+
+
+@pytest.mark.parametrize("outcome", ["failed", "lost", "rejected"])
+def test_what_did_not_arrive_has_failed(tmp_path: Path, outcome: str) -> None:
+    summary = changed(tmp_path / "r", lambda row: replace(row, outcome=outcome, tau_s=None))
+    assert (summary.exchange.failed, summary.exchange.median_s) == (8, None)
+
+
+def test_an_invalid_exchange_is_counted_but_measures_nothing(tmp_path: Path) -> None:
+    summary = changed(tmp_path / "r", lambda row: replace(row, is_valid=False))
+    assert (summary.exchange.count, summary.exchange.invalid) == (8, 8)
+    assert summary.exchange.median_s is None
+    assert summary.estimator.mape_second_half is None
+
+
+def test_exchanges_of_a_starved_fleet_are_counted_apart(tmp_path: Path) -> None:
+    def change(row: ExchangeRow) -> ExchangeRow:
+        return replace(row, is_valid=row.round != 2, is_starved=row.round == 2)
+
+    summary = changed(tmp_path / "r", change)
+    assert (summary.exchange.invalid, summary.exchange.starved) == (4, 4)
+    assert "4 invalid (4 starved by this machine)" in summary_table(summary)
+
+
+def test_a_run_without_rounds_is_all_nulls(tmp_path: Path) -> None:
+    run = FakeRun(tmp_path / "r", rounds=5)
+    run.store.close()
+    with RunReader(tmp_path / "r") as reader:
+        summary = summarise_run(reader)
+    assert (summary.status, summary.rounds_completed) == ("interrupted", 0)
+    assert summary.accuracy.mean is None
+    assert summary.fairness.min_rate is None
+    assert "raspberry-pi-00" in summary_table(summary)
+
+
+def test_the_table_of_a_run_says_the_same(summary: Summary) -> None:
+    lines = summary_table(summary).splitlines()
+    assert lines[0].split() == ["run", "run-1", "done"]
+    assert "30 of 30 (1 void)" in lines[1]
+    assert "promised 0.15, the bound holds" in lines[5]
+    assert lines[8].split()[:3] == ["device", "profile", "selected"]
+    assert len(lines) == 9 + 12
+    row = next(line.split() for line in lines if line.startswith("phone-03"))
+    assert row[1:4] == ["phone-mid", str(summary.selected["phone-03"]), "0.300"]
+    assert all(len(line) < 120 for line in lines)
+
+
+def test_a_large_fleet_is_cut_short(tmp_path: Path) -> None:
+    with RunReader(fake_run(tmp_path / "r", rounds=1, devices=45)) as reader:
+        assert summary_table(summarise_run(reader)).splitlines()[-1] == "and 5 more devices"

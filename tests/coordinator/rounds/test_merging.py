@@ -1,0 +1,173 @@
+"""The real player merges while devices upload, and only what the round accepts."""
+
+import hashlib
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import numpy as np
+import pytest
+
+from benchmarks._crowd import Crowd, Device, crowd
+from fairbed.coordinator.algorithms.aggregation import (
+    Accumulator,
+    Gathered,
+    Merge,
+    Report,
+    Streaming,
+)
+from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.policy.config import AggregationConfig
+from fairbed.coordinator.policy.factories import make_aggregator
+from fairbed.coordinator.rounds.update_store import UpdateStore
+from fairbed.coordinator.state.exchange import Stage
+from fairbed.coordinator.state.round import Round
+from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES
+from fairbed.wire.tensors import Layout, Tensor, vector_to_bytes
+from tests.coordinator.algorithms.aggregation.test_streaming import Median
+
+pytestmark = pytest.mark.anyio
+
+N_VALUES = 200_000
+"""Four chunks, the last one short."""
+N_PARAMS = 150_000
+LAYOUT = Layout(
+    tensors=(
+        Tensor(name="w", shape=(N_PARAMS,), offset=0),
+        Tensor(name="m", shape=(N_VALUES - N_PARAMS,), offset=N_PARAMS, role="buffer"),
+    )
+)
+SENT = np.random.default_rng(0).standard_normal(N_VALUES).astype(np.float32)
+RULES = {
+    "fedavg": AggregationConfig(rule="fedavg", weights="n_over_pi"),
+    "q-fedavg": AggregationConfig(rule="q-fedavg", q=2.0),
+}
+
+both_rules = pytest.mark.parametrize("rule", RULES)
+
+
+def streaming(rule: str) -> Streaming:
+    made = make_aggregator(RULES[rule])
+    assert isinstance(made, Streaming)
+    return made
+
+
+def model(k: int) -> Vector:
+    """What device k trained."""
+    return SENT + np.random.default_rng(k + 1).standard_normal(N_VALUES).astype(np.float32)
+
+
+def device(k: int, trained: Vector | None = None) -> Device:
+    data = bytes(vector_to_bytes(model(k) if trained is None else trained))
+    return Device(
+        chunk=lambda index: data[index * DEFAULT_CHUNK_BYTES : (index + 1) * DEFAULT_CHUNK_BYTES],
+        sha256=hashlib.sha256(data).digest(),
+        n_k=10 + k,
+        loss_before=0.5 + k,
+    )
+
+
+def devices(count: int) -> dict[str, Device]:
+    return {f"pi-{k}": device(k) for k in range(count)}
+
+
+def alone(rule: str, accepted: list[int]) -> Vector:
+    """What a coordinator makes of these devices if there were no others."""
+    merge = streaming(rule).begin(SENT, N_PARAMS, 0.1)
+    for k in accepted:
+        merge.add(Report(row=k, n_k=10 + k, model=model(k), loss_before=0.5 + k))
+    return merge.finish().vector
+
+
+def accepted(played: Round) -> list[int]:
+    return [int(x.device.removeprefix("pi-")) for x in played.in_stage(Stage.DONE)]
+
+
+async def play(
+    fleet: dict[str, Device],
+    accumulator: Accumulator,
+    folder: Path,
+    *,
+    slots: int = 3,
+    wanted: int | None = None,
+) -> tuple[Round, Merge, Crowd]:
+    with anyio.fail_after(60):
+        async with crowd(fleet, LAYOUT, accumulator, folder / "run") as place:
+            played = await place.play(slots, len(fleet) if wanted is None else wanted)
+            return played, await place.merging.finish(), place
+
+
+@both_rules
+async def test_every_update_enters_once_and_the_order_changes_no_bit(
+    rule: str, tmp_path: Path
+) -> None:
+    accumulator = streaming(rule).begin(SENT, N_PARAMS, 0.1)
+    played, merge, place = await play(devices(8), accumulator, tmp_path)
+    assert accepted(played) == list(range(8))
+    assert len(place.arrived) == len(merge.weights) == 8
+    np.testing.assert_array_equal(merge.vector, alone(rule, [5, 0, 7, 1, 6, 2, 4, 3]))
+
+
+@both_rules
+async def test_what_fails_after_others_were_added_was_never_there(
+    rule: str, tmp_path: Path
+) -> None:
+    fleet, poison = devices(7), model(5)
+    poison[-1] = np.nan
+    fleet["pi-3"] = replace(fleet["pi-3"], vanishes=True)
+    fleet["pi-4"] = replace(fleet["pi-4"], sha256=bytes(32))
+    fleet["pi-5"] = device(5, poison)
+    accumulator = streaming(rule).begin(SENT, N_PARAMS, 0.1)
+    played, merge, place = await play(fleet, accumulator, tmp_path, slots=1)
+    assert place.arrived == ["pi-0", "pi-1", "pi-2", "pi-4", "pi-5", "pi-6"], "bad ones come later"
+    assert [x.device for x in played.in_stage(Stage.LOST)] == ["pi-3"]
+    assert [x.device for x in played.in_stage(Stage.REJECTED)] == ["pi-4", "pi-5"]
+    assert len(merge.weights) == 4
+    np.testing.assert_array_equal(merge.vector, alone(rule, [0, 1, 2, 6]))
+
+
+@both_rules
+async def test_with_more_asked_than_wanted_only_the_accepted_enter(
+    rule: str, tmp_path: Path
+) -> None:
+    accumulator = streaming(rule).begin(SENT, N_PARAMS, 0.1)
+    played, merge, _ = await play(devices(9), accumulator, tmp_path, slots=9, wanted=4)
+    assert len(played.in_stage(Stage.CANCELLED)) == 5
+    assert len(merge.weights) == len(accepted(played)) == 4
+    np.testing.assert_array_equal(merge.vector, alone(rule, accepted(played)))
+
+
+@both_rules
+async def test_a_round_in_which_nothing_is_accepted_leaves_model_and_rule_alone(
+    rule: str, tmp_path: Path
+) -> None:
+    chosen = streaming(rule)
+    state = chosen.to_state()
+    fleet = {name: replace(gone, vanishes=True) for name, gone in devices(3).items()}
+    played, merge, _ = await play(fleet, chosen.begin(SENT, N_PARAMS, 0.1), tmp_path)
+    assert accepted(played) == []
+    np.testing.assert_array_equal(merge.vector, SENT)
+    assert chosen.to_state() == state
+
+
+async def test_a_rule_that_needs_all_updates_finds_them_on_disk(tmp_path: Path) -> None:
+    accumulator = Gathered(Median(), SENT, N_PARAMS, 0.1, UpdateStore(tmp_path, N_VALUES))
+    played, merge, _ = await play(devices(5), accumulator, tmp_path)
+    expected = np.median(np.array([model(k) for k in accepted(played)]), axis=0)
+    np.testing.assert_array_equal(merge.vector, expected.astype(np.float32))
+
+
+async def test_memory_does_not_grow_with_the_number_of_devices(tmp_path: Path) -> None:
+    """Two slots, the update being added and the next model, beside the sums; kept, it were 24."""
+    shared = device(0)
+    fleet = {f"pi-{k}": shared for k in range(24)}
+    accumulator = streaming("fedavg").begin(SENT, N_PARAMS, 0.1)
+    tracemalloc.start()
+    try:
+        played, _, _ = await play(fleet, accumulator, tmp_path, slots=2)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(accepted(played)) == 24
+    assert peak < 7 * LAYOUT.size_bytes

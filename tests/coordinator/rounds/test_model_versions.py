@@ -1,0 +1,136 @@
+"""The version of now is what its packed form decodes to, and there is never more than one."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import numpy as np
+import pytest
+from msgspec import UNSET
+
+from fairbed.coordinator.fleet.codec_agreement import Agreement
+from fairbed.coordinator.messaging.blobs import PublicBlobs
+from fairbed.coordinator.policy.config import ExchangeConfig
+from fairbed.coordinator.rounds.model_versions import Versions
+from fairbed.coordinator.server.event_log import Journal
+from fairbed.coordinator.state.registry import Registry
+from fairbed.coordinator.store import RunReader, Store
+from fairbed.wire.codecs import Int8Blocks, Vector, unpack
+from fairbed.wire.messages import Coding, Manifest
+from fairbed.wire.tensors import vector_to_bytes
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import LinkUp
+from fairbed.wire.transport.memory import MemoryBroker
+from tests.coordinator.fleet.test_codec_agreement import KNOWS_ALL, OLD
+from tests.coordinator.store.fake_run import make_store
+from tests.wire.codecs.vectors import layout_of, rng_of
+
+pytestmark = pytest.mark.anyio
+
+LAYOUT = layout_of(3000, 7)
+
+
+def vector(seed: int) -> Vector:
+    return rng_of(seed).standard_normal(LAYOUT.n_values).astype(np.float32)
+
+
+class Place:
+    """A broker, and the versions in it."""
+
+    def __init__(self, store: Store, broker: MemoryBroker, public: PublicBlobs, down: str) -> None:
+        self.broker = broker
+        agreement = Agreement(ExchangeConfig(down=down), LAYOUT, "r")  # type: ignore[arg-type]
+        journal = Journal(store, lambda: 0.0, _raise)
+        self.registry = Registry()
+        self.versions = Versions(agreement, vector(0), public, self.registry, journal)
+
+    def blob(self, manifest: Manifest) -> bytes:
+        """Return what the broker keeps of a blob of one chunk."""
+        kept = self.broker.retained[Topics().chunk(manifest.id.hex(), 0)]
+        return kept[len(kept) - manifest.size_bytes :]
+
+
+@asynccontextmanager
+async def place(folder: Path, down: str) -> AsyncIterator[Place]:
+    broker, store = MemoryBroker(), make_store(folder / "run")
+    try:
+        with anyio.fail_after(20):
+            async with broker.transport("coordinator") as link:
+                async for event in link.events():
+                    if isinstance(event, LinkUp):
+                        break
+                yield Place(store, broker, PublicBlobs(link, Topics(), 1), down)
+    finally:
+        store.close()
+
+
+def _raise(failure: Exception) -> None:
+    raise failure
+
+
+@pytest.mark.parametrize("down", ["float32", "float16", "int8", "delta"])
+async def test_everybody_has_the_same_version(down: str, tmp_path: Path) -> None:
+    async with place(tmp_path, down) as here:
+        versions = here.versions
+        for round_id in range(4):
+            base = versions.vector
+            await versions.publish(vector(round_id), rng_of(round_id))
+            whole = here.blob(versions.manifest)
+            assert whole == bytes(vector_to_bytes(versions.vector))
+            assert versions.coding(OLD) is UNSET
+            coding = versions.coding(KNOWS_ALL)
+            if down == "float32" or (down == "delta" and round_id == 0):
+                np.testing.assert_array_equal(versions.vector, vector(round_id))
+                continue
+            assert isinstance(coding, Coding)
+            assert coding.model is not None
+            if down == "delta":
+                got = unpack(here.blob(coding.model.manifest), Int8Blocks(), LAYOUT, base)
+                np.testing.assert_array_equal(got, versions.vector)
+            error = np.abs(versions.vector - vector(round_id)).max()
+            assert 0.0 < error < 0.1
+            np.testing.assert_array_equal(versions.vector[3000:], vector(round_id)[3000:])
+
+
+@pytest.mark.parametrize(("down", "kept"), [("float32", 1), ("float16", 2), ("delta", 2)])
+async def test_the_broker_holds_one_version(down: str, kept: int, tmp_path: Path) -> None:
+    async with place(tmp_path, down) as here:
+        for round_id in range(4):
+            await here.versions.publish(vector(round_id), rng_of(round_id))
+        chunks = [topic for topic in here.broker.retained if "/c/" in topic]
+    assert len(chunks) == kept
+
+
+async def test_a_version_of_before_a_restart_goes_out_as_it_is(tmp_path: Path) -> None:
+    async with place(tmp_path, "int8") as here:
+        await here.versions.publish(vector(1), None)
+        np.testing.assert_array_equal(here.versions.vector, vector(1))
+        assert here.versions.encode_s is None
+        assert here.versions.coding(KNOWS_ALL) is UNSET
+
+
+async def test_a_model_beyond_the_codec_goes_out_whole_with_one_line(tmp_path: Path) -> None:
+    async with place(tmp_path, "float16") as here:
+        await here.versions.publish(vector(1) * np.float32(1e6), rng_of(1))
+        np.testing.assert_array_equal(here.versions.vector, vector(1) * np.float32(1e6))
+    with RunReader(tmp_path / "run") as reader:
+        lines = [event.text for _, event in reader.events() if event.kind == "not packed"]
+    assert len(lines) == 1
+    assert lines[0].startswith("float16: every value must lie within 65504, got ")
+    assert lines[0].endswith("; the model goes out whole")
+
+
+async def test_what_is_going_to_travel_is_known_device_by_device(tmp_path: Path) -> None:
+    async with place(tmp_path, "delta") as here:
+        here.registry.expect(["a", "b"])
+        for name, like in (("a", KNOWS_ALL), ("b", OLD)):
+            here.registry[name].capabilities = like.capabilities
+        await here.versions.publish(vector(1), rng_of(1))
+        here.registry["a"].holds = here.versions.manifest.sha256
+        await here.versions.publish(vector(2), rng_of(2))
+        down, up = here.versions.transfer_bits()
+    whole = 8.0 * LAYOUT.size_bytes
+    assert down[1] == whole
+    assert down[0] < whole / 3.5
+    assert up.tolist() == [whole, whole]

@@ -1,0 +1,326 @@
+"""The coordinator with real agents over a broker in memory."""
+
+import secrets
+from pathlib import Path
+from typing import get_args
+
+import anyio
+import pytest
+
+from fairbed.coordinator.policy.config import (
+    KNOWING,
+    AggregationConfig,
+    EvaluationConfig,
+    Policy,
+    RoundConfig,
+    SelectionConfig,
+)
+from fairbed.coordinator.records.rows import UNACCOUNTED_FLOOR_S
+from fairbed.coordinator.rounds.loop import FleetMissingError, Progress
+from fairbed.wire.codec import encode
+from fairbed.wire.messages import Command
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import LinkUp
+from tests.coordinator.lab import Lab, lab, make_config
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_fleet_trains_and_everything_is_written_down(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        assert await place.run(make_config(rounds=4)) == "done"
+    with place.reader() as reader:
+        rounds, exchanges = reader.rounds(), reader.exchanges(0)
+        assert [row.round for row in rounds] == [1, 2, 3, 4]
+        assert {row.status for row in rounds} == {"done"}
+        assert {row.aggregated for row in rounds} == {2}
+        assert len(exchanges) == 8
+        assert {x.outcome for x in exchanges} == {"done"}
+        assert len(reader.devices()) == 3
+        assert len(reader.metrics()) == 4
+        assert reader.run().status == "done"
+
+
+@pytest.mark.parametrize("policy", [p for p in get_args(Policy) if p not in KNOWING])
+async def test_every_policy_gives_a_fleet_its_rounds(tmp_path: Path, policy: Policy) -> None:
+    selection = SelectionConfig(policy=policy, per_round=2, beta=0.3)
+    async with lab(tmp_path) as place:
+        assert await place.run(make_config(rounds=5, selection=selection)) == "done"
+    with place.reader() as reader:
+        assert {row.aggregated for row in reader.rounds()} == {2}
+        assert {x.device for x in reader.exchanges(0)} == {d.name for d in reader.devices()}
+
+
+async def test_a_round_lasts_the_longest_tau_and_the_closing(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        await place.run(make_config(rounds=3))
+    with place.reader() as reader:
+        exchanges = reader.exchanges(0)
+        for row in reader.rounds():
+            longest = max(x.tau_wall_s or 0.0 for x in exchanges if x.round == row.round)
+            assert row.duration_s == pytest.approx(longest + row.close_s, abs=1e-9)
+            assert row.tau_max_s == pytest.approx(longest, abs=1e-9)
+
+
+async def test_phases_account_for_the_exchange(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        await place.run(make_config(rounds=4))
+    with place.reader() as reader:
+        for x in reader.exchanges(0):
+            assert x.tau_s is not None
+            assert x.unaccounted_s is not None
+            assert x.signal_s is not None
+            # The signal is measured beside the phases: on a busy machine it may be the longer one.
+            assert x.unaccounted_s + x.signal_s >= UNACCOUNTED_FLOOR_S
+            assert x.unaccounted_s < x.tau_s
+            assert x.tau_s == pytest.approx((x.tau_wall_s or 0.0) - x.queued_s)
+
+
+async def test_a_device_is_cold_exactly_when_it_missed_the_round_before(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        await place.run(make_config(rounds=8))
+    with place.reader() as reader:
+        exchanges = reader.exchanges(0)
+    trained = {(x.round, x.device) for x in exchanges}
+    for x in exchanges:
+        assert x.was_cold == ((x.round - 1, x.device) not in trained)
+        assert x.s_not_previous == int(x.was_cold)
+
+
+async def test_what_devices_tell_of_their_processors_is_kept(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        await place.run(make_config(rounds=2))
+    with place.reader() as reader:
+        for device in reader.devices():
+            told = reader.telemetry_of(device.name)
+            assert told
+            assert [row.at_s for row in told] == sorted(row.at_s for row in told)
+            assert all(row.free_cores is not None and row.free_cores > 0.0 for row in told)
+
+
+async def test_metrics_are_off_the_record(tmp_path: Path) -> None:
+    courses = []
+    for every in (0, 1):
+        config = make_config(
+            rounds=5,
+            evaluation=EvaluationConfig(every=every),
+            selection=SelectionConfig(policy="uniform", per_round=2),
+        )
+        async with lab(tmp_path / str(every)) as place:
+            await place.run(config)
+            assert place.evaluator.calls == (1 if every == 0 else 5)
+        with place.reader() as reader:
+            rows = {device.name: device.row for device in reader.devices()}
+            courses.append(
+                [
+                    sorted(
+                        (rows[x.device], x.was_cold, x.s_not_previous, x.steps, x.bytes_down)
+                        for x in reader.exchanges(0)
+                        if x.round == row.round
+                    )
+                    for row in reader.rounds()
+                ]
+            )
+    assert courses[0] == courses[1]
+
+
+async def test_metrics_take_no_time_of_a_round(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        await place.run(make_config(rounds=5))
+    with place.reader() as reader:
+        rounds, metrics, exchanges = reader.rounds(), reader.metrics(), reader.exchanges(0)
+    assert [metric.round for metric in metrics] == [row.round for row in rounds]
+    for row, metric in zip(rounds, metrics, strict=True):
+        begun_s = metric.at_s - metric.evaluate_s
+        assert metric.evaluate_s > 0.0
+        assert begun_s >= row.closed_at_s
+        for x in exchanges:
+            assert x.tau_wall_s is not None
+            is_over = x.dispatched_at_s + x.tau_wall_s <= begun_s
+            assert is_over == (x.round <= row.round)
+            assert is_over or x.dispatched_at_s >= metric.at_s
+    for metric, following in zip(metrics, rounds[1:], strict=False):
+        assert following.dispatched_at_s >= metric.at_s
+
+
+@pytest.mark.parametrize("rule", ["q-fedavg", "aaggff-s", "aaggff-d", "corefed"])
+async def test_a_fair_rule_asks_for_the_loss_before_training(rule: str, tmp_path: Path) -> None:
+    aggregation = AggregationConfig(rule=rule)  # type: ignore[arg-type]
+    async with lab(tmp_path) as place:
+        await place.run(make_config(rounds=2, aggregation=aggregation))
+    with place.reader() as reader:
+        for x in reader.exchanges(0):
+            assert x.loss_before is not None
+            assert x.evaluate_s is not None
+            assert x.evaluate_s > 0.0
+
+
+async def test_the_queue_invariant_holds_for_every_device(tmp_path: Path) -> None:
+    rounds, beta = 12, 0.3
+    async with lab(tmp_path, agents=4) as place:
+        config = make_config(rounds=rounds, devices=4)
+        await place.run(config)
+    with place.reader() as reader:
+        rows = [reader.selections(t) for t in range(1, rounds + 1)]
+    for i in range(4):
+        rate = sum(row[i].is_selected for row in rows) / rounds
+        assert rate >= beta - rows[-1][i].queue / rounds - 1e-12
+
+
+async def test_a_device_without_data_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    async with lab(tmp_path, agents=2) as place:
+        place.shards.limit = 2
+        place.start_agent("pi-9")
+        await place.run(make_config(rounds=2, devices=2))
+    with place.reader() as reader:
+        refused = [e for _, e in reader.events() if e.kind == "refused"]
+        names = {d.name for d in reader.devices()}
+    assert len(names) == 2
+    assert len(place.refused) == 1
+    assert "--data" in refused[0].text
+
+
+async def test_a_missing_fleet_is_one_clear_line(tmp_path: Path) -> None:
+    async with lab(tmp_path, agents=1) as place:
+        hurried = RoundConfig(min_devices=2, join_timeout_s=1.0)
+        with pytest.raises(FleetMissingError, match="2 devices must be ready within 1 s, got"):
+            await place.run(make_config(round=hurried))
+
+
+async def test_an_agent_killed_in_mid_run_costs_only_itself(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        place.on_progress = lambda p: place.kill_agent("pi-1") if p.round.round == 2 else None
+        assert await place.run(make_config(rounds=6)) == "done"
+    with place.reader() as reader:
+        later = [row for row in reader.rounds() if row.round > 3]
+        assert all(row.aggregated >= 1 for row in later)
+        assert any(e.kind == "left" and e.device == "pi-1" for _, e in reader.events())
+
+
+async def test_the_broker_may_forget_everything_in_mid_run(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        place.on_progress = lambda p: place.broker.restart() if p.round.round == 2 else None
+        assert await place.run(make_config(rounds=5)) == "done"
+    with place.reader() as reader:
+        assert [row.aggregated for row in reader.rounds()] == [2] * 5
+
+
+async def test_a_stopped_coordinator_goes_on_at_the_open_round(tmp_path: Path) -> None:
+    config = make_config(rounds=6)
+    async with lab(tmp_path) as place:
+        store = place.open_store()
+        first = place.coordinator(config, store)
+        place.on_progress = lambda p: first.stop() if p.round.round == 3 else None
+        assert await first.run() == "stopped"
+        store.close()
+        place.on_progress = lambda p: None
+        assert await place.run(config) == "done"
+    with place.reader() as reader:
+        assert [row.round for row in reader.rounds()] == [1, 2, 3, 4, 5, 6]
+        assert any(e.kind == "resumed" for _, e in reader.events())
+
+
+async def test_nothing_is_left_in_the_broker(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place:
+        await place.run(make_config(rounds=2))
+        kept = [topic for topic in place.broker.retained if "/b/" in topic]
+    assert kept == []
+
+
+async def send(place: Lab, action: str, device: str | None = None, twice: bool = False) -> None:
+    message = Command(id=secrets.token_bytes(16), action=action, device=device)  # type: ignore[arg-type]
+    async with place.broker.transport("person") as person:
+        async for event in person.events():
+            if isinstance(event, LinkUp):
+                break
+        for _ in range(2 if twice else 1):
+            await person.publish(Topics().command, encode(message), qos=1)
+
+
+async def test_a_person_pauses_excludes_and_lets_go_on(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place, anyio.create_task_group() as group:
+        config = make_config(rounds=6)
+        paused = anyio.Event()
+
+        async def order_about() -> None:
+            await send(place, "pause", twice=True)
+            await send(place, "exclude", "pi-1")
+            await send(place, "exclude", "nobody")
+            paused.set()
+
+        def on_progress(progress: Progress) -> None:
+            if progress.round.round == 1:
+                group.start_soon(order_about)
+
+        place.on_progress = on_progress
+        ended: list[str] = []
+
+        async def run() -> None:
+            ended.append(await place.run(config))
+
+        group.start_soon(run)
+        await paused.wait()
+        with place.reader() as reader, anyio.fail_after(20):
+            while len(reader.commands()) < 3 or reader.run().status != "paused":  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+            closed = len(reader.rounds())
+        await send(place, "resume")
+    assert ended == ["done"]
+    assert closed < 6
+    with place.reader() as reader:
+        later = [x.device for x in reader.exchanges(0) if x.round > closed + 1]
+        assert later
+        assert "pi-1" not in later
+        assert [row.action for row in reader.commands()] == [
+            "pause",
+            "exclude",
+            "exclude",
+            "resume",
+        ]
+        complaints = [e.text for _, e in reader.events() if e.kind == "command"]
+        assert "no device 'nobody' is known to this run" in complaints
+
+
+async def test_a_stop_from_outside_ends_the_run(tmp_path: Path) -> None:
+    async with lab(tmp_path) as place, anyio.create_task_group() as group:
+
+        def on_progress(progress: Progress) -> None:
+            if progress.round.round == 2:
+                group.start_soon(send, place, "stop")
+
+        place.on_progress = on_progress
+        assert await place.run(make_config(rounds=500)) == "stopped"
+
+
+async def test_a_round_in_which_nothing_arrives_is_void_and_counts_for_the_queues(
+    tmp_path: Path,
+) -> None:
+    hopeless = RoundConfig(min_devices=3, deadline_s=0.001, join_timeout_s=30.0, void_wait_s=0.05)
+    async with lab(tmp_path) as place:
+        assert await place.run(make_config(rounds=4, round=hopeless)) == "done"
+    with place.reader() as reader:
+        rounds = reader.rounds()
+        assert {row.status for row in rounds} == {"void"}
+        assert len({row.model_sha256 for row in rounds}) == 1
+        outcomes = {x.outcome for x in reader.exchanges(0)}
+        assert outcomes == {"late"}
+        unselected = [row for row in reader.selections(1) if not row.is_selected]
+        assert [row.queue for row in unselected] == [pytest.approx(0.3)]
+
+
+@pytest.mark.parametrize("policy", ["uniform", "fedcs"])
+async def test_the_peers_of_rbcs_f_run_too(policy: str, tmp_path: Path) -> None:
+    selection = SelectionConfig(policy=policy, per_round=2)
+    async with lab(tmp_path) as place:
+        assert await place.run(make_config(rounds=4, selection=selection)) == "done"
+    with place.reader() as reader:
+        assert all(row.aggregated == 2 for row in reader.rounds())
+
+
+async def test_asking_more_than_wanted_cancels_the_slow(tmp_path: Path) -> None:
+    generous = RoundConfig(min_devices=3, over_select=1, join_timeout_s=30.0)
+    async with lab(tmp_path) as place:
+        assert await place.run(make_config(rounds=3, round=generous)) == "done"
+    with place.reader() as reader:
+        assert reader.rounds()[0].selected == 3
+        assert all(row.aggregated <= 2 for row in reader.rounds())

@@ -1,0 +1,142 @@
+"""Who is available, and what the registry tells the decisions about each device."""
+
+import numpy as np
+import pytest
+
+from fairbed.coordinator.state.registry import Registry, claimed_n_k, mu_of
+from tests.coordinator.builders import context, hello
+
+
+def joined(*names: str) -> Registry:
+    registry = Registry()
+    for name in names:
+        registry.join(name, hello(n_k=100), now=0.0)
+        registry.update_context(name, context(), now=10.0)
+    return registry
+
+
+def test_rows_follow_the_order_of_joining_and_survive_a_restart_of_the_agent() -> None:
+    registry = joined("pi-2", "pi-1")
+    registry.join("pi-2", hello(boot=9, n_k=100), now=20.0)
+    assert registry.names() == ["pi-2", "pi-1"]
+    assert [device.row for device in registry] == [0, 1]
+
+
+def test_a_device_is_available_while_its_context_is_at_most_three_seconds_old() -> None:
+    registry = joined("pi-1")
+    assert registry.available(13.0).tolist() == [True]
+    assert registry.available(13.001).tolist() == [False]
+    assert registry["pi-1"].status(13.001) == "silent"
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [({"is_willing": False}, "unwilling"), ({"is_ready": False}, "preparing")],
+)
+def test_an_unwilling_or_unready_device_is_not_available(
+    change: dict[str, bool], status: str
+) -> None:
+    registry = joined("pi-1")
+    registry.update_context("pi-1", context(seq=2, **change), now=11.0)
+    assert not registry.available(11.0).any()
+    assert registry["pi-1"].status(11.0) == status
+
+
+def test_an_excluded_device_is_not_available() -> None:
+    registry = joined("pi-1")
+    registry["pi-1"].is_excluded = True
+    assert not registry.available(10.0).any()
+    assert registry["pi-1"].status(10.0) == "excluded"
+
+
+def test_the_last_will_of_an_earlier_process_takes_nobody_away() -> None:
+    registry = joined("pi-1")
+    assert not registry.went_off("pi-1", boot=77, now=11.0)
+    assert registry.available(11.0).all()
+    assert registry.went_off("pi-1", boot=1, now=11.0)
+    assert not registry.went_off("pi-1", boot=1, now=12.0)
+    assert registry["pi-1"].status(11.0) == "gone"
+
+
+def test_old_repeated_and_foreign_contexts_are_ignored() -> None:
+    registry = joined("pi-1")
+    assert not registry.update_context("pi-1", context(seq=1), now=12.0)
+    assert not registry.update_context("pi-1", context(seq=5, boot=2), now=12.0)
+    assert not registry.update_context("pi-9", context(seq=5), now=12.0)
+    assert registry["pi-1"].context_at == 10.0
+
+
+def test_context_features_are_inverse_mu_cold_start_and_seconds_of_transfer() -> None:
+    registry = joined("pi-1")
+    registry.update_context("pi-1", context(seq=2, mu_cores=2.0), now=11.0)
+    columns = registry.contexts(8e6, 16e6, coding="not_previous")
+    np.testing.assert_allclose(columns, [[0.5, 1.0, 1.0, 4.0]])
+
+
+def test_an_unmeasured_link_counts_as_the_median_of_the_fleet() -> None:
+    registry = joined("pi-1", "pi-2", "pi-3")
+    registry.update_context("pi-2", context(seq=2, uplink_bps=8e6), now=11.0)
+    registry.update_context("pi-3", context(seq=2, uplink_bps=None), now=11.0)
+    columns = registry.contexts(8e6, 8e6, "not_previous")
+    np.testing.assert_allclose(columns[2, 2:], np.median(columns[:2, 2:], axis=0))
+
+
+def test_no_link_measured_at_all_counts_as_no_time() -> None:
+    registry = joined("pi-1")
+    registry.update_context("pi-1", context(seq=2, downlink_bps=None), now=11.0)
+    assert registry.contexts(8e6, 8e6, "not_previous")[0, 2:].tolist() == [0.0, 0.0]
+    assert Registry().contexts(8e6, 8e6, "not_previous").shape == (0, 4)
+
+
+def test_the_two_cold_start_codings_follow_training_and_selection() -> None:
+    registry = joined("trained", "selected-only", "idle")
+    registry.close_round({"trained", "selected-only"}, trained={"trained"}, draining=())
+    assert registry.contexts(1.0, 1.0, "not_previous")[:, 1].tolist() == [0.0, 1.0, 1.0]
+    assert registry.contexts(1.0, 1.0, "seed_literal")[:, 1].tolist() == [1.0, 1.0, 0.0]
+
+
+def test_claims_are_clamped() -> None:
+    registry = joined("pi-1")
+    registry.update_context("pi-1", context(seq=2, n_k=10**9, mu_cores=4000.0), now=11.0)
+    assert claimed_n_k(registry["pi-1"]) == 100
+    assert mu_of(registry["pi-1"]) == 64.0
+
+
+def test_a_late_device_is_busy_until_it_says_that_it_is_idle() -> None:
+    registry = joined("pi-1")
+    registry.open_round(["pi-1"], round_id=4)
+    registry.close_round(["pi-1"], trained=(), draining=["pi-1"])
+    registry.update_context("pi-1", context(seq=2, phase="training"), now=11.0)
+    assert not registry.available(11.0).any()
+    registry.update_context("pi-1", context(seq=3, phase="idle"), now=12.0)
+    assert registry.available(12.0).all()
+
+
+def test_a_selected_device_is_busy_until_the_round_closes() -> None:
+    registry = joined("pi-1")
+    registry.open_round(["pi-1"], round_id=4)
+    registry.update_context("pi-1", context(seq=2), now=11.0)
+    assert not registry.available(11.0).any()
+    registry.close_round(["pi-1"], trained=["pi-1"], draining=())
+    assert registry.available(11.0).all()
+
+
+def test_a_restored_registry_has_the_same_rows_and_waits_for_hellos() -> None:
+    registry = joined("pi-2", "pi-1")
+    registry["pi-1"].is_excluded = True
+    registry.close_round(["pi-2"], trained=["pi-2"], draining=())
+    restored = Registry()
+    restored.load_state(registry.to_state())
+    assert restored.names() == registry.names()
+    assert restored.to_state() == registry.to_state()
+    assert not restored.available(10.0).any()
+
+
+def test_expected_devices_have_their_rows_whoever_joins_first() -> None:
+    registry = Registry()
+    registry.expect(["pi-1", "pi-2"])
+    registry.join("pi-2", hello(n_k=100), now=5.0)
+    assert registry.names() == ["pi-1", "pi-2"]
+    assert registry.joined == 1
+    assert registry["pi-1"].status(5.0) == "awaited"
+    assert not registry.available(5.0).any()

@@ -1,0 +1,69 @@
+"""What leaves the device in the background, and what happens when nothing gets out."""
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from fairbed.device_agent.publisher import MAX_PENDING, Post
+from fairbed.wire.codec import decode_from_device
+from fairbed.wire.messages import Pong, Status
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import Settled
+from fairbed.wire.transport.memory import MemoryBroker, MemoryTransport
+from tests.device_agent.conftest import NAME
+
+pytestmark = pytest.mark.anyio
+
+
+class StuckTransport(MemoryTransport):
+    """A link on which nothing moves until it is settled."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker, NAME)
+        self.posted: list[Settled] = []
+
+    def post(
+        self,
+        topic: str,
+        payload: bytes | memoryview,
+        *,
+        qos: int = 0,
+        retain: bool = False,
+        settled: Settled,
+    ) -> None:
+        self.posted.append(settled)
+
+
+async def test_a_stuck_link_holds_a_bounded_number_of_messages() -> None:
+    transport = StuckTransport(MemoryBroker())
+    async with anyio.create_task_group() as group:
+        post = Post(transport, Topics(), NAME, group)
+        for seq in range(MAX_PENDING + 5):
+            post.say(Pong(seq=seq))
+        assert post.dropped == 5
+        for settled in transport.posted:
+            settled()
+        post.say(Pong(seq=0))
+        assert len(transport.posted) == MAX_PENDING + 1
+
+
+async def test_what_cannot_be_sent_is_lost_without_a_fuss() -> None:
+    transport = MemoryBroker().transport(NAME)  # never entered: there is no link
+    async with anyio.create_task_group() as group:
+        post = Post(transport, Topics(), NAME, group)
+        post.say(Pong(seq=1))
+        post.subscribe("a")
+        post.unsubscribe("a")
+        assert not await post.tell(Pong(seq=2))
+
+
+async def test_presence_is_retained() -> None:
+    broker = MemoryBroker()
+    async with broker.transport(NAME) as transport, anyio.create_task_group() as group:
+        await anyio.lowlevel.checkpoint()
+        await anext(transport.events())
+        post = Post(transport, Topics(), NAME, group)
+        post.say(Status(state="on", boot=3))
+        post.say(Pong(seq=1))
+    kept = {topic: decode_from_device(body) for topic, body in broker.retained.items()}
+    assert kept == {Topics().status(NAME): Status(state="on", boot=3)}

@@ -1,0 +1,78 @@
+"""Transfers as the agent drives them, at the moments that are hard to hit from outside."""
+
+import anyio
+import pytest
+
+from fairbed.device_agent.publisher import Post
+from fairbed.device_agent.sensors import MonotonicClock
+from fairbed.device_agent.state.link_estimate import LinkEstimate
+from fairbed.device_agent.transfers import Pulls, Push
+from fairbed.wire.chunks import chunk_slice, decode_chunk, encode_chunk, manifest_of
+from fairbed.wire.messages import Manifest
+from fairbed.wire.topics import Topics
+from fairbed.wire.transfer import Upload
+from fairbed.wire.transport.base import LinkUp, Packet
+from fairbed.wire.transport.memory import MemoryBroker, MemoryTransport
+
+pytestmark = pytest.mark.anyio
+
+MANIFEST = Manifest(id=bytes(16), kind="update", size_bytes=4096, chunk_bytes=1024)
+
+
+async def test_an_update_that_was_acknowledged_counts_as_sent_though_the_link_was_lost() -> None:
+    """The last chunk got through, its sender was told otherwise, and the ack is quicker."""
+    sent: list[bool] = []
+    async with anyio.create_task_group() as group:
+        link = MemoryBroker().transport("pi-1")  # never connected: every send fails
+        post = Post(link, Topics(), "pi-1", group)
+        push = Push(
+            Upload(MANIFEST, bytes(4096)), post, MonotonicClock(), lambda: sent.append(True)
+        )
+        group.start_soon(push.run, 2)
+        await anyio.wait_all_tasks_blocked()
+        push.on_ack(b"\x03")
+        await anyio.wait_all_tasks_blocked()
+        assert not push.is_sent
+        push.on_ack(b"\x0f")
+    assert sent == [True]
+
+
+class Listener(MemoryTransport):
+    """A link that notes what is given back."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker, "pi-1")
+        self.given_back: list[int] = []
+
+    async def unsubscribe(self, *filters: str) -> None:
+        self.given_back.append(len(filters))
+        await super().unsubscribe(*filters)
+
+
+@pytest.mark.parametrize(("chunks", "given_back"), [(4, [4]), (6, [1, 1, 4])])
+async def test_chunks_are_given_back_when_others_are_asked_for_and_at_the_end(
+    chunks: int, given_back: list[int]
+) -> None:
+    broker, topics = MemoryBroker(), Topics()
+    data = bytes(range(chunks)) * 1024
+    manifest = manifest_of(data, "model", 1024)
+    for index in range(manifest.chunk_count):
+        frame = encode_chunk(manifest.id, index, data[chunk_slice(manifest, index)])
+        broker.retained[topics.chunk(manifest.id.hex(), index)] = frame
+    link = Listener(broker)
+    async with link, anyio.create_task_group() as group:
+        pulls = Pulls(Post(link, topics, "pi-1", group), topics, MonotonicClock(), LinkEstimate())
+        assert isinstance(await anext(link.events()), LinkUp)
+
+        async def listen() -> None:
+            async for event in link.events():
+                assert isinstance(event, Packet)
+                pulls.on_chunk(decode_chunk(event.payload))
+                await anyio.wait_all_tasks_blocked()
+
+        group.start_soon(listen)
+        pull = await pulls.fetch(manifest)
+        await anyio.wait_all_tasks_blocked()
+        group.cancel_scope.cancel()
+    pull.download.verify()
+    assert link.given_back == given_back

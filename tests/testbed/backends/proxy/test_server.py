@@ -1,0 +1,324 @@
+"""Shaping proxies between real sockets."""
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import numpy as np
+import pytest
+from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
+from anyio.abc import SocketAttribute, SocketStream
+
+from fairbed.testbed.backends.proxy.protocol import ProxySpec, Shape
+from fairbed.testbed.backends.proxy.server import proxies
+
+R = TypeVar("R")
+Handler = Callable[[SocketStream], Awaitable[None]]
+
+LIMIT_S = 60.0
+"""No test waits longer for anything."""
+
+LEFT = (EndOfStream, BrokenResourceError, ClosedResourceError)
+
+PAYLOAD = np.random.default_rng(7).bytes(300_000)
+
+
+def run(test: Callable[[], Awaitable[R]]) -> R:
+    async def bounded() -> R:
+        with anyio.fail_after(LIMIT_S):
+            return await test()
+
+    return anyio.run(bounded)
+
+
+@asynccontextmanager
+async def listen(handler: Handler, port: int = 0) -> AsyncIterator[int]:
+    """Serve `handler` on loopback; yield the port. Leaving breaks all connections."""
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=port)
+
+    async def handle(stream: SocketStream) -> None:
+        async with stream:
+            with suppress(*LEFT):
+                await handler(stream)
+
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, handle)
+        yield int(listener.extra(SocketAttribute.local_port))
+        tasks.cancel_scope.cancel()
+
+
+async def echo(stream: SocketStream) -> None:
+    async for data in stream:
+        await stream.send(data)
+
+
+async def connect(port: int) -> SocketStream:
+    return await anyio.connect_tcp("127.0.0.1", port)
+
+
+def spec(port: int, **devices: Shape) -> ProxySpec:
+    return ProxySpec(host="127.0.0.1", port=port, devices=devices)
+
+
+async def read_all(stream: SocketStream, size: int | None = None) -> bytes:
+    """Return `size` bytes, or all until the end of the stream."""
+    received = bytearray()
+    with suppress(*LEFT):
+        while size is None or len(received) < size:
+            received += await stream.receive()
+    return bytes(received)
+
+
+async def there_and_back(port: int, payload: bytes) -> bytes:
+    async with await connect(port) as stream, anyio.create_task_group() as tasks:
+        tasks.start_soon(stream.send, payload)
+        return await read_all(stream, len(payload))
+    raise AssertionError("unreachable: nothing above swallows errors")
+
+
+async def receiving_rate(stream: SocketStream, size: int) -> float:
+    """Return the rate at which `size` bytes arrive after the first ones, bit/s."""
+    got = first = len(await stream.receive())
+    started = anyio.current_time()
+    while got < size:
+        got += len(await stream.receive())
+    return 8 * (got - first) / (anyio.current_time() - started)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(down_bps=20e6, up_bps=10e6, delay_s=0.01),
+        Shape(delay_s=0.02),
+        Shape(up_bps=5e6),
+        Shape(down_bps=940e6, up_bps=940e6, delay_s=0.0002),
+        Shape(),
+    ],
+)
+def test_every_byte_arrives_in_order(shape: Shape) -> None:
+    async def test() -> None:
+        async with listen(echo) as port, proxies(spec(port, device=shape)) as opened:
+            assert await there_and_back(opened.ports["device"], PAYLOAD) == PAYLOAD
+
+    run(test)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("direction", ["down", "up"])
+def test_a_link_of_twice_the_rate_carries_twice_as_much(direction: str) -> None:
+    size = 250_000
+    rates: dict[str, float] = {}
+
+    async def broker(stream: SocketStream) -> None:
+        name = (await stream.receive()).decode()
+        await stream.send(b"!")
+        if direction == "down":
+            await stream.send(bytes(size))
+        else:
+            rates[name] = await receiving_rate(stream, size)
+            await stream.send(b"!")
+        await read_all(stream)
+
+    async def device(name: str, port: int) -> None:
+        async with await connect(port) as stream:
+            await stream.send(name.encode())
+            await stream.receive(1)
+            if direction == "down":
+                rates[name] = await receiving_rate(stream, size)
+            else:
+                await stream.send(bytes(size))
+                await stream.receive()
+
+    async def test() -> None:
+        async with listen(broker) as port:
+            shapes = {
+                "slow": Shape(**{f"{direction}_bps": 2e6}, delay_s=0.001),
+                "fast": Shape(**{f"{direction}_bps": 4e6}, delay_s=0.001),
+            }
+            async with proxies(spec(port, **shapes)) as opened, anyio.create_task_group() as tasks:
+                for name in shapes:
+                    tasks.start_soon(device, name, opened.ports[name])
+                # Leaving the group waits for both devices.
+
+    run(test)
+    assert rates["fast"] / rates["slow"] == pytest.approx(2.0, rel=0.15)
+
+
+def test_a_round_trip_takes_twice_the_delay_and_a_connection_one_more() -> None:
+    delay_s = 0.05
+
+    async def exchange(stream: SocketStream) -> None:
+        await stream.send(b"?")
+        await stream.receive()
+
+    async def test() -> tuple[float, float]:
+        device = Shape(delay_s=delay_s)
+        async with listen(echo) as port, proxies(spec(port, device=device)) as opened:
+            started = anyio.current_time()
+            async with await connect(opened.ports["device"]) as stream:
+                await exchange(stream)
+                met = anyio.current_time()
+                await exchange(stream)
+                return met - started, anyio.current_time() - met
+
+    first_s, later_s = run(test)
+    assert later_s >= 2 * delay_s
+    assert first_s >= 4 * delay_s
+
+
+def test_fifty_devices_share_one_process() -> None:
+    shapes = {f"device-{i}": Shape(down_bps=20e6, up_bps=20e6, delay_s=0.01) for i in range(50)}
+    payloads = {name: np.random.default_rng(i).bytes(20_000) for i, name in enumerate(shapes)}
+    received: dict[str, bytes] = {}
+
+    async def device(name: str, port: int) -> None:
+        received[name] = await there_and_back(port, payloads[name])
+
+    async def test() -> None:
+        async with listen(echo) as port, proxies(spec(port, **shapes)) as opened:
+            assert len(set(opened.ports.values())) == 50
+            async with anyio.create_task_group() as tasks:
+                for name in shapes:
+                    tasks.start_soon(device, name, opened.ports[name])
+
+    run(test)
+    assert received == payloads
+
+
+def test_a_device_that_leaves_is_gone_at_the_broker_too() -> None:
+    received = b""
+
+    async def test() -> None:
+        done = anyio.Event()
+
+        async def broker(stream: SocketStream) -> None:
+            nonlocal received
+            received = await read_all(stream)
+            done.set()
+
+        shape = Shape(up_bps=2e6, delay_s=0.01)
+        async with listen(broker) as port, proxies(spec(port, device=shape)) as opened:
+            async with await connect(opened.ports["device"]) as stream:
+                await stream.send(PAYLOAD[:50_000])
+            await done.wait()
+
+    run(test)
+    assert received == PAYLOAD[:50_000]
+
+
+def test_a_killed_device_is_gone_at_the_broker_too() -> None:
+    async def test() -> None:
+        left = anyio.Event()
+
+        async def broker(stream: SocketStream) -> None:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(flood, stream)
+                await read_all(stream)
+                left.set()
+                tasks.cancel_scope.cancel()
+
+        async def flood(stream: SocketStream) -> None:
+            with suppress(*LEFT):
+                while True:
+                    await stream.send(bytes(10_000))
+
+        device = Shape(down_bps=1e6)
+        async with listen(broker) as port, proxies(spec(port, device=device)) as opened:
+            stream = await connect(opened.ports["device"])
+            await stream.receive()
+            stream.extra(SocketAttribute.raw_socket).setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )  # closing resets the connection, as the end of a killed process does
+            await stream.aclose()
+            await left.wait()
+
+    run(test)
+
+
+def test_a_broker_that_dies_and_comes_back_is_seen_by_the_device() -> None:
+    async def test() -> None:
+        async with listen(echo) as port:
+            pass
+        shape = Shape(down_bps=5e6, up_bps=5e6, delay_s=0.005)
+        async with proxies(spec(port, device=shape)) as opened:
+            async with await connect(opened.ports["device"]) as stream:
+                assert await read_all(stream) == b""  # nobody is behind the proxy
+
+            async with listen(echo, port):
+                stream = await connect(opened.ports["device"])
+                await stream.send(b"hello")
+                assert await read_all(stream, 5) == b"hello"
+            async with stream:
+                assert await read_all(stream) == b""  # the broker has died
+
+            async with listen(echo, port):
+                assert await there_and_back(opened.ports["device"], PAYLOAD) == PAYLOAD
+
+    run(test)
+
+
+def test_a_receiver_that_does_not_read_stops_the_sender() -> None:
+    size = 64 << 20
+
+    async def test() -> int:
+        go, done = anyio.Event(), anyio.Event()
+        received = sent = 0
+
+        async def broker(stream: SocketStream) -> None:
+            nonlocal received
+            received = len(await stream.receive())  # the first call makes anyio read on demand
+            await go.wait()
+            while received < size:
+                received += len(await stream.receive(1 << 20))
+            done.set()
+
+        async def device(stream: SocketStream) -> None:
+            nonlocal sent
+            while sent < size:
+                await stream.send(bytes(1 << 20))
+                sent += 1 << 20
+
+        shape = Shape(delay_s=0.001)
+        async with listen(broker) as port, proxies(spec(port, device=shape)) as opened:
+            async with (
+                await connect(opened.ports["device"]) as stream,
+                anyio.create_task_group() as tasks,
+            ):
+                tasks.start_soon(device, stream)
+                before = -1
+                while sent != before:  # until it stands still
+                    before = sent
+                    await anyio.sleep(0.2)
+                go.set()
+                await done.wait()
+            return before
+
+    assert run(test) < size  # what lies between the two is bounded
+
+
+def test_the_process_says_its_ports_and_ends_with_its_stdin() -> None:
+    devices = {f"device-{i}": {"down_bps": 1e6, "up_bps": None, "delay_s": 0.0} for i in range(3)}
+    line = json.dumps({"host": "127.0.0.1", "port": 1, "devices": devices})
+    with subprocess.Popen(
+        [sys.executable, "-m", "fairbed.testbed.backends.proxy.server", str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[4],
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+        ports = json.loads(process.stdout.readline())
+        assert ports.keys() == devices.keys()
+        process.stdin.close()
+        assert process.wait(LIMIT_S) == 0

@@ -1,0 +1,355 @@
+"""An emulated host is as slow as its profile, and senses what its profile says."""
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from fairbed import profiles
+from fairbed.device_agent.config import AgentConfig
+from fairbed.device_agent.sensors import RealSensors, mu_cores
+from fairbed.testbed.backends.cgroups.quota import Headroom, Quota
+from fairbed.testbed.backends.gauges import (
+    CLOCK_RATIO,
+    FROZEN_S,
+    IS_WILLING,
+    SPEED_RATIO,
+    STARVED_S,
+    TEMPERATURE_CELSIUS,
+    Gauges,
+)
+from fairbed.testbed.backends.launcher import LOOK_S, EmulatedPace, Launch, host_for
+from fairbed.testbed.emulation.cpu import RecentShare
+from fairbed.testbed.emulation.device import EmulatedSensors, emulated_device
+from fairbed.testbed.emulation.work import StepCost, WorkCosts
+from tests.testbed.paced_machine import Machine, device
+
+ATTEMPTS = 12
+"""Real pacing is tried again when this machine was too busy to emulate anything."""
+
+STARVED_RATIO = 0.05
+
+
+def test_a_section_lasts_as_long_as_on_the_device() -> None:
+    machine = Machine()
+    started = machine.now_s
+    with machine.pace(device(0.25)).section("train") as meter:
+        for _ in range(100):
+            machine.work(0.005)
+            meter.step(1)
+    assert machine.now_s - started == pytest.approx(100 * 0.005 / 0.25)
+
+
+STEP = StepCost(fixed_s=0.02, per_example_s=0.0)
+
+
+@pytest.mark.parametrize("steps", [1, 10])
+@pytest.mark.parametrize("is_charged_costs", [True, False])
+def test_waking_up_is_not_the_work_of_the_device(steps: int, is_charged_costs: bool) -> None:
+    machine = Machine(wake_up_s=150e-6)
+    costs = WorkCosts(train=STEP, evaluate=STEP)
+    started = machine.now_s
+    pace = machine.pace(device(0.05), costs=costs if is_charged_costs else None)
+    with pace.section("train") as meter:
+        for _ in range(steps):
+            machine.work(0.02)
+            meter.step(1)
+    assert machine.now_s - started == pytest.approx(steps * 0.02 / 0.05, abs=2 * 150e-6)
+
+
+COSTS = WorkCosts(
+    train=StepCost(fixed_s=0.001, per_example_s=0.0002),
+    evaluate=StepCost(fixed_s=0.0, per_example_s=0.0001),
+)
+
+
+def test_a_step_is_charged_what_it_cost_in_the_calibration() -> None:
+    machine = Machine()
+    started = machine.now_s
+    with machine.pace(device(0.25), costs=COSTS).section("train") as meter:
+        for took_s in (0.003, 0.009, 0.004, 0.012):  # caches, neighbours
+            machine.work(took_s)
+            meter.step(20)
+    assert machine.now_s - started == pytest.approx(4 * (0.001 + 20 * 0.0002) / 0.25)
+
+
+def test_what_is_no_step_is_charged_the_time_that_it_took() -> None:
+    machine = Machine()
+    started = machine.now_s
+    with machine.pace(device(0.5, storage=1e6), costs=COSTS).section("evaluate") as meter:
+        machine.work(0.007)
+        meter.step(100)
+        machine.work(0.002)
+        meter.read(1_000)
+        machine.work(0.003)
+    with machine.pace(device(0.5), costs=COSTS).section("load"):
+        machine.work(0.004)
+    expected_s = (0.01 + 0.002 + 0.003) / 0.5 + 0.001 + 0.004 / 0.5
+    assert machine.now_s - started == pytest.approx(expected_s)
+
+
+def test_steps_that_take_longer_here_than_on_the_device_make_it_late() -> None:
+    machine, share = Machine(), RecentShare(time_constant_s=1e-9)
+    started = machine.now_s
+    with machine.pace(device(0.5), share, COSTS).section("train") as meter:
+        for _ in range(100):
+            machine.work(0.02)  # the device: 0.01
+            meter.step(20)
+    assert machine.now_s - started == pytest.approx(100 * 0.02)
+    assert share.value == pytest.approx(0.5)
+
+
+def test_in_a_cell_the_quota_is_lifted_and_every_step_lasts_as_long_as_on_the_device(
+    tmp_path: Path,
+) -> None:
+    machine, quota = Machine(), tmp_path / "cpu.max"
+    quota.write_text("2500 10000")
+    headroom = Headroom(Quota(tmp_path, 2, is_shared=True), lambda: 0.25)
+    with machine.pace(device(0.25), headroom=headroom).section("train") as meter:
+        assert quota.read_text() == "5000 10000"
+        for _ in range(10):
+            started = machine.now_s
+            machine.work(0.005)
+            meter.step(1)
+            assert machine.now_s - started == pytest.approx(0.005 / 0.25)
+    assert quota.read_text() == "2500 10000"
+
+
+def test_work_after_the_last_step_is_slowed_too() -> None:
+    machine = Machine()
+    started = machine.now_s
+    with machine.pace(device(0.1)).section("encode"):
+        machine.work(0.003)
+    assert machine.now_s - started == pytest.approx(0.03)
+
+
+def test_idle_time_buys_no_burst() -> None:
+    machine = Machine()
+    pace = machine.pace(device(0.5))
+    with pace.section("load"):
+        machine.work(0.1)
+    machine.sleep(60.0)
+    started = machine.now_s
+    with pace.section("train") as meter:
+        machine.work(0.1)
+        meter.step(1)
+    assert machine.now_s - started == pytest.approx(0.2)
+
+
+def test_reading_is_as_slow_as_the_storage() -> None:
+    machine = Machine()
+    started = machine.now_s
+    with machine.pace(device(storage=2e6)).section("load") as meter:
+        meter.read(1_000_000)
+    assert machine.now_s - started == pytest.approx(0.5)
+
+
+def test_the_backend_learns_for_how_long_a_device_was_kept_waiting(tmp_path: Path) -> None:
+    machine = Machine()
+    gauge = Gauges(tmp_path / "gauges", ["a"])["a"]
+    pace = machine.pace(device(0.25), gauge=gauge)
+    assert gauge[STARVED_S] == 0.0
+    for _ in range(2):
+        with pace.section("train") as meter:
+            machine.work(0.1, late_s=0.9)  # the device: 0.4 s
+            meter.step(1)
+    assert gauge[STARVED_S] == pytest.approx(2 * 0.6)
+
+
+def test_a_device_that_is_kept_waiting_says_so_before_its_section_ends(tmp_path: Path) -> None:
+    machine = Machine()
+    gauge = Gauges(tmp_path / "gauges", ["a"])["a"]
+    with machine.pace(device(0.25), gauge=gauge).section("train") as meter:
+        machine.work(0.1, late_s=0.9)
+        meter.step(1)
+        assert gauge[STARVED_S] == pytest.approx(0.6)
+        machine.work(0.1)  # the device: 0.4 s, so 0.3 s are caught up as far as may be
+        meter.step(1)
+        assert gauge[STARVED_S] == pytest.approx(0.35)
+
+
+def test_a_section_that_fails_is_left_at_once() -> None:
+    machine = Machine()
+    started = machine.now_s
+    with (
+        suppress(ZeroDivisionError),
+        machine.pace(device(0.01)).section("train"),
+    ):
+        machine.work(0.1)
+        raise ZeroDivisionError
+    assert machine.now_s - started == pytest.approx(0.1)
+
+
+def test_a_section_follows_the_speed_of_this_moment(tmp_path: Path) -> None:
+    machine = Machine()
+    gauge = Gauges(tmp_path / "gauges", ["pi"])["pi"]
+    gauge[SPEED_RATIO] = 0.5
+    slept: list[float] = []
+
+    def sleep(duration_s: float) -> None:
+        machine.sleep(duration_s)
+        slept.append(duration_s)
+        if sum(slept) >= 1.0:
+            gauge[SPEED_RATIO] = 0.25  # it throttles in the middle of a step
+
+    pace = EmulatedPace(
+        device(0.5),
+        RecentShare(),
+        gauge=gauge,
+        wall=lambda: machine.now_s,
+        cpu=lambda: machine.cpu_s,
+        sleep=sleep,
+    )
+    started = machine.now_s
+    with pace.section("train") as meter:
+        machine.work(1.0)  # 2 s at 0.5; half of it is left when 1 s has been slept
+        meter.step(1)
+    done_at_half = (1.0 + sum(slept[:10])) * 0.5
+    assert machine.now_s - started == pytest.approx(
+        1.0 + sum(slept[:10]) + (1.0 - done_at_half) / 0.25
+    )
+    assert max(slept) <= LOOK_S
+
+
+def test_time_that_a_device_stood_still_on_purpose_is_not_lateness(tmp_path: Path) -> None:
+    machine = Machine()
+    gauge = Gauges(tmp_path / "gauges", ["pi"])["pi"]
+    pace = EmulatedPace(
+        device(0.5),
+        RecentShare(),
+        gauge=gauge,
+        wall=lambda: machine.now_s,
+        cpu=lambda: machine.cpu_s,
+        sleep=machine.sleep,
+    )
+    started = machine.now_s
+    with pace.section("train") as meter:
+        machine.work(0.5)
+        machine.sleep(60.0)
+        gauge[FROZEN_S] += 60.0
+        meter.step(1)
+    assert machine.now_s - started == pytest.approx(1.0 + 60.0)
+    assert gauge[STARVED_S] == pytest.approx(0.0)
+
+
+def test_a_hot_device_senses_its_clock_and_its_temperature(tmp_path: Path) -> None:
+    gauge = Gauges(tmp_path / "gauges", ["pi"])["pi"]
+    sensors = host_for(device(0.5), gauge=gauge).sensors
+    assert (sensors.clock_ratio(), sensors.temperature_celsius()) == (1.0, None)
+    gauge[SPEED_RATIO], gauge[CLOCK_RATIO], gauge[TEMPERATURE_CELSIUS] = 0.3, 0.6, 81.0
+    assert (sensors.clock_ratio(), sensors.temperature_celsius()) == (0.6, 81.0)
+    assert mu_cores(sensors.free_cores(), 1, sensors.clock_ratio()) == pytest.approx(0.6)
+    gauge[SPEED_RATIO] = 0.15  # half of what the clock leaves is other work's
+    assert mu_cores(sensors.free_cores(), 1, sensors.clock_ratio()) == pytest.approx(0.3)
+
+
+def test_the_owner_of_this_machine_has_a_say_too(tmp_path: Path) -> None:
+    gauge = Gauges(tmp_path / "gauges", ["plain"])["plain"]
+    sensors = host_for(None, gauge=gauge).sensors
+    assert isinstance(sensors, RealSensors)
+    assert sensors.is_willing()
+    gauge[IS_WILLING] = 0.0
+    assert not sensors.is_willing()
+
+
+def test_starvation_lowers_mu() -> None:
+    machine = Machine()
+    sensors = EmulatedSensors(device())
+    assert mu_cores(sensors.free_cores(), 1, sensors.clock_ratio()) == 1.0
+    with machine.pace(device(0.5), sensors.share).section("train") as meter:
+        for _ in range(100):
+            machine.work(0.1, late_s=0.3)  # twice as long as the device needs
+            meter.step(1)
+    mu = mu_cores(sensors.free_cores(), 1, sensors.clock_ratio())
+    assert 0.45 < mu < 0.65
+
+
+def test_an_emulated_device_senses_its_profile() -> None:
+    sensors = host_for(emulated_device(profiles.load("raspberry-pi-3b-plus"))).sensors
+    assert sensors.cores() == 4
+    assert sensors.memory_bytes() == 1 << 30
+    assert sensors.free_cores() == pytest.approx(3.95)
+    assert sensors.clock_ratio() == 1.0
+    assert sensors.temperature_celsius() is None
+    assert sensors.board() == profiles.load("raspberry-pi-3b-plus").title
+
+
+def test_the_speed_ratio_is_relative_to_this_machine() -> None:
+    pi = profiles.load("raspberry-pi-4b")
+    assert emulated_device(pi).speed_ratio == pytest.approx(pi.core_speed)
+    assert emulated_device(pi, host_core_speed=2.0).speed_ratio == pytest.approx(
+        pi.core_speed / 2.0
+    )
+    with pytest.raises(ValueError, match=r"^emulation.host_core_speed must be > 0, got 0.0"):
+        emulated_device(pi, host_core_speed=0.0)
+
+
+def test_without_a_device_the_host_is_the_real_one() -> None:
+    assert isinstance(host_for(None).sensors, RealSensors)
+
+
+def train_for(duration_s: float, q: float) -> tuple[float, float]:
+    """Train at speed q; return the work done, and the share of q that the device really had.
+
+    Work is processor time, not steps: neighbours on the same core change the time of a step.
+    """
+    weights = np.random.default_rng(0).random((128, 128))
+    share = RecentShare(time_constant_s=1e-9)  # remembers the last section only
+    cpu_s, ends = time.thread_time(), time.monotonic() + duration_s
+    with EmulatedPace(device(q), share).section("train") as meter:
+        while time.monotonic() < ends:
+            weights = np.tanh(weights)
+            meter.step(1)
+    return time.thread_time() - cpu_s, share.value
+
+
+@pytest.mark.alone
+def test_twice_the_speed_does_twice_the_work() -> None:
+    # A ratio within one run, and only where no side was starved of this machine.
+    ratios: list[float] = []
+    for _ in range(ATTEMPTS):
+        runs = [train_for(0.3, q) for q in (0.25, 0.5, 0.25)]
+        if min(share for _, share in runs) > 1.0 - STARVED_RATIO:
+            slow, fast, again = (work for work, _ in runs)
+            ratios.append(2.0 * fast / (slow + again))
+        if len(ratios) == 3:
+            assert np.median(ratios) == pytest.approx(2.0, rel=0.15)
+            return
+    pytest.skip("this machine was too busy to emulate anything")
+
+
+def test_the_launcher_appends_what_went_wrong_to_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "device.log"
+    log.write_text("before\n", encoding="utf-8")
+    spec = Launch(
+        agent=AgentConfig(broker_url="http://nowhere", name="device"),
+        device=device(),
+        log_file=str(log),
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "fairbed.testbed.backends.launcher", str(os.getpid())],
+        input=msgspec.json.encode(spec) + b"\n",
+        capture_output=True,
+        cwd=Path(__file__).parents[3],
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
+    first, *_, last = log.read_text(encoding="utf-8").splitlines()
+    assert first == "before"
+    assert last.startswith("device: ConfigError: broker address: must begin with mqtt://")
+
+
+@pytest.mark.parametrize(("late_s", "lines"), [(0.0, 0), (0.02, 0), (0.5, 1)])
+def test_a_section_that_was_starved_gets_a_line_in_the_log(
+    late_s: float, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = Machine()
+    with machine.pace(device(0.5)).section("train"):
+        machine.work(0.001, late_s)
+    assert len(caplog.records) == lines

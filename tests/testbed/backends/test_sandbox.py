@@ -1,0 +1,92 @@
+"""Going into a cell: before anything runs, or not at all."""
+
+import subprocess
+from pathlib import Path
+from typing import Literal
+
+import anyio
+import msgspec
+import pytest
+
+from fairbed.testbed.backends.agent_pool import Crew, Site
+from fairbed.testbed.backends.base import DeviceSpec
+from fairbed.testbed.backends.helper import Ended
+from fairbed.testbed.backends.sandbox import Cell, inside
+from tests.testbed.backends.cgroups.conftest import MakeGroup, make_group, places
+
+__all__ = ["make_group", "places"]
+
+LIMIT_S = 60.0
+
+NOWHERE = "mqtt://127.0.0.1:1"
+
+
+def run(argv: list[str], cell: Cell) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        inside(argv, cell), capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+
+
+def shut(cell: Cell) -> Cell:
+    """Return a cell that lets nobody in."""
+    return msgspec.structs.replace(cell, procs=("/proc/1/no-such-file",))
+
+
+NO_CELL = Cell(procs=(), quota_folder="/nowhere", quota_version=1)
+
+
+def test_a_command_is_in_the_groups_from_its_first_moment(make_group: MakeGroup) -> None:
+    cell = make_group("a").cell()
+    done = run(["cat", "/proc/self/cgroup"], cell)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(Path(cell.quota_folder).name) == len(cell.procs)
+
+
+def test_the_exit_code_is_the_commands() -> None:
+    assert run(["sh", "-c", "exit 7"], NO_CELL).returncode == 7
+
+
+def test_a_command_that_cannot_go_in_does_not_run() -> None:
+    done = run(["echo", "I run"], shut(NO_CELL))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "cell: must get in, got: [Errno 2] No such file or directory: '/proc/1/no-such-file'\n"
+    )
+
+
+def test_a_program_that_is_missing_is_one_line() -> None:
+    done = run(["no-such-program"], NO_CELL)
+    assert done.returncode == 127
+    assert done.stderr == (
+        "cell: cannot run no-such-program: No such file or directory; is it on the PATH?\n"
+    )
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_an_agent_that_cannot_go_in_does_not_run(
+    method: Literal["fork", "spawn"], tmp_path: Path
+) -> None:
+    ended: list[Ended] = []
+
+    async def test() -> None:
+        done = anyio.Event()
+
+        def on_end(end: Ended) -> None:
+            ended.append(end)
+            if end.is_device:
+                done.set()
+
+        crew = Crew([DeviceSpec("a")], tmp_path, on_end=on_end)
+        site = Site(NOWHERE, shut(NO_CELL))
+        with anyio.fail_after(LIMIT_S):
+            async with crew.at_work(lambda name: site, method):
+                await crew.start(None)
+                await done.wait()
+
+    anyio.run(test)
+    assert [(end.name, end.status) for end in ended if end.is_device] == [("a", 1)]
+    log = (tmp_path / "logs/a.log").read_text()
+    assert log == (
+        "a: must get into its cell, got: [Errno 2] No such file or directory: "
+        "'/proc/1/no-such-file'\n"
+    )

@@ -1,0 +1,238 @@
+"""The driver keeps its times, whatever happens, and hands over what has changed."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+import anyio
+import pytest
+
+from fairbed.profiles.series import Series
+from fairbed.testbed.backends.schedule_driver import STRETCH_S, TICK_S, Driver, LoopClock
+from fairbed.testbed.emulation.conditions import Conditions
+from fairbed.testbed.emulation.schedule import LOOK_S, Course, OutageWindow, Speed, Timeline
+from fairbed.testbed.emulation.stretch import Stretch
+from tests.testbed.emulation.test_heat import thermal
+from tests.testbed.emulation.test_schedule import ONE, ZERO, link
+
+LIMIT_S = 60.0
+
+
+class OverError(Exception):
+    """The time of a test is over."""
+
+
+class FakeClock:
+    """A clock whose time passes only when somebody sleeps or works."""
+
+    def __init__(self, until: float, late_s: Callable[[float], float] = lambda now: 0.0) -> None:
+        self.time = 1000.0
+        self._until, self._late_s = self.time + until, late_s
+
+    def now(self) -> float:
+        return self.time
+
+    async def sleep_until(self, instant: float) -> None:
+        await anyio.lowlevel.checkpoint()
+        if instant > self._until:
+            self.time = self._until
+            raise OverError
+        self.time = max(self.time, instant) + self._late_s(instant - 1000.0)
+
+
+class Fleet:
+    """Remembers what was applied when."""
+
+    def __init__(self, clock: FakeClock, takes_s: float = 0.0) -> None:
+        self._clock, self._takes_s = clock, takes_s
+        self.applied: list[tuple[float, dict[str, Conditions]]] = []
+        self.used: Callable[[float], float] = lambda now: 0.0
+        self.looks = 0
+
+    async def apply(self, conditions: Mapping[str, Conditions]) -> None:
+        self.applied.append((self._clock.now() - 1000.0, dict(conditions)))
+        self._clock.time += self._takes_s
+
+    def cpu_s(self, name: str) -> float | None:
+        self.looks += 1
+        return self.used(self._clock.now() - 1000.0)
+
+    def times(self, name: str) -> list[float]:
+        return [now for now, changed in self.applied if name in changed]
+
+
+def drive(
+    courses: Mapping[str, Course],
+    clock: FakeClock,
+    fleet: Fleet,
+    note: Callable[[str, Stretch], None] | None = None,
+    start_s: float = 0.0,
+    dilation: float = 1.0,
+) -> Driver:
+    driver = Driver(fleet, courses, clock=clock, note=note, start_s=start_s, dilation=dilation)
+
+    async def run() -> None:
+        with anyio.fail_after(LIMIT_S), suppress(OverError):
+            await driver.run()
+
+    anyio.run(run)
+    return driver
+
+
+def trace(values: list[float], step_s: float = 1.0, **others: object) -> Course:
+    return Course(Timeline(link=link(Series.sampled(values, step_s))))
+
+
+def test_after_a_day_every_change_is_still_at_its_time() -> None:
+    clock = FakeClock(86_400.0, late_s=lambda now: 0.004)
+    fleet = Fleet(clock, takes_s=0.002)
+    minutes = trace([1e6, 2e6], 60.0)
+    driver = drive({"device": minutes}, clock, fleet)
+    times = fleet.times("device")
+    assert len(times) == 86_400 / 60.0 + 1
+    assert all(now == pytest.approx(60.0 * n + 0.004, abs=1e-6) for n, now in enumerate(times))
+    assert driver.punctuality.skipped == 0
+    assert driver.punctuality.late_p99_s == pytest.approx(0.006, abs=1e-6)
+
+
+def test_what_is_due_in_one_tick_goes_out_in_one_piece() -> None:
+    clock = FakeClock(10.0)
+    fleet = Fleet(clock)
+    courses = {
+        f"device-{n}": Course(
+            Timeline(link=link(Series.sampled([1e6, 2e6], 1.0).starting_at(0.001 * n)))
+        )
+        for n in range(50)
+    }
+    drive(courses, clock, fleet)
+    assert all(len(changed) == 50 for _, changed in fleet.applied)
+    assert len(fleet.applied) == 11
+
+
+def test_a_change_takes_effect_within_a_tick_and_never_early() -> None:
+    clock = FakeClock(100.0)
+    fleet = Fleet(clock)
+    step_s = 0.73
+    drive({"device": trace([1e6, 2e6, 3e6], step_s)}, clock, fleet)
+    for number, now in enumerate(fleet.times("device")):
+        assert -1e-6 <= now - number * step_s < TICK_S
+
+
+def test_who_wakes_up_late_goes_on_with_the_present_and_counts_what_it_missed() -> None:
+    clock = FakeClock(20.0, late_s=lambda now: 5.03 if 7.95 < now < 8.05 else 0.0)
+    fleet = Fleet(clock)
+    rising = [1e6 * (n + 1) for n in range(100)]
+    driver = drive({"device": trace(rising, 0.1)}, clock, fleet)
+    times = fleet.times("device")
+    rates = [
+        changed["device"].shape.down_bps for _, changed in fleet.applied if changed["device"].shape
+    ]
+    late = next(i for i, now in enumerate(times) if now > 8.05)
+    assert times[late] == pytest.approx(13.03)
+    assert rates[late] == rising[130 % 100]  # that of 13.0 s: nothing in between was caught up
+    assert times[late + 1] == pytest.approx(13.1)
+    punctuality = driver.punctuality
+    assert punctuality.skipped == 50
+    assert punctuality.late_max_s == pytest.approx(5.03)
+    assert punctuality.late_p50_s == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_backend_that_is_slow_costs_ticks_but_no_drift() -> None:
+    clock = FakeClock(60.0)
+    fleet = Fleet(clock, takes_s=0.25)
+    rising = [1e6 * (n + 1) for n in range(1000)]
+    driver = drive({"device": trace(rising, 0.1)}, clock, fleet)
+    assert driver.punctuality.skipped > 100
+    for now, changed in fleet.applied:
+        shape = changed["device"].shape
+        assert shape is not None
+        assert shape.down_bps == rising[int(now / TICK_S + 1e-6)]  # that of its own time
+
+
+def test_a_device_whose_heat_nobody_changes_is_only_looked_at() -> None:
+    clock = FakeClock(300.0)
+    fleet = Fleet(clock)
+    speed = Speed(per_core=0.25, threads=1, cores=1, clock_ratio=ONE, background_load=ZERO)
+    hot = thermal(onset_s=60.0, time_constant_s=60.0)
+    course = Course(Timeline(speed=speed), hot)
+    fleet.used = lambda now: 0.25 * min(now, 100.0)  # it trains for 100 s
+    drive({"pi": course}, clock, fleet)
+    changes = [(now, changed["pi"].clock_ratio) for now, changed in fleet.applied]
+    assert [ratio for _, ratio in changes] == [1.0, 0.6, 1.0]
+    assert 60.0 <= changes[1][0] <= 60.0 + 2 * LOOK_S
+    assert changes[2][0] > 100.0
+    assert fleet.looks == 300.0 / LOOK_S + 1
+
+
+def test_a_run_that_goes_on_goes_on_in_its_traces() -> None:
+    clock = FakeClock(1.0)
+    fleet = Fleet(clock)
+    drive({"device": trace([1e6, 2e6, 3e6], 10.0)}, clock, fleet, start_s=25.0)
+    shape = fleet.applied[0][1]["device"].shape
+    assert shape is not None
+    assert shape.down_bps == 3e6
+
+
+def test_what_holds_at_last_is_told_when_the_run_ends() -> None:
+    clock = FakeClock(500.0)
+    fleet = Fleet(clock)
+    told: list[Stretch] = []
+    window = OutageWindow(12.0, 15.0, "unplugged")
+    course = Course(Timeline(outages=(window,)))
+    drive({"device": course}, clock, fleet, lambda _, stretch: told.append(stretch))
+    assert [(s.start_s, s.end_s, s.outage_s) for s in told] == [
+        pytest.approx((0.0, 12.0, 0.0)),
+        pytest.approx((12.0, 15.0, 3.0)),
+        pytest.approx((15.0, 500.0, 0.0)),
+    ]
+
+
+def test_an_outage_begins_and_ends_at_its_time() -> None:
+    clock = FakeClock(30.0)
+    fleet = Fleet(clock)
+    window = OutageWindow(12.0, 15.0, "unplugged")
+    drive({"device": Course(Timeline(outages=(window,)))}, clock, fleet)
+    assert [(now, changed["device"].outage) for now, changed in fleet.applied] == [
+        (0.0, None),
+        (pytest.approx(12.0), "unplugged"),
+        (pytest.approx(15.0), None),
+    ]
+
+
+def test_what_was_configured_is_told_once_a_second_and_adds_up() -> None:
+    clock = FakeClock(60.0)
+    told: list[Stretch] = []
+    rates = [1e6 * (n % 7) for n in range(1, 50)]
+    course = trace(rates, 0.1)
+    driver = drive({"device": course}, clock, Fleet(clock), lambda _, stretch: told.append(stretch))
+    assert driver.punctuality.changes > 500
+    assert len(told) <= 61
+    assert all(s.end_s - s.start_s >= STRETCH_S - 1e-6 for s in told[:-1])
+    volume = sum((s.down_bps or 0.0) * (s.end_s - s.start_s) for s in told)
+    assert volume == pytest.approx(Series.sampled(rates, 0.1).integral(0.0, 60.0), rel=1e-3)
+
+
+def test_a_dilated_machine_gives_a_part_and_a_hot_device_stays_as_hot() -> None:
+    def heats(dilation: float) -> tuple[list[tuple[float, float]], float | None]:
+        clock = FakeClock(100.0)
+        fleet = Fleet(clock)
+        speed = Speed(per_core=0.4, threads=1, cores=1, clock_ratio=ONE, background_load=ZERO)
+        course = Course(Timeline(speed=speed), thermal(onset_s=60.0, time_constant_s=60.0))
+        fleet.used = lambda now: 0.4 * now  # k times the time at a k-th of the speed
+        drive({"pi": course}, clock, fleet, dilation=dilation)
+        changes = [(now, changed["pi"].clock_ratio) for now, changed in fleet.applied]
+        return changes, fleet.applied[0][1]["pi"].speed_ratio
+
+    (changes, speed), (slow_changes, slow_speed) = heats(1.0), heats(4.0)
+    assert slow_changes == changes
+    assert speed == pytest.approx(0.4)
+    assert slow_speed == pytest.approx(0.1)
+
+
+def test_it_sleeps_by_the_clock_of_the_loop() -> None:
+    async def run() -> None:
+        clock = LoopClock()
+        instant = clock.now() + 0.05
+        await clock.sleep_until(instant)
+        assert clock.now() >= instant
+
+    anyio.run(run)

@@ -1,0 +1,341 @@
+"""`fairbed compare` as a person calls it: real replays, real kills, a real fleet."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fairbed.coordinator.store import RunReader
+from fairbed.coordinator.store.tables import ExchangeRow, SelectionRow
+from fairbed.testbed.cli.main import main
+from fairbed.testbed.compare.cell import state_of
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+GRIDS = EXAMPLES / "grids"
+FAIRBED = (sys.executable, "-m", "fairbed.testbed.cli.main")
+LIMIT_S = 90.0
+HAS_FIGURES = find_spec("matplotlib") is not None
+
+REPLAY = f"""
+experiment = "{EXAMPLES / "rbcs-f-paper.toml"}"
+seeds = {{seeds}}
+set = {{{{ rounds = {{rounds}} }}}}
+[[arm]]
+name = "uniform"
+set = {{{{ "selection.policy" = "uniform" }}}}
+[[arm]]
+name = "rbcs-f"
+axes = {{{{ "selection.V" = [5, 50] }}}}
+"""
+
+
+def grid_file(folder: Path, seeds: int = 2, rounds: int = 20, text: str = REPLAY) -> Path:
+    path = folder / "small.toml"
+    path.write_text(text.format(seeds=seeds, rounds=rounds), encoding="utf-8")
+    return path
+
+
+def call(path: Path, out: Path, *more: str) -> int:
+    """Compare without figures, which cost more than all else; return the exit code."""
+    return main(["compare", str(path), "--out", str(out), "--no-figures", "--jobs", "1", *more])
+
+
+def compared(out: Path) -> dict[str, Any]:
+    """Return what a grid says."""
+    said: dict[str, Any] = json.loads((out / "compare.json").read_text(encoding="utf-8"))
+    return said
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder of the test's own; return the folder of its grid."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "out"
+
+
+def test_the_examples_front_runs(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--out", str(calls), "--set", "rounds=6", "--json"]
+    assert main(["compare", str(GRIDS / "rbcs-f-front.toml"), *arguments]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [arm["name"] for arm in said["arms"]][:2] == ["uniform", "rbcs-f,V=0"]
+    assert said["warnings"] == []
+    assert all(arm["seeds"] == list(range(10)) for arm in said["arms"])
+    gap = said["arms"][-1]["differences"]["virtual_s"]
+    assert (said["arms"][-1]["name"], gap["judgement"]) == ("fastest-known", "better")
+    assert {path.name for path in calls.glob("compare.*")} == {
+        "compare.json",
+        "compare.csv",
+        "compare.tex",
+    }
+    drawn = {path.name for path in (calls / "figures").glob("*")}
+    names = ("front", "queue", "queue-against-V", "time")
+    wanted = {f"{name}.{suffix}" for name in names for suffix in ("svg", "png")}
+    assert drawn == (wanted if HAS_FIGURES else set())
+
+
+def test_the_training_example_runs(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(GRIDS / "selection-aggregation.toml")
+    arguments = ["--out", str(calls), "--seeds", "2", "--set", "rounds=8", "--json"]
+    assert main(["compare", path, *arguments]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["has_training"]
+    assert [target["rule"].split(" of ")[0] for target in said["targets"]] == ["90 %", "95 %"]
+    assert all(0.1 < cell["values"]["accuracy_mean"] < 1.0 for cell in said["cells"])
+    assert all(arm["values"][said["targets"][0]["key"]]["n"] == 2 for arm in said["arms"])
+    if HAS_FIGURES:
+        drawn = {path.stem for path in (calls / "figures").glob("*.svg")}
+        assert drawn >= {"accuracy-rounds", "accuracy-time"}
+
+
+def test_every_example_has_its_test() -> None:
+    text = Path(__file__).read_text(encoding="utf-8")
+    assert all(f'"{path.name}"' in text for path in GRIDS.glob("*.toml"))
+
+
+def test_without_a_terminal_the_table_is_plain_text(
+    calls: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = grid_file(calls.parent, seeds=1)
+    assert main(["compare", str(path), "--jobs", "1", "--no-figures"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "small: means over seeds" in out
+    assert "warning: seeds: without training at least 10" in out
+    assert "all of it in comparisons/small" in out
+
+
+def test_arms_share_their_world_and_seeds_do_not(calls: Path) -> None:
+    assert call(grid_file(calls.parent), calls) == 0
+
+    def world(arm: str, seed: int) -> tuple[list[Any], dict[Any, Any]]:
+        with RunReader(calls / "runs" / arm / str(seed)) as reader:
+            there = reader.columns(SelectionRow, ("round", "device", "is_available"))
+            rows = reader.columns(
+                ExchangeRow, ("round", "device", "mu_cores", "uplink_bps", "train_s", "upload_s")
+            )
+        return sorted(there), {row[:2]: row[2:] for row in rows}
+
+    there, uniform = world("uniform", 0)
+    there_too, rbcs_f = world("rbcs-f,V=5", 0)
+    other_there, _ = world("uniform", 1)
+    assert there == there_too
+    assert there != other_there
+    both = uniform.keys() & rbcs_f.keys()
+    assert len(both) > 10
+    assert {key: uniform[key] for key in both} == {key: rbcs_f[key] for key in both}
+
+
+def test_what_is_done_is_not_run_again_and_a_grid_may_grow(calls: Path) -> None:
+    path = grid_file(calls.parent)
+    assert call(path, calls) == 0
+    database = calls / "runs" / "uniform" / "1" / "run.db"
+    before, first = database.stat().st_mtime_ns, compared(calls)
+    assert call(path, calls, "--seeds", "3") == 0
+    assert database.stat().st_mtime_ns == before
+    assert len(compared(calls)["cells"]) == 9
+    assert [cell for cell in compared(calls)["cells"] if cell["seed"] < 2] == first["cells"]
+
+
+def test_a_changed_grid_is_refused(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = grid_file(calls.parent, rounds=3)
+    assert call(path, calls) == 0
+    for change, words in (
+        (("--set", "rounds=21"), "arm 'uniform', seed 0 has another experiment"),
+        (("--seeds", "1"), "arm 'uniform', seed 1 is not in it"),
+    ):
+        assert call(path, calls, *change) == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert words in line
+        assert "name another folder" in line
+    other = REPLAY.replace("[[arm]]", 'baseline = "uniform"\n[target]\nshare = [0.5]\n[[arm]]', 1)
+    assert call(grid_file(calls.parent, rounds=3, text=other), calls) == 2
+    assert "target must be as it was when the grid began" in capsys.readouterr().err
+
+
+def test_a_cell_that_fails_is_one_line_and_hurts_no_other(
+    calls: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = grid_file(calls.parent, rounds=3)
+    (calls / "runs" / "uniform").mkdir(parents=True)
+    (calls / "runs" / "uniform" / "1").write_text("in the way", encoding="utf-8")
+    assert call(path, calls) == 2, "not the folder of a grid"
+    (calls / "runs" / "uniform" / "1").unlink()
+    (calls / "runs" / "uniform").rmdir()
+    (calls / "runs").rmdir()
+    assert call(path, calls, "--seeds", "1") == 0
+    (calls / "runs" / "uniform" / "1").write_text("in the way", encoding="utf-8")
+    capsys.readouterr()
+    assert call(path, calls) == 1
+    out = capsys.readouterr()
+    failed = [line for line in out.err.splitlines() if "failed" in line]
+    assert len(failed) == 1
+    assert "uniform, seed 1: failed: " in failed[0]
+    assert "warning: cells failed: uniform 1/2" in out.out
+    (calls / "runs" / "uniform" / "1").unlink()
+    assert call(path, calls) == 0
+
+
+class Started:
+    """A `fairbed compare` in a process of its own, with the processes that it started."""
+
+    def __init__(self, path: Path, out: Path) -> None:
+        self.out = out
+        self.process = subprocess.Popen(
+            [*FAIRBED, "compare", str(path), "--out", str(out), "--no-figures"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def workers(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def done(self) -> set[Path]:
+        return {path for path in self.out.glob("runs/*/*") if is_done(path)}
+
+    def wait_until_some_are_done(self) -> None:
+        wait_until(lambda: len(self.done()) >= 2, "two cells")
+        assert self.process.poll() is None, "the grid must be too long to be over by now"
+
+
+def is_done(folder: Path) -> bool:
+    try:
+        return state_of(folder) == "done"
+    except Exception:  # another process is at it
+        return False
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {LIMIT_S:g} s for {what}"
+        time.sleep(0.02)
+
+
+@contextmanager
+def started(path: Path, out: Path) -> Iterator[Started]:
+    grid = Started(path, out)
+    try:
+        yield grid
+    finally:
+        if grid.process.poll() is None:
+            grid.process.kill()
+        grid.process.communicate()
+
+
+def test_a_grid_that_was_killed_goes_on_and_ends_the_same(calls: Path) -> None:
+    path = grid_file(calls.parent, seeds=6, rounds=60)
+    with started(path, calls) as grid:
+        grid.wait_until_some_are_done()
+        workers = grid.workers()
+        os.kill(grid.process.pid, signal.SIGKILL)
+        grid.process.wait()
+        _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
+        assert alive == [], "workers end with the grid"
+        kept = {run: (run / "run.db").stat().st_mtime_ns for run in grid.done()}
+    assert 2 <= len(kept) < 18
+    assert call(path, calls) == 0
+    assert {run: (run / "run.db").stat().st_mtime_ns for run in kept} == kept
+    whole = calls.with_name("whole")
+    assert call(path, whole) == 0
+    assert (calls / "compare.json").read_bytes() == (whole / "compare.json").read_bytes()
+
+
+def test_ctrl_c_ends_the_workers_and_the_next_call_goes_on(calls: Path) -> None:
+    path = grid_file(calls.parent, seeds=6, rounds=60)
+    with started(path, calls) as grid:
+        grid.wait_until_some_are_done()
+        workers = grid.workers()
+        os.kill(grid.process.pid, signal.SIGINT)
+        assert grid.process.wait(LIMIT_S) == 130
+        assert grid.process.stderr is not None
+        assert "stopped; the same command goes on" in grid.process.stderr.read()
+        assert not [one for one in workers if one.is_running()]
+    assert not (calls / "compare.json").exists()
+    assert call(path, calls) == 0
+
+
+def test_a_worker_that_dies_costs_its_cell_and_no_other(calls: Path) -> None:
+    path = grid_file(calls.parent, seeds=6, rounds=60)
+    with started(path, calls) as grid:
+        grid.wait_until_some_are_done()
+        os.kill(grid.workers()[0].pid, signal.SIGKILL)
+        assert grid.process.wait(LIMIT_S) == 1
+        assert grid.process.stderr is not None
+        lines = [line for line in grid.process.stderr if "failed" in line]
+        assert len(lines) == 1
+        assert "its process ended with signal 9" in lines[0]
+    said = compared(calls)
+    assert len([cell for cell in said["cells"] if cell["problem"]]) == 1
+    assert call(path, calls) == 0
+
+
+def test_a_grid_belongs_to_one_process_at_a_time(
+    calls: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = grid_file(calls.parent, seeds=6, rounds=60)
+    with started(path, calls) as grid:
+        wait_until(lambda: (calls / "runs").exists(), "the first cell")
+        assert call(path, calls) == 2
+        grid.process.send_signal(signal.SIGTERM)
+        assert grid.process.wait(LIMIT_S) == 130
+    assert "another process works on this grid" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nope.toml"], "nope.toml: there is no such file"),
+        (["small.toml", "--jobs", "0"], "--jobs: must be from 1"),
+        (["small.toml", "--seeds", "0"], "--seeds: must be from 1"),
+        (["small.toml", "--set", "selection.v=1"], "selection.v: unknown key; valid here: V"),
+        (["small.toml", "--out", "taken"], "must be a new or empty folder, or that of this grid"),
+        (["live.toml"], "arm 'rbcs-f': selection.policy: must choose by what was measured"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(
+    calls: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid_file(calls.parent)
+    (calls.parent / "taken").mkdir()
+    (calls.parent / "taken" / "thesis.tex").write_text("dear", encoding="utf-8")
+    live = (GRIDS / "live-digits.toml").read_text(encoding="utf-8")
+    known = live.replace('policy" = "rbcs-f"', 'policy" = "rbcs-f-known"')
+    (calls.parent / "live.toml").write_text(known, encoding="utf-8")
+    assert main(["compare", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+    assert not (calls.parent / "comparisons").exists()
+
+
+def test_live_cells_that_fail_say_why(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = GRIDS / "live-digits.toml"
+    assert call(path, calls, "--seeds", "1", "--set", "data.dataset=nowhere.npz") == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if "failed: " in line]
+    assert len(lines) == 2
+    assert all("nowhere.npz" in line and "(exit status 2; " in line for line in lines)
+
+
+@pytest.mark.broker
+def test_the_live_example_runs_and_goes_on(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--out", str(calls), "--seeds", "1", "--set", "rounds=2", "--json")
+    live = ["compare", str(GRIDS / "live-digits.toml"), *arguments]
+    assert main(live) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [arm["seeds"] for arm in said["arms"]] == [[0], [0]]
+    assert said["has_training"]
+    assert all(cell["values"]["accuracy_mean"] > 0.1 for cell in said["cells"])
+    before = (calls / "runs" / "uniform" / "0" / "run.db").stat().st_mtime_ns
+    assert main([*live, "--no-figures"]) == 0
+    assert (calls / "runs" / "uniform" / "0" / "run.db").stat().st_mtime_ns == before

@@ -1,0 +1,191 @@
+"""What a tired person types wrongly is one line that says what to do, and changes nothing."""
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairbed.coordinator.policy.config import KNOWING
+from fairbed.testbed.cli.main import main
+from tests.coordinator.store.fake_run import FakeRun, fake_run
+
+SMALL = """
+name = "small"
+rounds = 1
+[model]
+name = "softmax"
+[selection]
+per_round = 1
+[[fleet]]
+count = 1
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A folder with one finished run."""
+    fake_run(tmp_path / "runs" / "demo-1", rounds=2, devices=3)
+    return tmp_path / "runs"
+
+
+def error_of(capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the last line on stderr, which is the only one that is about the mistake."""
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("fairbed: ")
+    assert "fault in fairbed" not in line
+    return line
+
+
+def test_a_folder_with_other_files_is_not_taken_for_a_run(
+    experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("dear", encoding="utf-8")
+    out = tmp_path / "thesis"
+    assert main(["run", str(experiment), "--headless", "--out", str(out)]) == 2
+    assert "must be a new or empty folder, got one with chapter.tex" in error_of(capsys)
+    assert [path.name for path in out.iterdir()] == ["chapter.tex"]
+
+
+def test_a_file_is_not_taken_for_the_folder_of_a_run(
+    experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("", encoding="utf-8")
+    for out in (taken, taken / "below"):
+        assert main(["run", str(experiment), "--headless", "--out", str(out)]) == 2
+        assert f"--out {out}: must be a folder, got: Not a directory" in error_of(capsys)
+
+
+def test_a_folder_that_holds_no_run_cannot_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", str(tmp_path), "--headless"]) == 2
+    assert "got a folder without experiment.toml; fairbed runs" in error_of(capsys)
+
+
+def test_a_run_whose_experiment_was_edited_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "cut"
+    run = FakeRun(folder, devices=3, rounds=4)
+    run.play(2)
+    run.store.close()
+    (folder / "experiment.toml").write_text(SMALL, encoding="utf-8")
+    assert main(["run", str(folder), "--headless"]) == 2
+    assert "must be as it was when the run began, got a changed one" in error_of(capsys)
+
+
+def test_a_run_with_a_damaged_store_says_so(
+    runs: Path, experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (runs / "demo-1" / "run.db").write_bytes(b"garbage" * 100)
+    out = str(runs / "demo-1")
+    assert main(["run", str(experiment), "--headless", "--out", out]) == 1
+    assert "run.db: the store must be usable" in error_of(capsys)
+
+
+def test_a_broker_that_does_not_answer_stops_the_run_before_it_begins(
+    experiment: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fairbed.testbed.run.broker.ANSWER_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        url = f"mqtt://user:secret@127.0.0.1:{bound.getsockname()[1]}"
+        bound.listen(0)
+        arguments = ["--set", f"broker.url={url}", "--headless", "--out", str(tmp_path / "out")]
+        assert main(["run", str(experiment), *arguments]) == 1
+    line = error_of(capsys)
+    assert "broker.url: mqtt://user:***@127.0.0.1" in line
+    assert "start the broker, correct the address" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_place_to_listen_needs_a_host(
+    experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for listen in ("", ":1883"):
+        arguments = ["coordinator", str(experiment), "--headless", "--listen", listen]
+        assert main(arguments) == 2
+        assert "--listen: must be HOST or HOST:PORT" in error_of(capsys)
+
+
+def test_debug_adds_where_it_happened_and_changes_nothing_else(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", "nope", "--runs", str(runs), "--debug"]) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert said.splitlines()[-1].startswith("fairbed: ")
+
+
+def test_nothing_is_deleted_unless_it_is_named(runs: Path) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["rm", "--runs", str(runs)])
+    assert left.value.code == 2
+    assert (runs / "demo-1" / "run.db").exists()
+
+
+@pytest.mark.parametrize("action", ["list", "verify"])
+def test_an_unknown_data_set_is_bad_usage(action: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", action, "imagenet"]) == 2
+    assert "'imagenet'" in (line := error_of(capsys))
+    assert "fashion-mnist" in line
+
+
+def test_the_control_room_needs_a_terminal(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path("/dev/null").open() as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        assert main(["watch", "--runs", str(runs)]) == 2
+    assert "watch: needs a terminal, got none" in error_of(capsys)
+
+
+def test_a_reader_that_leaves_early_is_no_error_of_ours(
+    runs: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Closed:
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+        def flush(self) -> None:
+            pass
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    monkeypatch.setattr(sys, "stderr", err := open(runs / "err", "w"))  # noqa: SIM115 - main closes it
+    assert main(["show", "--runs", str(runs)]) == 1
+    err.close()
+    assert (runs / "err").read_text(encoding="utf-8") == ""
+
+
+def test_the_doctor_names_the_data_of_an_experiment_once(
+    experiment: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", str(experiment), "--json"]) == 0
+    lines = json.loads(capsys.readouterr().out)
+    (digits,) = [line for line in lines if (line["kind"], line["name"]) == ("data", "digits")]
+    assert digits["is_needed"]
+    assert main(["doctor", "--json"]) == 0
+    assert not [line for line in json.loads(capsys.readouterr().out) if line["is_needed"]]
+
+
+@pytest.mark.parametrize("policy", KNOWING)
+def test_a_policy_that_has_to_know_the_true_times_is_refused_by_a_live_run(
+    experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str
+) -> None:
+    out, chosen = tmp_path / "out", f"selection.policy={policy}"
+    assert main(["run", str(experiment), "--headless", "--out", str(out), "--set", chosen]) == 2
+    assert f"got '{policy}', which has to be told the true exchange times" in error_of(capsys)
+    assert not out.exists()

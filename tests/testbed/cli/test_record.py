@@ -1,0 +1,181 @@
+"""`fairbed record` as a person types it."""
+
+import json
+import re
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fairbed import profiles
+from fairbed.coordinator.store import Store
+from fairbed.coordinator.store.tables import EventRow
+from fairbed.testbed.cli.main import main
+from fairbed.testbed.experiment.file import Experiment
+from fairbed.testbed.run.folder import WORK
+from tests.testbed.recording.rows import CAPABILITIES, COSTS, World
+
+EXPERIMENT = """
+name = "by-hand"
+[training]
+epochs = 2
+batch_size = 20
+[emulation]
+host_core_speed = 2.0
+"""
+
+
+def _make_run(root: Path, world: World, experiment: str = EXPERIMENT) -> Path:
+    """Return the folder of a run that one device took part in, and that kept its costs."""
+    folder, device = root / "by-hand", world.device()
+    resolved = msgspec.toml.decode(experiment, type=Experiment).resolved_toml()
+    with closing(
+        Store.create(
+            folder,
+            run_id="by-hand",
+            name="by-hand",
+            experiment_toml=resolved,
+            seed=0,
+            config_hash="",
+            version="0",
+            git_revision=None,
+        )
+    ) as store:
+        capabilities = msgspec.json.encode(CAPABILITIES).decode()
+        store.add(replace(device.row, capabilities=capabilities))
+        for context in device.telemetry:
+            store.add(context)
+        for exchange in device.exchanges:
+            store.add(exchange)
+        end = EventRow(
+            at_s=device.length_s,
+            wall="",
+            level="info",
+            kind="done",
+            round=None,
+            device=None,
+            text="the end",
+        )
+        store.add(end)
+    (folder / WORK).write_bytes(msgspec.json.encode(COSTS))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Return the folder of a run of one device."""
+    return _make_run(tmp_path / "runs", World())
+
+
+def _record(*arguments: str | Path) -> int:
+    return main(["record", *map(str, arguments)])
+
+
+def test_a_device_of_a_run_becomes_a_profile(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert _record("pi-1", "--run", run, "--like", "raspberry-pi-4b", "--out", out) == 0
+    told = capsys.readouterr().out
+    assert "core_speed" in told
+    assert f'profile = "{out / "pi-1.toml"}"' in told
+    profile = profiles.load(out / "pi-1.toml")
+    assert profile.core_speed == pytest.approx(0.4)
+    assert profile.link.down_bps == pytest.approx(16e6)
+    assert profile.title == "Raspberry Pi 4 Model B Rev 1.4, recorded"
+    assert profile.cold_start is not None
+    assert profile.storage_read.source.startswith("raspberry-pi-4b: ")
+    assert "device pi-1 of run by-hand" in profile.one_core.source
+    assert [path.name for path in out.iterdir()] == ["pi-1.toml"]
+
+
+def test_what_moves_lies_beside_the_profile(tmp_path: Path) -> None:
+    run = _make_run(tmp_path, World(down_bps=[16e6, 4e6]))
+    arguments = ("pi-1", "--run", run, "--like", "raspberry-pi-4b", "--out", tmp_path)
+    assert _record(*arguments, "--as", "on-the-train") == 0
+    profile = profiles.load(tmp_path / "on-the-train.toml")
+    assert profile.link.down.trace == str(tmp_path / "on-the-train.csv")
+    assert profiles.check(tmp_path / "on-the-train.toml", {}) == []
+
+
+def test_json_is_one_object(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("pi-1", "--run", run, "--like", "raspberry-pi-4b", "--out", tmp_path, "--json")
+    assert _record(*arguments) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["profile"] == str(tmp_path / "pi-1.toml")
+    assert told["numbers"]["core_speed"]["value"] == pytest.approx(0.4)
+    assert told["numbers"]["core_speed"]["moves"] is False
+
+
+def test_a_profile_is_replaced_only_when_told_to(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("pi-1", "--run", run, "--like", "raspberry-pi-4b", "--out", tmp_path)
+    assert _record(*arguments) == 0
+    assert _record(*arguments) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert _record(*arguments, "--force") == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["pi-2"], 2, "near are pi-1; there are pi-1"),
+        (["pi-1"], 1, "storage_read_bytes_per_s must be measured or taken .* add --like PROFILE"),
+        (["pi-1", "--like", "raspberrypi4"], 2, "--like raspberrypi4: no such profile; near are"),
+        (["pi-1", "--as", "Pi 1"], 2, "must be 1 to 32 of a-z"),
+        ([], 2, "give the profile a name"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    arguments: list[str],
+    code: int,
+    words: str,
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _record(*arguments, "--run", run, "--out", tmp_path / "out") == code
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert len(errors) == 1
+    assert re.search(words, errors[0])
+
+
+def test_an_unknown_run_lists_those_that_exist(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _record("pi-1", "--run", "nope", "--runs", run.parent) == 2
+    assert "there are: by-hand" in capsys.readouterr().err
+
+
+def test_a_run_that_is_too_short_says_what_is_too_little(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = _make_run(tmp_path, World(rounds=1))
+    assert _record("pi-1", "--run", run, "--out", tmp_path) == 1
+    assert "needs 3 rounds of training" in capsys.readouterr().err
+
+
+def test_bad_times_and_addresses_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments in (("--for", "soon"), ("--load", "1"), ("--probe", "nowhere")):
+        assert _record("box", *arguments, "--out", tmp_path) == 2
+        assert capsys.readouterr().err.startswith("fairbed: record: ")
+    assert _record("--serve", "http") == 2
+
+
+@pytest.mark.slow
+def test_this_machine_becomes_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--for", "2s", "--load", "2s", "--like", "raspberry-pi-4b", "--out", tmp_path)
+    assert _record("box", *arguments, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    profile = profiles.load(tmp_path / "box.toml")
+    assert profile.cores == told["numbers"]["cores"]["value"]
+    assert profile.one_core.tag == "measured"
+    assert "fairbed record" in profile.licence
+    assert "training" in told["numbers"]["core_speed"]["how"]
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left <= {"box.toml", "box.csv"}

@@ -1,0 +1,157 @@
+"""Keeping house from the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fairbed.coordinator.store import Store
+from fairbed.testbed.cli.main import main
+from tests.coordinator.store.fake_run import fake_run
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A folder with one finished run."""
+    fake_run(tmp_path / "demo-1", rounds=4, devices=3)
+    return tmp_path
+
+
+def test_show_prints_one_object_with_the_promised_keys(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", "latest", "--runs", str(runs), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert {
+        "run_id",
+        "status",
+        "rounds_completed",
+        "wall_s",
+        "virtual_s",
+        "devices",
+        "selected",
+        "aggregated",
+        "accuracy",
+        "loss",
+        "exchange",
+        "estimator",
+        "queues",
+        "bytes",
+    } <= summary.keys()
+    assert summary["rounds_completed"] == 4
+
+
+def test_show_prints_a_table_for_people(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "--runs", str(runs)]) == 0
+    assert "rounds" in capsys.readouterr().out
+
+
+def test_runs_lists_what_there_is(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "--runs", str(runs), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["status"] == "done"
+    assert main(["runs", "--runs", str(runs / "nothing")]) == 0
+    assert "fairbed run examples/quickstart.toml" in capsys.readouterr().out
+
+
+def test_an_unknown_run_is_bad_usage_and_lists_the_known(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", "nope", "--runs", str(runs)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fairbed: ")
+    assert error.count("\n") == 1
+
+
+def test_a_finished_run_cannot_be_stopped_or_joined(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["stop", "latest"], ["enroll", "pi-1", "latest"]):
+        assert main([*command, "--runs", str(runs)]) == 1
+        assert "is not live, its status is done" in capsys.readouterr().err
+
+
+def test_rm_deletes_a_finished_run_but_not_a_live_one(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    live = Store.create(
+        runs / "live-1",
+        run_id="live-1",
+        name="live",
+        experiment_toml="",
+        seed=0,
+        config_hash="",
+        version="0",
+        git_revision=None,
+    )
+    try:
+        assert main(["rm", "live-1", "--runs", str(runs)]) == 2
+        assert "is live; stop it first" in capsys.readouterr().err
+    finally:
+        live.close()
+    assert main(["rm", str(runs / "demo-1"), "--runs", str(runs)]) == 0
+    assert not (runs / "demo-1").exists()
+
+
+def test_logs_of_a_device_that_never_was_names_those_that_were(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs = runs / "demo-1" / "logs"
+    logs.mkdir()
+    (logs / "pi-1.log").write_text("hello\n", encoding="utf-8")
+    assert main(["logs", "pi-1", "--runs", str(runs)]) == 0
+    assert capsys.readouterr().out == "hello\n"
+    assert main(["logs", "../x", "--runs", str(runs)]) == 2
+    assert "there are: pi-1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["profiles", "list"], ["profiles", "show", "raspberry-pi-4b"], ["data", "list"], ["bench"]],
+)
+def test_the_library_commands_print_something(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 0
+    assert len(capsys.readouterr().out.splitlines()) >= 2
+
+
+def test_unknown_names_are_one_line_with_the_valid_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for command in (["profiles", "show", "pi-99"], ["bench", "nothing"]):
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "raspberry-pi-4b" in error or "round-time" in error
+
+
+def test_a_run_of_another_experiment_is_not_overwritten(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quickstart = Path(__file__).parents[3] / "examples" / "quickstart.toml"
+    out = runs / "demo-1"
+    before = (out / "run.db").read_bytes()
+    assert main(["run", str(quickstart), "--headless", "--out", str(out)]) == 2
+    assert "give another --out" in capsys.readouterr().err
+    assert (out / "run.db").read_bytes() == before
+
+
+def test_a_wrong_experiment_is_exit_code_2_and_starts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.toml"
+    for text, line in (
+        ("nme = 3", "unknown key"),
+        ('name = "x"\n[data]\ndataset = "mnist"\nfolder = "nowhere"', "nowhere"),
+        ('name = "x"\n[[fleet]]\nprofile = "pi-99"\ncount=4\n', "pi-99"),
+        ('name = "x"\n[[fleet]]\ncount=4\nlink = "smoke-signals"\n', "smoke-signals"),
+        ('name = "x"\n[model]\nname = "gpt"\n[[fleet]]\ncount=4\n', "gpt"),
+    ):
+        path.write_text(text, encoding="utf-8")
+        code = main(["run", str(path), "--headless", "--out", str(tmp_path / "out")])
+        error = capsys.readouterr().err
+        assert code in (1, 2)
+        assert line in error.splitlines()[-1]
+        assert error.splitlines()[-1].startswith("fairbed: ")
+        assert not (tmp_path / "out" / "run.db").exists()

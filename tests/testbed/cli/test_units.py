@@ -1,0 +1,58 @@
+"""Numbers with units are read as people type them, or the line says how."""
+
+from collections.abc import Callable
+
+import pytest
+
+from fairbed.testbed.cli.units import duration_s, rate_bps, ratio, size_bytes
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        (rate_bps, "10mbit", 10e6),
+        (rate_bps, "0.5 Gbit", 5e8),
+        (rate_bps, "9600bit", 9600.0),
+        (duration_s, "20ms", 0.02),
+        (duration_s, "0s", 0.0),
+        (duration_s, "1.5h", 5400.0),
+        (ratio, "1%", 0.01),
+        (ratio, ".25", 0.25),
+    ],
+)
+def test_reads(read: Callable[[str], float], text: str, value: float) -> None:
+    assert read(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "words"),
+    [
+        (rate_bps, "10", "must be a rate such as 10mbit, in bit, kbit, mbit, gbit, got '10'"),
+        (rate_bps, "0mbit", "must be a rate above 0"),
+        (rate_bps, "-1mbit", "must be a rate such as"),
+        (rate_bps, "1e999mbit", "must be a rate such as"),
+        (duration_s, "20", "must be a duration such as 20ms, in us, ms, s, min, h, got '20'"),
+        (duration_s, "", "must be a duration"),
+        (duration_s, "nan s", "must be a duration"),
+        (ratio, "101%", "must be a share from 0 to 1, got '101%'"),
+        (ratio, "half", "must be a share such as 1% or 0.01, in %, no unit, got 'half'"),
+    ],
+)
+def test_refuses(read: Callable[[str], float], text: str, words: str) -> None:
+    with pytest.raises(ValueError, match="must be") as caught:
+        read(text)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [("512M", 512 << 20), ("512mb", 512 << 20), ("512MiB", 512 << 20), ("1.5G", 3 << 29)],
+)
+def test_memory_is_counted_in_powers_of_1024(text: str, n_bytes: int) -> None:
+    assert size_bytes(text) == n_bytes
+
+
+@pytest.mark.parametrize("text", ["", "512", "lots", "0M", "-1M", "1e400G", "5mbit"])
+def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be an amount of memory such as 512M"):
+        size_bytes(text)

@@ -1,0 +1,44 @@
+"""What is not emulated is said, in one line."""
+
+from pathlib import Path
+
+from fairbed.testbed.cli.preflight import unmet
+from fairbed.testbed.experiment.file import Experiment, FleetConfig
+from fairbed.testbed.experiment.fleet import plan_fleet
+
+LINK = """
+title = "A link that moves"
+licence = "made up for this test"
+[link]
+up_bps = { value = 1e6, tag = "measured", source = "made up" }
+delay_s = { value = 0.02, tag = "measured", source = "made up" }
+loss_ratio = { value = 0.01, tag = "measured", source = "made up" }
+[link.down_bps]
+value = 2e6
+series = { t_s = [0, 1], values = [1e6, 3e6], period_s = 2 }
+tag = "measured"
+source = "made up"
+"""
+
+
+def test_a_fleet_that_holds_still_has_nothing_to_say() -> None:
+    fleet = (
+        FleetConfig(profile="raspberry-pi-4b", link="gigabit-ethernet", count=3),
+        FleetConfig(),
+    )
+    assert unmet(plan_fleet(Experiment(name="still", fleet=fleet), {}), "process") is None
+
+
+def test_one_line_names_what_is_missing_and_of_which_profiles(tmp_path: Path) -> None:
+    path = tmp_path / "moving.toml"
+    path.write_text(LINK, encoding="utf-8")
+    fleet = (
+        FleetConfig(profile="raspberry-pi-4b", link=str(path), count=2),
+        FleetConfig(profile="raspberry-pi-5", link=str(path)),
+        FleetConfig(profile="raspberry-pi-4b", link="gigabit-ethernet"),
+    )
+    words = unmet(plan_fleet(Experiment(name="moving", fleet=fleet), {}), "process")
+    assert words is not None
+    assert words.startswith("3 of 4 devices ask for what the process backend does not emulate")
+    assert words.endswith("link.loss_ratio (raspberry-pi-4b and 1 more)")
+    assert "\n" not in words

@@ -1,0 +1,201 @@
+"""The TUI at a real terminal, over the process that it starts and the end of both."""
+
+import fcntl
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fairbed.coordinator.store import RunReader, StoreError
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+LIMIT_S = 60.0
+"""For what takes a second on a quiet machine."""
+
+SMALL = """
+name = "small"
+rounds = 100000
+[model]
+name = "softmax"
+[selection]
+per_round = 1
+[[fleet]]
+count = 2
+"""
+
+
+class Terminal:
+    """A command that believes it has a person in front of it."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fairbed.testbed.cli.main", *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            env={**os.environ, "TERM": "xterm-256color"},
+        )
+        os.close(slave)
+        self.text = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self._master, 1 << 16)
+            except OSError:  # the last one that held the other side is gone
+                return
+            self.text += data.decode(errors="replace")
+
+    def press(self, keys: str) -> None:
+        """Type."""
+        os.write(self._master, keys.encode())
+
+    def finish(self) -> int:
+        """Wait for the end; return the exit code."""
+        code = self.process.wait(LIMIT_S)
+        self._reader.join(LIMIT_S)
+        return code
+
+    def close(self) -> None:
+        """End it, however it is."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(LIMIT_S)
+        os.close(self._master)
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def start(*arguments: str) -> Terminal:
+        opened.append(Terminal(*arguments))
+        return opened[-1]
+
+    yield start
+    for terminal in opened:
+        terminal.close()
+
+
+def wait_until(holds: Callable[[], bool], what: str | Callable[[], str]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not holds():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {LIMIT_S:g} s for {what if isinstance(what, str) else what()}")
+        time.sleep(0.02)
+
+
+def status_of(folder: Path) -> str:
+    try:
+        with RunReader(folder) as reader:
+            return reader.run().status
+    except StoreError:
+        return "absent"
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder_and_tells_why(
+    experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
+) -> None:
+    out = tmp_path / "out"
+    terminal = start(
+        "run", str(experiment), "--out", str(out), "--set", 'data={dataset="mnist", folder="nil"}'
+    )
+    assert terminal.finish() == 2
+    assert "starting broker and devices" in terminal.text
+    assert terminal.text.splitlines()[-1].startswith("fairbed: ")
+    assert "nil" in terminal.text.splitlines()[-1]
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM])
+def test_a_run_ends_in_order_when_its_terminal_is_gone(
+    how: signal.Signals, experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
+) -> None:
+    out = tmp_path / "out"
+    terminal = start("run", str(experiment), "--out", str(out))
+    wait_until(lambda: "Fleet" in terminal.text, "the control room")
+    terminal.process.send_signal(how)
+    terminal.finish()
+    wait_until(lambda: status_of(out) == "stopped", "the end of the run")
+
+
+def test_a_run_that_is_left_running_goes_on_without_its_terminal(
+    experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
+) -> None:
+    out = tmp_path / "out"
+    terminal = start("run", str(experiment), "--out", str(out))
+    wait_until(lambda: "Fleet" in terminal.text, "the control room")
+    terminal.press("q")
+    wait_until(lambda: "belongs to this terminal" in terminal.text, "the question")
+    terminal.press("l")
+    assert terminal.finish() == 0
+    assert f"fairbed watch {out}" in terminal.text
+    assert status_of(out) in ("created", "running")
+    stop = [sys.executable, "-m", "fairbed.testbed.cli.main", "stop", str(out)]
+    assert subprocess.run(stop, capture_output=True, check=False, timeout=LIMIT_S).returncode == 0
+    assert status_of(out) == "stopped"
+
+
+def test_a_run_that_dies_while_it_starts_is_told_as_such(
+    experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
+) -> None:
+    out = tmp_path / "out"
+    terminal = start("run", str(experiment), "--out", str(out))
+    wait_until(lambda: "starting broker and devices" in terminal.text, "the first words")
+    wait_until(lambda: bool(psutil.Process(terminal.process.pid).children()), "the run")
+    psutil.Process(terminal.process.pid).children()[0].kill()
+    assert terminal.finish() == 1
+    assert "fairbed: the run ended with exit code -9 before it began" in terminal.text
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("moment_s", [0.0, 0.1, 0.2, 0.4, 1.5])
+def test_a_signal_while_the_control_room_opens_ends_it_and_the_run(
+    moment_s: float, experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
+) -> None:
+    out = tmp_path / "out"
+    terminal = start("run", str(experiment), "--out", str(out))
+    wait_until(lambda: status_of(out) in ("created", "running"), "the run")
+    time.sleep(moment_s)
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.finish() == 130
+    assert "Traceback" not in terminal.text
+    assert status_of(out) == "stopped"
+
+
+def test_ctrl_c_while_the_run_is_starting_leaves_no_folder(
+    experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
+) -> None:
+    out = tmp_path / "out"
+    terminal = start("run", str(experiment), "--out", str(out))
+    wait_until(lambda: "starting broker and devices" in terminal.text, "the first words")
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.finish() == 130
+    assert "Traceback" not in terminal.text
+    wait_until(
+        lambda: not out.exists() or status_of(out) == "stopped",
+        lambda: f"nothing half done, got {status_of(out)}, {[*out.iterdir()]}",
+    )

@@ -1,0 +1,85 @@
+"""Figures are the same bytes for the same data, and leave nothing behind in matplotlib."""
+
+import builtins
+import sys
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairbed.testbed.compare.figure_style import (
+    COLOURS,
+    FiguresMissingError,
+    band,
+    drawing,
+    files_of,
+    look,
+)
+
+needs_matplotlib = pytest.mark.skipif(
+    find_spec("matplotlib") is None, reason="the extra `figures` is not installed"
+)
+
+
+def draw(path: Path) -> list[bytes]:
+    x = np.linspace(0.0, 1.0, 20)
+    with drawing(path) as figure:
+        axes = figure.add_subplot()
+        band(axes, x, x - 0.1, x, x + 0.1, label="one", style=look(0))
+        axes.plot(x, x**2, marker="o", label="two")
+        axes.legend()
+    return [file.read_bytes() for file in files_of(path)]
+
+
+@needs_matplotlib
+def test_the_same_data_give_the_same_bytes(tmp_path: Path) -> None:
+    first, again = draw(tmp_path / "a" / "figure"), draw(tmp_path / "b" / "figure")
+    assert first == again
+    svg, png = first
+    assert b"<svg" in svg
+    assert b"<dc:date>" not in svg
+    assert png.startswith(b"\x89PNG")
+
+
+@needs_matplotlib
+def test_nobodys_settings_move_a_pixel_and_ours_do_not_stay(tmp_path: Path) -> None:
+    import matplotlib
+
+    plain = draw(tmp_path / "plain")
+    with matplotlib.rc_context({"lines.linewidth": 9.0, "font.size": 30.0}):
+        assert draw(tmp_path / "loud") == plain
+        assert matplotlib.rcParams["lines.linewidth"] == 9.0
+
+
+def test_a_name_with_points_keeps_them() -> None:
+    assert files_of(Path("a/V=0.5")) == [Path("a/V=0.5.svg"), Path("a/V=0.5.png")]
+
+
+def test_many_series_can_be_told_apart() -> None:
+    looks = [look(at) for at in range(len(COLOURS) * 4)]
+    assert len(set(looks)) == len(looks)
+    for one, other in pairwise(looks):
+        assert one.colour != other.colour
+        assert one.marker != other.marker
+        assert one.dash != other.dash
+
+
+def test_without_the_library_one_line_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def none_of_it(name: str, *rest: object, **more: object) -> object:
+        if name.partition(".")[0] == "matplotlib":
+            raise ModuleNotFoundError(name)
+        return real(name, *rest, **more)  # type: ignore[arg-type]  # as it was called
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", none_of_it)
+    wanted = pytest.raises(FiguresMissingError, match=r"pip install 'fairbed\[figures\]'")
+    with wanted, drawing(tmp_path / "figure"):
+        pass
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,51 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairbed.testbed.experiment.datasets.catalogue import describe_all, verify
+from tests.testbed.experiment.datasets.idx_files import write_folder
+
+
+def test_describes_every_data_set_by_trying(tmp_path: Path) -> None:
+    write_folder(tmp_path / "fashion-mnist")
+    found = {status.name: status for status in describe_all({"FAIRBED_DATA": str(tmp_path)})}
+    assert [name for name, status in found.items() if status.is_available] == [
+        "digits",
+        "synthetic",
+        "fashion-mnist",
+    ]
+    assert found["digits"].n == 1797
+    assert found["fashion-mnist"].n == 80
+    assert found["fashion-mnist"].where == str(tmp_path / "fashion-mnist")
+    assert found["mnist"].problem == f"mnist: folder must exist, got {tmp_path / 'mnist'}"
+    assert "set FAIRBED_DATA" in found["mnist"].what_to_do
+    assert found["cifar10"].problem == f"cifar10: folder must exist, got {tmp_path / 'cifar10'}"
+
+
+def test_without_the_variable_the_rest_is_still_described() -> None:
+    found = {status.name: status for status in describe_all({})}
+    assert found["digits"].is_available
+    assert not found["mnist"].is_available
+    assert found["mnist"].where == ""
+
+
+def test_verify_reads_everything(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "mnist")
+    assert verify("mnist", {"FAIRBED_DATA": str(tmp_path)}).origin == "unverified"
+    (folder / "t10k-labels-idx1-ubyte").write_bytes(b"")
+    status = verify("mnist", {}, folder=str(folder))
+    assert not status.is_available
+    assert "magic number must be 00000801, got nothing" in status.problem
+
+
+def test_verify_takes_a_file_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    np.savez(path, x=np.zeros((20, 2)), y=np.arange(20) % 2)
+    status = verify(str(path), {})
+    assert (status.is_available, status.n, status.where) == (True, 20, str(path))
+
+
+def test_verify_refuses_an_unknown_name() -> None:
+    with pytest.raises(ValueError, match=r"dataset must be a known name or end in .npz"):
+        verify("imagenet", {})

@@ -1,0 +1,58 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairbed.testbed.experiment.data import DataConfig
+from fairbed.testbed.experiment.datasets import load
+from fairbed.testbed.experiment.datasets.dataset import DataError
+from fairbed.testbed.experiment.datasets.digits import FILE, load_digits
+
+
+def test_digits_are_real_pixels_between_0_and_1() -> None:
+    data = load(DataConfig(), 0, {})
+    assert (data.x.shape, data.x.dtype.name) == ((1797, 1, 8, 8), "float32")
+    assert (data.x.min(), data.x.max()) == (0.0, 1.0)
+    assert (data.y.dtype.name, data.classes, data.origin) == ("int64", 10, "built-in")
+    # Facts of the set: the first three pictures show 0, 1, 2, and no class is rare.
+    assert data.y[:3].tolist() == [0, 1, 2]
+    assert np.bincount(data.y).min() == 174
+
+
+def test_digits_are_those_that_scikit_learn_reads() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    theirs = datasets.load_digits()
+    ours = load_digits()
+    assert np.array_equal(ours.x[:, 0], (theirs.images / 16.0).astype(np.float32))
+    assert np.array_equal(ours.y, theirs.target)
+
+
+def test_scikit_learn_is_not_imported_for_them() -> None:
+    code = "import sys\nfrom fairbed.testbed.experiment.datasets.digits import load_digits\nload_digits()\n"
+    code += "print(sorted({'sklearn', 'scipy'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_without_scikit_learn_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fairbed.testbed.experiment.datasets.digits.find_spec", lambda name: None)
+    with pytest.raises(DataError, match=r"^digits: scikit-learn must be installed, got none; inst"):
+        load_digits()
+
+
+@pytest.mark.parametrize("content", [None, b"\x1f\x8b\x08", b"0,1,2\n"])
+def test_a_file_that_is_missing_or_broken_is_one_line(
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sklearn" / FILE).parent.mkdir(parents=True)
+    (tmp_path / "sklearn" / "__init__.py").write_text("", encoding="utf-8")
+    if content is not None:
+        (tmp_path / "sklearn" / FILE).write_bytes(content)
+    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DataError, match=r"^digits: must be in .*digits\.csv\.gz, got .*; install"):
+        load_digits()

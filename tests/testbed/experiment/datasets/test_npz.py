@@ -1,0 +1,150 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairbed.testbed.experiment.data import DataConfig
+from fairbed.testbed.experiment.datasets import DataError, load
+from fairbed.testbed.experiment.datasets.npz import load_npz
+
+X = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
+Y = np.arange(40) % 4
+
+
+def saved(folder: Path, **arrays: Any) -> Path:
+    path = folder / "own.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("x", "dtype"),
+    [
+        (X, np.float32),
+        (X.astype(np.float64), np.float32),
+        (X.astype(np.float16), np.float32),
+        (np.arange(120, dtype=np.uint8).reshape(40, 3), np.uint8),
+        (np.arange(120, dtype=np.int32).reshape(40, 3), np.int64),
+        (np.arange(120, dtype=np.uint16).reshape(40, 3), np.int64),
+    ],
+)
+def test_takes_floats_pixels_and_tokens(tmp_path: Path, x: Any, dtype: Any) -> None:
+    data = load_npz(saved(tmp_path, x=x, y=Y.astype(np.uint8)))
+    assert (data.x.dtype, data.x_shape, data.n, data.classes) == (dtype, (3,), 40, 4)
+    np.testing.assert_array_equal(data.x, x.astype(dtype))
+    assert data.y.dtype == np.int64
+
+
+def test_pools_the_test_part(tmp_path: Path) -> None:
+    data = load_npz(saved(tmp_path, x=X[:30], y=Y[:30], x_test=X[30:], y_test=Y[30:]))
+    np.testing.assert_array_equal(data.x, X)
+    np.testing.assert_array_equal(data.y, Y)
+
+
+@pytest.mark.parametrize(
+    "device", [np.repeat([7, 3], 20), np.repeat(["tram", "bus"], 20), np.repeat([b"b", b"a"], 20)]
+)
+def test_users_are_numbered_in_order_of_their_names(tmp_path: Path, device: Any) -> None:
+    if device.dtype.kind == "S":
+        device = device.astype(str)
+    data = load_npz(saved(tmp_path, x=X, y=Y, device=device))
+    assert data.device_ids is not None
+    assert data.device_ids.tolist() == [1] * 20 + [0] * 20
+
+
+def test_users_have_a_test_part_too(tmp_path: Path) -> None:
+    arrays = {"x": X, "y": Y, "device": Y, "x_test": X, "y_test": Y}
+    data = load_npz(saved(tmp_path, **arrays, device_test=Y + 4))
+    assert data.device_ids is not None
+    assert data.device_ids.max() == 7
+    with pytest.raises(DataError, match=r"beside device, device_test"):
+        load_npz(saved(tmp_path, **arrays))
+
+
+def test_a_subsample_leaves_no_user_without_examples(tmp_path: Path) -> None:
+    path = saved(tmp_path, x=X, y=Y, device=np.arange(40))
+    data = load(DataConfig(dataset=str(path), max_examples=12), 0, {})
+    assert data.device_ids is not None
+    assert data.device_ids.tolist() == list(range(12))
+
+
+def test_the_folder_setting_is_where_a_relative_path_starts(tmp_path: Path) -> None:
+    saved(tmp_path, x=X, y=Y)
+    assert load(DataConfig(dataset="own.npz", folder=str(tmp_path)), 0, {}).n == 40
+
+
+NAN = X.copy()
+NAN[7, 1] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": X}, "must hold x and y, got x; add y"),
+        ({"a": X}, "unknown array 'a'; valid names are x, y, x_test, y_test, device"),
+        ({"x": X, "y": Y[:-1]}, "x and y must be as long, got 40 and 39"),
+        ({"x": X, "y": X}, "y must be integers, shape (n,), n >= 1, got float32 (40, 3)"),
+        ({"x": X, "y": Y.astype(float)}, "y must be integers"),
+        ({"x": X[:0], "y": Y[:0]}, "y must be integers, shape (n,), n >= 1, got int64 (0,)"),
+        ({"x": X, "y": Y - 1}, "y must be classes from 0 to at least 1"),
+        ({"x": X, "y": Y * 0}, "got 0 .. 0; number the classes from 0"),
+        ({"x": X, "y": Y.astype(np.uint64) + (1 << 62)}, "y must be classes from 0"),
+        ({"x": X, "y": np.array(3)}, "y must have one row per example, got a scalar"),
+        ({"x": X[:, 0], "y": Y}, "x must have shape (n, ...), none 0, got (40,)"),
+        ({"x": X[:, :0], "y": Y}, "x must have shape (n, ...), none 0, got (40, 0)"),
+        ({"x": NAN, "y": Y}, "x must be finite as float32, got a bad value in row 7"),
+        ({"x": X.astype(float) * 1e300, "y": Y}, "x must be finite as float32"),
+        ({"x": X.astype(complex), "y": Y}, "x must be float, uint8 or int, got complex128"),
+        ({"x": X.astype(str), "y": Y}, "x must be float, uint8 or int, got <U"),
+        ({"x": -np.ones((40, 3), int), "y": Y}, "integer x must be 0 .. 2147483647, got -1 .. -1"),
+        ({"x": X.astype(object), "y": Y}, "plain arrays, got: Object arrays cannot be loaded"),
+        ({"x": X, "y": Y, "x_test": X}, "a test part must hold x_test, y_test and"),
+        ({"x": X, "y": Y, "device_test": Y}, "a test part must hold"),
+        ({"x": X, "y": Y, "x_test": X[:, :2], "y_test": Y}, "x_test must look like x (float32"),
+        ({"x": X, "y": Y, "device": Y[:9]}, "device must be integers or strings, shape (40,)"),
+        ({"x": X, "y": Y, "device": X[:, 0]}, "device must be integers or strings"),
+    ],
+)
+def test_refuses_in_one_line(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    path = saved(tmp_path, **arrays)
+    with pytest.raises(DataError) as raised:
+        load_npz(path)
+    assert message in str(raised.value)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none.npz: file must exist, got none; check"):
+        load_npz(tmp_path / "none.npz")
+
+
+def test_a_folder_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").mkdir()
+    with pytest.raises(DataError, match=r"a.npz: must be readable, got: "):
+        load_npz(tmp_path / "a.npz")
+
+
+def test_a_single_array_is_one_line(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", X)
+    (tmp_path / "a.npy").rename(tmp_path / "a.npz")
+    with pytest.raises(DataError, match=r"must be an .npz archive, got one array; use np.savez"):
+        load_npz(tmp_path / "a.npz")
+
+
+@given(cut=st.integers(0, 2000), flips=st.lists(st.tuples(st.integers(0), st.integers(1, 255))))
+def test_damage_never_escapes_as_another_error(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, flips: list[tuple[int, int]]
+) -> None:
+    path = saved(tmp_path_factory.getbasetemp(), x=X, y=Y)
+    content = bytearray(path.read_bytes())
+    for place, mask in flips:
+        content[place % len(content)] ^= mask
+    path.write_bytes(content[: len(content) - cut])
+    try:
+        load_npz(path)
+    except DataError as exc:
+        assert "\n" not in str(exc)  # noqa: PT017  # damage may also go unnoticed

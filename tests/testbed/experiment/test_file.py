@@ -1,0 +1,181 @@
+"""An experiment file is read strictly, and what is wrong with it is one clear line."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairbed.testbed.experiment.explain import override
+from fairbed.testbed.experiment.file import (
+    Experiment,
+    ExperimentError,
+    load_experiment,
+    parse_experiment,
+)
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_is_valid(path: Path) -> None:
+    assert load_experiment(path).devices > 0
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_resolved_experiment_is_the_same_experiment(path: Path, tmp_path: Path) -> None:
+    experiment = load_experiment(path, ["selection.V=3", "seeds.data=5"])
+    copy = tmp_path / "experiment.toml"
+    copy.write_text(experiment.resolved_toml(), encoding="utf-8")
+    assert load_experiment(copy) == experiment
+    assert load_experiment(copy).hash() == experiment.hash()
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("selection.bta=0.2", "selection.bta: unknown key; did you mean 'beta'? valid here: V, "),
+        ("selection.policy=rbcsf", "selection.policy: must be one of 'fastest-known', 'fedcs'"),
+        ("selection.V=abc", "selection.V: must be a number, got 'abc'"),
+        ("selection.V=-1", "selection.V: must be a number >= 0, got -1"),
+        ("rounds=0", "rounds: must be a whole number >= 1, got 0"),
+        ("rounds=true", "rounds: must be a whole number, got True"),
+        ("fleet=3", "fleet: must be a list, got 3"),
+        ('data.partition={kind="dirichle"}', "data.partition.kind: must be one of 'iid', 'dirich"),
+        ('data.partition={kind="dirichlet", alfa=1}', "data.partition.alfa: unknown key; did you"),
+        (
+            'data={dataset="digits", folder="x"}',
+            "data: folder must not be set for dataset",
+        ),
+        (
+            "data.dataset=imagenet",
+            "data: dataset must be a known name or end in .npz",
+        ),
+        ("exchange.up=gzip", "exchange.up: must be one of 'float16', 'float32', 'int8', 'top-k'"),
+        ("exchange.down=top-k", "exchange.down: must be one of 'delta', 'float16', 'float32', "),
+        ("exchange.top_k=0", "exchange.top_k: must be a number > 0, got 0"),
+        ("exchange.topk=0.1", "exchange.topk: unknown key; did you mean 'top_k'?"),
+        ("selection.per_round=40", "selection.per_round must be at most the 12 devices"),
+        ("selection.alpha=[]", "selection.alpha: must be a number or a text"),
+        (
+            "emulation.host_core_speed=inf",
+            "emulation.host_core_speed: must be a finite number, got",
+        ),
+        ("training.learning_rate=nan", "training.learning_rate: must be a finite number, got nan"),
+        ("training.weight_decay=1e4", "training.weight_decay: must be a number <= 1000"),
+        ("round.deadline_s=1e9", "round.deadline_s: must be a number <= 1"),
+        (
+            "broker.url=localhost",
+            "broker.url: must begin with mqtt:// or mqtts://, got 'localhost'",
+        ),
+        ("broker.url=mqtt://", "broker.url: must name a host, got 'mqtt://'; write mqtt://host"),
+        (
+            "model.name=resnet",
+            "model.name: must be softmax, mlp, cnn or package.module:factory, got",
+        ),
+        ("nosuch.key=1", "nosuch: unknown key; valid here: aggregation, "),
+        ("name=../../etc", "name: must be a text that matches ^[a-zA-Z0-9]"),
+    ],
+)
+def test_a_wrong_key_type_or_value_is_one_line(setting: str, line: str) -> None:
+    path = Path(__file__).parents[3] / "examples" / "quickstart.toml"
+    with pytest.raises(ExperimentError) as caught:
+        load_experiment(path, [setting])
+    assert str(caught.value).startswith(f"{path}: {line}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_broken_toml_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match=r"nothing\.toml: there is no such file; see"):
+        load_experiment(tmp_path / "nothing.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("name = ", encoding="utf-8")
+    with pytest.raises(ExperimentError, match=r"broken\.toml: not valid TOML: "):
+        load_experiment(broken)
+    broken.write_bytes(b"\xff\xfe")
+    with pytest.raises(ExperimentError, match=r"broken\.toml: cannot be read: "):
+        load_experiment(broken)
+
+
+@pytest.mark.parametrize("setting", ["selection.V", "=3", "selection..V=1", "name.x=3"])
+def test_an_override_that_makes_no_sense_is_refused(setting: str) -> None:
+    with pytest.raises(ValueError, match=r"must look like selection\.V=50|is not a table"):
+        override({"name": "x"}, setting)
+
+
+def test_overrides_are_toml_or_plain_words() -> None:
+    raw: dict[str, object] = {}
+    for setting in ("a.b=1.5", "a.c=text", 'a.d=["x"]', "e=true"):
+        override(raw, setting)
+    assert raw == {"a": {"b": 1.5, "c": "text", "d": ["x"]}, "e": True}
+
+
+def test_an_override_of_tables_in_a_row_names_one_by_number() -> None:
+    raw: dict[str, object] = {"fleet": [{"count": 1}, {"count": 2}]}
+    override(raw, "fleet.1.count=7")
+    assert raw == {"fleet": [{"count": 1}, {"count": 7}]}
+    for wrong, message in (
+        ("fleet.2.count=7", "'2' must be a number below 2: which of the tables"),
+        ("fleet.count=7", "'count' must be a key of one of several tables"),
+        ("fleet.first.count=7", "'first' must be a number below 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            override(raw, wrong)
+
+
+def test_one_seed_serves_every_purpose_that_has_none_of_its_own() -> None:
+    experiment = parse_experiment({"name": "x", "seed": 4, "seeds": {"data": 9}}, "test")
+    assert (experiment.seed_for("data"), experiment.seed_for("init")) == (9, 4)
+
+
+def test_an_emulated_fleet_is_waited_for_whole() -> None:
+    experiment = parse_experiment({"name": "x", "fleet": [{"count": 7}]}, "test")
+    assert experiment.coordinator().round.min_devices == 7
+
+
+def test_devices_that_join_by_themselves_need_not_be_as_many_as_the_fleet() -> None:
+    experiment = parse_experiment({"name": "x", "fleet": [{"count": 7}]}, "test")
+    assert experiment.coordinator(starts_fleet=False).round.min_devices == 1
+    experiment = parse_experiment(
+        {"name": "x", "fleet": [{"count": 7}], "round": {"min_devices": 3}}, "test"
+    )
+    assert experiment.coordinator(starts_fleet=False).round.min_devices == 3
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+
+
+@given(
+    section=st.sampled_from(Experiment.__struct_fields__),
+    value=json_values | st.dictionaries(st.sampled_from(["V", "kind", "dataset"]), json_values),
+)
+def test_whatever_stands_in_a_section_it_decodes_or_is_one_line(
+    section: str, value: object
+) -> None:
+    line = "file.toml: fine"
+    try:
+        parse_experiment({"name": "x"} | {section: value}, "file.toml")
+    except ExperimentError as exc:
+        line = str(exc)
+    assert line.startswith("file.toml: ")
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("settings", "trains"),
+    [
+        ([], False),
+        (["data.dataset=digits"], True),
+        (["data.dataset=digits", "replay.training=false"], False),
+        (["replay.training=true"], True),
+    ],
+)
+def test_a_linear_world_trains_only_if_it_is_given_data(settings: list[str], trains: bool) -> None:
+    paper = next(path for path in EXAMPLES if path.stem == "rbcs-f-paper")
+    assert load_experiment(paper, settings).trains_in_replay is trains
+    quickstart = next(path for path in EXAMPLES if path.stem == "quickstart")
+    assert load_experiment(quickstart).trains_in_replay

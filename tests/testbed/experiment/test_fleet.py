@@ -1,0 +1,354 @@
+"""A fleet is planned as its file says, and let into this machine only if it fits."""
+
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from fairbed import profiles
+from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
+from fairbed.profiles import UnknownProfile
+from fairbed.profiles.errors import TraceError
+from fairbed.profiles.series import Series
+from fairbed.testbed.cli.preflight import admit, demand_of
+from fairbed.testbed.experiment.file import (
+    EmulationConfig,
+    Experiment,
+    ExperimentError,
+    FleetConfig,
+    SeedsConfig,
+    parse_experiment,
+)
+from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
+
+FLEET = (
+    FleetConfig(profile="raspberry-pi-zero-2w", count=2),  # 0.214 cores of the reference each
+    FleetConfig(profile="raspberry-pi-4b"),  # 0.425
+)
+
+
+def experiment(
+    per_round: int = 2, fleet: tuple[FleetConfig, ...] = FLEET, **emulation: object
+) -> Experiment:
+    return Experiment(
+        name="fleet",
+        fleet=fleet,
+        emulation=EmulationConfig(**emulation),  # type: ignore[arg-type]  # keys of the test
+        selection=SelectionConfig(per_round=per_round, beta=0.0),
+    )
+
+
+def admitted(plan: Experiment, cores: float, earlier: float | None = None) -> float:
+    return admit(plan, plan_fleet(plan, {}), cores, earlier)
+
+
+@pytest.mark.parametrize(
+    ("per_round", "host_core_speed", "cores"),
+    [(1, 1.0, 0.425), (2, 1.0, 0.639), (3, 1.0, 0.853), (2, 2.0, 0.3195)],
+)
+def test_the_fastest_of_one_round_are_what_a_fleet_wants(
+    per_round: int, host_core_speed: float, cores: float
+) -> None:
+    plan = experiment(per_round, host_core_speed=host_core_speed)
+    assert demand_of(plan, plan_fleet(plan, {})).together == pytest.approx(cores)
+
+
+def late(per_round: int, max_staleness: int, **emulation: object) -> Experiment:
+    """A dozen equal devices, of whom late ones go on."""
+    settings = RoundConfig(late="merge", max_staleness=max_staleness)
+    fleet = (FleetConfig(profile="raspberry-pi-4b", count=12),)
+    return structs.replace(experiment(per_round, fleet, **emulation), round=settings)
+
+
+@pytest.mark.parametrize(
+    ("per_round", "max_staleness", "devices"), [(2, 1, 4), (2, 3, 8), (3, 3, 12), (4, 5, 12)]
+)
+def test_late_devices_that_go_on_are_at_work_beside_the_next_rounds(
+    per_round: int, max_staleness: int, devices: int
+) -> None:
+    plan = late(per_round, max_staleness)
+    assert demand_of(plan, plan_fleet(plan, {})).together == pytest.approx(0.425 * devices)
+
+
+@pytest.mark.parametrize(
+    ("variant", "candidates", "devices"),
+    [("rpow-d", 9, 2), ("pow-d", None, 4), ("pow-d", 9, 9), ("cpow-d", 1, 2)],
+)
+def test_candidates_that_answer_are_at_work_at_the_same_time(
+    variant: str, candidates: int | None, devices: int
+) -> None:
+    selection = SelectionConfig(
+        policy="power-of-choice",
+        per_round=2,
+        variant=variant,  # type: ignore[arg-type]  # one of its literals
+        candidates=candidates,
+    )
+    plan = structs.replace(late(2, 1), round=RoundConfig(), selection=selection)
+    assert demand_of(plan, plan_fleet(plan, {})).together == pytest.approx(0.425 * devices)
+
+
+def test_a_fleet_that_has_no_room_for_its_late_devices_is_refused() -> None:
+    with pytest.raises(
+        ExperimentError,
+        match=r"of one round and of 3 before it, which may be late and go on, want 3\.40 cores .*: "
+        r"choose fewer devices per round, or a smaller round\.max_staleness; use 3,",
+    ):
+        admitted(late(2, 3), cores=2)
+    assert admitted(late(2, 3, dilation=3.0), cores=2) == 3.0
+    assert admitted(late(2, 3), cores=5) == 1.0
+
+
+def test_devices_that_are_not_throttled_want_nothing() -> None:
+    plan = experiment(7, (*FLEET, FleetConfig(count=5)))
+    assert demand_of(plan, plan_fleet(plan, {})).together == pytest.approx(0.853)
+    assert admitted(plan, cores=2) == 1.0
+
+
+def test_a_fleet_that_does_not_fit_is_refused_with_the_dilation_that_would() -> None:
+    plan = experiment(3, host_core_speed=0.1)
+    with pytest.raises(ExperimentError, match=r"want 8\.53 cores at once, and this machine has 2,"):
+        admitted(plan, cores=2)
+    with pytest.raises(ExperimentError, match='fewer devices per round; use 6, or "auto"'):
+        admitted(plan, cores=2)
+    assert admitted(experiment(3, host_core_speed=0.1, dilation=6.0), cores=2) == 6.0
+
+
+def test_a_device_faster_than_a_core_is_refused_by_its_thread() -> None:
+    plan = experiment(1, host_core_speed=0.3)
+    with pytest.raises(ExperimentError, match=r"one thread .* as fast as 1\.42 cores"):
+        admitted(plan, cores=64)
+
+
+def test_auto_takes_the_least_that_fits_and_nothing_when_it_fits() -> None:
+    plan = experiment(3, host_core_speed=0.1, dilation="auto")
+    assert admitted(plan, cores=2) == 6.0
+    assert admitted(plan, cores=64) == 5.0, "one thread is as fast as 4.25 cores"
+    assert admitted(experiment(3, dilation="auto"), cores=2) == 1.0
+
+
+def test_a_run_that_goes_on_keeps_its_dilation_while_that_is_enough() -> None:
+    plan = experiment(3, host_core_speed=0.1, dilation="auto")
+    assert admitted(plan, cores=64, earlier=6.0) == 6.0
+    assert admitted(plan, cores=1, earlier=6.0) > 6.0
+
+
+def test_time_cannot_run_slower_for_a_device_that_is_not_throttled() -> None:
+    plan = experiment(1, (FleetConfig(name="pc"), *FLEET), dilation=2.0)
+    with pytest.raises(ExperimentError, match="give pc-1 a profile"):
+        admitted(plan, cores=2)
+
+
+def test_a_dilated_device_is_slower_by_that_and_its_truth_is_not() -> None:
+    (device, *_) = plan_fleet(experiment(), {})
+    slow = device.dilated(4.0)
+    before, after = device.spec, slow.spec
+    assert before.device is not None
+    assert after.device is not None
+    assert before.shape is not None
+    assert after.shape is not None
+    assert after.device.speed_ratio == before.device.speed_ratio / 4
+    rates = before.device.storage_read_bytes_per_s, after.device.storage_read_bytes_per_s
+    assert rates[0] == 4 * rates[1]
+    assert (before.shape.down_bps or 0) == 4 * (after.shape.down_bps or 1)
+    assert after.shape.delay_s == 4 * before.shape.delay_s
+    assert slow.truth() == device.truth()
+
+
+def test_a_sampled_fleet_is_the_same_for_the_same_seed_and_another_for_another() -> None:
+    fleet = (FleetConfig(sample="phones-2025", count=6),)
+    one, again = (plan_fleet(Experiment(name="fleet", seed=3, fleet=fleet), {}) for _ in range(2))
+    other = plan_fleet(Experiment(name="fleet", seed=4, fleet=fleet), {})
+    assert [d.truth() for d in one] == [d.truth() for d in again]
+    assert [d.truth().cpu_speed for d in one] != [d.truth().cpu_speed for d in other]
+    assert [d.tracks for d in one] == [d.tracks for d in again]
+    assert len({d.truth().cpu_speed for d in one}) == 6
+
+
+def test_the_seed_of_the_fleet_alone_changes_the_devices() -> None:
+    fleet = (FleetConfig(sample="phones-2025", count=4),)
+    first = Experiment(name="fleet", fleet=fleet)
+    second = Experiment(name="fleet", fleet=fleet, seeds=SeedsConfig(traces=9))
+    third = Experiment(name="fleet", fleet=fleet, seeds=SeedsConfig(fleet=9))
+    speeds = [[d.truth().cpu_speed for d in plan_fleet(e, {})] for e in (first, second, third)]
+    assert speeds[0] == speeds[1] != speeds[2]
+
+
+def test_sampled_devices_are_named_and_told_of() -> None:
+    fleet = (FleetConfig(sample="phones-2025", count=4), FleetConfig(sample="phones-2025"))
+    devices = plan_fleet(Experiment(name="fleet", fleet=fleet), {})
+    assert [d.spec.name for d in devices] == [f"phones-2025-{i}" for i in (1, 2, 3, 4, 5)]
+    truth = devices[0].truth()
+    assert truth.profile == "phones-2025"
+    assert truth.down_bps == devices[0].link.down_bps if devices[0].link else False
+    assert "of phones-2025: download rates" in truth.details
+
+
+def test_a_sampled_device_may_have_another_link_and_be_always_there() -> None:
+    group = FleetConfig(sample="phones-2025", count=4, link="lte-m", always_available=True)
+    for device in plan_fleet(Experiment(name="fleet", fleet=(group,)), {}):
+        assert device.spec.shape is not None
+        assert device.spec.shape.up_bps == 0.3e6
+        assert device.tracks.available == Series.constant(1.0)
+
+
+def test_a_profile_and_a_population_exclude_each_other() -> None:
+    raw = {"name": "x", "fleet": [{"profile": "n100", "sample": "phones-2025", "count": 4}]}
+    with pytest.raises(ExperimentError) as caught:
+        parse_experiment(raw, "x.toml")
+    assert str(caught.value) == (
+        "x.toml: fleet[0]: profile and sample exclude each other, got 'n100' and 'phones-2025'; "
+        "leave one out"
+    )
+
+
+def test_an_unknown_population_says_which_are_near() -> None:
+    fleet = (FleetConfig(sample="phone-2025", count=4),)
+    with pytest.raises(UnknownProfile, match=r"^phone-2025: no such population; near are phones-"):
+        plan_fleet(Experiment(name="fleet", fleet=fleet), {})
+
+
+def test_devices_on_one_trace_are_at_moments_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "walk.toml"
+    (tmp_path / "walk.csv").write_text("t_s,mbps\n0,1\n1,2\n2,3\n3,4\n4,5\n", encoding="utf-8")
+    number = '_bps = { value = 3e6, trace = "walk.csv", tag = "measured", source = "made up" }\n'
+    path.write_text(
+        'title = "A walk"\nlicence = "made up"\n[link]\n'
+        f"down{number}up{number}"
+        'delay_s = { value = 0.01, tag = "measured", source = "made up" }\n',
+        encoding="utf-8",
+    )
+    fleet = (FleetConfig(profile="n100", link=str(path), count=4),)
+    devices = plan_fleet(Experiment(name="fleet", fleet=fleet), {})
+    links = [device.tracks.link for device in devices if device.tracks.link is not None]
+    assert len({link.down_bps for link in links}) == 4
+    assert all(link.down_bps == link.up_bps for link in links)
+    assert all(link.down_bps.mean == pytest.approx(3e6) for link in links)
+
+
+TRACE = "# period_s = 4\nt_s,down_mbps,up_mbps\n0,8,2\n1,0,0\n2,4,1\n"
+
+
+def planned(*groups: FleetConfig, **emulation: object) -> list[PlannedDevice]:
+    return plan_fleet(experiment(1, groups, **emulation), {})
+
+
+def test_a_trace_gives_a_link_its_rates_and_leaves_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "moving.csv"
+    path.write_text(TRACE, encoding="utf-8")
+    group = FleetConfig(profile="raspberry-pi-4b", link="wifi-board", trace=str(path), count=3)
+    devices = planned(group)
+    starts = set()
+    for device in devices:
+        assert device.spec.is_driven
+        assert device.tracks.link is not None
+        assert device.tracks.link.down_bps.mean == pytest.approx(4e6)
+        assert device.tracks.link.up_bps.mean == pytest.approx(1e6)
+        assert device.link is not None
+        assert device.link.delay_s == 0.0025  # of the WiFi
+        first = device.timeline.conditions(0.0)
+        starts.add(device.timeline.next_change(0.0))
+        assert first.outage in (None, "coverage")
+    assert len(starts) == 3  # they do not march in step
+
+
+def test_a_trace_without_a_link_has_no_delay(tmp_path: Path) -> None:
+    path = tmp_path / "moving.csv"
+    path.write_text(TRACE, encoding="utf-8")
+    (device,) = planned(FleetConfig(trace=str(path)))
+    assert device.spec.is_driven
+    assert device.spec.shape is not None
+    assert device.spec.shape.delay_s == 0.0
+    assert device.timeline.conditions(0.0).speed_ratio is None
+
+
+def test_a_trace_that_carries_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "silent.csv"
+    path.write_text("t_s,mbps\n0,0\n1,0\n", encoding="utf-8")
+    with pytest.raises(TraceError, match=r"silent\.csv: down_bps must be above 0 somewhere, got"):
+        planned(FleetConfig(trace=str(path)))
+
+
+def test_a_trace_that_is_not_there_is_refused() -> None:
+    with pytest.raises(TraceError, match=r"^nowhere\.csv: "):
+        planned(FleetConfig(trace="nowhere.csv"))
+
+
+def test_devices_whose_numbers_stand_still_are_not_driven() -> None:
+    assert not any(
+        device.spec.is_driven
+        for device in planned(
+            FleetConfig(profile="raspberry-pi-4b", link="gigabit-ethernet"), FleetConfig()
+        )
+        if device.tracks.thermal is None
+    )
+
+
+def test_a_device_that_heats_up_is_driven() -> None:
+    kinds = [name for name in profiles.names() if profiles.load(name).thermal is not None]
+    (device,) = planned(FleetConfig(profile=kinds[0], link="gigabit-ethernet"))
+    assert device.spec.is_driven
+    assert device.course(0.0).asks_load(0.0)
+
+
+def test_dilation_and_a_backend_without_loss_leave_what_is_meant(tmp_path: Path) -> None:
+    link = """
+title = "A link that loses"
+licence = "made up for this test"
+[link]
+down_bps = { value = 2e6, tag = "measured", source = "made up" }
+up_bps = { value = 1e6, tag = "measured", source = "made up" }
+delay_s = { value = 0.02, tag = "measured", source = "made up" }
+loss_ratio = { value = 0.01, tag = "measured", source = "made up" }
+"""
+    path = tmp_path / "lossy.toml"
+    path.write_text(link, encoding="utf-8")
+    (device,) = planned(FleetConfig(profile="raspberry-pi-4b", link=str(path)))
+    shape = device.timeline.conditions(1.0).shape
+    assert shape is not None
+    assert shape.loss_ratio == 0.01
+    clean = device.without_loss().dilated(4.0)
+    shape = clean.timeline.conditions(1.0).shape
+    assert shape is not None
+    assert (shape.loss_ratio, shape.down_bps) == (0.0, 2e6)
+    assert clean.spec.shape is not None
+    assert (clean.spec.shape.loss_ratio, clean.spec.shape.down_bps) == (0.0, 5e5)
+    assert clean.truth() == device.truth()
+
+
+def test_an_outage_of_a_group_comes_at_its_time_by_the_clock_of_the_run() -> None:
+    plan = parse_experiment(
+        {
+            "name": "holes",
+            "fleet": [
+                {
+                    "profile": "raspberry-pi-4b",
+                    "link": "gigabit-ethernet",
+                    "count": 4,
+                    "outage": [{"start_s": 10, "lasts_s": 5, "kind": "frozen"}],
+                }
+            ],
+        },
+        "holes.toml",
+    )
+    for device in plan_fleet(plan, {}):
+        assert device.spec.is_driven
+        moments = (9.9, 10.0, 14.9, 15.0)
+        outages = [device.timeline.conditions(t).outage for t in moments]
+        assert outages == [None, "frozen", "frozen", None]
+
+
+@pytest.mark.parametrize(
+    ("outage", "complaint"),
+    [
+        ({"start_s": -1, "lasts_s": 5}, r"fleet\[0\]\.outage\[0\]\.start_s: "),
+        ({"start_s": 1, "lasts_s": 0}, r"fleet\[0\]\.outage\[0\]\.lasts_s: "),
+        (
+            {"start_s": 1, "lasts_s": 1, "kind": "rain"},
+            r"fleet\[0\]\.outage\[0\]\.kind: .*coverage",
+        ),
+    ],
+)
+def test_a_bad_outage_is_one_line(outage: dict[str, object], complaint: str) -> None:
+    raw = {"name": "holes", "fleet": [{"outage": [outage]}]}
+    with pytest.raises(ExperimentError, match=complaint):
+        parse_experiment(raw, "holes.toml")

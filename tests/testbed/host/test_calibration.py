@@ -1,0 +1,73 @@
+"""What steps cost here is measured once a run, by the agent's own training loop."""
+
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from fairbed.coordinator.policy.config import ExchangeConfig, TrainingConfig
+from fairbed.coordinator.task.catalogue import read_shipped
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.emulation.work import WorkCosts
+from fairbed.testbed.host import calibration
+from fairbed.testbed.host import calibration as codec_work
+from fairbed.testbed.host.calibration import Probe, measure, work_costs
+
+
+def probe(task: str, **training: object) -> Probe:
+    hyperparameters = TrainingConfig(**training).hyperparameters(1)  # type: ignore[arg-type]
+    return Probe(artifact=read_shipped(task), hyperparameters=hyperparameters)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "MEASURE_S", 0.05)
+    monkeypatch.setattr(codec_work, "REPEATS", 3)
+
+
+@pytest.mark.alone
+def test_more_examples_cost_more() -> None:
+    costs = measure(probe("cnn-1x8x8-10", batch_size=32))
+    for cost in (costs.train, costs.evaluate):
+        assert cost.seconds(256) > 2.0 * cost.seconds(32) > 0.0
+    assert costs.train.seconds(64) > costs.evaluate.seconds(64)
+
+
+@pytest.mark.parametrize("batch_size", [1, 1 << 20])
+def test_any_batch_size_can_be_measured(batch_size: int) -> None:
+    costs = measure(probe("softmax-64-10", batch_size=batch_size, learning_rate=1e6, max_steps=1))
+    assert costs.train.seconds(batch_size) > 0.0
+
+
+@pytest.mark.parametrize(
+    ("up", "down"),
+    [("float32", "float32"), ("float16", "float16"), ("int8", "int8"), ("top-k", "delta")],
+)
+def test_codecs_are_measured_where_somebody_asks(up: str, down: str) -> None:
+    exchange = ExchangeConfig(up=up, down=down)  # type: ignore[arg-type]  # each is one
+    asked = msgspec.structs.replace(probe("mlp-784-318-10", batch_size=8), exchange=exchange)
+    costs = measure(asked)
+    assert (costs.decode_s > 0.0) == (down != "float32"), "what comes whole is not unpacked"
+    assert costs.encode_s > 0.0
+    if up == "int8":
+        assert costs.encode_s > 2e-4, "a quarter of a million values are not rounded in less"
+    plain = measure(probe("softmax-64-10", batch_size=8))
+    assert (plain.decode_s, plain.encode_s) == (0.0, 0.0)
+    assert b"code_s" not in msgspec.json.encode(plain), "work.json is what it was"
+
+
+def test_a_resumed_run_keeps_its_costs(tmp_path: Path) -> None:
+    asked = probe("softmax-64-10", batch_size=8, momentum=0.9, proximal=0.1, clip_norm=1.0)
+    first = anyio.run(work_costs, tmp_path, asked)
+    kept = (tmp_path / "work.json").read_bytes()
+    assert msgspec.json.decode(kept, type=WorkCosts) == first
+    assert anyio.run(work_costs, tmp_path, asked) == first
+    (tmp_path / "work.json").write_bytes(b"{")  # cut short by a crash
+    assert anyio.run(work_costs, tmp_path, asked).train.seconds(8) > 0.0
+
+
+def test_what_cannot_be_measured_is_said_in_one_line(tmp_path: Path) -> None:
+    broken = msgspec.structs.replace(probe("softmax-64-10"), artifact=b"no task")
+    with pytest.raises(BackendError, match=r"^calibration: a step of training .* it said: .+"):
+        anyio.run(work_costs, tmp_path, broken)

@@ -1,0 +1,104 @@
+"""How busy this machine is while it emulates: waits are counted for whoever is emulated."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairbed.testbed.host.contention import (
+    KEEP_S,
+    SHORT_S,
+    FleetWatch,
+    PathWatch,
+    Waits,
+    run_delay_s,
+)
+
+HAS_DELAYS = Path("/proc/self/schedstat").exists()
+
+SPIN = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+
+
+def test_a_device_that_is_not_emulated_suffers_nothing() -> None:
+    watch = FleetWatch(["a"], lambda name: 1.0, lambda: [])
+    assert watch.waiting("b") is None
+    assert watch.waiting("a") is not None
+
+
+def test_waits_are_counted_in_seconds_of_the_fleet() -> None:
+    waiting = FleetWatch(["a"], lambda name: 3.0, lambda: [], dilation=2.0).waiting("a")
+    assert waiting is not None
+    assert (waiting.device_s, waiting.path_s) == (1.5, 0.0)
+
+
+def test_a_device_that_cannot_tell_was_not_kept_waiting() -> None:
+    waiting = FleetWatch(["a"], lambda name: None, lambda: []).waiting("a")
+    assert waiting is not None
+    assert waiting.device_s == 0.0
+
+
+def test_a_whole_cohort_costs_one_look_at_the_processes() -> None:
+    looks, now = [], [0.0]
+
+    def path() -> list[int]:
+        looks.append(now[0])
+        return []
+
+    watch = FleetWatch(["a"], lambda name: 0.0, path, now=lambda: now[0])
+    for _ in range(20):
+        watch.waiting("a")
+    now[0] += KEEP_S
+    watch.waiting("a")
+    assert looks == [0.0, KEEP_S]
+
+
+def test_long_waits_add_up_and_those_of_waking_up_do_not() -> None:
+    told = {7: Waits(100.0, 1000), 8: Waits(5.0, 10)}
+    watch = PathWatch(lambda pid: told[pid])
+    watch.look([7, 8])
+    assert watch.seconds == 0.0  # before anybody looked
+    told[7] = Waits(100.0 + 3000 * SHORT_S, 4000)  # a relay at work, and nobody in its way
+    told[8] = Waits(5.0 + 0.3, 20)
+    watch.look([7, 8])
+    assert watch.seconds == pytest.approx(0.3, rel=1e-3)
+
+
+def test_a_process_that_takes_the_place_of_another_begins_anew() -> None:
+    told = {7: Waits(100.0, 1000), 8: Waits(1.0, 10)}
+    watch = PathWatch(lambda pid: told[pid])
+    watch.look([7])
+    watch.look([8])
+    told[8] = Waits(1.5, 10)
+    watch.look([8])
+    assert watch.seconds == pytest.approx(0.5)
+
+
+@pytest.mark.skipif(not HAS_DELAYS, reason="the kernel does not tell how long threads wait")
+def test_processes_that_share_a_core_keep_each_other_waiting() -> None:
+    core = {min(os.sched_getaffinity(0))}
+    crowd = [
+        subprocess.Popen(
+            [sys.executable, "-c", f"{SPIN}\nimport sys; print(flush=True); sys.stdin.read()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            preexec_fn=lambda: os.sched_setaffinity(0, core),
+        )
+        for _ in range(2)
+    ]
+    try:
+        for process in crowd:
+            assert process.stdout is not None
+            process.stdout.readline()
+        assert sum(run_delay_s(process.pid) for process in crowd) > 0.15
+    finally:
+        for process in crowd:
+            process.kill()
+            process.communicate()
+
+
+def test_a_process_that_is_gone_waits_for_nothing() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert run_delay_s(process.pid) == 0.0

@@ -1,0 +1,104 @@
+"""The speed of this machine is measured once, kept, and goes into the fleet as a number."""
+
+import argparse
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fairbed.testbed.cli.run import plan_run
+from fairbed.testbed.experiment.file import (
+    EmulationConfig,
+    Experiment,
+    FleetConfig,
+    parse_experiment,
+)
+from fairbed.testbed.experiment.fleet import plan_fleet
+from fairbed.testbed.host.speed import (
+    REFERENCE_STEP_S,
+    HostSpeed,
+    cache_path,
+    cpu_model,
+    host_speed,
+)
+
+EXPERIMENT = """
+name = "auto"
+rounds = 1
+[selection]
+per_round = 1
+beta = 0.0
+[emulation]
+host_core_speed = "auto"
+[[fleet]]
+profile = "raspberry-pi-4b"
+"""
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+def test_is_measured_once_and_then_read(environ: dict[str, str]) -> None:
+    first = host_speed(environ)
+    assert first.core_speed == pytest.approx(REFERENCE_STEP_S / first.step_s, rel=0.01)
+    assert 1e-5 < first.step_s < 10.0
+    path = cache_path(environ)
+    kept = msgspec.json.decode(path.read_bytes(), type=HostSpeed)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(kept, step_s=0.001)))
+    assert host_speed(environ).core_speed == REFERENCE_STEP_S / 0.001
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"step_s": 0}'])
+def test_a_damaged_cache_is_measured_again(content: bytes, environ: dict[str, str]) -> None:
+    path = cache_path(environ)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    assert host_speed(environ).step_s > 0.0
+    assert msgspec.json.decode(path.read_bytes(), type=HostSpeed).step_s > 0.0
+
+
+def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert host_speed({"XDG_CACHE_HOME": str(tmp_path / "file")}).step_s > 0.0
+
+
+def test_the_cache_is_of_this_processor_and_lies_in_the_users_folder() -> None:
+    assert cpu_model()
+    path = cache_path({"HOME": "/home/somebody"})
+    assert path.parent == Path("/home/somebody/.cache/fairbed")
+
+
+def test_auto_becomes_a_number_that_the_run_keeps(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", environ["XDG_CACHE_HOME"])
+    path = tmp_path / "auto.toml"
+    path.write_text(EXPERIMENT, encoding="utf-8")
+    options = argparse.Namespace(
+        command="run", experiment=path, out=tmp_path / "out", set=[], seed=None
+    )
+    planned = plan_run(options).experiment
+    assert planned.emulation.host_core_speed == host_speed(os.environ).core_speed
+    again = parse_experiment(msgspec.toml.decode(planned.resolved_toml()), "again")
+    assert again.hash() == planned.hash()
+
+
+def test_a_fleet_is_not_planned_for_a_machine_of_unknown_speed() -> None:
+    plan = Experiment(
+        name="auto",
+        fleet=(FleetConfig(profile="n100", count=4),),
+        emulation=EmulationConfig(host_core_speed="auto"),
+    )
+    with pytest.raises(ValueError, match="must be a number when a fleet is planned, got auto"):
+        plan_fleet(plan, {})
+
+
+def test_another_word_than_auto_is_refused() -> None:
+    raw = {"name": "x", "emulation": {"host_core_speed": "fast"}}
+    with pytest.raises(Exception, match=r"emulation\.host_core_speed: must be") as caught:
+        parse_experiment(raw, "x.toml")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,143 @@
+"""From findings to the files of a profile."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fairbed import profiles
+from fairbed.profiles import Profile
+from fairbed.profiles.series import Series
+from fairbed.profiles.traces import TraceReader
+from fairbed.testbed.recording.analysis.compose import (
+    Identity,
+    NotEnough,
+    Recorded,
+    compose,
+    trace_name,
+)
+from fairbed.testbed.recording.analysis.findings import Finding, Findings
+
+WHO = Identity("pi-7", 'A "Pi" \\ with ü', "board", "recorded on a bench")
+
+
+def _findings() -> Findings:
+    found = Findings()
+    for key, value in (
+        ("cores", 4.0),
+        ("core_speed", 0.123456789),
+        ("memory_bytes", 4.0 * 2**30),
+        ("storage_read_bytes_per_s", 43.7e6),
+        ("background_load", 0.05),
+        ("engine_threads", 1.0),
+        ("link.down_bps", 16e6),
+        ("link.up_bps", 8e6),
+        ("link.delay_s", 0.02),
+    ):
+        found.add(key, value, f"how {key} was found")
+    return found
+
+
+def _written(folder: Path, recorded: Recorded) -> Profile:
+    path = folder / f"{WHO.name}.toml"
+    path.write_text(recorded.profile, encoding="utf-8")
+    if recorded.trace is not None:
+        (folder / trace_name(WHO.name)).write_text(recorded.trace, encoding="utf-8")
+    assert profiles.check(path, {}) == []
+    return profiles.load(path)
+
+
+def test_every_number_says_that_it_was_measured_how_and_on_what(tmp_path: Path) -> None:
+    profile = _written(tmp_path, compose(WHO, _findings(), None))
+    assert profile.title == WHO.title
+    assert (profile.cores, profile.memory_bytes, profile.core_speed) == (4, 4 << 30, 0.123457)
+    for number in (profile.core_count, profile.one_core, profile.link.down, profile.storage_read):
+        assert number.tag == "measured"
+        assert number.source.startswith("how ")
+        assert number.source.endswith("; recorded on a bench")
+
+
+def test_what_moves_has_one_trace_beside_the_profile(tmp_path: Path) -> None:
+    found = _findings()
+    down = Series((0.0, 10.0, 25.0), (16e6, 0.0, 4e6), 60.0)
+    there = Series((0.0, 30.0), (1.0, 0.0), 60.0)
+    found.found["link.down_bps"] = Finding(down.mean, "many", down)
+    found.found["availability.available"] = Finding(there.mean, "heard", there)
+    profile = _written(tmp_path, compose(WHO, found, None))
+    assert profile.availability is not None
+    read = TraceReader({})
+    for number, column, wanted in (
+        (profile.link.down, "down_bps", down),
+        (profile.availability.share, "available", there),
+    ):
+        assert number.trace == str(tmp_path / "pi-7.csv")
+        again = read(number.trace, column)
+        assert again.period_s == 60.0
+        for t in (0.0, 9.0, 11.0, 26.0, 31.0, 59.0):
+            assert again.at(t) == wanted.at(t)
+
+
+def test_what_was_not_measured_comes_from_the_profile_that_was_named(tmp_path: Path) -> None:
+    found = _findings()
+    del found.found["storage_read_bytes_per_s"], found.found["link.up_bps"]
+    base = profiles.load("raspberry-pi-4b")
+    profile = _written(tmp_path, compose(WHO, found, base))
+    assert profile.storage_read.value == base.storage_read.value
+    assert profile.storage_read.source == f"raspberry-pi-4b: {base.storage_read.source}"
+    assert profile.link.up.tag == base.link.up.tag
+    assert profile.link.down_bps == 16e6
+    assert profile.energy is not None
+    assert base.energy is not None
+    assert profile.energy.idle_w is not None
+    assert base.energy.idle_w is not None
+    assert profile.energy.idle_w.value == base.energy.idle_w.value
+
+
+def test_without_such_a_profile_the_line_says_why_and_what_to_do() -> None:
+    found = _findings()
+    del found.found["link.up_bps"]
+    found.missing["link.up_bps"] = "needs 3 updates, got 1"
+    with pytest.raises(NotEnough, match=r"pi-7: link.up_bps must .* got 1\); add --like PROFILE"):
+        compose(WHO, found, None)
+
+
+def test_what_was_looked_at_and_not_found_is_not_taken_from_others(tmp_path: Path) -> None:
+    base = profiles.load("raspberry-pi-3b")
+    assert base.thermal is not None
+    assert _written(tmp_path, compose(WHO, _findings(), base)).thermal is not None
+    found = _findings()
+    found.settled.add("thermal")
+    assert _written(tmp_path, compose(WHO, found, base)).thermal is None
+
+
+def test_a_section_is_of_one_hand(tmp_path: Path) -> None:
+    found = _findings()
+    for key, value in (("sustained_clock_ratio", 0.5), ("onset_s", 9.0), ("time_constant_s", 7.0)):
+        found.add(f"thermal.{key}", value, "seen")
+    profile = _written(tmp_path, compose(WHO, found, profiles.load("raspberry-pi-3b")))
+    assert profile.thermal is not None
+    assert profile.thermal.onset_s == 9.0
+    assert profile.thermal.limit_celsius is None, "the base has one"
+
+
+@pytest.mark.parametrize("name", profiles.names())
+def test_any_profile_can_give_what_was_not_measured(name: str, tmp_path: Path) -> None:
+    base = profiles.load(name)
+    profile = _written(tmp_path, compose(WHO, Findings(), base))
+    assert profile.core_speed == base.core_speed
+    assert profile.link.down.spread == base.link.down.spread
+    assert profile.link.down.trace == base.link.down.trace
+
+
+def test_remarks_become_comments_of_one_line_each() -> None:
+    found = _findings()
+    found.remarks.append("two\nlines")
+    text = compose(replace(WHO, name="a"), found, None).profile
+    assert "# two lines\n" in text
+
+
+def test_an_impossible_number_is_one_line() -> None:
+    found = _findings()
+    found.add("core_speed", 5000.0, "a clock that stood still")
+    with pytest.raises(NotEnough, match=r"pi-7: what was measured is no profile: .*core_speed"):
+        compose(WHO, found, None)

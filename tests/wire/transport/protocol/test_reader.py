@@ -1,0 +1,100 @@
+"""Bytes to packets, wherever the network cuts them."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairbed.wire.errors import DecodeError
+from fairbed.wire.transport.protocol import packets
+from fairbed.wire.transport.protocol.packets import (
+    LARGE_BYTES,
+    READ_BYTES,
+    Inbound,
+    Publish,
+    Reader,
+)
+from tests.wire.transport.protocol.test_packets import INBOUND, MALFORMED
+
+SMALL = [(bytes.fromhex(text), packet) for text, packet in INBOUND.values()]
+
+
+def publish(n_bytes: int, fill: int = 7) -> tuple[bytes, Inbound]:
+    """Return a message of QoS 1 as it travels, and as it is read."""
+    body = bytes([fill]) * n_bytes
+    head = packets.publish_head("t", n_bytes, qos=1, packet_id=3)
+    return head + body, Publish("t", body, 1, False, 3)
+
+
+def feed(reader: Reader, data: bytes) -> list[Inbound]:
+    """Write bytes where the reader wants them, as the loop does, and return what is complete."""
+    got: list[Inbound] = []
+    while data:
+        space = reader.space()
+        assert len(space) > 0
+        part, data = data[: len(space)], data[len(space) :]
+        space[: len(part)] = part
+        got += reader.take(len(part))
+    return got
+
+
+@given(
+    st.lists(st.sampled_from([*SMALL, *map(publish, (0, 5_000, LARGE_BYTES, 9_000, 70_000))])),
+    st.lists(st.integers(1, 3 * READ_BYTES)),
+)
+def test_no_cut_changes_a_packet(stream: list[tuple[bytes, Inbound]], cuts: list[int]) -> None:
+    data = b"".join(raw for raw, _ in stream)
+    reader, got = Reader(), list[Inbound]()
+    for cut in cuts:
+        got += feed(reader, data[:cut])
+        data = data[cut:]
+    got += feed(reader, data)
+    assert got == [packet for _, packet in stream]
+
+
+def test_byte_by_byte_nothing_comes_before_its_end() -> None:
+    for raw, packet in [*SMALL, publish(LARGE_BYTES + 1)]:
+        reader = Reader()
+        for place in range(len(raw) - 1):
+            assert feed(reader, raw[place : place + 1]) == []
+        assert feed(reader, raw[-1:]) == [packet]
+
+
+def test_a_chunk_is_written_by_the_network_into_memory_of_its_own() -> None:
+    raw, packet = publish(500_000)
+    reader = Reader()
+    assert feed(reader, raw[:READ_BYTES]) == []
+    assert len(reader.space()) == len(raw) - READ_BYTES
+    (came,) = feed(reader, raw[READ_BYTES:])
+    assert came == packet
+    assert isinstance(came, Publish)
+    assert isinstance(came.payload, memoryview)
+    assert came.payload.readonly
+    (again,) = feed(reader, publish(500_000, fill=8)[0])
+    assert came == packet, "the next one has memory of its own"
+    assert again != packet
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_packet_is_refused_after_good_ones(name: str) -> None:
+    text, rule = MALFORMED[name]
+    with pytest.raises(DecodeError, match=rule):
+        feed(Reader(), b"".join(raw for raw, _ in SMALL) + bytes.fromhex(text))
+
+
+@pytest.mark.parametrize("tail", ["", "01"])
+def test_a_length_of_five_bytes_is_refused(tail: str) -> None:
+    with pytest.raises(DecodeError, match="a length must take at most 4 bytes"):
+        feed(Reader(), bytes.fromhex("30ffffffff" + tail))
+
+
+def test_a_wrong_packet_is_refused_before_its_body_comes() -> None:
+    with pytest.raises(DecodeError, match="type 9 must hold 3 to 1026"):
+        feed(Reader(), bytes.fromhex("90ffffff7f"))
+
+
+@given(st.binary(max_size=300))
+def test_garbage_is_read_or_refused_and_never_anything_else(data: bytes) -> None:
+    with suppress(DecodeError):
+        feed(Reader(), data)

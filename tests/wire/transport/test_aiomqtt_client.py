@@ -1,0 +1,312 @@
+"""The MQTT link against brokers that misbehave: each is a few scripted bytes on a socket.
+
+Each of our clients must come through, and say the same.
+"""
+
+import logging
+import os
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import cast, get_args
+
+import anyio
+import pytest
+from anyio.abc import SocketAttribute, SocketStream
+
+from fairbed.testbed.run.broker import start_broker
+from fairbed.wire.errors import Disconnected, Refused
+from fairbed.wire.transport.address import Client
+from fairbed.wire.transport.base import LinkDown, LinkUp, Packet
+from fairbed.wire.transport.client import MqttTransport, full_jitter
+from tests.brokers import BROKERS
+from tests.wire.transport.drivers import up
+
+pytestmark = pytest.mark.anyio
+
+GIVE_UP_S = 60.0
+
+ACCEPTED = bytes([0x20, 2, 0, 0])
+PROTOCOL, CLIENT_ID, UNAVAILABLE, PASSWORD, NOT_ALLOWED = (
+    bytes([0x20, 2, 0, code]) for code in range(1, 6)
+)
+SUBSCRIBED = bytes([0x90, 3, 0, 1, 0])
+NOT_SUBSCRIBED = bytes([0x90, 3, 0, 1, 0x80])
+
+Talk = Callable[[SocketStream], Awaitable[None]]
+
+
+@asynccontextmanager
+async def broker_that(client: Client, *talks: Talk) -> AsyncIterator[str]:
+    """Yield the URL of a broker that has one talk with each link that connects in turn."""
+    waiting = list(talks)
+
+    async def serve(client: SocketStream) -> None:
+        async with client:
+            await waiting.pop(0)(client)
+
+    async with (
+        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(listener.serve, serve)
+        yield f"mqtt://user:secret@127.0.0.1:{listener.extra(SocketAttribute.local_port)}?client={client}"
+        tasks.cancel_scope.cancel()
+
+
+def says(*answers: bytes) -> Talk:
+    """Return a talk: one answer to whatever comes, then the next; at last, hang up."""
+
+    async def talk(client: SocketStream) -> None:
+        for answer in answers:
+            await client.receive()
+            await client.send(answer)
+
+    return talk
+
+
+def stays(*answers: bytes) -> Talk:
+    """Return a talk that gives its answers, and then listens until the client leaves."""
+
+    async def talk(client: SocketStream) -> None:
+        await says(*answers)(client)
+        async for _ in client:
+            pass
+
+    return talk
+
+
+@pytest.fixture(params=get_args(Client))
+def client(request: pytest.FixtureRequest) -> Client:
+    """Who speaks MQTT for us."""
+    return cast("Client", request.param)
+
+
+def link_to(url: str, **options: float) -> MqttTransport:
+    timeout_s = options.get("publish_timeout_s", GIVE_UP_S)
+    return MqttTransport(url, "me", publish_timeout_s=timeout_s, backoff=lambda retry: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "rule"),
+    [
+        (PROTOCOL, "does an MQTT 3.1.1 broker listen there"),
+        (CLIENT_ID, "choose another client id"),
+        (PASSWORD, "check user and password"),
+        (NOT_ALLOWED, "check what this user may do"),
+    ],
+    ids=["protocol", "client-id", "password", "not-allowed"],
+)
+async def test_a_refusal_is_final_and_says_what_to_do(
+    client: Client, answer: bytes, rule: str
+) -> None:
+    with anyio.fail_after(GIVE_UP_S):
+        async with broker_that(client, says(answer)) as url, link_to(url) as link:
+            with pytest.raises(Refused, match=rule) as caught:
+                await anext(link.events())
+            assert "secret" not in str(caught.value)
+            with pytest.raises(Disconnected, match=rule):
+                await link.publish("x", b"")
+
+
+async def test_a_broker_that_is_not_ready_is_asked_again(client: Client) -> None:
+    with anyio.fail_after(GIVE_UP_S):
+        async with (
+            broker_that(client, says(UNAVAILABLE), says(), stays(ACCEPTED)) as url,
+            link_to(url) as link,
+        ):
+            assert await anext(link.events()) == LinkUp(1)
+
+
+async def test_a_link_that_hangs_up_is_told_once_and_made_anew(client: Client) -> None:
+    hang_up = anyio.Event()
+
+    async def talk(client: SocketStream) -> None:
+        await says(ACCEPTED)(client)
+        await hang_up.wait()
+
+    with anyio.fail_after(GIVE_UP_S):
+        async with broker_that(client, talk, stays(ACCEPTED)) as url, link_to(url) as link:
+            assert await anext(link.events()) == LinkUp(1)
+            hang_up.set()
+            assert await anext(link.events()) == LinkDown("connection lost")
+            assert await anext(link.events()) == LinkUp(2)
+
+
+async def test_a_link_that_is_lost_as_it_comes_up_is_made_anew(client: Client) -> None:
+    async def hangs_up(client: SocketStream) -> None:
+        await client.receive()
+        with socket.socket(fileno=os.dup(client.extra(SocketAttribute.raw_socket).fileno())) as raw:
+            raw.send(ACCEPTED)
+            raw.shutdown(socket.SHUT_RDWR)  # both are there before the client has a turn
+
+    async def talk(client: SocketStream) -> None:
+        connected.set()
+        await stays(ACCEPTED)(client)
+
+    connected = anyio.Event()
+    with anyio.fail_after(GIVE_UP_S):
+        async with broker_that(client, hangs_up, talk) as url, link_to(url) as link:
+            assert isinstance(await anext(link.events()), LinkUp)
+            await connected.wait()
+
+
+async def test_retained_packets_of_old_subscriptions_come_after_the_new_link(
+    client: Client,
+) -> None:
+    hang_up = anyio.Event()
+    kept = bytes([0x31, 4, 0, 1]) + b"t!"
+
+    async def talk(client: SocketStream) -> None:
+        await says(ACCEPTED, SUBSCRIBED)(client)
+        await hang_up.wait()
+
+    with anyio.fail_after(GIVE_UP_S):
+        async with (
+            broker_that(client, talk, stays(ACCEPTED, kept + SUBSCRIBED)) as url,
+            link_to(url) as link,
+        ):
+            assert await anext(link.events()) == LinkUp(1)
+            await link.subscribe("t")
+            hang_up.set()
+            assert isinstance(await anext(link.events()), LinkDown)
+            assert await anext(link.events()) == LinkUp(2)
+            assert await anext(link.events()) == Packet("t", b"!", retained=True)
+
+
+async def test_a_packet_that_nobody_asked_for_is_ignored(client: Client) -> None:
+    stray, wanted = bytes([0x30, 4, 0, 1]) + b"s?", bytes([0x30, 4, 0, 1]) + b"t!"
+    with anyio.fail_after(GIVE_UP_S):
+        async with (
+            broker_that(client, stays(ACCEPTED, SUBSCRIBED + stray + wanted)) as url,
+            link_to(url) as link,
+        ):
+            await up(link)
+            await link.subscribe("t")
+            assert await anext(link.events()) == Packet("t", b"!")
+            assert link.strays == 1
+
+
+async def test_a_forbidden_subscription_is_refused(client: Client) -> None:
+    with anyio.fail_after(GIVE_UP_S):
+        async with (
+            broker_that(client, stays(ACCEPTED, NOT_SUBSCRIBED)) as url,
+            link_to(url) as link,
+        ):
+            await up(link)
+            with pytest.raises(Refused, match="subscribing to t is not allowed"):
+                await link.subscribe("t")
+
+
+async def test_a_broker_that_never_answers_costs_the_link(client: Client) -> None:
+    with anyio.fail_after(GIVE_UP_S):
+        async with (
+            broker_that(client, stays(ACCEPTED), stays(ACCEPTED)) as url,
+            link_to(url, publish_timeout_s=0.05) as link,
+        ):
+            assert await anext(link.events()) == LinkUp(1)
+            with pytest.raises(Disconnected, match="publish took longer than"):
+                await link.publish("x", b"", qos=1)
+            assert isinstance(await anext(link.events()), LinkDown)
+            assert await anext(link.events()) == LinkUp(2)
+
+
+async def test_a_cancelled_wait_for_an_event_loses_nothing(client: Client) -> None:
+    packet = bytes([0x30, 4, 0, 1]) + b"t!"
+    with anyio.fail_after(GIVE_UP_S):
+        async with (
+            broker_that(client, stays(ACCEPTED, SUBSCRIBED + packet)) as url,
+            link_to(url) as link,
+        ):
+            with anyio.move_on_after(0):
+                await anext(link.events())
+            assert await up(link) == 1
+            await link.subscribe("t")
+            assert await anext(link.events()) == Packet("t", b"!")
+
+
+async def test_nobody_there_is_a_trouble_that_can_be_read(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with broker_that(client) as url:
+        address = url.replace("user", "u")
+    retries = 0
+
+    def backoff(retry: int) -> float:
+        nonlocal retries
+        retries += 1
+        if retries == 5:
+            seen_enough.set()
+        return 0.0
+
+    seen_enough = anyio.Event()
+    with anyio.fail_after(GIVE_UP_S), caplog.at_level(logging.WARNING):
+        link = MqttTransport(address, "me", backoff=backoff)
+        async with link:
+            await seen_enough.wait()
+            with pytest.raises(Disconnected, match=r"cannot connect.*refused"):
+                await link.publish("x", b"")
+            with pytest.raises(Disconnected):
+                await link.subscribe("x")
+        assert [event async for event in link.events()] == []
+    assert len(caplog.records) == 1, "the same trouble is logged once"
+    assert "secret" not in caplog.text
+
+
+async def test_leaving_does_not_wait_for_a_broker_that_does_not_answer(client: Client) -> None:
+    connected = anyio.Event()
+
+    async def talk(client: SocketStream) -> None:
+        connected.set()
+        async for _ in client:
+            pass
+
+    with anyio.fail_after(GIVE_UP_S):
+        async with broker_that(client, talk) as url:
+            async with MqttTransport(url, "me", connect_timeout_s=10 * GIVE_UP_S) as link:
+                await connected.wait()
+            assert link.trouble == "not connected yet"
+
+
+async def test_leaving_at_any_instant_of_connecting_disturbs_no_other_link(client: Client) -> None:
+    """The loop would complain about sockets that it is to watch after they were closed."""
+    dice, tries = random.Random(5), 300
+
+    async def talk(client: SocketStream) -> None:
+        with suppress(anyio.BrokenResourceError, anyio.EndOfStream):
+            await stays(ACCEPTED)(client)
+
+    with anyio.fail_after(GIVE_UP_S):
+        async with broker_that(client, *[talk] * (tries + 1)) as url, link_to(url) as other:
+            assert await anext(other.events()) == LinkUp(1)
+            for _ in range(tries):
+                async with link_to(url):
+                    await anyio.sleep(dice.uniform(0.0, 0.003))
+            await other.publish("x", b"")
+            assert other.trouble is None
+
+
+def test_the_backoff_begins_quickly_grows_and_stays_below_its_cap() -> None:
+    backoff = full_jitter(random.Random(1), base_s=0.1, cap_s=5.0)
+    firsts = [backoff(0) for _ in range(200)]
+    assert 0.05 <= min(firsts) < max(firsts) <= 0.2
+    lasts = [backoff(1_000) for _ in range(200)]
+    assert max(lasts) <= 5.0
+    assert sum(lasts) / 200 > 2.0
+    assert len(set(lasts)) == 200
+
+
+@pytest.mark.parametrize("kind", BROKERS)
+async def test_wrong_credentials_are_refused(client: Client, kind: str, tmp_path: Path) -> None:
+    with anyio.fail_after(GIVE_UP_S):
+        async with start_broker(kind, folder=tmp_path) as broker:  # type: ignore[arg-type]  # a kind
+            for url in (
+                broker.url.replace("@", "x@"),
+                broker.url.replace("fairbed:", "nobody:"),
+                "mqtt://" + broker.url.split("@")[1],
+            ):
+                async with MqttTransport(f"{url}?client={client}", "intruder") as link:
+                    with pytest.raises(Refused):
+                        await anext(link.events())

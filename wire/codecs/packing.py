@@ -1,0 +1,147 @@
+"""A model or an update as one blob: a header, the encoded parameters, the buffers as they are.
+
+    magic "FC" | version u8 | codec u8 | parameters u32 | buffers u32 | payload | buffers float32
+
+All integers are big-endian, payloads little-endian. The size follows from codec and layout, so a
+blob of any other size is refused before it is read.
+
+The codecs by name.
+
+Error feedback: what a codec left out is sent later instead of never.
+"""
+
+import struct
+from typing import Final
+
+import numpy as np
+
+from fairbed.wire.codec import check_version
+from fairbed.wire.codecs.base import Codec, Vector, check_finite, check_length
+from fairbed.wire.codecs.half import Half
+from fairbed.wire.codecs.int8 import Int8Blocks
+from fairbed.wire.codecs.top_k import TopK
+from fairbed.wire.errors import DecodeError
+from fairbed.wire.messages import PROTOCOL_VERSION
+from fairbed.wire.tensors import BYTES_PER_VALUE, Layout, vector_to_bytes
+
+CODECS: Final = ("float16", "int8", "top-k", "delta")
+"""What a device says that it knows; everybody knows float32. `delta` is a model as int8 changes
+of the version before."""
+
+
+def codec_named(name: str, top_k: int | None = None) -> Codec | None:
+    """Return a codec; None for float32, which is the vector as it is.
+
+    Args:
+        name: As in `Coding.up` and `Packed.codec`.
+        top_k: Values that top-k keeps; only for that.
+
+    Raises:
+        ValueError: There is no such codec, or top-k without a k.
+    """
+    match name:
+        case "float32":
+            return None
+        case "float16":
+            return Half()
+        case "int8":
+            return Int8Blocks()
+        case "top-k" if top_k is not None:
+            return TopK(top_k)
+    raise ValueError(f"codec: must be float32, float16, int8 or top-k with a k, got {name!r}")
+
+
+def encode_with_feedback(
+    codec: Codec, update: Vector, owed: Vector | None, rng: "np.random.Generator"
+) -> tuple[bytes, Vector]:
+    """Encode an update together with what is owed; return the bytes and what is owed then.
+
+        p_t = u_t + e_t,   sent_t = C(p_t),   e_{t+1} = p_t - sent_t
+
+    so that what was sent and what is still owed add up to the true updates, but for one float32
+    rounding a value and round:
+
+        sum_t sent_t + e_T = sum_t u_t
+
+    With a codec that keeps a share k/n of the squared norm, |e_t| stays within a constant times
+    the largest update: 2 (n/k) max |u|.
+
+    Args:
+        codec: C.
+        update: u_t, shape (n,).
+        owed: e_t, shape (n,); None is a sender that owes nothing.
+        rng: For codecs that round at random.
+
+    Raises:
+        EncodeError: A value cannot be represented within the codec's bound.
+
+    Source:
+        Stich et al., NeurIPS 2018, Algorithm 1 (arXiv:1809.07599); Karimireddy et al., ICML
+        2019, Algorithm 2 and Lemma 3 (arXiv:1901.09847).
+    """
+    with np.errstate(over="ignore"):  # the codec refuses what is not finite
+        wanted = update if owed is None else update + owed
+    payload = codec.encode(wanted, rng)
+    return payload, wanted - codec.decode(memoryview(payload), len(wanted))
+
+
+_HEADER = struct.Struct(">2sBBII")
+_MAGIC = b"FC"
+
+
+def packed_bytes(codec: Codec | None, layout: Layout) -> int:
+    """Return the size of a packed vector; None is float32 without a header."""
+    if codec is None:
+        return layout.size_bytes
+    n_buffers = layout.n_values - layout.n_params
+    return _HEADER.size + codec.size_bytes(layout.n_params) + n_buffers * BYTES_PER_VALUE
+
+
+def pack(codec: Codec, n_params: int, payload: bytes, buffers: Vector) -> bytes:
+    """Return the blob of `n_params` parameters that `codec` made into `payload`.
+
+    Args:
+        codec: Goes into the header.
+        n_params: How many values the payload holds.
+        payload: What `Codec.encode` returned.
+        buffers: What comes after the parameters, shape (n_buffers,).
+    """
+    header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, codec.number, n_params, len(buffers))
+    return b"".join((header, payload, vector_to_bytes(buffers)))
+
+
+def unpack(
+    data: bytes | bytearray | memoryview, codec: Codec, layout: Layout, base: Vector | None = None
+) -> Vector:
+    """Return the vector in a blob, shape (n_values,), in a memory of its own.
+
+    Args:
+        data: What `pack` wrote.
+        codec: The one that was agreed on.
+        layout: Of the vector; decides how many bytes there must be.
+        base: What the parameters are changes of, shape (n_values,); None if they are whole.
+
+    Raises:
+        DecodeError: The blob is malformed, or a value is not finite.
+    """
+    view = memoryview(data)
+    check_length(view, packed_bytes(codec, layout), "packed vector")
+    magic, version, number, n_params, n_buffers = _HEADER.unpack_from(view)
+    if magic != _MAGIC:
+        raise DecodeError(f"packed vector: must start with {_MAGIC!r}, got {magic!r}")
+    check_version(version, "packed vector")
+    expected = (codec.number, layout.n_params, layout.n_values - layout.n_params)
+    if (number, n_params, n_buffers) != expected:
+        raise DecodeError(
+            f"packed vector: codec, parameters and buffers must be {expected}, "
+            f"got {(number, n_params, n_buffers)}"
+        )
+    end = len(view) - n_buffers * BYTES_PER_VALUE
+    vector = np.empty(layout.n_values, dtype=np.float32)
+    vector[:n_params] = codec.decode(view[_HEADER.size : end], n_params)
+    if base is not None:
+        with np.errstate(over="ignore"):
+            vector[:n_params] += base[:n_params]
+    vector[n_params:] = np.frombuffer(view[end:], dtype="<f4")
+    check_finite(vector, "packed vector")
+    return vector

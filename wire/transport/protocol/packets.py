@@ -1,0 +1,375 @@
+"""MQTT 3.1.1 packets to bytes and back, as far as a client needs them. Pure.
+
+    fixed header: type and flags u8 | remaining length, 1 to 4 bytes of 7 bits, least first
+    variable header and payload: `remaining length` bytes, integers big-endian
+
+Encoders refuse what breaks a rule of ours (`EncodeError`), `decode` what a broker must not send
+(`DecodeError`). Nothing beyond QoS 1 is spoken: we neither send nor subscribe to more.
+
+Source:
+    OASIS, MQTT Version 3.1.1, 2014, chapters 2 and 3.
+
+Bytes of a broker become packets, wherever the network cut them. Pure.
+
+Whoever reads the socket writes into `space()` and says how much with `take(n)`. Small packets are
+cut out of one buffer; the body of a large one gets memory of its own, which the network then
+fills, so that a chunk is copied by nobody but the kernel.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeAlias
+
+from fairbed.wire.errors import DecodeError, EncodeError
+from fairbed.wire.transport.base import Will
+
+PINGREQ = b"\xc0\x00"
+DISCONNECT = b"\xe0\x00"
+
+MAX_REMAINING = (1 << 28) - 1
+"""The largest remaining length that four bytes of seven bits can say."""
+
+MAX_TEXT_BYTES = (1 << 16) - 1
+
+PUBLISH = 3
+"""Type of the one packet that carries payload."""
+
+_U16 = struct.Struct(">H")
+FAILURE = 0x80
+"""Return code of a SUBACK for a filter that the broker does not grant."""
+
+_MAX_SUBACK = 2 + 1024
+"""Far more filters than anybody puts into one SUBSCRIBE."""
+
+
+class Connack(NamedTuple):
+    """The answer to CONNECT; 0 lets us in (section 3.2.2.3)."""
+
+    code: int
+
+
+class Publish(NamedTuple):
+    """A message on a topic that we subscribed to."""
+
+    topic: str
+    payload: bytes | memoryview
+    qos: int
+    retain: bool
+    packet_id: int
+    """To acknowledge, at QoS 1; 0 at QoS 0."""
+
+
+class Puback(NamedTuple):
+    """The broker has a message of QoS 1."""
+
+    packet_id: int
+
+
+class Suback(NamedTuple):
+    """What the broker grants for each filter, in the order of the SUBSCRIBE."""
+
+    packet_id: int
+    codes: bytes
+    """The QoS of each, or `FAILURE`."""
+
+
+class Unsuback(NamedTuple):
+    """The broker has forgotten our filters."""
+
+    packet_id: int
+
+
+class Pingresp(NamedTuple):
+    """The broker is alive."""
+
+
+Inbound: TypeAlias = Connack | Publish | Puback | Suback | Unsuback | Pingresp
+
+
+def connect(
+    client_id: str,
+    *,
+    keepalive_s: int,
+    will: Will | None = None,
+    username: str | None = None,
+    password: str | None = None,
+) -> bytes:
+    """Return a CONNECT with a clean session; the will is retained, at QoS 1.
+
+    Raises:
+        EncodeError: A text is too long or holds what MQTT forbids; a password needs a user.
+    """
+    if password is not None and username is None:
+        raise EncodeError("mqtt: a password needs a user name, got none")
+    flags = 0x02 | (0x2C if will else 0) | (0x80 if username is not None else 0)
+    flags |= 0x40 if password is not None else 0
+    fields = [_text("MQTT"), bytes((4, flags)), _U16.pack(keepalive_s), _text(client_id)]
+    if will is not None:
+        fields += [_topic(will.topic), _sized(will.payload, "will")]
+    if username is not None:
+        fields.append(_text(username))
+    if password is not None:
+        fields.append(_sized(password.encode(), "password"))
+    return _packet(0x10, b"".join(fields))
+
+
+def publish_head(
+    topic: str, n_bytes: int, *, qos: int = 0, retain: bool = False, packet_id: int = 0
+) -> bytes:
+    """Return a PUBLISH up to its payload, of `n_bytes`, which follows as it is.
+
+    Raises:
+        EncodeError: The topic is empty, too long, or a pattern; or the payload is too large.
+    """
+    name = _topic(topic)
+    tail = _U16.pack(packet_id) if qos else b""
+    length = len(name) + len(tail) + n_bytes
+    return b"".join((bytes((0x30 | qos << 1 | retain,)), _length(length), name, tail))
+
+
+def puback(packet_id: int) -> bytes:
+    """Return the acknowledgement of a message of QoS 1."""
+    return b"\x40\x02" + _U16.pack(packet_id)
+
+
+def subscribe(packet_id: int, filters: Mapping[str, int]) -> bytes:
+    """Return a SUBSCRIBE; `filters` maps each to its QoS.
+
+    Raises:
+        EncodeError: There are none, or one is empty or too long.
+    """
+    entries = [_filter(name) + bytes((qos,)) for name, qos in filters.items()]
+    return _packet(0x82, _U16.pack(packet_id) + _some(entries))
+
+
+def unsubscribe(packet_id: int, filters: Iterable[str]) -> bytes:
+    """Return an UNSUBSCRIBE.
+
+    Raises:
+        EncodeError: There are none, or one is empty or too long.
+    """
+    return _packet(0xA2, _U16.pack(packet_id) + _some([_filter(name) for name in filters]))
+
+
+def check_head(first: int, length: int) -> None:
+    """Tell from its fixed header whether a broker may send a packet.
+
+    Raises:
+        DecodeError: It may not.
+    """
+    if first >> 4 == PUBLISH:
+        if first & 0x06 > 0x02:
+            raise DecodeError(f"mqtt: PUBLISH must be of QoS 0 or 1, got {first >> 1 & 3}")
+        return
+    bounds = _LENGTHS.get(first)
+    if bounds is None:
+        raise DecodeError(
+            f"mqtt: the packet must be one that a broker sends, got type {first >> 4} "
+            f"with flags {first & 15}"
+        )
+    if not bounds[0] <= length <= bounds[1]:
+        raise DecodeError(
+            f"mqtt: a packet of type {first >> 4} must hold {bounds[0]} to {bounds[1]} bytes, "
+            f"got {length}"
+        )
+
+
+def decode(first: int, body: bytes | memoryview) -> Inbound:
+    """Return the packet with this first byte and body, whose header `check_head` has passed.
+
+    The payload of a PUBLISH is a slice of `body`: of a view, a view.
+
+    Raises:
+        DecodeError: The body breaks a rule.
+    """
+    if first >> 4 == PUBLISH:
+        return _publish(first, body)
+    return _DECODERS[first](body)
+
+
+def _publish(first: int, body: bytes | memoryview) -> Publish:
+    qos = first >> 1 & 3
+    end = 2 + (body[0] << 8 | body[1]) if len(body) >= 2 else 2
+    start = end + 2 if qos else end
+    if len(body) < start:
+        raise DecodeError(f"mqtt: PUBLISH must hold its topic, got {len(body)} bytes")
+    try:
+        topic = str(body[2:end], "utf-8")
+    except UnicodeDecodeError as exc:
+        raise DecodeError(f"mqtt: a topic must be UTF-8, got {bytes(body[2:end])[:60]!r}") from exc
+    if not topic or "\0" in topic:
+        raise DecodeError(f"mqtt: a topic must be a text without zeros, got {topic[:60]!r}")
+    packet_id = body[end] << 8 | body[end + 1] if qos else 0
+    if qos and not packet_id:
+        raise DecodeError("mqtt: a message of QoS 1 must have a packet id, got 0")
+    return Publish(topic, body[start:], qos, bool(first & 1), packet_id)
+
+
+def _connack(body: bytes | memoryview) -> Connack:
+    if body[0] & 0xFE:
+        raise DecodeError(f"mqtt: CONNACK flags must be 0 or 1, got {body[0]}")
+    return Connack(body[1])
+
+
+def _suback(body: bytes | memoryview) -> Suback:
+    codes = bytes(body[2:])
+    if not set(codes) <= {0, 1, 2, FAILURE}:
+        raise DecodeError(f"mqtt: SUBACK codes must be 0, 1, 2 or 128, got {list(codes)[:16]}")
+    return Suback(_id(body), codes)
+
+
+def _id(body: bytes | memoryview) -> int:
+    return body[0] << 8 | body[1]
+
+
+_DECODERS: Mapping[int, Callable[[bytes | memoryview], Inbound]] = {
+    0x20: _connack,
+    0x40: lambda body: Puback(_id(body)),
+    0x90: _suback,
+    0xB0: lambda body: Unsuback(_id(body)),
+    0xD0: lambda body: Pingresp(),
+}
+"""By first byte: type, and the flags that each must have."""
+
+_LENGTHS: Mapping[int, tuple[int, int]] = {
+    0x20: (2, 2),
+    0x40: (2, 2),
+    0x90: (3, _MAX_SUBACK),
+    0xB0: (2, 2),
+    0xD0: (0, 0),
+}
+"""Least and most bytes after the fixed header."""
+
+
+def _packet(first: int, body: bytes) -> bytes:
+    return b"".join((bytes((first,)), _length(len(body)), body))
+
+
+def _length(value: int) -> bytes:
+    if value < 0x80:
+        return bytes((value,))
+    if value > MAX_REMAINING:
+        raise EncodeError(f"mqtt: a packet must stay below {MAX_REMAINING} bytes, got {value}")
+    digits = bytearray()
+    while value:
+        digits.append(value & 0x7F | (0x80 if value > 0x7F else 0))
+        value >>= 7
+    return bytes(digits)
+
+
+def _text(text: str) -> bytes:
+    if "\0" in text:
+        raise EncodeError(f"mqtt: a text must be without zeros, got {text[:60]!r}")
+    try:
+        return _sized(text.encode(), "text")
+    except UnicodeEncodeError as exc:
+        raise EncodeError(f"mqtt: a text must be valid UTF-8, got {text[:60]!r}") from exc
+
+
+def _topic(topic: str) -> bytes:
+    if not topic or "+" in topic or "#" in topic:
+        raise EncodeError(f"mqtt: a topic must be a text without + and #, got {topic[:60]!r}")
+    return _text(topic)
+
+
+def _filter(name: str) -> bytes:
+    if not name:
+        raise EncodeError("mqtt: a filter must not be empty, got ''")
+    return _text(name)
+
+
+def _some(entries: list[bytes]) -> bytes:
+    if not entries:
+        raise EncodeError("mqtt: there must be at least one filter, got none")
+    return b"".join(entries)
+
+
+def _sized(data: bytes, what: str) -> bytes:
+    if len(data) > MAX_TEXT_BYTES:
+        raise EncodeError(
+            f"mqtt: {what} must stay below {MAX_TEXT_BYTES + 1} bytes, got {len(data)}"
+        )
+    return _U16.pack(len(data)) + data
+
+
+READ_BYTES = 64 * 1024
+"""Hundreds of control messages at a time; of a chunk at most so much is copied."""
+
+LARGE_BYTES = 8 * 1024
+"""An unfinished packet above this gets memory of its own."""
+
+_MAX_LENGTH_BYTES = 4
+
+
+class Reader:
+    """Cuts a stream of bytes into packets; after a `DecodeError` it is of no more use."""
+
+    def __init__(self) -> None:
+        self._view = memoryview(bytearray(READ_BYTES))
+        self._start = self._end = 0
+        """What has come and is in no packet yet."""
+        self._first = 0
+        self._body: memoryview | None = None
+        """Of a large packet that has begun."""
+        self._filled = 0
+
+    def space(self) -> memoryview:
+        """Return where the next bytes belong; never empty."""
+        if self._body is not None:
+            return self._body[self._filled :]
+        return self._view[self._end :]
+
+    def take(self, n_bytes: int) -> list[Inbound]:
+        """Return the packets that are complete, now that `n_bytes` more are there.
+
+        Raises:
+            DecodeError: A broker must not send this.
+        """
+        if self._body is not None:
+            self._filled += n_bytes
+            if self._filled < len(self._body):
+                return []
+            body, self._body = self._body, None
+            return [decode(self._first, body.toreadonly())]
+        self._end += n_bytes
+        packets: list[Inbound] = []
+        while (packet := self._next()) is not None:
+            packets.append(packet)
+        self._make_room()
+        return packets
+
+    def _next(self) -> Inbound | None:
+        """Return the next packet of the buffer, or None until more has come."""
+        view, start, end = self._view, self._start, self._end
+        length = shift = 0
+        place = start + 1
+        while True:
+            if place >= end:
+                return None
+            byte = view[place]
+            length |= (byte & 0x7F) << shift
+            place += 1
+            if not byte & 0x80:
+                break
+            shift += 7
+            if place - start > _MAX_LENGTH_BYTES:
+                raise DecodeError("mqtt: a length must take at most 4 bytes, got more")
+        first = view[start]
+        check_head(first, length)
+        stop = place + length
+        if stop <= end:
+            self._start = stop
+            return decode(first, bytes(view[place:stop]))
+        if length > LARGE_BYTES and first >> 4 == PUBLISH:
+            self._first, self._body = first, memoryview(bytearray(length))
+            self._filled = end - place
+            self._body[: self._filled] = view[place:end]
+            self._start = end
+        return None
+
+    def _make_room(self) -> None:
+        """Move what is left to the front: at most `LARGE_BYTES` and a header."""
+        left = self._end - self._start
+        if self._start and left:
+            self._view[:left] = bytes(self._view[self._start : self._end])
+        self._start, self._end = 0, left
