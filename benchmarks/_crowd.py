@@ -16,10 +16,10 @@ from anyio.abc import TaskGroup
 
 from fairbed.coordinator.algorithms.aggregation.base import Accumulator
 from fairbed.coordinator.fleet.uploads import Uploads
-from fairbed.coordinator.messaging.publisher import Post
-from fairbed.coordinator.rounds.executor import Player
+from fairbed.coordinator.messaging.publisher import Publisher
+from fairbed.coordinator.rounds.executor import RoundExecutor
 from fairbed.coordinator.rounds.merging import Merging
-from fairbed.coordinator.server.event_log import Journal
+from fairbed.coordinator.server.event_log import EventLog
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Round
 from fairbed.coordinator.store import Store, StoreError
@@ -59,7 +59,7 @@ class Crowd:
 
     devices: Mapping[str, Device]
     layout: Layout
-    player: Player
+    player: RoundExecutor
     merging: Merging
     link: Transport
     group: TaskGroup
@@ -151,9 +151,9 @@ async def crowd(
             broker.transport("crowd") as theirs,
             anyio.create_task_group() as group,
         ):
-            journal = Journal(store, time.perf_counter, _raise)
+            journal = EventLog(store, time.perf_counter, _raise)
             uploads = Uploads(layout, journal.now)
-            player = Player(Post(ours, topics), uploads, journal, group)
+            player = RoundExecutor(Publisher(ours, topics), uploads, journal, group)
             merging = Merging(accumulator, registry)
             place = Crowd(devices, layout, player, merging, theirs, group)
             group.start_soon(place.listen)

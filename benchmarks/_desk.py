@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup
 from benchmarks._device import Monotonic
 from fairbed.coordinator.fleet.uploads import Complete, Uploads
 from fairbed.coordinator.messaging.blobs import PublicBlobs
-from fairbed.coordinator.messaging.publisher import Post
+from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.state.exchange import FLIGHT_BYTES, flight_bytes, slots, upload_window
 from fairbed.wire.codec import Buffer, decode_from_device
 from fairbed.wire.errors import Disconnected
@@ -38,7 +38,7 @@ class Desk:
         self.dropped = 0
         self._topics = Topics()
         self._transport = MqttTransport(url, NAME)
-        self._post = Post(self._transport, self._topics)
+        self._post = Publisher(self._transport, self._topics)
         self.public = PublicBlobs(self._transport, self._topics, BOOT)
         layout = Layout(tensors=(Tensor(name="w", shape=(n_bytes // 4,), offset=0),))
         self._uploads = Uploads(layout, self.clock.now)

@@ -8,8 +8,8 @@ from contextlib import suppress
 import numpy as np
 from anyio.abc import TaskGroup
 
-from fairbed.device_agent.notify import Bell
-from fairbed.device_agent.publisher import Post
+from fairbed.device_agent.notify import Notify
+from fairbed.device_agent.publisher import DevicePublisher
 from fairbed.device_agent.state.link_estimate import LinkEstimate
 from fairbed.device_agent.transfers import Pulls, Push
 from fairbed.wire.chunks import decode_chunk, suitable_chunk_bytes
@@ -46,7 +46,7 @@ class Device:
     ) -> None:
         self.name = name
         self.link = LinkEstimate()
-        self.linked = Bell()
+        self.linked = Notify()
         self.repeats = self.dropped = 0
         self.is_verified = True
         """All that was compared with its hash so far was right."""
@@ -54,10 +54,10 @@ class Device:
         self._topics = Topics()
         self._clock = Monotonic()
         self._transport = MqttTransport(url, name)
-        self._post = Post(self._transport, self._topics, name, group)
+        self._post = DevicePublisher(self._transport, self._topics, name, group)
         self._pulls = Pulls(self._post, self._topics, self._clock, self.link)
         self._drop, self._dice = drop, random.Random(seed)
-        self._bell = Bell()
+        self._bell = Notify()
         self._pulled: Download | None = None
         self._sha256 = b""
         self._offer: Offer | None = None

@@ -54,7 +54,7 @@ from fairbed.coordinator.task.errors import TaskError
 from fairbed.testbed.cli import DONE, FAILED, RunError, UsageError
 from fairbed.testbed.compare.figure_style import MISSING, files_of
 from fairbed.testbed.experiment.datasets.catalogue import describe_all
-from fairbed.testbed.experiment.datasets.dataset import DataError
+from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError
 
 FIGURES = (2, 3, 4, 5, 6)
@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> int:
             said["accuracy"] = msgspec.to_builtins(learned)
             tables.append(accuracy_markdown(learned))
             drawn += paths
-    except (ExperimentError, DataError, TaskError) as exc:
+    except (ExperimentError, DatasetError, TaskError) as exc:
         raise UsageError(str(exc)) from exc
     except (OSError, DamagedFile) as exc:
         raise RunError(str(exc)) from exc

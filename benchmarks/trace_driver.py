@@ -25,12 +25,12 @@ from fairbed import profiles
 from fairbed.profiles.series import Series
 from fairbed.profiles.tracks import LinkTracks
 from fairbed.testbed.backends.base import DeviceSpec, device_spec
-from fairbed.testbed.backends.choice import open_stage
+from fairbed.testbed.backends.choice import open_backend
 from fairbed.testbed.backends.cpu_time import cpu_s
 from fairbed.testbed.backends.proxy.protocol import Shape
-from fairbed.testbed.backends.schedule_driver import TICK_S, Driven, Driver
+from fairbed.testbed.backends.schedule_driver import TICK_S, Driven, ScheduleDriver
 from fairbed.testbed.emulation.conditions import Conditions
-from fairbed.testbed.emulation.schedule import Course, Speed, Timeline
+from fairbed.testbed.emulation.schedule import Schedule, ScheduleFollower, Speed
 
 PERIOD_S = 60.0
 """Of the traces; then they repeat."""
@@ -79,7 +79,7 @@ async def measure(choice: Choice, devices: int, seconds: float) -> dict[str, flo
         notes += 1
 
     async with _backend(choice, list(courses)) as backend:
-        driver = Driver(backend, courses, note=note)
+        driver = ScheduleDriver(backend, courses, note=note)
         helpers = [process.pid for process in psutil.Process().children(recursive=True)]
         used, helped, since = time.process_time(), _sum(helpers), time.monotonic()
         with anyio.move_on_after(seconds):
@@ -101,7 +101,7 @@ async def measure(choice: Choice, devices: int, seconds: float) -> dict[str, flo
     }
 
 
-def _course(rng: np.random.Generator) -> Course:
+def _course(rng: np.random.Generator) -> ScheduleFollower:
     steps = round(PERIOD_S / TICK_S)
     rates = (rng.lognormal(15.5, 0.8, size=(2, steps))).tolist()
     clock = rng.uniform(0.5, 1.0, size=steps).tolist()
@@ -120,7 +120,7 @@ def _course(rng: np.random.Generator) -> Course:
         clock_ratio=Series.sampled(clock, TICK_S),
         background_load=nothing,
     )
-    return Course(Timeline(speed=speed, link=link))
+    return ScheduleFollower(Schedule(speed=speed, link=link))
 
 
 @asynccontextmanager
@@ -136,7 +136,7 @@ async def _backend(choice: Choice, names: list[str]) -> AsyncIterator[Driven]:
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as folder:
         run_id = f"bench-{time.monotonic_ns() % 10**8}"
         async with (
-            open_stage(choice, fleet, Path(folder), run_id) as stage,
+            open_backend(choice, fleet, Path(folder), run_id) as stage,
             stage.backend(NOWHERE) as backend,
         ):
             yield backend

@@ -32,10 +32,10 @@ from fairbed.profiles.tracks import LinkTracks
 from fairbed.testbed.backends.live_devices import link_state
 from fairbed.testbed.backends.proxy.links import ShapedLinks, shaped_links
 from fairbed.testbed.backends.proxy.protocol import Shape
-from fairbed.testbed.backends.schedule_driver import Driver
+from fairbed.testbed.backends.schedule_driver import ScheduleDriver
 from fairbed.testbed.emulation.conditions import Conditions
-from fairbed.testbed.emulation.link import Line
-from fairbed.testbed.emulation.schedule import Course, Timeline
+from fairbed.testbed.emulation.link import LinkDirection
+from fairbed.testbed.emulation.schedule import Schedule, ScheduleFollower
 
 NAME = "device"
 
@@ -144,7 +144,9 @@ async def measure(rates: Mapping[Way, Series], seconds: int) -> list[Row]:
             shaped_links("127.0.0.1", port, shapes, log, lambda _: None) as links,
         ):
             begun = anyio.current_time()
-            driver = Driver(_Links(links, record, begun), {NAME: Course(Timeline(link=steady))})
+            driver = ScheduleDriver(
+                _Links(links, record, begun), {NAME: ScheduleFollower(Schedule(link=steady))}
+            )
             with anyio.move_on_after(seconds + 0.5):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(driver.run)
@@ -273,7 +275,7 @@ def _holes(rate: Series, seconds: int) -> list[tuple[float, float]]:
 def _piece_s(rate: Series, start: float, end: float) -> float:
     """Return the usual time between two arrivals around a hole: a piece is under way in it."""
     around = (rate.at(max(0.0, start - 1e-6)), rate.at(end + 1e-6))
-    return statistics.fmean(8.0 * Line(bps, 0.0).chunk_bytes / bps for bps in around)
+    return statistics.fmean(8.0 * LinkDirection(bps, 0.0).chunk_bytes / bps for bps in around)
 
 
 def _silence(arrived: Sequence[tuple[float, int]], start: float, end: float) -> float | None:

@@ -18,31 +18,31 @@ import anyio
 import anyio.to_thread
 from anyio.abc import TaskGroup
 
-from fairbed.device_agent.assignment import Rounds
+from fairbed.device_agent.assignment import CurrentAssignment
 from fairbed.device_agent.config import AgentConfig
 from fairbed.device_agent.engines.onnx import OnnxEngine, engine_version
 from fairbed.device_agent.errors import NotWanted
 from fairbed.device_agent.examples import BlobCache, OwnData
 from fairbed.device_agent.host import Host, Sensors
 from fairbed.device_agent.joining import Joining, Preparation
-from fairbed.device_agent.link_probe import Prober
+from fairbed.device_agent.link_probe import LinkProber
 from fairbed.device_agent.memory import installed_version
-from fairbed.device_agent.publisher import Post
-from fairbed.device_agent.round import Kit
+from fairbed.device_agent.publisher import DevicePublisher
+from fairbed.device_agent.round import RoundContext
 from fairbed.device_agent.state.lifecycle import Event, IllegalEvent, Phase, step
 from fairbed.device_agent.state.link_estimate import LinkEstimate
 from fairbed.device_agent.telemetry import Telemetry
 from fairbed.device_agent.transfers import Pulls
-from fairbed.device_agent.worker import OpenEngine, Worker
+from fairbed.device_agent.worker import OpenEngine, TrainingThread
 from fairbed.wire.chunks import decode_chunk
 from fairbed.wire.codec import decode_to_device, encode
 from fairbed.wire.codecs import CODECS
 from fairbed.wire.errors import DecodeError, Disconnected, Refused
 from fairbed.wire.messages import (
-    Ask,
     Cancel,
     Capabilities,
     CoordinatorStatus,
+    EvaluateRequest,
     Goodbye,
     Grant,
     Hello,
@@ -198,12 +198,12 @@ class Agent:
         """Make what lives as long as one run."""
         config, clock = self._config, self._host.clock
         self._group = group
-        self._post = Post(transport, self._topics, self._name, group)
+        self._post = DevicePublisher(transport, self._topics, self._name, group)
         self._link = LinkEstimate()
         self._pulls = Pulls(self._post, self._topics, clock, self._link)
         cache = BlobCache(config.cache_path, config.cache_bytes)
-        self._worker = Worker(self._host, cache, self._open_engine, config.engine_threads)
-        kit = Kit(
+        self._worker = TrainingThread(self._host, cache, self._open_engine, config.engine_threads)
+        kit = RoundContext(
             name=self._name,
             clock=clock,
             post=self._post,
@@ -212,8 +212,8 @@ class Agent:
             link=self._link,
             timeouts=config.timeouts,
         )
-        self._rounds = Rounds(kit, group, lambda: self._phase, self._step, self._settle)
-        self._prober = Prober(
+        self._rounds = CurrentAssignment(kit, group, lambda: self._phase, self._step, self._settle)
+        self._prober = LinkProber(
             self._name,
             self._post,
             self._link,
@@ -310,7 +310,7 @@ class Agent:
                 self._post.say(Pong(seq=seq), qos=0)
             case Train():
                 self._rounds.on_train(message, arrived_s)
-            case Ask():
+            case EvaluateRequest():
                 self._rounds.on_ask(message, arrived_s)
             case Grant() | UploadAck() | Received():
                 self._rounds.on_message(message)

@@ -8,9 +8,18 @@ import anyio
 from anyio.abc import TaskGroup
 
 from fairbed.device_agent.errors import RoundFailed
-from fairbed.device_agent.round import Kit, Question, Round
+from fairbed.device_agent.round import DeviceEvaluation, DeviceRound, RoundContext
 from fairbed.device_agent.state.lifecycle import TRANSITIONS, Event, Phase
-from fairbed.wire.messages import Answer, Ask, Cancel, Failed, Grant, Received, Train, UploadAck
+from fairbed.wire.messages import (
+    Cancel,
+    EvaluateReply,
+    EvaluateRequest,
+    Failed,
+    Grant,
+    Received,
+    Train,
+    UploadAck,
+)
 
 REST_S = 1.0
 """After a round, unless the next one has come: rounds in a row reuse the memory at once."""
@@ -18,7 +27,7 @@ REST_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Rounds:
+class CurrentAssignment:
     """Starts, replaces and ends rounds; everything may arrive twice.
 
     Args:
@@ -31,7 +40,7 @@ class Rounds:
 
     def __init__(
         self,
-        kit: Kit,
+        kit: RoundContext,
         group: TaskGroup,
         phase: Callable[[], Phase],
         step: Callable[[Event], None],
@@ -43,17 +52,17 @@ class Rounds:
         self._step = step
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._current: Round | None = None
+        self._current: DeviceRound | None = None
         self._newest: tuple[int, int] | None = None
         """Round and attempt of the newest `Train`; older ones are late duplicates."""
         self._seen_round: int | None = None
         self._failed: Failed | None = None
         """What was said last of the newest round, to be said again when asked again."""
-        self._question: Question | None = None
+        self._question: DeviceEvaluation | None = None
         self._asked: tuple[int, int] | None = None
-        """Round and attempt of the newest `Ask`."""
-        self._answer: Answer | None = None
-        """To the newest `Ask`, until its round begins."""
+        """Round and attempt of the newest `EvaluateRequest`."""
+        self._answer: EvaluateReply | None = None
+        """To the newest `EvaluateRequest`, until its round begins."""
 
     @property
     def round_id(self) -> int | None:
@@ -91,12 +100,12 @@ class Rounds:
         def progress_from_thread(events: Sequence[Event]) -> None:
             self._loop.call_soon_threadsafe(progress_each, tuple(events))
 
-        started = Round(train, arrived_s, kit, progress, progress_from_thread)
+        started = DeviceRound(train, arrived_s, kit, progress, progress_from_thread)
         self._current = started
         self._step(Event.ASKED)
         self._group.start_soon(self._run, started, name=f"agent[{kit.name}].round-{train.round}")
 
-    def on_ask(self, ask: Ask, arrived_s: float) -> None:
+    def on_ask(self, ask: EvaluateRequest, arrived_s: float) -> None:
         """Find a loss, and drop what is older; a duplicate gets the last answer again.
 
         A device that missed the round before is cold: then the question pays for the cold start.
@@ -115,7 +124,7 @@ class Rounds:
         self.stop("the loss of a newer model was asked for")
         self._drop_if_missed(ask.round)
         self._asked, self._failed, self._answer = key, None, None
-        self._question = Question(ask, arrived_s, kit)
+        self._question = DeviceEvaluation(ask, arrived_s, kit)
         self._step(Event.QUESTIONED)
         name = f"agent[{kit.name}].question-{ask.round}"
         self._group.start_soon(self._reply, self._question, name=name)
@@ -196,7 +205,7 @@ class Rounds:
         """Another coordinator process may ask for any round; what is warm stays warm."""
         self._newest = self._failed = self._asked = self._answer = None
 
-    async def _run(self, started: Round) -> None:
+    async def _run(self, started: DeviceRound) -> None:
         failure: str | None = None
         try:
             await started.run()
@@ -211,8 +220,8 @@ class Rounds:
         self._on_end()
         self._group.start_soon(self._rest, self._newest, name=f"agent[{self._kit.name}].rest")
 
-    async def _reply(self, question: Question) -> None:
-        answer: Answer | None = None
+    async def _reply(self, question: DeviceEvaluation) -> None:
+        answer: EvaluateReply | None = None
         failure = ""
         try:
             answer = await question.run()
@@ -235,7 +244,7 @@ class Rounds:
         if self._newest == newest:
             await self._kit.worker.rest()
 
-    def _say_failed(self, order: Train | Ask, reason: str) -> None:
+    def _say_failed(self, order: Train | EvaluateRequest, reason: str) -> None:
         phase = str(self._phase())
         _log.warning("%s round %d: failed while %s: %s", self._kit.name, order.round, phase, reason)
         self._failed = Failed(round=order.round, phase=phase, reason=reason)

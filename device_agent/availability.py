@@ -89,7 +89,7 @@ def is_charging() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class OwnerSchedule:
     """What an owner allows; called with nothing, it tells whether the device may take part now."""
 
     hours: Sequence[Hours] = ()

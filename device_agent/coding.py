@@ -16,7 +16,7 @@ from fairbed.wire.codecs import (
     unpack,
 )
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.messages import Ask, Coding, Manifest, Packed, Train
+from fairbed.wire.messages import Coding, EvaluateRequest, Manifest, Packed, Train
 from fairbed.wire.tensors import Layout, vector_to_bytes
 
 ENCODING = 1
@@ -53,7 +53,7 @@ class Coder:
         self._held: _Held | None = None
         self._owed: _Owed | None = None
 
-    def blob_for(self, train: Train | Ask, layout: Layout) -> Manifest:
+    def blob_for(self, train: Train | EvaluateRequest, layout: Layout) -> Manifest:
         """Return what to pull for this round: the smaller blob, or the model itself.
 
         Raises:
@@ -69,7 +69,7 @@ class Coder:
             return packed.manifest
         return model
 
-    def decode(self, train: Train | Ask, layout: Layout, data: bytearray) -> Vector:
+    def decode(self, train: Train | EvaluateRequest, layout: Layout, data: bytearray) -> Vector:
         """Return the model in a verified packed blob, shape (n_values,), bit for bit.
 
         Raises:
@@ -85,7 +85,7 @@ class Coder:
             raise DecodeError("model: the packed blob must become the announced one, got another")
         return vector
 
-    def keep(self, train: Train | Ask, vector: Vector) -> None:
+    def keep(self, train: Train | EvaluateRequest, vector: Vector) -> None:
         """Hold on to the model of this round, shape (n_values,), if the next may need it."""
         assert train.model.sha256 is not None, "a model has a hash"
         keeps = coding_of(train).keeps_model
@@ -126,7 +126,7 @@ class Coder:
         return owed.after if owed.round == coding.merged else owed.before
 
 
-def coding_of(train: Train | Ask) -> Coding:
+def coding_of(train: Train | EvaluateRequest) -> Coding:
     """Return how model and update travel: as float32 if nothing is said."""
     return Coding() if train.coding is UNSET else train.coding
 

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import msgspec
 from msgspec import Meta, Struct
 
-from fairbed.device_agent.availability import Owner, parse_hours
+from fairbed.device_agent.availability import OwnerSchedule, parse_hours
 from fairbed.device_agent.errors import ConfigError
 from fairbed.wire.messages import DeviceName, is_device_name
 
@@ -70,7 +70,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     timeouts: Timeouts = Timeouts()
 
-    def owner(self) -> Owner:
+    def owner(self) -> OwnerSchedule:
         """Return what decides when the device takes part.
 
         Raises:
@@ -80,7 +80,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             hours = tuple(parse_hours(text) for text in self.available)
         except ValueError as exc:
             raise ConfigError(f"available: {exc}") from None
-        return Owner(hours, self.only_charging)
+        return OwnerSchedule(hours, self.only_charging)
 
     @property
     def cache_path(self) -> Path:

@@ -13,9 +13,9 @@ from anyio.abc import TaskGroup
 
 from fairbed.device_agent.errors import NotPrepared, one_line
 from fairbed.device_agent.examples import BlobCache, CachedShard, ExampleSource, OwnData
-from fairbed.device_agent.link_probe import Prober
-from fairbed.device_agent.notify import Bell
-from fairbed.device_agent.round import Kit
+from fairbed.device_agent.link_probe import LinkProber
+from fairbed.device_agent.notify import Notify
+from fairbed.device_agent.round import RoundContext
 from fairbed.device_agent.state.lifecycle import TRANSITIONS, Event, Phase
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import Hello, Manifest, Welcome
@@ -29,7 +29,9 @@ ATTEMPTS = 2
 class Preparation:
     """Prepares the worker for what a coordinator wants."""
 
-    def __init__(self, kit: Kit, cache: BlobCache, prober: Prober, own_data: Path | None) -> None:
+    def __init__(
+        self, kit: RoundContext, cache: BlobCache, prober: LinkProber, own_data: Path | None
+    ) -> None:
         self._kit = kit
         self._cache = cache
         self._prober = prober
@@ -110,7 +112,7 @@ class Joining:
 
     def __init__(
         self,
-        kit: Kit,
+        kit: RoundContext,
         group: TaskGroup,
         preparation: Preparation,
         hello: Hello,
@@ -125,7 +127,7 @@ class Joining:
         self._phase = phase
         self._step = step
         self._on_end = on_end
-        self._bell = Bell()
+        self._bell = Notify()
         self._hello_at = 0.0
         self._under_way: tuple[Welcome, anyio.CancelScope] | None = None
 

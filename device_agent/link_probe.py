@@ -11,21 +11,21 @@ from collections.abc import Callable
 import anyio
 
 from fairbed.device_agent.host import Clock
-from fairbed.device_agent.notify import Bell
-from fairbed.device_agent.publisher import Post
+from fairbed.device_agent.notify import Notify
+from fairbed.device_agent.publisher import DevicePublisher
 from fairbed.device_agent.state.link_estimate import PROBE_BYTES, LinkEstimate
 from fairbed.wire.messages import LinkProbe, LinkProbeReply
 
 _log = logging.getLogger(__name__)
 
 
-class Prober:
+class LinkProber:
     """Sends probes, one at a time, and takes their replies."""
 
     def __init__(
         self,
         name: str,
-        post: Post,
+        post: DevicePublisher,
         link: LinkEstimate,
         clock: Clock,
         timeout_s: float,
@@ -38,7 +38,7 @@ class Prober:
         self._timeout_s = timeout_s
         self._is_quiet = is_quiet
         """No transfer of a round is under way that the probe would disturb or be disturbed by."""
-        self._bell = Bell()
+        self._bell = Notify()
         self._seq = 0
         self._replied_at = 0.0
         self._reply = anyio.Event()

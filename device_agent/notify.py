@@ -3,7 +3,7 @@
 import asyncio
 
 
-class Bell:
+class Notify:
     """Wakes its waiter; unlike a queue it holds nothing, so it cannot overflow.
 
     A future and a timer of the loop: a scope and an event of anyio cost four times as much, and

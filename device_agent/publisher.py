@@ -23,7 +23,7 @@ MAX_PENDING = 64
 """Sends in the background; a round needs about ten."""
 
 
-class Post:
+class DevicePublisher:
     """The outgoing side of one device."""
 
     def __init__(self, transport: Transport, topics: Topics, name: str, group: TaskGroup) -> None:

@@ -19,16 +19,23 @@ from msgspec import UNSET
 from fairbed.device_agent.config import Timeouts
 from fairbed.device_agent.errors import RoundFailed
 from fairbed.device_agent.host import Clock
-from fairbed.device_agent.notify import Bell
-from fairbed.device_agent.publisher import Post
+from fairbed.device_agent.notify import Notify
+from fairbed.device_agent.publisher import DevicePublisher
 from fairbed.device_agent.state.lifecycle import Event
 from fairbed.device_agent.state.link_estimate import LinkEstimate
 from fairbed.device_agent.transfers import Pulls, Push
-from fairbed.device_agent.worker import Inquiry, Job, Stopwatch, Told, Trained, Worker
+from fairbed.device_agent.worker import (
+    EvaluationJob,
+    EvaluationResult,
+    Stopwatch,
+    Trained,
+    TrainingJob,
+    TrainingThread,
+)
 from fairbed.wire.chunks import suitable_chunk_bytes
 from fairbed.wire.messages import (
-    Answer,
-    Ask,
+    EvaluateReply,
+    EvaluateRequest,
     Grant,
     Manifest,
     Offer,
@@ -107,19 +114,19 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
+class RoundContext:
     """What a round needs of the agent."""
 
     name: str
     clock: Clock
-    post: Post
+    post: DevicePublisher
     pulls: Pulls
-    worker: Worker
+    worker: TrainingThread
     link: LinkEstimate
     timeouts: Timeouts
 
 
-class Round:
+class DeviceRound:
     """Works on one `Train`; messages about it come in by the `on_` methods.
 
     Args:
@@ -134,7 +141,7 @@ class Round:
         self,
         train: Train,
         arrived_s: float,
-        kit: Kit,
+        kit: RoundContext,
         progress: Callable[[Event], None],
         progress_from_thread: Callable[[Sequence[Event]], None],
     ) -> None:
@@ -144,7 +151,7 @@ class Round:
         self.deadline = Deadline(kit.clock, arrived_s + train.deadline_s, kit.timeouts.outage_s)
         self._progress = progress
         self._progress_from_thread = progress_from_thread
-        self._bell = Bell()
+        self._bell = Notify()
         self._offer: Offer | None = None
         self._grant: Grant | None = None
         self._push: Push | None = None
@@ -245,7 +252,9 @@ class Round:
         if not kit.worker.holds(train):
             model = (await kit.pulls.fetch(kit.worker.blob_for(train))).download
         trained = await kit.worker.compute(
-            Job(train, model, self._watch, self._progress_from_thread, self.deadline.is_over)
+            TrainingJob(
+                train, model, self._watch, self._progress_from_thread, self.deadline.is_over
+            )
         )
         self._progress(Event.TRAINED)
         manifest = Manifest(
@@ -327,8 +336,8 @@ class Round:
         return self._received
 
 
-class Question:
-    """Works on one `Ask`: pulls the model, evaluates it, and has the answer.
+class DeviceEvaluation:
+    """Works on one `EvaluateRequest`: pulls the model, evaluates it, and has the answer.
 
     Args:
         ask: What the coordinator wants to know.
@@ -336,20 +345,20 @@ class Question:
         kit: The agent's means.
     """
 
-    def __init__(self, ask: Ask, arrived_s: float, kit: Kit) -> None:
+    def __init__(self, ask: EvaluateRequest, arrived_s: float, kit: RoundContext) -> None:
         self.ask = ask
         self._kit = kit
         self._watch = Stopwatch(kit.clock, arrived_s)
         self.deadline = Deadline(kit.clock, arrived_s + ask.limit_s, kit.timeouts.outage_s)
 
-    async def run(self) -> Answer | None:
+    async def run(self) -> EvaluateReply | None:
         """Return the answer; None when nobody wants it any more.
 
         Raises:
             RoundFailed: There is none, or it would come too late.
         """
         deadline = self.deadline
-        answer: Answer | None = None
+        answer: EvaluateReply | None = None
         try:
             with deadline.scope:
                 answer = await self._work()
@@ -364,16 +373,16 @@ class Question:
         """Give up at once; what the training thread still does is thrown away."""
         self.deadline.stop()
 
-    async def _work(self) -> Answer:
+    async def _work(self) -> EvaluateReply:
         kit, ask = self._kit, self.ask
         pull = await kit.pulls.fetch(kit.worker.blob_for(ask))
         should_stop = self.deadline.is_over
-        told = await kit.worker.answer(Inquiry(ask, pull.download, self._watch, should_stop))
+        told = await kit.worker.answer(EvaluationJob(ask, pull.download, self._watch, should_stop))
         return self._answer(told, pull.download)
 
-    def _answer(self, told: Told, model: Download) -> Answer:
+    def _answer(self, told: EvaluationResult, model: Download) -> EvaluateReply:
         watch, pulled = self._watch, model.manifest.id
-        return Answer(
+        return EvaluateReply(
             round=self.ask.round,
             attempt=self.ask.attempt,
             loss=told.loss,

@@ -8,12 +8,12 @@ from pathlib import Path
 from msgspec import UNSET
 
 from fairbed.device_agent.host import Clock, Host
-from fairbed.device_agent.notify import Bell
-from fairbed.device_agent.publisher import Post
+from fairbed.device_agent.notify import Notify
+from fairbed.device_agent.publisher import DevicePublisher
 from fairbed.device_agent.sensors import mu_cores
 from fairbed.device_agent.state.lifecycle import Phase
 from fairbed.device_agent.state.link_estimate import LinkEstimate
-from fairbed.device_agent.worker import Worker
+from fairbed.device_agent.worker import TrainingThread
 from fairbed.wire.messages import Context
 
 MIN_GAP_S = 0.25
@@ -31,8 +31,8 @@ class Telemetry:
     def __init__(
         self,
         host: Host,
-        post: Post,
-        worker: Worker,
+        post: DevicePublisher,
+        worker: TrainingThread,
         link: LinkEstimate,
         *,
         boot: int,
@@ -50,7 +50,7 @@ class Telemetry:
         self._engine_threads = engine_threads
         self._state = state
         self._cpu = CpuMeter(host.clock)
-        self._bell = Bell()
+        self._bell = Notify()
         self._seq = 0
         self._sent_at = float("-inf")
         self._due_at = float("-inf")

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from fairbed.device_agent.host import Clock
-from fairbed.device_agent.notify import Bell
-from fairbed.device_agent.publisher import Post
+from fairbed.device_agent.notify import Notify
+from fairbed.device_agent.publisher import DevicePublisher
 from fairbed.device_agent.state.link_estimate import LinkEstimate
 from fairbed.wire.chunks import Chunk
 from fairbed.wire.errors import Disconnected
@@ -35,7 +35,7 @@ class Source(Protocol):
 class PublicSource:
     """Retained chunks of a blob that every device reads."""
 
-    def __init__(self, post: Post, topics: Topics, manifest: Manifest) -> None:
+    def __init__(self, post: DevicePublisher, topics: Topics, manifest: Manifest) -> None:
         self._post = post
         self._topics = topics
         self._id = manifest.id
@@ -62,7 +62,7 @@ class PublicSource:
 class PrivateSource:
     """Chunks that the coordinator sends to this device alone."""
 
-    def __init__(self, post: Post, manifest: Manifest) -> None:
+    def __init__(self, post: DevicePublisher, manifest: Manifest) -> None:
         self._post = post
         self._id = manifest.id
 
@@ -81,7 +81,7 @@ class Pull:
         self.download = download
         self._source = source
         self._clock = clock
-        self._bell = Bell()
+        self._bell = Notify()
         self._wanted: list[int] = []
         self._arrived: list[int] = []
         self._asked: set[int] = set()
@@ -152,7 +152,7 @@ class Push:
     """One update on its way out."""
 
     def __init__(
-        self, upload: Upload, post: Post, clock: Clock, on_sent: Callable[[], None]
+        self, upload: Upload, post: DevicePublisher, clock: Clock, on_sent: Callable[[], None]
     ) -> None:
         self.upload = upload
         self.is_sent = False
@@ -161,7 +161,7 @@ class Push:
         self.acknowledged_at: float | None = None
         self._post = post
         self._clock = clock
-        self._bell = Bell()
+        self._bell = Notify()
         self._on_sent = on_sent
         self._due: deque[int] = deque()
         self._is_closed = False
@@ -235,7 +235,9 @@ class Push:
 class Pulls:
     """The downloads under way, by blob; chunks are handed to the right one."""
 
-    def __init__(self, post: Post, topics: Topics, clock: Clock, link: LinkEstimate) -> None:
+    def __init__(
+        self, post: DevicePublisher, topics: Topics, clock: Clock, link: LinkEstimate
+    ) -> None:
         self._post = post
         self._topics = topics
         self._clock = clock

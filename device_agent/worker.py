@@ -30,7 +30,7 @@ from fairbed.device_agent.state.lifecycle import Event
 from fairbed.device_agent.trainer import TrainingDiverged, drawn
 from fairbed.wire.artifact import Artifact, TaskSpec, decode_artifact
 from fairbed.wire.errors import DecodeError, EncodeError
-from fairbed.wire.messages import Ask, Manifest, Train
+from fairbed.wire.messages import EvaluateRequest, Manifest, Train
 from fairbed.wire.tensors import Layout, vector_from_bytes
 from fairbed.wire.transfer import Download
 
@@ -55,7 +55,7 @@ class Stopwatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """One round's work for the training thread."""
 
     train: Train
@@ -84,20 +84,20 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
-class Inquiry:
+class EvaluationJob:
     """A question's work for the training thread."""
 
-    ask: Ask
+    ask: EvaluateRequest
     model: Download
     """Of `ask.model`, or of the packed blob that becomes it."""
     watch: Stopwatch
-    """Running since `Ask` arrived."""
+    """Running since `EvaluateRequest` arrived."""
     should_stop: Callable[[], bool]
     """Asked from the training thread between evaluation steps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EvaluationResult:
     """What an answer says."""
 
     loss: float
@@ -168,7 +168,7 @@ class _StoppableMeter:
         self._meter.read(n_bytes)
 
 
-class Worker:
+class TrainingThread:
     """The training thread of one device and what it holds."""
 
     def __init__(
@@ -208,7 +208,7 @@ class Worker:
         """Nobody will train the model of the last question."""
         self._evaluated = None
 
-    def blob_for(self, train: Train | Ask) -> Manifest:
+    def blob_for(self, train: Train | EvaluateRequest) -> Manifest:
         """Return what to pull for a round: the model, or a smaller blob that becomes it.
 
         Raises:
@@ -235,7 +235,7 @@ class Worker:
         """Stay warm, but hand back what the last round left free."""
         await self._in_thread(trim_heap)
 
-    async def compute(self, job: Job) -> Trained:
+    async def compute(self, job: TrainingJob) -> Trained:
         """Verify, decode, load, evaluate, train and encode; the laps are on `job.watch`.
 
         Raises:
@@ -243,7 +243,7 @@ class Worker:
         """
         return await self._in_thread(lambda: self._guarded(lambda: self._round(job)))
 
-    async def answer(self, inquiry: Inquiry) -> Told:
+    async def answer(self, inquiry: EvaluationJob) -> EvaluationResult:
         """Verify, decode, load and evaluate; the laps are on `inquiry.watch`.
 
         Raises:
@@ -290,7 +290,7 @@ class Worker:
             _log.exception("unexpected error in a round")
             raise RoundFailed(f"internal error: {type(exc).__name__}: {one_line(exc)}") from exc
 
-    def _round(self, job: Job) -> Trained:
+    def _round(self, job: TrainingJob) -> Trained:
         task, train, watch = self._task, job.train, job.watch
         if task is None:
             raise NotPrepared("task: not here any more")
@@ -349,7 +349,7 @@ class Worker:
             loss_train=_not_negative(result.loss_train),
         )
 
-    def _tell(self, inquiry: Inquiry) -> Told:
+    def _tell(self, inquiry: EvaluationJob) -> EvaluationResult:
         task, ask, watch = self._task, inquiry.ask, inquiry.watch
         self._evaluated = None
         if task is None:
@@ -368,9 +368,9 @@ class Worker:
         watch.lap("evaluate")
         assert ask.model.sha256 is not None, "a model has a hash"
         self._evaluated = _Evaluated(ask.model.sha256, vector)
-        return Told(loss=max(0.0, loss), n=len(y), was_cold=was_cold)
+        return EvaluationResult(loss=max(0.0, loss), n=len(y), was_cold=was_cold)
 
-    def _model(self, job: Job, layout: Layout) -> NDArray[np.float32]:
+    def _model(self, job: TrainingJob, layout: Layout) -> NDArray[np.float32]:
         """Return the model of a round, shape (n_values,)."""
         evaluated, self._evaluated = self._evaluated, None
         if job.model is not None:
@@ -383,7 +383,7 @@ class Worker:
 
     def _pulled(
         self,
-        order: Train | Ask,
+        order: Train | EvaluateRequest,
         layout: Layout,
         model: Download,
         watch: Stopwatch,

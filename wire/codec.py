@@ -11,10 +11,10 @@ from fairbed.wire.errors import DecodeError, EncodeError, VersionError
 from fairbed.wire.messages import (
     PROTOCOL_VERSION,
     AnyMessage,
-    Command,
     FromDevice,
     Intent,
     Message,
+    OperatorCommand,
     ToDevice,
 )
 
@@ -31,7 +31,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 _FROM_DEVICE: msgspec.msgpack.Decoder[FromDevice] = msgspec.msgpack.Decoder(FromDevice)
 _TO_DEVICE: msgspec.msgpack.Decoder[ToDevice] = msgspec.msgpack.Decoder(ToDevice)
 _INTENT = msgspec.msgpack.Decoder(Intent)
-_COMMAND = msgspec.msgpack.Decoder(Command)
+_COMMAND = msgspec.msgpack.Decoder(OperatorCommand)
 _ANY: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)
 
 
@@ -80,7 +80,7 @@ def decode_intent(payload: Buffer) -> Intent:
     return _decode_message(_INTENT, payload)
 
 
-def decode_command(payload: Buffer) -> Command:
+def decode_command(payload: Buffer) -> OperatorCommand:
     """Return the order that a person sent to a run.
 
     Raises:

@@ -151,11 +151,11 @@ def is_device_name(name: str) -> bool:
     return re.fullmatch(NAME_PATTERN, name) is not None
 
 
-class Ask(Message, frozen=True, kw_only=True, tag="ask"):
-    """Evaluate the model of a round before anybody is selected, and answer with `Answer`.
+class EvaluateRequest(Message, frozen=True, kw_only=True, tag="ask"):
+    """Evaluate the model of a round before anybody is selected, and answer with `EvaluateReply`.
 
     A device that is selected then has the model already: it keeps it until the next `Train`,
-    `Ask` or `Cancel`. Only who named the skill `loss` is asked.
+    `EvaluateRequest` or `Cancel`. Only who named the skill `loss` is asked.
     """
 
     round: RoundId
@@ -171,15 +171,15 @@ class Ask(Message, frozen=True, kw_only=True, tag="ask"):
     """Left out where the model travels as float32."""
 
 
-class Answer(Message, frozen=True, kw_only=True, tag="answer"):
-    """The loss of the model that `Ask` announced; only who was asked says it.
+class EvaluateReply(Message, frozen=True, kw_only=True, tag="answer"):
+    """The loss of the model that `EvaluateRequest` announced; only who was asked says it.
 
-    The durations are laps of one stopwatch, from the arrival of `Ask` to the answer.
+    The durations are laps of one stopwatch, from the arrival of `EvaluateRequest` to the answer.
     """
 
     round: RoundId
     attempt: Count = 0
-    """That of the `Ask` it answers."""
+    """That of the `EvaluateRequest` it answers."""
     loss: Annotated[float, Meta(ge=0.0)]
     """Mean over the examples, in nats."""
     n: Count
@@ -191,7 +191,7 @@ class Answer(Message, frozen=True, kw_only=True, tag="answer"):
     load_s: Seconds
     evaluate_s: Seconds
     pulled: BlobId | UnsetType = UNSET
-    """The blob that the model came in; left out if it was `Ask.model`."""
+    """The blob that the model came in; left out if it was `EvaluateRequest.model`."""
 
 
 # Whoever reads a message finds its parts here, too.
@@ -341,7 +341,7 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer"):
     pulled: BlobId | UnsetType = UNSET
     """The blob that the model came in; left out if it was `Train.model`."""
     is_held: bool | UnsetType = UNSET
-    """True where the model was here from `Ask`, so that nothing was pulled; else left out."""
+    """True where the model was here from `EvaluateRequest`, so that nothing was pulled; else left out."""
 
 
 class UploadDone(Message, frozen=True, kw_only=True, tag="upload-done"):
@@ -480,7 +480,7 @@ class Goodbye(Message, frozen=True, kw_only=True, tag="goodbye"):
 # --- people to coordinator ----------------------------------------------------------------------
 
 
-class Command(Message, frozen=True, kw_only=True, tag="command"):
+class OperatorCommand(Message, frozen=True, kw_only=True, tag="command"):
     """An order of a person to a live run (TUI, `fairbed stop`)."""
 
     id: BlobId
@@ -508,12 +508,12 @@ FromDevice: TypeAlias = (
     | LinkProbe
     | Pong
     | Status
-    | Answer
+    | EvaluateReply
 )
 ToDevice: TypeAlias = (
     Welcome
     | Train
-    | Ask
+    | EvaluateRequest
     | Grant
     | UploadAck
     | Received
@@ -524,4 +524,4 @@ ToDevice: TypeAlias = (
     | Goodbye
     | CoordinatorStatus
 )
-AnyMessage: TypeAlias = FromDevice | ToDevice | Intent | Command
+AnyMessage: TypeAlias = FromDevice | ToDevice | Intent | OperatorCommand

@@ -36,7 +36,7 @@ DOUBT = 16.0
 
 
 @dataclass(slots=True)
-class Ask:
+class InFlightChunk:
     """One chunk in flight."""
 
     at: float
@@ -69,7 +69,7 @@ class Flow:
         self.limit = 0
         self.window = 0
         self.floor = floor
-        self.flying: dict[int, Ask] = {}
+        self.flying: dict[int, InFlightChunk] = {}
         self.repeats = 0
         self.untouched = 0
         """Nothing from this chunk on has been asked for."""
@@ -100,7 +100,7 @@ class Flow:
                 break
             self._orders += 1
             self.repeats += not is_first
-            self.flying[index] = Ask(
+            self.flying[index] = InFlightChunk(
                 now, self._orders, is_first, now if first_at is None else first_at
             )
             asks.append(index)
@@ -149,7 +149,7 @@ class Flow:
             return None
         return min(map(self._due_at, self.flying.values()), default=None)
 
-    def _due_at(self, ask: Ask) -> float:
+    def _due_at(self, ask: InFlightChunk) -> float:
         is_overtaken = ask.order < self._newest_order
         since = ask.at if is_overtaken else max(ask.at, self._arrived_at)
         patience = max(RETRY_FLOOR_S, RETRY_FACTOR * self._chunk_s) * self._patience

@@ -12,9 +12,9 @@ import msgspec
 from benchmarks._fidelity.talk import MODULE, EndError, EndPipe
 from fairbed.testbed.backends.containers.cleanup import kept, sweep
 from fairbed.testbed.backends.containers.containers import QUOTA_INSIDE
-from fairbed.testbed.backends.containers.engine import LIMITS, Engine
+from fairbed.testbed.backends.containers.engine import LIMITS, ContainerEngine
 from fairbed.testbed.backends.helper import end_helper
-from fairbed.testbed.backends.sandbox import Cell, admit
+from fairbed.testbed.backends.sandbox import Sandbox, admit
 
 START_S = 60.0
 """For podman to start a container."""
@@ -24,8 +24,8 @@ POLL_S = 0.02
 
 @asynccontextmanager
 async def open_contained_end(
-    engine: Engine, called: str, cell: Cell, folder: Path
-) -> AsyncIterator[tuple[EndPipe, Cell]]:
+    engine: ContainerEngine, called: str, cell: Sandbox, folder: Path
+) -> AsyncIterator[tuple[EndPipe, Sandbox]]:
     """Keep a measuring end at work in a container; yield it and its cell as it sees it.
 
     Args:

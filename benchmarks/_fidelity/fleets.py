@@ -14,7 +14,7 @@ from benchmarks._fidelity.rows import Asked, Row
 from benchmarks._fidelity.windows import Evidence, Window
 from fairbed import profiles
 from fairbed.testbed.backends.base import DeviceSpec, device_spec
-from fairbed.testbed.backends.choice import BackendName, open_stage
+from fairbed.testbed.backends.choice import BackendName, open_backend
 from fairbed.testbed.emulation.conditions import Shape
 from fairbed.testbed.run.broker import start_broker
 from fairbed.wire.codec import decode
@@ -110,7 +110,7 @@ async def _life(
     """Bring a fleet up and down; return how long each part took, seconds."""
     begun = time.monotonic()
     run_id = f"bench-{secrets.token_hex(4)}"
-    async with open_stage(backend, fleet, folder, run_id) as stage:
+    async with open_backend(backend, fleet, folder, run_id) as stage:
         broker_begun = time.monotonic()
         host = stage.broker_host or "127.0.0.1"
         async with (

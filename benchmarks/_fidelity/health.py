@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from fairbed.testbed.host.contention import SHORT_S, Waits, waits
+from fairbed.testbed.host.contention import SHORT_S, SchedulerWaits, waits
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -43,7 +43,7 @@ def watch(path: Iterable[int], starved_s: Callable[[], float]) -> Iterator[Healt
     health.waited_s = max((_long_s(before[pid], waits(pid)) for pid in pids), default=0.0)
 
 
-def _long_s(before: Waits, after: Waits) -> float:
+def _long_s(before: SchedulerWaits, after: SchedulerWaits) -> float:
     """Return what a process waited, but for the short waits of waking up."""
     return after.seconds - before.seconds - SHORT_S * (after.count - before.count)
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from fairbed.testbed.backends.gauges import GaugeAddress
-from fairbed.testbed.backends.sandbox import Cell
+from fairbed.testbed.backends.sandbox import Sandbox
 from fairbed.testbed.emulation.device import EmulatedDevice
 
 
@@ -119,7 +119,7 @@ class Paced(Order, frozen=True, kw_only=True):
 
     device: EmulatedDevice
     gauge: GaugeAddress
-    cell: Cell | None
+    cell: Sandbox | None
     steps: int
     """In each section."""
     spin_s: float = 0.0

@@ -20,14 +20,14 @@ from benchmarks._fidelity.talk import EndPipe, open_end
 from fairbed.testbed.backends.base import DeviceSpec
 from fairbed.testbed.backends.cgroups.fleet import limit_speed, open_cells
 from fairbed.testbed.backends.choice import BackendName
-from fairbed.testbed.backends.containers.engine import Engine, find_engine
+from fairbed.testbed.backends.containers.engine import ContainerEngine, find_engine
 from fairbed.testbed.backends.gauges import GaugeAddress, Gauges
 from fairbed.testbed.backends.live_devices import tell
 from fairbed.testbed.backends.network.enter import identity
 from fairbed.testbed.backends.network.network import open_network
 from fairbed.testbed.backends.proxy.links import shaped_links
 from fairbed.testbed.backends.proxy.protocol import LinkState
-from fairbed.testbed.backends.sandbox import Cell
+from fairbed.testbed.backends.sandbox import Sandbox
 from fairbed.testbed.emulation.conditions import Conditions, Shape
 from fairbed.testbed.emulation.device import EmulatedDevice
 from fairbed.testbed.host.contention import run_delay_s
@@ -60,7 +60,7 @@ class Rig:
     reach: Place
     """Where the device finds the desk."""
     gauge: GaugeAddress
-    cell: Cell | None
+    cell: Sandbox | None
     apply: Callable[[Conditions], Awaitable[None]]
     """Change the device and its link; returns when the change holds."""
     starved_s: Callable[[], float]
@@ -113,7 +113,7 @@ _Parts = tuple[
     EndPipe,
     EndPipe,
     Place,
-    Cell | None,
+    Sandbox | None,
     Callable[[Conditions], Awaitable[None]],
     Callable[[], float],
 ]
@@ -124,7 +124,7 @@ async def _namespace(
     folder: Path,
     spec: DeviceSpec,
     is_delayed: bool,
-    engine: Engine | None = None,
+    engine: ContainerEngine | None = None,
 ) -> _Parts:
     network = await stack.enter_async_context(
         open_network(

@@ -16,7 +16,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from benchmarks._fidelity.orders import Answers, Failed, Order
 from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.helper import end_helper, open_helper
-from fairbed.testbed.backends.sandbox import Cell
+from fairbed.testbed.backends.sandbox import Sandbox
 
 MODULE = "benchmarks._fidelity.end"
 
@@ -111,7 +111,7 @@ async def both(one: Awaitable[T], other: Awaitable[U]) -> tuple[T, U]:
 
 @asynccontextmanager
 async def open_end(
-    log: Path, cell: Cell | None = None, *, is_instrument: bool = False
+    log: Path, cell: Sandbox | None = None, *, is_instrument: bool = False
 ) -> AsyncIterator[EndPipe]:
     """Keep a measuring end at work, inside a device or outside.
 

@@ -29,9 +29,9 @@ from fairbed.profiles.errors import TraceError
 from fairbed.profiles.series import Series
 from fairbed.profiles.traces.files import TraceReader
 from fairbed.profiles.tracks import LinkTracks
-from fairbed.testbed.backends.schedule_driver import Driver
+from fairbed.testbed.backends.schedule_driver import ScheduleDriver
 from fairbed.testbed.emulation.conditions import Conditions
-from fairbed.testbed.emulation.schedule import Course, Timeline
+from fairbed.testbed.emulation.schedule import Schedule, ScheduleFollower
 
 Traffic: TypeAlias = Literal["datagrams", "tcp"]
 
@@ -132,7 +132,7 @@ async def _replay(rig: Rig, series: Series, lasting_s: float, traffic: Traffic) 
         await anyio.sleep(WARM_S)
         begun = time.monotonic()
         with anyio.move_on_after(lasting_s):
-            await Driver(_Driven(rig), {NAME: Course(timeline(series))}).run()
+            await ScheduleDriver(_Driven(rig), {NAME: ScheduleFollower(timeline(series))}).run()
         return begun
 
     with watch(rig.path(), rig.starved_s) as health:
@@ -153,11 +153,11 @@ async def _replay(rig: Rig, series: Series, lasting_s: float, traffic: Traffic) 
     ]
 
 
-def timeline(down: Series) -> Timeline:
+def timeline(down: Series) -> Schedule:
     """Return a device whose link towards it follows a series."""
     still = Series.constant(0.0)
     up = Series.constant(10e6)
-    return Timeline(
+    return Schedule(
         link=LinkTracks(down_bps=down, up_bps=up, delay_s=still, jitter_s=still, loss_ratio=still)
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from benchmarks._paper.reading import Outcome, Reading, Trained, outcomes, readings
 from benchmarks._paper.report import table
 from benchmarks._paper.settings import Figure, Size
-from fairbed.testbed.compare.statistics import Interval
+from fairbed.testbed.compare.statistics import ConfidenceInterval
 
 TITLES = {"fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "digits": "digits"}
 ACCURACY_DIGITS = 3
@@ -96,12 +96,12 @@ def _readings(found: Sequence[Reading]) -> str:
     return table(["figure", "data", "statement", "difference", "here"], rows)
 
 
-def with_ends(found: Interval, digits: int = ACCURACY_DIGITS) -> str:
+def with_ends(found: ConfidenceInterval, digits: int = ACCURACY_DIGITS) -> str:
     """Write a mean and its interval."""
     return _written(found, f".{digits}f")
 
 
-def difference(found: Interval | None) -> str:
+def difference(found: ConfidenceInterval | None) -> str:
     """Write a difference and its interval, in bold when 0 is outside; nothing for None."""
     if found is None:
         return ""
@@ -109,7 +109,7 @@ def difference(found: Interval | None) -> str:
     return text if found.verdict == "unclear" else f"**{text}**"
 
 
-def _written(found: Interval, form: str) -> str:
+def _written(found: ConfidenceInterval, form: str) -> str:
     mean = format(found.mean, form)
     if found.low is None or found.high is None:
         return mean

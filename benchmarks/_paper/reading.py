@@ -18,7 +18,7 @@ from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.testbed.compare.comparison import BOOTSTRAP_SEED
 from fairbed.testbed.compare.statistics import (
     WINDOW,
-    Interval,
+    ConfidenceInterval,
     Verdict,
     final_value,
     mean_interval,
@@ -45,22 +45,22 @@ class Outcome:
     mixture: float | None
     """gamma_1; None is infinite, which JSON does not have."""
     label: str
-    final: Interval
+    final: ConfidenceInterval
     """Accuracy at the end, the mean of the last five evaluations."""
-    final_against: Interval | None
+    final_against: ConfidenceInterval | None
     """The same minus that of the baseline; None for the baseline itself."""
-    swing: Interval
+    swing: ConfidenceInterval
     """Mean change of the accuracy from one evaluation to the next, up or down, second half."""
-    rounds_to: Interval
+    rounds_to: ConfidenceInterval
     """Rounds until the running mean of five reaches `target`, or all of them."""
     target: float
     reached: int
     """Seeds that did."""
-    time_s: Interval
+    time_s: ConfidenceInterval
     """Of all rounds, on the virtual clock."""
-    early: Interval
+    early: ConfidenceInterval
     """Accuracy when the quickest run of the panel is over, mean of the last five evaluations."""
-    early_against: Interval | None
+    early_against: ConfidenceInterval | None
     early_s: float
     """When that is."""
 
@@ -73,7 +73,7 @@ class Reading:
     dataset: str
     """Empty if it is about all."""
     text: str
-    difference: Interval
+    difference: ConfidenceInterval
     word: Word
     """Nothing is shown when 0 is inside the interval, or the seeds are too few."""
 
@@ -85,7 +85,7 @@ WORDS: Mapping[Verdict, Word] = {
 }
 
 
-def interval(values: Floats) -> Interval:
+def interval(values: Floats) -> ConfidenceInterval:
     """Return the mean over seeds and its interval; equal values give equal bits."""
     return mean_interval(values, np.random.default_rng(BOOTSTRAP_SEED))
 

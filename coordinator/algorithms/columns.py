@@ -24,7 +24,7 @@ def grown(column: NDArray[Scalar], n: int) -> NDArray[Scalar]:
     return np.concatenate([column, added])
 
 
-class Places:
+class RowIndex:
     """Where what is learned of a row is kept, for rows of which anything was ever learned.
 
     Of a million devices only those that were ever measured take more room than one number.

@@ -43,7 +43,7 @@ def gini(values: Floats) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class FairnessSummary:
     """One model on every device's held-out data; a device counts once, whatever its size."""
 
     devices: int
@@ -68,7 +68,7 @@ class Summary:
     """Population, nats, over devices."""
 
 
-def summarise(n: Ints, correct: Ints, loss_sum: Floats) -> Summary:
+def summarise(n: Ints, correct: Ints, loss_sum: Floats) -> FairnessSummary:
     """Return the summary of one evaluation.
 
     Args:
@@ -96,7 +96,7 @@ def summarise(n: Ints, correct: Ints, loss_sum: Floats) -> Summary:
     with np.errstate(invalid="ignore", over="ignore"):  # a diverged model has infinite loss
         loss = loss_sum[tested] / n[tested]
         loss_mean, loss_std = float(loss.mean()), float(loss.std())
-    return Summary(
+    return FairnessSummary(
         devices=accuracy.size,
         accuracy_mean=float(accuracy.mean()),
         accuracy_pooled=float(correct[tested].sum() / n[tested].sum()),

@@ -6,11 +6,11 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from fairbed.coordinator.fleet.codec_agreement import missing_codecs
-from fairbed.coordinator.messaging.blobs import PrivateBlobs, Traffic
-from fairbed.coordinator.messaging.publisher import Post
+from fairbed.coordinator.messaging.blobs import PrivateBlobs, SideTraffic
+from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.policy.config import ExchangeConfig
 from fairbed.coordinator.ports import ShardSource
-from fairbed.coordinator.server.event_log import Journal
+from fairbed.coordinator.server.event_log import EventLog
 from fairbed.coordinator.state.registry import NEVER, Device, Registry, clamps
 from fairbed.coordinator.store.tables import DeviceRow, TelemetryRow
 from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES, manifest_of
@@ -39,11 +39,11 @@ class Fleet:
     def __init__(
         self,
         registry: Registry,
-        post: Post,
+        post: Publisher,
         private: PrivateBlobs,
         shards: ShardSource,
-        journal: Journal,
-        traffic: Traffic,
+        journal: EventLog,
+        traffic: SideTraffic,
         *,
         task: Manifest,
         boot: int,

@@ -20,7 +20,7 @@ from fairbed.wire.transport.base import Packet, Transport
 
 
 @dataclass(slots=True)
-class Traffic:
+class SideTraffic:
     """Counts until it is taken."""
 
     down_bytes: int = 0
@@ -159,7 +159,7 @@ class PublicBlobs:
 class PrivateBlobs:
     """Blobs for one device each, sent chunk by chunk as it asks."""
 
-    def __init__(self, transport: Transport, topics: Topics, traffic: Traffic) -> None:
+    def __init__(self, transport: Transport, topics: Topics, traffic: SideTraffic) -> None:
         self._transport = transport
         self._topics = topics
         self._traffic = traffic

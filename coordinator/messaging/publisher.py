@@ -16,7 +16,7 @@ MAX_PENDING = 16
 """Messages to one device that wait for the broker at a time; an exchange needs about six."""
 
 
-class Post:
+class Publisher:
     """Sends messages; what is lost is sent again when the device says hello or asks again."""
 
     def __init__(self, transport: Transport, topics: Topics) -> None:

@@ -80,7 +80,7 @@ def _column(values: Sequence[float | None]) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class LossDemand:
     """Whose losses a selector has to know before it can select."""
 
     round: int
@@ -91,7 +91,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class ReportedLosses:
     """What came of a question."""
 
     rows: Ints

@@ -22,9 +22,14 @@ from fairbed.coordinator.algorithms.estimation.base import (
 )
 from fairbed.coordinator.algorithms.random_streams import first_word, first_words
 from fairbed.coordinator.algorithms.selection.audit import audit
-from fairbed.coordinator.algorithms.selection.base import Asking, Candidates, Outcomes, Selector
+from fairbed.coordinator.algorithms.selection.base import (
+    Candidates,
+    Outcomes,
+    Selector,
+    TwoStepSelector,
+)
 from fairbed.coordinator.algorithms.selection.guarded import PluginError
-from fairbed.coordinator.policy.choice import Answers, Choice, Observations, Question
+from fairbed.coordinator.policy.choice import Choice, LossDemand, Observations, ReportedLosses
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.factories import make_aggregator, make_estimator, make_selector
 
@@ -75,7 +80,7 @@ class Decisions:
         transfer_bits: tuple[float | Floats, float | Floats],
         now: float,
         known_s: Floats | None = None,
-        answers: Answers | None = None,
+        answers: ReportedLosses | None = None,
         *,
         asked: int | None = None,
         pick: int = 0,
@@ -129,19 +134,19 @@ class Decisions:
         transfer_bits: tuple[float | Floats, float | Floats],
         now: float,
         known_s: Floats | None = None,
-    ) -> Question | None:
+    ) -> LossDemand | None:
         """Return whose losses have to be known before `choose`; None if it needs none.
 
         Raises:
             PluginError: A selector that is not ours breaks the contract.
         """
         selector = self.selector
-        if not isinstance(selector, Asking):
+        if not isinstance(selector, TwoStepSelector):
             return None
         candidates, _, _ = self._candidates(round_id, roster, transfer_bits, now, known_s, None)
         stream = self._stream(self.config.seed_selection, round_id, _ASKING)
         rows = selector.candidates(candidates, self.config.asked, stream)
-        return Question(round_id, rows, selector.sample)
+        return LossDemand(round_id, rows, selector.sample)
 
     def _candidates(
         self,
@@ -150,7 +155,7 @@ class Decisions:
         transfer_bits: tuple[float | Floats, float | Floats],
         now: float,
         known_s: Floats | None,
-        answers: Answers | None,
+        answers: ReportedLosses | None,
     ) -> tuple[Candidates, Floats, Prediction]:
         """Return the fleet as a selector sees it, with the contexts behind it, shape (N, 4)."""
         context = roster.contexts(*transfer_bits, self.config.selection.cold_start_coding)
@@ -295,7 +300,7 @@ def make_decisions(config: CoordinatorConfig) -> Decisions:
         PluginError: Its selector is a plug-in that cannot be had, or not with asynchronous rounds.
     """
     selector = make_selector(config.selection)
-    if config.round.is_buffered and isinstance(selector, Asking):
+    if config.round.is_buffered and isinstance(selector, TwoStepSelector):
         raise PluginError(
             f"selector {config.selection.policy}: must select without losses with round.mode = "
             '"async", got one that asks devices for them: nobody can be asked while a round goes '

@@ -15,12 +15,12 @@ from fairbed.coordinator.algorithms.aggregation.corefed import CoreFed
 from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
 from fairbed.coordinator.algorithms.aggregation.q_ffl import QFedAvg
 from fairbed.coordinator.algorithms.estimation.base import Estimator
-from fairbed.coordinator.algorithms.estimation.phases import Phases
-from fairbed.coordinator.algorithms.estimation.ridge import Ridge
+from fairbed.coordinator.algorithms.estimation.phases import PhaseEstimator
+from fairbed.coordinator.algorithms.estimation.ridge import RidgeEstimator
 from fairbed.coordinator.algorithms.selection.base import Selector
 from fairbed.coordinator.algorithms.selection.fedcs import FedCs
 from fairbed.coordinator.algorithms.selection.oort import Oort, OortSettings
-from fairbed.coordinator.algorithms.selection.oracle import Fastest, Known
+from fairbed.coordinator.algorithms.selection.oracle import Fastest, OracleTimes
 from fairbed.coordinator.algorithms.selection.pow_d import PowD
 from fairbed.coordinator.algorithms.selection.power_of_choice import PowerOfChoice
 from fairbed.coordinator.algorithms.selection.rbcs_f import RbcsF, TheoryAlpha
@@ -34,9 +34,9 @@ def make_estimator(config: SelectionConfig) -> Estimator:
     """Return the estimator that the configuration names, knowing nothing yet."""
     match config.estimator:
         case "ridge":
-            return Ridge(config.ridge_lambda, config.discount)
+            return RidgeEstimator(config.ridge_lambda, config.discount)
         case "phases":
-            return Phases(config.ridge_lambda, config.discount)
+            return PhaseEstimator(config.ridge_lambda, config.discount)
 
 
 def make_aggregator(config: AggregationConfig, per_round: int = 2) -> Aggregator:
@@ -80,13 +80,13 @@ def make_selector(config: SelectionConfig) -> Selector:
         case "fedcs":
             return _fedcs(config)
         case "fedcs-oracle":
-            return Known(_fedcs(config))
+            return OracleTimes(_fedcs(config))
         case "fastest-known":
-            return Known(Fastest())
+            return OracleTimes(Fastest())
         case "rbcs-f":
             return _rbcs_f(config)
         case "rbcs-f-known":
-            return Known(_rbcs_f(config))
+            return OracleTimes(_rbcs_f(config))
         case "oort":
             return Oort(OortSettings(**msgspec.structs.asdict(config.oort)))
         case "power-of-choice":

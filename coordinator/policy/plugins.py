@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from fairbed.coordinator.algorithms.selection.guarded import Guarded, PluginError, guarded
+from fairbed.coordinator.algorithms.selection.guarded import GuardedSelector, PluginError, guarded
 
 GROUP = "fairbed.selectors"
 """Entry points of this group are policies by their names."""
@@ -23,7 +23,7 @@ def is_path(policy: str) -> bool:
     return ":" in policy
 
 
-def load_selector(policy: str, options: Mapping[str, Any]) -> Guarded:
+def load_selector(policy: str, options: Mapping[str, Any]) -> GuardedSelector:
     """Return a third-party selector, without any memory yet.
 
     Args:

@@ -12,24 +12,24 @@ from msgspec import UNSET
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.fairness import summarise
 from fairbed.coordinator.fleet.codec_agreement import codecs_of, pulled_blob
-from fairbed.coordinator.policy.choice import Answers, Choice, Observation, Question
+from fairbed.coordinator.policy.choice import Choice, LossDemand, Observation, ReportedLosses
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.ports import Score
-from fairbed.coordinator.state.exchange import Exchange, Stage
-from fairbed.coordinator.state.loss_query import Poll, Reply, pulled_in
+from fairbed.coordinator.state.exchange import Exchange, ExchangeState
+from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome, pulled_in
 from fairbed.coordinator.state.registry import Device, cold_start, mu_of
 from fairbed.coordinator.state.round import Round
 from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import (
-    AskRow,
     DeviceMetricRow,
     ExchangeRow,
     FleetRow,
+    LossQueryRow,
     MetricRow,
     RoundRow,
     SelectionRow,
 )
-from fairbed.wire.messages import Ask, Offer, Train
+from fairbed.wire.messages import EvaluateRequest, Offer, Train
 
 LAG_RATIO_LIMIT = 0.01
 """Loop lag (p99 of the round) above this share of tau makes an exchange invalid (design.md)."""
@@ -76,7 +76,7 @@ def before(device: Device, choice: Choice, now: float) -> Before:
     )
 
 
-_CENSORED = frozenset({Stage.LATE, Stage.CANCELLED})
+_CENSORED = frozenset({ExchangeState.LATE, ExchangeState.CANCELLED})
 """Given up by us: the device might have made it, given more time."""
 
 
@@ -116,7 +116,7 @@ def starvation(exchange: Exchange) -> str:
 def invalid_reason(exchange: Exchange, lag_p99_s: float) -> str:
     """Return why an exchange must not teach the estimator; empty if it may."""
     tau, rest = exchange.tau_s, unaccounted_s(exchange)
-    if exchange.stage is not Stage.DONE or tau is None or rest is None:
+    if exchange.stage is not ExchangeState.DONE or tau is None or rest is None:
         return exchange.why or exchange.stage.value
     if exchange.is_disturbed:
         return "the coordinator lost its own link meanwhile"
@@ -141,13 +141,13 @@ def observation(
         context: What was known when it was chosen, shape (4,), in an earlier round.
     """
     is_valid = not invalid_reason(exchange, lag_p99_s)
-    was_called_off = exchange.is_late or exchange.stage is Stage.CANCELLED
+    was_called_off = exchange.is_late or exchange.stage is ExchangeState.CANCELLED
     return Observation(
         row=row,
         tau_s=exchange.tau_s if is_valid else None,
         phases_s=phases_s(exchange) if is_valid else None,
-        is_aggregated=exchange.stage is Stage.DONE,
-        timed_out=exchange.stage is Stage.LATE and not starvation(exchange),
+        is_aggregated=exchange.stage is ExchangeState.DONE,
+        timed_out=exchange.stage is ExchangeState.LATE and not starvation(exchange),
         loss=_loss(exchange.offer),
         at_least_s=exchange.at_least_s
         if was_called_off and exchange.stage in _CENSORED and not starvation(exchange)
@@ -188,7 +188,7 @@ def exchange_row(
         round=exchange.round,
         attempt=exchange.attempt,
         device=exchange.device,
-        outcome=Stage.LATE.value if exchange.goes_on else exchange.stage.value,
+        outcome=ExchangeState.LATE.value if exchange.goes_on else exchange.stage.value,
         why=why,
         is_valid=not why,
         dispatched_at_s=dispatched_at_s,
@@ -269,8 +269,8 @@ def round_row(
     is_complete = len(arrivals) == len(played.exchanges) > 0 and not played.is_buffered
     tau_max_s = max(arrivals) if is_complete else ended_at_s - dispatched_at_s
     duration_s = ask_s + closed_at_s - dispatched_at_s
-    done = [x for x in over if x.stage is Stage.DONE]
-    in_time = [x for x in own if x.stage is Stage.DONE]
+    done = [x for x in over if x.stage is ExchangeState.DONE]
+    in_time = [x for x in own if x.stage is ExchangeState.DONE]
     slowest = max(in_time, key=lambda x: x.tau_wall_s or 0.0, default=None)
     return RoundRow(
         round=played.id,
@@ -294,8 +294,8 @@ def round_row(
         coordinator_encode_s=coordinator_encode_s,
         ask_s=ask_s,
         merged_late=sum(bool(x.staleness) for x in done),
-        dropped_late=sum(x.stage is Stage.LATE for x in over),
-        cancelled=sum(x.stage is Stage.CANCELLED for x in over),
+        dropped_late=sum(x.stage is ExchangeState.LATE for x in over),
+        cancelled=sum(x.stage is ExchangeState.CANCELLED for x in over),
     )
 
 
@@ -338,24 +338,26 @@ def selection_rows(
     )
 
 
-def answers_of(question: Question, poll: Poll, names: Sequence[str]) -> Answers:
+def answers_of(question: LossDemand, poll: LossQuery, names: Sequence[str]) -> ReportedLosses:
     """Return what came of a question, in the order of its rows."""
     told = [poll.asked[names[row]].answer for row in question.rows.tolist()]
     loss = np.array([np.nan if answer is None else answer.loss for answer in told])
-    return Answers(question.rows, loss.astype(np.float64))
+    return ReportedLosses(question.rows, loss.astype(np.float64))
 
 
-def ask_rows(poll: Poll, asks: Mapping[str, Ask]) -> list[AskRow]:
+def ask_rows(poll: LossQuery, asks: Mapping[str, EvaluateRequest]) -> list[LossQueryRow]:
     """Return one row a device that was asked for its loss."""
     rows = []
     for asked in poll.asked.values():
         answer = asked.answer
         pulled = None if answer is None else pulled_in(answer, asks[asked.device])
         rows.append(
-            AskRow(
+            LossQueryRow(
                 round=poll.round,
                 device=asked.device,
-                outcome=(Reply.LATE if asked.reply is Reply.OPEN else asked.reply).value,
+                outcome=(
+                    QueryOutcome.LATE if asked.reply is QueryOutcome.OPEN else asked.reply
+                ).value,
                 why=asked.why,
                 loss=answer.loss if answer else None,
                 took_s=asked.took_s,

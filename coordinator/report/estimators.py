@@ -8,14 +8,14 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Bools, Floats
 from fairbed.coordinator.algorithms.estimation.base import CONTEXT, DOWN, UP, Learner, Measured
 from fairbed.coordinator.algorithms.estimation.baselines import DeviceMean, GlobalMean, LastValue
-from fairbed.coordinator.algorithms.estimation.phases import Phases
+from fairbed.coordinator.algorithms.estimation.phases import PhaseEstimator
 from fairbed.coordinator.algorithms.estimation.prequential import (
+    AllDevices,
     Errors,
-    Everybody,
-    Trial,
+    EstimatorTrial,
     prequential,
 )
-from fairbed.coordinator.algorithms.estimation.ridge import Ridge
+from fairbed.coordinator.algorithms.estimation.ridge import RidgeEstimator
 from fairbed.coordinator.policy.config import SelectionConfig
 from fairbed.coordinator.report.quantities import MISSING, percent
 from fairbed.coordinator.state.registry import LINK_BOUNDS_BPS
@@ -60,19 +60,19 @@ def alpha_of(settings: PlannedSelection) -> float:
 def _learners(settings: PlannedSelection) -> dict[str, Learner]:
     prior = settings.ridge_lambda or _DEFAULT.ridge_lambda, settings.discount or _DEFAULT.discount
     return {
-        "ridge": Ridge(*prior),
-        "phases": Phases(*prior),
+        "ridge": RidgeEstimator(*prior),
+        "phases": PhaseEstimator(*prior),
         "last value": LastValue(),
         "device mean": DeviceMean(),
         "global mean": GlobalMean(),
     }
 
 
-def _everybody(fleet: FleetRow) -> Everybody:
+def _everybody(fleet: FleetRow) -> AllDevices:
     """Return what was known of every device, as numbers."""
     context = np.frombuffer(fleet.context, dtype="<f8").astype(np.float64).reshape(-1, CONTEXT)
     known_s = fleet.known_s
-    return Everybody(
+    return AllDevices(
         context, None if known_s is None else np.frombuffer(known_s, "<f8").astype(np.float64)
     )
 
@@ -82,9 +82,9 @@ def trials_of(
     rows: Mapping[str, int],
     settings: PlannedSelection,
     counted_after: float = 0.0,
-    fleets: Mapping[int, Everybody] | None = None,
+    fleets: Mapping[int, AllDevices] | None = None,
     audits: Collection[tuple[int, str]] = (),
-) -> list[Trial]:
+) -> list[EstimatorTrial]:
     """Return the exchanges that may teach, one trial a round.
 
     Args:
@@ -107,7 +107,7 @@ def trials_of(
         else:
             context = everybody.context[chosen]
         trials.append(
-            Trial(
+            EstimatorTrial(
                 rows=chosen,
                 context=context,
                 measured=Measured.of(

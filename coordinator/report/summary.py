@@ -10,31 +10,36 @@ from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.fairness import jain, rate_slack
 from fairbed.coordinator.report.summary_schema import (
     Accuracy,
-    Asking,
     Bytes,
     DeviceSummary,
     EstimatorError,
-    Exchanges,
+    ExchangeSummary,
     Fairness,
     Loss,
+    LossQuerySummary,
     ProfileSummary,
     Queues,
     RoundTimes,
-    Summary,
+    RunSummary,
 )
 from fairbed.coordinator.report.summary_table import summary_table
-from fairbed.coordinator.store.reader import Plan, RunReader, Tally, profile_of
+from fairbed.coordinator.store.reader import (
+    ExperimentExcerpt,
+    RunReader,
+    SelectionCounts,
+    profile_of,
+)
 from fairbed.coordinator.store.tables import (
-    AskRow,
-    CrowdRow,
     DeviceRow,
     ExchangeRow,
+    FleetStatsRow,
+    LossQueryRow,
     MetricRow,
     RoundRow,
     TruthRow,
 )
 
-__all__ = ["Summary", "summarise_run", "summary_table"]
+__all__ = ["RunSummary", "summarise_run", "summary_table"]
 
 MAX_DEVICES = 1_000
 """Devices that are listed one by one."""
@@ -66,7 +71,7 @@ COLUMNS = (
 )
 
 
-def summarise_run(reader: RunReader) -> Summary:
+def summarise_run(reader: RunReader) -> RunSummary:
     """Return the summary of a run, live or finished; reads the store at one instant."""
     with reader.snapshot():
         info = reader.run()
@@ -80,7 +85,7 @@ def summarise_run(reader: RunReader) -> Summary:
         crowd = reader.crowd()
         last = rounds[-1].round if rounds else 0
         queues = {row.device: row.queue for row in reader.selections(last)}
-        asks = reader.columns(AskRow, ("outcome", "took_s"))
+        asks = reader.columns(LossQueryRow, ("outcome", "took_s"))
         audits = len(reader.audits())
 
     kinds = {device.name: profile_of(device, truths.get(device.name)) for device in devices}
@@ -106,7 +111,7 @@ def summarise_run(reader: RunReader) -> Summary:
             )
         )
     lasted = [row.duration_s for row in rounds if row.status != "void"]
-    return Summary(
+    return RunSummary(
         run_id=info.run_id,
         name=info.row.name,
         seed=info.row.seed,
@@ -184,11 +189,11 @@ def _model(row: MetricRow | None) -> dict[str, Any]:
     }
 
 
-def _exchanges(table: _Table) -> Exchanges:
+def _exchanges(table: _Table) -> ExchangeSummary:
     seen = {name: values[table.valid] for name, values in table.numbers.items()}
     tau_s, rest_s = seen["tau_s"], seen["unaccounted_s"]
     stale = table.numbers["staleness"]
-    return Exchanges(
+    return ExchangeSummary(
         count=len(table.device),
         invalid=int((table.done & ~table.valid).sum()),
         starved=int((table.done & (table.numbers["is_starved"] == 1.0)).sum()),
@@ -230,9 +235,11 @@ def _queues(rounds: Sequence[RoundRow]) -> Queues:
     return Queues(mean_total=total / len(rounds), max=max(row.queue_max for row in rounds))
 
 
-def _asking(asks: Sequence[tuple[str, float | None]], rounds: Sequence[RoundRow]) -> Asking:
+def _asking(
+    asks: Sequence[tuple[str, float | None]], rounds: Sequence[RoundRow]
+) -> LossQuerySummary:
     outcomes = Counter(outcome for outcome, _ in asks)
-    return Asking(
+    return LossQuerySummary(
         count=len(asks),
         answered=outcomes["answered"],
         late=outcomes["late"],
@@ -242,7 +249,7 @@ def _asking(asks: Sequence[tuple[str, float | None]], rounds: Sequence[RoundRow]
 
 
 def _fairness(
-    reader: RunReader, tallies: Mapping[str, Tally], queues: Mapping[str, float]
+    reader: RunReader, tallies: Mapping[str, SelectionCounts], queues: Mapping[str, float]
 ) -> Fairness:
     beta, counts_what = reader.plan.beta, reader.plan.selection.counts
     if not tallies:
@@ -272,7 +279,7 @@ def _fairness(
     )
 
 
-def _fairness_of(crowd: CrowdRow, plan: Plan) -> Fairness:
+def _fairness_of(crowd: FleetStatsRow, plan: ExperimentExcerpt) -> Fairness:
     """Return what was counted of a fleet that has no row for each device."""
     return Fairness(
         beta=plan.beta,

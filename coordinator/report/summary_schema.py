@@ -25,7 +25,7 @@ class Loss(Struct, frozen=True, kw_only=True):
     std: float | None
 
 
-class Exchanges(Struct, frozen=True, kw_only=True):
+class ExchangeSummary(Struct, frozen=True, kw_only=True):
     """Model exchanges; times of those that are done and valid."""
 
     count: int
@@ -136,7 +136,7 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     loss: float | None
 
 
-class Asking(Struct, frozen=True, kw_only=True):
+class LossQuerySummary(Struct, frozen=True, kw_only=True):
     """Questions before selections: what the loss of the model is on a device."""
 
     count: int
@@ -156,7 +156,7 @@ class RoundTimes(Struct, frozen=True, kw_only=True):
     p95: float | None
 
 
-class Summary(Struct, frozen=True, kw_only=True):
+class RunSummary(Struct, frozen=True, kw_only=True):
     """A run, in numbers."""
 
     run_id: str
@@ -178,10 +178,10 @@ class Summary(Struct, frozen=True, kw_only=True):
     aggregated: dict[str, int]
     accuracy: Accuracy
     loss: Loss
-    exchange: Exchanges
+    exchange: ExchangeSummary
     estimator: EstimatorError
     queues: Queues
-    asking: Asking
+    asking: LossQuerySummary
     audits: int
     """Exchanges of devices that were drawn by chance."""
     bytes: Bytes

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fairbed.coordinator.report.quantities import MISSING, clock, percent, ratio, seconds, size
-from fairbed.coordinator.report.summary_schema import DeviceSummary, Exchanges, Summary
+from fairbed.coordinator.report.summary_schema import DeviceSummary, ExchangeSummary, RunSummary
 
 MAX_DEVICES = 40
 """Devices listed for a terminal."""
@@ -21,12 +21,12 @@ _HEADINGS = (
 )
 
 
-def summary_table(summary: Summary) -> str:
+def summary_table(summary: RunSummary) -> str:
     """Return the closing table of a run: its numbers, then one line a device."""
     return "\n".join([*_facts(summary), "", *_fleet(summary)])
 
 
-def _facts(s: Summary) -> list[str]:
+def _facts(s: RunSummary) -> list[str]:
     planned = f" of {s.rounds_planned}" if s.rounds_planned else ""
     void = f" ({s.rounds_void} void)" if s.rounds_void else ""
     why = f": {s.why}" if s.why else ""
@@ -77,7 +77,7 @@ def _facts(s: Summary) -> list[str]:
     return [f"{label:<11}{text}" for label, text in pairs]
 
 
-def _asking(s: Summary) -> list[tuple[str, str]]:
+def _asking(s: RunSummary) -> list[tuple[str, str]]:
     """Return what came of questions and audits; nothing where there were none."""
     ask = s.asking
     pairs = []
@@ -94,7 +94,7 @@ def _asking(s: Summary) -> list[tuple[str, str]]:
     return pairs
 
 
-def _lateness(x: Exchanges) -> str:
+def _lateness(x: ExchangeSummary) -> str:
     """Return what else became of those who took too long; nothing if nothing did."""
     merged = f" and {x.merged_late} merged late" if x.merged_late else ""
     mean = f" ({x.staleness_mean:.2g} versions on average)" if x.merged_late else ""
@@ -109,7 +109,7 @@ def _named(codecs: dict[str, int]) -> str:
     return " as " + " and ".join(sorted(codecs, key=lambda name: -codecs[name]))
 
 
-def _fleet(summary: Summary) -> list[str]:
+def _fleet(summary: RunSummary) -> list[str]:
     rows = [[heading for heading, _ in _HEADINGS]]
     rows += [_cells(device) for device in summary.fleet[:MAX_DEVICES]]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from msgspec import UNSET
 
 from fairbed.coordinator.algorithms.arrays import Floats
-from fairbed.coordinator.policy.choice import Answers, Choice
+from fairbed.coordinator.policy.choice import Choice, ReportedLosses
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.records.rows import Before, before
-from fairbed.coordinator.rounds.model_versions import Versions
-from fairbed.coordinator.state.exchange import Exchange, Stage
+from fairbed.coordinator.rounds.model_versions import ModelVersions
+from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Round
 from fairbed.wire.messages import Train
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Assignment:
     """One exchange that is under way."""
 
     round: int
@@ -38,10 +38,10 @@ class Asked:
         return self.context if self.round < round_id else None
 
 
-def pulled_blobs(asked: Mapping[tuple[str, int], Asked], played: Round) -> set[bytes]:
+def pulled_blobs(asked: Mapping[tuple[str, int], Assignment], played: Round) -> set[bytes]:
     """Return the ids of the models that devices may not have pulled yet."""
     blobs = set[bytes]()
-    for exchange in played.in_stage(Stage.ASKED):
+    for exchange in played.in_stage(ExchangeState.ASKED):
         train = asked[exchange.device, exchange.round].train
         blobs.add(train.model.id)
         if train.coding is not UNSET and train.coding.model is not None:
@@ -65,7 +65,7 @@ class Assignments:
         config: CoordinatorConfig,
         decisions: Decisions,
         registry: Registry,
-        versions: Versions,
+        versions: ModelVersions,
         now: Callable[[], float],
     ) -> None:
         self._config = config
@@ -73,7 +73,7 @@ class Assignments:
         self._registry = registry
         self._versions = versions
         self._now = now
-        self._open: dict[tuple[str, int], Asked] = {}
+        self._open: dict[tuple[str, int], Assignment] = {}
         """Of every exchange that is under way, by device and round."""
 
     def choose(
@@ -81,7 +81,7 @@ class Assignments:
         played: Round,
         count: int | None,
         pick: int = 0,
-        answers: Answers | None = None,
+        answers: ReportedLosses | None = None,
         answered: Collection[str] = (),
     ) -> tuple[dict[str, Train], Choice]:
         """Choose devices for the round that is open; return what each is asked.
@@ -107,7 +107,7 @@ class Assignments:
         trains = {name: self._train(played, name) for name in names}
         for name in names:
             device = self._registry[name]
-            self._open[name, played.id] = Asked(
+            self._open[name, played.id] = Assignment(
                 round=played.id,
                 train=trains[name],
                 known=before(device, choice, now),
@@ -117,7 +117,7 @@ class Assignments:
         self._registry.open_round(names, played.id)
         return trains, choice
 
-    def close(self, over: Sequence[Exchange]) -> dict[tuple[str, int], Asked]:
+    def close(self, over: Sequence[Exchange]) -> dict[tuple[str, int], Assignment]:
         """Return what is known of every exchange, by device and round; forget those that are over.
 
         The registry learns who holds which version, and whose update enters the next.
@@ -128,7 +128,7 @@ class Assignments:
             known = self._open.pop((exchange.device, exchange.round))
             if exchange.offer is not None:
                 device.holds = known.train.model.sha256
-            if exchange.stage is Stage.DONE:
+            if exchange.stage is ExchangeState.DONE:
                 device.merged_round = exchange.round
         return asked
 

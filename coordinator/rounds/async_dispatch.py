@@ -6,12 +6,12 @@ import anyio
 
 from fairbed.coordinator.fleet.membership import Fleet
 from fairbed.coordinator.policy.config import CoordinatorConfig, RoundConfig
-from fairbed.coordinator.rounds.executor import Player
-from fairbed.coordinator.state.exchange import Exchange, Stage
+from fairbed.coordinator.rounds.executor import RoundExecutor
+from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Round
 
-DRAINING = frozenset({Stage.LATE, Stage.CANCELLED, Stage.LOST})
+DRAINING = frozenset({ExchangeState.LATE, ExchangeState.CANCELLED, ExchangeState.LOST})
 """Who may still be at work although its exchange is over for us."""
 
 
@@ -30,7 +30,7 @@ def first_table(config: CoordinatorConfig, round_id: int, attempt: int, slots: i
     )
 
 
-class Releases:
+class ReleasedDevices:
     """Who is through with a version before that of a round; nobody is told twice."""
 
     def __init__(self, played: Round) -> None:
@@ -55,7 +55,7 @@ class Releases:
         return free
 
 
-class Refill:
+class AsyncDispatcher:
     """Chooses as many devices as there are places, until the round is over.
 
     A device that is through with an earlier version may be chosen again at once, one that is
@@ -71,7 +71,7 @@ class Refill:
 
     def __init__(
         self,
-        player: Player,
+        player: RoundExecutor,
         registry: Registry,
         config: CoordinatorConfig,
         now: Callable[[], float],
@@ -85,7 +85,7 @@ class Refill:
 
     async def run(self, played: Round) -> None:
         """Look whenever something has happened, and for new devices every `void_wait_s`."""
-        picks, releases = 0, Releases(played)
+        picks, releases = 0, ReleasedDevices(played)
         while True:
             await self._player.wait_moved(self._config.round.void_wait_s)
             if played.is_over:
@@ -96,7 +96,7 @@ class Refill:
                 picks += 1
                 self._choose(free, picks)
 
-    def _release(self, releases: Releases) -> None:
+    def _release(self, releases: ReleasedDevices) -> None:
         for x in releases.take(self._player.is_through):
             self._registry.release(
                 x.device,
@@ -105,8 +105,8 @@ class Refill:
             )
 
 
-async def wait_for_anybody(
-    player: Player, fleet: Fleet, settings: RoundConfig, played: Round
+async def wait_for_any_device(
+    player: RoundExecutor, fleet: Fleet, settings: RoundConfig, played: Round
 ) -> None:
     """Wait until availability changes, or until a late exchange is over, but not for ever."""
     if played.is_idle:

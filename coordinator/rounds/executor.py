@@ -15,11 +15,11 @@ from anyio.abc import TaskGroup
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.fleet.codec_agreement import update_codec
 from fairbed.coordinator.fleet.uploads import Complete, Uploads, fault_in_offer
-from fairbed.coordinator.messaging.publisher import Post
+from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.ports import HostWatch, Waiting
 from fairbed.coordinator.rounds.merging import Merging
-from fairbed.coordinator.server.event_log import Journal
-from fairbed.coordinator.state.exchange import Exchange, Stage, Starved, upload_window
+from fairbed.coordinator.server.event_log import EventLog
+from fairbed.coordinator.state.exchange import Contention, Exchange, ExchangeState, upload_window
 from fairbed.coordinator.state.round import (
     Abandon,
     Accept,
@@ -57,7 +57,7 @@ from fairbed.wire.messages import (
 class Echo:
     """Sends pings, and writes into an exchange what its last one took."""
 
-    def __init__(self, post: Post, now: Callable[[], float]) -> None:
+    def __init__(self, post: Publisher, now: Callable[[], float]) -> None:
         self._post = post
         self._now = now
         self._open: dict[str, tuple[int, float, Exchange]] = {}
@@ -78,7 +78,7 @@ class Echo:
             exchange.signal_s = self._now() - sent
 
 
-class Hardship:
+class HostContention:
     """Looks at a device when it is asked to train, and when its exchange is at an end.
 
     Args:
@@ -108,17 +108,17 @@ class Hardship:
         before = self._before.get(exchange.device)
         after = None if self._watch is None else self._watch.waiting(exchange.device)
         if before is not None and after is not None:
-            exchange.starved = Starved(
+            exchange.starved = Contention(
                 device_s=max(0.0, after.device_s - before.device_s),
                 path_s=max(0.0, after.path_s - before.path_s),
                 watched_s=self._now() - exchange.dispatched,
             )
 
 
-class LastWords:
+class ExchangeVerdicts:
     """Says them, and remembers one a device."""
 
-    def __init__(self, post: Post) -> None:
+    def __init__(self, post: Publisher) -> None:
         self._post = post
         self._words: dict[str, Received | Cancel] = {}
 
@@ -126,8 +126,8 @@ class LastWords:
         """Tell a device what became of its exchange."""
         stage, offer, why = exchange.stage, exchange.offer, exchange.why
         word: Received | Cancel = Cancel(round=exchange.round, reason=why)
-        if offer is not None and stage in (Stage.DONE, Stage.REJECTED):
-            is_accepted, blob = stage is Stage.DONE, offer.manifest.id
+        if offer is not None and stage in (ExchangeState.DONE, ExchangeState.REJECTED):
+            is_accepted, blob = stage is ExchangeState.DONE, offer.manifest.id
             word = Received(round=exchange.round, id=blob, accepted=is_accepted, reason=why)
         self._words[exchange.device] = word
         self._post.say(exchange.device, word)
@@ -144,14 +144,14 @@ ASK_AGAIN_S = 2.0
 """A device that is idle this long after it was asked to train has not heard it."""
 
 
-class Player:
+class RoundExecutor:
     """Plays one round at a time; messages about anything else are ignored."""
 
     def __init__(
         self,
-        post: Post,
+        post: Publisher,
         uploads: Uploads,
-        journal: Journal,
+        journal: EventLog,
         group: TaskGroup,
         watch: HostWatch | None = None,
     ) -> None:
@@ -160,7 +160,7 @@ class Player:
         self._journal = journal
         self._group = group
         self._echo = Echo(post, journal.now)
-        self._hardship = Hardship(watch, journal.now)
+        self._hardship = HostContention(watch, journal.now)
         self._round: Round | None = None
         self._merging: Merging | None = None
         self._trains: dict[str, Train] = {}
@@ -169,7 +169,7 @@ class Player:
         """The model that each of them was sent, shape (n_values,)."""
         self._adding: set[str] = set()
         """Whose accepted updates are on their way into a merge."""
-        self._last_words = LastWords(post)
+        self._last_words = ExchangeVerdicts(post)
         self._asked_at: dict[str, float] = {}
         self._is_linked = False
         self._moved = anyio.Event()
@@ -252,9 +252,9 @@ class Player:
             return
         if is_other_process:
             self._on(Vanished(device, "the agent was restarted, or another one has its name"))
-        elif exchange.stage is Stage.ASKED:
+        elif exchange.stage is ExchangeState.ASKED:
             self._dispatch(device)
-        elif exchange.stage is Stage.GRANTED:
+        elif exchange.stage is ExchangeState.GRANTED:
             self._grant(device)
 
     def on_link_down(self) -> None:
@@ -273,7 +273,7 @@ class Player:
     def on_idle(self, device: str) -> None:
         """A device says that it has nothing to do: what it was asked, or its answer, was lost."""
         exchange = self._round.find(device) if self._round else None
-        if exchange is None or exchange.stage is not Stage.ASKED:
+        if exchange is None or exchange.stage is not ExchangeState.ASKED:
             return
         if self._journal.now() - self._asked_at[device] > ASK_AGAIN_S:
             self._dispatch(device)
@@ -287,7 +287,7 @@ class Player:
         fault = fault_in_offer(self._uploads, offer, train)
         if fault is not None:
             self._on(Misbehaved(device, fault))
-        elif exchange.stage is Stage.GRANTED and exchange.offer == offer:
+        elif exchange.stage is ExchangeState.GRANTED and exchange.offer == offer:
             self._grant(device)  # it asks again: the grant was lost
         else:
             self._on(Offered(device, offer))
@@ -399,9 +399,9 @@ class Player:
                 self._journal.event("goes on", why, device=device, round_id=exchange.round)
             case Abandon(why=why):
                 stage = exchange.stage
-                if stage is Stage.LATE:
+                if stage is ExchangeState.LATE:
                     self._hardship.note(exchange)
-                if stage is Stage.CANCELLED:
+                if stage is ExchangeState.CANCELLED:
                     self._journal.event("cancelled", why, device=device, round_id=exchange.round)
                 else:
                     self._journal.event(
@@ -440,7 +440,7 @@ class Player:
                     return
                 exchange.decode_s = self._uploads.decode_s(device)
                 self._on(Checked(device, fault))
-                if exchange.stage is Stage.DONE:
+                if exchange.stage is ExchangeState.DONE:
                     self._adding.add(device)
                     vector, base = self._uploads.vector(device), self._bases.get(device)
                     await merging.add(exchange, vector, base)

@@ -13,7 +13,7 @@ import msgspec
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.fleet.codec_agreement import Agreement
 from fairbed.coordinator.fleet.membership import Fleet
-from fairbed.coordinator.messaging.blobs import PublicBlobs, Traffic
+from fairbed.coordinator.messaging.blobs import PublicBlobs, SideTraffic
 from fairbed.coordinator.policy.choice import Choice, Observations, Picks
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.decisions import Decisions
@@ -29,26 +29,26 @@ from fairbed.coordinator.records.rows import (
 from fairbed.coordinator.rounds.assignments import Assignments, pulled_blobs
 from fairbed.coordinator.rounds.async_dispatch import (
     DRAINING,
-    Refill,
+    AsyncDispatcher,
     first_table,
-    wait_for_anybody,
+    wait_for_any_device,
 )
-from fairbed.coordinator.rounds.executor import Player
-from fairbed.coordinator.rounds.loss_query import Asker, Inquiry
+from fairbed.coordinator.rounds.executor import RoundExecutor
+from fairbed.coordinator.rounds.loss_query import LossQueries, LossQueryExecutor
 from fairbed.coordinator.rounds.merging import Merging
-from fairbed.coordinator.rounds.model_versions import Versions
+from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.rounds.update_store import UpdateStore
-from fairbed.coordinator.server.event_log import Journal
+from fairbed.coordinator.server.event_log import EventLog
 from fairbed.coordinator.server.loop_lag import LagMeter
-from fairbed.coordinator.state.exchange import Exchange, Stage, slots
+from fairbed.coordinator.state.exchange import Exchange, ExchangeState, slots
 from fairbed.coordinator.state.round import Round
 from fairbed.coordinator.store.tables import MetricRow, Record, RoundRow
 from fairbed.wire.artifact import TaskSpec
 from fairbed.wire.messages import Manifest, Train
 
 
-async def judge(
-    evaluator: Evaluator, journal: Journal, round_id: int, vector: Vector
+async def evaluate_fleet(
+    evaluator: Evaluator, journal: EventLog, round_id: int, vector: Vector
 ) -> MetricRow | None:
     """Evaluate `vector`, shape (n_values,), and write down what came of it.
 
@@ -75,7 +75,7 @@ class FleetMissingError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RoundProgress:
     """A closed round, for whoever watches."""
 
     round: RoundRow
@@ -83,7 +83,7 @@ class Progress:
     metric: MetricRow | None
 
 
-class Campaign:
+class TrainingLoop:
     """Plays the rounds of one run; pausing acts between rounds, stopping at once."""
 
     def __init__(
@@ -94,14 +94,14 @@ class Campaign:
         decisions: Decisions,
         fleet: Fleet,
         *,
-        player: Player,
-        asker: Asker,
+        player: RoundExecutor,
+        asker: LossQueryExecutor,
         public: PublicBlobs,
-        journal: Journal,
+        journal: EventLog,
         lag: LagMeter,
-        traffic: Traffic,
+        traffic: SideTraffic,
         evaluator: Evaluator | None,
-        listener: Callable[[Progress], None],
+        listener: Callable[[RoundProgress], None],
         attempt: int,
         max_chunk_bytes: int,
     ) -> None:
@@ -118,7 +118,7 @@ class Campaign:
         self._listener = listener
         self._attempt = attempt
         self._agreement = Agreement(config.exchange, task.layout, journal.store.run_id)
-        self._versions = Versions(
+        self._versions = ModelVersions(
             self._agreement,
             vector,
             public,
@@ -126,7 +126,9 @@ class Campaign:
             journal,
             max_chunk_bytes=max_chunk_bytes,
         )
-        self._inquiry = Inquiry(config, decisions, fleet.registry, self._versions, asker, journal)
+        self._inquiry = LossQueries(
+            config, decisions, fleet.registry, self._versions, asker, journal
+        )
         self._assignments = Assignments(
             config, decisions, fleet.registry, self._versions, journal.now
         )
@@ -207,7 +209,7 @@ class Campaign:
             begun = next(iter(played.exchanges.values())).dispatched
         else:
             self._journal.event("void", "no device was available", round_id=round_id)
-            await wait_for_anybody(self._player, self._fleet, self._config.round, played)
+            await wait_for_any_device(self._player, self._fleet, self._config.round, played)
         if played.is_buffered and self._closed is not None:
             begun = self._closed  # devices work between rounds, too: no time may be left out
         await self._close(self._picks.whole(), played, begun, merging)
@@ -226,7 +228,9 @@ class Campaign:
                 self._player.ask(played, trains, self._versions.vector)
 
         async with anyio.create_task_group() as group:
-            refill = Refill(self._player, self._registry, self._config, self._journal.now, choose)
+            refill = AsyncDispatcher(
+                self._player, self._registry, self._config, self._journal.now, choose
+            )
             group.start_soon(refill.run, played, name="fairbed.coordinator.rounds.async_dispatch")
             await self._player.play(played, trains, merging, self._versions.vector)
             group.cancel_scope.cancel()
@@ -251,7 +255,7 @@ class Campaign:
         if played.id == self._config.rounds:
             self._player.give_up("the run is over")
         over = [x for x in played.everybody() if x.is_over]
-        merged = {x.device for x in over if x.stage is Stage.DONE}
+        merged = {x.device for x in over if x.stage is ExchangeState.DONE}
         self._open = played.successor(played.version + bool(merged)), Merging(None, self._registry)
         self._player.open(*self._open)
         return over, merged
@@ -333,8 +337,10 @@ class Campaign:
         metric = None
         is_due = self._config.evaluation.is_due(played.id, self._config.rounds)
         if self._evaluator is not None and is_due:
-            metric = await judge(self._evaluator, self._journal, played.id, self._versions.vector)
-        self._listener(Progress(round=row, cohort=tuple(played.exchanges), metric=metric))
+            metric = await evaluate_fleet(
+                self._evaluator, self._journal, played.id, self._versions.vector
+            )
+        self._listener(RoundProgress(round=row, cohort=tuple(played.exchanges), metric=metric))
 
     def _name_frozen(self, round_id: int) -> None:
         frozen = {self._registry.names()[row] for row in self._decisions.frozen()}

@@ -7,34 +7,34 @@ from collections.abc import Collection, Mapping
 
 import anyio
 
-from fairbed.coordinator.algorithms.selection.base import Asking
-from fairbed.coordinator.messaging.publisher import Post
-from fairbed.coordinator.policy.choice import Answers, Question
+from fairbed.coordinator.algorithms.selection.base import TwoStepSelector
+from fairbed.coordinator.messaging.publisher import Publisher
+from fairbed.coordinator.policy.choice import LossDemand, ReportedLosses
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.decisions import MAX_LOSS, Decisions
 from fairbed.coordinator.records.rows import answers_of, ask_rows
 from fairbed.coordinator.rounds.executor import ASK_AGAIN_S
-from fairbed.coordinator.rounds.model_versions import Versions
-from fairbed.coordinator.server.event_log import Journal
-from fairbed.coordinator.state.loss_query import Poll, Reply, fault_in
+from fairbed.coordinator.rounds.model_versions import ModelVersions
+from fairbed.coordinator.server.event_log import EventLog
+from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome, fault_in
 from fairbed.coordinator.state.registry import Registry
-from fairbed.coordinator.store.tables import AskRow
-from fairbed.wire.messages import Answer, Ask, Cancel, Failed
+from fairbed.coordinator.store.tables import LossQueryRow
+from fairbed.wire.messages import Cancel, EvaluateReply, EvaluateRequest, Failed
 
 
-class Asker:
+class LossQueryExecutor:
     """Asks for one round at a time; answers to anything else are ignored."""
 
-    def __init__(self, post: Post, journal: Journal) -> None:
+    def __init__(self, post: Publisher, journal: EventLog) -> None:
         self._post = post
         self._journal = journal
-        self._poll: Poll | None = None
-        self._asks: dict[str, Ask] = {}
+        self._poll: LossQuery | None = None
+        self._asks: dict[str, EvaluateRequest] = {}
         self._asked_at: dict[str, float] = {}
         self._is_linked = False
         self._moved = anyio.Event()
 
-    async def ask(self, poll: Poll, asks: Mapping[str, Ask]) -> None:
+    async def ask(self, poll: LossQuery, asks: Mapping[str, EvaluateRequest]) -> None:
         """Ask, and return when everybody has answered or will not be waited for any more.
 
         Args:
@@ -65,7 +65,7 @@ class Asker:
         for device in devices:
             self._post.say(device, Cancel(round=round_id, reason="others were selected"))
 
-    def on_answer(self, device: str, answer: Answer) -> None:
+    def on_answer(self, device: str, answer: EvaluateReply) -> None:
         """A device tells a loss."""
         poll = self._poll
         if poll is None or (answer.round, answer.attempt) != (poll.round, poll.attempt):
@@ -87,14 +87,14 @@ class Asker:
         poll = self._poll
         if poll is None or failed.round != poll.round or device not in poll.asked:
             return False
-        self._end(device, Reply.FAILED, f"{failed.phase}: {failed.reason}")
+        self._end(device, QueryOutcome.FAILED, f"{failed.phase}: {failed.reason}")
         return True
 
     def on_hello(self, device: str, is_other_process: bool) -> None:
         """A device (re)connected: ask again, or give its answer up."""
         if is_other_process:
             why = "the agent was restarted, or another one has its name"
-            self._end(device, Reply.LOST, why)
+            self._end(device, QueryOutcome.LOST, why)
         elif self._is_open(device):
             self._say(device)
 
@@ -118,7 +118,7 @@ class Asker:
 
     def vanish(self, device: str, why: str) -> None:
         """A device has been gone for too long."""
-        self._end(device, Reply.LOST, why)
+        self._end(device, QueryOutcome.LOST, why)
 
     def open_devices(self) -> list[str]:
         """Return who is still expected to answer."""
@@ -131,7 +131,7 @@ class Asker:
         self._asked_at[device] = self._journal.now()
         self._post.say(device, self._asks[device])
 
-    def _end(self, device: str, reply: Reply, why: str) -> None:
+    def _end(self, device: str, reply: QueryOutcome, why: str) -> None:
         poll = self._poll
         if poll is None or not self._is_open(device):
             return
@@ -139,7 +139,7 @@ class Asker:
         self._tell_end(poll, device)
         self._move()
 
-    def _tell_end(self, poll: Poll, device: str) -> None:
+    def _tell_end(self, poll: LossQuery, device: str) -> None:
         """Write down that there will be no answer, and let the device stop."""
         asked = poll.asked[device]
         text = f"not asked any more for its loss: {asked.why}"
@@ -153,7 +153,7 @@ class Asker:
         self._moved = anyio.Event()
 
 
-class Inquiry:
+class LossQueries:
     """Asks before each selection, where the selector wants to know, and remembers the answers."""
 
     def __init__(
@@ -161,9 +161,9 @@ class Inquiry:
         config: CoordinatorConfig,
         decisions: Decisions,
         registry: Registry,
-        versions: Versions,
-        asker: Asker,
-        journal: Journal,
+        versions: ModelVersions,
+        asker: LossQueryExecutor,
+        journal: EventLog,
     ) -> None:
         self._config = config
         self._decisions = decisions
@@ -172,11 +172,11 @@ class Inquiry:
         self._asker = asker
         self._journal = journal
         self._began: float | None = None
-        self.rows: list[AskRow] = []
+        self.rows: list[LossQueryRow] = []
         """What came of the questions of this round."""
-        registry.must_answer = isinstance(decisions.selector, Asking)
+        registry.must_answer = isinstance(decisions.selector, TwoStepSelector)
 
-    async def run(self, round_id: int, attempt: int) -> Answers | None:
+    async def run(self, round_id: int, attempt: int) -> ReportedLosses | None:
         """Return the answers of a round; None where nobody has to be asked."""
         now = self._journal.now()
         self._began, self.rows = None, []
@@ -187,12 +187,12 @@ class Inquiry:
             return None
         self._began = now
         names = [self._registry.names()[row] for row in question.rows.tolist()]
-        poll = Poll(round_id, attempt, self._config.selection.ask_timeout_s)
+        poll = LossQuery(round_id, attempt, self._config.selection.ask_timeout_s)
         asks = {name: self._ask(name, question, poll) for name in names}
         if asks:
             self._journal.event("asked", " ".join(names), round_id=round_id)
             await self._asker.ask(poll, asks)
-        late = [x.device for x in poll.asked.values() if x.reply is Reply.LATE]
+        late = [x.device for x in poll.asked.values() if x.reply is QueryOutcome.LATE]
         self._registry.drain(late, round_id)
         self.rows = ask_rows(poll, asks)
         return answers_of(question, poll, self._registry.names())
@@ -204,7 +204,7 @@ class Inquiry:
     @property
     def answered(self) -> set[str]:
         """Who has told a loss in this round."""
-        return {row.device for row in self.rows if row.outcome == Reply.ANSWERED.value}
+        return {row.device for row in self.rows if row.outcome == QueryOutcome.ANSWERED.value}
 
     @property
     def bytes_down(self) -> int:
@@ -215,9 +215,9 @@ class Inquiry:
         """Return the seconds from the first question to the dispatch; 0 without a question."""
         return 0.0 if self._began is None else dispatched - self._began
 
-    def _ask(self, name: str, question: Question, poll: Poll) -> Ask:
+    def _ask(self, name: str, question: LossDemand, poll: LossQuery) -> EvaluateRequest:
         device, batch = self._registry[name], self._config.training.batch_size
-        return Ask(
+        return EvaluateRequest(
             round=poll.round,
             attempt=poll.attempt,
             model=self._versions.manifest,

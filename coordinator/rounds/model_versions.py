@@ -15,7 +15,7 @@ from msgspec import UnsetType
 from fairbed.coordinator.algorithms.arrays import Floats, Vector
 from fairbed.coordinator.fleet.codec_agreement import Agreement, encoded_version
 from fairbed.coordinator.messaging.blobs import PublicBlobs
-from fairbed.coordinator.server.event_log import Journal
+from fairbed.coordinator.server.event_log import EventLog
 from fairbed.coordinator.state.registry import Device, Registry
 from fairbed.wire.chunks import (
     RETAINED_CHUNK_BYTES,
@@ -38,7 +38,7 @@ class _Encoded:
     took_s: float
 
 
-class Versions:
+class ModelVersions:
     """The version of now, and how each device gets it.
 
     Args:
@@ -56,7 +56,7 @@ class Versions:
         vector: Vector,
         public: PublicBlobs,
         registry: Registry,
-        journal: Journal,
+        journal: EventLog,
         *,
         max_chunk_bytes: int = MAX_CHUNK_BYTES,
     ) -> None:

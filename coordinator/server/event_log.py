@@ -17,7 +17,7 @@ REPEAT_S = 10.0
 """The same kind of complaint about the same device is written at most this often."""
 
 
-class Journal:
+class EventLog:
     """Knows the time of the run and writes down what happens.
 
     Args:

@@ -27,7 +27,7 @@ class AnotherCoordinatorError(Exception):
     """The topic tree is another coordinator's."""
 
 
-class Claim:
+class CoordinatorLease:
     """One coordinator's claim to a topic tree.
 
     Two that start in the same instant may both find the tree free; then, as after a time in which
@@ -159,7 +159,7 @@ async def look(transport: Transport, topics: Topics) -> None:
         AnotherCoordinatorError: A coordinator is on.
         Refused: The broker refused us.
     """
-    claim = Claim(transport, topics, LOOKER)
+    claim = CoordinatorLease(transport, topics, LOOKER)
     failure: Exception | None = None
 
     async def take(scope: anyio.CancelScope) -> None:

@@ -3,26 +3,26 @@
 from collections import deque
 from collections.abc import Callable
 
-from fairbed.coordinator.rounds.executor import Player
-from fairbed.coordinator.rounds.loop import Campaign
-from fairbed.coordinator.server.event_log import Journal
+from fairbed.coordinator.rounds.executor import RoundExecutor
+from fairbed.coordinator.rounds.loop import TrainingLoop
+from fairbed.coordinator.server.event_log import EventLog
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.store.tables import CommandRow
-from fairbed.wire.messages import Command
+from fairbed.wire.messages import OperatorCommand
 
 REMEMBERED = 1_000
 """Commands that are known again; a second copy comes within seconds."""
 
 
-class Orders:
+class OperatorCommands:
     """Carries commands out."""
 
     def __init__(
         self,
-        campaign: Campaign,
-        player: Player,
+        campaign: TrainingLoop,
+        player: RoundExecutor,
         registry: Registry,
-        journal: Journal,
+        journal: EventLog,
         stop: Callable[[], None],
     ) -> None:
         self._campaign = campaign
@@ -32,7 +32,7 @@ class Orders:
         self._stop = stop
         self._seen: deque[bytes] = deque(maxlen=REMEMBERED)
 
-    def on_command(self, command: Command) -> None:
+    def on_command(self, command: OperatorCommand) -> None:
         """Carry out a command, unless it was before."""
         if command.id in self._seen:
             return

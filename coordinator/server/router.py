@@ -13,21 +13,21 @@ from anyio.abc import TaskGroup
 
 from fairbed.coordinator.fleet.membership import Fleet
 from fairbed.coordinator.messaging.blobs import PrivateBlobs, PublicBlobs
-from fairbed.coordinator.rounds.executor import Player
-from fairbed.coordinator.rounds.loss_query import Asker
-from fairbed.coordinator.server.event_log import Journal
+from fairbed.coordinator.rounds.executor import RoundExecutor
+from fairbed.coordinator.rounds.loss_query import LossQueryExecutor
+from fairbed.coordinator.server.event_log import EventLog
 from fairbed.wire.codec import decode_command, decode_from_device
 from fairbed.wire.errors import DecodeError, Disconnected
 from fairbed.wire.messages import (
-    Answer,
     ChunkRequest,
-    Command,
     Context,
+    EvaluateReply,
     Failed,
     FromDevice,
     Hello,
     LinkProbe,
     Offer,
+    OperatorCommand,
     Pong,
     Status,
     UploadDone,
@@ -42,20 +42,20 @@ MAX_PENDING = 16
 are dropped, and a device that means well asks again."""
 
 
-class Inbox:
+class Router:
     """Decodes packets, drops what breaks the protocol, and hands the rest on."""
 
     def __init__(
         self,
         topics: Topics,
         fleet: Fleet,
-        player: Player,
-        asker: Asker,
+        player: RoundExecutor,
+        asker: LossQueryExecutor,
         public: PublicBlobs,
         private: PrivateBlobs,
-        journal: Journal,
+        journal: EventLog,
         group: TaskGroup,
-        on_command: Callable[[Command], None],
+        on_command: Callable[[OperatorCommand], None],
     ) -> None:
         self._topics = topics
         self._fleet = fleet
@@ -129,7 +129,7 @@ class Inbox:
                 self._player.on_offer(device, message)
             case UploadDone():
                 self._player.on_done(device, message)
-            case Answer():
+            case EvaluateReply():
                 self._asker.on_answer(device, message)
             case Failed():
                 if not self._asker.on_failed(device, message):

@@ -13,19 +13,19 @@ from anyio.abc import TaskGroup
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.fleet.membership import Fleet
 from fairbed.coordinator.fleet.uploads import Uploads
-from fairbed.coordinator.messaging.blobs import PrivateBlobs, PublicBlobs, Traffic
-from fairbed.coordinator.messaging.publisher import Post
+from fairbed.coordinator.messaging.blobs import PrivateBlobs, PublicBlobs, SideTraffic
+from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.ports import Evaluator, HostWatch, ShardSource
-from fairbed.coordinator.rounds.executor import Player
-from fairbed.coordinator.rounds.loop import Campaign, Progress
-from fairbed.coordinator.rounds.loss_query import Asker
-from fairbed.coordinator.server.event_log import Journal, Level
-from fairbed.coordinator.server.lease import Claim
+from fairbed.coordinator.rounds.executor import RoundExecutor
+from fairbed.coordinator.rounds.loop import RoundProgress, TrainingLoop
+from fairbed.coordinator.rounds.loss_query import LossQueryExecutor
+from fairbed.coordinator.server.event_log import EventLog, Level
+from fairbed.coordinator.server.lease import CoordinatorLease
 from fairbed.coordinator.server.loop_lag import LagMeter
-from fairbed.coordinator.server.operator_commands import Orders
-from fairbed.coordinator.server.router import Inbox
+from fairbed.coordinator.server.operator_commands import OperatorCommands
+from fairbed.coordinator.server.router import Router
 from fairbed.coordinator.state.registry import Registry, why_gone
 from fairbed.coordinator.store import Store, StoreError
 from fairbed.wire.artifact import Artifact, encode_artifact
@@ -65,7 +65,7 @@ class Coordinator:
         max_chunk_bytes: int = MAX_CHUNK_BYTES,
         attempt: int = 0,
         roster: Sequence[str] = (),
-        listener: Callable[[Progress], None] = lambda progress: None,
+        listener: Callable[[RoundProgress], None] = lambda progress: None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._config = config
@@ -82,11 +82,11 @@ class Coordinator:
         self._listener = listener
         self._vector = vector
         self._decisions = decisions
-        self._journal = Journal(store, now, self._fail)
+        self._journal = EventLog(store, now, self._fail)
         self._lag = LagMeter(now)
         gone = CoordinatorStatus(state="off", boot=boot, run=config.name)
         self._transport = transport(Will(topics.coordinator, encode(gone)))
-        self._claim = Claim(self._transport, topics, boot, on_lost=self._fail)
+        self._claim = CoordinatorLease(self._transport, topics, boot, on_lost=self._fail)
         self._scope = anyio.CancelScope()
         self._is_stopped = False
         self._failure: Exception | None = None
@@ -102,7 +102,7 @@ class Coordinator:
             Refused: The broker refused us.
         """
         async with self._transport, anyio.create_task_group() as group:
-            post = Post(self._transport, self._topics)
+            post = Publisher(self._transport, self._topics)
             public = PublicBlobs(self._transport, self._topics, self._boot)
             with self._scope:
                 await self._serve(group, post, public)
@@ -128,8 +128,8 @@ class Coordinator:
         self._failure = self._failure or why
         self._scope.cancel()
 
-    async def _serve(self, group: TaskGroup, post: Post, public: PublicBlobs) -> None:
-        traffic = Traffic()
+    async def _serve(self, group: TaskGroup, post: Publisher, public: PublicBlobs) -> None:
+        traffic = SideTraffic()
         private = PrivateBlobs(self._transport, self._topics, traffic)
         task = encode_artifact(self._artifact)
         task_manifest = manifest_of(task, "task", min(DEFAULT_CHUNK_BYTES, self._max_chunk_bytes))
@@ -146,10 +146,10 @@ class Coordinator:
             max_chunk_bytes=self._max_chunk_bytes,
         )
         uploads = Uploads(self._artifact.spec.layout, self._journal.now)
-        player = Player(post, uploads, self._journal, group, self._host_watch)
-        asker = Asker(post, self._journal)
+        player = RoundExecutor(post, uploads, self._journal, group, self._host_watch)
+        asker = LossQueryExecutor(post, self._journal)
         checkpoint = self._store.last_checkpoint()
-        campaign = Campaign(
+        campaign = TrainingLoop(
             self._config,
             self._artifact.spec,
             self._vector if checkpoint is None else checkpoint.model,
@@ -173,7 +173,7 @@ class Coordinator:
             first_round = checkpoint.round + 1
             self._journal.event("resumed", f"goes on with round {first_round}")
         fleet.registry.expect(self._roster)
-        inbox = Inbox(
+        inbox = Router(
             self._topics,
             fleet,
             player,
@@ -182,7 +182,7 @@ class Coordinator:
             private,
             self._journal,
             group,
-            Orders(campaign, player, fleet.registry, self._journal, self.stop).on_command,
+            OperatorCommands(campaign, player, fleet.registry, self._journal, self.stop).on_command,
         )
         group.start_soon(self._pump, group, inbox, post, public, name="coordinator.pump")
         group.start_soon(self._insist, post, public, name="fairbed.coordinator.server.lease")
@@ -202,7 +202,9 @@ class Coordinator:
         except Exception as exc:  # whatever it is, the broker is left clean
             self._fail(exc)
 
-    async def _pump(self, group: TaskGroup, inbox: Inbox, post: Post, public: PublicBlobs) -> None:
+    async def _pump(
+        self, group: TaskGroup, inbox: Router, post: Publisher, public: PublicBlobs
+    ) -> None:
         try:
             async for event in self._transport.events():
                 match event:
@@ -225,23 +227,25 @@ class Coordinator:
         except (Refused, StoreError) as exc:
             self._fail(exc)
 
-    async def _on_link_up(self, post: Post, public: PublicBlobs) -> None:
+    async def _on_link_up(self, post: Publisher, public: PublicBlobs) -> None:
         await public.on_link_up()
         await self._say_on(post)
 
-    async def _say_on(self, post: Post) -> None:
+    async def _say_on(self, post: Publisher) -> None:
         if self._claim.is_ours:
             on = CoordinatorStatus(state="on", boot=self._boot, run=self._config.name)
             await post.announce(on)
 
-    async def _insist(self, post: Post, public: PublicBlobs) -> None:
+    async def _insist(self, post: Publisher, public: PublicBlobs) -> None:
         """Say that we are on, whenever somebody asks or another status hides it."""
         while True:
             if await self._claim.doubted():
                 await public.on_link_up()
             await self._say_on(post)
 
-    async def _watch(self, waiting: Sequence[Player | Asker], registry: Registry) -> None:
+    async def _watch(
+        self, waiting: Sequence[RoundExecutor | LossQueryExecutor], registry: Registry
+    ) -> None:
         while True:
             await anyio.sleep(PRESENCE_S)
             up_since = self._link_up_since
@@ -253,7 +257,7 @@ class Coordinator:
                     if why is not None:
                         who.vanish(name, why)
 
-    async def _farewell(self, post: Post, public: PublicBlobs) -> None:
+    async def _farewell(self, post: Publisher, public: PublicBlobs) -> None:
         await post.tell_all(Goodbye(reason="the run is over"))
         await public.clear_all()
         await post.announce(CoordinatorStatus(state="off", boot=self._boot, run=self._config.name))

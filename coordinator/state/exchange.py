@@ -35,7 +35,7 @@ def flight_bytes(manifest: Manifest) -> int:
     return min(upload_window(manifest) * manifest.chunk_bytes, manifest.size_bytes)
 
 
-class Stage(str, Enum):
+class ExchangeState(str, Enum):
     """Where an exchange stands."""
 
     ASKED = "asked"
@@ -55,11 +55,13 @@ class Stage(str, Enum):
         return self in _OPEN
 
 
-_OPEN = frozenset({Stage.ASKED, Stage.QUEUED, Stage.GRANTED, Stage.CHECKING})
+_OPEN = frozenset(
+    {ExchangeState.ASKED, ExchangeState.QUEUED, ExchangeState.GRANTED, ExchangeState.CHECKING}
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Starved:
+class Contention:
     """For how long the machine that emulates a device kept others waiting during an exchange."""
 
     device_s: float
@@ -83,7 +85,7 @@ class Exchange:
     """Number of the version of the model that it trains."""
     number: int = 0
     """Its place in the order of dispatch, through all rounds."""
-    stage: Stage = Stage.ASKED
+    stage: ExchangeState = ExchangeState.ASKED
     why: str = ""
     is_late: bool = False
     """It has missed the deadline and goes on."""
@@ -109,7 +111,7 @@ class Exchange:
     """Decoding the update here, off the loop; None if it came as it is."""
     is_disturbed: bool = False
     """The coordinator lost its own link meanwhile."""
-    starved: Starved | None = None
+    starved: Contention | None = None
     """By the machine that emulates the device; None where nobody can tell."""
     outage_s: float = 0.0
     """For how long, while it was this device's turn; no part of its deadline."""
@@ -157,7 +159,7 @@ class Exchange:
 
 
 @dataclass(slots=True)
-class Tally:
+class StateCounts:
     """Kept along: an exchange is counted out before it changes, and in again afterwards."""
 
     round: int
@@ -177,14 +179,14 @@ class Tally:
     def count(self, x: Exchange, by: int) -> None:
         """Count an exchange in where it stands (`by` = 1), or out of there (-1)."""
         is_own = x.round == self.round
-        if x.stage is Stage.DONE:
+        if x.stage is ExchangeState.DONE:
             self.done += by
             self.done_in_round += by * is_own
         if not x.stage.is_open:
             return
         self.open += by
         self.waited_for += by * (is_own and not x.is_late)
-        if x.stage in (Stage.GRANTED, Stage.CHECKING):
+        if x.stage in (ExchangeState.GRANTED, ExchangeState.CHECKING):
             self.in_memory += by
-        if x.stage is Stage.GRANTED and x.offer is not None:
+        if x.stage is ExchangeState.GRANTED and x.offer is not None:
             self.flight_bytes += by * flight_bytes(x.offer.manifest)

@@ -12,10 +12,10 @@ from enum import Enum
 
 from msgspec import UNSET
 
-from fairbed.wire.messages import Answer, Ask, Manifest
+from fairbed.wire.messages import EvaluateReply, EvaluateRequest, Manifest
 
 
-class Reply(str, Enum):
+class QueryOutcome(str, Enum):
     """What became of one question."""
 
     OPEN = "open"
@@ -28,14 +28,14 @@ class Reply(str, Enum):
 
 
 @dataclass(slots=True)
-class Asked:
+class QueriedDevice:
     """One device that is asked; instants are on the coordinator's clock."""
 
     device: str
     since: float
-    reply: Reply = Reply.OPEN
+    reply: QueryOutcome = QueryOutcome.OPEN
     why: str = ""
-    answer: Answer | None = None
+    answer: EvaluateReply | None = None
     answered: float | None = None
 
     @property
@@ -45,22 +45,22 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Poll:
+class LossQuery:
     """The questions of one round."""
 
     round: int
     attempt: int
     limit_s: float
     """Seconds for an answer."""
-    asked: dict[str, Asked] = field(default_factory=dict)
-    _open: dict[str, Asked] = field(default_factory=dict)
+    asked: dict[str, QueriedDevice] = field(default_factory=dict)
+    _open: dict[str, QueriedDevice] = field(default_factory=dict)
     """Those who are expected to answer."""
     _ends: float = 0.0
     _held_since: float | None = None
 
     def ask(self, device: str, now: float) -> None:
         """Take note that a device is asked."""
-        self.asked[device] = self._open[device] = Asked(device, now)
+        self.asked[device] = self._open[device] = QueriedDevice(device, now)
         self._ends = max(self._ends, now + self.limit_s)
 
     @property
@@ -80,7 +80,7 @@ class Poll:
         """Return when the limit passes; None while it does not run."""
         return None if self._held_since is not None else self._ends
 
-    def answered(self, device: str, answer: Answer, fault: str | None, now: float) -> None:
+    def answered(self, device: str, answer: EvaluateReply, fault: str | None, now: float) -> None:
         """Take an answer; one that was not asked for, or comes again, changes nothing.
 
         Args:
@@ -93,11 +93,11 @@ class Poll:
         if asked is None:
             return
         if fault is not None:
-            asked.reply, asked.why = Reply.REFUSED, fault
+            asked.reply, asked.why = QueryOutcome.REFUSED, fault
             return
-        asked.reply, asked.answer, asked.answered = Reply.ANSWERED, answer, now
+        asked.reply, asked.answer, asked.answered = QueryOutcome.ANSWERED, answer, now
 
-    def ended(self, device: str, reply: Reply, why: str) -> None:
+    def ended(self, device: str, reply: QueryOutcome, why: str) -> None:
         """Expect no answer of a device any more; who has answered stays answered."""
         asked = self._open.pop(device, None)
         if asked is not None:
@@ -109,7 +109,7 @@ class Poll:
             return []
         late = self.open_devices()
         for device in late:
-            self.ended(device, Reply.LATE, f"no answer within {self.limit_s:g} s")
+            self.ended(device, QueryOutcome.LATE, f"no answer within {self.limit_s:g} s")
         return late
 
     def hold(self, now: float) -> None:
@@ -124,7 +124,7 @@ class Poll:
             self._ends += now - held_since
 
 
-def pulled_in(answer: Answer, ask: Ask) -> Manifest | None:
+def pulled_in(answer: EvaluateReply, ask: EvaluateRequest) -> Manifest | None:
     """Return the blob that a device says it pulled; None if nobody announced it."""
     if answer.pulled is UNSET or answer.pulled == ask.model.id:
         return ask.model
@@ -132,7 +132,7 @@ def pulled_in(answer: Answer, ask: Ask) -> Manifest | None:
     return packed.manifest if packed and packed.manifest.id == answer.pulled else None
 
 
-def fault_in(answer: Answer, ask: Ask) -> str | None:
+def fault_in(answer: EvaluateReply, ask: EvaluateRequest) -> str | None:
     """Return why an answer cannot be; None if it can."""
     if pulled_in(answer, ask) is None:
         return "answer: the model must have come in a blob that was announced"

@@ -33,8 +33,8 @@ from typing import TypeAlias
 from fairbed.coordinator.state.exchange import (
     FLIGHT_BYTES,
     Exchange,
-    Stage,
-    Tally,
+    ExchangeState,
+    StateCounts,
     flight_bytes,
 )
 from fairbed.wire.messages import Offer
@@ -172,7 +172,7 @@ class Deadlines:
 
     def of(self, x: Exchange) -> float | None:
         """Return when the time of an exchange is up; None while nothing is expected of it."""
-        if x.stage is not Stage.ASKED and x.stage is not Stage.GRANTED:
+        if x.stage is not ExchangeState.ASKED and x.stage is not ExchangeState.GRANTED:
             return None
         waited = x.queued_s(x.granted) if x.granted is not None else 0.0
         return x.dispatched + self.limit_s(x) + waited + x.outage_s
@@ -206,14 +206,14 @@ class Deadlines:
         return [self._exchanges[number] for number in sorted(numbers)]
 
 
-_STAGES: dict[type[Event], frozenset[Stage]] = {
-    Offered: frozenset({Stage.ASKED}),
-    Arrived: frozenset({Stage.GRANTED}),
-    Checked: frozenset({Stage.CHECKING}),
-    GaveUp: frozenset({Stage.ASKED, Stage.QUEUED, Stage.GRANTED}),
-    Misbehaved: frozenset({Stage.ASKED, Stage.QUEUED, Stage.GRANTED}),
-    Vanished: frozenset({Stage.ASKED, Stage.QUEUED, Stage.GRANTED}),
-    Excluded: frozenset({Stage.ASKED, Stage.QUEUED, Stage.GRANTED}),
+_STAGES: dict[type[Event], frozenset[ExchangeState]] = {
+    Offered: frozenset({ExchangeState.ASKED}),
+    Arrived: frozenset({ExchangeState.GRANTED}),
+    Checked: frozenset({ExchangeState.CHECKING}),
+    GaveUp: frozenset({ExchangeState.ASKED, ExchangeState.QUEUED, ExchangeState.GRANTED}),
+    Misbehaved: frozenset({ExchangeState.ASKED, ExchangeState.QUEUED, ExchangeState.GRANTED}),
+    Vanished: frozenset({ExchangeState.ASKED, ExchangeState.QUEUED, ExchangeState.GRANTED}),
+    Excluded: frozenset({ExchangeState.ASKED, ExchangeState.QUEUED, ExchangeState.GRANTED}),
 }
 """In which stages an event means something; anywhere else it is a duplicate and ignored."""
 
@@ -249,7 +249,7 @@ class Round:
     """How many have been, in this round and the ones before."""
     _queue: deque[Exchange] = field(default_factory=deque)
     """Who waits for a grant; who has come to an end meanwhile is skipped when its turn comes."""
-    _tally: Tally = field(init=False)
+    _tally: StateCounts = field(init=False)
     _deadlines: Deadlines = field(init=False)
     _held_since: float | None = None
     _outage_s: float = 0.0
@@ -257,7 +257,7 @@ class Round:
     _has_expired: bool = False
 
     def __post_init__(self) -> None:
-        self._tally = Tally(self.id)
+        self._tally = StateCounts(self.id)
         self._deadlines = Deadlines(self.deadline_s, self.patience_s)
         for x in self.carried.values():
             self._dispatched = max(self._dispatched, x.number + 1)
@@ -304,7 +304,7 @@ class Round:
             is_buffered=self.is_buffered,
             carried=open_,
             _dispatched=self._dispatched,
-            _queue=deque(x for x in self._queue if x.stage is Stage.QUEUED),
+            _queue=deque(x for x in self._queue if x.stage is ExchangeState.QUEUED),
             _held_since=self._held_since,
         )
 
@@ -314,7 +314,7 @@ class Round:
         for x in self.carried.values():
             if x.stage.is_open and self.version - x.version > self.max_staleness:
                 why = f"its update would be more than {self.max_staleness} versions late"
-                self._end(x, Stage.LATE, why, now, orders)
+                self._end(x, ExchangeState.LATE, why, now, orders)
         self._grant_next(now, orders)
         return orders
 
@@ -323,7 +323,13 @@ class Round:
         orders: list[Order] = []
         for x in self.everybody():
             if x.stage.is_open:
-                self._end(x, Stage.LATE if x.is_late else Stage.CANCELLED, why, now, orders)
+                self._end(
+                    x,
+                    ExchangeState.LATE if x.is_late else ExchangeState.CANCELLED,
+                    why,
+                    now,
+                    orders,
+                )
         return orders
 
     def everybody(self) -> list[Exchange]:
@@ -377,7 +383,7 @@ class Round:
         """Nothing can arrive, of whatever round."""
         return not self._tally.open
 
-    def in_stage(self, stage: Stage) -> list[Exchange]:
+    def in_stage(self, stage: ExchangeState) -> list[Exchange]:
         """Return the exchanges in a stage, earlier rounds first, in the order of dispatch."""
         return [x for x in self.everybody() if x.stage is stage]
 
@@ -408,35 +414,37 @@ class Round:
 
     def _offered(self, x: Exchange, event: Offered, now: float, orders: list[Order]) -> None:
         x.offer, x.offered = event.offer, now
-        self._put(x, Stage.QUEUED)
+        self._put(x, ExchangeState.QUEUED)
         self._queue.append(x)
 
     def _arrived(self, x: Exchange, event: Arrived, now: float, orders: list[Order]) -> None:
         x.arrived, x.bytes_up, x.duplicates_up = event.at, event.bytes_up, event.duplicates
-        self._put(x, Stage.CHECKING)
+        self._put(x, ExchangeState.CHECKING)
         orders.append(Check(x.device))
 
     def _checked(self, x: Exchange, event: Checked, now: float, orders: list[Order]) -> None:
         if event.fault is None:
             x.why, x.staleness, x.merged_round = "", self.version - x.version, self.id
-            self._put(x, Stage.DONE)
+            self._put(x, ExchangeState.DONE)
             orders.append(Accept(x.device))
         else:
-            self._end(x, Stage.REJECTED, event.fault, now, orders)
+            self._end(x, ExchangeState.REJECTED, event.fault, now, orders)
 
     def _gave_up(self, x: Exchange, event: GaveUp, now: float, orders: list[Order]) -> None:
-        self._end(x, Stage.FAILED, event.why, now, orders)
+        self._end(x, ExchangeState.FAILED, event.why, now, orders)
 
     def _misbehaved(self, x: Exchange, event: Misbehaved, now: float, orders: list[Order]) -> None:
-        self._end(x, Stage.REJECTED, event.why, now, orders)
+        self._end(x, ExchangeState.REJECTED, event.why, now, orders)
 
     def _vanished(self, x: Exchange, event: Vanished, now: float, orders: list[Order]) -> None:
-        self._end(x, Stage.LOST, event.why, now, orders)
+        self._end(x, ExchangeState.LOST, event.why, now, orders)
 
     def _excluded(self, x: Exchange, event: Excluded, now: float, orders: list[Order]) -> None:
-        self._end(x, Stage.CANCELLED, "taken out by a person", now, orders)
+        self._end(x, ExchangeState.CANCELLED, "taken out by a person", now, orders)
 
-    def _end(self, x: Exchange, stage: Stage, why: str, now: float, orders: list[Order]) -> None:
+    def _end(
+        self, x: Exchange, stage: ExchangeState, why: str, now: float, orders: list[Order]
+    ) -> None:
         x.why, x.ended = why, now
         self._put(x, stage)
         orders.append(Abandon(x.device, why))
@@ -445,7 +453,7 @@ class Round:
         self._tally.count(x, 1)
         self._deadlines.note(x)
 
-    def _put(self, x: Exchange, stage: Stage, *, is_late: bool = False) -> None:
+    def _put(self, x: Exchange, stage: ExchangeState, *, is_late: bool = False) -> None:
         """Put an exchange into a stage, late from now on if so: nothing else changes either."""
         self._tally.count(x, -1)
         x.stage, x.is_late = stage, x.is_late or is_late
@@ -471,7 +479,7 @@ class Round:
             while self._deadlines.has_passed(x, now):
                 why = f"no update within {self._deadlines.limit_s(x):g} s"
                 if x.is_late or self.patience_s is None:
-                    self._end(x, Stage.LATE, why, now, orders)
+                    self._end(x, ExchangeState.LATE, why, now, orders)
                 else:
                     x.why = why
                     self._put(x, x.stage, is_late=True)
@@ -483,19 +491,19 @@ class Round:
             return
         for x in self.exchanges.values():
             if x.stage.is_open and not x.is_late:
-                self._end(x, Stage.CANCELLED, "enough updates had arrived", now, orders)
+                self._end(x, ExchangeState.CANCELLED, "enough updates had arrived", now, orders)
 
     def _grant_next(self, now: float, orders: list[Order]) -> None:
         """Grant in the order of the queue, as long as there are slots and room in the broker."""
         while self._queue and self._tally.in_memory < self.slots:
             x = self._queue[0]
-            if x.stage is Stage.QUEUED:
+            if x.stage is ExchangeState.QUEUED:
                 assert x.offer is not None, "queued without an offer"
                 flight, own = self._tally.flight_bytes, flight_bytes(x.offer.manifest)
                 if flight and flight + own > FLIGHT_BYTES:
                     return
                 x.granted = now
-                self._put(x, Stage.GRANTED)
+                self._put(x, ExchangeState.GRANTED)
                 orders.append(GrantUpload(x.device))
             self._queue.popleft()
 

@@ -6,7 +6,7 @@ from fairbed.coordinator.store.errors import (
     StoreError,
     StoreVersionError,
 )
-from fairbed.coordinator.store.reader import Counts, RunInfo, RunReader, Tally
+from fairbed.coordinator.store.reader import Counts, RunInfo, RunReader, SelectionCounts
 from fairbed.coordinator.store.runs import Runs, find_runs, list_runs, resolve_run
 from fairbed.coordinator.store.store import Checkpoint, Store
 
@@ -21,7 +21,7 @@ __all__ = [
     "Store",
     "StoreError",
     "StoreVersionError",
-    "Tally",
+    "SelectionCounts",
     "find_runs",
     "list_runs",
     "resolve_run",

@@ -35,15 +35,15 @@ from fairbed.coordinator.store.connection import (
 from fairbed.coordinator.store.errors import StoreError
 from fairbed.coordinator.store.schema import check_version, migrate, schema_version, table_of
 from fairbed.coordinator.store.tables import (
-    AskRow,
     CommandRow,
     ConditionRow,
-    CrowdRow,
     DeviceMetricRow,
     DeviceRow,
     EventRow,
     ExchangeRow,
     FleetRow,
+    FleetStatsRow,
+    LossQueryRow,
     MetricRow,
     Record,
     RoundRow,
@@ -76,7 +76,7 @@ class PlannedAggregation(Struct, frozen=True, kw_only=True):
     rule: str | None = None
 
 
-class Plan(Struct, frozen=True, kw_only=True):
+class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
     """The part of an experiment that is shown beside its results."""
 
     rounds: int | None = None
@@ -89,12 +89,12 @@ class Plan(Struct, frozen=True, kw_only=True):
         return self.selection.beta if self.selection.policy in PROMISING else None
 
 
-def read_plan(experiment_toml: str) -> Plan:
+def read_excerpt(experiment_toml: str) -> ExperimentExcerpt:
     """Return what the file says; an unreadable one says nothing."""
     try:
-        return toml.decode(experiment_toml, type=Plan)
+        return toml.decode(experiment_toml, type=ExperimentExcerpt)
     except DecodeError:
-        return Plan()
+        return ExperimentExcerpt()
 
 
 def profile_of(device: DeviceRow, truth: TruthRow | None) -> str:
@@ -132,7 +132,7 @@ class RunInfo:
 
     folder: Path
     row: RunRow
-    plan: Plan
+    plan: ExperimentExcerpt
     status: str
     """As recorded, but `interrupted` when it should be alive and no process owns it."""
     is_alive: bool
@@ -152,7 +152,7 @@ class RunInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class SelectionCounts:
     """How often a device was chosen over some rounds."""
 
     device: str
@@ -211,7 +211,7 @@ class RunReader:
             if check_version(str(self._path), schema_version(self._connection)):
                 _migrate(folder)
         self.experiment_toml = _read_config(folder)
-        self.plan = read_plan(self.experiment_toml)
+        self.plan = read_excerpt(self.experiment_toml)
 
     def __enter__(self) -> "RunReader":
         return self
@@ -307,24 +307,24 @@ class RunReader:
         """Return what was known of all devices at each selection, in the order of rounds."""
         return self._select(FleetRow, "ORDER BY round")
 
-    def asks(self) -> list[AskRow]:
+    def asks(self) -> list[LossQueryRow]:
         """Return who was asked for a loss, and what came of it, in the order of rounds."""
-        return self._select(AskRow, "ORDER BY round, device")
+        return self._select(LossQueryRow, "ORDER BY round, device")
 
     def audits(self) -> set[tuple[int, str]]:
         """Return the round and the device of each audit."""
         return set(self.columns(SelectionRow, ("round", "device"), "WHERE is_audit"))
 
-    def crowd(self) -> CrowdRow | None:
+    def crowd(self) -> FleetStatsRow | None:
         """Return the latest count of a fleet that has no rows for each device; None of others."""
-        rows = self._select(CrowdRow, "ORDER BY round DESC LIMIT 1")
+        rows = self._select(FleetStatsRow, "ORDER BY round DESC LIMIT 1")
         return rows[0] if rows else None
 
-    def tallies(self, since_round: int = 0) -> list[Tally]:
+    def tallies(self, since_round: int = 0) -> list[SelectionCounts]:
         """Return how often each device was chosen after round `since_round`."""
         lists_all = self._query("SELECT selections FROM run")[0][0] == "all"
         rows = self._query(_TALLIES if lists_all else _SPARSE_TALLIES, (since_round,))
-        return [Tally(*row) for row in rows]
+        return [SelectionCounts(*row) for row in rows]
 
     def quality(self, since_round: int = 0) -> Quality:
         """Return what exchanges whose updates came after round `since_round` are worth."""

@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 
 from fairbed.coordinator.store.errors import StoreVersionError
 from fairbed.coordinator.store.tables import (
-    AskRow,
     CheckpointRow,
     CommandRow,
     ConditionRow,
-    CrowdRow,
     DeviceMetricRow,
     DeviceRow,
     EventRow,
     ExchangeRow,
     FleetRow,
+    FleetStatsRow,
+    LossQueryRow,
     MetricRow,
     Record,
     RoundRow,
@@ -66,10 +66,10 @@ RECORDS: tuple[type[Record], ...] = (
     DeviceRow,
     TruthRow,
     RoundRow,
-    CrowdRow,
+    FleetStatsRow,
     SelectionRow,
     FleetRow,
-    AskRow,
+    LossQueryRow,
     ExchangeRow,
     MetricRow,
     DeviceMetricRow,
@@ -83,10 +83,10 @@ RECORDS: tuple[type[Record], ...] = (
 
 PER_ROUND: tuple[type[Record], ...] = (
     RoundRow,
-    CrowdRow,
+    FleetStatsRow,
     SelectionRow,
     FleetRow,
-    AskRow,
+    LossQueryRow,
     ExchangeRow,
     MetricRow,
     DeviceMetricRow,
@@ -201,7 +201,7 @@ _INSTANTS = frozenset({"at_s", "closed_at_s", "dispatched_at_s", "first_seen_s"}
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ColumnSpec:
     """A field of a record."""
 
     name: str
@@ -233,11 +233,11 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Table(Generic[R]):
+class TableSchema(Generic[R]):
     """How records of one type are stored."""
 
     record: type[R]
-    columns: tuple[Column, ...]
+    columns: tuple[ColumnSpec, ...]
     _upsert: str = field(init=False)
     """Asked for with every row, so it is put together once."""
 
@@ -307,22 +307,22 @@ class Table(Generic[R]):
         return self.record(**{c.name: c.from_sql(value) for c, value in pairs})
 
 
-def _column(name: str, hint: Any) -> Column:
+def _column(name: str, hint: Any) -> ColumnSpec:
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
     if len(kinds) != 1 or kinds[0] not in _SQL_TYPES:
         raise TypeError(f"{name}: a column must be one of {list(_SQL_TYPES)}, got {hint}")
-    return Column(name, kinds[0], is_optional=type(None) in get_args(hint))
+    return ColumnSpec(name, kinds[0], is_optional=type(None) in get_args(hint))
 
 
-def _table(record: type[R]) -> Table[R]:
+def _table(record: type[R]) -> TableSchema[R]:
     hints = get_type_hints(record)
-    return Table(record, tuple(_column(f.name, hints[f.name]) for f in fields(record)))
+    return TableSchema(record, tuple(_column(f.name, hints[f.name]) for f in fields(record)))
 
 
-_TABLES: dict[type[Any], Table[Any]] = {record: _table(record) for record in RECORDS}
+_TABLES: dict[type[Any], TableSchema[Any]] = {record: _table(record) for record in RECORDS}
 
 
-def table_of(record: type[R]) -> Table[R]:
+def table_of(record: type[R]) -> TableSchema[R]:
     """Return the table of a record type."""
     return _TABLES[record]
 

@@ -15,7 +15,7 @@ from typing import ClassVar, TypeAlias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CrowdRow:
+class FleetStatsRow:
     """A replayed fleet that is too large for a row of each device, after one round."""
 
     TABLE: ClassVar[str] = "crowd"
@@ -54,7 +54,7 @@ class FleetRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskRow:
+class LossQueryRow:
     """One device that was asked for its loss before a selection."""
 
     TABLE: ClassVar[str] = "ask"
@@ -453,10 +453,10 @@ Record: TypeAlias = (
     | DeviceRow
     | TruthRow
     | RoundRow
-    | CrowdRow
+    | FleetStatsRow
     | SelectionRow
     | FleetRow
-    | AskRow
+    | LossQueryRow
     | ExchangeRow
     | MetricRow
     | DeviceMetricRow

@@ -36,7 +36,7 @@ from fairbed.coordinator.tui.view import (
 )
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
 from fairbed.wire.errors import WireError
-from fairbed.wire.messages import Command
+from fairbed.wire.messages import OperatorCommand
 
 
 class Feed:
@@ -117,7 +117,7 @@ def pause_s(spent_s: float) -> float:
 
 
 ExitChoice = Literal["detach", "stop", "quit"]
-SendCommand = Callable[[Command], Awaitable[None]]
+SendCommand = Callable[[OperatorCommand], Awaitable[None]]
 
 ORDERS = ("pause", "resume", "exclude", "include")
 COMMAND_TIMEOUT_S = 10.0
@@ -304,10 +304,10 @@ class ControlRoom(App[ExitChoice]):
     def _order(
         self, action: Literal["pause", "resume", "exclude", "include"], device: str | None = None
     ) -> None:
-        command = Command(id=secrets.token_bytes(16), action=action, device=device)
+        command = OperatorCommand(id=secrets.token_bytes(16), action=action, device=device)
         self.run_worker(self._send(command), name=f"tui.{action}")
 
-    async def _send(self, command: Command) -> None:
+    async def _send(self, command: OperatorCommand) -> None:
         if self._send_command is None:
             return
         what = f"{command.action} {command.device or 'the run'}"

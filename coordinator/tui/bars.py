@@ -10,7 +10,7 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class BarCell:
     """One character: `glyph` in the colour of `ink` on the colour of `paper`."""
 
     glyph: str
@@ -19,7 +19,7 @@ class Cell:
     paper: str | None
 
 
-def bar(spans: Sequence[Span], scale_s: float, width: int) -> list[Cell]:
+def bar(spans: Sequence[Span], scale_s: float, width: int) -> list[BarCell]:
     """Draw spans that do not overlap, in order, `scale_s` seconds over `width` cells.
 
     A span that lasts is never invisible: it takes at least an eighth, at the cost of the next.
@@ -44,11 +44,11 @@ def gauge(ratio: float, width: int) -> str:
     return ("█" * whole + (EIGHTHS[rest] if rest else "")).ljust(width)
 
 
-def _cell(eighths: Sequence[str | None]) -> Cell:
+def _cell(eighths: Sequence[str | None]) -> BarCell:
     """Reduce eight eighths to two colours: the first, and what fills most of the rest."""
     first = eighths[0]
     rest = [phase for phase in eighths if phase != first]
     if not rest:
-        return Cell(" " if first is None else "█", first, None)
+        return BarCell(" " if first is None else "█", first, None)
     other = max(dict.fromkeys(rest), key=rest.count)
-    return Cell(EIGHTHS[8 - len(rest)], first, other)
+    return BarCell(EIGHTHS[8 - len(rest)], first, other)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fairbed.coordinator.store.reader import Quality, RunInfo, Tally, profile_of
+from fairbed.coordinator.store.reader import Quality, RunInfo, SelectionCounts, profile_of
 from fairbed.coordinator.store.tables import (
     CommandRow,
     DeviceMetricRow,
@@ -152,7 +152,7 @@ class News:
     """Of `rounds`, and those of the open round that are over."""
     measured: Sequence[ExchangeRow] = ()
     """Each device's last measured exchange, for an empty view."""
-    tallies: Sequence[Tally] = ()
+    tallies: Sequence[SelectionCounts] = ()
     quality: Quality = field(default_factory=Quality)
     """Of the exchanges of `rounds`."""
     selections: Sequence[SelectionRow] = ()

@@ -17,11 +17,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from experiments.oracle.ground_truth import past_of
-from experiments.oracle.predictor import LEAST_BPS, RECENT_S, Known, known_trials
+from experiments.oracle.ground_truth import ground_truth_of
+from experiments.oracle.predictor import LEAST_BPS, RECENT_S, OraclePredictor, oracle_trials
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.algorithms.estimation.base import CONTEXT, DOWN, INVERSE_MU, Measured
-from fairbed.coordinator.algorithms.estimation.prequential import Errors, Trial, prequential
+from fairbed.coordinator.algorithms.estimation.prequential import (
+    Errors,
+    EstimatorTrial,
+    prequential,
+)
 from fairbed.coordinator.report.estimators import alpha_of, compare_estimators, rounds_that_teach
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow
@@ -181,7 +185,7 @@ def _replayed(folder: Path, reader: RunReader, counted_after: float) -> dict[str
         for fleet in reader.fleets()
         if fleet.known_s is not None
     }
-    trials: dict[str, list[Trial]] = {KNOWN: [], **({KNOWN_THEN: []} if links else {})}
+    trials: dict[str, list[EstimatorTrial]] = {KNOWN: [], **({KNOWN_THEN: []} if links else {})}
     last = dict[str, ExchangeRow]()
     for one_round in rounds_that_teach(reader.exchanges()):
         if (known := known_s.get(one_round[0].round)) is None:
@@ -197,9 +201,9 @@ def _replayed(folder: Path, reader: RunReader, counted_after: float) -> dict[str
                 for x in one_round
             ]
             is_counted = one_round[0].round > counted_after
-            played.append(Trial(chosen, context, measured, is_counted))
+            played.append(EstimatorTrial(chosen, context, measured, is_counted))
         last.update({x.device: x for x in one_round})
-    nothing_more, alpha = Known(np.zeros(len(rows))), alpha_of(reader.plan.selection)
+    nothing_more, alpha = OraclePredictor(np.zeros(len(rows))), alpha_of(reader.plan.selection)
     return {
         name: prequential({name: nothing_more}, played, alpha)[name]
         for name, played in trials.items()
@@ -211,7 +215,7 @@ def _known(folder: Path, reader: RunReader, counted_after: float) -> Errors:
     devices, truths = reader.devices(), {row.name: row for row in reader.truths()}
     rows = {device.name: device.row for device in devices}
     pasts = {
-        name: past_of(truths[name], reader.conditions(name), training.core_speed)
+        name: ground_truth_of(truths[name], reader.conditions(name), training.core_speed)
         for name in rows
         if name in truths
     }
@@ -224,5 +228,5 @@ def _known(folder: Path, reader: RunReader, counted_after: float) -> Errors:
         for one_round in rounds_that_teach(reader.exchanges())
         if (kept := [x for x in one_round if x.device in pasts])
     ]
-    known, trials = known_trials(rounds, rows, pasts, work_s, counted_after)
+    known, trials = oracle_trials(rounds, rows, pasts, work_s, counted_after)
     return prequential({KNOWN: known}, trials, alpha_of(reader.plan.selection))[KNOWN]

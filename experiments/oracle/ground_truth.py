@@ -18,7 +18,7 @@ NOT_SLOWED = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class GroundTruth:
     """Stretches of time and their means; where none is known, what never changed."""
 
     start_s: Floats
@@ -37,7 +37,9 @@ class Past:
         return float(np.average(self.means[number][met], weights=overlap_s[met]))
 
 
-def past_of(truth: TruthRow, conditions: Sequence[ConditionRow], host_core_speed: float) -> Past:
+def ground_truth_of(
+    truth: TruthRow, conditions: Sequence[ConditionRow], host_core_speed: float
+) -> GroundTruth:
     """Return the past of a device.
 
     Args:
@@ -47,7 +49,7 @@ def past_of(truth: TruthRow, conditions: Sequence[ConditionRow], host_core_speed
             machine.
     """
     is_emulated = truth.profile != "this-machine"
-    return Past(
+    return GroundTruth(
         start_s=np.array([row.at_s - row.lasted_s for row in conditions], dtype=np.float64),
         end_s=np.array([row.at_s for row in conditions], dtype=np.float64),
         means={

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from experiments.oracle.ground_truth import Number, Past
+from experiments.oracle.ground_truth import GroundTruth, Number
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.estimation.base import (
     COLD,
@@ -23,7 +23,7 @@ from fairbed.coordinator.algorithms.estimation.base import (
     Measured,
     Prediction,
 )
-from fairbed.coordinator.algorithms.estimation.prequential import Trial
+from fairbed.coordinator.algorithms.estimation.prequential import EstimatorTrial
 from fairbed.coordinator.store.tables import ExchangeRow
 
 RECENT_S = 5.0
@@ -33,7 +33,7 @@ LEAST_BPS = 1e3
 """What a link is thought to carry after a hole that long: the least that the registry knows."""
 
 
-class Known:
+class OraclePredictor:
     """Predicts from parts that are known: each column of a context is seconds of an exchange.
 
     Args:
@@ -56,13 +56,13 @@ class Known:
         """There is nothing to learn."""
 
 
-def known_trials(
+def oracle_trials(
     rounds: Sequence[Sequence[ExchangeRow]],
     rows: Mapping[str, int],
-    pasts: Mapping[str, Past],
+    pasts: Mapping[str, GroundTruth],
     work_s: Callable[[ExchangeRow], float],
     counted_after: float = 0.0,
-) -> tuple[Known, list[Trial]]:
+) -> tuple[OraclePredictor, list[EstimatorTrial]]:
     """Return who knows, and the parts of each exchange as known before its selection.
 
     Args:
@@ -82,7 +82,7 @@ def known_trials(
             context[at] = _parts(x, past, work_s(x), load_s.get((x.device, x.s_not_previous), 0.0))
             rest.setdefault(x.device, []).append(_rest_s(x, past, context[at]))
         trials.append(
-            Trial(
+            EstimatorTrial(
                 rows=np.array([rows[x.device] for x in one_round], dtype=np.int64),
                 context=context,
                 measured=Measured.whole(np.array([x.tau_s or 0.0 for x in one_round])),
@@ -92,10 +92,10 @@ def known_trials(
     fixed_s = np.zeros(max(rows.values(), default=-1) + 1)
     for device, found in rest.items():
         fixed_s[rows[device]] = float(np.median(found))
-    return Known(fixed_s), trials
+    return OraclePredictor(fixed_s), trials
 
 
-def _parts(x: ExchangeRow, past: Past, work_s: float, load_s: float) -> Floats:
+def _parts(x: ExchangeRow, past: GroundTruth, work_s: float, load_s: float) -> Floats:
     """Return the parts of an exchange that were known before it began, seconds, shape (4,)."""
     start_s, end_s = x.dispatched_at_s - RECENT_S, x.dispatched_at_s
     parts = np.zeros(CONTEXT)
@@ -106,7 +106,7 @@ def _parts(x: ExchangeRow, past: Past, work_s: float, load_s: float) -> Floats:
     return parts
 
 
-def _rest_s(x: ExchangeRow, past: Past, parts: Floats) -> float:
+def _rest_s(x: ExchangeRow, past: GroundTruth, parts: Floats) -> float:
     """Return what an exchange took beside its parts, had the link been known as it came to be."""
     download_s, upload_s, tau_s = x.download_s or 0.0, x.upload_s or 0.0, x.tau_s or 0.0
     down_at_s = x.dispatched_at_s + (x.signal_s or 0.0) / 2.0
@@ -116,7 +116,7 @@ def _rest_s(x: ExchangeRow, past: Past, parts: Floats) -> float:
     return float(tau_s - parts[INVERSE_MU] - parts[COLD] - lines_s)
 
 
-def _line_s(past: Past, number: Number, n_bytes: int, start_s: float, end_s: float) -> float:
+def _line_s(past: GroundTruth, number: Number, n_bytes: int, start_s: float, end_s: float) -> float:
     """Return how long a line was busy with a transfer that took from `start_s` to `end_s`."""
     if end_s <= start_s:
         return 0.0

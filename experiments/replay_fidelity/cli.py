@@ -9,7 +9,7 @@ import msgspec
 from experiments.replay_fidelity.comparison import (
     LEAST_REPEATS,
     MOST_REPEATS,
-    Comparison,
+    FidelityComparison,
     compare_live_replay,
     report,
 )
@@ -19,7 +19,7 @@ from fairbed.coordinator.task.errors import TaskError
 from fairbed.profiles.errors import ProfileError
 from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.cli import DONE, RunError, UsageError
-from fairbed.testbed.experiment.datasets.dataset import DataError
+from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError, load_experiment
 from fairbed.testbed.recording.analysis.compose import NotEnough
 
@@ -37,7 +37,7 @@ def main(options: argparse.Namespace) -> int:
         folder = options.out or COMPARISONS / f"{experiment.name}-live-replay"
         found = compare_live_replay(experiment, folder.resolve(), _say, _repeats(options.repeats))
         text = _kept(found, folder)
-    except (DataError, ExperimentError, ProfileError, TaskError) as exc:
+    except (DatasetError, ExperimentError, ProfileError, TaskError) as exc:
         raise UsageError(str(exc)) from exc
     except (BackendError, LiveRunError, NotEnough, StoreError, ValueError) as exc:
         raise RunError(str(exc)) from exc
@@ -62,7 +62,7 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _kept(found: Comparison, folder: Path) -> str:
+def _kept(found: FidelityComparison, folder: Path) -> str:
     """Write down what was found; return it."""
     text = msgspec.json.encode(found).decode()
     (folder / FILE).write_text(text, encoding="utf-8")

@@ -51,7 +51,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class FidelityComparison:
     """What a comparison found."""
 
     name: str
@@ -80,7 +80,7 @@ def compare_live_replay(
     folder: Path,
     tell: Callable[[str], None],
     repeats: int = LEAST_REPEATS,
-) -> Comparison:
+) -> FidelityComparison:
     """Run, record, run again, replay; what is done already in the folder is not repeated.
 
         a            live, policy uniform, seed 1        profiles/ are recorded of it
@@ -137,7 +137,7 @@ def judged(
     live: list[RunTimes],
     forced: RunTimes,
     free: list[RunTimes],
-) -> Comparison:
+) -> FidelityComparison:
     """Return what the runs say of each other.
 
     Args:
@@ -164,7 +164,7 @@ def judged(
     else:
         what = "exchange times when the cohorts are given, median error"
         verdicts = [_verdict(what, forced_errors.tau.median, TAU_LIMIT)]
-    return Comparison(
+    return FidelityComparison(
         name=experiment.name,
         rounds=experiment.rounds,
         devices=experiment.devices,
@@ -218,7 +218,7 @@ GAPS = {
 }
 
 
-def report(found: Comparison) -> str:
+def report(found: FidelityComparison) -> str:
     """Return what a comparison found."""
     links = "links that move" if found.has_moving_links else "links that never move"
     wholes = f"as wholes, mean distance of {len(found.counted) - 1} live, {found.replays} replays"

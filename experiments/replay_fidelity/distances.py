@@ -17,7 +17,7 @@ from scipy.stats import wasserstein_distance
 
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.store import RunReader
-from fairbed.coordinator.store.reader import Tally
+from fairbed.coordinator.store.reader import SelectionCounts
 from fairbed.coordinator.store.tables import ExchangeRow, RoundRow
 
 
@@ -70,7 +70,7 @@ def read_times(folder: Path, close_s: float = 0.0) -> RunTimes:
 def times_of(
     exchanges: Sequence[ExchangeRow],
     rounds: Sequence[RoundRow],
-    tallies: Sequence[Tally],
+    tallies: Sequence[SelectionCounts],
     close_s: float = 0.0,
 ) -> RunTimes:
     """Return the times in the rows of a run; an exchange counts if it is done and valid."""

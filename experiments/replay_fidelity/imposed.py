@@ -16,7 +16,7 @@ from fairbed.testbed.replay.world import Ended, Exchanges, LastRound, Scene, Wor
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ImposedRounds:
     """One round of a live run; columns of the cohort have shape (K,)."""
 
     rows: Ints
@@ -33,9 +33,9 @@ class Given:
     link_age_s: Floats
 
 
-def given_rounds(
+def imposed_rounds(
     rounds: Sequence[RoundRow], exchanges: Sequence[ExchangeRow], rows: Mapping[str, int]
-) -> dict[int, Given]:
+) -> dict[int, ImposedRounds]:
     """Return what a live run did, by round.
 
     Args:
@@ -47,7 +47,7 @@ def given_rounds(
     for x in exchanges:
         by_round[x.round].append(x)
     return {
-        row.round: Given(
+        row.round: ImposedRounds(
             rows=np.array([rows[x.device] for x in by_round[row.round]], dtype=np.int64),
             at_s=row.dispatched_at_s,
             is_cold=[x.s_not_previous == 1 for x in by_round[row.round]],
@@ -61,10 +61,10 @@ def given_rounds(
     }
 
 
-class GivenCohorts:
+class ImposedCohorts:
     """Selects whom a live run selected; queues and all else are those of the policy."""
 
-    def __init__(self, policy: Selector, rounds: Mapping[int, Given]) -> None:
+    def __init__(self, policy: Selector, rounds: Mapping[int, ImposedRounds]) -> None:
         self._policy, self._rounds = policy, rounds
 
     def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
@@ -89,10 +89,10 @@ class GivenCohorts:
         self._policy.load_state(state)
 
 
-class GivenMoments:
+class ImposedMoments:
     """A world whose rounds begin when those of a live run began, with the contexts of then."""
 
-    def __init__(self, world: World, rounds: Mapping[int, Given]) -> None:
+    def __init__(self, world: World, rounds: Mapping[int, ImposedRounds]) -> None:
         self._world, self._rounds = world, rounds
         self.slots = world.slots
 
@@ -180,7 +180,7 @@ class Later:
         return self._start_s + now + self._close_s * (round_id - 1)
 
 
-def _last(given: Given, last: LastRound) -> LastRound:
+def _last(given: ImposedRounds, last: LastRound) -> LastRound:
     """Return who took part in the round before, as the live run had it of its cohort."""
     is_selected, has_trained = last.is_selected.copy(), last.has_trained.copy()
     is_selected[given.rows] = given.was_selected

@@ -14,7 +14,11 @@ from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetCo
 from fairbed.testbed.experiment.fleet import PlannedDevice
 from fairbed.testbed.recording.analysis.compose import Identity, compose, trace_name
 from fairbed.testbed.recording.analysis.findings import Findings
-from fairbed.testbed.recording.analysis.from_run import Course, DeviceOfRun, findings_of_run
+from fairbed.testbed.recording.analysis.from_run import (
+    DeviceOfRun,
+    TrainingSettings,
+    findings_of_run,
+)
 from fairbed.testbed.recording.run_store import read_device, read_training
 
 RECORDED_POLICY, RECORDED_SEED = "uniform", 1
@@ -116,7 +120,9 @@ def moves(device: PlannedDevice) -> bool:
     return link is not None and not (link.down_bps.is_constant and link.up_bps.is_constant)
 
 
-def _record(seen: DeviceOfRun, device: PlannedDevice, training: Course, folder: Path) -> Path:
+def _record(
+    seen: DeviceOfRun, device: PlannedDevice, training: TrainingSettings, folder: Path
+) -> Path:
     name = device.spec.name
     profile = device.profile
     if profile is None:

@@ -7,7 +7,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from experiments.replay_fidelity.imposed import GivenCohorts, GivenMoments, Later, given_rounds
+from experiments.replay_fidelity.imposed import (
+    ImposedCohorts,
+    ImposedMoments,
+    Later,
+    imposed_rounds,
+)
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.testbed.experiment.file import Experiment
@@ -30,10 +35,10 @@ def replay_forced(
     stage = _stage(experiment, recorded)
     rows = {name: row for row, name in enumerate(stage.names)}
     with RunReader(live) as reader:
-        rounds = given_rounds(reader.rounds(), reader.exchanges(), rows)
-    stage.decisions.selector = GivenCohorts(stage.decisions.selector, rounds)
+        rounds = imposed_rounds(reader.rounds(), reader.exchanges(), rows)
+    stage.decisions.selector = ImposedCohorts(stage.decisions.selector, rounds)
     stage = _of_rounds(stage, max(rounds, default=0))
-    return _play(replace(stage, world=GivenMoments(stage.world, rounds)), folder, tell)
+    return _play(replace(stage, world=ImposedMoments(stage.world, rounds)), folder, tell)
 
 
 def replay_free(

@@ -28,15 +28,15 @@ from fairbed.testbed.backends.base import DeviceSpec
 from fairbed.testbed.backends.cpu_time import cpu_s
 from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.gauges import FROZEN_S, STARVED_S, Gauges
-from fairbed.testbed.backends.helper import Ended, OnEnd
+from fairbed.testbed.backends.helper import HelperEnded, OnEnd
 from fairbed.testbed.backends.launcher import Launch
-from fairbed.testbed.backends.sandbox import Cell
+from fairbed.testbed.backends.sandbox import Sandbox
 from fairbed.testbed.emulation.work import WorkCosts
 from fairbed.testbed.run.folder import GAUGES
 from fairbed.wire.messages import is_device_name
 
 
-class Hands(Protocol):
+class AgentLauncher(Protocol):
     """Satisfied by `Agents`, which has a nursery, and by `Containers`."""
 
     @property
@@ -60,7 +60,7 @@ class Hands(Protocol):
 class Freezer:
     """Knows which devices stand still."""
 
-    def __init__(self, agents: Hands, gauges: Gauges) -> None:
+    def __init__(self, agents: AgentLauncher, gauges: Gauges) -> None:
         self._agents, self._gauges = agents, gauges
         self._frozen_at: dict[str, float] = {}
 
@@ -106,11 +106,11 @@ class Site:
 
     broker_url: str
     """As the device reaches it."""
-    cell: Cell | None = None
+    cell: Sandbox | None = None
     """None is where we are ourselves."""
 
 
-class Crew:
+class AgentPool:
     """The agents of a fleet; at work inside `at_work`.
 
     Args:
@@ -141,7 +141,7 @@ class Crew:
         self.on_end: OnEnd = on_end or _ignore
         self.folder = folder.absolute()
         self._tenant, self._once, self._log_level = tenant, once, log_level
-        self._agents: Hands | None = None
+        self._agents: AgentLauncher | None = None
         self._gauges: Gauges | None = None
         self._freezer: Freezer | None = None
         self._started_at: dict[str, float] = {}
@@ -154,7 +154,7 @@ class Crew:
         return {} if self._agents is None else self._agents.pids
 
     @property
-    def agents(self) -> Hands:
+    def agents(self) -> AgentLauncher:
         """Who starts and ends them.
 
         Raises:
@@ -210,7 +210,7 @@ class Crew:
         self,
         site: Callable[[str], Site],
         method: Method = "auto",
-        hands: AbstractAsyncContextManager[Hands] | None = None,
+        hands: AbstractAsyncContextManager[AgentLauncher] | None = None,
     ) -> AsyncIterator[None]:
         """Have everything ready to start agents; at the end all are gone, politely at first.
 
@@ -313,5 +313,5 @@ def _check_names(fleet: Sequence[DeviceSpec]) -> None:
             raise BackendError(f"fleet: names must differ, got {name!r} {count} times; rename one")
 
 
-def _ignore(ended: Ended) -> None:
+def _ignore(ended: HelperEnded) -> None:
     pass

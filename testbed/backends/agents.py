@@ -23,7 +23,13 @@ from fairbed.testbed.backends.fork_protocol import (
     Start,
     Started,
 )
-from fairbed.testbed.backends.helper import ANSWER_TIMEOUT_S, Ended, OnEnd, end_helper, open_helper
+from fairbed.testbed.backends.helper import (
+    ANSWER_TIMEOUT_S,
+    HelperEnded,
+    OnEnd,
+    end_helper,
+    open_helper,
+)
 from fairbed.testbed.backends.launcher import Launch
 
 if sys.version_info >= (3, 11):
@@ -116,7 +122,7 @@ class Agents:
             agent.pid = None  # they die with the nursery
         self._change()
         self._on_end(
-            Ended(name="nursery", status=status, was_asked=self._is_closing, is_device=False)
+            HelperEnded(name="nursery", status=status, was_asked=self._is_closing, is_device=False)
         )
 
     async def close(self) -> None:
@@ -138,7 +144,7 @@ class Agents:
             case Exited(name=name, status=status):
                 agent.pid = None
                 self._on_end(
-                    Ended(name=name, status=status, was_asked=agent.is_ending, is_device=True)
+                    HelperEnded(name=name, status=status, was_asked=agent.is_ending, is_device=True)
                 )
             case _:
                 assert_never(answer)

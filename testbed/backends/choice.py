@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from fairbed.testbed.backends.base import Backend, DeviceSpec, without_loss
 from fairbed.testbed.backends.cgroups.fleet import check_share, try_groups
-from fairbed.testbed.backends.containers.engine import Engine, find_engine
+from fairbed.testbed.backends.containers.engine import ContainerEngine, find_engine
 from fairbed.testbed.backends.errors import BackendError, BackendUnavailable
 from fairbed.testbed.backends.helper import OnEnd
 from fairbed.testbed.backends.namespace import NamespaceBackend
@@ -29,7 +29,7 @@ from fairbed.testbed.backends.process import ProcessBackend
 from fairbed.testbed.backends.proxy.protocol import Shape
 
 BackendName: TypeAlias = Literal["namespace", "container", "process"]
-BackendChoice: TypeAlias = Literal["auto", "namespace", "container", "process"]
+BackendKind: TypeAlias = Literal["auto", "namespace", "container", "process"]
 
 BACKENDS: tuple[BackendName, ...] = ("namespace", "container", "process")
 
@@ -38,8 +38,8 @@ BEST_FIRST: tuple[BackendName, ...] = ("namespace", "process")
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """Where a fleet will be: made by `open_stage`, before there is a broker."""
+class BackendStage:
+    """Where a fleet will be: made by `open_backend`, before there is a broker."""
 
     name: BackendName
     passed_over: Mapping[BackendName, str]
@@ -49,7 +49,7 @@ class Stage:
     seed: int = 0
     """Of the jitter and loss of links."""
     network: Network | None = None
-    engine: Engine | None = None
+    engine: ContainerEngine | None = None
     """Runs a container for each device."""
 
     @property
@@ -87,8 +87,8 @@ class Stage:
 
 
 @asynccontextmanager
-async def open_stage(
-    choice: BackendChoice,
+async def open_backend(
+    choice: BackendKind,
     fleet: Sequence[DeviceSpec],
     folder: Path,
     run_id: str,
@@ -96,7 +96,7 @@ async def open_stage(
     has_own_broker: bool = True,
     image: str | None = None,
     seed: int = 0,
-) -> AsyncIterator[Stage]:
+) -> AsyncIterator[BackendStage]:
     """Choose a backend for a fleet and open the network that it needs.
 
     Args:
@@ -114,7 +114,7 @@ async def open_stage(
     """
     name, passed_over = await choose(choice, fleet, has_own_broker=has_own_broker)
     if name == "process":
-        yield Stage(name, passed_over, fleet, folder, seed)
+        yield BackendStage(name, passed_over, fleet, folder, seed)
         return
     try:
         logs = folder / "logs"
@@ -129,11 +129,11 @@ async def open_stage(
         seed=seed,
         log=logs / "relay.log",
     ) as network:
-        yield Stage(name, passed_over, fleet, folder, seed, network, engine)
+        yield BackendStage(name, passed_over, fleet, folder, seed, network, engine)
 
 
 async def choose(
-    choice: BackendChoice, fleet: Sequence[DeviceSpec], *, has_own_broker: bool = True
+    choice: BackendKind, fleet: Sequence[DeviceSpec], *, has_own_broker: bool = True
 ) -> tuple[BackendName, dict[BackendName, str]]:
     """Return the backend to take, and why better ones were passed over.
 
@@ -177,7 +177,7 @@ async def problem_with(
     return None
 
 
-def _unavailable(choice: BackendChoice, why: str) -> str:
+def _unavailable(choice: BackendKind, why: str) -> str:
     return f'emulation.backend: must work on this machine, got "{choice}": {why}'
 
 

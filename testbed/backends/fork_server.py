@@ -44,7 +44,7 @@ _WARM = ("fairbed.device_agent.process", "anyio._backends._asyncio", "numpy.rand
 _READ_BYTES = 1 << 16
 
 
-class Nursery:
+class ForkServer:
     """Starts agents on order, and says how they end.
 
     Args:
@@ -153,7 +153,7 @@ def spawn(launch: Launch) -> int:
 def main() -> None:
     """Serve; the arguments are our parent's process id and how to start agents."""
     die_with_parent(int(sys.argv[1]))
-    nursery = Nursery(fork if sys.argv[2] == "fork" else spawn)
+    nursery = ForkServer(fork if sys.argv[2] == "fork" else spawn)
     if sys.argv[2] == "fork":
         spare_memory()
         for module in _WARM:

@@ -18,7 +18,7 @@ ANSWER_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class HelperEnded:
     """A process of the fleet has ended."""
 
     name: str
@@ -33,7 +33,7 @@ class Ended:
     """What else is known of it."""
 
 
-OnEnd = Callable[[Ended], None]
+OnEnd = Callable[[HelperEnded], None]
 """Called on the event loop; must not wait."""
 
 

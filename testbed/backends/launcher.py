@@ -33,9 +33,9 @@ from fairbed.testbed.backends.gauges import (
     Gauge,
     GaugeAddress,
 )
-from fairbed.testbed.backends.sandbox import Cell, enter
+from fairbed.testbed.backends.sandbox import Sandbox, enter
 from fairbed.testbed.emulation.cpu import MIN_SLEEP_S, PacedSection, RecentShare
-from fairbed.testbed.emulation.device import EmulatedDevice, EmulatedSensors, Weather
+from fairbed.testbed.emulation.device import EmulatedDevice, EmulatedSensors, Surroundings
 from fairbed.testbed.emulation.quota import MIN_PERIOD_US
 from fairbed.testbed.emulation.work import StepCost, WorkCosts
 from fairbed.testbed.host.dilation import DilatedClock, loop_factory
@@ -65,7 +65,7 @@ class Launch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What steps of training are charged; None charges the processor time that they take."""
     gauge: GaugeAddress | None = None
     """Where the device says how it fares; None keeps it to itself."""
-    cell: Cell | None = None
+    cell: Sandbox | None = None
     """What holds the device; None is nothing."""
     log_file: str
     """Receives stdout and stderr, appended."""
@@ -219,7 +219,7 @@ def host_for(
     device: EmulatedDevice | None,
     costs: WorkCosts | None = None,
     gauge: Gauge | None = None,
-    cell: Cell | None = None,
+    cell: Sandbox | None = None,
 ) -> Host:
     """Return the host that emulates `device`, or the real one; its owner has the say in both."""
     if device is None:
@@ -235,15 +235,15 @@ def host_for(
     return Host(clock=clock, pace=pace, sensors=sensors)
 
 
-def _headroom(device: EmulatedDevice, gauge: Gauge | None, cell: Cell) -> Headroom:
+def _headroom(device: EmulatedDevice, gauge: Gauge | None, cell: Sandbox) -> Headroom:
     quota = Quota(Path(cell.quota_folder), cell.quota_version, is_shared=True)
     return Headroom(quota, lambda: _speed(device, gauge))
 
 
-def _weather(gauge: Gauge) -> Callable[[], Weather]:
-    def look() -> Weather:
+def _weather(gauge: Gauge) -> Callable[[], Surroundings]:
+    def look() -> Surroundings:
         celsius = gauge[TEMPERATURE_CELSIUS]
-        return Weather(
+        return Surroundings(
             speed_ratio=gauge[SPEED_RATIO],
             clock_ratio=gauge[CLOCK_RATIO],
             temperature_celsius=None if math.isnan(celsius) else celsius,
@@ -296,7 +296,7 @@ def redirect_output(log_file: str) -> None:
         os.close(opened)
 
 
-def _is_inside(name: str, cell: Cell) -> bool:
+def _is_inside(name: str, cell: Sandbox) -> bool:
     """Enter the device's cell; tell whether we are in: outside nothing may run."""
     try:
         enter(cell)

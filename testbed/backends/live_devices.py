@@ -8,7 +8,7 @@ frozen         see `testbed.backends.agent_pool`
 import math
 from collections.abc import Mapping
 
-from fairbed.testbed.backends.agent_pool import Crew
+from fairbed.testbed.backends.agent_pool import AgentPool
 from fairbed.testbed.backends.base import DeviceSpec
 from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.gauges import (
@@ -26,7 +26,7 @@ from fairbed.testbed.emulation.conditions import Conditions
 class LiveDevices:
     """Applies conditions to a crew at work behind shaped links."""
 
-    def __init__(self, crew: Crew, links: ShapedLinks) -> None:
+    def __init__(self, crew: AgentPool, links: ShapedLinks) -> None:
         self._crew, self._links = crew, links
         self._ports = links.ports
         self._states: dict[str, LinkState] = {}

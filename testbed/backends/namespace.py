@@ -16,14 +16,14 @@ from pathlib import Path
 
 import msgspec
 
-from fairbed.testbed.backends.agent_pool import Crew, Hands, LogLevel, Site
+from fairbed.testbed.backends.agent_pool import AgentLauncher, AgentPool, LogLevel, Site
 from fairbed.testbed.backends.base import DeviceSpec, Usage
 from fairbed.testbed.backends.cgroups.fleet import check_share, limit, open_cells
 from fairbed.testbed.backends.cgroups.group import Group, GroupUsage
 from fairbed.testbed.backends.containers.containers import open_containers
-from fairbed.testbed.backends.containers.engine import Engine
+from fairbed.testbed.backends.containers.engine import ContainerEngine
 from fairbed.testbed.backends.errors import BackendError
-from fairbed.testbed.backends.helper import Ended, OnEnd
+from fairbed.testbed.backends.helper import HelperEnded, OnEnd
 from fairbed.testbed.backends.live_devices import check_speed, tell
 from fairbed.testbed.backends.network.counters import LinkCounters
 from fairbed.testbed.backends.network.enter import identity
@@ -69,10 +69,10 @@ class NamespaceBackend:
         once: bool = False,
         log_level: LogLevel = "info",
         on_end: OnEnd | None = None,
-        engine: Engine | None = None,
+        engine: ContainerEngine | None = None,
     ) -> None:
         self._on_end, self._engine = on_end, engine
-        self._crew = Crew(
+        self._crew = AgentPool(
             fleet, folder, tenant=tenant, once=once, log_level=log_level, on_end=self._ended
         )
         self._network, self._url = network, broker_url
@@ -116,7 +116,7 @@ class NamespaceBackend:
         """
         crew = self._crew
         names = {name: self._network.namespace(name).name for name in crew.fleet}
-        hands: AbstractAsyncContextManager[Hands] | None = None
+        hands: AbstractAsyncContextManager[AgentLauncher] | None = None
         if self._engine is not None:
             hands = open_containers(self._engine, names, crew.folder, crew.on_end)
         try:  # in this order: agents say goodbye, then what is left of them is killed
@@ -220,7 +220,7 @@ class NamespaceBackend:
         network = str(self._network.namespace(name))
         return Site(self._url, msgspec.structs.replace(cell, network=network, host=self._host))
 
-    def _ended(self, ended: Ended) -> None:
+    def _ended(self, ended: HelperEnded) -> None:
         if ended.is_device and ended.name in self._groups and self._is_full(ended.name):
             ended = replace(ended, reason="its memory was full")
         if self._on_end is not None:

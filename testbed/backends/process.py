@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fairbed.testbed.backends.agent_pool import Crew, LogLevel, Method, Site
+from fairbed.testbed.backends.agent_pool import AgentPool, LogLevel, Method, Site
 from fairbed.testbed.backends.base import DeviceSpec, Usage
 from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.helper import OnEnd
@@ -55,7 +55,7 @@ class ProcessBackend:
         on_end: OnEnd | None = None,
         seed: int = 0,
     ) -> None:
-        self._crew = Crew(
+        self._crew = AgentPool(
             fleet, folder, tenant=tenant, once=once, log_level=log_level, on_end=on_end
         )
         self._address = _checked(broker_url, fleet)

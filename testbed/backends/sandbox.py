@@ -18,7 +18,7 @@ from fairbed.testbed.backends.network.enter import enter as enter_network
 from fairbed.testbed.host.guard import die_with_parent
 
 
-class Cell(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Sandbox(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What holds one device; crosses to the process that goes in."""
 
     procs: tuple[str, ...]
@@ -33,7 +33,7 @@ class Cell(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`identity` of the host's network namespace, in which nothing of a device may run."""
 
 
-def enter(cell: Cell) -> None:
+def enter(cell: Sandbox) -> None:
     """Move this process, which has one thread, into a cell, with all that it starts from now on.
 
     Raises:
@@ -46,7 +46,7 @@ def enter(cell: Cell) -> None:
     _join(cell, "0")
 
 
-def admit(pid: int, cell: Cell) -> None:
+def admit(pid: int, cell: Sandbox) -> None:
     """Move another process into the control groups of a cell.
 
     Raises:
@@ -55,7 +55,7 @@ def admit(pid: int, cell: Cell) -> None:
     _join(cell, str(pid))
 
 
-def inside(argv: Sequence[str], cell: Cell) -> list[str]:
+def inside(argv: Sequence[str], cell: Sandbox) -> list[str]:
     """Return the command that runs `argv` in a cell for as long as this process lives."""
     told = msgspec.json.encode(cell).decode()
     return [sys.executable, "-m", "fairbed.testbed.backends.sandbox", str(os.getpid()), told, *argv]
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     parent, told, *argv = arguments
     die_with_parent(int(parent))
     try:
-        enter(msgspec.json.decode(told, type=Cell))
+        enter(msgspec.json.decode(told, type=Sandbox))
     except (OSError, RuntimeError) as exc:
         return _complain(f"must get in, got: {exc}", 1)
     try:
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         return _complain(f"cannot run {argv[0]}: {exc.strerror}; is it on the PATH?", 127)
 
 
-def _join(cell: Cell, process: str) -> None:
+def _join(cell: Sandbox, process: str) -> None:
     for path in cell.procs:
         descriptor = os.open(path, os.O_WRONLY)
         try:

@@ -21,7 +21,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from fairbed.testbed.emulation.conditions import Conditions
-from fairbed.testbed.emulation.schedule import Course
+from fairbed.testbed.emulation.schedule import ScheduleFollower
 from fairbed.testbed.emulation.stretch import Stretch, StretchLog
 
 TICK_S = 0.1
@@ -40,7 +40,7 @@ _ROUNDING = 1e-6
 """Of ticks: a moment so close to a tick is at it."""
 
 
-class Clock(Protocol):
+class DriverClock(Protocol):
     """What a driver lives by."""
 
     def now(self) -> float:
@@ -100,7 +100,7 @@ class Punctuality:
         )
 
 
-class Driver:
+class ScheduleDriver:
     """Drives a fleet.
 
     Args:
@@ -115,12 +115,12 @@ class Driver:
     def __init__(
         self,
         backend: Driven,
-        courses: Mapping[str, Course],
+        courses: Mapping[str, ScheduleFollower],
         *,
         dilation: float = 1.0,
         start_s: float = 0.0,
         note: Callable[[str, Stretch], None] | None = None,
-        clock: Clock | None = None,
+        clock: DriverClock | None = None,
     ) -> None:
         self._backend = backend
         self._devices = [_Device(name, course) for name, course in courses.items()]
@@ -227,7 +227,7 @@ class _Device:
     """One device, and what it was brought to."""
 
     name: str
-    course: Course
+    course: ScheduleFollower
     now: Conditions | None = None
     log: StretchLog | None = None
 

@@ -20,7 +20,7 @@ class RunError(Exception):
     """The command failed; the message is one line."""
 
 
-class Command(Protocol):
+class CommandModule(Protocol):
     """Every module here has this."""
 
     def main(self, options: argparse.Namespace) -> int:
@@ -57,4 +57,4 @@ def dispatch(options: argparse.Namespace) -> int:
         RunError: The command failed.
     """
     name = f"fairbed.testbed.cli.{_MODULES[options.command]}"
-    return cast(Command, importlib.import_module(name)).main(options)
+    return cast(CommandModule, importlib.import_module(name)).main(options)

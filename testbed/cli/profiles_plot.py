@@ -32,7 +32,7 @@ LEAST_HEAT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ProfileCurve:
     """One number over time."""
 
     key: str
@@ -52,7 +52,7 @@ class Curve:
 
 def curves(
     what: str, keys: Sequence[str], environ: Mapping[str, str], rng: np.random.Generator
-) -> list[Curve]:
+) -> list[ProfileCurve]:
     """Return the curves of something that is named, or is a file.
 
     Args:
@@ -120,17 +120,17 @@ def under_full_load(thermal: Thermal) -> Series:
 
 def _chosen(
     what: str, found: Mapping[str, Series], keys: Sequence[str], usual: Sequence[str]
-) -> list[Curve]:
+) -> list[ProfileCurve]:
     chosen = []
     for key in keys or usual:
         match = [name for name in found if name == key or name.endswith(f".{key}")]
         if not match:
             raise ProfileError(f"{what}: has no {key} over time; take one of {', '.join(found)}")
-        chosen.append(Curve(match[0], found[match[0]]))
+        chosen.append(ProfileCurve(match[0], found[match[0]]))
     return chosen
 
 
-def table(drawn: Sequence[Curve]) -> list[str]:
+def table(drawn: Sequence[ProfileCurve]) -> list[str]:
     """Return one line per curve: how long it is, and how its values are distributed over time."""
     head = f"{'number':<26}{'period s':>10}{'mean':>11}{'lowest':>11}"
     head += "".join(f"{share:>11}" for share in ("p5", "median", "p95")) + f"{'highest':>11}"
@@ -170,7 +170,7 @@ def plot(options: argparse.Namespace) -> int:
 def draw(
     title: str,
     unit: str,
-    alike: list[Curve],
+    alike: list[ProfileCurve],
     start: float,
     length: float,
     size: tuple[int, int],
@@ -199,8 +199,8 @@ def draw(
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
-def _by_unit(found: list[Curve]) -> dict[str, list[Curve]]:
-    groups: dict[str, list[Curve]] = {}
+def _by_unit(found: list[ProfileCurve]) -> dict[str, list[ProfileCurve]]:
+    groups: dict[str, list[ProfileCurve]] = {}
     for curve in found:
         name = curve.key.rpartition(".")[2]
         unit = "Mbit/s" if name.endswith("bps") else "s" if name.endswith("_s") else name

@@ -75,10 +75,10 @@ def _from_machine(options: argparse.Namespace, name: str) -> tuple[Findings, Ide
     from fairbed.testbed.host.speed import cpu_model
     from fairbed.testbed.recording.analysis.from_machine import findings_of_machine
     from fairbed.testbed.recording.probes import ProbeFailed, open_probe
-    from fairbed.testbed.recording.session import Session, record
+    from fairbed.testbed.recording.session import RecordingSession, record
 
     try:
-        session = Session(
+        session = RecordingSession(
             folder=options.out,
             watch_s=duration_s(options.watch),
             load_s=duration_s(options.load),

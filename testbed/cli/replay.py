@@ -24,7 +24,7 @@ from fairbed.testbed.cli.run import (
     new_id,
     selector_of,
 )
-from fairbed.testbed.experiment.datasets.dataset import DataError
+from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.replay.play import Played
 from fairbed.testbed.replay.run import replay_stage
@@ -55,7 +55,7 @@ def main(options: argparse.Namespace) -> int:
         run_id, threads = folder.resolve().name, options.threads
         rounds = replay_stage(stage, folder, run_id, tell, threads=threads)
         rounds_per_s = rounds / (time.perf_counter() - started)
-    except (DataError, ExperimentError, ProfileError) as exc:
+    except (DatasetError, ExperimentError, ProfileError) as exc:
         raise UsageError(str(exc)) from exc
     except (BackendError, EngineError, PluginError, StoreError, TaskError, OSError) as exc:
         raise RunError(str(exc)) from exc

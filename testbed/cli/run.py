@@ -22,7 +22,7 @@ from fairbed.coordinator.algorithms.selection.guarded import PluginError
 from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
-from fairbed.coordinator.rounds.loop import FleetMissingError, Progress
+from fairbed.coordinator.rounds.loop import FleetMissingError, RoundProgress
 from fairbed.coordinator.server.lease import AnotherCoordinatorError
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.coordinator.store.connection import DATABASE
@@ -33,7 +33,7 @@ from fairbed.profiles.errors import ProfileError
 from fairbed.testbed.backends.errors import BackendError, BackendUnavailable
 from fairbed.testbed.cli import DONE, FAILED, RUNS, RunError, UsageError
 from fairbed.testbed.cli.preflight import admit
-from fairbed.testbed.experiment.datasets.dataset import DataError
+from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
 from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.host.dilation import loop_factory
@@ -44,7 +44,7 @@ from fairbed.testbed.run.supervisor import RunPlan, run_experiment
 from fairbed.wire.errors import TransportError
 
 
-def progress_line(progress: Progress, rounds: int) -> str:
+def progress_line(progress: RoundProgress, rounds: int) -> str:
     """Return the line of a closed round: cohort, slowest device, tau, accuracy, queue total."""
     row, metric = progress.round, progress.metric
     width = len(str(rounds))
@@ -73,7 +73,7 @@ EXPECTED = (
 )
 """Errors of a run whose message is one line that says what to do."""
 
-BAD_INPUT = (BackendUnavailable, DataError, ExperimentError, ProfileError)
+BAD_INPUT = (BackendUnavailable, DatasetError, ExperimentError, ProfileError)
 """The same, for what the experiment names."""
 
 

@@ -24,7 +24,7 @@ from fairbed.coordinator.store import (
 from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.cli import DONE, RunError, UsageError
 from fairbed.testbed.cli.send_command import make_command, send_command
-from fairbed.testbed.experiment.datasets.dataset import DataError
+from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.run.folder import Endpoint, read_endpoint
 from fairbed.wire.errors import TransportError
@@ -85,7 +85,7 @@ def _estimators(folder: Path, *, as_json: bool) -> int:
 
     try:
         found = errors_of_run(folder)
-    except (BackendError, DataError, ExperimentError) as exc:
+    except (BackendError, DatasetError, ExperimentError) as exc:
         raise RunError(str(exc)) from exc
     print(msgspec.json.encode(found).decode() if as_json else estimates_table(found))
     return DONE

@@ -8,7 +8,7 @@ import anyio
 from fairbed.testbed.run.folder import Endpoint
 from fairbed.wire.codec import encode
 from fairbed.wire.errors import TransportError
-from fairbed.wire.messages import Command
+from fairbed.wire.messages import OperatorCommand
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp
 from fairbed.wire.transport.client import MqttTransport
@@ -19,12 +19,12 @@ CONNECT_S = 5.0
 """A live run's broker answers within milliseconds."""
 
 
-def make_command(action: Action, device: str | None = None) -> Command:
+def make_command(action: Action, device: str | None = None) -> OperatorCommand:
     """Return a new order; the same one sent twice acts once."""
-    return Command(id=secrets.token_bytes(16), action=action, device=device)
+    return OperatorCommand(id=secrets.token_bytes(16), action=action, device=device)
 
 
-async def send_command(endpoint: Endpoint, command: Command) -> None:
+async def send_command(endpoint: Endpoint, command: OperatorCommand) -> None:
     """Hand an order to the run's broker; the coordinator writes it down when it acts on it.
 
     Raises:

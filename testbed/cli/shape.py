@@ -17,9 +17,9 @@ def main(options: argparse.Namespace) -> int:
             "fairbed shape raspberry-pi-4b -- COMMAND"
         )
     with signals.held() as held:  # numpy starts threads when it is loaded, and those inherit it
-        from fairbed.testbed.shape.cli import visit
+        from fairbed.testbed.shape.cli import shape
 
-        ending = visit(options, held)
+        ending = shape(options, held)
     if ending.killed_by is None:
         return ending.status
     signals.die_of(ending.killed_by)

@@ -11,7 +11,7 @@ from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.coordinator.store.connection import DATABASE, open_readonly
 from fairbed.coordinator.store.errors import StoreVersionError
 from fairbed.coordinator.store.schema import schema_version
-from fairbed.testbed.compare.measures import Measured, measure
+from fairbed.testbed.compare.measures import RunMeasures, measure
 
 State: TypeAlias = Literal["new", "damaged", "partial", "done"]
 """A damaged run cannot be gone on with, a partial one can."""
@@ -20,7 +20,7 @@ State: TypeAlias = Literal["new", "damaged", "partial", "done"]
 class Reply(Struct, frozen=True, kw_only=True):
     """What became of a cell."""
 
-    measured: Measured | None = None
+    measured: RunMeasures | None = None
     """None when it failed."""
     problem: str = ""
     """One line when it failed."""

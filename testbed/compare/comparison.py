@@ -14,11 +14,11 @@ from msgspec import Struct
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.testbed.compare.cell import Result
 from fairbed.testbed.compare.grid import Grid, TargetConfig
-from fairbed.testbed.compare.measures import METRICS, Course, Metric
+from fairbed.testbed.compare.measures import METRICS, Metric, RunCurves
 from fairbed.testbed.compare.statistics import (
     CONFIDENCE,
     RESAMPLES,
-    Interval,
+    ConfidenceInterval,
     final_value,
     mean_interval,
     on_front,
@@ -147,7 +147,7 @@ class _Done:
     """Cells that are done, by arm and seed."""
 
     values: Mapping[str, Mapping[int, dict[str, float | None]]]
-    courses: Mapping[str, Mapping[int, Course]]
+    courses: Mapping[str, Mapping[int, RunCurves]]
 
     def of(self, arm: str, key: str) -> dict[int, float]:
         """Return what is known of a metric, by seed."""
@@ -225,7 +225,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[Result]) ->
 
 def _collect(grid: Grid, results: Sequence[Result]) -> _Done:
     values: dict[str, dict[int, dict[str, float | None]]] = {arm.name: {} for arm in grid.arms}
-    courses: dict[str, dict[int, Course]] = {arm.name: {} for arm in grid.arms}
+    courses: dict[str, dict[int, RunCurves]] = {arm.name: {} for arm in grid.arms}
     for result in results:
         if result.reply.measured is not None:
             values[result.arm][result.seed] = dict(result.reply.measured.values)
@@ -283,7 +283,7 @@ def _add_times(done: _Done, targets: Sequence[Target], horizon_s: float) -> list
     return [Metric(key, "accuracy", f"time {to}", to, "s", "less", 1) for key, to in words.items()]
 
 
-def _reached(courses: Mapping[int, Course], target: float) -> str:
+def _reached(courses: Mapping[int, RunCurves], target: float) -> str:
     evaluated = [course for course in courses.values() if course.accuracy]
     times = [time_to(target, np.array(c.evaluated_s), np.array(c.accuracy)) for c in evaluated]
     return f"{sum(time is not None for time in times)}/{len(evaluated)}"
@@ -330,7 +330,7 @@ def _differences(
     return found
 
 
-def _judge(interval: Interval, metric: Metric) -> Judgement:
+def _judge(interval: ConfidenceInterval, metric: Metric) -> Judgement:
     verdict = interval.verdict
     if verdict == "unclear":
         return "unclear"
@@ -342,7 +342,7 @@ def _estimate(values: Values) -> Estimate:
     return Estimate(mean=interval.mean, low=interval.low, high=interval.high, n=interval.n)
 
 
-def _interval(values: Values) -> Interval:
+def _interval(values: Values) -> ConfidenceInterval:
     """Return the interval of values in the order of their seeds; equal values, equal bits."""
     ordered = np.array([values[seed] for seed in sorted(values)], dtype=np.float64)
     return mean_interval(ordered, np.random.default_rng(BOOTSTRAP_SEED))

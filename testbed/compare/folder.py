@@ -17,7 +17,7 @@ MANIFEST = "grid.json"
 RUNS, ARMS = "runs", "arms"
 
 
-class Manifest(Struct, frozen=True, kw_only=True):
+class GridManifest(Struct, frozen=True, kw_only=True):
     """What makes the cells of a folder those of one grid."""
 
     grid: str
@@ -29,20 +29,20 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """Hash of the experiment, by arm and seed."""
 
 
-def manifest_of(grid: Grid) -> Manifest:
+def manifest_of(grid: Grid) -> GridManifest:
     """Return what a folder has to remember of a grid."""
     cells: dict[str, dict[str, str]] = {}
     for cell in grid.cells():
         cells.setdefault(cell.arm.name, {})[str(cell.seed)] = cell.experiment.hash()
     content = (grid.fleet, grid.baseline, grid.target, cells)
     digest = hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
-    return Manifest(
+    return GridManifest(
         grid=digest, fleet=grid.fleet, baseline=grid.baseline, target=grid.target, cells=cells
     )
 
 
 @contextmanager
-def grid_folder(out: Path, grid: Grid) -> Iterator[Manifest]:
+def grid_folder(out: Path, grid: Grid) -> Iterator[GridManifest]:
     """Own the folder of a grid; one that holds cells may get more, but none may change.
 
     Raises:
@@ -75,7 +75,7 @@ def grid_folder(out: Path, grid: Grid) -> Iterator[Manifest]:
         lock.release()
 
 
-def _check(out: Path, old: Manifest, new: Manifest) -> None:
+def _check(out: Path, old: GridManifest, new: GridManifest) -> None:
     """See that nothing of what a folder holds has changed or gone.
 
     Raises:
@@ -99,9 +99,9 @@ def _check(out: Path, old: Manifest, new: Manifest) -> None:
                 )
 
 
-def _read(path: Path) -> Manifest:
+def _read(path: Path) -> GridManifest:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+        return msgspec.json.decode(path.read_bytes(), type=GridManifest)
     except msgspec.MsgspecError as exc:
         raise ExperimentError(
             f"{path}: must be what a grid wrote, got {exc}; name another folder"

@@ -105,7 +105,7 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class GridCell:
     """One run of the grid."""
 
     arm: Arm
@@ -132,9 +132,9 @@ class Grid:
     baseline: str
     target: TargetConfig
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[GridCell]:
         """Return every cell, seed by seed: a grid that is cut off has whole seeds."""
-        return [Cell(arm, seed) for seed in self.seeds for arm in self.arms]
+        return [GridCell(arm, seed) for seed in self.seeds for arm in self.arms]
 
 
 def load_grid(path: Path, settings: Sequence[str] = (), seeds: int | None = None) -> Grid:

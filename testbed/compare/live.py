@@ -10,14 +10,14 @@ from anyio.abc import Process
 from fairbed.coordinator.store import StoreError
 from fairbed.testbed.compare.cell import Reply, begin_anew, one_line, reply_of, state_of
 from fairbed.testbed.compare.folder import ARMS
-from fairbed.testbed.compare.grid import Cell
+from fairbed.testbed.compare.grid import GridCell
 
 STOP_S = 60.0
 """A run that was told to stop closes its round, says goodbye and ends its devices within this."""
 LOGS = "logs"
 
 
-async def run_live(cell: Cell, out: Path) -> Reply:
+async def run_live(cell: GridCell, out: Path) -> Reply:
     """Run a cell or go on with it, unless it is done, and measure it; failures are replies, too."""
     folder = cell.folder(out)
     try:
@@ -36,7 +36,7 @@ async def run_live(cell: Cell, out: Path) -> Reply:
         return Reply(problem=one_line(exc))
 
 
-def _arguments(cell: Cell, out: Path, *, is_begun: bool) -> list[str]:
+def _arguments(cell: GridCell, out: Path, *, is_begun: bool) -> list[str]:
     folder = str(cell.folder(out))
     if is_begun:
         return [folder]

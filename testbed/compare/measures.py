@@ -14,8 +14,8 @@ from msgspec import Struct
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.fairness import selection_rates
 from fairbed.coordinator.report.summary import summarise_run
-from fairbed.coordinator.store import RunReader, Tally
-from fairbed.coordinator.store.reader import Tally
+from fairbed.coordinator.store import RunReader, SelectionCounts
+from fairbed.coordinator.store.reader import SelectionCounts
 from fairbed.coordinator.store.tables import RoundRow, SelectionRow
 
 MAX_ENTRIES = 50_000_000
@@ -23,14 +23,14 @@ MAX_ENTRIES = 50_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Debts:
+class VirtualQueues:
     """Queues Z over all devices after each round, each of shape (T,)."""
 
     total: Floats
     largest: Floats
 
 
-def debts(counted: Bools, first: Ints, beta: float) -> Debts:
+def virtual_queues(counted: Bools, first: Ints, beta: float) -> VirtualQueues:
     """Return the virtual queues that a selection history would have left.
 
         Z_n <- max(Z_n + beta - x_n, 0)   in each round since n joined
@@ -50,12 +50,12 @@ def debts(counted: Bools, first: Ints, beta: float) -> Debts:
     for t, x in enumerate(counted):
         queues = np.where(first <= t, np.maximum(queues + beta - x, 0.0), 0.0)
         total[t], largest[t] = queues.sum(), queues.max(initial=0.0)
-    return Debts(total, largest)
+    return VirtualQueues(total, largest)
 
 
-def debts_of(
-    reader: RunReader, rounds: Sequence[int], tallies: Sequence[Tally], beta: float
-) -> Debts | None:
+def virtual_queues_of(
+    reader: RunReader, rounds: Sequence[int], tallies: Sequence[SelectionCounts], beta: float
+) -> VirtualQueues | None:
     """Return the queues of a run's history; None if it is too large to be counted anew.
 
     Args:
@@ -73,7 +73,7 @@ def debts_of(
     for round_id, device in reader.columns(SelectionRow, ("round", "device"), f"WHERE {which}"):
         counted[at_round[round_id], at_device[device]] = True
     first = np.array([len(rounds) - tally.rounds for tally in tallies], dtype=np.int64)
-    return debts(counted, first, beta)
+    return virtual_queues(counted, first, beta)
 
 
 Group: TypeAlias = Literal["time", "exchange", "selection", "prediction", "accuracy"]
@@ -118,7 +118,7 @@ METRICS = (
 """What is read of every run; times to a target come later, when the target is known."""
 
 
-class Course(Struct, frozen=True, kw_only=True):
+class RunCurves(Struct, frozen=True, kw_only=True):
     """How a run went; times are those of the fleet, evaluation off the record."""
 
     rounds: tuple[int, ...]
@@ -133,15 +133,15 @@ class Course(Struct, frozen=True, kw_only=True):
     """Mean over devices of each evaluation."""
 
 
-class Measured(Struct, frozen=True, kw_only=True):
+class RunMeasures(Struct, frozen=True, kw_only=True):
     """A run that is done."""
 
     values: dict[str, float | None]
     """By the keys of `METRICS`; None is not known."""
-    course: Course
+    course: RunCurves
 
 
-def measure(folder: Path) -> Measured:
+def measure(folder: Path) -> RunMeasures:
     """Return what a finished run comes to.
 
     Raises:
@@ -169,10 +169,12 @@ def measure(folder: Path) -> Measured:
         "accuracy_worst10": summary.accuracy.worst10,
         "accuracy_variance": summary.accuracy.variance,
     }
-    return Measured(values=values, course=_course(rounds, queues, evaluations))
+    return RunMeasures(values=values, course=_course(rounds, queues, evaluations))
 
 
-def _least_rate(tallies: Sequence[Tally], what: Literal["selected", "aggregated"]) -> float | None:
+def _least_rate(
+    tallies: Sequence[SelectionCounts], what: Literal["selected", "aggregated"]
+) -> float | None:
     """Return the lowest count / rounds since it joined over all devices."""
     if not tallies:
         return None
@@ -182,26 +184,28 @@ def _least_rate(tallies: Sequence[Tally], what: Literal["selected", "aggregated"
 
 
 def _queues(
-    reader: RunReader, rounds: Sequence[RoundRow], tallies: Sequence[Tally]
-) -> Debts | None:
+    reader: RunReader, rounds: Sequence[RoundRow], tallies: Sequence[SelectionCounts]
+) -> VirtualQueues | None:
     """Return the queues as the policy kept them, or as they would have been."""
     beta = reader.plan.selection.beta
     if reader.plan.beta is None and beta is not None:
-        return debts_of(reader, [row.round for row in rounds], tallies, beta)
-    return Debts(
+        return virtual_queues_of(reader, [row.round for row in rounds], tallies, beta)
+    return VirtualQueues(
         np.array([row.queue_total for row in rounds]), np.array([row.queue_max for row in rounds])
     )
 
 
 def _course(
-    rounds: Sequence[RoundRow], queues: Debts | None, evaluations: Sequence[tuple[int, float]]
-) -> Course:
+    rounds: Sequence[RoundRow],
+    queues: VirtualQueues | None,
+    evaluations: Sequence[tuple[int, float]],
+) -> RunCurves:
     ends: Floats = np.cumsum([row.duration_s for row in rounds], dtype=np.float64)
     end_of = {row.round: end for row, end in zip(rounds, ends.tolist(), strict=True)}
     known = [(at, end_of[at], value) for at, value in evaluations if at in end_of]
     every = max(1, -(-len(rounds) // MAX_POINTS))
     kept = slice(every - 1, None, every)
-    return Course(
+    return RunCurves(
         rounds=tuple(row.round for row in rounds[kept]),
         closed_s=tuple(ends[kept].tolist()),
         queue_total=tuple(queues.total[kept].tolist()) if queues else (),

@@ -11,7 +11,7 @@ from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.testbed.compare.cell import Result
 from fairbed.testbed.compare.comparison import FRONT_RATE, FRONT_TIME, ArmSummary, Comparison
 from fairbed.testbed.compare.figure_style import GREY, Look, band, drawing, files_of, look
-from fairbed.testbed.compare.measures import Course
+from fairbed.testbed.compare.measures import RunCurves
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ QUEUE = "queue_mean_total"
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class MetricCurve:
     """One quantity of one arm over rounds or time, over its seeds; each of shape (T,)."""
 
     x: Floats
@@ -40,7 +40,7 @@ def draw_all(comparison: Comparison, results: Sequence[Result], folder: Path) ->
         FiguresMissingError: matplotlib is not installed.
         OSError: A file cannot be written.
     """
-    courses: dict[str, list[Course]] = {arm.name: [] for arm in comparison.arms}
+    courses: dict[str, list[RunCurves]] = {arm.name: [] for arm in comparison.arms}
     for result in results:
         if result.reply.measured is not None:
             courses[result.arm].append(result.reply.measured.course)
@@ -68,7 +68,7 @@ def draw_all(comparison: Comparison, results: Sequence[Result], folder: Path) ->
     return drawn
 
 
-def by_round(courses: Sequence[Course], what: str) -> Curve | None:
+def by_round(courses: Sequence[RunCurves], what: str) -> MetricCurve | None:
     """Return `queue_total` or `accuracy` over the rounds that all seeds have; None without any."""
     at = "rounds" if what == "queue_total" else "evaluated"
     length = min((len(getattr(course, what)) for course in courses), default=0)
@@ -78,7 +78,7 @@ def by_round(courses: Sequence[Course], what: str) -> Curve | None:
     return _over_seeds(np.array(getattr(courses[0], at)[:length], dtype=np.float64), values)
 
 
-def by_time(courses: Sequence[Course]) -> Curve | None:
+def by_time(courses: Sequence[RunCurves]) -> MetricCurve | None:
     """Return the accuracy over the time that all seeds have, each the last one evaluated."""
     evaluated = [course for course in courses if course.evaluated]
     if not evaluated:
@@ -97,8 +97,8 @@ def by_time(courses: Sequence[Course]) -> Curve | None:
     return _over_seeds(grid, values)
 
 
-def _over_seeds(x: Floats, values: Floats) -> Curve:
-    return Curve(x, values.min(axis=0), values.mean(axis=0), values.max(axis=0))
+def _over_seeds(x: Floats, values: Floats) -> MetricCurve:
+    return MetricCurve(x, values.min(axis=0), values.mean(axis=0), values.max(axis=0))
 
 
 def _looks(comparison: Comparison) -> dict[str, Look]:
@@ -199,7 +199,7 @@ def _queue_against_v(axes: "Axes", comparison: Comparison, looks: Mapping[str, L
 def _accuracy(
     axes: "Axes",
     comparison: Comparison,
-    curves: Mapping[str, Curve | None],
+    curves: Mapping[str, MetricCurve | None],
     looks: Mapping[str, Look],
     xlabel: str,
 ) -> None:
@@ -210,7 +210,7 @@ def _accuracy(
 
 def _courses(
     axes: "Axes",
-    curves: Mapping[str, Curve | None],
+    curves: Mapping[str, MetricCurve | None],
     looks: Mapping[str, Look],
     xlabel: str,
     ylabel: str,

@@ -19,7 +19,7 @@ from anyio.abc import Process, TaskStatus
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from fairbed.testbed.compare.cell import Reply, Result
-from fairbed.testbed.compare.grid import Cell, Grid
+from fairbed.testbed.compare.grid import Grid, GridCell
 from fairbed.testbed.compare.live import run_live
 from fairbed.testbed.compare.worker import CLOSE_S, Job
 from fairbed.testbed.host.threads import ONE_THREAD
@@ -70,12 +70,12 @@ async def _heed_signals(
             scope.cancel()
 
 
-async def _run(cells: Iterator[Cell], out: Path, told: Told) -> None:
+async def _run(cells: Iterator[GridCell], out: Path, told: Told) -> None:
     for cell in cells:
         told(_result(cell, out, await run_live(cell, out)))
 
 
-async def _replay(cells: Iterator[Cell], out: Path, told: Told) -> None:
+async def _replay(cells: Iterator[GridCell], out: Path, told: Told) -> None:
     """Keep one worker busy; another takes its place when it dies."""
     cell = next(cells, None)
     while cell is not None:
@@ -85,7 +85,7 @@ async def _replay(cells: Iterator[Cell], out: Path, told: Told) -> None:
                 cell = next(cells, None)
 
 
-def _result(cell: Cell, out: Path, reply: Reply) -> Result:
+def _result(cell: GridCell, out: Path, reply: Reply) -> Result:
     folder = cell.folder(out).relative_to(out)
     return Result(arm=cell.arm.name, seed=cell.seed, folder=str(folder), reply=reply)
 
@@ -129,7 +129,7 @@ class Worker:
             await process.wait()
             await process.aclose()
 
-    async def replay(self, cell: Cell, out: Path) -> Reply:
+    async def replay(self, cell: GridCell, out: Path) -> Reply:
         """Have a cell replayed and measured; the death of the process is a reply, too."""
         assert self._process is not None
         assert self._process.stdin is not None

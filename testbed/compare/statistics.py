@@ -27,7 +27,7 @@ Verdict: TypeAlias = Literal["less", "more", "unclear"]
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ConfidenceInterval:
     """A mean, and where the true one is."""
 
     mean: float
@@ -50,7 +50,7 @@ def mean_interval(
     *,
     confidence: float = CONFIDENCE,
     resamples: int = RESAMPLES,
-) -> Interval:
+) -> ConfidenceInterval:
     """Return the mean of some values and its expanded percentile bootstrap interval.
 
         [G^-1(a), G^-1(1 - a)],   a = Phi(sqrt(n / (n - 1)) t_{(1 - confidence) / 2, n - 1})
@@ -78,11 +78,11 @@ def mean_interval(
         raise ValueError("mean_interval: needs at least one value, got none")
     mean = float(values.mean())
     if n == 1:
-        return Interval(mean, None, None, 1)
+        return ConfidenceInterval(mean, None, None, 1)
     means = _resampled_means(values, rng, resamples)
     level = expanded_level(n, confidence)
     low, high = np.quantile(means, (level, 1.0 - level)).tolist()
-    return Interval(mean, low, high, n)
+    return ConfidenceInterval(mean, low, high, n)
 
 
 def _resampled_means(values: Floats, rng: np.random.Generator, resamples: int) -> Floats:

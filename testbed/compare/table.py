@@ -27,7 +27,7 @@ COLOURS = {"better": "green", "worse": "red", "unclear": "default"}
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TextTable:
     """Text in rows; all but the first column are numbers."""
 
     title: str
@@ -35,7 +35,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
-def tables(comparison: Comparison) -> Iterator[Table]:
+def tables(comparison: Comparison) -> Iterator[TextTable]:
     """Yield one table of all, the front, then what needs its intervals."""
     yield _overview(comparison)
     yield _front(comparison)
@@ -154,7 +154,7 @@ def heading_of(metric: MetricSummary) -> str:
     return f"{metric.heading}, {metric.unit}" if metric.unit else metric.heading
 
 
-def _overview(comparison: Comparison) -> Table:
+def _overview(comparison: Comparison) -> TextTable:
     short = (f"{m.short}, {m.unit}" if m.unit else m.short for m in comparison.metrics)
     headings = ("arm", "seeds", "beta", *short)
     rows = tuple(
@@ -166,7 +166,7 @@ def _overview(comparison: Comparison) -> Table:
         )
         for arm in comparison.arms
     )
-    return Table(f"{comparison.name}: means over seeds", headings, rows)
+    return TextTable(f"{comparison.name}: means over seeds", headings, rows)
 
 
 def _marked(arm: ArmSummary, metric: MetricSummary) -> str:
@@ -177,7 +177,7 @@ def _marked(arm: ArmSummary, metric: MetricSummary) -> str:
     return f"{number(value.mean, metric.digits)}{mark or ' '}"
 
 
-def _front(comparison: Comparison) -> Table:
+def _front(comparison: Comparison) -> TextTable:
     def mean(arm: ArmSummary, key: str) -> float | None:
         return arm.values[key].mean if key in arm.values else None
 
@@ -194,10 +194,10 @@ def _front(comparison: Comparison) -> Table:
         for arm in known
     )
     headings = ("arm", "total time, s", "min rate", "minus beta", "beaten by none")
-    return Table("Front: time against the least rate", headings, rows)
+    return TextTable("Front: time against the least rate", headings, rows)
 
 
-def _one_metric(comparison: Comparison, metric: MetricSummary) -> Table:
+def _one_metric(comparison: Comparison, metric: MetricSummary) -> TextTable:
     is_time_to = metric.key in {target.key for target in comparison.targets}
     rows = tuple(
         (
@@ -212,7 +212,7 @@ def _one_metric(comparison: Comparison, metric: MetricSummary) -> Table:
     against = f"against {comparison.baseline}"
     reached = ("reached",) if is_time_to else ()
     title = f"{heading_of(metric)} ({metric.better} is better)"
-    return Table(title, ("arm", "mean", *reached, against, ""), rows)
+    return TextTable(title, ("arm", "mean", *reached, against, ""), rows)
 
 
 def _against(gap: Difference | None, digits: int) -> tuple[str, str]:

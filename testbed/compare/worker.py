@@ -23,13 +23,13 @@ from fairbed.device_agent.engines.base import EngineError
 from fairbed.profiles.errors import ProfileError
 from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.compare.cell import Reply, begin_anew, one_line, reply_of, state_of
-from fairbed.testbed.experiment.datasets.dataset import DataError
+from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.replay.run import replay_experiment
 
 EXPECTED = (
     BackendError,
-    DataError,
+    DatasetError,
     EngineError,
     ExperimentError,
     OSError,

@@ -73,7 +73,7 @@ this machine's jitter, which never fades quite: the device would sense it for ev
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class Surroundings:
     """What a device is in at this moment; the rest of it never changes."""
 
     speed_ratio: float
@@ -90,7 +90,7 @@ class EmulatedSensors:
     device: EmulatedDevice
     share: RecentShare = field(default_factory=RecentShare)
     """Written by the pacer, read here."""
-    weather: Callable[[], Weather] | None = None
+    weather: Callable[[], Surroundings] | None = None
     """Looked up for every answer; None is the profile for good."""
 
     def cores(self) -> int:
@@ -129,8 +129,8 @@ class EmulatedSensors:
         """Title of the profile."""
         return self.device.title
 
-    def _weather(self) -> Weather:
-        return Weather(self.device.speed_ratio) if self.weather is None else self.weather()
+    def _weather(self) -> Surroundings:
+        return Surroundings(self.device.speed_ratio) if self.weather is None else self.weather()
 
     def _left_by_others(self) -> float:
         """Return the share of the profile's speed that is not lost to other work, 0 to 1."""

@@ -51,7 +51,7 @@ class Piece:
 
 
 @dataclass(slots=True)
-class Line:
+class LinkDirection:
     """One direction of a link. Times are seconds on any one monotonic clock."""
 
     rate_bps: float | None

@@ -73,7 +73,7 @@ class Speed:
         return self.per_core * min(float(self.threads), free) * clock_ratio
 
 
-class Timeline:
+class Schedule:
     """One device over time.
 
     Args:
@@ -191,14 +191,14 @@ def _series(
     )
 
 
-def device_timeline(
+def device_schedule(
     profile: Profile | None,
     tracks: DeviceTracks,
     host_core_speed: float = 1.0,
     *,
     away: Away = "unwilling",
     outages: tuple[OutageWindow, ...] = (),
-) -> Timeline:
+) -> Schedule:
     """Return the timeline of a device of a fleet.
 
     Args:
@@ -217,7 +217,7 @@ def device_timeline(
             clock_ratio=tracks.clock_ratio,
             background_load=tracks.background_load,
         )
-    return Timeline(
+    return Schedule(
         speed=speed,
         link=tracks.link,
         available=tracks.available,
@@ -233,7 +233,7 @@ constants are minutes, and a look costs much the same for one as for all."""
 _ROUNDING_S = 1e-6
 
 
-class Course:
+class ScheduleFollower:
     """Answers for one device; times are seconds of the fleet since the run began.
 
     Args:
@@ -246,7 +246,7 @@ class Course:
 
     def __init__(
         self,
-        timeline: Timeline,
+        timeline: Schedule,
         thermal: Thermal | None = None,
         *,
         cores: int = 1,

@@ -17,7 +17,13 @@ from fairbed.profiles.errors import TraceError
 from fairbed.profiles.series import Series
 from fairbed.profiles.traces import TraceReader
 from fairbed.testbed.backends.base import DeviceSpec, device_spec, without_loss
-from fairbed.testbed.emulation.schedule import Away, Course, OutageWindow, Timeline, device_timeline
+from fairbed.testbed.emulation.schedule import (
+    Away,
+    OutageWindow,
+    Schedule,
+    ScheduleFollower,
+    device_schedule,
+)
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 
 
@@ -60,9 +66,9 @@ class PlannedDevice:
     outages: tuple[OutageWindow, ...] = ()
 
     @property
-    def timeline(self) -> Timeline:
+    def timeline(self) -> Schedule:
         """Its conditions over time, in cores of this machine; time not dilated."""
-        return device_timeline(
+        return device_schedule(
             self.profile,
             self.tracks,
             self.host_core_speed,
@@ -70,12 +76,12 @@ class PlannedDevice:
             outages=self.outages,
         )
 
-    def course(self, start_s: float) -> Course:
+    def course(self, start_s: float) -> ScheduleFollower:
         """Return the course of this device, cold at `start_s` seconds of the run."""
         profile = self.profile
         if profile is None:
-            return Course(self.timeline)
-        return Course(
+            return ScheduleFollower(self.timeline)
+        return ScheduleFollower(
             self.timeline,
             self.tracks.thermal,
             cores=profile.cores,

@@ -8,7 +8,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.testbed.experiment.data import ByClass, ClassMix, Dirichlet, Iid, Natural, Partition
-from fairbed.testbed.experiment.datasets.dataset import DataError
+from fairbed.testbed.experiment.datasets.dataset import DatasetError
 
 MAX_REDRAWS = 10_000
 MAX_DRAWN_VALUES = 50_000_000
@@ -44,7 +44,7 @@ def divide(
         DataError: The data cannot be divided so.
     """
     if len(y) < devices * min_examples:
-        raise DataError(
+        raise DatasetError(
             "data.partition",
             f"{devices} devices need {devices * min_examples} examples "
             f"(min_examples = {min_examples} each), got {len(y)}",
@@ -53,7 +53,7 @@ def divide(
     owner = _owner(partition, y, device_ids, devices, min_examples, rng)
     sizes = np.bincount(owner, minlength=devices)
     if sizes.min() < min_examples:
-        raise DataError(
+        raise DatasetError(
             "data.partition",
             f"every device must hold {min_examples} examples (data.min_examples), "
             f"got {sizes.min()} at device {sizes.argmin() + 1} of {devices}",
@@ -108,7 +108,7 @@ def dirichlet(
         counts = _cut(shares, class_sizes)
         if counts.sum(axis=0).min() >= min_examples:
             return _deal(y, counts, rng)
-    raise DataError(
+    raise DatasetError(
         "data.partition",
         f"no dirichlet draw in {draws} with alpha = {alpha:g} gave all {devices} devices "
         f"{min_examples} examples",
@@ -169,7 +169,7 @@ def by_class(y: Ints, devices: int, classes_per_device: int, rng: np.random.Gene
     class_sizes = np.bincount(y)
     present = np.flatnonzero(class_sizes)
     if not len(present) / devices <= classes_per_device <= len(present):
-        raise DataError(
+        raise DatasetError(
             "data.partition",
             f"classes_per_device must be {-(-len(present) // devices)} .. {len(present)} for "
             f"{len(present)} classes on {devices} devices, got {classes_per_device}",
@@ -179,7 +179,7 @@ def by_class(y: Ints, devices: int, classes_per_device: int, rng: np.random.Gene
     holds[present] = _holders(class_sizes[present], devices, classes_per_device, rng)
     short = np.flatnonzero(holds.sum(axis=1) > class_sizes)
     if len(short):
-        raise DataError(
+        raise DatasetError(
             "data.partition",
             f"class {short[0]} must have an example for each of its {holds[short[0]].sum()} "
             f"devices, got {class_sizes[short[0]]}",
@@ -203,14 +203,14 @@ def natural(device_ids: Ints | None, devices: int, rng: np.random.Generator) -> 
         DataError: The data name no users, or fewer than there are devices.
     """
     if device_ids is None:
-        raise DataError(
+        raise DatasetError(
             "data.partition",
             "natural needs the user of each example, got data without",
             "add the array device to the .npz file, or use iid, dirichlet, class-mix or by-class",
         )
     users = int(device_ids.max()) + 1
     if users < devices:
-        raise DataError(
+        raise DatasetError(
             "data.partition",
             f"natural needs a user for each of {devices} devices, got {users} users",
             f"use at most {users} devices, or another partition",

@@ -11,7 +11,7 @@ import msgspec
 
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.testbed.experiment.data import DataConfig, Iid, Natural
-from fairbed.testbed.experiment.datasets.dataset import DataError, Dataset
+from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.datasets.loading import Draw, generator
 from fairbed.testbed.experiment.partition import divide, rows_by_owner, split
 from fairbed.wire.shard import Shard, make_shard
@@ -95,7 +95,7 @@ class FleetData:
 def _merged(devices: int, names: Sequence[str], assignments: Mapping[str, int]) -> dict[str, int]:
     """Return the shard of each device, known beforehand or assigned in an earlier life."""
     if len(names) > devices or len(set(names)) != len(names):
-        raise DataError(
+        raise DatasetError(
             "fleet",
             f"names must be distinct and at most {devices}, got {len(names)}",
             "give every device its own name and shard",
@@ -104,7 +104,7 @@ def _merged(devices: int, names: Sequence[str], assignments: Mapping[str, int]) 
     merged = dict(assignments) | known
     strays = [n for n, k in assignments.items() if merged[n] != k or not 0 <= k < devices]
     if strays or len(set(merged.values())) != len(merged):
-        raise DataError(
+        raise DatasetError(
             "fleet",
             f"shards handed out before must fit the fleet, got {strays or sorted(assignments)}",
             "resume with the experiment that the run was started with",

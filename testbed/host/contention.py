@@ -22,14 +22,14 @@ _NS = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class SchedulerWaits:
     """How often the threads of a process have run, and what they waited for that in all."""
 
     seconds: float = 0.0
     count: int = 0
 
 
-def waits(pid: int) -> Waits:
+def waits(pid: int) -> SchedulerWaits:
     """Return what the threads of a process have waited; nothing where the system does not tell."""
     total_ns, count = 0, 0
     for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
@@ -38,7 +38,7 @@ def waits(pid: int) -> Waits:
         except (OSError, ValueError):  # it has ended meanwhile
             continue
         total_ns, count = total_ns + waited_ns, count + runs
-    return Waits(total_ns * _NS, count)
+    return SchedulerWaits(total_ns * _NS, count)
 
 
 def run_delay_s(pid: int) -> float:
@@ -56,9 +56,9 @@ class PathWatch:
         read: Returns what a process has waited so far.
     """
 
-    def __init__(self, read: Callable[[int], Waits] = waits) -> None:
+    def __init__(self, read: Callable[[int], SchedulerWaits] = waits) -> None:
         self._read = read
-        self._before: dict[int, Waits] = {}
+        self._before: dict[int, SchedulerWaits] = {}
         self.seconds = 0.0
 
     def look(self, pids: Iterable[int]) -> None:
@@ -71,7 +71,7 @@ class PathWatch:
         self._before = now
 
 
-class FleetWatch:
+class ContentionMonitor:
     """Tells what emulated devices have suffered; `coordinator.ports.HostWatch`.
 
     Args:

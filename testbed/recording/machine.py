@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fairbed.device_agent.cgroup import read_text
 from fairbed.device_agent.sensors import RealSensors, pi_reasons
-from fairbed.testbed.recording.analysis.readings import Reading, Traffic
+from fairbed.testbed.recording.analysis.readings import InterfaceCounters, Reading
 
 BUDGET = 0.005
 """Share of a core that looking may take: half of what was promised, for what comes on top."""
@@ -73,7 +73,7 @@ class MachineReader:
             free_bytes=available_bytes(self.root),
         )
 
-    def _counters(self) -> tuple[Traffic, Traffic] | None:
+    def _counters(self) -> tuple[InterfaceCounters, InterfaceCounters] | None:
         return None if self.interface is None else counters_of(self.root, self.interface)
 
     def _is_linked(self) -> bool | None:
@@ -162,15 +162,15 @@ def default_interface(root: Path) -> str | None:
     return None
 
 
-def counters_of(root: Path, interface: str) -> tuple[Traffic, Traffic] | None:
+def counters_of(root: Path, interface: str) -> tuple[InterfaceCounters, InterfaceCounters] | None:
     """Return what an interface has moved, down and up; None if it does not exist."""
     for line in (read_text(root / "proc/net/dev") or "").splitlines():
         name, colon, rest = line.partition(":")
         if colon and name.strip() == interface:
             try:
                 numbers = [int(text) for text in rest.split()]
-                down = Traffic(n_bytes=numbers[0], packets=numbers[1])
-                return down, Traffic(n_bytes=numbers[8], packets=numbers[9])
+                down = InterfaceCounters(n_bytes=numbers[0], packets=numbers[1])
+                return down, InterfaceCounters(n_bytes=numbers[8], packets=numbers[9])
             except (ValueError, IndexError):
                 return None
     return None

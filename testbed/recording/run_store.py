@@ -13,7 +13,7 @@ from fairbed.testbed.emulation.work import WorkCosts
 from fairbed.testbed.experiment.file import Experiment, load_experiment
 from fairbed.testbed.host.calibration import Probe, work_costs
 from fairbed.testbed.host.speed import host_speed
-from fairbed.testbed.recording.analysis.from_run import Course, DeviceOfRun
+from fairbed.testbed.recording.analysis.from_run import DeviceOfRun, TrainingSettings
 from fairbed.testbed.run.folder import WORK
 from fairbed.wire.artifact import encode_artifact
 from fairbed.wire.messages import Capabilities
@@ -52,7 +52,7 @@ def read_device(folder: Path, name: str) -> DeviceOfRun:
         )
 
 
-def read_training(folder: Path) -> Course:
+def read_training(folder: Path) -> TrainingSettings:
     """Return what local training was in a run, and what its steps cost.
 
     The costs are those that a run with emulated devices keeps, or that a replay was told. One of
@@ -67,7 +67,7 @@ def read_training(folder: Path) -> Course:
     if (replayed := experiment.replay.work) is not None:
         costs = WorkCosts(train=replayed.train, evaluate=replayed.evaluate)
         epochs, batch_size = experiment.training.epochs, experiment.training.batch_size
-        return Course(epochs, batch_size, costs, core_speed=1.0)
+        return TrainingSettings(epochs, batch_size, costs, core_speed=1.0)
     speed = experiment.emulation.host_core_speed
     if speed == "auto" or not (folder / WORK).exists():
         speed = host_speed(os.environ).core_speed
@@ -77,7 +77,7 @@ def read_training(folder: Path) -> Course:
         costs = anyio.run(work_costs, folder, probe)
     except OSError as exc:
         raise BackendError(f"{folder}: must be writable to keep what steps cost: {exc}") from exc
-    return Course(
+    return TrainingSettings(
         epochs=training.epochs, batch_size=training.batch_size, costs=costs, core_speed=speed
     )
 

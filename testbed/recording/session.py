@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fairbed.device_agent.cgroup import read_text
 from fairbed.testbed.recording.analysis.findings import Finding, NotMeasured
-from fairbed.testbed.recording.analysis.from_machine import Pace, Probed, Watched
+from fairbed.testbed.recording.analysis.from_machine import Probed, TrainingPace, Watched
 from fairbed.testbed.recording.analysis.readings import Reading
 from fairbed.testbed.recording.kernel import Window, kernels
 from fairbed.testbed.recording.machine import MachineReader, own_s, sample
@@ -97,7 +97,7 @@ ALONE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class RecordingSession:
     """What to do, and for how long."""
 
     folder: Path
@@ -124,7 +124,7 @@ class Cost:
         return self.cpu_s / self.wall_s if self.wall_s > 0.0 else 0.0
 
 
-def record(session: Session, say: Callable[[str], None]) -> tuple[Watched, Cost]:
+def record(session: RecordingSession, say: Callable[[str], None]) -> tuple[Watched, Cost]:
     """Return what was seen of this machine, and what the watching cost.
 
     Args:
@@ -149,7 +149,7 @@ def record(session: Session, say: Callable[[str], None]) -> tuple[Watched, Cost]
     say(f"training on one core for {ALONE_S:g} s")
     alone = _alone(session.folder, reader.began_s)
     load: Sequence[Reading] = ()
-    loaded: Sequence[Pace] = ()
+    loaded: Sequence[TrainingPace] = ()
     if session.load_s > 0.0 and not isinstance(alone, NotMeasured):
         cores = reader.sensors.cores()
         say(f"training on all {cores} cores for {session.load_s:g} s")
@@ -174,7 +174,7 @@ def _storage(folder: Path) -> Finding | NotMeasured:
         return exc
 
 
-def _alone(folder: Path, began_s: float) -> Sequence[Pace] | NotMeasured:
+def _alone(folder: Path, began_s: float) -> Sequence[TrainingPace] | NotMeasured:
     try:
         with kernels(1, ALONE_S, folder) as running:
             while not running.is_over():
@@ -185,8 +185,8 @@ def _alone(folder: Path, began_s: float) -> Sequence[Pace] | NotMeasured:
 
 
 def _loaded(
-    session: Session, reader: MachineReader, cores: int
-) -> tuple[Sequence[Reading], Sequence[Pace]]:
+    session: RecordingSession, reader: MachineReader, cores: int
+) -> tuple[Sequence[Reading], Sequence[TrainingPace]]:
     with kernels(cores, session.load_s, session.folder) as running:
         load = sample(reader, float("inf"), is_over=running.is_over)
         try:
@@ -195,11 +195,11 @@ def _loaded(
             return load, ()
 
 
-def paces(windows: Sequence[Window], began_s: float) -> list[Pace]:
+def paces(windows: Sequence[Window], began_s: float) -> list[TrainingPace]:
     """Return windows of the reference step in seconds of the reference machine."""
     from fairbed.testbed.host.speed import REFERENCE_STEP_S
 
     return [
-        Pace(window.ends_s - began_s, window.steps * REFERENCE_STEP_S, window.cpu_s)
+        TrainingPace(window.ends_s - began_s, window.steps * REFERENCE_STEP_S, window.cpu_s)
         for window in windows
     ]

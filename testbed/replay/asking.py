@@ -11,14 +11,14 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
-from fairbed.coordinator.policy.choice import Answers, Question
+from fairbed.coordinator.policy.choice import LossDemand, ReportedLosses
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.records.rows import ask_rows
-from fairbed.coordinator.state.loss_query import Poll, Reply
-from fairbed.coordinator.store.tables import AskRow
+from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome
+from fairbed.coordinator.store.tables import LossQueryRow
 from fairbed.testbed.replay.settle import GONE
 from fairbed.testbed.replay.world import Exchanges, Scene, World
-from fairbed.wire.messages import Answer, Ask, Manifest
+from fairbed.wire.messages import EvaluateReply, EvaluateRequest, Manifest
 
 NO_LOSS = "the loss of the model must be finite; lower learning_rate"
 """Why a device cannot answer."""
@@ -71,10 +71,10 @@ class Answering(World, Protocol):
 class Inquired:
     """What came of the question of a round."""
 
-    answers: Answers
+    answers: ReportedLosses
     lasted_s: float
     """From the question to the selection."""
-    rows: Sequence[AskRow]
+    rows: Sequence[LossQueryRow]
     """One a device; its name is its row, as text."""
 
     @property
@@ -82,7 +82,7 @@ class Inquired:
         """What the model took on its way to who answered."""
         return sum(row.bytes_down for row in self.rows)
 
-    def named(self, names: Sequence[str]) -> list[AskRow]:
+    def named(self, names: Sequence[str]) -> list[LossQueryRow]:
         """Return the rows with the names of the devices."""
         return [replace(row, device=names[int(row.device)]) for row in self.rows]
 
@@ -114,23 +114,23 @@ def inquire(
     examples = config.training.batch_size if question.sample == "batch" else None
     asked = world.question(round_id, now, rows)
     found = losses.asked(round_id, rows, examples) if rows.size else np.zeros(0)
-    poll = Poll(round_id, 0, config.selection.ask_timeout_s)
+    poll = LossQuery(round_id, 0, config.selection.ask_timeout_s)
     for row in rows.tolist():
         poll.ask(str(row), now)
     n = scene.examples[rows]
     over_s = _play(poll, asked, found, n if examples is None else np.minimum(n, examples), now)
     replies = [poll.asked[str(row)] for row in rows.tolist()]
     loss = [np.nan if reply.answer is None else reply.answer.loss for reply in replies]
-    answered = np.array([reply.reply is Reply.ANSWERED for reply in replies], dtype=np.bool_)
+    answered = np.array([reply.reply is QueryOutcome.ANSWERED for reply in replies], dtype=np.bool_)
     world.on_answers(now, asked, rows, over_s, answered)
     return Inquired(
-        answers=Answers(rows, np.array(loss, dtype=np.float64)),
+        answers=ReportedLosses(rows, np.array(loss, dtype=np.float64)),
         lasted_s=float(over_s.max(initial=0.0)),
         rows=ask_rows(poll, _asks(question, asked, poll)),
     )
 
 
-def _play(poll: Poll, asked: Exchanges, found: Floats, n: Ints, now: float) -> Floats:
+def _play(poll: LossQuery, asked: Exchanges, found: Floats, n: Ints, now: float) -> Floats:
     """Play a poll to its end; return how long each was asked, shape (K,).
 
     Args:
@@ -148,17 +148,17 @@ def _play(poll: Poll, asked: Exchanges, found: Floats, n: Ints, now: float) -> F
         if over_s[at] >= poll.limit_s:
             poll.pass_limit(now + poll.limit_s)
         elif gone_s[at] < took_s[at]:
-            poll.ended(device, Reply.LOST, GONE)
+            poll.ended(device, QueryOutcome.LOST, GONE)
         elif not np.isfinite(found[at]):
-            poll.ended(device, Reply.FAILED, NO_LOSS)
+            poll.ended(device, QueryOutcome.FAILED, NO_LOSS)
         else:
             answer = _answer(poll, asked, at, float(found[at]), int(n[at]))
             poll.answered(device, answer, None, now + float(over_s[at]))
     return over_s
 
 
-def _answer(poll: Poll, asked: Exchanges, at: int, loss: float, n: int) -> Answer:
-    return Answer(
+def _answer(poll: LossQuery, asked: Exchanges, at: int, loss: float, n: int) -> EvaluateReply:
+    return EvaluateReply(
         round=poll.round,
         loss=loss,
         n=n,
@@ -170,11 +170,11 @@ def _answer(poll: Poll, asked: Exchanges, at: int, loss: float, n: int) -> Answe
     )
 
 
-def _asks(question: Question, asked: Exchanges, poll: Poll) -> dict[str, Ask]:
+def _asks(question: LossDemand, asked: Exchanges, poll: LossQuery) -> dict[str, EvaluateRequest]:
     """Return what would be said to each; nothing of it counts but the size of the model."""
     sizes = asked.bytes_down.tolist()
     return {
-        str(row): Ask(
+        str(row): EvaluateRequest(
             round=poll.round,
             model=Manifest(
                 id=bytes(16), kind="model", size_bytes=size, chunk_bytes=1024, sha256=bytes(32)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.records.rows import exchange_row, finite
 from fairbed.coordinator.records.rows import round_row as live_row
-from fairbed.coordinator.state.exchange import Exchange, Stage
+from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.store.tables import ExchangeRow, RoundRow
 from fairbed.testbed.replay.errand import Errand
 from fairbed.testbed.replay.play import Closed, Played
@@ -81,5 +81,5 @@ def _errand(closed: Closed, x: Exchange) -> Errand:
 
 def _bytes_down(x: Exchange, errand: Errand) -> int:
     """Return what the model took on its way to a device that has had it."""
-    has_model = x.offer is not None or x.stage is Stage.FAILED
+    has_model = x.offer is not None or x.stage is ExchangeState.FAILED
     return errand.bytes_down if has_model else 0

@@ -8,7 +8,7 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.coordinator.algorithms.fairness import jain, rate_slack
 from fairbed.coordinator.policy.decisions import Decisions
-from fairbed.coordinator.store.tables import CrowdRow, Record
+from fairbed.coordinator.store.tables import FleetStatsRow, Record
 from fairbed.testbed.replay.play import Played
 
 Told: TypeAlias = Callable[[int], Sequence[Record]]
@@ -39,7 +39,7 @@ class Census:
         counted = self._selected if settings.counts == "selected" else self._merged
         slack = rate_slack(counted, round_id, settings.beta, decisions.selector.queues(n))
         evenness = jain(self._selected)
-        crowd = CrowdRow(
+        crowd = FleetStatsRow(
             round=round_id,
             devices=n,
             chosen=int(np.count_nonzero(self._selected)),

@@ -9,7 +9,7 @@ from fairbed.coordinator.algorithms.arrays import Bools, Floats
 from fairbed.profiles import Profile
 from fairbed.profiles.schema import Thermal
 from fairbed.profiles.series import Series
-from fairbed.testbed.emulation.schedule import Away, OutageWindow, Timeline
+from fairbed.testbed.emulation.schedule import Away, OutageWindow, Schedule
 from fairbed.testbed.experiment.fleet import PlannedDevice
 from fairbed.testbed.replay.courses import Courses, Outages
 from fairbed.testbed.replay.stays import Stays
@@ -56,9 +56,9 @@ class Moving:
     up_bps: Mapping[int, Series] = field(default_factory=dict)
     outages: Mapping[int, tuple[OutageWindow, ...]] = field(default_factory=dict)
     thermal: Mapping[int, Thermal] = field(default_factory=dict)
-    links: Mapping[int, Timeline] = field(default_factory=dict)
+    links: Mapping[int, Schedule] = field(default_factory=dict)
     """Of every row of which anything changes, its link with all outages."""
-    speeds: Mapping[int, Timeline] = field(default_factory=dict)
+    speeds: Mapping[int, Schedule] = field(default_factory=dict)
     """Of the same rows, their speed without heat."""
     away: Away = "unwilling"
     cut: frozenset[int] = frozenset()
@@ -191,10 +191,10 @@ def _says_nothing(name: str, series: Series) -> bool:
     return name != "available" or series.values[0] > 0.0
 
 
-def timelines(device: PlannedDevice) -> tuple[Timeline, Timeline]:
+def timelines(device: PlannedDevice) -> tuple[Schedule, Schedule]:
     """Return the link of a device and its speed apart: neither waits for changes of the other."""
     tracks, always = device.tracks, Series.constant(1.0)
-    link = Timeline(
+    link = Schedule(
         link=tracks.link,
         available=tracks.available if device.away == "unplugged" else always,
         away=device.away,

@@ -28,7 +28,7 @@ from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
 from fairbed.testbed.host.calibration import Probe, measure, measured
 from fairbed.testbed.host.speed import BATCH, CLASSES, MODEL, REFERENCE_STEP_S, SHAPE, host_speed
-from fairbed.testbed.recording.analysis.from_run import Course, packing_of
+from fairbed.testbed.recording.analysis.from_run import TrainingSettings, packing_of
 from fairbed.testbed.run.folder import WORK
 from fairbed.wire.artifact import decode_artifact, encode_artifact
 
@@ -163,7 +163,7 @@ def _of_run(folder: Path, wanted: ExchangeConfig) -> TaskCosts:
     if speed == "auto":
         speed = host_speed(os.environ).core_speed
     training = experiment.training
-    course = Course(training.epochs, training.batch_size, costs, speed)
+    course = TrainingSettings(training.epochs, training.batch_size, costs, speed)
     packing = packing_of(exchanges, course, wanted)
     steps = TaskCosts.of(costs, speed)
     return msgspec.structs.replace(steps, decode_s=packing.decode_s, encode_s=packing.encode_s)

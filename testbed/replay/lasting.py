@@ -15,7 +15,7 @@ from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.policy.choice import Observations, Picks
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.records.rows import observation
-from fairbed.coordinator.state.exchange import Exchange, Stage
+from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.testbed.replay.asking import Inquired, inquire
 from fairbed.testbed.replay.errand import errands_of
 from fairbed.testbed.replay.learned import Cohort, Vintage
@@ -93,7 +93,7 @@ class _Opened:
         over, table, cohort = self.under_way.over(), self.under_way.table, self.cohort
         if cohort is not None:
             self._train(cohort, over)
-        merged, choice = [x for x in over if x.stage is Stage.DONE], self.picks.whole()
+        merged, choice = [x for x in over if x.stage is ExchangeState.DONE], self.picks.whole()
         version = table.version + bool(merged)
         self.decisions.learn(
             choice,
@@ -229,7 +229,7 @@ class _Opened:
             losses, failed = learned.losses.tolist(), learned.has_failed.tolist()
             for x, loss, has_failed in zip(group, losses, failed, strict=True):
                 if has_failed:
-                    x.stage, x.why, x.offer = Stage.FAILED, DIVERGED, None
+                    x.stage, x.why, x.offer = ExchangeState.FAILED, DIVERGED, None
                     x.staleness = x.merged_round = None
                 elif x.offer is not None and np.isfinite(loss):
                     x.offer = structs.replace(x.offer, loss_train=loss)
@@ -241,7 +241,7 @@ class _Opened:
             version=group[0].version,
             rows=np.array([errand.row for errand in errands], dtype=np.int64),
             n_k=np.array([errand.n_k for errand in errands], dtype=np.int64),
-            is_merged=np.array([x.stage is Stage.DONE for x in group], dtype=np.bool_),
+            is_merged=np.array([x.stage is ExchangeState.DONE for x in group], dtype=np.bool_),
         )
 
     def _context(self, x: Exchange) -> Floats | None:
@@ -257,12 +257,12 @@ class _Opened:
         has_trained = [self.under_way.has_trained(x) for x in own]
         uploaded_s = [np.nan if x.upload_s is None else x.upload_s for x in own]
         return Ended(
-            outcome=tuple(Stage.LATE.value if x.goes_on else x.stage.value for x in own),
+            outcome=tuple(ExchangeState.LATE.value if x.goes_on else x.stage.value for x in own),
             end_s=now - self.begun - lasted_s,
             queued_s=np.array([x.queued_s(now) for x in own], dtype=np.float64),
             upload_s=np.array(uploaded_s, dtype=np.float64),
             has_trained=np.array(has_trained, dtype=np.bool_),
-            is_merged=np.array([x.stage is Stage.DONE for x in own], dtype=np.bool_),
+            is_merged=np.array([x.stage is ExchangeState.DONE for x in own], dtype=np.bool_),
         )
 
 

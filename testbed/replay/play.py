@@ -15,7 +15,7 @@ from fairbed.coordinator.policy.choice import Choice, Observations
 from fairbed.coordinator.policy.config import RoundConfig
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.ports import Score
-from fairbed.coordinator.state.exchange import Exchange, Stage
+from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.state.round import Round
 from fairbed.testbed.replay.asking import Inquired, inquire
 from fairbed.testbed.replay.errand import Errand
@@ -99,7 +99,7 @@ class Played:
         if self.closed is None:
             merged: Ints = self.choice.rows[self.ended.is_merged]
             return merged
-        done = [int(x.device) for x in self.closed.over if x.stage is Stage.DONE]
+        done = [int(x.device) for x in self.closed.over if x.stage is ExchangeState.DONE]
         return np.array(done, dtype=np.int64)
 
     @property

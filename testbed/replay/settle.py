@@ -13,7 +13,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.policy.config import RoundConfig
-from fairbed.coordinator.state.exchange import FLIGHT_BYTES, Exchange, Stage, flight_bytes
+from fairbed.coordinator.state.exchange import FLIGHT_BYTES, Exchange, ExchangeState, flight_bytes
 from fairbed.coordinator.state.round import (
     Abandon,
     Arrived,
@@ -30,8 +30,8 @@ from fairbed.coordinator.state.round import (
 from fairbed.testbed.replay.world import Ended, Exchanges
 from fairbed.wire.messages import Manifest, Offer, Phases
 
-DONE, LATE, LOST = Stage.DONE.value, Stage.LATE.value, Stage.LOST.value
-CANCELLED, FAILED = Stage.CANCELLED.value, Stage.FAILED.value
+DONE, LATE, LOST = ExchangeState.DONE.value, ExchangeState.LATE.value, ExchangeState.LOST.value
+CANCELLED, FAILED = ExchangeState.CANCELLED.value, ExchangeState.FAILED.value
 
 GONE = "the device was gone for too long"
 """Why an exchange is lost."""
@@ -112,7 +112,7 @@ def in_turn(exchanges: Exchanges, rules: RoundConfig, wanted: int, slots: int) -
         queued_s=np.array([x.queued_s(turns.now) for x in members]),
         upload_s=np.array([turns.upload_s.get(x.device, np.nan) for x in members]),
         has_trained=np.array([x.offer is not None for x in members], dtype=np.bool_),
-        is_merged=np.array([x.stage is Stage.DONE for x in members], dtype=np.bool_),
+        is_merged=np.array([x.stage is ExchangeState.DONE for x in members], dtype=np.bool_),
     )
 
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
-from fairbed.coordinator.algorithms.selection.base import Asking, Sample
+from fairbed.coordinator.algorithms.selection.base import Sample, TwoStepSelector
 from fairbed.coordinator.policy.decisions import Decisions, make_decisions
 from fairbed.coordinator.policy.factories import make_selector
 from fairbed.coordinator.store.tables import DeviceRow, Record
@@ -84,7 +84,10 @@ def stage_of(experiment: Experiment) -> Stage:
             "fleet: a replay needs devices, got none; add [[fleet]] with a profile, a sample or "
             'model = "linear"'
         )
-    if isinstance(make_selector(experiment.selection), Asking) and not experiment.trains_in_replay:
+    if (
+        isinstance(make_selector(experiment.selection), TwoStepSelector)
+        and not experiment.trains_in_replay
+    ):
         raise ExperimentError(
             "selection: a policy that asks devices for the loss of the model needs one that is "
             f"trained, got {experiment.selection.policy!r} in a replay without training; leave out "
@@ -222,7 +225,7 @@ def _world(
 def _sample(decisions: Decisions) -> Sample | None:
     """Return what a selection has evaluated beforehand; None if it asks nobody."""
     selector = decisions.selector
-    return selector.sample if isinstance(selector, Asking) else None
+    return selector.sample if isinstance(selector, TwoStepSelector) else None
 
 
 def _answer_ratio(experiment: Experiment, decisions: Decisions, examples: Ints) -> Floats:

@@ -14,8 +14,8 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Ints
 from fairbed.coordinator.policy.config import CoordinatorConfig
-from fairbed.coordinator.rounds.async_dispatch import Releases, first_table
-from fairbed.coordinator.state.exchange import Exchange, Stage
+from fairbed.coordinator.rounds.async_dispatch import ReleasedDevices, first_table
+from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.state.round import (
     Abandon,
     Accept,
@@ -94,7 +94,7 @@ class UnderWay:
         """Of the round that is open; devices are their rows, as text."""
         self._errands: dict[tuple[str, int], Errand] = {}
         """Of everybody in the table, by device and round."""
-        self._releases = Releases(self.table)
+        self._releases = ReleasedDevices(self.table)
         self._released: set[str] = set()
         """Who is through with an earlier version than that of the round."""
         self._heap: list[tuple[float, int, str, int, What]] = []
@@ -107,7 +107,7 @@ class UnderWay:
 
     def has_trained(self, x: Exchange) -> bool:
         """Tell whether the coordinator knows that a device has completed training."""
-        return x.offer is not None if self.errand(x).is_seen else x.stage is Stage.DONE
+        return x.offer is not None if self.errand(x).is_seen else x.stage is ExchangeState.DONE
 
     def busy(self, n: int) -> Bools:
         """Return who of `n` devices cannot be asked: at work, or through with this version."""
@@ -118,7 +118,7 @@ class UnderWay:
 
     def take_over(self) -> None:
         """Begin a round: give up what would be merged too late."""
-        self._releases = Releases(self.table)
+        self._releases = ReleasedDevices(self.table)
         self._carry_out(self.table.drop_stale(self.now))
 
     def ask(self, errands: Sequence[Errand]) -> None:
@@ -201,12 +201,12 @@ class UnderWay:
         self._errands = {(str(errand.row), errand.round): errand for errand in errands}
         carried, queued = dict[str, Exchange](), list[Exchange]()
         for kept in state["exchanges"]:
-            x = Exchange(**{**kept, "stage": Stage(kept["stage"])})
-            if x.stage in (Stage.QUEUED, Stage.GRANTED):
+            x = Exchange(**{**kept, "stage": ExchangeState(kept["stage"])})
+            if x.stage in (ExchangeState.QUEUED, ExchangeState.GRANTED):
                 x.offer = self._offer(self.errand(x))
-            if x.stage is Stage.QUEUED:
+            if x.stage is ExchangeState.QUEUED:
                 queued.append(x)
-                x.stage = Stage.ASKED
+                x.stage = ExchangeState.ASKED
             carried[x.device] = x
         first = self._first(state["round"])
         self.table = replace(first, version=state["version"], carried=carried)

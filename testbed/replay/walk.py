@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from fairbed.coordinator.state.registry import OFF_GRACE_S, SILENT_S
 from fairbed.testbed.emulation.heat import Heat
-from fairbed.testbed.emulation.schedule import LOOK_S, Timeline
+from fairbed.testbed.emulation.schedule import LOOK_S, Schedule
 from fairbed.testbed.emulation.tcp import FIRST_WINDOW_BITS
 
 Direction: TypeAlias = Literal["down", "up"]
@@ -28,7 +28,7 @@ class Way:
         give_up_s: Whoever takes longer than this takes for ever.
     """
 
-    timeline: Timeline
+    timeline: Schedule
     give_up_s: float
 
     def carry(self, start: float, bits: float, direction: Direction) -> float:
@@ -99,7 +99,7 @@ class Pace:
         give_up_s: Whoever takes longer than this takes for ever.
     """
 
-    timeline: Timeline
+    timeline: Schedule
     heat: Heat | None
     load: float
     give_up_s: float

@@ -9,7 +9,7 @@ from anyio.abc import TaskGroup
 from fairbed.coordinator.store import Store, StoreError
 from fairbed.coordinator.store.tables import ConditionRow
 from fairbed.testbed.backends.errors import BackendError
-from fairbed.testbed.backends.schedule_driver import TICK_S, Driven, Driver
+from fairbed.testbed.backends.schedule_driver import TICK_S, Driven, ScheduleDriver
 from fairbed.testbed.emulation.stretch import Stretch
 from fairbed.testbed.experiment.fleet import PlannedDevice
 from fairbed.testbed.run.stopping import Stop
@@ -57,7 +57,9 @@ async def driving(
     def note(name: str, stretch: Stretch) -> None:
         store.add(_row(name, stretch))
 
-    driver = Driver(backend, courses, dilation=dilation, start_s=store.resume_offset_s(), note=note)
+    driver = ScheduleDriver(
+        backend, courses, dilation=dilation, start_s=store.resume_offset_s(), note=note
+    )
     scope, is_over = anyio.CancelScope(), anyio.Event()
 
     async def drive() -> None:
@@ -79,7 +81,7 @@ async def driving(
         _tell(driver, len(courses), stop)
 
 
-def _tell(driver: Driver, n_devices: int, stop: Stop) -> None:
+def _tell(driver: ScheduleDriver, n_devices: int, stop: Stop) -> None:
     """Write down how punctual the driver was."""
     kept = driver.punctuality
     is_late = kept.late_p99_s > TICK_S

@@ -10,7 +10,7 @@ from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.coordinator.ports import Score
 from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.engines.onnx import OnnxEngine
-from fairbed.testbed.experiment.datasets.dataset import DataError, Dataset
+from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.wire.artifact import Artifact, TaskSpec
 from fairbed.wire.shard import make_shard
@@ -121,7 +121,7 @@ def check_fit(dataset: Dataset, spec: TaskSpec) -> None:
     has = (math.prod(dataset.x_shape), x_dtype, dataset.classes)
     takes = (math.prod(spec.x_shape), spec.x_dtype, spec.classes)
     if has != takes:
-        raise DataError(
+        raise DatasetError(
             f"model {spec.name}",
             "must take {} values of {} and {} classes, as {} has".format(*has, dataset.name)
             + ", got {}, {} and {}".format(*takes),

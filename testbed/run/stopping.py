@@ -10,7 +10,7 @@ from anyio.abc import TaskStatus
 
 from fairbed.coordinator.server.service import Coordinator
 from fairbed.testbed.backends.errors import BackendError
-from fairbed.testbed.backends.helper import Ended
+from fairbed.testbed.backends.helper import HelperEnded
 
 DETACH = b"d"
 """What a TUI writes to the run it started before it leaves it alone."""
@@ -31,7 +31,7 @@ class Stop:
         else:
             self.scope.cancel()
 
-    def on_process_end(self, ended: Ended) -> None:
+    def on_process_end(self, ended: HelperEnded) -> None:
         """A device may die and the run goes on; the proxies or the nursery may not."""
         if ended.was_asked:
             return

@@ -15,14 +15,14 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from fairbed.coordinator.policy.decisions import make_decisions
-from fairbed.coordinator.rounds.loop import Progress
+from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.lease import look
 from fairbed.coordinator.server.service import Coordinator, End
 from fairbed.coordinator.store import RunReader, Store
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.task.catalogue import initial_vector, load_task
 from fairbed.testbed.backends.base import Backend
-from fairbed.testbed.backends.choice import Stage, open_stage
+from fairbed.testbed.backends.choice import BackendStage, open_backend
 from fairbed.testbed.backends.errors import innermost
 from fairbed.testbed.cli.preflight import remarks
 from fairbed.testbed.emulation.work import WorkCosts
@@ -31,7 +31,7 @@ from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
 from fairbed.testbed.experiment.shards import FleetData, RememberedShards
 from fairbed.testbed.host.calibration import Probe, work_costs
-from fairbed.testbed.host.contention import FleetWatch
+from fairbed.testbed.host.contention import ContentionMonitor
 from fairbed.testbed.host.dilation import dilated
 from fairbed.testbed.run.broker import (
     Broker,
@@ -80,7 +80,7 @@ class RunPlan:
 
 async def run_experiment(
     plan: RunPlan,
-    listener: Callable[[Progress], None],
+    listener: Callable[[RoundProgress], None],
     interrupted: Callable[[], None] = lambda: None,
     *,
     is_attached: bool = False,
@@ -115,7 +115,7 @@ async def run_experiment(
 
 
 async def _run(
-    plan: RunPlan, listener: Callable[[Progress], None], stop: Stop, group: TaskGroup
+    plan: RunPlan, listener: Callable[[RoundProgress], None], stop: Stop, group: TaskGroup
 ) -> End:
     experiment = plan.experiment
     planned = plan_fleet(experiment, os.environ) if plan.has_fleet else []
@@ -170,13 +170,13 @@ async def _run(
 
 
 @asynccontextmanager
-async def _stage(plan: RunPlan, devices: list[PlannedDevice]) -> AsyncIterator[Stage | None]:
+async def _stage(plan: RunPlan, devices: list[PlannedDevice]) -> AsyncIterator[BackendStage | None]:
     """Choose where the emulated devices will be, if there are any."""
     if not devices:
         yield None
         return
     experiment = plan.experiment
-    async with open_stage(
+    async with open_backend(
         experiment.emulation.backend,
         [device.spec for device in devices],
         plan.folder,
@@ -190,7 +190,7 @@ async def _stage(plan: RunPlan, devices: list[PlannedDevice]) -> AsyncIterator[S
 
 @asynccontextmanager
 async def _fleet(
-    stage: Stage | None, endpoint: Endpoint, stop: Stop
+    stage: BackendStage | None, endpoint: Endpoint, stop: Stop
 ) -> AsyncIterator[Backend | None]:
     """Make ready for the emulated devices, if there are any; end them all at the end."""
     if stage is None:
@@ -204,7 +204,7 @@ async def _fleet(
         yield backend
 
 
-def _followed(devices: list[PlannedDevice], stage: Stage | None) -> list[PlannedDevice]:
+def _followed(devices: list[PlannedDevice], stage: BackendStage | None) -> list[PlannedDevice]:
     """Return the devices as their backend can have them: a TCP proxy loses nothing."""
     if stage is None or stage.name != "process":
         return devices
@@ -227,7 +227,7 @@ def _watch(
     backend: Backend | None,
     broker: Broker | None,
     dilation: float,
-) -> FleetWatch | None:
+) -> ContentionMonitor | None:
     """Return who watches this machine while it emulates devices; None if it does not."""
     emulated = [device.spec.name for device in devices if device.profile is not None]
     if backend is None or not emulated:
@@ -237,7 +237,7 @@ def _watch(
         own = [broker.pid] if broker is not None and broker.pid is not None else []
         return own + backend.path_pids
 
-    return FleetWatch(emulated, backend.starved_s, path, dilation=dilation)
+    return ContentionMonitor(emulated, backend.starved_s, path, dilation=dilation)
 
 
 def _coordinator(
@@ -246,11 +246,11 @@ def _coordinator(
     data: FleetData,
     store: Store,
     evaluator: FleetEvaluator,
-    watch: FleetWatch | None,
+    watch: ContentionMonitor | None,
     endpoint: Endpoint,
     attempt: int,
     devices: list[PlannedDevice],
-    listener: Callable[[Progress], None],
+    listener: Callable[[RoundProgress], None],
 ) -> Coordinator:
     config = plan.experiment.coordinator(
         starts_fleet=plan.has_fleet, absent=unplugged_at(devices, store.resume_offset_s())
@@ -284,7 +284,7 @@ def _coordinator(
 
 @asynccontextmanager
 async def _endpoint(
-    plan: RunPlan, stage: Stage | None, stop: Stop, group: TaskGroup
+    plan: RunPlan, stage: BackendStage | None, stop: Stop, group: TaskGroup
 ) -> AsyncIterator[tuple[Endpoint, Broker | None]]:
     """Find or start the broker; a resumed run gets its old address again."""
     broker = plan.experiment.broker

@@ -18,9 +18,9 @@ from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.cli import UsageError
 from fairbed.testbed.shape import enter as door
 from fairbed.testbed.shape import report, signals
-from fairbed.testbed.shape.plan import Plan, make_plan
-from fairbed.testbed.shape.request import WishError, Wishes, wishes_of
-from fairbed.testbed.shape.session import Command, Outcome, Session, shell_status
+from fairbed.testbed.shape.plan import ShapePlan, make_plan
+from fairbed.testbed.shape.request import DeviceRequest, RequestError, device_request
+from fairbed.testbed.shape.session import Outcome, ShapedCommand, ShapeSession, shell_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Ending:
     """Signal that ended the command, or that came before there was one."""
 
 
-def visit(options: argparse.Namespace, held: signals.Signals) -> Ending:
+def shape(options: argparse.Namespace, held: signals.Signals) -> Ending:
     """Run the command; return how to end.
 
     Args:
@@ -46,23 +46,23 @@ def visit(options: argparse.Namespace, held: signals.Signals) -> Ending:
     plan, command = _read(options)
     report_path = None if options.json is None else options.json.absolute()
     os.chdir("/")  # the programs that we start must not find modules in the folder of the guest
-    outcome = anyio.run(Session(plan, command, held).run)
+    outcome = anyio.run(ShapeSession(plan, command, held).run)
     _tell(outcome, report_path, is_verbose=options.verbose)
     return _ending(outcome)
 
 
-def _read(options: argparse.Namespace) -> tuple[Plan, Command]:
+def _read(options: argparse.Namespace) -> tuple[ShapePlan, ShapedCommand]:
     try:
-        wishes = _measured(wishes_of(options))
+        wishes = _measured(device_request(options))
         memory_bytes = psutil.virtual_memory().total
         plan = make_plan(wishes, TraceReader(os.environ), host_cores(), memory_bytes)
         user = None if options.user is None else _user(options.user)
-    except (WishError, ProfileError, BackendError) as exc:
+    except (RequestError, ProfileError, BackendError) as exc:
         raise UsageError(f"shape: {exc}") from exc
-    return plan, Command(options.argv, _folder(), user)
+    return plan, ShapedCommand(options.argv, _folder(), user)
 
 
-def _measured(wishes: Wishes) -> Wishes:
+def _measured(wishes: DeviceRequest) -> DeviceRequest:
     """Return the wishes with the speed of this machine as a number.
 
     Raises:
@@ -92,9 +92,9 @@ def _user(name: str) -> str:
     try:
         found = pwd.getpwnam(name)
     except KeyError:
-        raise WishError(f"--user: must be a user of this machine, got {name!r}") from None
+        raise RequestError(f"--user: must be a user of this machine, got {name!r}") from None
     if os.geteuid() not in (0, found.pw_uid):
-        raise WishError(f"--user: needs root to be {name}; put sudo in front")
+        raise RequestError(f"--user: needs root to be {name}; put sudo in front")
     return found.pw_name
 
 

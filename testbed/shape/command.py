@@ -20,7 +20,7 @@ from fairbed.testbed.shape.pacer import Pacer
 from fairbed.testbed.shape.signals import Sent, Signals, stop_ourselves
 
 
-class Guest:
+class ShapedProcess:
     """One command; `run` it once."""
 
     def __init__(self, signals: Signals) -> None:

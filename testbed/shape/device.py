@@ -24,14 +24,14 @@ from fairbed.testbed.backends.network.counters import LinkCounters
 from fairbed.testbed.backends.network.enter import identity
 from fairbed.testbed.backends.network.network import Network, open_network
 from fairbed.testbed.backends.network.owner import claimed, forget, one_at_a_time
-from fairbed.testbed.backends.network.plan.names import TAG_BYTES, Names, make_names
+from fairbed.testbed.backends.network.plan.names import TAG_BYTES, NetworkNames, make_names
 from fairbed.testbed.backends.network.sweep import sweep_alone
-from fairbed.testbed.backends.sandbox import Cell
+from fairbed.testbed.backends.sandbox import Sandbox
 from fairbed.testbed.emulation.conditions import Conditions
 from fairbed.testbed.emulation.stretch import Stretch, StretchLog
 from fairbed.testbed.host.contention import PathWatch
 from fairbed.testbed.shape.pacer import Pacer
-from fairbed.testbed.shape.plan import Plan
+from fairbed.testbed.shape.plan import ShapePlan
 from fairbed.testbed.shape.process_tree import Tree
 
 RUN, NAME = "shape", "guest"
@@ -40,13 +40,13 @@ RUN, NAME = "shape", "guest"
 LEAST_S = 1e-3
 """No stay is told to have been shorter."""
 
-NO_GROUPS = Cell(procs=(), quota_folder="", quota_version=2)
+NO_GROUPS = Sandbox(procs=(), quota_folder="", quota_version=2)
 
 LOOPBACK = IPv4Address("127.0.0.1")
 
 
 @dataclass(frozen=True, slots=True)
-class Had:
+class Received:
     """What a guest has had."""
 
     wall_s: float
@@ -59,7 +59,7 @@ class Had:
 
 
 @dataclass(slots=True)
-class GuestDevice:
+class ShapedDevice:
     """One device; satisfies `testbed.backends.schedule_driver.Driven`."""
 
     group: Group | None
@@ -80,7 +80,7 @@ class GuestDevice:
         return str(LOOPBACK) if self.network is None else self.network.hub_address
 
     @property
-    def cell(self) -> Cell:
+    def cell(self) -> Sandbox:
         """Where the guest goes in."""
         cell = NO_GROUPS if self.group is None else self.group.cell()
         if self.network is None:
@@ -143,14 +143,14 @@ class GuestDevice:
             return self.group.usage()
         return None if self.pacer is None else self.pacer.usage()
 
-    async def had(self) -> Had:
+    async def had(self) -> Received:
         """Tell what the guest has had since it began.
 
         Raises:
             BackendError: A counter cannot be read, or who delays packets is gone.
         """
         link = None if self.network is None else (await self.network.counters())[NAME]
-        return Had(
+        return Received(
             wall_s=max(time.monotonic() - self._begun, LEAST_S),
             group=self.usage(),
             link=link,
@@ -159,7 +159,7 @@ class GuestDevice:
 
 
 @asynccontextmanager
-async def open_device(plan: Plan) -> AsyncIterator[GuestDevice]:
+async def open_device(plan: ShapePlan) -> AsyncIterator[ShapedDevice]:
     """Make the device that was planned; leaving kills what is inside and gives all of it back.
 
     Raises:
@@ -180,14 +180,14 @@ async def open_device(plan: Plan) -> AsyncIterator[GuestDevice]:
             limit_speed(group, "--cpu", first.speed_ratio)
             if plan.memory_bytes is not None:
                 group.limit_memory(plan.memory_bytes)
-        device = GuestDevice(group, network, None, first)
+        device = ShapedDevice(group, network, None, first)
         if first.outage is not None:
             await device.apply({NAME: first})
         yield device
 
 
 @asynccontextmanager
-async def open_paced(plan: Plan, strangers: Sequence[int]) -> AsyncIterator[GuestDevice]:
+async def open_paced(plan: ShapePlan, strangers: Sequence[int]) -> AsyncIterator[ShapedDevice]:
     """Make a device that is slowed without a control group; leaving kills what the guest started.
 
     Args:
@@ -197,7 +197,7 @@ async def open_paced(plan: Plan, strangers: Sequence[int]) -> AsyncIterator[Gues
     Raises:
         BackendError: This kernel does not let us.
     """
-    device = GuestDevice(None, None, None, plan.course.conditions(0.0))
+    device = ShapedDevice(None, None, None, plan.course.conditions(0.0))
     device.pacer = Pacer(Tree(strangers), lambda: device.present.speed_ratio)
     try:
         yield device
@@ -205,7 +205,7 @@ async def open_paced(plan: Plan, strangers: Sequence[int]) -> AsyncIterator[Gues
         await device.pacer.end()
 
 
-async def _claim(stack: AsyncExitStack) -> Names:
+async def _claim(stack: AsyncExitStack) -> NetworkNames:
     """Own a name, for a device that needs no network; what the dead have left goes first."""
     async with one_at_a_time():
         await sweep_alone()

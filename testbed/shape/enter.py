@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from fairbed.testbed.backends.sandbox import Cell, enter
+from fairbed.testbed.backends.sandbox import Sandbox, enter
 from fairbed.testbed.host.guard import die_with_parent
 
 CLOSED, CANNOT_RUN, NOT_FOUND = 125, 126, 127
@@ -23,7 +23,7 @@ CLOSED, CANNOT_RUN, NOT_FOUND = 125, 126, 127
 class Passage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What becomes of a process on its way in."""
 
-    cell: Cell | None
+    cell: Sandbox | None
     """None is no cell: it stays where we are."""
     folder: str
     """In which the command starts."""

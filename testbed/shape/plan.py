@@ -19,8 +19,8 @@ from fairbed.profiles.tracks import ReadTrace
 from fairbed.testbed.backends.network.plan.change import MAX_DELAY_S
 from fairbed.testbed.backends.network.plan.htb import MIN_BPS, UNLIMITED_BPS
 from fairbed.testbed.emulation.quota import MIN_SHARE, threads_for
-from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES, Course, Speed, Timeline
-from fairbed.testbed.shape.request import HOST_LINK, NONE, WishError, Wishes
+from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES, Schedule, ScheduleFollower, Speed
+from fairbed.testbed.shape.request import HOST_LINK, NONE, DeviceRequest, RequestError
 
 ROUNDING = 1e-9
 
@@ -31,10 +31,10 @@ NOTHING = (
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ShapePlan:
     """The device of a command."""
 
-    course: Course
+    course: ScheduleFollower
     is_slowed: bool
     """Its processor has a speed of its own."""
     has_link: bool
@@ -58,8 +58,8 @@ class Plan:
 
 
 def make_plan(
-    wishes: Wishes, read_trace: ReadTrace, host_cores: float, host_memory_bytes: int
-) -> Plan:
+    wishes: DeviceRequest, read_trace: ReadTrace, host_cores: float, host_memory_bytes: int
+) -> ShapePlan:
     """Return the device that was asked for.
 
     Args:
@@ -84,9 +84,9 @@ def make_plan(
         _check_speed(wishes, speed, min(slowest, 1.0), host_cores)
     link_tracks = _link_tracks(wishes, tracks.link, read_trace)
     memory_bytes = _memory_of(wishes, profile, host_memory_bytes)
-    timeline = Timeline(speed=speed, link=link_tracks)
-    plan = Plan(
-        course=Course(
+    timeline = Schedule(speed=speed, link=link_tracks)
+    plan = ShapePlan(
+        course=ScheduleFollower(
             timeline,
             thermal,
             cores=1 if profile is None else profile.cores,
@@ -105,14 +105,14 @@ def make_plan(
     return plan
 
 
-def _check_backend(plan: Plan) -> None:
+def _check_backend(plan: ShapePlan) -> None:
     """Refuse what is no device, or none that the backend can have.
 
     Raises:
         WishError: It is.
     """
     if not plan.is_limited and not plan.has_link:
-        raise WishError(NOTHING)
+        raise RequestError(NOTHING)
     if not plan.is_paced:
         return
     too_much = []
@@ -122,17 +122,17 @@ def _check_backend(plan: Plan) -> None:
         too_much.append(("a memory limit", "--memory none"))
     if too_much:
         got, instead = (" and ".join(words) for words in zip(*too_much, strict=True))
-        raise WishError(
+        raise RequestError(
             f"--backend process: slows the processor and nothing else, got {got} to emulate too; "
             f"be root and leave --backend out, or say {instead}"
         )
 
 
-def _link_of(wishes: Wishes, profile: Profile | None) -> Link | None:
+def _link_of(wishes: DeviceRequest, profile: Profile | None) -> Link | None:
     """Return the link that was named; None is none, or this machine's own."""
     if wishes.link == HOST_LINK:
         if wishes.link_options:
-            raise WishError(
+            raise RequestError(
                 f"--link: host is not shaped, got {' and '.join(wishes.link_options)} besides; "
                 "leave one of them out"
             )
@@ -143,7 +143,7 @@ def _link_of(wishes: Wishes, profile: Profile | None) -> Link | None:
 
 
 def _link_tracks(
-    wishes: Wishes, named: LinkTracks | None, read_trace: ReadTrace
+    wishes: DeviceRequest, named: LinkTracks | None, read_trace: ReadTrace
 ) -> LinkTracks | None:
     if named is None and not wishes.link_options:
         return None
@@ -172,7 +172,7 @@ def _is_delayed(link: LinkTracks) -> bool:
     return max(link.delay_s.highest, link.jitter_s.highest, link.loss_ratio.highest) > 0.0
 
 
-def _check_link(wishes: Wishes) -> None:
+def _check_link(wishes: DeviceRequest) -> None:
     """Refuse what no link can be.
 
     Raises:
@@ -180,10 +180,10 @@ def _check_link(wishes: Wishes) -> None:
     """
     for option, rate in (("--down", wishes.down_bps), ("--up", wishes.up_bps)):
         if rate is not None and rate < MIN_BPS:
-            raise WishError(f"{option}: must be at least {MIN_BPS:g} bit/s, got {rate:g}")
+            raise RequestError(f"{option}: must be at least {MIN_BPS:g} bit/s, got {rate:g}")
     for option, time in (("--delay", wishes.delay_s), ("--jitter", wishes.jitter_s)):
         if time is not None and time > MAX_DELAY_S:
-            raise WishError(f"{option}: must be at most {MAX_DELAY_S:g} s, got {time:g}")
+            raise RequestError(f"{option}: must be at most {MAX_DELAY_S:g} s, got {time:g}")
 
 
 def _traced(link: LinkTracks, name: str, read_trace: ReadTrace) -> LinkTracks:
@@ -204,10 +204,10 @@ def _traced(link: LinkTracks, name: str, read_trace: ReadTrace) -> LinkTracks:
 
 
 def _speed_of(
-    wishes: Wishes, profile: Profile | None, clock_ratio: Series, background_load: Series
+    wishes: DeviceRequest, profile: Profile | None, clock_ratio: Series, background_load: Series
 ) -> Speed | None:
     if wishes.threads is not None and (profile is None or wishes.cpu is not None):
-        raise WishError(
+        raise RequestError(
             "--threads: counts cores of a profile whose speed is taken, got none; "
             "name a profile and no --cpu, or give --cpu for all threads together"
         )
@@ -220,7 +220,7 @@ def _speed_of(
         return None
     threads = wishes.threads or profile.engine_threads
     if threads > profile.cores:
-        raise WishError(
+        raise RequestError(
             f"--threads: must be at most the {profile.cores} cores of {profile.name}, got {threads}"
         )
     if wishes.host_core_speed == "auto":
@@ -234,7 +234,7 @@ def _speed_of(
     )
 
 
-def _check_speed(wishes: Wishes, speed: Speed, hot: float, host_cores: float) -> None:
+def _check_speed(wishes: DeviceRequest, speed: Speed, hot: float, host_cores: float) -> None:
     """Refuse what this machine cannot be.
 
     Raises:
@@ -244,18 +244,18 @@ def _check_speed(wishes: Wishes, speed: Speed, hot: float, host_cores: float) ->
     clock = speed.clock_ratio.highest
     fastest = _total(speed, speed.background_load.lowest) * clock
     if fastest > host_cores + ROUNDING:
-        raise WishError(
+        raise RequestError(
             f"{option}: must be at most the {host_cores:g} cores of this machine, got "
             f"{fastest:.3g}; ask for less{_instead(wishes)}"
         )
     if wishes.cpu is None and speed.per_core * clock > 1.0 + ROUNDING:
-        raise WishError(
+        raise RequestError(
             f"{option}: one core of it must not be faster than one of this machine, got "
             f"{speed.per_core * clock:.3g} times; take a slower profile{_instead(wishes)}"
         )
     slowest = _total(speed, speed.background_load.highest) * speed.clock_ratio.lowest * hot
     if slowest < MIN_SHARE:
-        raise WishError(
+        raise RequestError(
             f"{option}: must be at least {MIN_SHARE:g} of a core at all times, got {slowest:.3g}; "
             "the kernel can give no less"
         )
@@ -265,16 +265,18 @@ def _total(speed: Speed, busy: float) -> float:
     return speed.per_core * min(float(speed.threads), max(speed.cores - busy, LEAST_FREE_CORES))
 
 
-def _instead(wishes: Wishes) -> str:
+def _instead(wishes: DeviceRequest) -> str:
     return "" if wishes.cpu is not None else ", or say which share to give with --cpu"
 
 
-def _memory_of(wishes: Wishes, profile: Profile | None, host_memory_bytes: int) -> int | None:
+def _memory_of(
+    wishes: DeviceRequest, profile: Profile | None, host_memory_bytes: int
+) -> int | None:
     if wishes.memory_bytes == NONE:
         return None
     if wishes.memory_bytes is not None:
         if wishes.memory_bytes > host_memory_bytes:
-            raise WishError(
+            raise RequestError(
                 f"--memory: must be at most the {host_memory_bytes >> 20}M of this machine, "
                 f"got {wishes.memory_bytes >> 20}M; ask for less, or none"
             )
@@ -282,5 +284,5 @@ def _memory_of(wishes: Wishes, profile: Profile | None, host_memory_bytes: int) 
     return None if profile is None else profile.memory_bytes
 
 
-def _threads_for(wishes: Wishes, speed: Speed) -> int:
+def _threads_for(wishes: DeviceRequest, speed: Speed) -> int:
     return threads_for(speed.per_core) if wishes.cpu is not None else speed.threads

@@ -7,7 +7,7 @@ from msgspec import Struct
 from fairbed.coordinator.records.rows import STARVED_RATIO_LIMIT
 from fairbed.testbed.backends.network.counters import LinkCounters
 from fairbed.testbed.emulation.stretch import Stretch
-from fairbed.testbed.shape.device import Had
+from fairbed.testbed.shape.device import Received
 
 
 class CpuReport(Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class LinkReport(Struct, frozen=True, kw_only=True):
     """For how long who delays packets was kept waiting because this machine was busy."""
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class ShapeReport(Struct, frozen=True, kw_only=True):
     """All of it."""
 
     command: list[str]
@@ -64,8 +64,8 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 def make_report(
-    command: list[str], status: int, memory_limit_bytes: int | None, meant: Stretch, had: Had
-) -> Report:
+    command: list[str], status: int, memory_limit_bytes: int | None, meant: Stretch, had: Received
+) -> ShapeReport:
     """Put together how it went.
 
     Args:
@@ -78,7 +78,7 @@ def make_report(
     used = had.group
     starved_s = _starved_s(had, is_slowed=meant.speed_ratio is not None)
     starved_ratio = None if starved_s is None else starved_s / had.wall_s
-    return Report(
+    return ShapeReport(
         command=command,
         status=status,
         wall_s=had.wall_s,
@@ -97,7 +97,7 @@ def make_report(
     )
 
 
-def _starved_s(had: Had, *, is_slowed: bool) -> float | None:
+def _starved_s(had: Received, *, is_slowed: bool) -> float | None:
     """Return the longer one of what the command and its packets have waited; None is unknown.
 
     A command without a quota competes with everybody, on purpose, and is not starved.
@@ -114,7 +114,7 @@ NOTABLE_S = 0.05
 """A command that was kept waiting for less is not told so: it hardly ran."""
 
 
-def warnings_of(report: Report) -> list[str]:
+def warnings_of(report: ShapeReport) -> list[str]:
     """Return what a person has to know even if nothing was asked, one line each."""
     found = []
     if report.memory_kills and report.memory_limit_bytes is not None:
@@ -134,7 +134,7 @@ def warnings_of(report: Report) -> list[str]:
     return found
 
 
-def in_words(report: Report) -> list[str]:
+def in_words(report: ShapeReport) -> list[str]:
     """Return the whole report for a person."""
     cpu, link = report.cpu, report.link
     used = "unknown" if cpu.used_cores is None else f"{cpu.used_cores:.3f} cores"

@@ -18,12 +18,12 @@ HOST_LINK: Final = "host"
 """As a link: this machine's own network."""
 
 
-class WishError(Exception):
+class RequestError(Exception):
     """What was asked for cannot be; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class DeviceRequest:
     """What was asked for; None is not said."""
 
     profile: str | None = None
@@ -59,13 +59,13 @@ class Wishes:
         return [option for option, value in said.items() if value is not None]
 
 
-def wishes_of(options: argparse.Namespace) -> Wishes:
+def device_request(options: argparse.Namespace) -> DeviceRequest:
     """Read the command line.
 
     Raises:
         WishError: A value is nonsense.
     """
-    return Wishes(
+    return DeviceRequest(
         profile=options.profile,
         cpu=_or_none("--cpu", options.cpu, _cores),
         threads=_threads(options.threads),
@@ -87,7 +87,7 @@ def _read(option: str, text: str, read: Callable[[str], T]) -> T:
     try:
         return read(text)
     except ValueError as exc:
-        raise WishError(f"{option}: {exc}") from exc
+        raise RequestError(f"{option}: {exc}") from exc
 
 
 def _unless_absent(option: str, text: str | None, read: Callable[[str], T]) -> T | None:
@@ -120,11 +120,11 @@ def _positive(text: str, what: str) -> float:
 
 def _threads(number: int | None) -> int | None:
     if number is not None and number < 1:
-        raise WishError(f"--threads: must be at least 1, got {number}")
+        raise RequestError(f"--threads: must be at least 1, got {number}")
     return number
 
 
 def _seed(number: int) -> int:
     if number < 0:
-        raise WishError(f"--seed: must be a whole number from 0, got {number}")
+        raise RequestError(f"--seed: must be a whole number from 0, got {number}")
     return number

@@ -15,19 +15,19 @@ from anyio.to_thread import run_sync
 from fairbed.testbed.backends.cgroups.fleet import try_groups
 from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.network.probe import probe
-from fairbed.testbed.backends.schedule_driver import Driver
+from fairbed.testbed.backends.schedule_driver import ScheduleDriver
 from fairbed.testbed.host.threads import THREAD_VARIABLES
 from fairbed.testbed.shape.cleanup_watchdog import MARK_VARIABLE, watched
-from fairbed.testbed.shape.command import Guest
-from fairbed.testbed.shape.device import NAME, GuestDevice, open_device, open_paced
+from fairbed.testbed.shape.command import ShapedProcess
+from fairbed.testbed.shape.device import NAME, ShapedDevice, open_device, open_paced
 from fairbed.testbed.shape.enter import Passage, argv_through
 from fairbed.testbed.shape.pacer import DEATH_S, Pacer
-from fairbed.testbed.shape.plan import Plan
-from fairbed.testbed.shape.report import Report, make_report
+from fairbed.testbed.shape.plan import ShapePlan
+from fairbed.testbed.shape.report import ShapeReport, make_report
 from fairbed.testbed.shape.signals import Signals
 
 
-async def obstacle(plan: Plan) -> str | None:
+async def diagnose(plan: ShapePlan) -> str | None:
     """Return what stands in the way and what to do, in one line; None if nothing is found."""
     if os.geteuid() != 0:
         return (
@@ -59,7 +59,7 @@ HUB_VARIABLE = "FAIRBED_HUB"
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ShapedCommand:
     """What to run."""
 
     argv: Sequence[str]
@@ -79,12 +79,12 @@ class Outcome:
     """A signal before there was a command."""
     problem: BackendError | None = None
     """What the machine refused, or what broke."""
-    report: Report | None = None
+    report: ShapeReport | None = None
     has_begun: bool = False
     """There was a command."""
 
 
-class Session:
+class ShapeSession:
     """Runs one command on one device; `run` it once.
 
     Args:
@@ -93,13 +93,13 @@ class Session:
         signals: Held since before any thread was started.
     """
 
-    def __init__(self, plan: Plan, command: Command, signals: Signals) -> None:
+    def __init__(self, plan: ShapePlan, command: ShapedCommand, signals: Signals) -> None:
         self._plan, self._command, self._signals = plan, command, signals
-        self._guest = Guest(signals)
+        self._guest = ShapedProcess(signals)
         self._environ = dict(os.environ)
         self._problem: BackendError | None = None
         self._status: int | None = None
-        self._report: Report | None = None
+        self._report: ShapeReport | None = None
 
     async def run(self) -> Outcome:
         """Make the device, run the command, give everything back."""
@@ -120,7 +120,7 @@ class Session:
         )
 
     @asynccontextmanager
-    async def _open(self) -> AsyncIterator[GuestDevice]:
+    async def _open(self) -> AsyncIterator[ShapedDevice]:
         if not self._plan.is_paced:
             async with watched(), open_device(self._plan) as device:
                 yield device
@@ -134,10 +134,10 @@ class Session:
     async def _explained(self, problem: BackendError) -> BackendError:
         if self._guest.has_begun:
             return problem
-        found = await obstacle(self._plan)
+        found = await diagnose(self._plan)
         return problem if found is None else BackendError(found)
 
-    async def _stay(self, device: GuestDevice) -> None:
+    async def _stay(self, device: ShapedDevice) -> None:
         argv = argv_through(
             Passage(
                 cell=device.cell,
@@ -164,10 +164,10 @@ class Session:
             return
         self._report = await self._reported(device, self._status)
 
-    async def _drive(self, device: GuestDevice) -> None:
+    async def _drive(self, device: ShapedDevice) -> None:
         """Have the device follow its course; without that, the command would run on another one."""
         try:
-            await Driver(device, {NAME: self._plan.course}).run()
+            await ScheduleDriver(device, {NAME: self._plan.course}).run()
         except BackendError as exc:
             self._problem = exc
             self._guest.kill()
@@ -185,7 +185,7 @@ class Session:
             await anyio.sleep(DEATH_S)
             give_up()
 
-    async def _reported(self, device: GuestDevice, status: int) -> Report:
+    async def _reported(self, device: ShapedDevice, status: int) -> ShapeReport:
         return make_report(
             list(self._command.argv),
             shell_status(status),
@@ -194,7 +194,7 @@ class Session:
             await device.had(),
         )
 
-    def _prepare_environ(self, device: GuestDevice) -> None:
+    def _prepare_environ(self, device: ShapedDevice) -> None:
         self._environ[HUB_VARIABLE] = device.hub_address
         if self._plan.threads is not None:
             # On half a core, two threads did 0.42 of the work of one.

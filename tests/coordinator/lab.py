@@ -22,7 +22,7 @@ from fairbed.coordinator.policy.config import (
 )
 from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.ports import Score
-from fairbed.coordinator.rounds.loop import Progress
+from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.service import Coordinator, End
 from fairbed.coordinator.store import RunReader, Store
 from fairbed.coordinator.task.catalogue import initial_vector, load_task
@@ -120,9 +120,9 @@ class Lab:
         self.roster: Sequence[str] = ()
         self.shards = Shards(width=artifact.spec.x_shape[0])
         self.evaluator = NormEvaluator()
-        self.progress: list[Progress] = []
+        self.progress: list[RoundProgress] = []
         self.refused: dict[str, str] = {}
-        self.on_progress: Callable[[Progress], None] = lambda progress: None
+        self.on_progress: Callable[[RoundProgress], None] = lambda progress: None
         self._group = group
         self._agents: dict[str, anyio.CancelScope] = {}
         self._boots = 0
@@ -207,7 +207,7 @@ class Lab:
         """Read what the run wrote."""
         return RunReader(self.folder / "run")
 
-    def _listen(self, progress: Progress) -> None:
+    def _listen(self, progress: RoundProgress) -> None:
         self.progress.append(progress)
         self.on_progress(progress)
 

@@ -14,11 +14,11 @@ from fairbed.coordinator.policy.config import ExchangeConfig, RoundConfig, Selec
 from fairbed.coordinator.policy.decisions import MAX_LOSS
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
-from fairbed.coordinator.store.tables import AskRow
+from fairbed.coordinator.store.tables import LossQueryRow
 from fairbed.coordinator.task.catalogue import initial_vector
 from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.wire.codec import decode_to_device, encode
-from fairbed.wire.messages import Answer, Ask, Cancel, CoordinatorStatus, Hello
+from fairbed.wire.messages import Cancel, CoordinatorStatus, EvaluateReply, EvaluateRequest, Hello
 from tests.coordinator import rogue
 from tests.coordinator.builders import CAPABILITIES
 from tests.coordinator.lab import (
@@ -56,10 +56,10 @@ def prepare(place: Lab) -> None:
         place.start_agent(name)
 
 
-def asked(place: Lab) -> dict[int, list[AskRow]]:
+def asked(place: Lab) -> dict[int, list[LossQueryRow]]:
     """Return who was asked, round by round."""
     with place.reader() as reader:
-        rounds: dict[int, list[AskRow]] = {}
+        rounds: dict[int, list[LossQueryRow]] = {}
         for row in reader.asks():
             rounds.setdefault(row.round, []).append(row)
     return rounds
@@ -163,7 +163,7 @@ class Witness(rogue.Rogue):
         super().__init__(rogue.behaves)
         self._reply = reply
         self._skills = skills
-        self.ask: Ask
+        self.ask: EvaluateRequest
         self.cancels: list[Cancel] = []
 
     async def _on_packet(self, payload: bytes | memoryview) -> None:
@@ -172,7 +172,7 @@ class Witness(rogue.Rogue):
             case CoordinatorStatus(state="on"):
                 capabilities = structs.replace(CAPABILITIES, skills=self._skills)
                 await self.say(Hello(boot=1, capabilities=capabilities, n_k=40))
-            case Ask():
+            case EvaluateRequest():
                 self.ask = message
                 await self._reply(self)
             case Cancel():
@@ -180,7 +180,7 @@ class Witness(rogue.Rogue):
             case _:
                 await super()._on_packet(payload)
 
-    def answer(self, loss: float = 1.0, **changes: object) -> Answer:
+    def answer(self, loss: float = 1.0, **changes: object) -> EvaluateReply:
         """An answer that is right but for the changes."""
         fields: dict[str, object] = {
             "round": self.ask.round,
@@ -192,7 +192,7 @@ class Witness(rogue.Rogue):
             "load_s": 0.0,
             "evaluate_s": 0.01,
         }
-        return Answer(loss=loss, **(fields | changes))  # type: ignore[arg-type]
+        return EvaluateReply(loss=loss, **(fields | changes))  # type: ignore[arg-type]
 
 
 Reply = Callable[[Witness], Awaitable[None]]

@@ -15,7 +15,7 @@ from fairbed.coordinator.policy.config import (
     SelectionConfig,
 )
 from fairbed.coordinator.report.summary import summarise_run
-from fairbed.coordinator.rounds.loop import Progress
+from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.wire.messages import Offer, Received, Train, UploadDone
 from tests.coordinator.faulty import VICTIM, Fault, FaultyBroker, message_of
 from tests.coordinator.lab import EVERYBODY, NAMES, Lab, lab, make_config
@@ -124,7 +124,7 @@ async def test_a_slow_device_holds_nobody_up_and_is_merged_versions_later(tmp_pa
             config = asynchronous(2_000, buffer=2, concurrency=5, selection=everybody)
             coordinator = place.coordinator(config, store)
 
-            def on_progress(progress: Progress) -> None:
+            def on_progress(progress: RoundProgress) -> None:
                 if progress.round.round == 5:
                     gate.open()
                 with place.reader() as reader:
@@ -205,7 +205,7 @@ async def test_a_killed_coordinator_goes_on_at_the_open_version(tmp_path: Path) 
     async with fleet(tmp_path) as (place, _):
         life = anyio.CancelScope()
 
-        def on_progress(progress: Progress) -> None:
+        def on_progress(progress: RoundProgress) -> None:
             if progress.round.round == 3:
                 place.broker.disconnect("coordinator", reconnects=False)
                 life.cancel()

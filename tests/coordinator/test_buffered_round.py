@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fairbed.coordinator.state.exchange import Stage
+from fairbed.coordinator.state.exchange import ExchangeState
 from fairbed.coordinator.state.round import (
     Abandon,
     Accept,
@@ -50,7 +50,7 @@ def deliver(played: Round, device: str, now: float) -> None:
 
 
 def followed(played: Round, now: float) -> Round:
-    after = played.successor(played.version + bool(played.in_stage(Stage.DONE)))
+    after = played.successor(played.version + bool(played.in_stage(ExchangeState.DONE)))
     after.drop_stale(now)
     after.begin(now)
     return after
@@ -62,7 +62,7 @@ def test_a_round_is_over_when_the_buffer_is_full_and_nobody_is_called_off() -> N
     assert not is_over(played)
     deliver(played, "b", 111.0)
     assert is_over(played)
-    assert played.exchanges["c"].stage is Stage.ASKED
+    assert played.exchanges["c"].stage is ExchangeState.ASKED
     assert not played.exchanges["c"].is_late
 
 
@@ -76,7 +76,10 @@ def test_updates_of_all_versions_fill_the_buffer() -> None:
     deliver(after, "slow", 120.0)
     deliver(after, "a", 121.0)
     assert is_over(after)
-    assert [(x.device, x.staleness) for x in after.in_stage(Stage.DONE)] == [("slow", 1), ("a", 0)]
+    assert [(x.device, x.staleness) for x in after.in_stage(ExchangeState.DONE)] == [
+        ("slow", 1),
+        ("a", 0),
+    ]
 
 
 def test_a_device_may_train_again_in_the_round_in_which_it_is_through_with_another_version() -> (
@@ -90,9 +93,9 @@ def test_a_device_may_train_again_in_the_round_in_which_it_is_through_with_anoth
     after.dispatch("c", now=113.5)
     newest = after.find("c")
     assert newest is not None
-    assert (newest.round, newest.stage) == (2, Stage.ASKED)
+    assert (newest.round, newest.stage) == (2, ExchangeState.ASKED)
     deliver(after, "c", 120.0)
-    assert [(x.round, x.staleness) for x in after.in_stage(Stage.DONE)] == [(1, 1), (2, 0)]
+    assert [(x.round, x.staleness) for x in after.in_stage(ExchangeState.DONE)] == [(1, 1), (2, 0)]
 
 
 def test_a_buffer_does_not_wait_for_ever() -> None:
@@ -107,7 +110,7 @@ def test_a_buffer_does_not_wait_for_ever() -> None:
     assert after.wake_at() == 180.0, "that of the round"
     assert after.on(Tick(), 180.0) == []
     assert is_over(after)
-    assert after.exchanges["a"].stage is Stage.ASKED
+    assert after.exchanges["a"].stage is ExchangeState.ASKED
 
 
 def test_an_outage_is_given_back_to_the_buffer() -> None:
@@ -200,17 +203,17 @@ class AnyBufferedRounds(RuleBasedStateMachine):
 
     @invariant()
     def never_more_updates_in_memory_than_slots(self) -> None:
-        granted, checking = Stage.GRANTED, Stage.CHECKING
+        granted, checking = ExchangeState.GRANTED, ExchangeState.CHECKING
         assert len(self.played.in_stage(granted)) + len(self.played.in_stage(checking)) <= 2
 
     @invariant()
     def a_version_takes_no_more_than_the_buffer(self) -> None:
-        assert len(self.played.in_stage(Stage.DONE)) <= 2
+        assert len(self.played.in_stage(ExchangeState.DONE)) <= 2
 
     @invariant()
     def nobody_is_merged_twice_or_too_late(self) -> None:
         assert len(self.merged) == len(set(self.merged))
-        for x in self.played.in_stage(Stage.DONE):
+        for x in self.played.in_stage(ExchangeState.DONE):
             assert x.staleness is not None
             assert 0 <= x.staleness <= MAX_STALENESS
 
@@ -221,7 +224,7 @@ class AnyBufferedRounds(RuleBasedStateMachine):
 
     @invariant()
     def something_open_always_has_a_way_to_end(self) -> None:
-        waiting = self.played.in_stage(Stage.CHECKING) or self.played.wake_at() is not None
+        waiting = self.played.in_stage(ExchangeState.CHECKING) or self.played.wake_at() is not None
         assert self.played.is_over or waiting
 
 

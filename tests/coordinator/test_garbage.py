@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from fairbed.coordinator.policy.config import SelectionConfig
-from fairbed.coordinator.rounds.loop import Progress
+from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.rounds.merging import Merging
-from fairbed.device_agent.round import Round
+from fairbed.device_agent.round import DeviceRound
 from fairbed.device_agent.transfers import Pull, Push
 from fairbed.wire.transfer import Download, Intake, Upload
 from tests.coordinator.lab import lab, make_config
 
-OF_A_ROUND = (Round, Push, Pull, Upload, Download, Intake, Merging)
+OF_A_ROUND = (DeviceRound, Push, Pull, Upload, Download, Intake, Merging)
 DEVICES = 3
 EVERYBODY = SelectionConfig(policy="uniform", per_round=DEVICES)
 
@@ -23,7 +23,7 @@ EVERYBODY = SelectionConfig(policy="uniform", per_round=DEVICES)
 async def test_a_round_is_gone_when_the_next_one_runs(tmp_path: Path) -> None:
     alive: Counter[str] = Counter()
 
-    def count(progress: Progress) -> None:
+    def count(progress: RoundProgress) -> None:
         seen = [type(o).__name__ for o in gc.get_objects() if type(o) in OF_A_ROUND]
         for name, number in Counter(seen).items():
             alive[name] = max(alive[name], number)

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fairbed.coordinator.state.exchange import Exchange, Stage
+from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.state.round import (
     Abandon,
     Accept,
@@ -66,7 +66,7 @@ def test_the_round_does_not_wait_for_who_is_late() -> None:
     assert not played.is_idle
     slow = played.exchanges["slow"]
     assert slow.goes_on
-    assert slow.stage is Stage.ASKED
+    assert slow.stage is ExchangeState.ASKED
 
 
 def test_a_late_update_enters_the_next_round_one_version_late() -> None:
@@ -94,7 +94,7 @@ def test_an_update_that_comes_late_while_its_round_is_open_is_not_stale() -> Non
     deliver(played, "slow", 163.0)
     played.on(Checked("checked", None), 164.0)
     slow = played.exchanges["slow"]
-    assert (slow.stage, slow.staleness, slow.merged_round) == (Stage.DONE, 0, 1)
+    assert (slow.stage, slow.staleness, slow.merged_round) == (ExchangeState.DONE, 0, 1)
 
 
 def test_patience_has_an_end_too() -> None:
@@ -103,7 +103,7 @@ def test_patience_has_an_end_too() -> None:
     assert played.on(Tick(), 279.0) == []
     assert played.on(Tick(), 280.0) == [Abandon("slow", "no update within 180 s")]
     slow = played.carried["slow"]
-    assert slow.stage is Stage.LATE
+    assert slow.stage is ExchangeState.LATE
     assert slow.at_least_s == 180.0
 
 
@@ -141,7 +141,7 @@ def test_who_waits_for_a_slot_keeps_its_place_in_the_next_round() -> None:
     played.on(Offered("first", offer()), 161.0)
     played.on(Offered("slow", offer()), 162.0)
     after = played.successor(version=0)
-    assert [x.device for x in after.in_stage(Stage.QUEUED)] == ["slow"]
+    assert [x.device for x in after.in_stage(ExchangeState.QUEUED)] == ["slow"]
     after.dispatch("b", now=163.0)
     after.on(Offered("b", offer()), 164.0)
     after.on(Arrived("first", at=165.0, bytes_up=400, duplicates=0), 165.0)
@@ -182,16 +182,16 @@ def test_everybody_is_given_up_when_the_run_is_over() -> None:
     played.dispatch("a", now=200.0)
     orders = played.give_up("the run is over", 201.0)
     assert orders == [Abandon("slow", "the run is over"), Abandon("a", "the run is over")]
-    assert played.carried["slow"].stage is Stage.LATE
-    assert played.exchanges["a"].stage is Stage.CANCELLED
+    assert played.carried["slow"].stage is ExchangeState.LATE
+    assert played.exchanges["a"].stage is ExchangeState.CANCELLED
     assert played.is_idle
 
 
 @pytest.mark.parametrize(
     ("end", "stage"),
-    [(GaveUp("slow", "x"), Stage.FAILED), (Vanished("slow", "x"), Stage.LOST)],
+    [(GaveUp("slow", "x"), ExchangeState.FAILED), (Vanished("slow", "x"), ExchangeState.LOST)],
 )
-def test_a_late_device_may_fail_like_any_other(end: Event, stage: Stage) -> None:
+def test_a_late_device_may_fail_like_any_other(end: Event, stage: ExchangeState) -> None:
     played = round_with_a_straggler().successor(version=1)
     assert played.on(end, 170.0) == [Abandon("slow", "x")]
     assert played.carried["slow"].stage is stage
@@ -253,7 +253,7 @@ class AnyRounds(RuleBasedStateMachine):
         if not self.played.is_over:
             return
         before = self.played
-        has_merged = bool(before.in_stage(Stage.DONE))
+        has_merged = bool(before.in_stage(ExchangeState.DONE))
         self.played = before.successor(before.version + has_merged)
         busy = set(self.played.carried)
         assert busy == {x.device for x in before.everybody() if x.stage.is_open}
@@ -263,13 +263,16 @@ class AnyRounds(RuleBasedStateMachine):
 
     @invariant()
     def never_more_updates_in_memory_than_slots(self) -> None:
-        granted, checking = Stage.GRANTED, Stage.CHECKING
+        granted, checking = ExchangeState.GRANTED, ExchangeState.CHECKING
         assert len(self.played.in_stage(granted)) + len(self.played.in_stage(checking)) <= 2
 
     @invariant()
     def a_slot_is_never_free_while_somebody_waits(self) -> None:
-        in_memory = [*self.played.in_stage(Stage.GRANTED), *self.played.in_stage(Stage.CHECKING)]
-        assert len(in_memory) == 2 or not self.played.in_stage(Stage.QUEUED)
+        in_memory = [
+            *self.played.in_stage(ExchangeState.GRANTED),
+            *self.played.in_stage(ExchangeState.CHECKING),
+        ]
+        assert len(in_memory) == 2 or not self.played.in_stage(ExchangeState.QUEUED)
 
     @invariant()
     def a_device_is_in_one_place(self) -> None:
@@ -281,7 +284,7 @@ class AnyRounds(RuleBasedStateMachine):
         for x in self.played.everybody():
             if x.stage.is_open:
                 assert self.played.version - x.version <= MAX_STALENESS
-            if x.stage is Stage.DONE:
+            if x.stage is ExchangeState.DONE:
                 assert x.staleness is not None
                 assert 0 <= x.staleness <= MAX_STALENESS
 
@@ -291,13 +294,13 @@ class AnyRounds(RuleBasedStateMachine):
 
     @invariant()
     def something_open_always_has_a_way_to_end(self) -> None:
-        waiting = self.played.in_stage(Stage.CHECKING) or self.played.wake_at() is not None
+        waiting = self.played.in_stage(ExchangeState.CHECKING) or self.played.wake_at() is not None
         assert self.played.is_idle or waiting
 
     @invariant()
     def nobody_outlives_its_patience(self) -> None:
         for x in self.played.everybody():
-            if x.stage in (Stage.ASKED, Stage.GRANTED):
+            if x.stage in (ExchangeState.ASKED, ExchangeState.GRANTED):
                 assert self.now - x.dispatched - x.queued_s(self.now) < PATIENCE_S
 
     @invariant()

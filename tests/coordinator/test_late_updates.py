@@ -10,7 +10,7 @@ import pytest
 
 from fairbed.coordinator.policy.config import CoordinatorConfig, ExchangeConfig, RoundConfig
 from fairbed.coordinator.report.summary import summarise_run
-from fairbed.coordinator.rounds.loop import Progress
+from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.wire.messages import Grant, Offer, Received, UploadAck, UploadDone
 from tests.coordinator.faulty import VICTIM, Fault, FaultyBroker, message_of, update_chunk
@@ -61,14 +61,14 @@ def of_victim(place: Lab, round_id: int = 1) -> ExchangeRow:
 
 
 async def run_until(
-    place: Lab, config: CoordinatorConfig, is_enough: Callable[[Progress], bool]
+    place: Lab, config: CoordinatorConfig, is_enough: Callable[[RoundProgress], bool]
 ) -> None:
     """Run until a round after which it is enough."""
     store = place.open_store()
     try:
         coordinator = place.coordinator(config, store)
 
-        def on_progress(progress: Progress) -> None:
+        def on_progress(progress: RoundProgress) -> None:
             if is_enough(progress):
                 coordinator.stop()
 
@@ -82,13 +82,13 @@ async def held_until(
     place: Lab,
     gate: Gate,
     config: CoordinatorConfig,
-    is_enough: Callable[[Progress], bool],
+    is_enough: Callable[[RoundProgress], bool],
     closed: int = 1,
 ) -> None:
     """Run with the victim held in its first round until round `closed` is over."""
     gate.shut()
 
-    def open_gate(progress: Progress) -> bool:
+    def open_gate(progress: RoundProgress) -> bool:
         if progress.round.round == closed:
             gate.open()
         return is_enough(progress)
@@ -97,12 +97,12 @@ async def held_until(
     assert gate.held == 1
 
 
-def is_merged(progress: Progress) -> bool:
+def is_merged(progress: RoundProgress) -> bool:
     """A late update has entered the model."""
     return progress.round.merged_late > 0
 
 
-def is_asked_again(progress: Progress) -> bool:
+def is_asked_again(progress: RoundProgress) -> bool:
     """The victim takes part in a later round."""
     return progress.round.round > 1 and VICTIM in progress.cohort
 
@@ -276,7 +276,7 @@ async def test_a_killed_coordinator_forgets_who_was_late_and_goes_on(tmp_path: P
         gate.shut()
         life = anyio.CancelScope()
 
-        def on_progress(progress: Progress) -> None:
+        def on_progress(progress: RoundProgress) -> None:
             if progress.round.round == 2:
                 place.broker.disconnect("coordinator", reconnects=False)
                 life.cancel()
@@ -305,7 +305,7 @@ async def test_a_late_device_that_is_restarted_is_lost_and_comes_back(tmp_path: 
     async with fleet(tmp_path, gate) as place:
         gate.shut()
 
-        def on_progress(progress: Progress) -> bool:
+        def on_progress(progress: RoundProgress) -> bool:
             if progress.round.round == 1:
                 gate.open()
                 place.kill_agent(VICTIM)
@@ -331,7 +331,7 @@ async def test_memory_of_versions_is_bounded_by_staleness(tmp_path: Path) -> Non
     async with fleet(tmp_path, gate) as place:
         gate.shut()
 
-        def on_progress(progress: Progress) -> None:
+        def on_progress(progress: RoundProgress) -> None:
             seen.append(len(blobs_in(place)))
             if progress.round.round == 12:
                 gate.open()

@@ -12,9 +12,9 @@ import pytest
 
 from fairbed.coordinator.policy.config import CoordinatorConfig, SelectionConfig
 from fairbed.wire.messages import (
-    Answer,
-    Ask,
     ChunkRequest,
+    EvaluateReply,
+    EvaluateRequest,
     Grant,
     Hello,
     Offer,
@@ -56,7 +56,7 @@ ROUND = {
     "upload done": message_of(UploadDone, 1),
     "received": message_of(Received, 1),
 }
-ASKING = {"ask": message_of(Ask, 1), "answer": message_of(Answer, 1)}
+ASKING = {"ask": message_of(EvaluateRequest, 1), "answer": message_of(EvaluateReply, 1)}
 """Before a selection that depends on losses."""
 STEPS = JOINING | ROUND | ASKING
 CUT_OFF = ("device cut after", "answer")

@@ -7,10 +7,10 @@ import anyio
 import pytest
 
 from fairbed.coordinator.algorithms.arrays import Vector
-from fairbed.coordinator.messaging.publisher import MAX_PENDING, Post
+from fairbed.coordinator.messaging.publisher import MAX_PENDING, Publisher
 from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
 from fairbed.coordinator.ports import Score
-from fairbed.coordinator.rounds.loop import Progress
+from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.store import StoreError
 from fairbed.wire.codec import encode
 from fairbed.wire.messages import ChunkRequest, Failed, Offer, Ping, Train
@@ -49,7 +49,7 @@ async def test_a_full_disk_ends_the_run_with_one_error_and_a_clean_broker(tmp_pa
     async with lab(tmp_path) as place:
         store = place.open_store()
 
-        def fill_the_disk(progress: Progress) -> None:
+        def fill_the_disk(progress: RoundProgress) -> None:
             if progress.round.round == 2:
                 store._writer.run(lambda c: c.execute("PRAGMA max_page_count = 1"), 5.0)
 
@@ -109,7 +109,7 @@ async def test_several_outages_in_a_row_are_waited_out_like_one(tmp_path: Path) 
                 place.broker.restart()
                 await anyio.sleep(0.003)
 
-        def on_progress(progress: Progress) -> None:
+        def on_progress(progress: RoundProgress) -> None:
             if progress.round.round == 2:
                 group.start_soon(outages)
 
@@ -139,7 +139,7 @@ async def test_void_rounds_are_not_hurried_by_devices_that_only_talk(tmp_path: P
 
     async with lab(tmp_path, agents=1) as place, anyio.create_task_group() as group:
 
-        def on_progress(progress: Progress) -> None:
+        def on_progress(progress: RoundProgress) -> None:
             if progress.round.round == 1:
                 group.start_soon(send, place, "exclude", "pi-0")
 
@@ -249,7 +249,7 @@ class StuckTransport(MemoryTransport):
 
 
 async def test_mail_to_a_device_that_takes_none_is_bounded() -> None:
-    post = Post(StuckTransport(MemoryBroker(), "coordinator"), Topics())
+    post = Publisher(StuckTransport(MemoryBroker(), "coordinator"), Topics())
     for seq in range(10 * MAX_PENDING):
         post.say("pi-0", Ping(seq=seq))
     post.say("pi-1", Ping(seq=0))

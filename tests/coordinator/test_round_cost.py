@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fairbed.coordinator.rounds.async_dispatch import Releases
-from fairbed.coordinator.state.loss_query import Poll, Reply
+from fairbed.coordinator.rounds.async_dispatch import ReleasedDevices
+from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome
 from fairbed.coordinator.state.round import (
     Accept,
     Arrived,
@@ -113,7 +113,7 @@ def a_buffered_round_frees_who_is_through(devices: int) -> None:
     played.feed(Offered("d0", offer()))
     played.upload()
     played.next_round()
-    releases = Releases(played.table)
+    releases = ReleasedDevices(played.table)
     for name in played.names[1:]:
         played.feed(Offered(name, offer()))
         played.upload()
@@ -121,13 +121,13 @@ def a_buffered_round_frees_who_is_through(devices: int) -> None:
 
 
 def a_poll(devices: int) -> None:
-    poll, names = Poll(3, 0, limit_s=10.0), [f"d{k}" for k in range(devices)]
+    poll, names = LossQuery(3, 0, limit_s=10.0), [f"d{k}" for k in range(devices)]
     for name in names:
         poll.ask(name, now=100.0)
     for name in names:
         assert poll.is_open(name)
         if name.endswith("3"):
-            poll.ended(name, Reply.LOST, "x")
+            poll.ended(name, QueryOutcome.LOST, "x")
         else:
             poll.answered(name, answer(1.0), None, 101.0)
         assert poll.is_over is (name == names[-1])

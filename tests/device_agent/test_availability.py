@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from fairbed.device_agent.availability import DAY_S, Hours, Owner, is_charging, parse_hours
+from fairbed.device_agent.availability import DAY_S, Hours, OwnerSchedule, is_charging, parse_hours
 from fairbed.device_agent.config import AgentConfig
 from fairbed.device_agent.errors import ConfigError
 from fairbed.device_agent.sensors import real_host
@@ -49,7 +49,7 @@ def test_hours_of_no_length_are_refused() -> None:
     ("charges", "hour", "willing"), [(True, 23, True), (True, 12, False), (False, 23, False)]
 )
 def test_hours_and_charger_must_both_be_right(charges: bool, hour: int, willing: bool) -> None:
-    owner = Owner(
+    owner = OwnerSchedule(
         (parse_hours("22:00-06:00"), parse_hours("08:00-09:00")),
         only_charging=True,
         second_of_day=lambda: hour * HOUR_S,
@@ -59,7 +59,7 @@ def test_hours_and_charger_must_both_be_right(charges: bool, hour: int, willing:
 
 
 def test_an_owner_without_wishes_always_lets_the_device_take_part() -> None:
-    assert Owner(second_of_day=lambda: pytest.fail("nobody asked"))() is True
+    assert OwnerSchedule(second_of_day=lambda: pytest.fail("nobody asked"))() is True
 
 
 @pytest.mark.parametrize(("plugged", "charges"), [(True, True), (False, False), (None, True)])

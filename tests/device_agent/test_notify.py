@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from fairbed.device_agent.notify import Bell
+from fairbed.device_agent.notify import Notify
 
 pytestmark = pytest.mark.anyio
 
@@ -11,7 +11,7 @@ LONG_S = 60.0
 
 
 async def test_a_ring_before_the_wait_is_kept_and_many_are_one() -> None:
-    bell = Bell()
+    bell = Notify()
     bell.ring()
     bell.ring()
     assert await bell.wait(LONG_S)
@@ -19,7 +19,7 @@ async def test_a_ring_before_the_wait_is_kept_and_many_are_one() -> None:
 
 
 async def test_a_ring_wakes_who_waits() -> None:
-    bell = Bell()
+    bell = Notify()
     heard: list[bool] = []
 
     async def wait() -> None:
@@ -36,7 +36,7 @@ async def test_a_ring_wakes_who_waits() -> None:
 
 
 async def test_a_wait_that_was_cancelled_leaves_the_next_ring_to_the_next_wait() -> None:
-    bell = Bell()
+    bell = Notify()
     with anyio.move_on_after(0.0):
         await bell.wait()
     bell.ring()

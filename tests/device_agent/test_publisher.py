@@ -4,7 +4,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from fairbed.device_agent.publisher import MAX_PENDING, Post
+from fairbed.device_agent.publisher import MAX_PENDING, DevicePublisher
 from fairbed.wire.codec import decode_from_device
 from fairbed.wire.messages import Pong, Status
 from fairbed.wire.topics import Topics
@@ -37,7 +37,7 @@ class StuckTransport(MemoryTransport):
 async def test_a_stuck_link_holds_a_bounded_number_of_messages() -> None:
     transport = StuckTransport(MemoryBroker())
     async with anyio.create_task_group() as group:
-        post = Post(transport, Topics(), NAME, group)
+        post = DevicePublisher(transport, Topics(), NAME, group)
         for seq in range(MAX_PENDING + 5):
             post.say(Pong(seq=seq))
         assert post.dropped == 5
@@ -50,7 +50,7 @@ async def test_a_stuck_link_holds_a_bounded_number_of_messages() -> None:
 async def test_what_cannot_be_sent_is_lost_without_a_fuss() -> None:
     transport = MemoryBroker().transport(NAME)  # never entered: there is no link
     async with anyio.create_task_group() as group:
-        post = Post(transport, Topics(), NAME, group)
+        post = DevicePublisher(transport, Topics(), NAME, group)
         post.say(Pong(seq=1))
         post.subscribe("a")
         post.unsubscribe("a")
@@ -62,7 +62,7 @@ async def test_presence_is_retained() -> None:
     async with broker.transport(NAME) as transport, anyio.create_task_group() as group:
         await anyio.lowlevel.checkpoint()
         await anext(transport.events())
-        post = Post(transport, Topics(), NAME, group)
+        post = DevicePublisher(transport, Topics(), NAME, group)
         post.say(Status(state="on", boot=3))
         post.say(Pong(seq=1))
     kept = {topic: decode_from_device(body) for topic, body in broker.retained.items()}

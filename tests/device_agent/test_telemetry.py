@@ -9,12 +9,12 @@ import pytest
 
 from fairbed.device_agent.examples import BlobCache
 from fairbed.device_agent.host import FreePace, Host
-from fairbed.device_agent.publisher import Post
+from fairbed.device_agent.publisher import DevicePublisher
 from fairbed.device_agent.sensors import RealSensors
 from fairbed.device_agent.state.lifecycle import Phase
 from fairbed.device_agent.state.link_estimate import LinkEstimate
 from fairbed.device_agent.telemetry import MIN_GAP_S, Telemetry
-from fairbed.device_agent.worker import Worker
+from fairbed.device_agent.worker import TrainingThread
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.memory import MemoryBroker
 from tests.device_agent.clock import HandClock
@@ -41,8 +41,8 @@ async def telling(folder: Path) -> AsyncIterator[tuple[Telemetry, HandClock, Cou
         await anyio.wait_all_tasks_blocked()
         telemetry = Telemetry(
             host,
-            Post(link, Topics(), "pi-1", group),
-            Worker(host, BlobCache(folder, 1_000)),
+            DevicePublisher(link, Topics(), "pi-1", group),
+            TrainingThread(host, BlobCache(folder, 1_000)),
             LinkEstimate(),
             boot=1,
             engine_threads=1,

@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from fairbed.device_agent.publisher import Post
+from fairbed.device_agent.publisher import DevicePublisher
 from fairbed.device_agent.sensors import MonotonicClock
 from fairbed.device_agent.state.link_estimate import LinkEstimate
 from fairbed.device_agent.transfers import Pulls, Push
@@ -24,7 +24,7 @@ async def test_an_update_that_was_acknowledged_counts_as_sent_though_the_link_wa
     sent: list[bool] = []
     async with anyio.create_task_group() as group:
         link = MemoryBroker().transport("pi-1")  # never connected: every send fails
-        post = Post(link, Topics(), "pi-1", group)
+        post = DevicePublisher(link, Topics(), "pi-1", group)
         push = Push(
             Upload(MANIFEST, bytes(4096)), post, MonotonicClock(), lambda: sent.append(True)
         )
@@ -61,7 +61,9 @@ async def test_chunks_are_given_back_when_others_are_asked_for_and_at_the_end(
         broker.retained[topics.chunk(manifest.id.hex(), index)] = frame
     link = Listener(broker)
     async with link, anyio.create_task_group() as group:
-        pulls = Pulls(Post(link, topics, "pi-1", group), topics, MonotonicClock(), LinkEstimate())
+        pulls = Pulls(
+            DevicePublisher(link, topics, "pi-1", group), topics, MonotonicClock(), LinkEstimate()
+        )
         assert isinstance(await anext(link.events()), LinkUp)
 
         async def listen() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fairbed.coordinator.algorithms.arrays import Floats
-from fairbed.coordinator.algorithms.estimation.ridge import Ridge
+from fairbed.coordinator.algorithms.estimation.ridge import RidgeEstimator
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
 from fairbed.coordinator.algorithms.selection.rbcs_f import RbcsF, solve_p4
 from fairbed.coordinator.algorithms.selection.uniform import Uniform
@@ -126,7 +126,7 @@ def squares_and_bound(V: float, rounds: int = 300) -> tuple[float, float]:
     beta, world = 0.15, World()
     squares, highest = list[float](), list[float]()
     for seed in range(2):
-        one = live(RbcsF(beta=beta, V=V), Ridge(), world, seed=seed, rounds=rounds)
+        one = live(RbcsF(beta=beta, V=V), RidgeEstimator(), world, seed=seed, rounds=rounds)
         squares.append(float((one.queues[-1] ** 2).sum()))
         highest.append(float(one.tau_bar_max_s.max()))
     gamma = (world.devices * beta**2 + world.per_round * (1.0 - 2.0 * beta)) / 2.0

@@ -7,9 +7,9 @@ import pytest
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.estimation.base import Learner, Measured, Prediction
-from fairbed.coordinator.algorithms.estimation.phases import Phases
-from fairbed.coordinator.algorithms.estimation.ridge import Ridge
-from fairbed.coordinator.algorithms.selection.oracle import Known
+from fairbed.coordinator.algorithms.estimation.phases import PhaseEstimator
+from fairbed.coordinator.algorithms.estimation.ridge import RidgeEstimator
+from fairbed.coordinator.algorithms.selection.oracle import OracleTimes
 from fairbed.coordinator.algorithms.selection.rbcs_f import RbcsF
 from tests.theory.rounds import World, live
 
@@ -22,7 +22,7 @@ class Belated:
     """A ridge that files every measured time under the context of the next round."""
 
     def __init__(self) -> None:
-        self._ridge, self._last = Ridge(), dict[int, float]()
+        self._ridge, self._last = RidgeEstimator(), dict[int, float]()
 
     def predict(self, context: Floats) -> Prediction:
         """Predict as the ridge does."""
@@ -38,7 +38,9 @@ class Belated:
 @cache
 def known_s(seed: int) -> Floats:
     """Return the expected round times of who knows the true times, seconds, shape (T,)."""
-    return live(Known(selector()), Ridge(), WORLD, seed=seed, rounds=ROUNDS).expected_s
+    return live(
+        OracleTimes(selector()), RidgeEstimator(), WORLD, seed=seed, rounds=ROUNDS
+    ).expected_s
 
 
 @cache
@@ -46,7 +48,11 @@ def regret_s(kind: str) -> Floats:
     """Return R_t = sum over rounds of f(S) - f(S*), seconds, mean over the seeds, shape (T,)."""
     gaps = []
     for seed in range(SEEDS):
-        estimator: Learner = {"ridge": Ridge, "phases": Phases, "belated": Belated}[kind]()
+        estimator: Learner = {
+            "ridge": RidgeEstimator,
+            "phases": PhaseEstimator,
+            "belated": Belated,
+        }[kind]()
         learned = live(selector(), estimator, WORLD, seed=seed, rounds=ROUNDS)
         gaps.append(np.cumsum(learned.expected_s - known_s(seed)))
     mean: Floats = np.mean(gaps, axis=0)

@@ -5,16 +5,15 @@ from hashlib import sha256
 from typing import Any
 
 from fairbed.wire.messages import (
-    Answer,
     AnyMessage,
-    Ask,
     Cancel,
     Capabilities,
     ChunkRequest,
     Coding,
-    Command,
     Context,
     CoordinatorStatus,
+    EvaluateReply,
+    EvaluateRequest,
     Failed,
     Goodbye,
     Grant,
@@ -25,6 +24,7 @@ from fairbed.wire.messages import (
     LinkProbeReply,
     Manifest,
     Offer,
+    OperatorCommand,
     Packed,
     Phases,
     Ping,
@@ -185,7 +185,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "offer-held": Offer(
         round=3, manifest=UPDATE, phases=PHASES, n_k=600, steps=30, was_cold=False, is_held=True
     ),
-    "answer": Answer(
+    "answer": EvaluateReply(
         round=3,
         loss=2.25,
         n=600,
@@ -195,7 +195,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
         load_s=0.5,
         evaluate_s=0.25,
     ),
-    "answer-coded": Answer(
+    "answer-coded": EvaluateReply(
         round=3,
         attempt=1,
         loss=0.0,
@@ -207,8 +207,8 @@ MESSAGES: Mapping[str, AnyMessage] = {
         evaluate_s=0.125,
         pulled=UPDATE_ID,
     ),
-    "ask": Ask(round=3, model=MODEL, seed=5, limit_s=30.0),
-    "ask-batch": Ask(
+    "ask": EvaluateRequest(round=3, model=MODEL, seed=5, limit_s=30.0),
+    "ask-batch": EvaluateRequest(
         round=3,
         attempt=1,
         model=MODEL,
@@ -294,8 +294,8 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "refuse-final": Refuse(reason="übergroß: 5 µs, 3 × 4", is_final=True),
     "goodbye": Goodbye(),
     "goodbye-done": Goodbye(reason="30 rounds are done"),
-    "command": Command(id=UPDATE_ID, action="pause"),
-    "command-exclude": Command(id=UPDATE_ID, action="exclude", device="pi-7"),
+    "command": OperatorCommand(id=UPDATE_ID, action="pause"),
+    "command-exclude": OperatorCommand(id=UPDATE_ID, action="exclude", device="pi-7"),
 }
 """By the name of the golden file."""
 

@@ -22,11 +22,11 @@ from fairbed.wire.messages import (
     MAX_TEXT,
     PROTOCOL_VERSION,
     AnyMessage,
-    Command,
     Context,
     Failed,
     Hyperparameters,
     Manifest,
+    OperatorCommand,
     Phases,
     Ping,
     Refuse,
@@ -326,7 +326,7 @@ def test_sends_no_message_that_a_broker_would_refuse() -> None:
 
 def test_a_command_names_a_device_exactly_when_it_is_about_one() -> None:
     with pytest.raises(ValueError, match=r"^device must be given exactly for exclude and include"):
-        Command(id=UPDATE_ID, action="include")
+        OperatorCommand(id=UPDATE_ID, action="include")
 
 
 def test_hyperparameters_of_a_round_are_bounded() -> None:

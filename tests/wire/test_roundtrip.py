@@ -14,7 +14,7 @@ from fairbed.wire.codec import (
     decode_to_device,
     encode,
 )
-from fairbed.wire.messages import AnyMessage, Command, FromDevice, Intent, Message, ToDevice
+from fairbed.wire.messages import AnyMessage, FromDevice, Intent, Message, OperatorCommand, ToDevice
 from tests.wire.messages import MESSAGES
 
 NAMED = pytest.mark.parametrize("message", MESSAGES.values(), ids=MESSAGES.keys())
@@ -46,7 +46,7 @@ def test_the_receiving_side_understands(message: AnyMessage) -> None:
         assert decode_to_device(payload) == message
     if isinstance(message, Intent):
         assert decode_intent(payload) == message
-    if isinstance(message, Command):
+    if isinstance(message, OperatorCommand):
         assert decode_command(payload) == message
 
 

@@ -24,7 +24,7 @@ from fairbed.wire.transport.inbox import Sink
 from fairbed.wire.transport.link import Dial, Take, advice_on, batches, not_allowed, reason_of
 
 
-class AiomqttLink:
+class AiomqttConnection:
     """One connection, from CONNECT to its end (`wire.transport.link.Link`)."""
 
     def __init__(self, dial: Dial, take: Take, tasks: TaskGroup) -> None:

@@ -1,7 +1,7 @@
 """A transport over MQTT 3.1.1: one link that comes back by itself.
 
 Every connection is a new link with a clean session, so nothing of an old one leaks into it.
-`make_link` is where it is chosen who speaks MQTT.
+`make_connection` is where it is chosen who speaks MQTT.
 
 How long a client waits before it tries again.
 
@@ -28,9 +28,9 @@ from fairbed.wire.transport.base import (
     Transport,
     Will,
 )
-from fairbed.wire.transport.inbox import Inbox
-from fairbed.wire.transport.link import LEAVE_S, Dial, Link, Take
-from fairbed.wire.transport.own_client import DirectLink
+from fairbed.wire.transport.inbox import ReceiveQueue
+from fairbed.wire.transport.link import LEAVE_S, Connection, Dial, Take
+from fairbed.wire.transport.own_client import OwnConnection
 
 
 def full_jitter(
@@ -100,16 +100,16 @@ STABLE_S = 5.0
 _log = logging.getLogger(__name__)
 
 
-def make_link(dial: Dial, take: Take, tasks: TaskGroup) -> Link:
+def make_connection(dial: Dial, take: Take, tasks: TaskGroup) -> Connection:
     """Return a link of the kind that the address names: our own, or aiomqtt's.
 
     `tasks` run what a link does in the background.
     """
     if dial.address.client == "direct":
-        return DirectLink(dial, take)
-    from fairbed.wire.transport.aiomqtt_client import AiomqttLink
+        return OwnConnection(dial, take)
+    from fairbed.wire.transport.aiomqtt_client import AiomqttConnection
 
-    return AiomqttLink(dial, take, tasks)
+    return AiomqttConnection(dial, take, tasks)
 
 
 class MqttTransport(Transport):
@@ -159,8 +159,8 @@ class MqttTransport(Transport):
             publish_timeout_s=publish_timeout_s,
         )
         self._backoff = backoff or full_jitter(random.Random())
-        self._inbox, self._filters = Inbox(), Filters()
-        self._link: Link | None = None
+        self._inbox, self._filters = ReceiveQueue(), Filters()
+        self._link: Connection | None = None
         self._early: list[tuple[Packet, int]] = []
         """What came before the link counted as up, and its QoS: `LinkUp` goes first."""
         self._ups = 0
@@ -240,7 +240,7 @@ class MqttTransport(Transport):
         self._filters.discard(filters)
         await self._up("unsubscribe").unsubscribe(filters)
 
-    def _up(self, action: str) -> Link:
+    def _up(self, action: str) -> Connection:
         if self._link is None:
             raise Disconnected(f"{self.url}: cannot {action} while down ({self.trouble})")
         return self._link
@@ -250,7 +250,7 @@ class MqttTransport(Transport):
         retry = 0
         while True:
             up_since = math.inf
-            link = make_link(self._dial, self._take, tasks)
+            link = make_connection(self._dial, self._take, tasks)
             try:
                 await link.connect()
                 up_since = anyio.current_time()
@@ -267,7 +267,7 @@ class MqttTransport(Transport):
             retry = 0 if anyio.current_time() - up_since > STABLE_S else retry + 1
             await anyio.sleep(self._backoff(retry - 1 if retry else 0))
 
-    async def _serve(self, link: Link) -> None:
+    async def _serve(self, link: Connection) -> None:
         """Announce the link, wait until it is lost, and say so; leave it cleanly otherwise."""
         self._early = []
         is_lost = False
@@ -285,7 +285,7 @@ class MqttTransport(Transport):
                 with anyio.move_on_after(LEAVE_S, shield=True):
                     await link.leave()
 
-    def _announce(self, link: Link) -> None:
+    def _announce(self, link: Connection) -> None:
         self._ups += 1
         self.trouble = None
         self._link = link
@@ -295,7 +295,7 @@ class MqttTransport(Transport):
         self._early = []
         _log.info("%s: %s is up (%d)", self.url, self.client_id, self._ups)
 
-    async def _restore(self, link: Link) -> str | None:
+    async def _restore(self, link: Connection) -> str | None:
         """Subscribe to all remembered filters, also those that come and go meanwhile.
 
         Returns:

@@ -20,7 +20,7 @@ ItemT = TypeVar("ItemT")
 _log = logging.getLogger(__name__)
 
 
-class Inbox(AsyncIterator[Incoming]):
+class ReceiveQueue(AsyncIterator[Incoming]):
     """Packets and link changes in order, for a single consumer.
 
     The application's windows bound what is in flight, so the bounds here are a last resort: when
@@ -68,7 +68,7 @@ class Inbox(AsyncIterator[Incoming]):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __aiter__(self) -> "Inbox":
+    def __aiter__(self) -> "ReceiveQueue":
         return self
 
     async def __anext__(self) -> Incoming:

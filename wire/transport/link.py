@@ -97,7 +97,7 @@ class Dial:
         return self.publish_timeout_s + 8.0 * waiting_bytes / FLOOR_BPS
 
 
-class Link(Protocol):
+class Connection(Protocol):
     """One connection, from CONNECT to its end."""
 
     async def connect(self) -> None:

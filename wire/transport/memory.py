@@ -14,7 +14,7 @@ import anyio
 from fairbed.wire.errors import Disconnected
 from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Settled, Transport, Will
 from fairbed.wire.transport.client import Filters, matches
-from fairbed.wire.transport.inbox import Inbox
+from fairbed.wire.transport.inbox import ReceiveQueue
 
 
 @dataclass(slots=True)
@@ -132,7 +132,7 @@ class MemoryTransport(Transport):
         self.client_id = client_id
         self._broker = broker
         self._will = will
-        self._inbox = Inbox()
+        self._inbox = ReceiveQueue()
         self._filters = Filters()
         self._on_the_way: list[tuple[Packet, int]] = []
         self._is_flushing = False

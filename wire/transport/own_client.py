@@ -35,7 +35,12 @@ from fairbed.wire.transport.protocol.packets import (
     Suback,
     Unsuback,
 )
-from fairbed.wire.transport.protocol.pending import Answer, Settle, Wait, Waits
+from fairbed.wire.transport.protocol.pending import (
+    Answer,
+    PendingOperation,
+    PendingOperations,
+    Settle,
+)
 
 QUEUE_BYTES = 16 * 1024
 """What is queued above this is written at once, and waited for until the kernel has it."""
@@ -43,7 +48,7 @@ QUEUE_BYTES = 16 * 1024
 _Done: TypeAlias = "asyncio.Future[Answer]"
 
 
-class DirectLink(asyncio.BufferedProtocol):
+class OwnConnection(asyncio.BufferedProtocol):
     """One connection, from CONNECT to its end (`wire.transport.link.Link`)."""
 
     def __init__(self, dial: Dial, take: Take) -> None:
@@ -51,7 +56,7 @@ class DirectLink(asyncio.BufferedProtocol):
         self._take = take
         self._loop = asyncio.get_running_loop()
         self._reader = Reader()
-        self._waits = Waits()
+        self._waits = PendingOperations()
         self._transport: asyncio.Transport | None = None
         self._hello = b""
         self._entered: asyncio.Future[int] = self._loop.create_future()
@@ -311,7 +316,7 @@ class DirectLink(asyncio.BufferedProtocol):
         before = self._waits.n_bytes + self._queued_bytes
         patience_s = self._dial.patience_s(before + n_bytes)
         due_at = self._loop.time() + patience_s
-        self._waits.add(key, Wait(what, patience_s, due_at, n_bytes, answer, settle))
+        self._waits.add(key, PendingOperation(what, patience_s, due_at, n_bytes, answer, settle))
         if due_at < self._wake_at:
             self._sleep_until(due_at)
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
-from fairbed.coordinator.algorithms.columns import Places, grown
+from fairbed.coordinator.algorithms.columns import RowIndex, grown
 from fairbed.coordinator.algorithms.estimation.base import check_prior
 
 SLOPE_PRIORS = 1.0, 0.0
@@ -71,7 +71,7 @@ class Elasticities:
         """
         check_prior("phases", lambda_, discount)
         self._lambda, self._discount = lambda_, discount
-        self._places = Places()
+        self._places = RowIndex()
         self._sums: Floats = np.zeros((0, _COLUMNS))
         """Of g, and of w times the products of 1, x, q and z, of each place, shape (M, 11)."""
         self._totals: Floats = _parts(self._sums)
@@ -145,7 +145,7 @@ class Elasticities:
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over a state that `to_state` returned, of one with the same prior."""
         rows = np.array(state["rows"], dtype=np.int64)
-        self._places = Places()
+        self._places = RowIndex()
         self._sums = np.array(state["sums"], dtype=np.float64).reshape(len(rows), _COLUMNS)
         self._totals = np.array(state["totals"], dtype=np.float64)
         if rows.size:

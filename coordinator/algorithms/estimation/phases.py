@@ -188,7 +188,7 @@ _MODEL: dict[Phase, type[Transfers] | type[Proportions] | type[Elasticities]] = 
 for seconds where nothing passes."""
 
 
-class Phases:
+class PhaseEstimator:
     """Learns each phase p of each device by itself.
 
         tau_hat = sum_p y_hat_p,   width = sqrt(sum_p width_p^2)

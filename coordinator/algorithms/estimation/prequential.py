@@ -14,7 +14,7 @@ SEEN: tuple[int, ...] = (1, 2, 5, 10, 20)
 
 
 @dataclass(frozen=True, slots=True)
-class Everybody:
+class AllDevices:
     """What was known of every device at the selection of one round."""
 
     context: Floats
@@ -24,7 +24,7 @@ class Everybody:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class EstimatorTrial:
     """The exchanges of one round that may teach."""
 
     rows: Ints
@@ -36,7 +36,7 @@ class Trial:
     """Its errors are told; otherwise it only teaches."""
     is_audit: Bools | None = None
     """Drawn by chance, shape (K,); None is none of them."""
-    everybody: Everybody | None = None
+    everybody: AllDevices | None = None
     """None where it was not kept."""
 
 
@@ -63,7 +63,7 @@ class Errors:
 
 
 def prequential(
-    learners: Mapping[str, Learner], trials: Sequence[Trial], alpha: float
+    learners: Mapping[str, Learner], trials: Sequence[EstimatorTrial], alpha: float
 ) -> dict[str, Errors]:
     """Return the errors of learners that know nothing yet, each fed all trials in order.
 
@@ -127,7 +127,9 @@ class _Played:
         )
 
 
-def _play(learner: Learner, trials: Sequence[Trial], n: int) -> tuple[_Played, _Played | None]:
+def _play(
+    learner: Learner, trials: Sequence[EstimatorTrial], n: int
+) -> tuple[_Played, _Played | None]:
     """Return the exchanges in order, and every device in every round where the truth is known."""
     seen: Ints = np.zeros(n, dtype=np.int64)
     measured, expected = list[_Played](), list[_Played]()
@@ -151,7 +153,7 @@ def _play(learner: Learner, trials: Sequence[Trial], n: int) -> tuple[_Played, _
     return _Played.of(measured), _Played.of(expected) if expected else None
 
 
-def _of(said: Prediction, rows: Ints, tau_s: Floats, seen: Ints, trial: Trial) -> _Played:
+def _of(said: Prediction, rows: Ints, tau_s: Floats, seen: Ints, trial: EstimatorTrial) -> _Played:
     none = np.zeros(len(rows), dtype=np.bool_)
     return _Played(
         tau_hat_s=said.tau_hat_s[rows],
@@ -163,7 +165,7 @@ def _of(said: Prediction, rows: Ints, tau_s: Floats, seen: Ints, trial: Trial) -
     )
 
 
-def _floor(trials: Sequence[Trial], n: int) -> _Played | None:
+def _floor(trials: Sequence[EstimatorTrial], n: int) -> _Played | None:
     """Return what the true expectations say of the exchanges; None where nobody knows them."""
     seen: Ints = np.zeros(n, dtype=np.int64)
     parts = list[_Played]()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
-from fairbed.coordinator.algorithms.columns import Places, grown
+from fairbed.coordinator.algorithms.columns import RowIndex, grown
 from fairbed.coordinator.algorithms.estimation.base import (
     COLD,
     DOWN,
@@ -152,7 +152,7 @@ class LinearModels:
     def _forget(self) -> None:
         """Go back to knowing no device."""
         d = self.features
-        self._places = Places()
+        self._places = RowIndex()
         """What follows has a row for each of these, shape (M, ...)."""
         self._seen: Ints = np.zeros(0, dtype=np.int64)
         self._h: Floats = np.zeros((0, d, d))
@@ -197,7 +197,7 @@ TRANSFER = 2
 """The feature that is the transfer of the model."""
 
 
-class Ridge:
+class RidgeEstimator:
     """Learns tau = c . theta of each device from its own exchanges only.
 
         c = [1/mu, s, M_down/B_down + M_up/B_up],   tau_hat = c . theta_hat

@@ -36,7 +36,7 @@ class Candidates:
     """The true expected exchange time, seconds, shape (N,): what only a replay can tell."""
     loss: Floats | None = None
     """F_n of the model that the round begins with, nats, shape (N,), NaN for who was not asked or
-    did not answer; None where nobody was asked (`Asking`)."""
+    did not answer; None where nobody was asked (`TwoStepSelector`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Selector(Protocol):
 
 
 @runtime_checkable
-class Asking(Selector, Protocol):
+class TwoStepSelector(Selector, Protocol):
     """A selector in two steps: it names whom to ask, and selects when the losses are known.
 
     Between the steps each of them is sent the model and evaluates it. Who does not answer in

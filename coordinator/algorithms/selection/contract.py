@@ -15,7 +15,12 @@ import msgspec
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
-from fairbed.coordinator.algorithms.selection.base import Asking, Candidates, Outcomes, Selector
+from fairbed.coordinator.algorithms.selection.base import (
+    Candidates,
+    Outcomes,
+    Selector,
+    TwoStepSelector,
+)
 
 COLUMNS = ("is_available", "tau_hat_s", "width_s", "transfer_hat_s", "n_k", "known_s")
 """What a fleet is told to have, but for losses: those are asked for."""
@@ -26,7 +31,7 @@ class Broken(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class TrialFleet:
     """A fleet at the instant of selection, and the losses that its devices would tell."""
 
     fleet: Candidates
@@ -37,18 +42,18 @@ class World:
         """Return the number of devices, N."""
         return len(self.loss)
 
-    def permuted(self, order: Ints) -> "World":
+    def permuted(self, order: Ints) -> "TrialFleet":
         """Return the same devices in other rows: row i is what row `order[i]` was."""
         fleet = self.fleet
         columns = {
             name: column[order] for name in COLUMNS if (column := getattr(fleet, name)) is not None
         }
-        return World(replace(fleet, **columns), self.loss[order])
+        return TrialFleet(replace(fleet, **columns), self.loss[order])
 
 
-def world(
+def trial_fleet(
     n: int, seed: int, *, absent: float = 0.0, unseen: float = 0.0, round_id: int = 1
-) -> World:
+) -> TrialFleet:
     """Return a fleet of `n` devices drawn by a seed.
 
     Args:
@@ -69,10 +74,10 @@ def world(
         n_k=rng.integers(1, 500, n),
         known_s=rng.uniform(0.1, 4.0, n),
     )
-    return World(fleet, rng.uniform(0.0, 3.0, n))
+    return TrialFleet(fleet, rng.uniform(0.0, 3.0, n))
 
 
-def outcomes(n: int, chosen: Ints, round_id: int, at: World | None = None) -> Outcomes:
+def outcomes(n: int, chosen: Ints, round_id: int, at: TrialFleet | None = None) -> Outcomes:
     """Return what became of a cohort of `n` rows: every other one was merged, the others failed.
 
     Times and losses are those of the devices in `at`, or 1 + row.
@@ -92,10 +97,10 @@ def outcomes(n: int, chosen: Ints, round_id: int, at: World | None = None) -> Ou
     )
 
 
-def choose(selector: Selector, at: World, k: int, seed: int) -> Ints:
+def choose(selector: Selector, at: TrialFleet, k: int, seed: int) -> Ints:
     """Return what a selector selects; one that asks is told the losses of whom it asks."""
     fleet = at.fleet
-    if isinstance(selector, Asking):
+    if isinstance(selector, TwoStepSelector):
         asked = selector.candidates(fleet, k, stream(seed + 1_000_003))
         check_rows(asked, fleet, len(at), "candidates()")
         loss = np.full(len(at), np.nan)
@@ -104,11 +109,11 @@ def choose(selector: Selector, at: World, k: int, seed: int) -> Ints:
     return selector.select(fleet, k, stream(seed))
 
 
-def live(selector: Selector, at: World, rounds: int, seed: int, k: int = 3) -> list[list[int]]:
+def live(selector: Selector, at: TrialFleet, rounds: int, seed: int, k: int = 3) -> list[list[int]]:
     """Return what a selector selects over some rounds, of each of which it is told the outcome."""
     history = []
     for t in range(1, rounds + 1):
-        now = World(replace(at.fleet, round=t), at.loss)
+        now = TrialFleet(replace(at.fleet, round=t), at.loss)
         rows = choose(selector, now, k, seed + t)
         selector.observe(outcomes(len(at), rows, t, at))
         history.append(rows.tolist())
@@ -151,7 +156,7 @@ LARGE, COHORT, LIMIT_S = 100_000, 100, 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ContractFinding:
     """What came of one property."""
 
     name: str
@@ -160,29 +165,29 @@ class Finding:
     """A remark, or how the selector breaks it."""
 
 
-def check_selector(make: Make, clock: Clock) -> Iterator[Finding]:
+def check_selector(make: Make, clock: Clock) -> Iterator[ContractFinding]:
     """Check every property of the contract, one after the other."""
     for name in PROPERTIES:
         yield check_property(name, make, clock)
 
 
-def check_property(name: str, make: Make, clock: Clock) -> Finding:
+def check_property(name: str, make: Make, clock: Clock) -> ContractFinding:
     """Check one property; whatever the selector raises breaks it."""
     try:
-        return Finding(name, True, PROPERTIES[name](make, clock) or "")
+        return ContractFinding(name, True, PROPERTIES[name](make, clock) or "")
     except Broken as exc:
-        return Finding(name, False, str(exc))
+        return ContractFinding(name, False, str(exc))
     except Exception as exc:  # a stranger's code may raise anything
         line = " ".join(str(exc).split())[:300]
-        return Finding(name, False, f"raised {type(exc).__name__}: {line}")
+        return ContractFinding(name, False, f"raised {type(exc).__name__}: {line}")
 
 
-def _trials() -> Iterator[tuple[World, int, int]]:
+def _trials() -> Iterator[tuple[TrialFleet, int, int]]:
     """Yield fleets, cohort sizes and seeds: empty ones, ties, absent and unknown devices."""
     for seed in range(TRIALS):
         rng = stream(seed)
         n, k = int(rng.integers(0, 14)), int(rng.integers(0, 14))
-        yield world(n, seed, absent=0.4, unseen=0.3, round_id=1 + seed), k, seed
+        yield trial_fleet(n, seed, absent=0.4, unseen=0.3, round_id=1 + seed), k, seed
 
 
 def _only_available(make: Make, clock: Clock) -> None:
@@ -252,10 +257,10 @@ def _resumes(make: Make, clock: Clock) -> str:
 
 
 def _grows(make: Make, clock: Clock) -> None:
-    selector, small, large = make(), world(2, 1), world(6, 2)
+    selector, small, large = make(), trial_fleet(2, 1), trial_fleet(6, 2)
     live(selector, small, 3, 0)
     is_new = np.arange(6) >= 2
-    only_new = World(replace(large.fleet, is_available=is_new, round=4), large.loss)
+    only_new = TrialFleet(replace(large.fleet, is_available=is_new, round=4), large.loss)
     rows = choose(selector, only_new, 3, 0)
     check_rows(rows, only_new.fleet, 3)
     selector.observe(outcomes(6, rows, 4))
@@ -263,8 +268,8 @@ def _grows(make: Make, clock: Clock) -> None:
 
 
 def _nobody(make: Make, clock: Clock) -> None:
-    selector, at = make(), world(4, 3, absent=1.0)
-    live(selector, world(4, 4), 2, 0)
+    selector, at = make(), trial_fleet(4, 3, absent=1.0)
+    live(selector, trial_fleet(4, 4), 2, 0)
     rows = choose(selector, at, 3, 0)
     if rows.size:
         raise Broken(f"nobody is available, got {rows.tolist()}")
@@ -274,7 +279,7 @@ def _nobody(make: Make, clock: Clock) -> None:
 
 def _queues(make: Make, clock: Clock) -> None:
     selector = make()
-    live(selector, world(5, 5), 3, 0)
+    live(selector, trial_fleet(5, 5), 3, 0)
     _check_queues(selector, 5)
     before = selector.queues(5).tolist()
     selector.queues(5)[:] = 99.0
@@ -291,15 +296,15 @@ def _check_queues(selector: Selector, n: int) -> None:
 def _nan(make: Make, clock: Clock) -> str:
     said = "selects others"
     for seed in range(10):
-        at = world(6, seed)
+        at = trial_fleet(6, seed)
         for name in ("tau_hat_s", "width_s", "transfer_hat_s", "known_s"):
             column: Floats = np.where(np.arange(6) == 2, np.nan, getattr(at.fleet, name))
             there = np.arange(6) != 2
             unknown = with_column(at.fleet, name, column)
             absent = replace(unknown, is_available=there)
-            check_rows(choose(make(), World(absent, at.loss), 3, seed), absent, 3)
+            check_rows(choose(make(), TrialFleet(absent, at.loss), 3, seed), absent, 3)
             try:
-                check_rows(choose(make(), World(unknown, at.loss), 3, seed), unknown, 3)
+                check_rows(choose(make(), TrialFleet(unknown, at.loss), 3, seed), unknown, 3)
             except ValueError:
                 said = "an available one is refused by a ValueError"
     return said
@@ -312,10 +317,10 @@ def with_column(fleet: Candidates, name: str, column: Floats) -> Candidates:
 
 
 def _nan_loss(make: Make, clock: Clock) -> str:
-    if not isinstance(make(), Asking):
+    if not isinstance(make(), TwoStepSelector):
         return "asks nobody"
     for seed in range(10):
-        at = world(6, seed)
+        at = trial_fleet(6, seed)
         at.loss[[1, 4]] = np.nan, np.inf
         rows = choose(make(), at, 6, seed)
         if set(rows.tolist()) & {1, 4}:
@@ -343,7 +348,7 @@ def _ties(make: Make, clock: Clock) -> str:
         n_k=np.ones(n, dtype=np.int64),
         known_s=np.zeros(n),
     )
-    share = _shares(make, World(alike, np.ones(n)), k)
+    share = _shares(make, TrialFleet(alike, np.ones(n)), k)
     lowest, highest = 0.75 * share.mean(), 1.25 * share.mean()
     if share.min() < lowest or share.max() > highest:
         raise Broken(
@@ -356,7 +361,7 @@ def _ties(make: Make, clock: Clock) -> str:
 def _equivariant(make: Make, clock: Clock) -> str:
     if getattr(make(), "goes_by_row", False):
         return BY_ROW
-    at, order = world(7, 11), np.arange(7)[::-1].copy()
+    at, order = trial_fleet(7, 11), np.arange(7)[::-1].copy()
     told = [np.array([0, 3, 5]), np.array([1, 2, 6]), np.array([0, 4, 6])]
     straight = _shares(make, at, 3, told)
     back = _shares(make, at.permuted(order), 3, [np.sort(6 - rows) for rows in told])[order]
@@ -370,19 +375,19 @@ def _equivariant(make: Make, clock: Clock) -> str:
     return f"shares of {DRAWS} draws differ by at most {apart:.3f}"
 
 
-def _shares(make: Make, at: World, k: int, told: list[Ints] | None = None) -> Floats:
+def _shares(make: Make, at: TrialFleet, k: int, told: list[Ints] | None = None) -> Floats:
     """Return how often each device is selected after a forced history, shape (N,)."""
     selector = make()
     for t, rows in enumerate(told or [], start=1):
         selector.observe(_all_merged(at, rows, t))
-    now = World(replace(at.fleet, round=1 + len(told or [])), at.loss)
+    now = TrialFleet(replace(at.fleet, round=1 + len(told or [])), at.loss)
     counts = np.zeros(len(at))
     for seed in range(DRAWS):
         counts[choose(selector, now, k, seed)] += 1.0
     return counts / DRAWS
 
 
-def _all_merged(at: World, rows: Ints, round_id: int) -> Outcomes:
+def _all_merged(at: TrialFleet, rows: Ints, round_id: int) -> Outcomes:
     is_merged = np.isin(np.arange(len(at)), rows)
     return replace(
         outcomes(len(at), rows, round_id, at),
@@ -393,7 +398,7 @@ def _all_merged(at: World, rows: Ints, round_id: int) -> Outcomes:
 
 
 def _quick(make: Make, clock: Clock) -> str:
-    at, took_s = world(LARGE, 7, absent=0.3, unseen=0.1), float("inf")
+    at, took_s = trial_fleet(LARGE, 7, absent=0.3, unseen=0.1), float("inf")
     for attempt in range(3):
         selector, started = make(), clock()
         rows = choose(selector, at, COHORT, attempt)

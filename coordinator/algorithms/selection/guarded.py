@@ -8,11 +8,11 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.selection.base import (
-    Asking,
     Candidates,
     Outcomes,
     Sample,
     Selector,
+    TwoStepSelector,
 )
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class PluginError(Exception):
     """A selector that is not ours cannot be had, or breaks the contract; says which and how."""
 
 
-class Guarded:
+class GuardedSelector:
     """A selector whose every answer is looked at before it is believed.
 
     Args:
@@ -145,10 +145,10 @@ class Guarded:
         )
 
 
-class GuardedAsking(Guarded):
+class GuardedTwoStepSelector(GuardedSelector):
     """The same for one in two steps."""
 
-    def __init__(self, name: str, selector: Asking) -> None:
+    def __init__(self, name: str, selector: TwoStepSelector) -> None:
         super().__init__(name, selector)
         self._asking = selector
         if selector.sample not in ("all", "batch"):
@@ -170,12 +170,12 @@ class GuardedAsking(Guarded):
         return self._rows(where, said, fleet)
 
 
-def guarded(name: str, selector: Selector) -> Guarded:
+def guarded(name: str, selector: Selector) -> GuardedSelector:
     """Return a stranger's selector under guard.
 
     Raises:
         PluginError: It lacks a verb.
     """
-    if isinstance(selector, Asking):
-        return GuardedAsking(name, selector)
-    return Guarded(name, selector)
+    if isinstance(selector, TwoStepSelector):
+        return GuardedTwoStepSelector(name, selector)
+    return GuardedSelector(name, selector)

@@ -44,7 +44,7 @@ class Fastest:
         """Take over the empty state."""
 
 
-class Known:
+class OracleTimes:
     """Any policy, told the expected exchange times instead of estimates.
 
     With RBCS-F it solves the paper's P3, the comparator of its regret. Only a replay knows the

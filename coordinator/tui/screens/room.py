@@ -11,9 +11,9 @@ from textual.widgets import Footer
 from fairbed.coordinator.tui.view import RunView
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
 from fairbed.coordinator.tui.widgets.header import RunHeader
-from fairbed.coordinator.tui.widgets.log import EventLog
+from fairbed.coordinator.tui.widgets.log import EventLogView
 from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
-from fairbed.coordinator.tui.widgets.timeline import Timeline
+from fairbed.coordinator.tui.widgets.timeline import RoundTimeline
 
 Part = Literal["room", "fleet", "rounds", "plots", "events"]
 PARTS: tuple[Part, ...] = ("room", "fleet", "rounds", "plots", "events")
@@ -37,9 +37,9 @@ class Room(Screen[None]):
         yield RunHeader()
         yield FleetTable(id="fleet")
         with Container(id="panels"):
-            yield Timeline(id="timeline")
+            yield RoundTimeline(id="timeline")
             yield CurvePlot("Accuracy", id="accuracy")
-            yield EventLog(id="events")
+            yield EventLogView(id="events")
             yield CurvePlot("Fairness debt Z", id="queues")
         yield Footer(show_command_palette=False)
 
@@ -51,14 +51,14 @@ class Room(Screen[None]):
     def action_show_part(self, part: Part) -> None:
         """Show everything, or one part in full."""
         self.set_classes([*(c for c in self.classes if not c.startswith("part-")), f"part-{part}"])
-        self.query_one({"events": EventLog}.get(part, FleetTable)).focus()
+        self.query_one({"events": EventLogView}.get(part, FleetTable)).focus()
 
     def show(self, view: RunView) -> None:
         """Show a view."""
         self.query_one(RunHeader).view = view
         self.query_one(FleetTable).show(view)
-        self.query_one(Timeline).rounds = view.rounds
-        self.query_one(EventLog).show(view)
+        self.query_one(RoundTimeline).rounds = view.rounds
+        self.query_one(EventLogView).show(view)
         self.query_one("#accuracy", CurvePlot).curves = accuracy_curves(view)
         self.query_one("#queues", CurvePlot).curves = queue_curves(view)
 
@@ -69,7 +69,7 @@ class Room(Screen[None]):
 
     def _restyle(self) -> None:
         self.query_one(FleetTable).refresh()
-        self.query_one(EventLog).restyle()
+        self.query_one(EventLogView).restyle()
         for plot in self.query(CurvePlot):
             plot.redraw()
 

@@ -33,7 +33,7 @@ def no_style(_device: DeviceView, _beta: float | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class FleetColumn:
     """One column of the table."""
 
     key: str
@@ -83,32 +83,36 @@ def dim_style(_device: DeviceView, _beta: float | None) -> str:
     return "dim"
 
 
-COLUMNS: tuple[Column, ...] = (
-    Column("name", "device", 0, 6, lambda d: d.name, "left", busy_style),
-    Column("profile", "profile", 8, 7, lambda d: d.profile or MISSING, "left", dim_style),
-    Column("state", "state", 0, 11, lambda d: d.state, "left", state_style),
-    Column("mu", "µ", 6, 4, lambda d: ratio(d.mu_cores, 2)),
-    Column("down", "B↓", 7, 4, lambda d: bandwidth(d.downlink_bps)),
-    Column("up", "B↑", 7, 4, lambda d: bandwidth(d.uplink_bps)),
-    Column("hat", "pred s", 2, 6, lambda d: seconds(d.tau_hat_s), style=dim_style),
-    Column("tau", "τ s", 1, 5, lambda d: seconds(d.tau_s)),
-    Column("selected", "sel", 3, 3, lambda d: str(d.selected)),
-    Column("rate", "rate", 3, 5, lambda d: ratio(d.rate, 2), style=rate_style),
-    Column("merged", "merged", 9, 6, lambda d: ratio(d.merged_rate, 2), style=merged_style),
-    Column("queue", "Z", 4, 4, lambda d: ratio(d.queue, 2)),
-    Column("loss", "loss", 5, 4, lambda d: ratio(d.loss, 2)),
-    Column("accuracy", "acc", 1, 5, lambda d: ratio(d.accuracy)),
+COLUMNS: tuple[FleetColumn, ...] = (
+    FleetColumn("name", "device", 0, 6, lambda d: d.name, "left", busy_style),
+    FleetColumn("profile", "profile", 8, 7, lambda d: d.profile or MISSING, "left", dim_style),
+    FleetColumn("state", "state", 0, 11, lambda d: d.state, "left", state_style),
+    FleetColumn("mu", "µ", 6, 4, lambda d: ratio(d.mu_cores, 2)),
+    FleetColumn("down", "B↓", 7, 4, lambda d: bandwidth(d.downlink_bps)),
+    FleetColumn("up", "B↑", 7, 4, lambda d: bandwidth(d.uplink_bps)),
+    FleetColumn("hat", "pred s", 2, 6, lambda d: seconds(d.tau_hat_s), style=dim_style),
+    FleetColumn("tau", "τ s", 1, 5, lambda d: seconds(d.tau_s)),
+    FleetColumn("selected", "sel", 3, 3, lambda d: str(d.selected)),
+    FleetColumn("rate", "rate", 3, 5, lambda d: ratio(d.rate, 2), style=rate_style),
+    FleetColumn("merged", "merged", 9, 6, lambda d: ratio(d.merged_rate, 2), style=merged_style),
+    FleetColumn("queue", "Z", 4, 4, lambda d: ratio(d.queue, 2)),
+    FleetColumn("loss", "loss", 5, 4, lambda d: ratio(d.loss, 2)),
+    FleetColumn("accuracy", "acc", 1, 5, lambda d: ratio(d.accuracy)),
 )
 
 
-def widths_of(columns: Sequence[Column], devices: Sequence[DeviceView]) -> dict[Column, int]:
+def widths_of(
+    columns: Sequence[FleetColumn], devices: Sequence[DeviceView]
+) -> dict[FleetColumn, int]:
     """Return the width that each column needs to show these devices whole."""
     return {
         c: max([c.min_width, len(c.heading), *(len(c.text(d)) for d in devices)]) for c in columns
     }
 
 
-def fitting(widths: Mapping[Column, int], width: int, padding: int = PADDING) -> list[Column]:
+def fitting(
+    widths: Mapping[FleetColumn, int], width: int, padding: int = PADDING
+) -> list[FleetColumn]:
     """Return the columns that fit into `width`, in order, dropping the least important."""
     kept = list(widths)
     while len(kept) > 1 and sum(widths[c] + padding for c in kept) > width:
@@ -142,7 +146,7 @@ class FleetTable(DataTable[str]):
         super().__init__(id=id, cursor_type="row", zebra_stripes=True)
         self._view = RunView()
         self._beta: float | None = None
-        self._shown: dict[Column, int] = {}
+        self._shown: dict[FleetColumn, int] = {}
         """Columns and their widths; none before the lines are made."""
         self._drawn: list[DeviceView] = []
         """The devices as their lines tell of them."""
@@ -250,7 +254,7 @@ class FleetTable(DataTable[str]):
             for column in self._shown
         )
 
-    def _fill(self, column: Column, text: str) -> str:
+    def _fill(self, column: FleetColumn, text: str) -> str:
         """Return a text over the width of its column, or more where it does not fit."""
         width = self._shown[column]
         return f" {text.ljust(width) if column.justify == 'left' else text.rjust(width)} "

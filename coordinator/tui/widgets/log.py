@@ -14,7 +14,7 @@ from fairbed.coordinator.tui.view import EVENTS_KEPT, RunView
 TIME_WIDTH = 7
 
 
-class EventLog(RichLog):
+class EventLogView(RichLog):
     """The run's events; it follows them while it is scrolled to the end."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {

@@ -50,7 +50,7 @@ class Run(NamedTuple):
 Line: TypeAlias = tuple[Run, ...]
 
 
-class Timeline(Widget):
+class RoundTimeline(Widget):
     """The newest rounds, newest first, all on one scale; only lines that changed are drawn."""
 
     ALLOW_SELECT = False

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairbed.testbed.backends.cgroups.files import CgroupError, read, read_fields, write_checked
-from fairbed.testbed.backends.cgroups.places import WHAT_TO_DO, Places
+from fairbed.testbed.backends.cgroups.places import WHAT_TO_DO, CgroupPlaces
 from fairbed.testbed.backends.cgroups.quota import Quota
 from fairbed.testbed.backends.cgroups.removal import hold, remove_folders
-from fairbed.testbed.backends.sandbox import Cell
+from fairbed.testbed.backends.sandbox import Sandbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Group:
         name: Of the group in each of them; unlike any other on this machine.
     """
 
-    def __init__(self, places: Places, name: str) -> None:
+    def __init__(self, places: CgroupPlaces, name: str) -> None:
         self._folders = [folder / name for folder in places.folders]
         self._cpu, self._cpu_version = places.cpu.folder / name, places.cpu.version
         self._memory, self._memory_version = places.memory.folder / name, places.memory.version
@@ -51,9 +51,9 @@ class Group:
         self._held: int | None = None
         """Descriptor that keeps others from sweeping the group."""
 
-    def cell(self) -> Cell:
+    def cell(self) -> Sandbox:
         """Return what a process needs to go in."""
-        return Cell(
+        return Sandbox(
             procs=tuple(str(folder / "cgroup.procs") for folder in self._folders),
             quota_folder=str(self._cpu),
             quota_version=self._cpu_version,

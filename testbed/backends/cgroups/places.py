@@ -37,7 +37,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class CgroupPlaces:
     """Where to make groups, for each purpose; several may be the same folder."""
 
     cpu: Place
@@ -56,7 +56,7 @@ class Places:
         return list(dict.fromkeys([self.cpu.folder, self.memory.folder, self.accounting, *unified]))
 
 
-def find_places(root: Path = Path("/")) -> Places:
+def find_places(root: Path = Path("/")) -> CgroupPlaces:
     """Return where groups can be made; whether they really can, only trying tells.
 
     Args:
@@ -79,7 +79,7 @@ def find_places(root: Path = Path("/")) -> Places:
         raise CgroupError(
             f"control groups: must count processor time, but cpuacct is not mounted; {WHAT_TO_DO}"
         )
-    return Places(
+    return CgroupPlaces(
         cpu=cpu,
         memory=memory,
         accounting=cpu.folder if cpu.version == 2 else old["cpuacct"][-1],

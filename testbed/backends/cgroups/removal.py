@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fairbed.testbed.backends.cgroups.files import CgroupError, read
-from fairbed.testbed.backends.cgroups.places import Places
+from fairbed.testbed.backends.cgroups.places import CgroupPlaces
 
 END_S = 2.0
 """For killed processes to be gone."""
@@ -86,7 +86,7 @@ def is_held(folder: Path) -> bool:
     return False
 
 
-def sweep(places: Places, is_leftover: Callable[[str], bool]) -> list[str]:
+def sweep(places: CgroupPlaces, is_leftover: Callable[[str], bool]) -> list[str]:
     """Remove groups that were left behind, wherever they were made; return their names.
 
     What cannot be removed is left alone: its processes are in another process namespace. So is what

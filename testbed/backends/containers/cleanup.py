@@ -13,7 +13,7 @@ from pathlib import Path
 
 import anyio
 
-from fairbed.testbed.backends.containers.engine import Engine
+from fairbed.testbed.backends.containers.engine import ContainerEngine
 from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.network.owner import is_alive
 from fairbed.testbed.backends.network.plan.names import owner_of
@@ -26,7 +26,7 @@ _REMOVE = ("rm", "--force", "--ignore", "--time=0")
 
 
 @asynccontextmanager
-async def kept(engine: Engine, names: Sequence[str], log: Path) -> AsyncIterator[None]:
+async def kept(engine: ContainerEngine, names: Sequence[str], log: Path) -> AsyncIterator[None]:
     """Have containers of these names removed at the end.
 
     Args:
@@ -59,7 +59,7 @@ async def kept(engine: Engine, names: Sequence[str], log: Path) -> AsyncIterator
             raise BackendError(f"podman: must remove the containers of this run; see {log}")
 
 
-async def sweep(engine: Engine) -> None:
+async def sweep(engine: ContainerEngine) -> None:
     """Remove the containers of runs whose owner is dead.
 
     Raises:
@@ -69,7 +69,7 @@ async def sweep(engine: Engine) -> None:
     await remove(engine, (name for name in listed.split() if _is_leftover(name)))
 
 
-async def remove(engine: Engine, names: Iterable[str]) -> None:
+async def remove(engine: ContainerEngine, names: Iterable[str]) -> None:
     """Remove containers, killing what runs in them; those that are gone are fine.
 
     Raises:

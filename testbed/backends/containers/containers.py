@@ -18,11 +18,11 @@ from anyio.abc import TaskGroup
 
 from fairbed.testbed.backends.agents import STOP_TIMEOUT_S
 from fairbed.testbed.backends.containers.cleanup import kept, remove, sweep
-from fairbed.testbed.backends.containers.engine import LIMITS, Engine
+from fairbed.testbed.backends.containers.engine import LIMITS, ContainerEngine
 from fairbed.testbed.backends.errors import BackendError
-from fairbed.testbed.backends.helper import ANSWER_TIMEOUT_S, Ended, OnEnd
+from fairbed.testbed.backends.helper import ANSWER_TIMEOUT_S, HelperEnded, OnEnd
 from fairbed.testbed.backends.launcher import Launch
-from fairbed.testbed.backends.sandbox import Cell, admit
+from fairbed.testbed.backends.sandbox import Sandbox, admit
 
 AT_ONCE = 4
 """Containers that start at the same time: podman takes some 0.1 s of processor time for each."""
@@ -56,7 +56,7 @@ class Containers:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ContainerEngine,
         names: Mapping[str, str],
         folder: Path,
         tasks: TaskGroup,
@@ -146,7 +146,7 @@ class Containers:
             finally:
                 pipe.unlink(missing_ok=True)
 
-    async def _run(self, name: str, cell: Cell, pipe: Path) -> None:
+    async def _run(self, name: str, cell: Sandbox, pipe: Path) -> None:
         """Start a container, and put its process into the device's groups."""
         engine, called = self._engine, self._names[name]
         if name in self._lived:
@@ -206,7 +206,9 @@ class Containers:
         del self._inmates[name]
         status = await self._status(name)
         inmate.gone.set()
-        self._on_end(Ended(name=name, status=status, was_asked=inmate.is_ending, is_device=True))
+        self._on_end(
+            HelperEnded(name=name, status=status, was_asked=inmate.is_ending, is_device=True)
+        )
 
     async def _status(self, name: str) -> int:
         """Return how an agent ended, as the nursery would say it."""
@@ -222,7 +224,7 @@ class Containers:
 
 @asynccontextmanager
 async def open_containers(
-    engine: Engine, names: Mapping[str, str], folder: Path, on_end: OnEnd
+    engine: ContainerEngine, names: Mapping[str, str], folder: Path, on_end: OnEnd
 ) -> AsyncIterator[Containers]:
     """Run agents in containers; at the end all of them are gone.
 

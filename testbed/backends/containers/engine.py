@@ -32,7 +32,7 @@ PACKAGES = Path(__file__).parents[4]
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class ContainerEngine:
     """Runs containers; found by `find_engine`."""
 
     command: tuple[str, ...]
@@ -68,7 +68,7 @@ class Engine:
         return [*volumes, f"--env=PYTHONPATH={PACKAGES}"]
 
 
-async def find_engine(image: str | None = None) -> Engine:
+async def find_engine(image: str | None = None) -> ContainerEngine:
     """Return what runs containers here, by running one.
 
     Args:
@@ -85,7 +85,7 @@ async def find_engine(image: str | None = None) -> Engine:
         )
     problems = []
     for runtime in RUNTIMES:
-        engine = Engine((podman, *runtime), image)
+        engine = ContainerEngine((podman, *runtime), image)
         try:
             await engine("run", "--rm", "--network=none", *LIMITS, *engine.source, "true")
             return engine

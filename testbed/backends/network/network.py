@@ -36,7 +36,7 @@ from fairbed.testbed.backends.network.plan.change import (
     UNLIMITED,
     Changes,
     DelayedBy,
-    Link,
+    NetworkLink,
     State,
     add_change,
     air_of,
@@ -48,7 +48,7 @@ from fairbed.testbed.backends.network.plan.names import (
     MAX_DEVICES,
     TAG_BYTES,
     Addresses,
-    Names,
+    NetworkNames,
     choose_addresses,
     hub_side,
     make_names,
@@ -107,7 +107,9 @@ def _networks(texts: Iterable[str]) -> Iterable[IPv4Network]:
             yield IPv4Network(text, strict=False)
 
 
-async def claim(stack: AsyncExitStack, run_id: str, n_devices: int) -> tuple[Names, Addresses]:
+async def claim(
+    stack: AsyncExitStack, run_id: str, n_devices: int
+) -> tuple[NetworkNames, Addresses]:
     """Sweep, then choose names and addresses.
 
     Args:
@@ -134,7 +136,7 @@ async def claim(stack: AsyncExitStack, run_id: str, n_devices: int) -> tuple[Nam
     return names, addresses
 
 
-def relayed_links(names: Names, made: Mapping[str, Link]) -> dict[str, RelayedLink]:
+def relayed_links(names: NetworkNames, made: Mapping[str, NetworkLink]) -> dict[str, RelayedLink]:
     """Return what relays have to know of the links that are theirs."""
     return {
         name: RelayedLink(
@@ -147,7 +149,9 @@ def relayed_links(names: Names, made: Mapping[str, Link]) -> dict[str, RelayedLi
     }
 
 
-async def furnish(names: Names, addresses: Addresses, made: Mapping[str, Link], host: str) -> None:
+async def furnish(
+    names: NetworkNames, addresses: Addresses, made: Mapping[str, NetworkLink], host: str
+) -> None:
     """Set up every namespace from within; see that the hub reaches the host.
 
     Raises:
@@ -182,9 +186,9 @@ class Network:
 
     def __init__(
         self,
-        names: Names,
+        names: NetworkNames,
         addresses: Addresses,
-        links: dict[str, Link],
+        links: dict[str, NetworkLink],
         pipes: tuple[BatchPipe, BatchPipe],
         relays: Relays,
     ) -> None:
@@ -331,7 +335,9 @@ async def open_network(
         yield network
 
 
-async def _links(shapes: Mapping[str, Shape | None], delayed: Collection[str]) -> dict[str, Link]:
+async def _links(
+    shapes: Mapping[str, Shape | None], delayed: Collection[str]
+) -> dict[str, NetworkLink]:
     """Decide how each link is made.
 
     Raises:
@@ -350,13 +356,15 @@ async def _links(shapes: Mapping[str, Shape | None], delayed: Collection[str]) -
                 f"{min(need)}: must have delay or loss; {support.problem or support.delay_problem}"
             )
         by = support.delay
-    made = {name: Link(index, by if name in need else None) for index, name in enumerate(shapes)}
+    made = {
+        name: NetworkLink(index, by if name in need else None) for index, name in enumerate(shapes)
+    }
     for name, link in made.items():
         _check(name, link, known[name])
     return made
 
 
-def _check(name: str, link: Link, shape: Shape) -> None:
+def _check(name: str, link: NetworkLink, shape: Shape) -> None:
     try:
         check(link, shape)
     except ValueError as exc:

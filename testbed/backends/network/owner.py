@@ -22,7 +22,7 @@ import anyio
 import msgspec
 
 from fairbed.testbed.backends.errors import BackendError
-from fairbed.testbed.backends.network.plan.names import Names
+from fairbed.testbed.backends.network.plan.names import NetworkNames
 
 FOLDER = Path("/run/fairbed")
 
@@ -33,7 +33,7 @@ POLL_S = 0.02
 """Between two looks at a lock that is held."""
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
+class NetworkOwner(msgspec.Struct, frozen=True, kw_only=True):
     """What a lock file says."""
 
     block: str | None = None
@@ -71,7 +71,7 @@ async def one_at_a_time() -> AsyncIterator[None]:
 
 
 @contextmanager
-def claimed(names: Names, block: IPv4Network | None = None) -> Iterator[None]:
+def claimed(names: NetworkNames, block: IPv4Network | None = None) -> Iterator[None]:
     """Own a run's names and addresses; enter under `one_at_a_time`.
 
     Leaving gives up the lock and keeps the file, for `forget` once all is gone.
@@ -93,28 +93,28 @@ def claimed(names: Names, block: IPv4Network | None = None) -> Iterator[None]:
         os.close(descriptor)
 
 
-def lock_file(names: Names) -> Path:
+def lock_file(names: NetworkNames) -> Path:
     """Return where a run's claim is."""
     return FOLDER / f"{names.stem}.lock"
 
 
-def claims() -> dict[Names, IPv4Network]:
+def claims() -> dict[NetworkNames, IPv4Network]:
     """Return the addresses that runs have claimed, dead ones included."""
-    found: dict[Names, IPv4Network] = {}
+    found: dict[NetworkNames, IPv4Network] = {}
     for path in FOLDER.glob("*.lock"):
         with suppress(OSError, msgspec.DecodeError, ValueError):
-            claim = msgspec.json.decode(path.read_bytes(), type=Claim)
+            claim = msgspec.json.decode(path.read_bytes(), type=NetworkOwner)
             if claim.block is not None:
-                found[Names(path.stem)] = IPv4Network(claim.block)
+                found[NetworkNames(path.stem)] = IPv4Network(claim.block)
     return found
 
 
-def owners() -> set[Names]:
+def owners() -> set[NetworkNames]:
     """Return the runs that have a lock file, held or not."""
-    return {Names(path.stem) for path in FOLDER.glob("*.lock")}
+    return {NetworkNames(path.stem) for path in FOLDER.glob("*.lock")}
 
 
-def is_alive(names: Names) -> bool:
+def is_alive(names: NetworkNames) -> bool:
     """Tell whether a run's owner lives."""
     try:
         descriptor = os.open(lock_file(names), os.O_RDWR | os.O_CLOEXEC)
@@ -126,13 +126,13 @@ def is_alive(names: Names) -> bool:
         os.close(descriptor)
 
 
-def forget(names: Names) -> None:
+def forget(names: NetworkNames) -> None:
     """Remove the claim of a run that has nothing left."""
     lock_file(names).unlink(missing_ok=True)
 
 
 def _said(block: IPv4Network | None) -> bytes:
-    claim = Claim(block=None if block is None else str(block), pid=os.getpid())
+    claim = NetworkOwner(block=None if block is None else str(block), pid=os.getpid())
     return msgspec.json.encode(claim)
 
 

@@ -12,7 +12,7 @@ import msgspec
 from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.network.owner import FOLDER
 from fairbed.testbed.backends.network.programs import run_module
-from fairbed.testbed.backends.network.trial import Trial
+from fairbed.testbed.backends.network.trial import TrialResult
 
 _USE_PROCESS = "or use the process backend, which shapes by proxies"
 
@@ -46,14 +46,14 @@ async def probe() -> Support:
         )
     try:
         trial = msgspec.json.decode(
-            await run_module("fairbed.testbed.backends.network.trial"), type=Trial
+            await run_module("fairbed.testbed.backends.network.trial"), type=TrialResult
         )
     except BackendError as exc:
         return Support(f"namespaces cannot be tried, {exc}; see the message")
     return judge(trial, _try_run_folder)
 
 
-def judge(trial: Trial, try_run_folder: Callable[[], str]) -> Support:
+def judge(trial: TrialResult, try_run_folder: Callable[[], str]) -> Support:
     """Say what a trial means.
 
     Args:
@@ -87,7 +87,7 @@ def judge(trial: Trial, try_run_folder: Callable[[], str]) -> Support:
     )
 
 
-def _no_namespace(trial: Trial) -> str:
+def _no_namespace(trial: TrialResult) -> str:
     if trial.has_user_namespaces:
         return (
             f"network namespaces need root, got: {trial.unshare}; be root, or put `unshare -Urnm "

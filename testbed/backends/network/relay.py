@@ -20,14 +20,14 @@ from pathlib import Path
 import msgspec
 
 from fairbed.testbed.backends.network.enter import enter
-from fairbed.testbed.backends.network.plan.delay import Air, Way
+from fairbed.testbed.backends.network.plan.delay import Air, DelayLine
 from fairbed.testbed.backends.network.plan.names import DEVICE_LINK
 from fairbed.testbed.backends.network.relay_protocol import (
     AirState,
-    Order,
     Relayed,
     RelayedLink,
-    Report,
+    RelayOrder,
+    RelayReport,
 )
 from fairbed.testbed.backends.network.tun import open_tun, set_carrier
 from fairbed.testbed.backends.priority import go_first
@@ -48,7 +48,7 @@ READ_BYTES = 1 << 16
 class Direction:
     """One way of one link: what enters at one descriptor leaves at the other."""
 
-    def __init__(self, entry: int, way: Way) -> None:
+    def __init__(self, entry: int, way: DelayLine) -> None:
         self.entry, self.way = entry, way
         self.exit = -1
         """The other direction's entry; see `Ends`."""
@@ -150,7 +150,7 @@ class Relay:
             if direction.under_way:
                 heapq.heappush(self._next, (direction.under_way[0][0], entry))
 
-    def obey(self, order: Order) -> Report:
+    def obey(self, order: RelayOrder) -> RelayReport:
         """Change links; return how things are."""
         problem = ""
         for name, state in order.changes.items():
@@ -159,7 +159,7 @@ class Relay:
             except OSError as exc:
                 problem = f"{name}: cannot pull its plug: {exc.strerror}"
         lost = {name: ends.down.n_lost + ends.up.n_lost for name, ends in self._ends.items()}
-        return Report(lost=lost, problem=problem)
+        return RelayReport(lost=lost, problem=problem)
 
 
 def _open_ends(told: Relayed, name: str, link: RelayedLink) -> Ends:
@@ -170,12 +170,12 @@ def _open_ends(told: Relayed, name: str, link: RelayedLink) -> Ends:
     return Ends(hub, device, link.air, f"{told.seed}/{name}")
 
 
-def _way(air: Air, seed: str) -> Way:
+def _way(air: Air, seed: str) -> DelayLine:
     dice = random.Random(seed)
-    return Way(air, dice.random, lambda: dice.gauss(0.0, 1.0))
+    return DelayLine(air, dice.random, lambda: dice.gauss(0.0, 1.0))
 
 
-def _answer(report: Report) -> None:
+def _answer(report: RelayReport) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
     sys.stdout.buffer.flush()
 
@@ -188,15 +188,15 @@ def main() -> int:
     try:
         relay = Relay(told)
     except (OSError, RuntimeError) as exc:
-        _answer(Report(lost={}, problem=str(exc)))
+        _answer(RelayReport(lost={}, problem=str(exc)))
         return 1
-    _answer(relay.obey(Order()))
+    _answer(relay.obey(RelayOrder()))
     stdin = sys.stdin.fileno()
     rest = b""
     while heard := relay.pass_on(stdin):
         *lines, rest = (rest + heard).split(b"\n")
         for line in lines:
-            _answer(relay.obey(msgspec.json.decode(line, type=Order)))
+            _answer(relay.obey(msgspec.json.decode(line, type=RelayOrder)))
     return 0
 
 

@@ -1,6 +1,6 @@
 """What crosses between a network and its relay: one line of JSON each.
 
-First a `Relayed`, then any number of `Order`s; each is answered by one `Report` when it holds.
+First a `Relayed`, then any number of `RelayOrder`s; each is answered by one `RelayReport` when it holds.
 """
 
 from msgspec import Struct
@@ -37,13 +37,13 @@ class AirState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_plugged: bool = True
 
 
-class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RelayOrder(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Changes of links by device; an empty one asks how things are."""
 
     changes: dict[str, AirState] = {}
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class RelayReport(Struct, frozen=True, kw_only=True):
     """How things are."""
 
     lost: dict[str, int]

@@ -16,10 +16,10 @@ from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.helper import ANSWER_TIMEOUT_S, end_helper, open_helper
 from fairbed.testbed.backends.network.relay_protocol import (
     AirState,
-    Order,
     Relayed,
     RelayedLink,
-    Report,
+    RelayOrder,
+    RelayReport,
 )
 
 LINKS_PER_RELAY = 20
@@ -40,7 +40,7 @@ class _RelayPipe:
         self._stdout = BufferedByteReceiveStream(process.stdout)
         self._lock = anyio.Lock()
 
-    async def tell(self, what: msgspec.Struct) -> Report:
+    async def tell(self, what: msgspec.Struct) -> RelayReport:
         """Say one line, return the answer; not interrupted by a cancellation."""
         async with self._lock:
             try:
@@ -58,7 +58,7 @@ class _RelayPipe:
                 raise BackendError(
                     f"{self._name}: must stay alive and answer, got {exc!r}; see {self._log}"
                 ) from exc
-        report = msgspec.json.decode(answer, type=Report)
+        report = msgspec.json.decode(answer, type=RelayReport)
         if report.problem:
             raise BackendError(f"{self._name}: {report.problem}")
         return report
@@ -90,7 +90,7 @@ class Relays:
         for pipe in self._pipes:
             own = {name: state for name, state in changes.items() if self._of[name] is pipe}
             if own:
-                await pipe.tell(Order(changes=own))
+                await pipe.tell(RelayOrder(changes=own))
 
     async def lost(self) -> dict[str, int]:
         """Return how many packets of each device were lost.
@@ -100,7 +100,7 @@ class Relays:
         """
         found: dict[str, int] = {}
         for pipe in self._pipes:
-            found.update((await pipe.tell(Order())).lost)
+            found.update((await pipe.tell(RelayOrder())).lost)
         return found
 
 

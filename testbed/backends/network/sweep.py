@@ -18,7 +18,7 @@ from anyio.to_thread import run_sync
 from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.network.enter import identity
 from fairbed.testbed.backends.network.owner import forget, is_alive, one_at_a_time, owners
-from fairbed.testbed.backends.network.plan.names import Names, owner_of
+from fairbed.testbed.backends.network.plan.names import NetworkNames, owner_of
 
 NAMESPACES = Path("/run/netns")
 """Where `ip netns` keeps them."""
@@ -53,7 +53,7 @@ async def sweep_alone() -> list[str]:
     return [names.stem for names in dead]
 
 
-async def remove(names: Names) -> None:
+async def remove(names: NetworkNames) -> None:
     """Remove all that a run has used; what is not there is no error.
 
     Raises:

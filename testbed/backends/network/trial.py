@@ -1,7 +1,7 @@
 """Try in a scratch namespace what a network needs of this kernel; say what it lacks.
 
 `python -m fairbed.testbed.backends.network.trial PARENT` enters a namespace of its own, without a name,
-tries, and prints a `Trial`. The namespace ends with the process.
+tries, and prints a `TrialResult`. The namespace ends with the process.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ _SHAPER = (
 _NETEM = ("qdisc add dev try1 root netem delay 1ms",)
 
 
-class Trial(msgspec.Struct, frozen=True, kw_only=True):
+class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     """What was found; an empty text is no problem."""
 
     unshare: str = ""
@@ -48,16 +48,16 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Tried only where there is no namespace without."""
 
 
-def attempt() -> Trial:
+def attempt() -> TrialResult:
     """Try everything; leaves this process in another namespace."""
     before = identity()
     problem = _unshare(CLONE_NEWNET)
     if problem:
         has_user = not _unshare(CLONE_NEWUSER | CLONE_NEWNET)
-        return Trial(unshare=problem, has_user_namespaces=has_user)
+        return TrialResult(unshare=problem, has_user_namespaces=has_user)
     if identity() == before:
-        return Trial(unshare="the kernel gave none")
-    return Trial(
+        return TrialResult(unshare="the kernel gave none")
+    return TrialResult(
         link=_run("ip", [_LINK]),
         shaper=_run("tc", _SHAPER),
         tun=_try_tun(),
@@ -91,7 +91,7 @@ def _try_tun() -> str:
 
 
 def main() -> None:
-    """Print the `Trial` as one line of JSON."""
+    """Print the `TrialResult` as one line of JSON."""
     die_with_parent(int(sys.argv[1]))
     sys.stdout.buffer.write(msgspec.json.encode(attempt()))
 

@@ -13,7 +13,13 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from fairbed.testbed.backends.errors import BackendError
-from fairbed.testbed.backends.helper import ANSWER_TIMEOUT_S, Ended, OnEnd, end_helper, open_helper
+from fairbed.testbed.backends.helper import (
+    ANSWER_TIMEOUT_S,
+    HelperEnded,
+    OnEnd,
+    end_helper,
+    open_helper,
+)
 from fairbed.testbed.backends.proxy.protocol import Held, LinkState, ProxySpec, Shape
 
 DEVICES_PER_PROCESS = 50
@@ -79,7 +85,7 @@ class _ProxyProcess:
         assert self._process is not None
         status = await self._process.wait()
         self._on_end(
-            Ended(name=self._name, status=status, was_asked=self._is_closing, is_device=False)
+            HelperEnded(name=self._name, status=status, was_asked=self._is_closing, is_device=False)
         )
 
     async def close(self) -> None:

@@ -39,7 +39,7 @@ from anyio.lowlevel import checkpoint
 
 from fairbed.testbed.backends.priority import go_first
 from fairbed.testbed.backends.proxy.protocol import Held, LinkState, ProxySpec, Shape
-from fairbed.testbed.emulation.link import QUEUE_S, Line, Piece, set_up_s
+from fairbed.testbed.emulation.link import QUEUE_S, LinkDirection, Piece, set_up_s
 from fairbed.testbed.host.guard import die_with_parent
 
 MAX_IN_FLIGHT_BYTES = 4 << 20
@@ -79,7 +79,7 @@ class RelayEnd(asyncio.BufferedProtocol):
 
     def __init__(
         self,
-        line: Line,
+        line: LinkDirection,
         alive: "set[RelayEnd]",
         delays: Delays,
         on_made: Callable[["RelayEnd"], None] | None = None,
@@ -334,8 +334,10 @@ class _Device:
 
     def _lay_lines(self) -> None:
         shape = self._state.shape
-        self._up = Line(shape.up_bps, shape.delay_s, shape.jitter_s, self._standard_normal)
-        self._down = Line(shape.down_bps, shape.delay_s, shape.jitter_s, self._standard_normal)
+        self._up = LinkDirection(shape.up_bps, shape.delay_s, shape.jitter_s, self._standard_normal)
+        self._down = LinkDirection(
+            shape.down_bps, shape.delay_s, shape.jitter_s, self._standard_normal
+        )
 
     def _standard_normal(self) -> float:
         return self._gauss(0.0, 1.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fairbed.testbed.experiment.data import FOLDER_NAMES, NAMES, DataConfig
 from fairbed.testbed.experiment.datasets import cifar, mnist
-from fairbed.testbed.experiment.datasets.dataset import DataError, Origin
+from fairbed.testbed.experiment.datasets.dataset import DatasetError, Origin
 from fairbed.testbed.experiment.datasets.loading import folder_of, load
 
 ANY_SEED = 0
@@ -66,7 +66,7 @@ def _glance(name: str, environment: Mapping[str, str]) -> DatasetStatus:
         folder = folder_of(name, environment)
         where = str(folder)
         n, description = _counted(name, folder)
-    except DataError as exc:
+    except DatasetError as exc:
         return _missing(name, where, exc)
     return DatasetStatus(
         name=name,
@@ -91,7 +91,7 @@ def _loaded(config: DataConfig, environment: Mapping[str, str]) -> DatasetStatus
         if config.dataset in FOLDER_NAMES:
             where = config.folder or str(folder_of(config.dataset, environment))
         data = load(config, ANY_SEED, environment)
-    except DataError as exc:
+    except DatasetError as exc:
         return _missing(config.dataset, where, exc)
     return DatasetStatus(
         name=config.dataset,
@@ -103,7 +103,7 @@ def _loaded(config: DataConfig, environment: Mapping[str, str]) -> DatasetStatus
     )
 
 
-def _missing(name: str, where: str, exc: DataError) -> DatasetStatus:
+def _missing(name: str, where: str, exc: DatasetError) -> DatasetStatus:
     return DatasetStatus(
         name=name,
         is_available=False,

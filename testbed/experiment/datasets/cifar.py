@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.testbed.experiment.datasets.dataset import DataError, Dataset
+from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 
 NAME = "cifar10"
 CLASSES = 10
@@ -30,10 +30,12 @@ def files(folder: Path) -> list[Path]:
         DataError: There is no such folder, or no such file in it.
     """
     if not folder.is_dir():
-        raise DataError(NAME, f"folder must exist, got {folder}", HOW_TO_GET)
+        raise DatasetError(NAME, f"folder must exist, got {folder}", HOW_TO_GET)
     found = sorted([*folder.glob("*.bin"), *folder.glob("*.bin.xz")])
     if not found:
-        raise DataError(NAME, f"{folder} must hold files *.bin or *.bin.xz, got none", HOW_TO_GET)
+        raise DatasetError(
+            NAME, f"{folder} must hold files *.bin or *.bin.xz, got none", HOW_TO_GET
+        )
     return found
 
 
@@ -61,12 +63,12 @@ def _records(path: Path) -> NDArray[np.uint8]:
     """Return the records of a file, shape (n, RECORD_BYTES)."""
     values = np.frombuffer(_content(path), np.uint8)
     if values.size == 0 or values.size % RECORD_BYTES:
-        raise DataError(
+        raise DatasetError(
             str(path), f"must hold records of {RECORD_BYTES} bytes, got {values.size:,}", _AGAIN
         )
     records = values.reshape(-1, RECORD_BYTES)
     if records[:, 0].max() >= CLASSES:
-        raise DataError(
+        raise DatasetError(
             str(path), f"labels must be 0 .. {CLASSES - 1}, got {records[:, 0].max()}", _AGAIN
         )
     return records
@@ -78,11 +80,11 @@ def _content(path: Path) -> bytes:
         with lzma.open(path, "rb") if path.suffix == ".xz" else path.open("rb") as stream:
             content: bytes = stream.read(MAX_BYTES + 1)
     except (lzma.LZMAError, EOFError) as exc:
-        raise DataError(str(path), f"must be a sound xz file, got: {exc}", _AGAIN) from exc
+        raise DatasetError(str(path), f"must be a sound xz file, got: {exc}", _AGAIN) from exc
     except OSError as exc:
-        raise DataError(
+        raise DatasetError(
             str(path), f"must be readable, got: {exc.strerror or exc}", "check the file"
         ) from exc
     if len(content) > MAX_BYTES:
-        raise DataError(str(path), f"must hold at most {MAX_BYTES:,} bytes, got more", _AGAIN)
+        raise DatasetError(str(path), f"must hold at most {MAX_BYTES:,} bytes, got more", _AGAIN)
     return content

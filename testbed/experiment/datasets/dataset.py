@@ -15,7 +15,7 @@ from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.device_agent.engines.base import Examples
 
 
-class DataError(ValueError):
+class DatasetError(ValueError):
     """A data set, or a division of it, cannot be had; one line says why and what to do.
 
     Attributes:

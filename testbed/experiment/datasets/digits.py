@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fairbed.testbed.experiment.datasets.dataset import DataError, Dataset
+from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 
 MAX_INK = 16.0
 """Largest pixel value: on-pixels in a 4x4 block of the scanned bitmap."""
@@ -28,7 +28,7 @@ def load_digits() -> Dataset:
     spec = find_spec("sklearn")
     places = spec.submodule_search_locations if spec is not None else None
     if not places:
-        raise DataError(
+        raise DatasetError(
             "digits",
             "scikit-learn must be installed, got none",
             "install fairbed with its coordinator extra",
@@ -37,7 +37,7 @@ def load_digits() -> Dataset:
     try:
         table = np.loadtxt(path, delimiter=",")
     except (OSError, EOFError, ValueError) as exc:
-        raise DataError(
+        raise DatasetError(
             "digits", f"must be in {path}, got {exc}", "install scikit-learn anew"
         ) from exc
     return Dataset(

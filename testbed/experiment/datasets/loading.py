@@ -11,7 +11,7 @@ import numpy as np
 
 from fairbed.testbed.experiment.data import DataConfig, SyntheticConfig
 from fairbed.testbed.experiment.datasets import cifar
-from fairbed.testbed.experiment.datasets.dataset import DataError, Dataset
+from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.datasets.digits import load_digits
 from fairbed.testbed.experiment.datasets.mnist import PUBLISHED, how_to_get, load_mnist
 from fairbed.testbed.experiment.datasets.npz import load_npz
@@ -48,7 +48,7 @@ def folder_of(name: str, environment: Mapping[str, str]) -> Path:
     """
     root = environment.get(FOLDER_VARIABLE)
     if not root:
-        raise DataError(
+        raise DatasetError(
             name,
             f"{FOLDER_VARIABLE} or data.folder must say where the files are, got neither",
             cifar.HOW_TO_GET if name == cifar.NAME else how_to_get(name),

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.testbed.experiment.datasets.dataset import DataError, Dataset
+from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 
 UNSIGNED_BYTE = 0x08
 """Third byte of the magic number: the type of the values."""
@@ -74,16 +74,18 @@ def read_into(path: Path, out: NDArray[np.uint8], n_dimensions: int) -> str:
         header = _header(path, stream, n_dimensions)
         digest = hashlib.md5(header.raw, usedforsecurity=False)
         if header.payload_bytes != len(payload):
-            raise DataError(
+            raise DatasetError(
                 str(path), f"must not change while it is read, got {header.shape}", "try again"
             )
         filled = stream.readinto(payload)
         if filled != len(payload):
-            raise DataError(
+            raise DatasetError(
                 str(path), f"must hold {len(payload):,} values, got {filled:,} (cut short)", _AGAIN
             )
         if stream.read(1):
-            raise DataError(str(path), f"must end after {len(payload):,} values, got more", _AGAIN)
+            raise DatasetError(
+                str(path), f"must end after {len(payload):,} values, got more", _AGAIN
+            )
     digest.update(payload)
     return digest.hexdigest()
 
@@ -95,11 +97,13 @@ def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
             yield stream
     except EOFError as exc:
-        raise DataError(str(path), "gzip stream must be complete, got a cut one", _AGAIN) from exc
+        raise DatasetError(
+            str(path), "gzip stream must be complete, got a cut one", _AGAIN
+        ) from exc
     except (gzip.BadGzipFile, zlib.error) as exc:
-        raise DataError(str(path), f"must be a sound gzip file, got: {exc}", _AGAIN) from exc
+        raise DatasetError(str(path), f"must be a sound gzip file, got: {exc}", _AGAIN) from exc
     except OSError as exc:
-        raise DataError(
+        raise DatasetError(
             str(path), f"must be readable, got: {exc.strerror or exc}", "check the file"
         ) from exc
 
@@ -108,16 +112,16 @@ def _header(path: Path, stream: io.BufferedIOBase, n_dimensions: int) -> IdxHead
     raw = stream.read(4 + 4 * n_dimensions)
     magic = bytes((0, 0, UNSIGNED_BYTE, n_dimensions))
     if raw[:4] != magic:
-        raise DataError(
+        raise DatasetError(
             str(path),
             f"magic number must be {magic.hex()}, got {raw[:4].hex() or 'nothing'}",
             _AGAIN,
         )
     if len(raw) < 4 + 4 * n_dimensions:
-        raise DataError(str(path), "header must be complete, got a cut one", _AGAIN)
+        raise DatasetError(str(path), "header must be complete, got a cut one", _AGAIN)
     header = IdxHeader(raw, tuple(int(size) for size in np.frombuffer(raw, ">u4", offset=4)))
     if not 0 < header.payload_bytes <= MAX_PAYLOAD_BYTES:
-        raise DataError(
+        raise DatasetError(
             str(path), f"must announce 1 .. {MAX_PAYLOAD_BYTES} values, got {header.shape}", _AGAIN
         )
     return header
@@ -182,7 +186,7 @@ def count(name: str, folder: Path) -> tuple[int, ...]:
         DataError: The folder or a file is missing, or a header is wrong.
     """
     if not folder.is_dir():
-        raise DataError(name, f"folder must exist, got {folder}", how_to_get(name))
+        raise DatasetError(name, f"folder must exist, got {folder}", how_to_get(name))
     counts = []
     for part in PARTS:
         images_path = _find(name, folder, f"{part}-images-idx3-ubyte")
@@ -190,13 +194,13 @@ def count(name: str, folder: Path) -> tuple[int, ...]:
         images = read_header(images_path, IMAGE_DIMENSIONS).shape
         labels = read_header(labels_path, LABEL_DIMENSIONS).shape
         if images[1:] != IMAGE_SHAPE:
-            raise DataError(
+            raise DatasetError(
                 str(images_path),
                 f"images must be 28x28, got {images[1]}x{images[2]}",
                 f"use the files of {PUBLISHED[name].publisher}",
             )
         if images[:1] != labels:
-            raise DataError(
+            raise DatasetError(
                 str(images_path),
                 f"must hold as many images as {labels_path.name} labels, "
                 f"got {images[0]} and {labels[0]}",
@@ -225,7 +229,7 @@ def load_mnist(name: str, folder: Path) -> Dataset:
             path = _find(name, folder, file)
             is_verified &= read_into(path, out, dimensions) == PUBLISHED[name].md5[file]
         if y[rows].max() >= CLASSES:
-            raise DataError(
+            raise DatasetError(
                 str(folder / f"{part}-labels-idx1-ubyte"),
                 f"labels must be 0 .. {CLASSES - 1}, got {y[rows].max()}",
                 "get this file again from its publisher",
@@ -245,7 +249,7 @@ def load_mnist(name: str, folder: Path) -> Dataset:
 def _find(name: str, folder: Path, file: str) -> Path:
     path = find_idx(folder, file)
     if path is None:
-        raise DataError(
+        raise DatasetError(
             name, f"{folder} must hold {file}.gz or {file}, got neither", how_to_get(name)
         )
     return path

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Ints
-from fairbed.testbed.experiment.datasets.dataset import DataError, Dataset
+from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -37,7 +37,7 @@ def load_npz(path: Path) -> Dataset:
     _check_names(path, arrays)
     x, y = _pooled(path, arrays, "x"), _labels(path, _pooled(path, arrays, "y"))
     if len(x) != len(y):
-        raise DataError(str(path), f"x and y must be as long, got {len(x)} and {len(y)}", _FIX)
+        raise DatasetError(str(path), f"x and y must be as long, got {len(x)} and {len(y)}", _FIX)
     users = _users(path, _pooled(path, arrays, "device"), len(y)) if "device" in arrays else None
     x = _features(path, x)
     classes = int(y.max()) + 1
@@ -60,38 +60,40 @@ def _read(path: Path) -> Arrays:
         with path.open("rb") as stream:
             archive = np.load(stream, allow_pickle=False)
             if isinstance(archive, np.ndarray):
-                raise DataError(str(path), "must be an .npz archive, got one array", "use np.savez")
+                raise DatasetError(
+                    str(path), "must be an .npz archive, got one array", "use np.savez"
+                )
             arrays = {name: archive[name] for name in archive.files}
     except FileNotFoundError as exc:
-        raise DataError(str(path), "file must exist, got none", "check data.dataset") from exc
+        raise DatasetError(str(path), "file must exist, got none", "check data.dataset") from exc
     except OSError as exc:
         reason = exc.strerror or str(exc)
-        raise DataError(str(path), f"must be readable, got: {reason}", "check the file") from exc
-    except DataError:
+        raise DatasetError(str(path), f"must be readable, got: {reason}", "check the file") from exc
+    except DatasetError:
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, MemoryError) as exc:
         reason = str(exc).partition("\n")[0] or type(exc).__name__
-        raise DataError(
+        raise DatasetError(
             str(path),
             f"must be an .npz file of plain arrays, got: {reason}",
             "write it with np.savez, no object arrays",
         ) from exc
     if foreign := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
-        raise DataError(str(path), f"must hold only arrays, got {foreign[0]!r}", "use np.savez")
+        raise DatasetError(str(path), f"must hold only arrays, got {foreign[0]!r}", "use np.savez")
     return arrays
 
 
 def _check_names(path: Path, arrays: Arrays) -> None:
     names = ", ".join(sorted(arrays)) or "none"
     if unknown := sorted(set(arrays) - set(KNOWN)):
-        raise DataError(
+        raise DatasetError(
             str(path), f"unknown array {unknown[0]!r}", f"valid names are {', '.join(KNOWN)}"
         )
     if missing := [name for name in REQUIRED if name not in arrays]:
-        raise DataError(str(path), f"must hold x and y, got {names}", f"add {missing[0]}")
+        raise DatasetError(str(path), f"must hold x and y, got {names}", f"add {missing[0]}")
     has_test = {name: f"{name}_test" in arrays for name in ("x", "y", "device") if name in arrays}
     if len(set(has_test.values())) > 1 or ("device_test" in arrays and "device" not in arrays):
-        raise DataError(
+        raise DatasetError(
             str(path),
             f"a test part must hold x_test, y_test and, beside device, device_test, got {names}",
             "add the missing array",
@@ -102,11 +104,11 @@ def _pooled(path: Path, arrays: Arrays, name: str) -> NDArray[Any]:
     """Return `name` and `name_test` as one array."""
     array, test = arrays[name], arrays.get(f"{name}_test")
     if array.ndim == 0:
-        raise DataError(str(path), f"{name} must have one row per example, got a scalar", _FIX)
+        raise DatasetError(str(path), f"{name} must have one row per example, got a scalar", _FIX)
     if test is None:
         return array
     if test.dtype.kind != array.dtype.kind or test.shape[1:] != array.shape[1:] or not test.ndim:
-        raise DataError(
+        raise DatasetError(
             str(path),
             f"{name}_test must look like {name} ({array.dtype}, rows {array.shape[1:]}), "
             f"got {test.dtype}, {test.shape}",
@@ -117,12 +119,12 @@ def _pooled(path: Path, arrays: Arrays, name: str) -> NDArray[Any]:
 
 def _labels(path: Path, y: NDArray[Any]) -> Ints:
     if y.dtype.kind not in "iu" or y.ndim != 1 or not len(y):
-        raise DataError(
+        raise DatasetError(
             str(path), f"y must be integers, shape (n,), n >= 1, got {y.dtype} {y.shape}", _FIX
         )
     low, high = int(y.min()), int(y.max())
     if low < 0 or not 1 <= high < MAX_CLASSES:
-        raise DataError(
+        raise DatasetError(
             str(path),
             f"y must be classes from 0 to at least 1 and below {MAX_CLASSES}, got {low} .. {high}",
             "number the classes from 0",
@@ -132,23 +134,23 @@ def _labels(path: Path, y: NDArray[Any]) -> Ints:
 
 def _features(path: Path, x: NDArray[Any]) -> NDArray[Any]:
     if x.ndim < 2 or 0 in x.shape:
-        raise DataError(str(path), f"x must have shape (n, ...), none 0, got {x.shape}", _FIX)
+        raise DatasetError(str(path), f"x must have shape (n, ...), none 0, got {x.shape}", _FIX)
     if x.dtype.kind in "iu":
         if x.dtype == np.uint8:
             return x
         low, high = int(x.min()), int(x.max())
         if low < 0 or high >= MAX_VOCABULARY:
-            raise DataError(
+            raise DatasetError(
                 str(path), f"integer x must be 0 .. {MAX_VOCABULARY - 1}, got {low} .. {high}", _FIX
             )
         return x.astype(np.int64)
     if x.dtype.kind != "f":
-        raise DataError(str(path), f"x must be float, uint8 or int, got {x.dtype}", _FIX)
+        raise DatasetError(str(path), f"x must be float, uint8 or int, got {x.dtype}", _FIX)
     with np.errstate(over="ignore"):
         x = x.astype(np.float32)
     if not np.isfinite(x).all():
         row = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))[0])
-        raise DataError(
+        raise DatasetError(
             str(path), f"x must be finite as float32, got a bad value in row {row}", "clean it"
         )
     return x
@@ -156,7 +158,7 @@ def _features(path: Path, x: NDArray[Any]) -> NDArray[Any]:
 
 def _users(path: Path, device: NDArray[Any], n: int) -> Ints:
     if device.dtype.kind not in "iuU" or device.shape != (n,):
-        raise DataError(
+        raise DatasetError(
             str(path),
             f"device must be integers or strings, shape ({n},), got {device.dtype} {device.shape}",
             _FIX,

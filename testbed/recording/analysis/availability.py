@@ -21,14 +21,14 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class TimeSpan:
     """A stretch of time."""
 
     start_s: float
     end_s: float
 
 
-def available(heard: Sequence[Heard], busy: Sequence[Interval], length_s: float) -> Finding:
+def available(heard: Sequence[Heard], busy: Sequence[TimeSpan], length_s: float) -> Finding:
     """Return when a device could be had; the value is the share of the time.
 
     Away is who is silent for long or unwilling. A device at work is there, whatever its silence:
@@ -51,7 +51,7 @@ def available(heard: Sequence[Heard], busy: Sequence[Interval], length_s: float)
     ]
     ends = [sign.at_s for sign in heard[1:]] + [length_s]
     away += [
-        Interval(sign.at_s, end)
+        TimeSpan(sign.at_s, end)
         for sign, end in zip(heard, ends, strict=True)
         if not sign.is_willing and end > sign.at_s
     ]
@@ -66,13 +66,13 @@ def available(heard: Sequence[Heard], busy: Sequence[Interval], length_s: float)
     return Finding(course.mean, f"{how}, {stays} stays", course)
 
 
-def _silences(moments: Sequence[float], length_s: float) -> list[Interval]:
+def _silences(moments: Sequence[float], length_s: float) -> list[TimeSpan]:
     """Return the long gaps between moments; it left a typical gap after it was last heard."""
     edges = np.array([0.0, *moments, length_s])
     gaps = np.diff(edges)
     usual = float(np.median(np.diff(moments))) if len(moments) > 1 else 1.0
     return [
-        Interval(float(start) + (usual if index else 0.0), float(start + gap))
+        TimeSpan(float(start) + (usual if index else 0.0), float(start + gap))
         for index, (start, gap) in enumerate(zip(edges, gaps, strict=False))
         if gap > max(MIN_SILENCE_S, 3.0 * usual)
     ]

@@ -48,7 +48,7 @@ class LoadSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Heat:
+class ThermalFit:
     """The numbers of `[thermal]`."""
 
     sustained: Finding
@@ -59,7 +59,7 @@ class Heat:
     limit_celsius: Finding | None
 
 
-def heat(samples: Sequence[LoadSample], what: str) -> Heat | None:
+def heat(samples: Sequence[LoadSample], what: str) -> ThermalFit | None:
     """Return how the device slowed down; None if its clock held.
 
     Args:
@@ -80,7 +80,7 @@ def heat(samples: Sequence[LoadSample], what: str) -> Heat | None:
     length_s = samples[-1].t_s
     onset = samples[start]
     how = f"under load on all cores for {length_s:.0f} s"
-    return Heat(
+    return ThermalFit(
         sustained=Finding(
             float(np.mean(relative[start:])), f"mean of {what} from its first drop on, {how}"
         ),
@@ -120,7 +120,7 @@ def _time_constant(samples: Sequence[LoadSample], how: str) -> Finding | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class TrainingPace:
     """Training of the reference step for a moment."""
 
     t_s: float
@@ -150,11 +150,11 @@ class Watched:
     memory_bytes: int
     idle: Sequence[Reading]
     """While we did nothing."""
-    alone: Sequence[Pace] | NotMeasured
+    alone: Sequence[TrainingPace] | NotMeasured
     """Training with one thread, at first."""
     load: Sequence[Reading] = ()
     """While all cores trained."""
-    loaded: Sequence[Pace] = ()
+    loaded: Sequence[TrainingPace] = ()
     """One of them."""
     storage: Finding | NotMeasured = field(default_factory=lambda: NotMeasured("not asked for"))
     probed: Probed | None = None
@@ -185,7 +185,7 @@ def _given(found: Finding | NotMeasured) -> Finding:
     return found
 
 
-def _speed(alone: Sequence[Pace] | NotMeasured) -> Finding:
+def _speed(alone: Sequence[TrainingPace] | NotMeasured) -> Finding:
     if isinstance(alone, NotMeasured):
         raise alone
     laps = [Lap(pace.reference_s, pace.cpu_s, 1.0) for pace in alone]

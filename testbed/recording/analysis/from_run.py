@@ -19,7 +19,7 @@ import numpy as np
 from fairbed.coordinator.policy.config import ExchangeConfig
 from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow, TelemetryRow
 from fairbed.testbed.emulation.work import WorkCosts, passes_s
-from fairbed.testbed.recording.analysis.availability import Heard, Interval, available
+from fairbed.testbed.recording.analysis.availability import Heard, TimeSpan, available
 from fairbed.testbed.recording.analysis.findings import Finding, Findings, NotMeasured, Sampled
 from fairbed.testbed.recording.analysis.processor import (
     Lap,
@@ -55,7 +55,7 @@ class DeviceOfRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class TrainingSettings:
     """What local training was."""
 
     epochs: int
@@ -73,7 +73,7 @@ class Course:
         return float(cost_s[0]) * self.core_speed
 
 
-def findings_of_run(device: DeviceOfRun, course: Course) -> Findings:
+def findings_of_run(device: DeviceOfRun, course: TrainingSettings) -> Findings:
     """Return what the run tells of the device."""
     found = Findings()
     exchanges = valid(device.exchanges)
@@ -119,7 +119,7 @@ def _capabilities(found: Findings, capabilities: Capabilities) -> None:
 
 
 def _laps(
-    exchanges: Sequence[ExchangeRow], telemetry: Sequence[TelemetryRow], course: Course
+    exchanges: Sequence[ExchangeRow], telemetry: Sequence[TelemetryRow], course: TrainingSettings
 ) -> Iterable[Lap]:
     """Yield each round of training, with the cores that it had."""
     at_s = np.array([row.at_s for row in telemetry])
@@ -195,7 +195,7 @@ def _presence(found: Findings, device: DeviceOfRun) -> None:
         for row in device.telemetry
     ]
     busy = [
-        Interval(x.dispatched_at_s - start_s, x.dispatched_at_s - start_s + x.tau_wall_s)
+        TimeSpan(x.dispatched_at_s - start_s, x.dispatched_at_s - start_s + x.tau_wall_s)
         for x in device.exchanges
         if x.tau_wall_s is not None
     ]
@@ -234,7 +234,7 @@ class Packing:
 
 
 def packing_of(
-    exchanges: Iterable[ExchangeRow], course: Course, settings: ExchangeConfig
+    exchanges: Iterable[ExchangeRow], course: TrainingSettings, settings: ExchangeConfig
 ) -> Packing:
     """Return what packing cost in a run, the medians over its exchanges.
 

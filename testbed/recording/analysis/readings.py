@@ -19,7 +19,7 @@ PIECE_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class InterfaceCounters:
     """Counters of one direction of an interface."""
 
     n_bytes: int
@@ -44,8 +44,8 @@ class Reading:
     clock_ratio: float | None
     celsius: float | None
     throttled: tuple[str, ...] | None
-    down: Traffic | None
-    up: Traffic | None
+    down: InterfaceCounters | None
+    up: InterfaceCounters | None
     is_linked: bool | None
     """The interface has a link."""
     free_bytes: int | None
@@ -87,8 +87,8 @@ def pieces(readings: Sequence[Reading], way: str) -> list[Transfer]:
 
 
 def _moved(one: Reading, after: Reading, way: str) -> Transfer | None:
-    first: Traffic | None = getattr(one, way)
-    last: Traffic | None = getattr(after, way)
+    first: InterfaceCounters | None = getattr(one, way)
+    last: InterfaceCounters | None = getattr(after, way)
     if first is None or last is None or not after.t_s > one.t_s:
         return None
     n_bytes = last.payload_bytes - first.payload_bytes  # negative when a counter began anew

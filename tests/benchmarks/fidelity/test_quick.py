@@ -14,7 +14,7 @@ from benchmarks import fidelity
 from benchmarks._fidelity.catalogue import GROUPS, problem
 from benchmarks._fidelity.trace import synthetic
 from fairbed.testbed.backends.choice import BackendName
-from fairbed.testbed.backends.network.owner import FOLDER, Claim
+from fairbed.testbed.backends.network.owner import FOLDER, NetworkOwner
 from fairbed.testbed.run.broker import find_broker
 from tests.processes import describe, own_children
 
@@ -56,7 +56,7 @@ def own_networks() -> list[Path]:
     found = []
     for path in FOLDER.glob("*.lock"):
         try:
-            claim = msgspec.json.decode(path.read_bytes(), type=Claim)
+            claim = msgspec.json.decode(path.read_bytes(), type=NetworkOwner)
         except (OSError, msgspec.DecodeError):
             continue
         if claim.pid == os.getpid():

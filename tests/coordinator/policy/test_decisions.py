@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fairbed.coordinator.algorithms.estimation.base import COLD, DOWN, Measured
-from fairbed.coordinator.policy.choice import Answers, Observation, Observations
+from fairbed.coordinator.policy.choice import Observation, Observations, ReportedLosses
 from fairbed.coordinator.policy.config import (
     AggregationConfig,
     CoordinatorConfig,
@@ -189,7 +189,7 @@ def test_only_a_selector_that_asks_has_a_question() -> None:
 
 
 def test_who_has_answered_needs_no_download_and_no_cold_start() -> None:
-    answers = Answers(np.array([0, 1, 3]), np.array([0.5, np.nan, 2.0]))
+    answers = ReportedLosses(np.array([0, 1, 3]), np.array([0.5, np.nan, 2.0]))
     choice = decisions(**POW_D).choose(1, fleet(), BOTH_WAYS, now=1.0, answers=answers)
     assert choice.rows.tolist() == [0, 3]
     assert choice.is_available.tolist() == [True, False, True, True, True]
@@ -200,13 +200,13 @@ def test_who_has_answered_needs_no_download_and_no_cold_start() -> None:
 
 
 def test_a_loss_without_bounds_is_only_a_large_one() -> None:
-    answers = Answers(np.array([0, 1, 2]), np.array([1e308, 1e308, 3.0]))
+    answers = ReportedLosses(np.array([0, 1, 2]), np.array([1e308, 1e308, 3.0]))
     brain = decisions(**POW_D)
     chosen = brain.choose(1, fleet(), BOTH_WAYS, now=1.0, answers=answers).rows.tolist()
     assert chosen == [0, 1]
 
 
 def test_nobody_answers_and_nobody_is_selected() -> None:
-    answers = Answers(np.array([0, 1, 2, 3, 4]), np.full(5, np.nan))
+    answers = ReportedLosses(np.array([0, 1, 2, 3, 4]), np.full(5, np.nan))
     choice = decisions(**POW_D).choose(1, fleet(), BOTH_WAYS, now=1.0, answers=answers)
     assert choice.rows.size == 0

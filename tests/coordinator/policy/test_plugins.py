@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairbed.coordinator.algorithms.selection.guarded import Guarded, PluginError
+from fairbed.coordinator.algorithms.selection.guarded import GuardedSelector, PluginError
 from fairbed.coordinator.policy.config import SelectionConfig
 from fairbed.coordinator.policy.factories import make_selector
 from fairbed.coordinator.policy.plugins import installed, load_selector
@@ -48,8 +48,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "policy", [EXAMPLE, "nobody", "strangers_of_test:make", "strangers_of_test:Nobody"]
 )
 def test_it_is_found_by_path_and_by_entry_point(package: Path, policy: str) -> None:
-    assert isinstance(load_selector(policy, {}), Guarded)
-    assert isinstance(make_selector(SelectionConfig(policy=policy)), Guarded)
+    assert isinstance(load_selector(policy, {}), GuardedSelector)
+    assert isinstance(make_selector(SelectionConfig(policy=policy)), GuardedSelector)
 
 
 def test_installed_ones_are_listed(package: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_module_below_the_working_directory_is_found(
     (tmp_path / "own_of_test.py").write_text(MODULE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
-    assert isinstance(load_selector("own_of_test:Nobody", {"mood": "glad"}), Guarded)
+    assert isinstance(load_selector("own_of_test:Nobody", {"mood": "glad"}), GuardedSelector)
 
 
 @pytest.mark.parametrize(

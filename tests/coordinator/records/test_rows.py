@@ -14,7 +14,7 @@ from fairbed.coordinator.records.rows import (
     phases_s,
     unaccounted_s,
 )
-from fairbed.coordinator.state.exchange import Exchange, Starved
+from fairbed.coordinator.state.exchange import Contention, Exchange
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Arrived, Checked, GaveUp, Offered, Round, Tick
 from tests.coordinator.builders import TRAIN, context, hello, offer
@@ -128,7 +128,7 @@ def test_the_row_keeps_the_context_known_before_selection() -> None:
 
 def starved_exchange(**waited_s: float) -> Exchange:
     exchange = played().exchanges["pi-1"]
-    exchange.starved = Starved(**{"device_s": 0.0, "path_s": 0.0, "watched_s": 2.0, **waited_s})
+    exchange.starved = Contention(**{"device_s": 0.0, "path_s": 0.0, "watched_s": 2.0, **waited_s})
     return exchange
 
 
@@ -150,5 +150,5 @@ def test_a_starved_device_that_is_late_gives_no_lower_bound() -> None:
     late = Round(id=3, attempt=0, deadline_s=60.0, slots=1, wanted=1)
     late.dispatch("pi-1", now=0.0)
     late.on(Tick(), 60.0)
-    late.exchanges["pi-1"].starved = Starved(device_s=30.0, path_s=0.0, watched_s=60.0)
+    late.exchanges["pi-1"].starved = Contention(device_s=30.0, path_s=0.0, watched_s=60.0)
     assert not observation(late.exchanges["pi-1"], 0, 0.0).timed_out

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from fairbed.coordinator.report.summary import Summary, summarise_run, summary_table
+from fairbed.coordinator.report.summary import RunSummary, summarise_run, summary_table
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow
 from tests.coordinator.store.fake_run import FakeRun, fake_run
@@ -50,7 +50,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunReader]:
 
 
 @pytest.fixture(scope="module")
-def summary(reader: RunReader) -> Summary:
+def summary(reader: RunReader) -> RunSummary:
     return summarise_run(reader)
 
 
@@ -63,14 +63,14 @@ def tau(row: ExchangeRow) -> float:
     return row.tau_s
 
 
-def test_the_object_has_every_key_of_the_contract(summary: Summary) -> None:
+def test_the_object_has_every_key_of_the_contract(summary: RunSummary) -> None:
     found = json.loads(msgspec.json.encode(summary))
     for key, inner in CONTRACT.items():
         assert key in found
         assert inner is None or inner <= found[key].keys()
 
 
-def test_counts_add_up(summary: Summary, reader: RunReader) -> None:
+def test_counts_add_up(summary: RunSummary, reader: RunReader) -> None:
     assert (summary.status, summary.rounds_completed, summary.devices) == ("done", 30, 12)
     assert (summary.rounds_void, summary.exchange.late, summary.exchange.failed) == (1, 1, 0)
     assert sum(summary.selected.values()) == summary.exchange.count == len(reader.exchanges())
@@ -78,13 +78,13 @@ def test_counts_add_up(summary: Summary, reader: RunReader) -> None:
     assert summary.bytes.down == 40_000 * summary.exchange.count
 
 
-def test_the_time_axis_is_the_sum_of_the_rounds(summary: Summary, reader: RunReader) -> None:
+def test_the_time_axis_is_the_sum_of_the_rounds(summary: RunSummary, reader: RunReader) -> None:
     assert summary.virtual_s == pytest.approx(sum(row.duration_s for row in reader.rounds()))
     assert summary.wall_s >= summary.virtual_s
 
 
 def test_exchange_times_are_those_of_valid_done_exchanges(
-    summary: Summary, reader: RunReader
+    summary: RunSummary, reader: RunReader
 ) -> None:
     times = [tau(row) for row in valid(reader)]
     assert summary.exchange.median_s == pytest.approx(median(times))
@@ -105,7 +105,7 @@ def test_what_was_encoded_is_counted_by_what_was_really_used(tmp_path: Path) -> 
     assert exchange.up_median_bytes == (40_000 + 100) / 2
 
 
-def test_prediction_errors_are_of_the_second_half(summary: Summary, reader: RunReader) -> None:
+def test_prediction_errors_are_of_the_second_half(summary: RunSummary, reader: RunReader) -> None:
     rows = [row for row in valid(reader) if row.round > 15 and row.tau_hat_s is not None]
     errors = [((row.tau_hat_s or 0.0) - tau(row)) / tau(row) for row in rows]
     assert summary.estimator.mape_second_half == pytest.approx(mean(abs(e) for e in errors))
@@ -115,14 +115,14 @@ def test_prediction_errors_are_of_the_second_half(summary: Summary, reader: RunR
     assert summary.estimator.bias > 0.0
 
 
-def test_the_model_is_the_last_one_evaluated(summary: Summary, reader: RunReader) -> None:
+def test_the_model_is_the_last_one_evaluated(summary: RunSummary, reader: RunReader) -> None:
     last = reader.metrics()[-1]
     assert last.round == 30
     assert summary.accuracy.mean == last.accuracy_mean
     assert summary.loss.std == last.loss_std
 
 
-def test_fairness_is_judged_by_the_exact_bound(summary: Summary, reader: RunReader) -> None:
+def test_fairness_is_judged_by_the_exact_bound(summary: RunSummary, reader: RunReader) -> None:
     fair = summary.fairness
     assert fair.beta == 0.15
     assert fair.min_rate == pytest.approx(min(summary.selected.values()) / 30)
@@ -134,7 +134,7 @@ def test_fairness_is_judged_by_the_exact_bound(summary: Summary, reader: RunRead
 
 
 def test_profiles_can_be_compared_by_the_time_of_a_step(
-    summary: Summary, reader: RunReader
+    summary: RunSummary, reader: RunReader
 ) -> None:
     slow, fast = summary.profiles["raspberry-pi-3b-plus"], summary.profiles["phone-mid"]
     assert (slow.devices, slow.speed) == (3, 0.06)
@@ -143,7 +143,7 @@ def test_profiles_can_be_compared_by_the_time_of_a_step(
     assert slow.step_s_median / fast.step_s_median == pytest.approx(0.25 / 0.06, rel=0.15)
 
 
-def test_the_table_names_codecs_only_where_there_are_any(summary: Summary) -> None:
+def test_the_table_names_codecs_only_where_there_are_any(summary: RunSummary) -> None:
     assert " down as " not in summary_table(summary)
     coded = structs.replace(
         summary,
@@ -152,7 +152,7 @@ def test_the_table_names_codecs_only_where_there_are_any(summary: Summary) -> No
     assert " down as delta and float32, " in summary_table(coded)
 
 
-def changed(path: Path, change: Callable[[ExchangeRow], ExchangeRow]) -> Summary:
+def changed(path: Path, change: Callable[[ExchangeRow], ExchangeRow]) -> RunSummary:
     """Return the summary of a short run whose exchanges were changed."""
     run = FakeRun(path, rounds=2)
     run.play(2)
@@ -197,7 +197,7 @@ def test_a_run_without_rounds_is_all_nulls(tmp_path: Path) -> None:
     assert "raspberry-pi-00" in summary_table(summary)
 
 
-def test_the_table_of_a_run_says_the_same(summary: Summary) -> None:
+def test_the_table_of_a_run_says_the_same(summary: RunSummary) -> None:
     lines = summary_table(summary).splitlines()
     assert lines[0].split() == ["run", "run-1", "done"]
     assert "30 of 30 (1 void)" in lines[1]

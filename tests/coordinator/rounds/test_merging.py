@@ -21,7 +21,7 @@ from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.policy.factories import make_aggregator
 from fairbed.coordinator.rounds.update_store import UpdateStore
-from fairbed.coordinator.state.exchange import Stage
+from fairbed.coordinator.state.exchange import ExchangeState
 from fairbed.coordinator.state.round import Round
 from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES
 from fairbed.wire.tensors import Layout, Tensor, vector_to_bytes
@@ -81,7 +81,7 @@ def alone(rule: str, accepted: list[int]) -> Vector:
 
 
 def accepted(played: Round) -> list[int]:
-    return [int(x.device.removeprefix("pi-")) for x in played.in_stage(Stage.DONE)]
+    return [int(x.device.removeprefix("pi-")) for x in played.in_stage(ExchangeState.DONE)]
 
 
 async def play(
@@ -121,8 +121,8 @@ async def test_what_fails_after_others_were_added_was_never_there(
     accumulator = streaming(rule).begin(SENT, N_PARAMS, 0.1)
     played, merge, place = await play(fleet, accumulator, tmp_path, slots=1)
     assert place.arrived == ["pi-0", "pi-1", "pi-2", "pi-4", "pi-5", "pi-6"], "bad ones come later"
-    assert [x.device for x in played.in_stage(Stage.LOST)] == ["pi-3"]
-    assert [x.device for x in played.in_stage(Stage.REJECTED)] == ["pi-4", "pi-5"]
+    assert [x.device for x in played.in_stage(ExchangeState.LOST)] == ["pi-3"]
+    assert [x.device for x in played.in_stage(ExchangeState.REJECTED)] == ["pi-4", "pi-5"]
     assert len(merge.weights) == 4
     np.testing.assert_array_equal(merge.vector, alone(rule, [0, 1, 2, 6]))
 
@@ -133,7 +133,7 @@ async def test_with_more_asked_than_wanted_only_the_accepted_enter(
 ) -> None:
     accumulator = streaming(rule).begin(SENT, N_PARAMS, 0.1)
     played, merge, _ = await play(devices(9), accumulator, tmp_path, slots=9, wanted=4)
-    assert len(played.in_stage(Stage.CANCELLED)) == 5
+    assert len(played.in_stage(ExchangeState.CANCELLED)) == 5
     assert len(merge.weights) == len(accepted(played)) == 4
     np.testing.assert_array_equal(merge.vector, alone(rule, accepted(played)))
 

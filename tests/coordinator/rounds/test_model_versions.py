@@ -12,8 +12,8 @@ from msgspec import UNSET
 from fairbed.coordinator.fleet.codec_agreement import Agreement
 from fairbed.coordinator.messaging.blobs import PublicBlobs
 from fairbed.coordinator.policy.config import ExchangeConfig
-from fairbed.coordinator.rounds.model_versions import Versions
-from fairbed.coordinator.server.event_log import Journal
+from fairbed.coordinator.rounds.model_versions import ModelVersions
+from fairbed.coordinator.server.event_log import EventLog
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.store import RunReader, Store
 from fairbed.wire.codecs import Int8Blocks, Vector, unpack
@@ -41,9 +41,9 @@ class Place:
     def __init__(self, store: Store, broker: MemoryBroker, public: PublicBlobs, down: str) -> None:
         self.broker = broker
         agreement = Agreement(ExchangeConfig(down=down), LAYOUT, "r")  # type: ignore[arg-type]
-        journal = Journal(store, lambda: 0.0, _raise)
+        journal = EventLog(store, lambda: 0.0, _raise)
         self.registry = Registry()
-        self.versions = Versions(agreement, vector(0), public, self.registry, journal)
+        self.versions = ModelVersions(agreement, vector(0), public, self.registry, journal)
 
     def blob(self, manifest: Manifest) -> bytes:
         """Return what the broker keeps of a blob of one chunk."""

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from fairbed.coordinator.policy.config import CoordinatorConfig, SelectionConfig
-from fairbed.coordinator.rounds.loop import Progress
+from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.lease import AnotherCoordinatorError, look
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.run.broker import start_broker
@@ -92,7 +92,7 @@ async def test_a_second_coordinator_is_refused_and_hurts_nothing(place: Lab) -> 
         async def beside() -> None:
             answers.append(await run_beside(place, "second"))
 
-        def on_progress(progress: Progress) -> None:
+        def on_progress(progress: RoundProgress) -> None:
             if progress.round.round in (1, 2):
                 group.start_soon(beside)
 
@@ -124,7 +124,7 @@ async def test_two_that_start_at_once_are_one_in_the_end(place: Lab) -> None:
 async def test_a_coordinator_that_was_killed_does_not_block_the_next(place: Lab) -> None:
     life = anyio.CancelScope()
 
-    def kill(progress: Progress) -> None:
+    def kill(progress: RoundProgress) -> None:
         if progress.round.round == 2:
             place.links.disconnect("coordinator", reconnects=False)
             life.cancel()
@@ -167,7 +167,7 @@ async def test_who_looks_is_told_whether_the_tree_is_free(place: Lab) -> None:
                 await look(place.links.transport("look"), Topics())
             found.append(str(caught.value))
 
-        def on_progress(progress: Progress) -> None:
+        def on_progress(progress: RoundProgress) -> None:
             if progress.round.round == 1:
                 group.start_soon(look_again)
 

@@ -16,9 +16,9 @@ from fairbed.coordinator.policy.config import (
     SelectionConfig,
 )
 from fairbed.coordinator.records.rows import UNACCOUNTED_FLOOR_S
-from fairbed.coordinator.rounds.loop import FleetMissingError, Progress
+from fairbed.coordinator.rounds.loop import FleetMissingError, RoundProgress
 from fairbed.wire.codec import encode
-from fairbed.wire.messages import Command
+from fairbed.wire.messages import OperatorCommand
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp
 from tests.coordinator.lab import Lab, lab, make_config
@@ -228,7 +228,7 @@ async def test_nothing_is_left_in_the_broker(tmp_path: Path) -> None:
 
 
 async def send(place: Lab, action: str, device: str | None = None, twice: bool = False) -> None:
-    message = Command(id=secrets.token_bytes(16), action=action, device=device)  # type: ignore[arg-type]
+    message = OperatorCommand(id=secrets.token_bytes(16), action=action, device=device)  # type: ignore[arg-type]
     async with place.broker.transport("person") as person:
         async for event in person.events():
             if isinstance(event, LinkUp):
@@ -248,7 +248,7 @@ async def test_a_person_pauses_excludes_and_lets_go_on(tmp_path: Path) -> None:
             await send(place, "exclude", "nobody")
             paused.set()
 
-        def on_progress(progress: Progress) -> None:
+        def on_progress(progress: RoundProgress) -> None:
             if progress.round.round == 1:
                 group.start_soon(order_about)
 
@@ -284,7 +284,7 @@ async def test_a_person_pauses_excludes_and_lets_go_on(tmp_path: Path) -> None:
 async def test_a_stop_from_outside_ends_the_run(tmp_path: Path) -> None:
     async with lab(tmp_path) as place, anyio.create_task_group() as group:
 
-        def on_progress(progress: Progress) -> None:
+        def on_progress(progress: RoundProgress) -> None:
             if progress.round.round == 2:
                 group.start_soon(send, place, "stop")
 

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from fairbed.coordinator.policy.choice import Question
+from fairbed.coordinator.policy.choice import LossDemand
 from fairbed.coordinator.records.rows import answers_of, ask_rows
-from fairbed.coordinator.state.loss_query import Poll, Reply, fault_in, pulled_in
+from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome, fault_in, pulled_in
 from fairbed.wire.chunks import manifest_of
-from fairbed.wire.messages import Answer, Ask, Coding, Packed
+from fairbed.wire.messages import Coding, EvaluateReply, EvaluateRequest, Packed
 from tests.coordinator.builders import MODEL
 
 PACKED = manifest_of(b"\1" * 100, "model")
-ASK = Ask(round=3, model=MODEL, seed=1, limit_s=10.0)
-CODED = Ask(
+ASK = EvaluateRequest(round=3, model=MODEL, seed=1, limit_s=10.0)
+CODED = EvaluateRequest(
     round=3,
     model=MODEL,
     seed=1,
@@ -21,7 +21,7 @@ CODED = Ask(
 )
 
 
-def answer(loss: float = 1.5, **changes: object) -> Answer:
+def answer(loss: float = 1.5, **changes: object) -> EvaluateReply:
     fields: dict[str, object] = {
         "round": 3,
         "n": 40,
@@ -31,11 +31,11 @@ def answer(loss: float = 1.5, **changes: object) -> Answer:
         "load_s": 0.25,
         "evaluate_s": 0.125,
     }
-    return Answer(loss=loss, **(fields | changes))  # type: ignore[arg-type]
+    return EvaluateReply(loss=loss, **(fields | changes))  # type: ignore[arg-type]
 
 
-def poll(*devices: str) -> Poll:
-    game = Poll(3, 0, limit_s=10.0)
+def poll(*devices: str) -> LossQuery:
+    game = LossQuery(3, 0, limit_s=10.0)
     for device in devices:
         game.ask(device, now=100.0)
     return game
@@ -69,7 +69,7 @@ def test_who_has_not_answered_at_the_limit_is_late_and_stays_late() -> None:
     assert game.pass_limit(110.0) == ["b"]
     assert game.pass_limit(111.0) == []
     game.answered("b", answer(), None, 112.0)
-    assert game.asked["b"].reply is Reply.LATE
+    assert game.asked["b"].reply is QueryOutcome.LATE
     assert game.asked["b"].why == "no answer within 10 s"
     assert game.is_over
 
@@ -86,21 +86,21 @@ def test_no_limit_passes_while_our_own_link_is_down() -> None:
     assert game.pass_limit(210.0) == ["a"]
 
 
-@pytest.mark.parametrize("reply", [Reply.FAILED, Reply.LOST])
-def test_one_that_is_over_is_over(reply: Reply) -> None:
+@pytest.mark.parametrize("reply", [QueryOutcome.FAILED, QueryOutcome.LOST])
+def test_one_that_is_over_is_over(reply: QueryOutcome) -> None:
     game = poll("a", "b")
     game.ended("a", reply, "gone")
     game.answered("a", answer(), None, 101.0)
     game.answered("b", answer(), None, 101.0)
     game.ended("b", reply, "gone")
     game.ended("stranger", reply, "gone")
-    assert [x.reply for x in game.asked.values()] == [reply, Reply.ANSWERED]
+    assert [x.reply for x in game.asked.values()] == [reply, QueryOutcome.ANSWERED]
 
 
 def test_an_answer_that_cannot_be_is_no_answer() -> None:
     game = poll("a")
     game.answered("a", answer(), "it lies", 101.0)
-    assert (game.asked["a"].reply, game.asked["a"].answer) == (Reply.REFUSED, None)
+    assert (game.asked["a"].reply, game.asked["a"].answer) == (QueryOutcome.REFUSED, None)
     assert game.is_over
 
 
@@ -117,8 +117,8 @@ def test_the_model_must_have_come_in_a_blob_that_was_announced() -> None:
 def test_rows_and_answers_say_the_same() -> None:
     game = poll("c", "a")
     game.answered("a", answer(0.75), None, 101.5)
-    game.ended("c", Reply.FAILED, "no memory")
-    told = answers_of(Question(3, np.array([0, 2]), "all"), game, ["a", "b", "c"])
+    game.ended("c", QueryOutcome.FAILED, "no memory")
+    told = answers_of(LossDemand(3, np.array([0, 2]), "all"), game, ["a", "b", "c"])
     np.testing.assert_array_equal(told.loss, [0.75, np.nan])
     rows = {row.device: row for row in ask_rows(game, {"a": ASK, "c": ASK})}
     assert (rows["a"].outcome, rows["a"].loss, rows["a"].took_s) == ("answered", 0.75, 1.5)

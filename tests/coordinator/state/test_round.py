@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fairbed.coordinator.state.exchange import Stage
+from fairbed.coordinator.state.exchange import ExchangeState
 from fairbed.coordinator.state.round import (
     Abandon,
     Accept,
@@ -45,7 +45,7 @@ def test_a_device_is_granted_checked_and_accepted() -> None:
     played = started("a")
     assert played.on(Offered("a", offer()), 103.0) == [GrantUpload("a")]
     assert played.on(arrived("a", at=104.0), 104.5) == [Check("a")]
-    assert played.in_stage(Stage.CHECKING)
+    assert played.in_stage(ExchangeState.CHECKING)
     assert played.on(Checked("a", None), 105.0) == [Accept("a")]
     exchange = played.exchanges["a"]
     assert played.is_over
@@ -123,7 +123,7 @@ def test_the_deadline_counts_without_the_time_in_the_queue() -> None:
     assert played.wake_at() == 100.0 + DEADLINE_S + 20.0
     assert played.on(Tick(), 179.0) == []
     assert played.on(Tick(), 180.0) == [Abandon("b", "no update within 60 s")]
-    assert played.exchanges["b"].stage is Stage.LATE
+    assert played.exchanges["b"].stage is ExchangeState.LATE
 
 
 def test_a_queued_device_has_no_deadline() -> None:
@@ -131,19 +131,19 @@ def test_a_queued_device_has_no_deadline() -> None:
     played.on(Offered("a", offer()), 101.0)
     played.on(Offered("b", offer()), 102.0)
     played.on(GaveUp("a", "x"), 103.0)
-    assert played.exchanges["b"].stage is Stage.GRANTED
+    assert played.exchanges["b"].stage is ExchangeState.GRANTED
 
 
 @pytest.mark.parametrize(
     ("event", "stage"),
     [
-        (GaveUp("a", "out of memory"), Stage.FAILED),
-        (Misbehaved("a", "wrong shape"), Stage.REJECTED),
-        (Vanished("a", "gone"), Stage.LOST),
-        (Excluded("a"), Stage.CANCELLED),
+        (GaveUp("a", "out of memory"), ExchangeState.FAILED),
+        (Misbehaved("a", "wrong shape"), ExchangeState.REJECTED),
+        (Vanished("a", "gone"), ExchangeState.LOST),
+        (Excluded("a"), ExchangeState.CANCELLED),
     ],
 )
-def test_an_exchange_can_end_before_it_arrives(event: Event, stage: Stage) -> None:
+def test_an_exchange_can_end_before_it_arrives(event: Event, stage: ExchangeState) -> None:
     played = started("a")
     orders = played.on(event, 101.0)
     assert [type(order) for order in orders] == [Abandon]
@@ -156,7 +156,7 @@ def test_a_bad_update_is_rejected_with_its_fault() -> None:
     played.on(Offered("a", offer()), 101.0)
     played.on(arrived("a", at=102.0), 102.0)
     assert played.on(Checked("a", "NaN at 3"), 103.0) == [Abandon("a", "NaN at 3")]
-    assert played.exchanges["a"].stage is Stage.REJECTED
+    assert played.exchanges["a"].stage is ExchangeState.REJECTED
 
 
 def test_the_round_ends_with_enough_updates_and_calls_the_rest_off() -> None:
@@ -177,7 +177,7 @@ def test_strangers_and_repetitions_change_nothing() -> None:
     assert played.on(Offered("a", offer()), 102.0) == []
     assert played.exchanges["a"].offer is first
     assert played.on(Checked("a", None), 102.0) == []
-    assert played.exchanges["a"].stage is Stage.GRANTED
+    assert played.exchanges["a"].stage is ExchangeState.GRANTED
 
 
 class AnyRound(RuleBasedStateMachine):
@@ -189,11 +189,13 @@ class AnyRound(RuleBasedStateMachine):
         super().__init__()
         self.now = 100.0
         self.played = started(*self.devices, slots=2, wanted=3)
-        self.ended: dict[str, Stage] = {}
+        self.ended: dict[str, ExchangeState] = {}
 
     @property
     def in_memory(self) -> int:
-        return len(self.played.in_stage(Stage.GRANTED)) + len(self.played.in_stage(Stage.CHECKING))
+        return len(self.played.in_stage(ExchangeState.GRANTED)) + len(
+            self.played.in_stage(ExchangeState.CHECKING)
+        )
 
     def feed(self, event: Event) -> None:
         self.played.on(event, self.now)
@@ -230,11 +232,11 @@ class AnyRound(RuleBasedStateMachine):
 
     @invariant()
     def a_slot_is_never_free_while_somebody_waits(self) -> None:
-        assert self.in_memory == 2 or not self.played.in_stage(Stage.QUEUED)
+        assert self.in_memory == 2 or not self.played.in_stage(ExchangeState.QUEUED)
 
     @invariant()
     def never_more_updates_than_wanted(self) -> None:
-        assert len(self.played.in_stage(Stage.DONE)) <= 3
+        assert len(self.played.in_stage(ExchangeState.DONE)) <= 3
 
     @invariant()
     def what_has_ended_stays_ended(self) -> None:
@@ -246,7 +248,7 @@ class AnyRound(RuleBasedStateMachine):
 
     @invariant()
     def something_open_always_has_a_way_to_end(self) -> None:
-        waiting = self.played.in_stage(Stage.CHECKING) or self.played.wake_at() is not None
+        waiting = self.played.in_stage(ExchangeState.CHECKING) or self.played.wake_at() is not None
         assert self.played.is_over or waiting
 
     @invariant()

@@ -22,7 +22,7 @@ from fairbed.coordinator.tui.screens.leave import Leave
 from fairbed.coordinator.tui.screens.room import PARTS, Room
 from fairbed.coordinator.tui.view import RunView
 from fairbed.wire.errors import Disconnected
-from fairbed.wire.messages import Command
+from fairbed.wire.messages import OperatorCommand
 from tests.coordinator.store.fake_run import FakeRun, fake_run
 from tests.coordinator.tui.screen import lines_on
 
@@ -57,7 +57,7 @@ class Coordinator:
     def __init__(self) -> None:
         self.orders: list[tuple[str, str | None]] = []
 
-    async def __call__(self, command: Command) -> None:
+    async def __call__(self, command: OperatorCommand) -> None:
         self.orders.append((command.action, command.device))
 
 
@@ -272,7 +272,7 @@ async def test_orders_are_not_offered_where_nobody_can_carry_them_out(finished: 
 
 
 async def test_an_order_that_is_not_delivered_is_told(run: FakeRun) -> None:
-    async def fail(_command: Command) -> None:
+    async def fail(_command: OperatorCommand) -> None:
         raise Disconnected("the broker is gone")
 
     async with room(run.folder, send_command=fail) as (app, pilot):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbed.coordinator.tui.bars import EIGHTHS, Cell, bar, gauge
+from fairbed.coordinator.tui.bars import EIGHTHS, BarCell, bar, gauge
 from fairbed.coordinator.tui.phase_spans import OVER, PHASES, Span
 
 FULL = "█"
@@ -39,33 +39,33 @@ def test_a_bar_does_not_change_with_the_unit_of_time(case: tuple[list[Span], flo
 
 def test_whole_cells_are_full_blocks() -> None:
     assert bar([Span("train", 0.0, 2.0)], 4.0, 4) == [
-        Cell(FULL, "train", None),
-        Cell(FULL, "train", None),
-        Cell(" ", None, None),
-        Cell(" ", None, None),
+        BarCell(FULL, "train", None),
+        BarCell(FULL, "train", None),
+        BarCell(" ", None, None),
+        BarCell(" ", None, None),
     ]
 
 
 def test_two_phases_share_a_cell_at_their_boundary() -> None:
     cells = bar([Span("load", 0.0, 3 / 8), Span("train", 3 / 8, 2.0)], 2.0, 2)
-    assert cells == [Cell("▍", "load", "train"), Cell(FULL, "train", None)]
+    assert cells == [BarCell("▍", "load", "train"), BarCell(FULL, "train", None)]
 
 
 def test_a_bar_may_begin_within_a_cell() -> None:
-    assert bar([Span("train", 0.5, 1.0)], 1.0, 1) == [Cell("▌", None, "train")]
+    assert bar([Span("train", 0.5, 1.0)], 1.0, 1) == [BarCell("▌", None, "train")]
 
 
 def test_an_instant_is_still_an_eighth() -> None:
-    assert bar([Span("encode", 1.0, 1.0)], 4.0, 4)[1] == Cell("▏", "encode", None)
+    assert bar([Span("encode", 1.0, 1.0)], 4.0, 4)[1] == BarCell("▏", "encode", None)
 
 
 def test_work_that_is_over_is_not_drawn() -> None:
-    assert bar([Span(OVER, 0.0, 1.0)], 1.0, 1) == [Cell(" ", None, None)]
+    assert bar([Span(OVER, 0.0, 1.0)], 1.0, 1) == [BarCell(" ", None, None)]
 
 
 @pytest.mark.parametrize("scale_s", [0.0, -1.0])
 def test_an_empty_scale_draws_a_dot_and_does_not_divide(scale_s: float) -> None:
-    assert bar([Span("train", 0.0, 1.0)], scale_s, 2)[1] == Cell(" ", None, None)
+    assert bar([Span("train", 0.0, 1.0)], scale_s, 2)[1] == BarCell(" ", None, None)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from fairbed.coordinator.tui.view import DeviceView
 from fairbed.coordinator.tui.widgets import fleet, timeline
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
 from fairbed.coordinator.tui.widgets.header import RunHeader
-from fairbed.coordinator.tui.widgets.log import EventLog
+from fairbed.coordinator.tui.widgets.log import EventLogView
 from fairbed.coordinator.tui.widgets.plot import CurvePlot
-from fairbed.coordinator.tui.widgets.timeline import Timeline
+from fairbed.coordinator.tui.widgets.timeline import RoundTimeline
 from tests.coordinator.store.fake_run import FakeRun
 from tests.coordinator.tui.test_app import opens, room, settled, shows, text_of
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 HEADER_LINES = 2
 """Its clock may go on meanwhile."""
 
-PARTS: tuple[type[Widget], ...] = (RunHeader, FleetTable, Timeline, EventLog, CurvePlot)
+PARTS: tuple[type[Widget], ...] = (RunHeader, FleetTable, RoundTimeline, EventLogView, CurvePlot)
 EVERYTHING: tuple[type[Widget], ...] = (*PARTS, Footer)
 
 
@@ -130,9 +130,9 @@ async def test_a_burst_is_drawn_once(run: FakeRun, drawn: Counter[str]) -> None:
         assert await shows(app, pilot, "uploading", "open for 0.5")
         await settled(app, pilot)
         assert drawn["FleetTable"] == len(cohort)
-        assert drawn["Timeline"] == 1 + len(cohort)
+        assert drawn["RoundTimeline"] == 1 + len(cohort)
         assert drawn["RunHeader"] <= HEADER_LINES
-        assert drawn["CurvePlot"] + drawn["EventLog"] + drawn["Footer"] == 0
+        assert drawn["CurvePlot"] + drawn["EventLogView"] + drawn["Footer"] == 0
 
 
 async def test_a_hidden_part_is_drawn_when_it_is_shown(run: FakeRun, drawn: Counter[str]) -> None:
@@ -144,8 +144,10 @@ async def test_a_hidden_part_is_drawn_when_it_is_shown(run: FakeRun, drawn: Coun
         run.telemetry(5, "unwilling")
         await refreshed(app, run)
         await settled(app, pilot)
-        assert drawn["EventLog"] > 0
-        assert drawn["FleetTable"] + drawn["Timeline"] + drawn["CurvePlot"] + drawn["made"] == 0
+        assert drawn["EventLogView"] > 0
+        assert (
+            drawn["FleetTable"] + drawn["RoundTimeline"] + drawn["CurvePlot"] + drawn["made"] == 0
+        )
         await pilot.press("1")
         assert await shows(app, pilot, "unwilling", "round 4 ")
 
@@ -174,7 +176,7 @@ async def test_a_room_that_is_covered_is_drawn_when_it_is_uncovered(
         run.telemetry(5, "unwilling")
         await refreshed(app, run)
         await settled(app, pilot)
-        assert drawn["FleetTable"] + drawn["Timeline"] + drawn["made"] == 0
+        assert drawn["FleetTable"] + drawn["RoundTimeline"] + drawn["made"] == 0
         await pilot.press("escape")
         assert await opens(app, pilot, Room)
         assert await shows(app, pilot, "unwilling")

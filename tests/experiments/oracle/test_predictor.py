@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.oracle.ground_truth import Past, past_of
-from experiments.oracle.predictor import RECENT_S, known_trials
+from experiments.oracle.ground_truth import GroundTruth, ground_truth_of
+from experiments.oracle.predictor import RECENT_S, oracle_trials
 from fairbed.coordinator.algorithms.estimation.prequential import Errors, prequential
 from fairbed.coordinator.store.tables import ConditionRow, ExchangeRow, TruthRow
 from tests.testbed.recording.rows import COURSE, World
@@ -36,8 +36,10 @@ def exchange(world: World, index: int) -> ExchangeRow:
     return replace(x, s_not_previous=int(bool(x.was_cold)))
 
 
-def errors_of(exchanges: list[ExchangeRow], past: Past, counted_after: float = 0.0) -> Errors:
-    known, trials = known_trials(
+def errors_of(
+    exchanges: list[ExchangeRow], past: GroundTruth, counted_after: float = 0.0
+) -> Errors:
+    known, trials = oracle_trials(
         [[x] for x in exchanges], {"pi-1": 0}, {"pi-1": past}, work_s, counted_after
     )
     return prequential({"known": known}, trials, alpha=0.1)["known"]
@@ -65,7 +67,7 @@ def condition(
 
 def test_nothing_is_unknown_of_a_device_that_never_changes() -> None:
     world = World()
-    found = errors_of([exchange(world, i) for i in range(20)], past_of(TRUTH, [], HOST))
+    found = errors_of([exchange(world, i) for i in range(20)], ground_truth_of(TRUTH, [], HOST))
     assert found.count == 19
     assert found.p95_ape == pytest.approx(0.0, abs=1e-9), "cold starts included"
 
@@ -79,7 +81,7 @@ def test_a_link_that_changed_long_before_is_known() -> None:
         condition(x.dispatched_at_s - RECENT_S - 1.0, x.dispatched_at_s + 4.0, rates[i % 2])
         for i, x in enumerate(exchanges)
     ]
-    found = errors_of(exchanges, past_of(TRUTH, rows, HOST))
+    found = errors_of(exchanges, ground_truth_of(TRUTH, rows, HOST))
     assert found.p95_ape == pytest.approx(0.0, abs=1e-9)
 
 
@@ -95,7 +97,7 @@ def test_a_link_that_changes_at_the_dispatch_is_not() -> None:
             condition(one.dispatched_at_s, one.dispatched_at_s + 5.0, 4e6),
         )
     ]
-    found = errors_of(exchanges, past_of(TRUTH, rows, HOST))
+    found = errors_of(exchanges, ground_truth_of(TRUTH, rows, HOST))
     missed_s = 8.0 * 1e6 / 4e6 - 8.0 * 1e6 / 16e6
     assert found.bias == pytest.approx(-missed_s / (x.tau_s or 0.0), rel=1e-6)
 
@@ -104,10 +106,16 @@ def test_the_speed_of_the_last_seconds_counts_not_the_nominal_one() -> None:
     world = World(clock_ratio=0.5)
     exchanges = [exchange(world, i) for i in range(10)]
     hot = [condition(0.0, 200.0, 16e6, speed_ratio=0.5 * 0.4 / HOST)]
-    assert errors_of(exchanges, past_of(TRUTH, hot, HOST)).mape == pytest.approx(0.0, abs=1e-9)
+    assert errors_of(exchanges, ground_truth_of(TRUTH, hot, HOST)).mape == pytest.approx(
+        0.0, abs=1e-9
+    )
     # What is fixed hides half of a constant lie about the speed, so look at the parts.
-    cool, _ = known_trials([exchanges], {"pi-1": 0}, {"pi-1": past_of(TRUTH, [], HOST)}, work_s)
-    warm, _ = known_trials([exchanges], {"pi-1": 0}, {"pi-1": past_of(TRUTH, hot, HOST)}, work_s)
+    cool, _ = oracle_trials(
+        [exchanges], {"pi-1": 0}, {"pi-1": ground_truth_of(TRUTH, [], HOST)}, work_s
+    )
+    warm, _ = oracle_trials(
+        [exchanges], {"pi-1": 0}, {"pi-1": ground_truth_of(TRUTH, hot, HOST)}, work_s
+    )
     nothing = np.zeros((1, 4))
     missing_s = cool.predict(nothing).tau_hat_s - warm.predict(nothing).tau_hat_s
     assert missing_s == pytest.approx(work_s(exchanges[0]) * HOST / 0.4)
@@ -116,11 +124,11 @@ def test_the_speed_of_the_last_seconds_counts_not_the_nominal_one() -> None:
 def test_errors_are_counted_of_later_rounds_only() -> None:
     world = World()
     exchanges = [exchange(world, i) for i in range(20)]
-    assert errors_of(exchanges, past_of(TRUTH, [], HOST), counted_after=10.0).count == 10
+    assert errors_of(exchanges, ground_truth_of(TRUTH, [], HOST), counted_after=10.0).count == 10
 
 
 def test_a_mean_weighs_stretches_by_how_long_they_are() -> None:
-    past = past_of(TRUTH, [condition(0.0, 4.0, 10e6), condition(4.0, 5.0, 20e6)], HOST)
+    past = ground_truth_of(TRUTH, [condition(0.0, 4.0, 10e6), condition(4.0, 5.0, 20e6)], HOST)
     assert past.mean("down_bps", 0.0, 5.0) == pytest.approx(12e6)
     assert past.mean("down_bps", 3.5, 4.5) == pytest.approx(15e6)
     assert past.mean("down_bps", 9.0, 12.0) == 16e6, "beyond what is known: as configured"
@@ -128,6 +136,6 @@ def test_a_mean_weighs_stretches_by_how_long_they_are() -> None:
 
 def test_a_device_of_this_machine_is_not_slowed_and_its_link_has_no_limit() -> None:
     truth = replace(TRUTH, profile="this-machine", down_bps=None)
-    past = past_of(truth, [], HOST)
+    past = ground_truth_of(truth, [], HOST)
     assert past.mean("speed_ratio", 0.0, 1.0) == 1.0
     assert past.mean("down_bps", 0.0, 1.0) == float("inf")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.replay_fidelity.cli import FILE
-from experiments.replay_fidelity.comparison import Comparison, compare_live_replay
+from experiments.replay_fidelity.comparison import FidelityComparison, compare_live_replay
 from experiments.replay_fidelity.live import LiveRunError, play_live
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.cli import BAD_USAGE
@@ -58,7 +58,7 @@ def test_three_live_runs_are_recorded_replayed_and_compared(
     if code and "make this machine less busy" in said.err:
         pytest.skip(said.err.strip().splitlines()[-1])
     assert code == 0, said.err
-    found = msgspec.json.decode(said.out, type=Comparison)
+    found = msgspec.json.decode(said.out, type=FidelityComparison)
     assert (out / FILE).read_text() == said.out.strip()
     assert found.devices == 2
     assert not found.has_moving_links

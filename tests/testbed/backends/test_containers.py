@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from fairbed.testbed.backends.base import Backend
-from fairbed.testbed.backends.choice import Stage, open_stage
+from fairbed.testbed.backends.choice import BackendStage, open_backend
 from fairbed.testbed.backends.containers.engine import find_engine
 from fairbed.testbed.backends.errors import BackendUnavailable, innermost
-from fairbed.testbed.backends.helper import Ended
+from fairbed.testbed.backends.helper import HelperEnded
 from tests.testbed.backends.test_namespace import (
     NOWHERE,
     REPOSITORY,
@@ -56,7 +56,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone]
 @pytest.fixture
 def needs_containers(tmp_path: Path) -> None:
     async def attempt() -> None:
-        async with open_stage("container", pis(1), tmp_path, "trial"):
+        async with open_backend("container", pis(1), tmp_path, "trial"):
             pass
 
     try:
@@ -80,10 +80,10 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 @asynccontextmanager
 async def at_work(
-    folder: Path, run_id: str, count: int, ended: list[Ended] | None = None
-) -> AsyncIterator[tuple[Stage, Backend]]:
+    folder: Path, run_id: str, count: int, ended: list[HelperEnded] | None = None
+) -> AsyncIterator[tuple[BackendStage, Backend]]:
     async with (
-        open_stage("container", pis(count), folder, run_id) as stage,
+        open_backend("container", pis(count), folder, run_id) as stage,
         stage.backend(NOWHERE, on_end=None if ended is None else ended.append) as backend,
     ):
         await backend.start()
@@ -105,7 +105,7 @@ def containers(run_id: str) -> list[str]:
 def test_every_device_is_a_container_in_its_own_network_and_groups_and_all_of_it_goes(
     tmp_path: Path, run_id: str
 ) -> None:
-    ended: list[Ended] = []
+    ended: list[HelperEnded] = []
 
     async def test() -> None:
         async with at_work(tmp_path, run_id, 2, ended) as (stage, backend):
@@ -132,7 +132,7 @@ def test_every_device_is_a_container_in_its_own_network_and_groups_and_all_of_it
 def test_a_container_can_stand_still_and_be_killed_and_come_back(
     tmp_path: Path, run_id: str
 ) -> None:
-    ended: list[Ended] = []
+    ended: list[HelperEnded] = []
 
     async def test() -> None:
         async with at_work(tmp_path, run_id, 1, ended) as (_, backend):

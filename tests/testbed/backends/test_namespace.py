@@ -21,9 +21,9 @@ from fairbed.testbed.backends.cgroups import fleet as cells
 from fairbed.testbed.backends.cgroups.files import read
 from fairbed.testbed.backends.cgroups.group import Group
 from fairbed.testbed.backends.cgroups.places import find_places
-from fairbed.testbed.backends.choice import Stage, open_stage, problem_with
+from fairbed.testbed.backends.choice import BackendStage, open_backend, problem_with
 from fairbed.testbed.backends.errors import BackendError
-from fairbed.testbed.backends.helper import Ended
+from fairbed.testbed.backends.helper import HelperEnded
 from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
 from fairbed.testbed.run.broker import find_broker, start_broker
 from fairbed.wire.codec import decode
@@ -96,10 +96,10 @@ def conditions(
 
 @asynccontextmanager
 async def at_work(
-    folder: Path, run_id: str, fleet: list[DeviceSpec], ended: list[Ended] | None = None
-) -> AsyncIterator[tuple[Stage, Backend]]:
+    folder: Path, run_id: str, fleet: list[DeviceSpec], ended: list[HelperEnded] | None = None
+) -> AsyncIterator[tuple[BackendStage, Backend]]:
     async with (
-        open_stage("namespace", fleet, folder, run_id) as stage,
+        open_backend("namespace", fleet, folder, run_id) as stage,
         stage.backend(NOWHERE, on_end=None if ended is None else ended.append) as backend,
     ):
         await backend.start()
@@ -150,7 +150,7 @@ def share_of(run_id: str, name: str) -> float | None:
 def test_every_device_has_a_network_and_groups_of_its_own_and_all_of_it_goes(
     tmp_path: Path, run_id: str
 ) -> None:
-    ended: list[Ended] = []
+    ended: list[HelperEnded] = []
 
     async def test() -> None:
         async with at_work(tmp_path, run_id, pis(3), ended) as (stage, backend):
@@ -238,7 +238,7 @@ def test_devices_reach_a_broker_on_the_hub_and_are_counted(tmp_path: Path, run_i
     fleet = pis(2, Shape(down_bps=1e7, up_bps=1e7))
 
     async def test() -> None:
-        async with open_stage("namespace", fleet, tmp_path, run_id) as stage:
+        async with open_backend("namespace", fleet, tmp_path, run_id) as stage:
             assert stage.broker_host is not None
             async with (
                 start_broker("mosquitto", folder=tmp_path, host=stage.broker_host) as broker,
@@ -277,14 +277,14 @@ def test_a_device_whose_memory_is_full_dies_and_the_reason_is_told(
     tmp_path: Path, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cells, "AGENT_MEMORY_BYTES", 1 << 20)
-    ended: list[Ended] = []
+    ended: list[HelperEnded] = []
     spec = pis(1)[0]
     assert spec.device is not None
     small = replace(spec, device=msgspec.structs.replace(spec.device, memory_bytes=1 << 20))
 
     async def test() -> None:
         async with (
-            open_stage("namespace", [small], tmp_path, run_id) as stage,
+            open_backend("namespace", [small], tmp_path, run_id) as stage,
             stage.backend(NOWHERE, on_end=ended.append) as backend,
         ):
             await backend.start()

@@ -15,7 +15,7 @@ import pytest
 from fairbed import profiles
 from fairbed.testbed.backends.base import DeviceSpec, device_spec
 from fairbed.testbed.backends.errors import BackendError
-from fairbed.testbed.backends.helper import Ended
+from fairbed.testbed.backends.helper import HelperEnded
 from fairbed.testbed.backends.process import ProcessBackend
 from fairbed.testbed.backends.proxy.protocol import Shape
 from fairbed.testbed.run.broker import find_broker, start_broker
@@ -80,7 +80,7 @@ def is_alive(pid: int) -> bool:
 def test_every_device_is_a_process_with_a_log_and_all_end_together(
     method: Literal["fork", "spawn"], tmp_path: Path
 ) -> None:
-    ended: list[Ended] = []
+    ended: list[HelperEnded] = []
 
     async def test() -> None:
         fleet = fleet_of(3)
@@ -154,7 +154,7 @@ def test_devices_come_back_through_their_links_after_a_power_cut(tmp_path: Path)
 
 def test_a_device_that_dies_by_itself_is_reported(tmp_path: Path) -> None:
     async def test() -> None:
-        send, receive = anyio.create_memory_object_stream[Ended](10)
+        send, receive = anyio.create_memory_object_stream[HelperEnded](10)
         async with (
             send,
             receive,
@@ -163,7 +163,9 @@ def test_a_device_that_dies_by_itself_is_reported(tmp_path: Path) -> None:
             await backend.start()
             pid = backend.pids["pi-00"]
             os.kill(pid, signal.SIGKILL)
-            assert await receive.receive() == Ended("pi-00", -9, was_asked=False, is_device=True)
+            assert await receive.receive() == HelperEnded(
+                "pi-00", -9, was_asked=False, is_device=True
+            )
             assert backend.pids.keys() == {"pi-01"}
             await backend.restart("pi-00")
             assert backend.pids["pi-00"] != pid
@@ -175,7 +177,7 @@ def test_without_its_nursery_a_fleet_is_over(tmp_path: Path) -> None:
     async def test() -> None:
         lost = anyio.Event()
 
-        def on_end(ended: Ended) -> None:
+        def on_end(ended: HelperEnded) -> None:
             if ended.name == "nursery" and not ended.was_asked:
                 lost.set()
 

@@ -8,10 +8,10 @@ import anyio
 import msgspec
 import pytest
 
-from fairbed.testbed.backends.agent_pool import Crew, Site
+from fairbed.testbed.backends.agent_pool import AgentPool, Site
 from fairbed.testbed.backends.base import DeviceSpec
-from fairbed.testbed.backends.helper import Ended
-from fairbed.testbed.backends.sandbox import Cell, inside
+from fairbed.testbed.backends.helper import HelperEnded
+from fairbed.testbed.backends.sandbox import Sandbox, inside
 from tests.testbed.backends.cgroups.conftest import MakeGroup, make_group, places
 
 __all__ = ["make_group", "places"]
@@ -21,18 +21,18 @@ LIMIT_S = 60.0
 NOWHERE = "mqtt://127.0.0.1:1"
 
 
-def run(argv: list[str], cell: Cell) -> subprocess.CompletedProcess[str]:
+def run(argv: list[str], cell: Sandbox) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         inside(argv, cell), capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
 
 
-def shut(cell: Cell) -> Cell:
+def shut(cell: Sandbox) -> Sandbox:
     """Return a cell that lets nobody in."""
     return msgspec.structs.replace(cell, procs=("/proc/1/no-such-file",))
 
 
-NO_CELL = Cell(procs=(), quota_folder="/nowhere", quota_version=1)
+NO_CELL = Sandbox(procs=(), quota_folder="/nowhere", quota_version=1)
 
 
 def test_a_command_is_in_the_groups_from_its_first_moment(make_group: MakeGroup) -> None:
@@ -66,17 +66,17 @@ def test_a_program_that_is_missing_is_one_line() -> None:
 def test_an_agent_that_cannot_go_in_does_not_run(
     method: Literal["fork", "spawn"], tmp_path: Path
 ) -> None:
-    ended: list[Ended] = []
+    ended: list[HelperEnded] = []
 
     async def test() -> None:
         done = anyio.Event()
 
-        def on_end(end: Ended) -> None:
+        def on_end(end: HelperEnded) -> None:
             ended.append(end)
             if end.is_device:
                 done.set()
 
-        crew = Crew([DeviceSpec("a")], tmp_path, on_end=on_end)
+        crew = AgentPool([DeviceSpec("a")], tmp_path, on_end=on_end)
         site = Site(NOWHERE, shut(NO_CELL))
         with anyio.fail_after(LIMIT_S):
             async with crew.at_work(lambda name: site, method):

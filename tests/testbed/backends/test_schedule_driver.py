@@ -7,9 +7,15 @@ import anyio
 import pytest
 
 from fairbed.profiles.series import Series
-from fairbed.testbed.backends.schedule_driver import STRETCH_S, TICK_S, Driver, LoopClock
+from fairbed.testbed.backends.schedule_driver import STRETCH_S, TICK_S, LoopClock, ScheduleDriver
 from fairbed.testbed.emulation.conditions import Conditions
-from fairbed.testbed.emulation.schedule import LOOK_S, Course, OutageWindow, Speed, Timeline
+from fairbed.testbed.emulation.schedule import (
+    LOOK_S,
+    OutageWindow,
+    Schedule,
+    ScheduleFollower,
+    Speed,
+)
 from fairbed.testbed.emulation.stretch import Stretch
 from tests.testbed.emulation.test_heat import thermal
 from tests.testbed.emulation.test_schedule import ONE, ZERO, link
@@ -61,14 +67,16 @@ class Fleet:
 
 
 def drive(
-    courses: Mapping[str, Course],
+    courses: Mapping[str, ScheduleFollower],
     clock: FakeClock,
     fleet: Fleet,
     note: Callable[[str, Stretch], None] | None = None,
     start_s: float = 0.0,
     dilation: float = 1.0,
-) -> Driver:
-    driver = Driver(fleet, courses, clock=clock, note=note, start_s=start_s, dilation=dilation)
+) -> ScheduleDriver:
+    driver = ScheduleDriver(
+        fleet, courses, clock=clock, note=note, start_s=start_s, dilation=dilation
+    )
 
     async def run() -> None:
         with anyio.fail_after(LIMIT_S), suppress(OverError):
@@ -78,8 +86,8 @@ def drive(
     return driver
 
 
-def trace(values: list[float], step_s: float = 1.0, **others: object) -> Course:
-    return Course(Timeline(link=link(Series.sampled(values, step_s))))
+def trace(values: list[float], step_s: float = 1.0, **others: object) -> ScheduleFollower:
+    return ScheduleFollower(Schedule(link=link(Series.sampled(values, step_s))))
 
 
 def test_after_a_day_every_change_is_still_at_its_time() -> None:
@@ -98,8 +106,8 @@ def test_what_is_due_in_one_tick_goes_out_in_one_piece() -> None:
     clock = FakeClock(10.0)
     fleet = Fleet(clock)
     courses = {
-        f"device-{n}": Course(
-            Timeline(link=link(Series.sampled([1e6, 2e6], 1.0).starting_at(0.001 * n)))
+        f"device-{n}": ScheduleFollower(
+            Schedule(link=link(Series.sampled([1e6, 2e6], 1.0).starting_at(0.001 * n)))
         )
         for n in range(50)
     }
@@ -153,7 +161,7 @@ def test_a_device_whose_heat_nobody_changes_is_only_looked_at() -> None:
     fleet = Fleet(clock)
     speed = Speed(per_core=0.25, threads=1, cores=1, clock_ratio=ONE, background_load=ZERO)
     hot = thermal(onset_s=60.0, time_constant_s=60.0)
-    course = Course(Timeline(speed=speed), hot)
+    course = ScheduleFollower(Schedule(speed=speed), hot)
     fleet.used = lambda now: 0.25 * min(now, 100.0)  # it trains for 100 s
     drive({"pi": course}, clock, fleet)
     changes = [(now, changed["pi"].clock_ratio) for now, changed in fleet.applied]
@@ -177,7 +185,7 @@ def test_what_holds_at_last_is_told_when_the_run_ends() -> None:
     fleet = Fleet(clock)
     told: list[Stretch] = []
     window = OutageWindow(12.0, 15.0, "unplugged")
-    course = Course(Timeline(outages=(window,)))
+    course = ScheduleFollower(Schedule(outages=(window,)))
     drive({"device": course}, clock, fleet, lambda _, stretch: told.append(stretch))
     assert [(s.start_s, s.end_s, s.outage_s) for s in told] == [
         pytest.approx((0.0, 12.0, 0.0)),
@@ -190,7 +198,7 @@ def test_an_outage_begins_and_ends_at_its_time() -> None:
     clock = FakeClock(30.0)
     fleet = Fleet(clock)
     window = OutageWindow(12.0, 15.0, "unplugged")
-    drive({"device": Course(Timeline(outages=(window,)))}, clock, fleet)
+    drive({"device": ScheduleFollower(Schedule(outages=(window,)))}, clock, fleet)
     assert [(now, changed["device"].outage) for now, changed in fleet.applied] == [
         (0.0, None),
         (pytest.approx(12.0), "unplugged"),
@@ -216,7 +224,9 @@ def test_a_dilated_machine_gives_a_part_and_a_hot_device_stays_as_hot() -> None:
         clock = FakeClock(100.0)
         fleet = Fleet(clock)
         speed = Speed(per_core=0.4, threads=1, cores=1, clock_ratio=ONE, background_load=ZERO)
-        course = Course(Timeline(speed=speed), thermal(onset_s=60.0, time_constant_s=60.0))
+        course = ScheduleFollower(
+            Schedule(speed=speed), thermal(onset_s=60.0, time_constant_s=60.0)
+        )
         fleet.used = lambda now: 0.4 * now  # k times the time at a k-th of the speed
         drive({"pi": course}, clock, fleet, dilation=dilation)
         changes = [(now, changed["pi"].clock_ratio) for now, changed in fleet.applied]

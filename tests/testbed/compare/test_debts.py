@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fairbed.coordinator.store import RunReader
-from fairbed.testbed.compare.measures import debts, debts_of
+from fairbed.testbed.compare.measures import virtual_queues, virtual_queues_of
 from fairbed.testbed.experiment.file import load_experiment
 from fairbed.testbed.replay.run import replay_experiment
 
@@ -14,14 +14,14 @@ PAPER = Path(__file__).parents[3] / "examples" / "rbcs-f-paper.toml"
 
 def test_the_worked_example() -> None:
     x = np.array([0, 0, 1, 0, 0, 0, 0, 1], dtype=np.bool_)[:, None]
-    found = debts(x, np.array([0]), 0.15)
+    found = virtual_queues(x, np.array([0]), 0.15)
     wanted = [0.15, 0.30, 0.0, 0.15, 0.30, 0.45, 0.60, 0.0]
     np.testing.assert_allclose(found.total, wanted, atol=1e-12)
     np.testing.assert_array_equal(found.total, found.largest)
 
 
 def test_a_device_owes_nothing_before_it_joins() -> None:
-    found = debts(np.zeros((4, 2), dtype=np.bool_), np.array([0, 2]), 0.25)
+    found = virtual_queues(np.zeros((4, 2), dtype=np.bool_), np.array([0, 2]), 0.25)
     assert found.total.tolist() == [0.25, 0.5, 1.0, 1.5]
     assert found.largest.tolist() == [0.25, 0.5, 0.75, 1.0]
 
@@ -31,7 +31,7 @@ def test_they_are_the_queues_of_rbcs_f(tmp_path: Path) -> None:
     replay_experiment(experiment, tmp_path / "run", "run", lambda played: None)
     with RunReader(tmp_path / "run") as reader:
         rounds = reader.rounds()
-        found = debts_of(reader, [r.round for r in rounds], reader.tallies(), 0.15)
+        found = virtual_queues_of(reader, [r.round for r in rounds], reader.tallies(), 0.15)
     assert found is not None
     np.testing.assert_allclose(found.total, [row.queue_total for row in rounds])
     np.testing.assert_allclose(found.largest, [row.queue_max for row in rounds])

@@ -8,7 +8,7 @@ from scipy import stats
 
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.testbed.compare.statistics import (
-    Interval,
+    ConfidenceInterval,
     expanded_level,
     final_value,
     mean_interval,
@@ -89,8 +89,8 @@ def test_an_interval_does_not_depend_on_how_much_is_drawn_at_once(
 
 
 def test_equal_values_leave_no_doubt_and_one_value_tells_nothing() -> None:
-    assert mean_interval(np.full(6, 4.0), rng()) == Interval(4.0, 4.0, 4.0, 6)
-    assert mean_interval(floats(4.0), rng()) == Interval(4.0, None, None, 1)
+    assert mean_interval(np.full(6, 4.0), rng()) == ConfidenceInterval(4.0, 4.0, 4.0, 6)
+    assert mean_interval(floats(4.0), rng()) == ConfidenceInterval(4.0, None, None, 1)
     with pytest.raises(ValueError, match="at least one value"):
         mean_interval(floats(), rng())
 
@@ -98,17 +98,17 @@ def test_equal_values_leave_no_doubt_and_one_value_tells_nothing() -> None:
 @pytest.mark.parametrize(
     ("interval", "verdict"),
     [
-        (Interval(-2.0, -3.0, -1.0, 10), "less"),
-        (Interval(2.0, 1.0, 3.0, 10), "more"),
-        (Interval(2.0, -1.0, 5.0, 10), "unclear"),
-        (Interval(2.0, 0.0, 5.0, 10), "unclear"),
-        (Interval(0.0, 0.0, 0.0, 10), "unclear"),
-        (Interval(2.0, 1.0, 3.0, 4), "unclear"),
-        (Interval(2.0, None, None, 1), "unclear"),
+        (ConfidenceInterval(-2.0, -3.0, -1.0, 10), "less"),
+        (ConfidenceInterval(2.0, 1.0, 3.0, 10), "more"),
+        (ConfidenceInterval(2.0, -1.0, 5.0, 10), "unclear"),
+        (ConfidenceInterval(2.0, 0.0, 5.0, 10), "unclear"),
+        (ConfidenceInterval(0.0, 0.0, 0.0, 10), "unclear"),
+        (ConfidenceInterval(2.0, 1.0, 3.0, 4), "unclear"),
+        (ConfidenceInterval(2.0, None, None, 1), "unclear"),
     ],
 )
 def test_nothing_is_said_when_zero_is_inside_or_seeds_are_few(
-    interval: Interval, verdict: str
+    interval: ConfidenceInterval, verdict: str
 ) -> None:
     assert interval.verdict == verdict
 

@@ -9,14 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbed.profiles.series import Series
-from fairbed.testbed.emulation.link import QUEUE_S, Line, Piece
+from fairbed.testbed.emulation.link import QUEUE_S, LinkDirection, Piece
 
 STEP_S = 0.5
 
 rates = st.lists(st.just(0.0) | st.floats(1e5, 5e7), min_size=2, max_size=12).filter(any)
 
 
-def greedy(line: Line, rate: Series, delay: Series, until: float) -> list[tuple[Piece, int]]:
+def greedy(
+    line: LinkDirection, rate: Series, delay: Series, until: float
+) -> list[tuple[Piece, int]]:
     """Feed a line as fast as it takes bytes, while it follows the two series."""
     sent: list[tuple[Piece, int]] = []
     now = 0.0
@@ -40,8 +42,8 @@ def greedy(line: Line, rate: Series, delay: Series, until: float) -> list[tuple[
 @given(rates, st.lists(st.floats(0.0, 1.0), min_size=1, max_size=4))
 def test_the_volume_is_the_integral_of_the_rate(values: list[float], delays: list[float]) -> None:
     rate, delay = Series.sampled(values, STEP_S), Series.sampled(delays, STEP_S)
-    line = Line(rate.at(0.0), delay.at(0.0))
-    chunk_bits = 8 * max(Line(value, 0.0).chunk_bytes for value in values)
+    line = LinkDirection(rate.at(0.0), delay.at(0.0))
+    chunk_bits = 8 * max(LinkDirection(value, 0.0).chunk_bytes for value in values)
     until = len(values) * STEP_S
     sent = greedy(line, rate, delay, until)
     for step in range(1, 4 * len(values)):
@@ -56,13 +58,13 @@ def test_nothing_overtakes_whatever_changes(
 ) -> None:
     rate, delay = Series.sampled(values, STEP_S), Series.sampled(delays, STEP_S)
     random = Random(seed)
-    line = Line(rate.at(0.0), delay.at(0.0), 0.05, lambda: random.gauss(0.0, 1.0))
+    line = LinkDirection(rate.at(0.0), delay.at(0.0), 0.05, lambda: random.gauss(0.0, 1.0))
     dues = [piece.due for piece, _ in greedy(line, rate, delay, len(values) * STEP_S)]
     assert dues == sorted(dues)
 
 
 def test_a_hole_holds_what_is_on_the_line_and_goes_on_where_it_was() -> None:
-    line = Line(8e3, 0.1)
+    line = LinkDirection(8e3, 0.1)
     first, second = line.send(0.0, 1000), line.send(0.0, 1000)  # a second each
     line.change(0.25, 0.0, 0.1)
     assert (first.due, second.due) == (inf, inf)
@@ -73,7 +75,7 @@ def test_a_hole_holds_what_is_on_the_line_and_goes_on_where_it_was() -> None:
 
 
 def test_what_has_left_is_not_called_back() -> None:
-    line = Line(8e6, 5.0)
+    line = LinkDirection(8e6, 5.0)
     piece = line.send(0.0, 1000)
     line.change(1.0, 0.0, 0.0)
     assert piece.due == pytest.approx(5.001)
@@ -81,7 +83,7 @@ def test_what_has_left_is_not_called_back() -> None:
 
 
 def test_a_line_without_rate_can_have_a_hole_too() -> None:
-    line = Line(None, 0.0)
+    line = LinkDirection(None, 0.0)
     line.change(1.0, 0.0, 0.0)
     piece = line.send(1.5, 1000)
     assert piece.due == inf
@@ -91,14 +93,14 @@ def test_a_line_without_rate_can_have_a_hole_too() -> None:
 
 
 def test_the_end_of_a_stream_waits_for_the_end_of_a_hole() -> None:
-    line = Line(1e6, 0.0)
+    line = LinkDirection(1e6, 0.0)
     line.change(0.0, 0.0, 0.0)
     assert line.send(1.0, 0).due == inf
 
 
 def test_jitter_has_the_deviation_that_was_asked_for() -> None:
     random = Random(7)
-    line = Line(None, 1.0, 0.02, lambda: random.gauss(0.0, 1.0))
+    line = LinkDirection(None, 1.0, 0.02, lambda: random.gauss(0.0, 1.0))
     delays = [line.send(now, 100).due - now for now in map(float, range(2000))]
     mean = sum(delays) / len(delays)
     assert mean == pytest.approx(1.0, abs=0.002)
@@ -110,14 +112,14 @@ def test_jitter_has_the_deviation_that_was_asked_for() -> None:
 def test_equal_seeds_jitter_equally() -> None:
     def dues(seed: int) -> list[float]:
         random = Random(seed)
-        line = Line(1e6, 0.05, 0.02, lambda: random.gauss(0.0, 1.0))
+        line = LinkDirection(1e6, 0.05, 0.02, lambda: random.gauss(0.0, 1.0))
         return [line.send(0.0, 1000).due for _ in range(50)]
 
     assert dues(1) == dues(1) != dues(2)
 
 
 def test_a_faster_line_wakes_its_sender_earlier() -> None:
-    line = Line(1e5, 0.0)
+    line = LinkDirection(1e5, 0.0)
     while not line.is_full(0.0):
         line.send(0.0, line.chunk_bytes)
     before = line.ready_at
@@ -126,7 +128,7 @@ def test_a_faster_line_wakes_its_sender_earlier() -> None:
 
 
 def test_bad_changes_are_refused_and_change_nothing() -> None:
-    line = Line(8e3, 0.0)
+    line = LinkDirection(8e3, 0.0)
     piece = line.send(0.0, 1000)
     with pytest.raises(ValueError, match=r"^rate_bps must be >= 0 or None, got -1"):
         line.change(0.0, -1.0, 0.0)

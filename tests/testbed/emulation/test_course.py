@@ -3,18 +3,18 @@
 import pytest
 
 from fairbed.profiles.series import Series
-from fairbed.testbed.emulation.schedule import LOOK_S, Course, Speed, Timeline
+from fairbed.testbed.emulation.schedule import LOOK_S, Schedule, ScheduleFollower, Speed
 from tests.testbed.emulation.test_heat import thermal
 from tests.testbed.emulation.test_schedule import ONE, ZERO
 
 
-def course(clock: Series = ONE) -> Course:
+def course(clock: Series = ONE) -> ScheduleFollower:
     speed = Speed(per_core=0.25, threads=1, cores=1, clock_ratio=clock, background_load=ZERO)
     hot = thermal(onset_s=60.0, time_constant_s=60.0, idle_celsius=40.0, limit_celsius=80.0)
-    return Course(Timeline(speed=speed), hot)
+    return ScheduleFollower(Schedule(speed=speed), hot)
 
 
-def work(device: Course, seconds: int, busy: float) -> None:
+def work(device: ScheduleFollower, seconds: int, busy: float) -> None:
     """Have a device compute a share of its time, and look at it every second."""
     cpu_s = 0.0
     for second in range(seconds + 1):
@@ -71,6 +71,6 @@ def test_devices_that_heat_up_are_looked_at_at_the_same_moments() -> None:
 
 
 def test_a_device_that_never_changes_is_never_looked_at() -> None:
-    still = Course(Timeline())
+    still = ScheduleFollower(Schedule())
     assert still.is_constant
     assert still.next_look(0.0) == float("inf")

@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbed.testbed.emulation.link import MIN_CHUNK_BYTES, QUEUE_S, Line, set_up_s
+from fairbed.testbed.emulation.link import MIN_CHUNK_BYTES, QUEUE_S, LinkDirection, set_up_s
 
 rates = st.floats(1e4, 1e9)
 delays = st.floats(0.0, 2.0)
 gaps = st.lists(st.tuples(st.floats(0.0, 0.5), st.integers(1, 1 << 18)), min_size=1, max_size=60)
 
 
-def arrivals(line: Line, pieces: list[tuple[float, int]]) -> list[tuple[float, float, int]]:
+def arrivals(
+    line: LinkDirection, pieces: list[tuple[float, int]]
+) -> list[tuple[float, float, int]]:
     """Send each piece after its gap, cut as the rule says; return (sent, due, bytes)."""
     now, found = 0.0, []
     for gap_s, n_bytes in pieces:
@@ -29,7 +31,7 @@ def arrivals(line: Line, pieces: list[tuple[float, int]]) -> list[tuple[float, f
 def test_no_window_carries_more_than_the_rate_and_one_chunk(
     rate: float, delay: float, pieces: list[tuple[float, int]]
 ) -> None:
-    line = Line(rate, delay)
+    line = LinkDirection(rate, delay)
     found = arrivals(line, pieces)[:200]
     for first in range(len(found)):
         carried = 0
@@ -43,7 +45,7 @@ def test_no_window_carries_more_than_the_rate_and_one_chunk(
 def test_nothing_overtakes_and_nothing_is_early(
     rate: float | None, delay: float, pieces: list[tuple[float, int]]
 ) -> None:
-    line = Line(rate, delay)
+    line = LinkDirection(rate, delay)
     last = 0.0
     for sent, due, n_bytes in arrivals(line, pieces):
         on_the_line_s = 0.0 if rate is None else 8 * n_bytes / rate
@@ -54,7 +56,7 @@ def test_nothing_overtakes_and_nothing_is_early(
 
 @given(rates, delays, st.integers(1, 10_000))
 def test_a_busy_line_is_used_in_full(rate: float, delay: float, chunks: int) -> None:
-    line = Line(rate, delay)
+    line = LinkDirection(rate, delay)
     due = 0.0
     for _ in range(min(chunks, 500)):
         due = line.send(0.0, line.chunk_bytes).due
@@ -64,7 +66,7 @@ def test_a_busy_line_is_used_in_full(rate: float, delay: float, chunks: int) -> 
 
 @given(rates, delays)
 def test_a_sender_that_waits_when_full_keeps_the_queue_short(rate: float, delay: float) -> None:
-    line = Line(rate, delay)
+    line = LinkDirection(rate, delay)
     now = 0.0
     for _ in range(300):
         line.send(now, line.chunk_bytes)
@@ -75,25 +77,25 @@ def test_a_sender_that_waits_when_full_keeps_the_queue_short(rate: float, delay:
 
 
 def test_the_delay_may_shrink_without_overtaking() -> None:
-    line = Line(1e6, 1.0)
+    line = LinkDirection(1e6, 1.0)
     late = line.send(0.0, 1000).due
     line.change(0.5, 1e6, 0.0)
     assert line.send(0.5, 1000).due >= late
 
 
 def test_without_rate_a_line_only_delays() -> None:
-    line = Line(None, 0.25)
+    line = LinkDirection(None, 0.25)
     assert [line.send(1.0, 1 << 18).due for _ in range(3)] == [1.25] * 3
     assert not line.is_full(1.0)
 
 
 def test_chunks_are_at_least_a_segment_and_2_ms_of_a_fast_line() -> None:
-    assert Line(1e5, 0.0).chunk_bytes == MIN_CHUNK_BYTES
-    assert Line(100e6, 0.0).chunk_bytes == 25_000
+    assert LinkDirection(1e5, 0.0).chunk_bytes == MIN_CHUNK_BYTES
+    assert LinkDirection(100e6, 0.0).chunk_bytes == 25_000
 
 
 def test_a_connection_takes_a_round_trip_to_open() -> None:
-    line = Line(8e6, 0.05)
+    line = LinkDirection(8e6, 0.05)
     assert line.send(10.0, 1000, not_before=10.0 + set_up_s(0.05)).due == pytest.approx(10.151)
 
 
@@ -103,4 +105,4 @@ def test_a_connection_takes_a_round_trip_to_open() -> None:
 )
 def test_bad_numbers_are_refused(rate: float, delay: float, name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be >"):
-        Line(rate, delay)
+        LinkDirection(rate, delay)

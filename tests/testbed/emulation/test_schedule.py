@@ -14,9 +14,9 @@ from fairbed.testbed.emulation.conditions import Shape
 from fairbed.testbed.emulation.schedule import (
     LEAST_BPS,
     OutageWindow,
+    Schedule,
     Speed,
-    Timeline,
-    device_timeline,
+    device_schedule,
 )
 
 ONE, ZERO = Series.constant(1.0), Series.constant(0.0)
@@ -39,7 +39,7 @@ def test_a_profile_without_courses_has_what_its_device_was_started_with() -> Non
             profile, profile.link, lambda trace, column: ONE, np.random.default_rng(7)
         )
         spec = device_spec(name, profile, host_core_speed=2.0)
-        timeline = device_timeline(profile, tracks, 2.0)
+        timeline = device_schedule(profile, tracks, 2.0)
         if timeline.is_constant and spec.device is not None:
             now = timeline.conditions(12.3)
             assert now.speed_ratio == pytest.approx(spec.device.speed_ratio)
@@ -49,12 +49,12 @@ def test_a_profile_without_courses_has_what_its_device_was_started_with() -> Non
 
 
 def test_this_machine_is_neither_slowed_nor_shaped() -> None:
-    now = Timeline().conditions(5.0)
+    now = Schedule().conditions(5.0)
     assert (now.speed_ratio, now.shape, now.outage, now.is_willing) == (None, None, None, True)
 
 
 def test_a_rate_of_zero_is_a_radio_hole() -> None:
-    timeline = Timeline(link=link(Series((0.0, 2.0), (1e6, 0.0), 4.0), Series.constant(5e5)))
+    timeline = Schedule(link=link(Series((0.0, 2.0), (1e6, 0.0), 4.0), Series.constant(5e5)))
     assert timeline.conditions(1.0).outage is None
     assert timeline.conditions(1.0).shape == Shape(down_bps=1e6, up_bps=5e5)
     hole = timeline.conditions(2.0)
@@ -67,14 +67,14 @@ def test_a_rate_of_zero_is_a_radio_hole() -> None:
 
 def test_other_work_and_the_clock_slow_training() -> None:
     load, clock = Series((0.0, 1.0), (0.0, 3.5), 2.0), Series((0.0, 4.0), (1.0, 0.5), 8.0)
-    timeline = Timeline(speed=speed(clock, load))
+    timeline = Schedule(speed=speed(clock, load))
     speeds = [timeline.conditions(t).speed_ratio for t in (0.0, 1.0, 4.0, 5.0)]
     assert speeds == pytest.approx([0.8, 0.2, 0.4, 0.1])
     assert [timeline.conditions(t).clock_ratio for t in (0.0, 4.0)] == [1.0, 0.5]
 
 
 def test_heat_slows_what_is_left() -> None:
-    now = Timeline(speed=speed()).conditions(0.0, 0.6, 81.0)
+    now = Schedule(speed=speed()).conditions(0.0, 0.6, 81.0)
     assert now.speed_ratio == pytest.approx(0.48)
     assert now.clock_ratio == 0.6
     assert now.temperature_celsius == 81.0
@@ -86,7 +86,7 @@ def test_heat_slows_what_is_left() -> None:
 def test_a_device_that_is_away_says_so_or_cannot_be_reached(
     away: str, is_willing: bool, outage: str | None
 ) -> None:
-    timeline = Timeline(
+    timeline = Schedule(
         available=Series((0.0, 10.0), (1.0, 0.0), 20.0),
         away=away,  # type: ignore[arg-type]  # one of the two
     )
@@ -96,7 +96,7 @@ def test_a_device_that_is_away_says_so_or_cannot_be_reached(
 
 
 def test_the_worst_outage_of_a_moment_counts() -> None:
-    timeline = Timeline(
+    timeline = Schedule(
         link=link(Series.constant(0.0)),
         outages=(OutageWindow(1.0, 3.0, "unplugged"), OutageWindow(2.0, 4.0, "frozen")),
     )
@@ -124,7 +124,7 @@ def test_the_worst_outage_of_a_moment_counts() -> None:
 def test_nothing_changes_before_the_next_change(
     rates: list[float], step_s: float, t: float
 ) -> None:
-    timeline = Timeline(link=link(Series.sampled(rates, step_s)))
+    timeline = Schedule(link=link(Series.sampled(rates, step_s)))
     now, change = timeline.conditions(t), timeline.next_change(t)
     if change is None:
         assert timeline.conditions(t + 1e5) == now
@@ -140,7 +140,7 @@ def test_nothing_changes_before_the_next_change(
 @pytest.mark.parametrize("step_s", [0.1, 0.3, 1.0 / 3.0, 0.7])
 def test_a_change_is_in_force_at_its_own_moment(step_s: float) -> None:
     values = [1e6, 2e6, 3e6]
-    timeline = Timeline(link=link(Series.sampled(values, step_s)))
+    timeline = Schedule(link=link(Series.sampled(values, step_s)))
     t = 0.0
     for number in range(1, 3000):
         change = timeline.next_change(t)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.testbed.experiment.data import ByClass, ClassMix, Dirichlet, Iid, Natural, Partition
-from fairbed.testbed.experiment.datasets.dataset import DataError
+from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.partition import (
     by_class,
     class_mix,
@@ -103,7 +103,7 @@ def test_dirichlet_redraws_until_every_device_has_enough() -> None:
 
 @pytest.mark.parametrize("alpha", [1e-3, 1e-300])
 def test_a_hopeless_dirichlet_ends_with_one_line(alpha: float) -> None:
-    with pytest.raises(DataError, match=r"no dirichlet draw in 10000 .* raise alpha") as raised:
+    with pytest.raises(DatasetError, match=r"no dirichlet draw in 10000 .* raise alpha") as raised:
         dirichlet(labels(400), 40, alpha, 10, rng())
     assert "\n" not in str(raised.value)
 
@@ -121,7 +121,7 @@ def test_by_class_gives_each_device_exactly_its_number_of_classes(
     enough = np.repeat(np.arange(classes), 40)
     y = np.concatenate([enough, rng(seed).choice(classes, 3000, p=weights)])
     if not classes / devices <= each <= classes:
-        with pytest.raises(DataError, match="classes_per_device must be"):
+        with pytest.raises(DatasetError, match="classes_per_device must be"):
             by_class(y, devices, each, rng(seed))
         return
     owner = by_class(y, devices, each, rng(seed))
@@ -130,7 +130,9 @@ def test_by_class_gives_each_device_exactly_its_number_of_classes(
 
 def test_by_class_needs_an_example_for_each_holder() -> None:
     y = np.concatenate([np.zeros(500, np.int64), [1, 1, 1]])
-    with pytest.raises(DataError, match="class 1 must have an example for each of its 9 devices"):
+    with pytest.raises(
+        DatasetError, match="class 1 must have an example for each of its 9 devices"
+    ):
         by_class(y, 9, 2, rng())
 
 
@@ -214,7 +216,7 @@ def test_natural_never_divides_a_user() -> None:
 def test_says_why_data_cannot_be_divided(
     partition: Partition, device_ids: Ints | None, devices: int, message: str
 ) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DatasetError, match=message):
         divide(partition, labels(), device_ids, devices, 10, rng())
 
 

@@ -10,9 +10,9 @@ import pytest
 from fairbed.testbed.host.contention import (
     KEEP_S,
     SHORT_S,
-    FleetWatch,
+    ContentionMonitor,
     PathWatch,
-    Waits,
+    SchedulerWaits,
     run_delay_s,
 )
 
@@ -22,19 +22,19 @@ SPIN = "import time; end = time.process_time() + 0.3\nwhile time.process_time() 
 
 
 def test_a_device_that_is_not_emulated_suffers_nothing() -> None:
-    watch = FleetWatch(["a"], lambda name: 1.0, lambda: [])
+    watch = ContentionMonitor(["a"], lambda name: 1.0, lambda: [])
     assert watch.waiting("b") is None
     assert watch.waiting("a") is not None
 
 
 def test_waits_are_counted_in_seconds_of_the_fleet() -> None:
-    waiting = FleetWatch(["a"], lambda name: 3.0, lambda: [], dilation=2.0).waiting("a")
+    waiting = ContentionMonitor(["a"], lambda name: 3.0, lambda: [], dilation=2.0).waiting("a")
     assert waiting is not None
     assert (waiting.device_s, waiting.path_s) == (1.5, 0.0)
 
 
 def test_a_device_that_cannot_tell_was_not_kept_waiting() -> None:
-    waiting = FleetWatch(["a"], lambda name: None, lambda: []).waiting("a")
+    waiting = ContentionMonitor(["a"], lambda name: None, lambda: []).waiting("a")
     assert waiting is not None
     assert waiting.device_s == 0.0
 
@@ -46,7 +46,7 @@ def test_a_whole_cohort_costs_one_look_at_the_processes() -> None:
         looks.append(now[0])
         return []
 
-    watch = FleetWatch(["a"], lambda name: 0.0, path, now=lambda: now[0])
+    watch = ContentionMonitor(["a"], lambda name: 0.0, path, now=lambda: now[0])
     for _ in range(20):
         watch.waiting("a")
     now[0] += KEEP_S
@@ -55,22 +55,22 @@ def test_a_whole_cohort_costs_one_look_at_the_processes() -> None:
 
 
 def test_long_waits_add_up_and_those_of_waking_up_do_not() -> None:
-    told = {7: Waits(100.0, 1000), 8: Waits(5.0, 10)}
+    told = {7: SchedulerWaits(100.0, 1000), 8: SchedulerWaits(5.0, 10)}
     watch = PathWatch(lambda pid: told[pid])
     watch.look([7, 8])
     assert watch.seconds == 0.0  # before anybody looked
-    told[7] = Waits(100.0 + 3000 * SHORT_S, 4000)  # a relay at work, and nobody in its way
-    told[8] = Waits(5.0 + 0.3, 20)
+    told[7] = SchedulerWaits(100.0 + 3000 * SHORT_S, 4000)  # a relay at work, and nobody in its way
+    told[8] = SchedulerWaits(5.0 + 0.3, 20)
     watch.look([7, 8])
     assert watch.seconds == pytest.approx(0.3, rel=1e-3)
 
 
 def test_a_process_that_takes_the_place_of_another_begins_anew() -> None:
-    told = {7: Waits(100.0, 1000), 8: Waits(1.0, 10)}
+    told = {7: SchedulerWaits(100.0, 1000), 8: SchedulerWaits(1.0, 10)}
     watch = PathWatch(lambda pid: told[pid])
     watch.look([7])
     watch.look([8])
-    told[8] = Waits(1.5, 10)
+    told[8] = SchedulerWaits(1.5, 10)
     watch.look([8])
     assert watch.seconds == pytest.approx(0.5)
 

@@ -7,14 +7,14 @@ import numpy as np
 from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow, TelemetryRow
 from fairbed.testbed.emulation.tcp import waiting_s
 from fairbed.testbed.emulation.work import StepCost, WorkCosts
-from fairbed.testbed.recording.analysis.from_run import Course, DeviceOfRun
+from fairbed.testbed.recording.analysis.from_run import DeviceOfRun, TrainingSettings
 from fairbed.wire.messages import Capabilities
 
 COSTS = WorkCosts(
     train=StepCost(fixed_s=1e-3, per_example_s=1e-4),
     evaluate=StepCost(fixed_s=0.0, per_example_s=1e-5),
 )
-COURSE = Course(epochs=2, batch_size=20, costs=COSTS, core_speed=2.0)
+COURSE = TrainingSettings(epochs=2, batch_size=20, costs=COSTS, core_speed=2.0)
 N_K = 110
 STEPS = 12
 REFERENCE_S = 2.0 * 2.0 * (5 * 3e-3 + 2e-3)

@@ -10,7 +10,7 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.decisions import Decisions, make_decisions
-from fairbed.coordinator.store.tables import AskRow, ExchangeRow, RoundRow
+from fairbed.coordinator.store.tables import ExchangeRow, LossQueryRow, RoundRow
 from fairbed.coordinator.task.catalogue import initial_vector
 from fairbed.testbed.replay.batch_losses import BatchLosses
 from fairbed.testbed.replay.books import closed_row, over_rows
@@ -47,7 +47,7 @@ class AskedStory:
 
     def __init__(
         self,
-        asks: Sequence[AskRow],
+        asks: Sequence[LossQueryRow],
         chosen: Iterable[tuple[int, str]],
         models: Sequence[str],
     ) -> None:
@@ -133,7 +133,7 @@ def replayed_asking(
     """Replay rounds that end their exchanges, and ask before each selection."""
     decisions = make_decisions(config)
     learning, world = a_learning(decisions, folder), a_world(train_s)
-    asks, chosen, models = list[AskRow](), list[tuple[int, str]](), []
+    asks, chosen, models = list[LossQueryRow](), list[tuple[int, str]](), []
     for played in play(decisions, world, config.round, config.rounds, cohort=learning):
         assert played.inquired is not None
         asks += played.inquired.named(NAMES)

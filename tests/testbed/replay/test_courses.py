@@ -3,7 +3,7 @@
 import numpy as np
 
 from fairbed.profiles.series import Series
-from fairbed.testbed.emulation.schedule import ROUNDING_S, OutageWindow, Timeline
+from fairbed.testbed.emulation.schedule import ROUNDING_S, OutageWindow, Schedule
 from fairbed.testbed.replay.courses import Courses, Outages
 
 
@@ -46,7 +46,7 @@ def test_outages_agree_with_the_timeline() -> None:
     }
     outages, timelines = (
         Outages(windows, 3),
-        [Timeline(outages=windows.get(i, ())) for i in (0, 1, 2)],
+        [Schedule(outages=windows.get(i, ())) for i in (0, 1, 2)],
     )
     for t in np.arange(0.0, 7.0, 0.25):
         now = [timeline.conditions(float(t)).outage for timeline in timelines]

@@ -11,7 +11,7 @@ import pytest
 from fairbed.coordinator.policy.config import SelectionConfig
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.store import RunReader
-from fairbed.coordinator.store.tables import CrowdRow
+from fairbed.coordinator.store.tables import FleetStatsRow
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.experiment.file import (
     EmulationConfig,
@@ -85,7 +85,7 @@ def test_the_example_runs_scaled_down_and_keeps_little(
     assert said["exchange"]["count"] == 160
     with RunReader(tmp_path / "a") as reader:
         known, crowd = reader.devices(), reader.crowd()
-        counts = reader.columns(CrowdRow, ("round", "chosen"), "ORDER BY round")
+        counts = reader.columns(FleetStatsRow, ("round", "chosen"), "ORDER BY round")
         assert len(reader.selections(4)) == 40
     assert crowd is not None
     assert len(known) == crowd.chosen == len(said["selected"]) <= 160

@@ -9,7 +9,7 @@ import pytest
 from fairbed.coordinator.store import RunReader
 from fairbed.profiles.series import Series
 from fairbed.profiles.tracks import LinkTracks
-from fairbed.testbed.emulation.schedule import OutageWindow, Timeline
+from fairbed.testbed.emulation.schedule import OutageWindow, Schedule
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.replay.columns import Moving, Steady
 from fairbed.testbed.replay.draining import PAUSE_S, Draining
@@ -90,7 +90,7 @@ def draining(*holes: tuple[float, float]) -> Draining:
     windows = tuple(OutageWindow(start, end, "coverage") for start, end in holes)
     columns = {name: np.ones(2) for name in Steady.__dataclass_fields__}
     steady = Steady(**columns | {"delay_s": np.full(2, DELAY_S)})
-    timeline = Timeline(link=link, outages=windows)
+    timeline = Schedule(link=link, outages=windows)
     return Draining(steady, Moving(links={1: timeline}), GIVE_UP_S)
 
 

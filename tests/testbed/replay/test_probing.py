@@ -5,7 +5,7 @@ import pytest
 
 from fairbed.profiles.series import Series
 from fairbed.profiles.tracks import LinkTracks
-from fairbed.testbed.emulation.schedule import OutageWindow, Timeline
+from fairbed.testbed.emulation.schedule import OutageWindow, Schedule
 from fairbed.testbed.replay.columns import Moving, Steady
 from fairbed.testbed.replay.probing import GIVE_UP_S, Probes
 
@@ -20,7 +20,7 @@ def probes(up_bps: float, *outages: OutageWindow) -> Probes:
     columns = {name: np.ones(2) for name in Steady.__dataclass_fields__}
     columns |= {"down_bps": np.full(2, 20e6), "up_bps": np.full(2, up_bps)}
     columns |= {"delay_s": np.full(2, 0.05)}
-    links = {1: Timeline(link=tracks, outages=outages)}
+    links = {1: Schedule(link=tracks, outages=outages)}
     return Probes(Steady(**columns), Moving(links=links))
 
 

@@ -9,7 +9,7 @@ import pytest
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.store import RunReader
-from fairbed.coordinator.store.tables import AskRow, ExchangeRow, RoundRow
+from fairbed.coordinator.store.tables import ExchangeRow, LossQueryRow, RoundRow
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, parse_experiment
 from fairbed.testbed.replay.asking import NO_LOSS, inquire
 from fairbed.testbed.replay.play import Played
@@ -45,7 +45,7 @@ class Kept:
         with RunReader(folder) as reader:
             self.summary = summarise_run(reader)
             self.rounds: dict[int, RoundRow] = {row.round: row for row in reader.rounds()}
-            self.asks: dict[int, list[AskRow]] = {t: [] for t in self.rounds}
+            self.asks: dict[int, list[LossQueryRow]] = {t: [] for t in self.rounds}
             self.exchanges: dict[int, list[ExchangeRow]] = {t: [] for t in self.rounds}
             for ask in reader.asks():
                 self.asks[ask.round].append(ask)

@@ -10,8 +10,14 @@ from fairbed.profiles.schema import Thermal
 from fairbed.profiles.series import Series
 from fairbed.profiles.tracks import LinkTracks
 from fairbed.testbed.emulation.heat import Heat
-from fairbed.testbed.emulation.link import Line
-from fairbed.testbed.emulation.schedule import LOOK_S, Course, OutageWindow, Speed, Timeline
+from fairbed.testbed.emulation.link import LinkDirection
+from fairbed.testbed.emulation.schedule import (
+    LOOK_S,
+    OutageWindow,
+    Schedule,
+    ScheduleFollower,
+    Speed,
+)
 from fairbed.testbed.emulation.tcp import waiting_s
 from fairbed.testbed.replay.walk import Pace, Way
 
@@ -24,17 +30,17 @@ THERMAL = Thermal(
 )
 
 
-def link(down: Series = STEPS, *outages: OutageWindow) -> Timeline:
+def link(down: Series = STEPS, *outages: OutageWindow) -> Schedule:
     up = Series.constant(1e6)
     tracks = LinkTracks(down, up, Series.constant(0.02), NONE, NONE)
-    return Timeline(link=tracks, outages=outages)
+    return Schedule(link=tracks, outages=outages)
 
 
-def processor(busy: Series = NONE, *outages: OutageWindow) -> Timeline:
+def processor(busy: Series = NONE, *outages: OutageWindow) -> Schedule:
     speed = Speed(
         per_core=0.5, threads=1, cores=2, clock_ratio=Series.constant(1.0), background_load=busy
     )
-    return Timeline(speed=speed, outages=outages)
+    return Schedule(speed=speed, outages=outages)
 
 
 def test_bits_take_the_integral_of_the_rate() -> None:
@@ -109,7 +115,7 @@ def test_a_line_of_the_emulation_takes_as_long(start: float, megabits: float) ->
         assert conditions.shape is not None
         return (conditions.shape.down_bps or 0.0) if conditions.outage is None else 0.0
 
-    line = Line(rate(start), 0.0, free_at=start)
+    line = LinkDirection(rate(start), 0.0, free_at=start)
     piece = line.send(start, int(megabits * 1e6 / 8))
     t = start
     while piece.left_at == inf or piece.left_at > (timeline.next_change(t) or inf):
@@ -132,7 +138,7 @@ def test_heat_slows_work_down_as_the_emulation_does() -> None:
     timeline = processor()
     heat = Heat(THERMAL)
     pace = Pace(timeline, heat, 0.5, 1e5)
-    course = Course(timeline, THERMAL, cores=2, threads=1)
+    course = ScheduleFollower(timeline, THERMAL, cores=2, threads=1)
     # The course of the emulation, on which the device computes without a pause.
     t, done, speed = 0.0, 0.0, 0.5
     course.used(0.0, 0.0)

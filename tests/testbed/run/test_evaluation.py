@@ -11,7 +11,7 @@ from fairbed.coordinator.task.catalogue import load_task
 from fairbed.device_agent.engines.base import Engine, Examples
 from fairbed.testbed.experiment.data import DataConfig, Iid
 from fairbed.testbed.experiment.datasets import load
-from fairbed.testbed.experiment.datasets.dataset import DataError, Dataset
+from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.run.evaluation import BATCH, EvaluationStopped, FleetEvaluator
 from fairbed.wire.artifact import Artifact, SelfCheck, TaskSpec
@@ -169,5 +169,5 @@ def test_an_engine_failure_reaches_the_caller() -> None:
     "task", [lambda: artifact(x_shape=(1, 3, 3)), lambda: artifact(classes=10)]
 )
 def test_refuses_a_model_for_other_data(task: Callable[[], Artifact]) -> None:
-    with pytest.raises(DataError, match=r"model softmax: must take 6 values of float32 and 4"):
+    with pytest.raises(DatasetError, match=r"model softmax: must take 6 values of float32 and 4"):
         FleetEvaluator(fleet(), task(), make_engine=Softmax)

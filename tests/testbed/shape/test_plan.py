@@ -8,19 +8,19 @@ from fairbed import profiles
 from fairbed.profiles.errors import ProfileError, TraceError
 from fairbed.profiles.traces import TraceReader
 from fairbed.testbed.backends.network.plan.htb import UNLIMITED_BPS
-from fairbed.testbed.shape.plan import Plan, make_plan
-from fairbed.testbed.shape.request import WishError, Wishes
+from fairbed.testbed.shape.plan import ShapePlan, make_plan
+from fairbed.testbed.shape.request import DeviceRequest, RequestError
 
 CORES, MEMORY_BYTES = 2.0, 8 << 30
 
 
-def plan(wishes: Wishes) -> Plan:
+def plan(wishes: DeviceRequest) -> ShapePlan:
     return make_plan(wishes, TraceReader({}), CORES, MEMORY_BYTES)
 
 
 def test_a_profile_gives_processor_memory_and_link() -> None:
     pi = profiles.load("raspberry-pi-4b")
-    found = plan(Wishes(profile="raspberry-pi-4b"))
+    found = plan(DeviceRequest(profile="raspberry-pi-4b"))
     now = found.course.conditions(0.0)
     assert now.speed_ratio == pytest.approx(pi.training_speed)
     assert now.shape is not None
@@ -31,7 +31,9 @@ def test_a_profile_gives_processor_memory_and_link() -> None:
 
 
 def test_options_override_the_profile_one_by_one() -> None:
-    found = plan(Wishes(profile="raspberry-pi-4b", cpu=0.1, up_bps=1e6, memory_bytes=1 << 30))
+    found = plan(
+        DeviceRequest(profile="raspberry-pi-4b", cpu=0.1, up_bps=1e6, memory_bytes=1 << 30)
+    )
     now = found.course.conditions(0.0)
     assert now.speed_ratio == pytest.approx(0.1)
     assert now.shape is not None
@@ -41,33 +43,35 @@ def test_options_override_the_profile_one_by_one() -> None:
 
 
 def test_more_threads_of_a_profile_are_more_cores_of_it() -> None:
-    one = plan(Wishes(profile="raspberry-pi-4b")).course.conditions(0.0)
-    two = plan(Wishes(profile="raspberry-pi-4b", threads=2)).course.conditions(0.0)
+    one = plan(DeviceRequest(profile="raspberry-pi-4b")).course.conditions(0.0)
+    two = plan(DeviceRequest(profile="raspberry-pi-4b", threads=2)).course.conditions(0.0)
     assert one.speed_ratio is not None
     assert two.speed_ratio == pytest.approx(2 * one.speed_ratio)
 
 
 def test_a_faster_host_gives_a_smaller_share_of_itself() -> None:
-    slow = plan(Wishes(profile="raspberry-pi-4b")).course.conditions(0.0)
-    fast = plan(Wishes(profile="raspberry-pi-4b", host_core_speed=2.0)).course.conditions(0.0)
+    slow = plan(DeviceRequest(profile="raspberry-pi-4b")).course.conditions(0.0)
+    fast = plan(DeviceRequest(profile="raspberry-pi-4b", host_core_speed=2.0)).course.conditions(
+        0.0
+    )
     assert slow.speed_ratio is not None
     assert fast.speed_ratio == pytest.approx(slow.speed_ratio / 2)
 
 
 def test_without_wishes_for_a_link_the_network_is_that_of_this_machine() -> None:
-    assert not plan(Wishes(cpu=0.5)).has_link
-    assert not plan(Wishes(profile="raspberry-pi-4b", link="host")).has_link
-    assert plan(Wishes(link="3g")).has_link
+    assert not plan(DeviceRequest(cpu=0.5)).has_link
+    assert not plan(DeviceRequest(profile="raspberry-pi-4b", link="host")).has_link
+    assert plan(DeviceRequest(link="3g")).has_link
 
 
 def test_one_rate_leaves_the_other_direction_unlimited() -> None:
-    shape = plan(Wishes(down_bps=1e6)).course.conditions(0.0).shape
+    shape = plan(DeviceRequest(down_bps=1e6)).course.conditions(0.0).shape
     assert shape is not None
     assert (shape.down_bps, shape.up_bps) == (1e6, UNLIMITED_BPS)
 
 
 def test_what_a_profile_limits_can_be_left_out() -> None:
-    found = plan(Wishes(profile="raspberry-pi-4b", cpu="none", memory_bytes="none"))
+    found = plan(DeviceRequest(profile="raspberry-pi-4b", cpu="none", memory_bytes="none"))
     assert not found.is_limited
     assert found.has_link
 
@@ -75,7 +79,7 @@ def test_what_a_profile_limits_can_be_left_out() -> None:
 def test_a_trace_moves_the_rates_and_options_hold_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "hills.csv"
     path.write_text("t_s,down_mbps,up_mbps\n0,8,2\n1,4,1\n", encoding="utf-8")
-    found = plan(Wishes(trace=str(path), up_bps=3e6, delay_s=0.01))
+    found = plan(DeviceRequest(trace=str(path), up_bps=3e6, delay_s=0.01))
     first, then = found.course.conditions(0.0).shape, found.course.conditions(1.0).shape
     assert first is not None
     assert then is not None
@@ -88,7 +92,7 @@ def test_a_trace_moves_the_rates_and_options_hold_the_rest(tmp_path: Path) -> No
 
 def test_a_link_that_varies_is_drawn_with_the_seed() -> None:
     def rates(seed: int) -> list[float | None]:
-        course = plan(Wishes(link="lte-driving", seed=seed)).course
+        course = plan(DeviceRequest(link="lte-driving", seed=seed)).course
         shapes = [course.conditions(float(t)).shape for t in range(30)]
         return [None if shape is None else shape.down_bps for shape in shapes]
 
@@ -99,30 +103,33 @@ def test_a_link_that_varies_is_drawn_with_the_seed() -> None:
 @pytest.mark.parametrize(
     ("wishes", "words"),
     [
-        (Wishes(), "nothing to emulate"),
-        (Wishes(cpu="none"), "nothing to emulate"),
-        (Wishes(cpu=0.005), "--cpu: must be at least 0.01 of a core"),
-        (Wishes(cpu=2.5), "--cpu: must be at most the 2 cores of this machine, got 2.5"),
-        (Wishes(profile="phone-flagship-2023"), "must not be faster than one of this machine"),
-        (Wishes(profile="raspberry-pi-4b", threads=5), "must be at most the 4 cores"),
-        (Wishes(cpu=0.5, threads=2), "--threads: counts cores of a profile"),
-        (Wishes(link="host", down_bps=1e6), "--link: host is not shaped, got --down"),
-        (Wishes(down_bps=10.0), "--down: must be at least"),
-        (Wishes(delay_s=100.0), "--delay: must be at most 60 s"),
-        (Wishes(cpu=0.5, memory_bytes=1 << 50), "--memory: must be at most"),
-        (Wishes(profile="raspberry-pi-4b", is_paced=True), "a link and a memory limit"),
-        (Wishes(cpu=0.5, down_bps=1e6, is_paced=True), "got a link to emulate too"),
+        (DeviceRequest(), "nothing to emulate"),
+        (DeviceRequest(cpu="none"), "nothing to emulate"),
+        (DeviceRequest(cpu=0.005), "--cpu: must be at least 0.01 of a core"),
+        (DeviceRequest(cpu=2.5), "--cpu: must be at most the 2 cores of this machine, got 2.5"),
+        (
+            DeviceRequest(profile="phone-flagship-2023"),
+            "must not be faster than one of this machine",
+        ),
+        (DeviceRequest(profile="raspberry-pi-4b", threads=5), "must be at most the 4 cores"),
+        (DeviceRequest(cpu=0.5, threads=2), "--threads: counts cores of a profile"),
+        (DeviceRequest(link="host", down_bps=1e6), "--link: host is not shaped, got --down"),
+        (DeviceRequest(down_bps=10.0), "--down: must be at least"),
+        (DeviceRequest(delay_s=100.0), "--delay: must be at most 60 s"),
+        (DeviceRequest(cpu=0.5, memory_bytes=1 << 50), "--memory: must be at most"),
+        (DeviceRequest(profile="raspberry-pi-4b", is_paced=True), "a link and a memory limit"),
+        (DeviceRequest(cpu=0.5, down_bps=1e6, is_paced=True), "got a link to emulate too"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(wishes: Wishes, words: str) -> None:
-    with pytest.raises(WishError, match=words) as caught:
+def test_what_cannot_be_is_refused_in_one_line(wishes: DeviceRequest, words: str) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
         plan(wishes)
     assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_profile_is_told_which_are_near() -> None:
     with pytest.raises(ProfileError, match="near are raspberry-pi-4b"):
-        plan(Wishes(profile="raspbery-pi-4"))
+        plan(DeviceRequest(profile="raspbery-pi-4"))
 
 
 @pytest.mark.parametrize(
@@ -133,11 +140,11 @@ def test_a_bad_trace_is_refused(tmp_path: Path, rows: str) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(rows, encoding="utf-8")
     with pytest.raises(TraceError):
-        plan(Wishes(trace=str(path)))
+        plan(DeviceRequest(trace=str(path)))
 
 
 def test_a_trace_of_zeros_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "dead.csv"
     path.write_text("t_s,mbps\n0,0\n1,0\n", encoding="utf-8")
     with pytest.raises(TraceError, match="above 0 somewhere"):
-        plan(Wishes(trace=str(path)))
+        plan(DeviceRequest(trace=str(path)))

@@ -5,17 +5,17 @@ import pytest
 
 from fairbed.wire.errors import Refused
 from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet
-from fairbed.wire.transport.inbox import Inbox
+from fairbed.wire.transport.inbox import ReceiveQueue
 
 pytestmark = pytest.mark.anyio
 
 
-async def drain(inbox: Inbox) -> list[Incoming]:
+async def drain(inbox: ReceiveQueue) -> list[Incoming]:
     return [await anext(inbox) for _ in range(len(inbox))]
 
 
 async def test_keeps_the_order() -> None:
-    inbox = Inbox()
+    inbox = ReceiveQueue()
     items: list[Incoming] = [
         LinkUp(1),
         Packet("a", b"1"),
@@ -29,7 +29,7 @@ async def test_keeps_the_order() -> None:
 
 
 async def test_drops_the_newest_of_qos_0_when_full_and_refuses_qos_1() -> None:
-    inbox = Inbox(max_packets=2)
+    inbox = ReceiveQueue(max_packets=2)
     assert inbox.put(Packet("a", b"1"))
     assert inbox.put(Packet("a", b"2"), qos=1)
     assert inbox.put(Packet("a", b"3"))
@@ -41,7 +41,7 @@ async def test_drops_the_newest_of_qos_0_when_full_and_refuses_qos_1() -> None:
 
 
 async def test_counts_bytes_too() -> None:
-    inbox = Inbox(max_bytes=10)
+    inbox = ReceiveQueue(max_bytes=10)
     assert inbox.put(Packet("a", bytes(6)))
     assert not inbox.put(Packet("a", bytes(5)), qos=1)
     assert inbox.put(Packet("a", bytes(4)), qos=1)
@@ -50,7 +50,7 @@ async def test_counts_bytes_too() -> None:
 
 
 async def test_a_refusal_comes_after_what_waits_and_again_and_again() -> None:
-    inbox = Inbox()
+    inbox = ReceiveQueue()
     inbox.put(LinkUp(1))
     inbox.fail(Refused("no"))
     assert await anext(inbox) == LinkUp(1)
@@ -60,7 +60,7 @@ async def test_a_refusal_comes_after_what_waits_and_again_and_again() -> None:
 
 
 async def test_closing_wakes_the_consumer() -> None:
-    inbox = Inbox()
+    inbox = ReceiveQueue()
     seen: list[Incoming] = []
 
     async def consume() -> None:

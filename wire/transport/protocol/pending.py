@@ -11,7 +11,7 @@ Settle: TypeAlias = Callable[[Answer], None]
 MAX_PACKET_ID = (1 << 16) - 1
 
 
-class Wait(NamedTuple):
+class PendingOperation(NamedTuple):
     """One operation that is not over."""
 
     what: str
@@ -25,13 +25,13 @@ class Wait(NamedTuple):
     """Called once, with the answer; with None for room in the kernel, and when all is lost."""
 
 
-class Waits:
+class PendingOperations:
     """The operations under way, by packet id; those that wait for room have keys above."""
 
     def __init__(self) -> None:
         self.n_bytes = 0
         """Of all their payloads."""
-        self._waits: dict[int, Wait] = {}
+        self._waits: dict[int, PendingOperation] = {}
         self._last_id = 0
         self._last_key = MAX_PACKET_ID
 
@@ -48,7 +48,7 @@ class Waits:
         self._last_key += 1
         return self._last_key
 
-    def add(self, key: int, wait: Wait) -> None:
+    def add(self, key: int, wait: PendingOperation) -> None:
         """Begin to wait."""
         self._waits[key] = wait
         self.n_bytes += wait.n_bytes
@@ -69,7 +69,7 @@ class Waits:
         for key in list(self._waits):
             self._settle(key, None)
 
-    def overdue(self, now: float) -> Wait | None:
+    def overdue(self, now: float) -> PendingOperation | None:
         """Return an operation that has taken too long, or None."""
         return next((wait for wait in self._waits.values() if wait.due_at <= now), None)
 

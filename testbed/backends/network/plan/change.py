@@ -36,7 +36,7 @@ DelayedBy: TypeAlias = Literal["netem", "relay"] | None
 
 
 @dataclass(frozen=True)
-class Link:
+class NetworkLink:
     """The link of one device, as it was made."""
 
     index: int
@@ -117,7 +117,7 @@ class Changes:
     """For relays, by device."""
 
 
-def add_change(changes: Changes, name: str, link: Link, before: State, after: State) -> None:
+def add_change(changes: Changes, name: str, link: NetworkLink, before: State, after: State) -> None:
     """Add what brings one link from one state to another; nothing where nothing changes."""
     has_netem = link.delayed_by == "netem"
     is_other_air = has_netem and after.air != before.air
@@ -133,7 +133,7 @@ def add_change(changes: Changes, name: str, link: Link, before: State, after: St
         changes.ip.append(plug_line(link.index, is_plugged=after.is_plugged))
 
 
-def check(link: Link, shape: Shape) -> None:
+def check(link: NetworkLink, shape: Shape) -> None:
     """Refuse what a link cannot be.
 
     Raises:

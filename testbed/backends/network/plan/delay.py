@@ -40,7 +40,7 @@ CLEAR = Air()
 
 
 @dataclass(slots=True)
-class Way:
+class DelayLine:
     """One direction. Times are seconds on any one monotonic clock."""
 
     air: Air

@@ -24,7 +24,7 @@ from fairbed.testbed.backends.network.plan.names import (
     FIRST_DEVICE,
     HUB_LINK,
     Addresses,
-    Names,
+    NetworkNames,
     hub_side,
 )
 
@@ -37,7 +37,7 @@ TUN_QUEUE_PACKETS = 5000
 _PLAIN = "arp off gso_max_segs 1"
 
 
-def make_lines(names: Names, devices: Sequence[str], host_pid: int) -> list[str]:
+def make_lines(names: NetworkNames, devices: Sequence[str], host_pid: int) -> list[str]:
     """Return what makes the namespaces of devices and the hub link; to be run inside the hub.
 
     All links are made down: settings of their namespaces come first.
@@ -64,7 +64,7 @@ def hub_up_lines(addresses: Addresses) -> list[str]:
     ]
 
 
-def host_lines(names: Names, addresses: Addresses) -> list[str]:
+def host_lines(names: NetworkNames, addresses: Addresses) -> list[str]:
     """Return what the host's namespace gets; each line names our own link and nothing else."""
     link = names.host_link
     return [
@@ -75,7 +75,7 @@ def host_lines(names: Names, addresses: Addresses) -> list[str]:
     ]
 
 
-def wire_line(names: Names, index: int, name: str) -> str:
+def wire_line(names: NetworkNames, index: int, name: str) -> str:
     """Return what joins a device to the hub by a plain wire; to be run inside the hub."""
     own = f"address {_hardware_address(FIRST_DEVICE + index)} {_PLAIN}"
     peer = f"name {DEVICE_LINK} netns {names.device(name)} {own}"

@@ -94,7 +94,7 @@ _STEM = re.compile(rf"({PREFIX}\.[A-Za-z0-9_-]*\.[0-9a-f]{{{2 * TAG_BYTES}}})(\.
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class NetworkNames:
     """The names that belong to one run."""
 
     stem: str
@@ -115,7 +115,7 @@ class Names:
         return "fb" + self.stem.rpartition(".")[2]
 
 
-def make_names(run_id: str, tag: bytes) -> Names:
+def make_names(run_id: str, tag: bytes) -> NetworkNames:
     """Return the names of a run.
 
     Args:
@@ -123,13 +123,13 @@ def make_names(run_id: str, tag: bytes) -> Names:
         tag: `TAG_BYTES` random bytes.
     """
     run = _STRANGE.sub("-", run_id)[:MAX_RUN_CHARACTERS]
-    return Names(f"{PREFIX}.{run}.{tag.hex()}")
+    return NetworkNames(f"{PREFIX}.{run}.{tag.hex()}")
 
 
-def owner_of(namespace: str) -> Names | None:
+def owner_of(namespace: str) -> NetworkNames | None:
     """Return the names of the run that a namespace belongs to; None if it is not ours."""
     match = _STEM.fullmatch(namespace)
-    return None if match is None else Names(match[1])
+    return None if match is None else NetworkNames(match[1])
 
 
 def hub_side(index: int) -> str:

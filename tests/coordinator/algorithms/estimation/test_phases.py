@@ -7,8 +7,8 @@ import pytest
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.estimation import Measured
 from fairbed.coordinator.algorithms.estimation.base import PHASES
-from fairbed.coordinator.algorithms.estimation.phases import Phases, Proportions
-from fairbed.coordinator.algorithms.estimation.ridge import LinearModels, Ridge
+from fairbed.coordinator.algorithms.estimation.phases import PhaseEstimator, Proportions
+from fairbed.coordinator.algorithms.estimation.ridge import LinearModels, RidgeEstimator
 from fairbed.coordinator.policy.config import SelectionConfig
 from fairbed.coordinator.policy.factories import make_estimator
 
@@ -38,7 +38,7 @@ def world(rng: np.random.Generator, n: int, noise: float) -> tuple[Floats, Measu
     return context, Measured(phases_s.sum(axis=1), phases_s)
 
 
-def learn(estimator: Ridge | Phases, context: Floats, measured: Measured) -> None:
+def learn(estimator: RidgeEstimator | PhaseEstimator, context: Floats, measured: Measured) -> None:
     """Have a device's exchanges learned from one after the other, as rounds do."""
     for at in range(len(context)):
         one = slice(at, at + 1)
@@ -48,7 +48,7 @@ def learn(estimator: Ridge | Phases, context: Floats, measured: Measured) -> Non
 
 def test_worked_example() -> None:
     """Lambda = 1 and one exchange: half of each phase, whatever the unit of its number."""
-    estimator = Phases(1.0)
+    estimator = PhaseEstimator(1.0)
     context = np.array([[0.5, 1.0, 2.0, 1.0]])
     measured = Measured(np.array([8.0]), np.array([[4.0, 0.5, 1.0, 2.0, 0.5]]))
     estimator.observe(rows(0), context, measured)
@@ -80,7 +80,7 @@ def test_a_number_that_was_far_off_once_spoils_one_exchange() -> None:
 
 
 def test_a_warm_device_neither_pays_nor_teaches_the_load() -> None:
-    estimator = Phases(1e-9)
+    estimator = PhaseEstimator(1e-9)
     rng = np.random.default_rng(1)
     context, measured = world(rng, 20, noise=0.0)
     warm = context[:, 1] == 0.0
@@ -91,7 +91,7 @@ def test_a_warm_device_neither_pays_nor_teaches_the_load() -> None:
 
 
 def test_a_device_never_seen_takes_no_time_and_is_uncertain() -> None:
-    said = Phases(4.0).predict(np.array([[1.0, 0.0, 2.0, 2.0]]))
+    said = PhaseEstimator(4.0).predict(np.array([[1.0, 0.0, 2.0, 2.0]]))
     assert said.tau_hat_s.tolist() == [0.0]
     assert said.width_s[0] == pytest.approx(np.sqrt(1 + 4 + 4 + 1) / 2.0)
 
@@ -102,7 +102,7 @@ def test_few_exchanges_teach_more_by_phase_than_as_a_whole() -> None:
         rng = np.random.default_rng(seed)
         context, measured = world(rng, 4, noise=0.1)
         later, truth = world(rng, 1, noise=0.0)
-        for name, estimator in (("ridge", Ridge(0.1)), ("phases", Phases(0.1))):
+        for name, estimator in (("ridge", RidgeEstimator(0.1)), ("phases", PhaseEstimator(0.1))):
             learn(estimator, context, measured)
             said = estimator.predict(later).tau_hat_s[0]
             errors[name].append(abs(said / truth.tau_s[0] - 1.0))
@@ -111,7 +111,7 @@ def test_few_exchanges_teach_more_by_phase_than_as_a_whole() -> None:
 
 def test_control_messages_that_waited_in_a_hole_do_not_set_the_rest() -> None:
     """One exchange in ten waited for 4 s, the first one among them."""
-    estimator = Phases(1e-9)
+    estimator = PhaseEstimator(1e-9)
     context = np.array([[1.0, 0.0, 0.2, 0.6]])
     for index in range(20):
         rest_s = 4.0 if index % 10 == 0 else 0.07
@@ -121,13 +121,13 @@ def test_control_messages_that_waited_in_a_hole_do_not_set_the_rest() -> None:
 
 
 def test_a_bound_teaches_nothing() -> None:
-    estimator = Phases()
+    estimator = PhaseEstimator()
     estimator.observe(rows(0), np.ones((1, 4)), Measured.of([60.0], [None]))
-    assert estimator.to_state() == Phases().to_state()
+    assert estimator.to_state() == PhaseEstimator().to_state()
 
 
 def test_a_checkpoint_predicts_the_same_bits() -> None:
-    original, resumed = Phases(0.5, 0.9), Phases(0.5, 0.9)
+    original, resumed = PhaseEstimator(0.5, 0.9), PhaseEstimator(0.5, 0.9)
     context, measured = world(np.random.default_rng(3), 30, noise=0.2)
     of = np.arange(30, dtype=np.int64) % 7
     original.observe(of, context, measured)
@@ -137,8 +137,10 @@ def test_a_checkpoint_predicts_the_same_bits() -> None:
         assert mine.tolist() == getattr(resumed.predict(context), name).tolist()
 
 
-@pytest.mark.parametrize("kind", [Ridge, Phases])
-def test_a_discount_follows_a_device_that_becomes_slower(kind: type[Ridge] | type[Phases]) -> None:
+@pytest.mark.parametrize("kind", [RidgeEstimator, PhaseEstimator])
+def test_a_discount_follows_a_device_that_becomes_slower(
+    kind: type[RidgeEstimator] | type[PhaseEstimator],
+) -> None:
     steady, nimble = kind(0.1), kind(0.1, discount=0.7)
     rng = np.random.default_rng(5)
     for slower in (1.0, 3.0):
@@ -166,18 +168,18 @@ def test_a_discount_follows_a_device_that_becomes_slower(kind: type[Ridge] | typ
 def test_refuses_a_wrong_observation_and_learns_nothing_of_it(
     of: Ints, context: Floats, phases_s: Floats, message: str
 ) -> None:
-    estimator = Phases()
+    estimator = PhaseEstimator()
     with pytest.raises(ValueError, match=message):
         estimator.observe(of, context, Measured(np.ones(len(of)), phases_s))
-    assert estimator.to_state() == Phases().to_state()
+    assert estimator.to_state() == PhaseEstimator().to_state()
 
 
 @pytest.mark.parametrize("discount", [0.0, -0.5, 1.1, float("nan")])
 def test_refuses_a_discount_that_is_none(discount: float) -> None:
     with pytest.raises(ValueError, match=r"discount must be in \(0, 1\]"):
-        Phases(discount=discount)
+        PhaseEstimator(discount=discount)
 
 
 def test_the_configuration_names_the_estimator() -> None:
-    assert isinstance(make_estimator(SelectionConfig(estimator="phases")), Phases)
-    assert isinstance(make_estimator(SelectionConfig()), Ridge)
+    assert isinstance(make_estimator(SelectionConfig(estimator="phases")), PhaseEstimator)
+    assert isinstance(make_estimator(SelectionConfig()), RidgeEstimator)

@@ -7,21 +7,21 @@ from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.algorithms.estimation import Measured
 from fairbed.coordinator.algorithms.estimation.base import Learner
 from fairbed.coordinator.algorithms.estimation.baselines import DeviceMean, GlobalMean, LastValue
-from fairbed.coordinator.algorithms.estimation.prequential import Trial, prequential
-from fairbed.coordinator.algorithms.estimation.ridge import Ridge
+from fairbed.coordinator.algorithms.estimation.prequential import EstimatorTrial, prequential
+from fairbed.coordinator.algorithms.estimation.ridge import RidgeEstimator
 
 
-def trial(times_s: dict[int, float]) -> Trial:
+def trial(times_s: dict[int, float]) -> EstimatorTrial:
     rows = np.array(list(times_s), dtype=np.int64)
     tau_s = np.array(list(times_s.values()))
     context: Floats = np.ones((len(rows), 4))
-    return Trial(rows, context, Measured.whole(tau_s))
+    return EstimatorTrial(rows, context, Measured.whole(tau_s))
 
 
 TRIALS = [trial({0: 2.0, 1: 8.0}), trial({0: 4.0}), trial({0: 3.0, 1: 8.0})]
 
 
-def simple(trials: list[Trial]) -> dict[str, list[float]]:
+def simple(trials: list[EstimatorTrial]) -> dict[str, list[float]]:
     learners: dict[str, Learner] = {
         "last": LastValue(),
         "device": DeviceMean(),
@@ -48,7 +48,7 @@ def test_the_first_exchange_of_a_device_counts_for_nobody() -> None:
 
 def test_errors_are_told_apart_by_what_was_known() -> None:
     steady = [trial({0: 2.0}) for _ in range(12)]
-    (errors,) = prequential({"ridge": Ridge(1.0)}, steady, alpha=0.1).values()
+    (errors,) = prequential({"ridge": RidgeEstimator(1.0)}, steady, alpha=0.1).values()
     assert list(errors.median_ape_from) == ["1", "2", "5", "10"]
     medians = list(errors.median_ape_from.values())
     assert medians == sorted(medians, reverse=True), "it learns"
@@ -57,7 +57,8 @@ def test_errors_are_told_apart_by_what_was_known() -> None:
 def test_coverage_is_the_share_within_alpha_widths() -> None:
     steady = [trial({0: 2.0}) for _ in range(12)]
     wide, narrow = (
-        prequential({"ridge": Ridge(1.0)}, steady, alpha)["ridge"].coverage for alpha in (9.0, 1e-9)
+        prequential({"ridge": RidgeEstimator(1.0)}, steady, alpha)["ridge"].coverage
+        for alpha in (9.0, 1e-9)
     )
     assert (wide, narrow) == (1.0, 0.0)
     assert prequential({"last": LastValue()}, steady, 1.0)["last"].coverage is None

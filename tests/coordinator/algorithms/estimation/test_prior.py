@@ -6,14 +6,14 @@ import pytest
 
 from fairbed.coordinator.algorithms.estimation.base import check_prior
 from fairbed.coordinator.algorithms.estimation.elasticity import Elasticities
-from fairbed.coordinator.algorithms.estimation.phases import Phases, Proportions, Transfers
-from fairbed.coordinator.algorithms.estimation.ridge import Ridge
+from fairbed.coordinator.algorithms.estimation.phases import PhaseEstimator, Proportions, Transfers
+from fairbed.coordinator.algorithms.estimation.ridge import RidgeEstimator
 from fairbed.coordinator.policy.config import SelectionConfig
 from fairbed.coordinator.policy.factories import make_estimator
 
 REGRESSIONS = {
-    Ridge: "ridge",
-    Phases: "phases",
+    RidgeEstimator: "ridge",
+    PhaseEstimator: "phases",
     Proportions: "phases",
     Elasticities: "phases",
     Transfers: "phases",
@@ -31,7 +31,7 @@ REGRESSIONS = {
     ],
 )
 def test_every_regression_refuses_it_by_the_name_of_its_estimator(
-    kind: type[Ridge | Phases | Proportions | Elasticities | Transfers],
+    kind: type[RidgeEstimator | PhaseEstimator | Proportions | Elasticities | Transfers],
     lambda_: float,
     discount: float,
     message: str,

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.estimation import Measured
-from fairbed.coordinator.algorithms.estimation.ridge import Ridge
+from fairbed.coordinator.algorithms.estimation.ridge import RidgeEstimator
 from fairbed.coordinator.policy.config import SelectionConfig
 from fairbed.coordinator.policy.factories import make_estimator
 
@@ -38,7 +38,7 @@ def times(*of: float) -> Measured:
 
 
 def test_worked_example() -> None:
-    ridge = Ridge(1.0)
+    ridge = RidgeEstimator(1.0)
     ridge.observe(rows(0), contexts((1.0, 1.0, 0.5)), times(3.0))
     assert ridge.theta(1)[0] == pytest.approx([0.923077, 0.923077, 0.461538], abs=1e-6)
     seen = ridge.predict(contexts((0.5, 0.0, 0.5)))
@@ -62,7 +62,7 @@ FINITE = st.floats(-5.0, 5.0)
 def test_agrees_with_the_normal_equations(
     x: Floats, tau: Floats, at: Floats, lambda_: float
 ) -> None:
-    ridge = Ridge(lambda_)
+    ridge = RidgeEstimator(lambda_)
     for c, t in zip(x, tau, strict=True):
         ridge.observe(rows(0), both_ways(c[None]), times(float(t)))
     h = lambda_ * np.eye(3) + x.T @ x
@@ -74,14 +74,14 @@ def test_agrees_with_the_normal_equations(
 
 
 def test_a_device_never_seen_takes_no_time_and_is_uncertain() -> None:
-    predicted = Ridge(4.0).predict(contexts((3.0, 0.0, 4.0)))
+    predicted = RidgeEstimator(4.0).predict(contexts((3.0, 0.0, 4.0)))
     assert predicted.tau_hat_s.tolist() == [0.0]
     assert predicted.transfer_hat_s.tolist() == [0.0]
     assert predicted.width_s.tolist() == [5.0 / 2.0]
 
 
 def test_devices_do_not_teach_each_other() -> None:
-    ridge, c = Ridge(), contexts((1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
+    ridge, c = RidgeEstimator(), contexts((1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
     ridge.observe(rows(1), c[:1], times(6.0))
     predicted = ridge.predict(c)
     assert predicted.tau_hat_s[0] == 0.0
@@ -92,7 +92,7 @@ def test_devices_do_not_teach_each_other() -> None:
 def test_many_rows_at_once_equal_one_at_a_time() -> None:
     rng = np.random.default_rng(2)
     c, tau = rng.uniform(0.0, 2.0, (5, 4)), rng.uniform(1.0, 9.0, 5)
-    at_once, in_turn, of = Ridge(), Ridge(), rows(4, 0, 7, 4, 2)
+    at_once, in_turn, of = RidgeEstimator(), RidgeEstimator(), rows(4, 0, 7, 4, 2)
     at_once.observe(of, c, Measured.whole(tau))
     for i in range(5):
         in_turn.observe(of[i : i + 1], c[i : i + 1], Measured.whole(tau[i : i + 1]))
@@ -102,7 +102,7 @@ def test_many_rows_at_once_equal_one_at_a_time() -> None:
 
 def test_learns_a_linear_world() -> None:
     rng, theta = np.random.default_rng(4), floats(3.0, 1.0, 0.4)
-    ridge = Ridge()
+    ridge = RidgeEstimator()
     for _ in range(300):
         c = floats(rng.uniform(0.5, 2.0), float(rng.integers(2)), rng.uniform(0.5, 1.0))[None]
         ridge.observe(rows(0), both_ways(c), Measured.whole(c @ theta * rng.uniform(0.9, 1.1)))
@@ -110,14 +110,14 @@ def test_learns_a_linear_world() -> None:
 
 
 def test_the_transfer_part_is_never_negative() -> None:
-    ridge = Ridge(0.01)
+    ridge = RidgeEstimator(0.01)
     ridge.observe(rows(0, 0), contexts((1.0, 0.0, 0.0), (1.0, 0.0, 2.0)), times(3.0, 1.0))
     assert ridge.theta(1)[0, 2] < 0.0
     assert ridge.predict(contexts((1.0, 0.0, 1.0))).transfer_hat_s.tolist() == [0.0]
 
 
 def test_predicting_neither_needs_nor_changes_what_is_known() -> None:
-    ridge = Ridge()
+    ridge = RidgeEstimator()
     ridge.observe(rows(1), contexts((1.0, 1.0, 0.5)), times(3.0))
     state, c = ridge.to_state(), contexts(*[(1.0, 0.0, 1.0)] * 5)
     first, again = ridge.predict(c), ridge.predict(c)
@@ -128,13 +128,13 @@ def test_predicting_neither_needs_nor_changes_what_is_known() -> None:
 
 
 def test_a_checkpoint_predicts_the_same_bits() -> None:
-    rng, original = np.random.default_rng(9), Ridge(0.7)
+    rng, original = np.random.default_rng(9), RidgeEstimator(0.7)
     for _ in range(20):
         of = rng.choice(12, 4, replace=False).astype(np.int64)
         original.observe(
             of, rng.uniform(0.1, 2.0, (4, 4)), Measured.whole(rng.uniform(0.5, 9.0, 4))
         )
-    resumed = Ridge(0.7)
+    resumed = RidgeEstimator(0.7)
     resumed.observe(rows(30), contexts((1.0, 1.0, 1.0)), times(1.0))
     resumed.load_state(msgspec.msgpack.decode(msgspec.msgpack.encode(original.to_state())))
     c = rng.uniform(0.1, 2.0, (14, 4))
@@ -148,9 +148,9 @@ def test_a_checkpoint_predicts_the_same_bits() -> None:
 
 
 def test_an_empty_checkpoint_knows_nobody() -> None:
-    ridge = Ridge()
+    ridge = RidgeEstimator()
     ridge.observe(rows(2), contexts((1.0, 1.0, 1.0)), times(1.0))
-    ridge.load_state(Ridge().to_state())
+    ridge.load_state(RidgeEstimator().to_state())
     assert ridge.seen(3).tolist() == [0, 0, 0]
 
 
@@ -167,16 +167,16 @@ def test_an_empty_checkpoint_knows_nobody() -> None:
 def test_refuses_a_wrong_observation_and_learns_nothing_of_it(
     of: Ints, c: Floats, tau: Floats, message: str
 ) -> None:
-    ridge = Ridge()
+    ridge = RidgeEstimator()
     with pytest.raises(ValueError, match=message):
         ridge.observe(of, c, Measured.whole(tau))
-    assert ridge.to_state() == Ridge().to_state()
+    assert ridge.to_state() == RidgeEstimator().to_state()
 
 
 @pytest.mark.parametrize("lambda_", [0.0, -1.0, float("nan"), float("inf")])
 def test_refuses_a_penalty_that_is_none(lambda_: float) -> None:
     with pytest.raises(ValueError, match="lambda must be > 0"):
-        Ridge(lambda_)
+        RidgeEstimator(lambda_)
 
 
 def test_the_configuration_names_the_penalty() -> None:

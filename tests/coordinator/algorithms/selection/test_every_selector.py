@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairbed.coordinator.algorithms.selection.base import Asking, Candidates
+from fairbed.coordinator.algorithms.selection.base import Candidates, TwoStepSelector
 from fairbed.coordinator.algorithms.selection.contract import (
     PROPERTIES,
-    World,
+    TrialFleet,
     check_property,
     check_rows,
     choose,
@@ -44,7 +44,7 @@ def test_chooses_distinct_available_devices_whatever_the_fleet(
     name: str, candidates: Candidates, k: int, seed: int
 ) -> None:
     selector, n = make_selector(CONFIGS[name]), len(candidates.is_available)
-    rows = choose(selector, World(candidates, np.ones(n)), k, seed)
+    rows = choose(selector, TrialFleet(candidates, np.ones(n)), k, seed)
     check_rows(rows, candidates, k)
     there = min(k, int(candidates.is_available.sum()))
     assert rows.tolist() == sorted(rows.tolist())
@@ -55,7 +55,7 @@ def test_chooses_distinct_available_devices_whatever_the_fleet(
 def test_refuses_a_negative_cohort(name: str) -> None:
     selector = make_selector(CONFIGS[name])
     with pytest.raises(ValueError, match="k must be >= 0, got -1"):
-        choose(selector, World(fleet([1.0]), np.ones(1)), -1, 0)
+        choose(selector, TrialFleet(fleet([1.0]), np.ones(1)), -1, 0)
 
 
 @every_selector
@@ -64,7 +64,7 @@ def test_tries_a_device_that_it_has_never_seen(name: str) -> None:
     selector, seen = make_selector(CONFIGS[name]), set[int]()
     for t in range(40):
         tau = [0.5 if row in seen else 0.0 for row in range(4)]
-        rows = choose(selector, World(fleet(tau, round_id=t + 1), np.ones(4)), 2, t).tolist()
+        rows = choose(selector, TrialFleet(fleet(tau, round_id=t + 1), np.ones(4)), 2, t).tolist()
         selector.observe(outcomes(4, rows))
         seen |= set(rows)
     assert seen == {0, 1, 2, 3}
@@ -91,7 +91,7 @@ def test_says_what_it_is(name: str) -> None:
 
 
 def test_only_those_that_ask_are_told_losses() -> None:
-    asking = [name for name in CONFIGS if isinstance(make_selector(CONFIGS[name]), Asking)]
+    asking = [name for name in CONFIGS if isinstance(make_selector(CONFIGS[name]), TwoStepSelector)]
     assert asking == ["pow-d", "cpow-d"]
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairbed.coordinator.algorithms.selection.base import Asking, Candidates, Sample
-from fairbed.coordinator.algorithms.selection.guarded import Guarded, PluginError, guarded
+from fairbed.coordinator.algorithms.selection.base import Candidates, Sample, TwoStepSelector
+from fairbed.coordinator.algorithms.selection.guarded import GuardedSelector, PluginError, guarded
 from tests.coordinator.algorithms.selection.fleet import fleet, outcomes
 
 
@@ -132,15 +132,15 @@ class Asker(Stranger):
 def test_one_that_asks_is_one_that_asks_under_guard_too() -> None:
     asker = guarded("pick", Asker(lambda fleet: np.array([2, 0])))
     plain = guarded("pick", Stranger(lambda fleet: np.array([0])))
-    assert isinstance(asker, Asking)
-    assert not isinstance(plain, Asking)
-    assert isinstance(plain, Guarded)
+    assert isinstance(asker, TwoStepSelector)
+    assert not isinstance(plain, TwoStepSelector)
+    assert isinstance(plain, GuardedSelector)
     assert asker.candidates(fleet([1.0] * 3), 1, np.random.default_rng(0)).tolist() == [0, 2]
 
 
 def test_whom_it_asks_is_looked_at_as_well() -> None:
     asker = guarded("pick", Asker(lambda fleet: np.array([0, 0])))
-    assert isinstance(asker, Asking)
+    assert isinstance(asker, TwoStepSelector)
     with pytest.raises(PluginError, match=r"candidates\(\) of round 1 must return each row once"):
         asker.candidates(fleet([1.0] * 3), 1, np.random.default_rng(0))
     odd = Asker(lambda fleet: np.array([0]))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fairbed.coordinator.algorithms.selection.oracle import Fastest, Known
+from fairbed.coordinator.algorithms.selection.oracle import Fastest, OracleTimes
 from fairbed.coordinator.policy.config import KNOWING, Policy, SelectionConfig
 from fairbed.coordinator.policy.factories import make_selector
 from tests.coordinator.algorithms.selection.fleet import fleet
@@ -37,4 +37,4 @@ def test_the_fastest_are_always_the_same() -> None:
 def test_times_that_nobody_believes_are_refused() -> None:
     strange = replace(fleet([1.0, 1.0]), known_s=np.array([np.inf, 1.0]))
     with pytest.raises(ValueError, match="must be finite, got inf at row 0"):
-        Known(Fastest()).select(strange, 1, rng())
+        OracleTimes(Fastest()).select(strange, 1, rng())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fairbed.coordinator.algorithms.arrays import Ints
-from fairbed.coordinator.algorithms.selection.base import Asking, Candidates
+from fairbed.coordinator.algorithms.selection.base import Candidates, TwoStepSelector
 from fairbed.coordinator.algorithms.selection.pow_d import PowD
 from tests.coordinator.algorithms.selection.fleet import fleet
 
@@ -28,7 +28,7 @@ def test_worked_example() -> None:
 
 def test_it_asks_before_it_selects() -> None:
     policy = PowD(3, "batch")
-    assert isinstance(policy, Asking)
+    assert isinstance(policy, TwoStepSelector)
     assert (policy.sample, PowD(3).sample) == ("batch", "all")
     with pytest.raises(ValueError, match="losses must be asked for before the selection"):
         policy.select(fleet([0.0] * 3), 2, rng())

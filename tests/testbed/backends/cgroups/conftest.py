@@ -7,13 +7,13 @@ import pytest
 
 from fairbed.testbed.backends.cgroups.files import CgroupError
 from fairbed.testbed.backends.cgroups.group import Group
-from fairbed.testbed.backends.cgroups.places import Places, find_places
+from fairbed.testbed.backends.cgroups.places import CgroupPlaces, find_places
 
 MakeGroup = Callable[[str], Group]
 
 
 @pytest.fixture
-def places() -> Places:
+def places() -> CgroupPlaces:
     """Return where groups can be made here."""
     try:
         found = find_places()
@@ -26,7 +26,7 @@ def places() -> Places:
 
 
 @pytest.fixture
-def make_group(places: Places) -> Iterator[MakeGroup]:
+def make_group(places: CgroupPlaces) -> Iterator[MakeGroup]:
     """Return what makes real groups; they are removed afterwards."""
     groups: list[Group] = []
 

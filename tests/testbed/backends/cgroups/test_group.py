@@ -10,7 +10,7 @@ import pytest
 
 from fairbed.testbed.backends.cgroups.files import CgroupError, read
 from fairbed.testbed.backends.cgroups.group import Group
-from fairbed.testbed.backends.cgroups.places import Places
+from fairbed.testbed.backends.cgroups.places import CgroupPlaces
 from fairbed.testbed.backends.cgroups.removal import members, sweep
 from tests.testbed.backends.cgroups.conftest import MakeGroup
 
@@ -131,7 +131,7 @@ def test_an_impossible_limit_is_told_in_one_line(make_group: MakeGroup) -> None:
 
 
 def test_sweeping_takes_what_a_dead_process_left_and_nothing_that_is_held(
-    make_group: MakeGroup, places: Places
+    make_group: MakeGroup, places: CgroupPlaces
 ) -> None:
     neighbour = Path(make_group("b").cell().quota_folder)
     folder = neighbour.with_name(f"{neighbour.name}-left")
@@ -172,7 +172,9 @@ def test_a_hundred_groups_are_set_up_within_the_time_of_a_few_processes(
     assert time.monotonic() - started < 3.0 * twenty_processes_s
 
 
-def test_a_group_that_cannot_be_made_says_what_to_do(make_group: MakeGroup, places: Places) -> None:
+def test_a_group_that_cannot_be_made_says_what_to_do(
+    make_group: MakeGroup, places: CgroupPlaces
+) -> None:
     folder = Path(make_group("a").cell().quota_folder)
     with pytest.raises(CgroupError, match="File exists; run as root, or use"):
         Group(places, folder.name).make()

@@ -15,7 +15,7 @@ from anyio.to_thread import run_sync
 
 from fairbed.testbed.backends.network.network import open_network
 from fairbed.testbed.backends.network.owner import FOLDER
-from fairbed.testbed.backends.network.plan.names import PREFIX, Names, owner_of
+from fairbed.testbed.backends.network.plan.names import PREFIX, NetworkNames, owner_of
 from fairbed.testbed.backends.network.probe import Support
 from fairbed.testbed.backends.network.sweep import NAMESPACES, processes_inside, sweep
 from fairbed.testbed.emulation.conditions import Shape
@@ -52,7 +52,7 @@ def _run(test: Callable[[], Awaitable[None]]) -> None:
 def _left_of(stem: str) -> set[str]:
     """Return the namespaces, lock file and link on the host that a run has."""
     namespaces = NAMESPACES.glob(f"{stem}*") if NAMESPACES.exists() else ()
-    links = {name for _, name in socket.if_nameindex() if name == Names(stem).host_link}
+    links = {name for _, name in socket.if_nameindex() if name == NetworkNames(stem).host_link}
     return {path.name for path in (*namespaces, *FOLDER.glob(f"{stem}.*"))} | links
 
 

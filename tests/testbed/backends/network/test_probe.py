@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fairbed.testbed.backends.network.probe import Support, judge
-from fairbed.testbed.backends.network.trial import Trial
+from fairbed.testbed.backends.network.trial import TrialResult
 
 LIMIT_S = 60.0
 
@@ -26,18 +26,18 @@ def _read_only() -> str:
     ("trial", "problem"),
     [
         (
-            Trial(unshare="Operation not permitted", has_user_namespaces=True),
+            TrialResult(unshare="Operation not permitted", has_user_namespaces=True),
             "network namespaces need root, got: Operation not permitted; be root, or put `unshare",
         ),
         (
-            Trial(unshare="Operation not permitted"),
+            TrialResult(unshare="Operation not permitted"),
             "network namespaces need root or user namespaces, got neither",
         ),
-        (Trial(link="Unknown device type."), "the kernel must have veth"),
-        (Trial(shaper=UNKNOWN), "the kernel must have HTB and u32"),
+        (TrialResult(link="Unknown device type."), "the kernel must have veth"),
+        (TrialResult(shaper=UNKNOWN), "the kernel must have HTB and u32"),
     ],
 )
-def test_what_is_missing_is_named_with_what_to_do(trial: Trial, problem: str) -> None:
+def test_what_is_missing_is_named_with_what_to_do(trial: TrialResult, problem: str) -> None:
     found = judge(trial, _writable)
     assert found.problem is not None
     assert found.problem.startswith(problem)
@@ -47,18 +47,18 @@ def test_what_is_missing_is_named_with_what_to_do(trial: Trial, problem: str) ->
 
 
 def test_a_folder_for_locks_that_cannot_be_written_is_a_problem() -> None:
-    found = judge(Trial(), _read_only)
+    found = judge(TrialResult(), _read_only)
     assert found.problem is not None
     assert found.problem.startswith("/run/fairbed must be writable, got: Read-only file system;")
 
 
 def test_netem_is_preferred_and_the_relay_comes_next() -> None:
-    assert judge(Trial(), _writable) == Support(None, "netem")
-    assert judge(Trial(netem=UNKNOWN), _writable) == Support(None, "relay")
+    assert judge(TrialResult(), _writable) == Support(None, "netem")
+    assert judge(TrialResult(netem=UNKNOWN), _writable) == Support(None, "relay")
 
 
 def test_without_netem_and_tun_links_still_have_rates() -> None:
-    found = judge(Trial(netem=UNKNOWN, tun="/dev/net/tun: Permission denied"), _writable)
+    found = judge(TrialResult(netem=UNKNOWN, tun="/dev/net/tun: Permission denied"), _writable)
     assert (found.problem, found.delay) == (None, None)
     assert found.delay_problem is not None
     assert "Permission denied" in found.delay_problem

@@ -8,7 +8,7 @@ from fairbed.testbed.backends.network.plan import htb, links
 from fairbed.testbed.backends.network.plan.change import (
     AS_MADE,
     Changes,
-    Link,
+    NetworkLink,
     add_change,
     check,
     follow,
@@ -21,9 +21,9 @@ from tests.testbed.backends.network.conditions import linked
 
 NAMES = make_names("run", bytes.fromhex("0badcafe"))
 ADDRESSES = Addresses(IPv4Network("10.1.2.0/28"))
-WIRE = Link(index=3)
-RELAYED = Link(index=3, delayed_by="relay")
-NETEM = Link(index=3, delayed_by="netem")
+WIRE = NetworkLink(index=3)
+RELAYED = NetworkLink(index=3, delayed_by="relay")
+NETEM = NetworkLink(index=3, delayed_by="netem")
 
 
 def test_the_host_is_told_of_nothing_but_our_link() -> None:
@@ -104,7 +104,7 @@ def test_a_new_device_gets_a_class_each_way_and_is_told_by_its_address() -> None
     ]
 
 
-def _change(before: Conditions, after: Conditions, link: Link = WIRE) -> Changes:
+def _change(before: Conditions, after: Conditions, link: NetworkLink = WIRE) -> Changes:
     changes = Changes()
     made = follow(AS_MADE, before)
     add_change(changes, "pi", link, made, follow(made, after))

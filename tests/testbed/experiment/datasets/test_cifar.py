@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fairbed.testbed.experiment.data import DataConfig
-from fairbed.testbed.experiment.datasets import DataError, load
+from fairbed.testbed.experiment.datasets import DatasetError, load
 from fairbed.testbed.experiment.datasets.catalogue import describe_all, verify
 from fairbed.testbed.experiment.datasets.cifar import RECORD_BYTES
 
@@ -62,7 +62,7 @@ def test_refuses_a_wrong_file_by_name(
     folder: Path, name: str, content: bytes, message: str
 ) -> None:
     (folder / name).write_bytes(content)
-    with pytest.raises(DataError) as raised:
+    with pytest.raises(DatasetError) as raised:
         load(DataConfig(dataset="cifar10", folder=str(folder)), 0, {})
     assert str(raised.value).startswith(f"{folder / name}: {message}")
     assert "\n" not in str(raised.value)
@@ -71,9 +71,11 @@ def test_refuses_a_wrong_file_by_name(
 def test_nothing_there_says_what_to_get(folder: Path) -> None:
     for path in folder.iterdir():
         path.unlink()
-    with pytest.raises(DataError, match=r"must hold files \*.bin or \*.bin.xz, got none; put the"):
+    with pytest.raises(
+        DatasetError, match=r"must hold files \*.bin or \*.bin.xz, got none; put the"
+    ):
         load(DataConfig(dataset="cifar10", folder=str(folder)), 0, {})
-    with pytest.raises(DataError, match=r"cifar10: FAIRBED_DATA or data.folder must say where"):
+    with pytest.raises(DatasetError, match=r"cifar10: FAIRBED_DATA or data.folder must say where"):
         load(DataConfig(dataset="cifar10"), 0, {})
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.datasets import load
-from fairbed.testbed.experiment.datasets.dataset import DataError
+from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.datasets.digits import FILE, load_digits
 
 
@@ -40,7 +40,9 @@ def test_without_scikit_learn_one_line_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("fairbed.testbed.experiment.datasets.digits.find_spec", lambda name: None)
-    with pytest.raises(DataError, match=r"^digits: scikit-learn must be installed, got none; inst"):
+    with pytest.raises(
+        DatasetError, match=r"^digits: scikit-learn must be installed, got none; inst"
+    ):
         load_digits()
 
 
@@ -54,5 +56,7 @@ def test_a_file_that_is_missing_or_broken_is_one_line(
         (tmp_path / "sklearn" / FILE).write_bytes(content)
     monkeypatch.delitem(sys.modules, "sklearn", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(DataError, match=r"^digits: must be in .*digits\.csv\.gz, got .*; install"):
+    with pytest.raises(
+        DatasetError, match=r"^digits: must be in .*digits\.csv\.gz, got .*; install"
+    ):
         load_digits()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fairbed.testbed.experiment.data import DataConfig, Dirichlet
-from fairbed.testbed.experiment.datasets import DataError, load
+from fairbed.testbed.experiment.datasets import DatasetError, load
 from fairbed.testbed.experiment.datasets.loading import thin
 from fairbed.testbed.experiment.datasets.mnist import count, load_mnist
 from fairbed.testbed.experiment.shards import FleetData
@@ -82,7 +82,7 @@ def test_refuses_a_wrong_file_by_name(
     folder: Path, file: str, content: bytes, message: str
 ) -> None:
     write(folder / file, content)
-    with pytest.raises(DataError) as raised:
+    with pytest.raises(DatasetError) as raised:
         load_mnist("mnist", folder)
     assert str(raised.value).startswith(str(folder / file) + ": ")
     assert message in str(raised.value)
@@ -93,13 +93,15 @@ def test_refuses_a_wrong_file_by_name(
 def test_a_download_cut_short_is_one_line(folder: Path, keep: int) -> None:
     path = folder / IMAGES
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(DataError, match=r"gzip stream must be complete, got a cut one; get this"):
+    with pytest.raises(
+        DatasetError, match=r"gzip stream must be complete, got a cut one; get this"
+    ):
         load_mnist("mnist", folder)
 
 
 def test_a_page_saved_under_the_name_is_one_line(folder: Path) -> None:
     (folder / IMAGES).write_bytes(b"<html>404 not found</html>")
-    with pytest.raises(DataError, match="must be a sound gzip file, got: Not a gzipped file"):
+    with pytest.raises(DatasetError, match="must be a sound gzip file, got: Not a gzipped file"):
         load_mnist("mnist", folder)
 
 
@@ -108,13 +110,13 @@ def test_damaged_compression_is_one_line(folder: Path) -> None:
     content = bytearray(path.read_bytes())
     content[1000:1040] = bytes(40)
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"must be a sound gzip file|cut short"):
+    with pytest.raises(DatasetError, match=r"must be a sound gzip file|cut short"):
         load_mnist("mnist", folder)
 
 
 def test_a_missing_folder_says_what_to_get_and_where_to_put_it(tmp_path: Path) -> None:
     config = DataConfig(dataset="fashion-mnist")
-    with pytest.raises(DataError) as raised:
+    with pytest.raises(DatasetError) as raised:
         load(config, 0, {"FAIRBED_DATA": str(tmp_path / "nowhere")})
     assert str(raised.value) == (
         f"fashion-mnist: folder must exist, got {tmp_path}/nowhere/fashion-mnist; put "
@@ -124,13 +126,13 @@ def test_a_missing_folder_says_what_to_get_and_where_to_put_it(tmp_path: Path) -
 
 
 def test_an_unset_variable_is_one_line() -> None:
-    with pytest.raises(DataError, match=r"mnist: FAIRBED_DATA or data.folder must say where"):
+    with pytest.raises(DatasetError, match=r"mnist: FAIRBED_DATA or data.folder must say where"):
         load(DataConfig(dataset="mnist"), 0, {})
 
 
 def test_a_missing_file_is_named(folder: Path) -> None:
     (folder / IMAGES).unlink()
-    with pytest.raises(DataError, match=r"must hold train-images-idx3-ubyte.gz or train-images"):
+    with pytest.raises(DatasetError, match=r"must hold train-images-idx3-ubyte.gz or train-images"):
         load_mnist("mnist", folder)
 
 

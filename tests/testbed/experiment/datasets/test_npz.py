@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbed.testbed.experiment.data import DataConfig
-from fairbed.testbed.experiment.datasets import DataError, load
+from fairbed.testbed.experiment.datasets import DatasetError, load
 from fairbed.testbed.experiment.datasets.npz import load_npz
 
 X = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
@@ -60,7 +60,7 @@ def test_users_have_a_test_part_too(tmp_path: Path) -> None:
     data = load_npz(saved(tmp_path, **arrays, device_test=Y + 4))
     assert data.device_ids is not None
     assert data.device_ids.max() == 7
-    with pytest.raises(DataError, match=r"beside device, device_test"):
+    with pytest.raises(DatasetError, match=r"beside device, device_test"):
         load_npz(saved(tmp_path, **arrays))
 
 
@@ -110,7 +110,7 @@ NAN[7, 1] = np.nan
 )
 def test_refuses_in_one_line(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
     path = saved(tmp_path, **arrays)
-    with pytest.raises(DataError) as raised:
+    with pytest.raises(DatasetError) as raised:
         load_npz(path)
     assert message in str(raised.value)
     assert str(raised.value).startswith(f"{path}: ")
@@ -118,20 +118,20 @@ def test_refuses_in_one_line(tmp_path: Path, arrays: dict[str, Any], message: st
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"none.npz: file must exist, got none; check"):
+    with pytest.raises(DatasetError, match=r"none.npz: file must exist, got none; check"):
         load_npz(tmp_path / "none.npz")
 
 
 def test_a_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.npz").mkdir()
-    with pytest.raises(DataError, match=r"a.npz: must be readable, got: "):
+    with pytest.raises(DatasetError, match=r"a.npz: must be readable, got: "):
         load_npz(tmp_path / "a.npz")
 
 
 def test_a_single_array_is_one_line(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", X)
     (tmp_path / "a.npy").rename(tmp_path / "a.npz")
-    with pytest.raises(DataError, match=r"must be an .npz archive, got one array; use np.savez"):
+    with pytest.raises(DatasetError, match=r"must be an .npz archive, got one array; use np.savez"):
         load_npz(tmp_path / "a.npz")
 
 
@@ -146,5 +146,5 @@ def test_damage_never_escapes_as_another_error(
     path.write_bytes(content[: len(content) - cut])
     try:
         load_npz(path)
-    except DataError as exc:
+    except DatasetError as exc:
         assert "\n" not in str(exc)  # noqa: PT017  # damage may also go unnoticed

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairbed.testbed.recording.analysis.availability import Heard, Interval, available
+from fairbed.testbed.recording.analysis.availability import Heard, TimeSpan, available
 from fairbed.testbed.recording.analysis.findings import NotMeasured
 
 
@@ -25,7 +25,7 @@ def test_a_long_silence_is_an_absence() -> None:
 
 
 def test_a_silence_at_work_is_none() -> None:
-    found = available(_heard((0, 40), (70, 100)), [Interval(38.0, 69.0)], 100.0)
+    found = available(_heard((0, 40), (70, 100)), [TimeSpan(38.0, 69.0)], 100.0)
     assert found.value == 1.0
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from fairbed.testbed.recording.analysis.findings import Finding, NotMeasured
 from fairbed.testbed.recording.analysis.from_machine import (
-    Pace,
     Probed,
+    TrainingPace,
     Watched,
     findings_of_machine,
 )
@@ -37,7 +37,7 @@ def _seen(**changes: object) -> Watched:
         cores=4,
         memory_bytes=1 << 30,
         idle=[_reading(float(t)) for t in range(30)],
-        alone=[Pace(30.0 + i, reference_s=0.05, cpu_s=0.2) for i in range(12)],
+        alone=[TrainingPace(30.0 + i, reference_s=0.05, cpu_s=0.2) for i in range(12)],
         storage=Finding(20e6, "64 MB on ext4"),
     )
     return replace(seen, **changes)  # type: ignore[arg-type]  # a test names its fields
@@ -57,7 +57,8 @@ def _load(onset_s: float, *, has_clock: bool, has_heat: bool) -> dict[str, objec
             for t, p, c in zip(times, pace, celsius, strict=True)
         ],
         "loaded": [
-            Pace(t, reference_s=0.05, cpu_s=0.2 / p) for t, p in zip(times, pace, strict=True)
+            TrainingPace(t, reference_s=0.05, cpu_s=0.2 / p)
+            for t, p in zip(times, pace, strict=True)
         ],
     }
 

@@ -3,14 +3,19 @@
 import pytest
 
 from fairbed.testbed.recording.analysis.rates import link_rate
-from fairbed.testbed.recording.analysis.readings import Reading, Traffic, others_load, pieces
+from fairbed.testbed.recording.analysis.readings import (
+    InterfaceCounters,
+    Reading,
+    others_load,
+    pieces,
+)
 
 STEP_S = 0.25
 
 
 def _reading(t_s: float, payload: int = 0, busy_s: float = 0.0, own_s: float = 0.0) -> Reading:
     packets = payload // 1448
-    traffic = Traffic(n_bytes=payload + 66 * packets, packets=packets)
+    traffic = InterfaceCounters(n_bytes=payload + 66 * packets, packets=packets)
     return Reading(
         t_s=t_s,
         busy_s=busy_s,

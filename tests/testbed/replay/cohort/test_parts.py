@@ -8,7 +8,7 @@ import pytest
 
 from fairbed.coordinator.task.catalogue import build_task
 from fairbed.device_agent.trainer import mini_batches
-from fairbed.testbed.experiment.datasets.dataset import DataError
+from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import CohortEngine, ExperimentError
 from fairbed.testbed.replay.cohort.batches import Batches, longest_first, steps_of
 from fairbed.testbed.replay.cohort.choose import make_trainer
@@ -147,7 +147,7 @@ def test_what_cannot_be_done_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch
         ExperimentError, match=r"^replay.engine: torch must be installed.*fairbed\["
     ):
         make_trainer(artifact, data, "torch")
-    with pytest.raises(DataError, match=r"^model cnn-1x8x8-10: must take 60 values"):
+    with pytest.raises(DatasetError, match=r"^model cnn-1x8x8-10: must take 60 values"):
         make_trainer(artifact, fleet_data(RECIPES["softmax-60-10"]))
 
 

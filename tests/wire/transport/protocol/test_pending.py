@@ -1,21 +1,26 @@
 """What a link waits for: each settled once, by the right answer or by the end."""
 
 from fairbed.wire.transport.protocol.packets import Puback, Suback, Unsuback
-from fairbed.wire.transport.protocol.pending import MAX_PACKET_ID, Answer, Wait, Waits
+from fairbed.wire.transport.protocol.pending import (
+    MAX_PACKET_ID,
+    Answer,
+    PendingOperation,
+    PendingOperations,
+)
 
 
 class Log:
     """Operations that note how they ended."""
 
     def __init__(self) -> None:
-        self.waits = Waits()
+        self.waits = PendingOperations()
         self.ended: list[tuple[str, Answer]] = []
 
     def wait(self, key: int, what: str, answer: type, due_at: float = 1.0, size: int = 0) -> None:
         def settle(came: Answer) -> None:
             self.ended.append((what, came))
 
-        self.waits.add(key, Wait(what, 1.0, due_at, size, answer, settle))
+        self.waits.add(key, PendingOperation(what, 1.0, due_at, size, answer, settle))
 
 
 def test_an_answer_ends_what_it_answers_and_nothing_else() -> None:

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbed.testbed.backends.network.plan.delay import MEMORY, Air, Way
+from fairbed.testbed.backends.network.plan.delay import MEMORY, Air, DelayLine
 
 
-def _way(air: Air, seed: int = 0) -> Way:
+def _way(air: Air, seed: int = 0) -> DelayLine:
     dice = random.Random(seed)
-    return Way(air, dice.random, lambda: dice.gauss(0.0, 1.0))
+    return DelayLine(air, dice.random, lambda: dice.gauss(0.0, 1.0))
 
 
-def _dues(way: Way, times: list[float]) -> list[float]:
+def _dues(way: DelayLine, times: list[float]) -> list[float]:
     return [due for due in map(way.due, times) if due is not None]
 
 

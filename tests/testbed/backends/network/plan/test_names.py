@@ -1,6 +1,6 @@
 """Names that say whose they are."""
 
-from fairbed.testbed.backends.network.plan.names import Names, make_names, owner_of
+from fairbed.testbed.backends.network.plan.names import NetworkNames, make_names, owner_of
 
 TAG = bytes.fromhex("0badcafe")
 
@@ -41,4 +41,4 @@ def test_any_run_name_makes_names_that_can_be_read_back() -> None:
 
 def test_the_link_on_the_host_fits_a_kernel_name() -> None:
     assert make_names("x" * 500, TAG).host_link == "fb0badcafe"
-    assert Names("fairbed..0badcafe").host_link == "fb0badcafe"
+    assert NetworkNames("fairbed..0badcafe").host_link == "fb0badcafe"
