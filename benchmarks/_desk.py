@@ -140,7 +140,7 @@ class Desk:
         self._grant_next()
 
     def _grant_next(self) -> None:
-        """Grant as `coordinator.state.round` does: as long as there are slots and room in the broker."""
+        """Grant as `coordinator.state.round` does: while slots and bytes in flight allow."""
         while self._queued:
             open_ = [self._offers[device] for device in self._granted - self._complete.keys()]
             flight = sum(flight_bytes(manifest) for manifest in open_)

@@ -19,7 +19,6 @@ HEAVY = {"matplotlib", "onnx", "onnxruntime", "scipy", "sklearn", "textual", "to
 COMMANDS = {"coordinator", "doctor", "rm", "run", "runs", "show", "stop", "watch"}
 """The commands of `fairbed` that its users rely on; others may join them."""
 
-MAX_LINES = 400
 TIMEOUT_S = 60.0
 
 
@@ -132,12 +131,6 @@ def _bound_in(tree: ast.Module) -> set[str]:
             case ast.Name(ctx=ast.Store()):
                 bound.add(node.id)
     return bound
-
-
-@pytest.mark.parametrize("path", [*MODULES, *TESTS], ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_is_longer_than_one_concept(path: Path) -> None:
-    lines = len(path.read_text().splitlines())
-    assert lines <= MAX_LINES, f"{lines} lines; split along a concept"
 
 
 def test_tests_mirror_the_packages() -> None:

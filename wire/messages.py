@@ -341,7 +341,7 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer"):
     pulled: BlobId | UnsetType = UNSET
     """The blob that the model came in; left out if it was `Train.model`."""
     is_held: bool | UnsetType = UNSET
-    """True where the model was here from `EvaluateRequest`, so that nothing was pulled; else left out."""
+    """True if the model was present from `EvaluateRequest`: nothing was pulled; else left out."""
 
 
 class UploadDone(Message, frozen=True, kw_only=True, tag="upload-done"):

@@ -39,8 +39,8 @@ class FleetStatsRow:
 class FleetRow:
     """What was known of every device at the selection of one round, as columns.
 
-    Written for fleets of up to `coordinator.records.rows.KEPT_DEVICES` devices, in the order of their
-    rows, as little-endian float64.
+    Written for fleets of up to `coordinator.records.rows.KEPT_DEVICES` devices, in the order of
+    their rows, as little-endian float64.
     """
 
     TABLE: ClassVar[str] = "fleet"

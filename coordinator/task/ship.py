@@ -1,4 +1,7 @@
-"""Regenerates the shipped artifacts: `python -m fairbed.coordinator.task.ship [FOLDER]`; needs torch."""
+"""Regenerates the shipped artifacts; needs torch.
+
+Run `python -m fairbed.coordinator.task.ship [FOLDER]`.
+"""
 
 import sys
 from pathlib import Path

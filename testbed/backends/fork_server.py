@@ -1,7 +1,7 @@
 """A process that starts agents on order, and says how they end.
 
-`python -m fairbed.testbed.backends.fork_server PARENT fork|spawn` reads orders from stdin and writes answers
-to stdout.
+`python -m fairbed.testbed.backends.fork_server PARENT fork|spawn` reads orders from stdin and
+writes answers to stdout.
 
 With `fork` it imports once what all agents import and forks each agent: some 10 ms where a new
 interpreter costs 300 ms, and the agents share that memory. It runs no event loop and has one

@@ -1,7 +1,7 @@
 """Runs one agent on an emulated device: the agent's one seam, filled with a profile.
 
-Started by a backend as `python -m fairbed.testbed.backends.launcher` with a `Launch` in JSON on stdin, or in a
-fork of a warm process. The agent itself is the one that runs on a physical device.
+Started by a backend as `python -m fairbed.testbed.backends.launcher` with a `Launch` in JSON on
+stdin, or in a fork of a warm process. The agent itself is the one that runs on a physical device.
 """
 
 import logging

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 from pathlib import Path
+from types import ModuleType
 from typing import Protocol, cast
 
 DONE, FAILED, BAD_USAGE = 0, 1, 2
@@ -47,6 +48,22 @@ _MODULES = {
     "doctor": "doctor",
     "bench": "bench",
 }
+
+
+def from_clone(module: str) -> ModuleType:
+    """Import a module of `benchmarks/` or `experiments/`, which no wheel contains.
+
+    Raises:
+        UsageError: This is not a clone of the repository.
+    """
+    folder = module.partition(".")[0]
+    try:
+        importlib.import_module(folder)
+    except ModuleNotFoundError as exc:
+        raise UsageError(
+            f"{folder}: must be present, got an installed package; run this in a clone of Fairbed"
+        ) from exc
+    return importlib.import_module(module)
 
 
 def dispatch(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import anyio
 import msgspec
 
 from fairbed.profiles.errors import ProfileError
-from fairbed.testbed.cli import DONE, FAILED, RunError, UsageError
+from fairbed.testbed.cli import DONE, FAILED, RunError, UsageError, from_clone
 from fairbed.testbed.compare.cell import Result
 from fairbed.testbed.compare.comparison import Comparison, compare
 from fairbed.testbed.compare.figure_style import FiguresMissingError
@@ -40,9 +40,8 @@ def main(options: argparse.Namespace) -> int:
     if (options.grid is None) == (options.live_replay is None):
         raise UsageError("compare: give a grid file, or --live-replay with an experiment")
     if options.live_replay is not None:
-        from experiments.replay_fidelity import cli as live_replay
-
-        return live_replay.main(options)
+        code: int = from_clone("experiments.replay_fidelity.cli").main(options)
+        return code
     if options.repeats is not None:
         raise UsageError("--repeats: is of --live-replay; a grid has --seeds")
     try:

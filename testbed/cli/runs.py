@@ -22,7 +22,7 @@ from fairbed.coordinator.store import (
     resolve_run,
 )
 from fairbed.testbed.backends.errors import BackendError
-from fairbed.testbed.cli import DONE, RunError, UsageError
+from fairbed.testbed.cli import DONE, RunError, UsageError, from_clone
 from fairbed.testbed.cli.send_command import make_command, send_command
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError
@@ -81,10 +81,8 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _estimators(folder: Path, *, as_json: bool) -> int:
-    from experiments.oracle.errors import errors_of_run
-
     try:
-        found = errors_of_run(folder)
+        found = from_clone("experiments.oracle.errors").errors_of_run(folder)
     except (BackendError, DatasetError, ExperimentError) as exc:
         raise RunError(str(exc)) from exc
     print(msgspec.json.encode(found).decode() if as_json else estimates_table(found))

@@ -14,7 +14,7 @@ from msgspec import Struct
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.fairness import selection_rates
 from fairbed.coordinator.report.summary import summarise_run
-from fairbed.coordinator.store import RunReader, SelectionCounts
+from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.reader import SelectionCounts
 from fairbed.coordinator.store.tables import RoundRow, SelectionRow
 

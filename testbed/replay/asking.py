@@ -1,7 +1,7 @@
 """Asking devices for the loss of the model before a selection, on the virtual clock.
 
-The coordinator's own table says who has answered in time (`coordinator.state.loss_query`); how long an answer
-takes a world tells, and what it says the model.
+The coordinator's own table says who has answered in time (`coordinator.state.loss_query`); how
+long an answer takes a world tells, and what it says the model.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """What local training costs in a replay: known beforehand, never measured in passing.
 
-    python -m fairbed.testbed.replay.costs          measures the shipped models here, and prints the table
+    python -m fairbed.testbed.replay.costs          measures the shipped models here, and prints
+    the table
 
 A replay must give the same bits on every machine, so `[replay] costs = "shipped"` takes numbers
 that are written down here. Whoever wants those of a live run names its folder; whoever wants this

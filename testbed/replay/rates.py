@@ -1,4 +1,4 @@
-"""What the devices of a fleet know of their links: `device_agent.state.link_estimate`, a row a device.
+"""Link estimates of a whole fleet: `device_agent.state.link_estimate`, one row per device.
 
     rate = 8 bytes / (elapsed - round trip)
 

@@ -13,8 +13,8 @@ class Stays:
 
         there at t  <=>  (t / cycle + phase) mod 1 < share
 
-    It is what `profiles.tracks.draw_sessions` draws where a population tells of one stay a day. Where
-    it tells the mean length of stays, all stays of a crowd have that length.
+    It is what `profiles.tracks.draw_sessions` draws where a population tells of one stay a day.
+    Where it tells the mean length of stays, all stays of a crowd have that length.
     """
 
     share: Floats

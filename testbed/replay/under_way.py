@@ -1,7 +1,7 @@
 """All exchanges that are under way, whichever round they began in.
 
-The table of the live coordinator says what may happen to them (`coordinator.state.round.Round`), a heap
-when it happens. Nothing here ends with a round: the next one takes the table over.
+The table of the live coordinator says what may happen to them (`coordinator.state.round.Round`), a
+heap when it happens. Nothing here ends with a round: the next one takes the table over.
 """
 
 import heapq

@@ -1,6 +1,7 @@
 """Gives everything back when `fairbed shape` dies without having done so: after `kill -9`.
 
-`python -m fairbed.testbed.shape.cleanup_watchdog PARENT [MARK]` waits for the end of its stdin: after a farewell
+`python -m fairbed.testbed.shape.cleanup_watchdog PARENT [MARK]` waits for the end of its stdin:
+after a farewell
 all is well, without one the parent is dead, and what it had is a leftover like any other. Processes
 of a command that had no control groups are found by MARK, in their environment.
 """

@@ -1,7 +1,7 @@
 """The way in: becomes the guest, inside its cell, as the user it shall be, and nothing before.
 
-`python -m fairbed.testbed.shape.enter PARENT PASSAGE COMMAND...` has the exit statuses of env(1) for a
-command that cannot be run: 127 there is none, 126 it cannot be run, 125 the way in is closed.
+`python -m fairbed.testbed.shape.enter PARENT PASSAGE COMMAND...` has the exit statuses of env(1)
+for a command that cannot be run: 127 there is none, 126 it cannot be run, 125 the way in is closed.
 """
 
 import os

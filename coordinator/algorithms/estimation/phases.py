@@ -29,7 +29,7 @@ from fairbed.coordinator.algorithms.estimation.base import (
 from fairbed.coordinator.algorithms.estimation.elasticity import Elasticities
 
 NEWEST_SHARE = 0.5
-"""What the newest transfer counts in a rate that a device reports (`device_agent.state.link_estimate`)."""
+"""Weight of the newest transfer in a reported rate (`device_agent.state.link_estimate`)."""
 
 MOST = 4.0
 """So many times faster or slower than its nominal time a transfer may have been at most: beyond

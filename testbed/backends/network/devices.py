@@ -1,6 +1,7 @@
 """Set up devices from within their namespaces: one process that goes through all of them.
 
-`python -m fairbed.testbed.backends.network.devices PARENT HOST` reads `Interiors` from stdin and ends when
+`python -m fairbed.testbed.backends.network.devices PARENT HOST` reads `Interiors` from stdin and
+ends when
 they are as wanted; what went wrong is one line on stderr. HOST is the `identity` of the host's
 namespace.
 """

@@ -1,6 +1,7 @@
 """Get inside a network namespace, and never act on the host's by mistake.
 
-`python -m fairbed.testbed.backends.network.enter PARENT HOST PATH -- CMD...` runs CMD inside the namespace
+`python -m fairbed.testbed.backends.network.enter PARENT HOST PATH -- CMD...` runs CMD inside the
+namespace
 at PATH, and ends with PARENT. HOST is the `identity` of the host's namespace. What runs inside
 sees no link of the host, so no wrong name can touch one; that it is really inside is checked here,
 before CMD exists.

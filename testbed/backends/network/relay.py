@@ -3,7 +3,8 @@
     device's eth0 (TUN) --- way up ---> hub's dN (TUN)
     device's eth0 (TUN) <-- way down -- hub's dN (TUN)
 
-`python -m fairbed.testbed.backends.network.relay PARENT` obeys `orders` on stdin until it ends or its
+`python -m fairbed.testbed.backends.network.relay PARENT` obeys `orders` on stdin until it ends or
+its
 parent dies; then its TUN links have no carrier, and go with their namespaces. One loop, no threads:
 it waits for packets and for the next one that is due, whichever comes first, to the microsecond.
 """

@@ -1,6 +1,7 @@
 """What crosses between a network and its relay: one line of JSON each.
 
-First a `Relayed`, then any number of `RelayOrder`s; each is answered by one `RelayReport` when it holds.
+First a `Relayed`, then any number of `RelayOrder`s; each is answered by one `RelayReport` when it
+holds.
 """
 
 from msgspec import Struct

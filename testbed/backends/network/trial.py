@@ -1,7 +1,7 @@
 """Try in a scratch namespace what a network needs of this kernel; say what it lacks.
 
-`python -m fairbed.testbed.backends.network.trial PARENT` enters a namespace of its own, without a name,
-tries, and prints a `TrialResult`. The namespace ends with the process.
+`python -m fairbed.testbed.backends.network.trial PARENT` enters a namespace of its own, without a
+name, tries, and prints a `TrialResult`. The namespace ends with the process.
 """
 
 import ctypes

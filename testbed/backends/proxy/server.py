@@ -2,16 +2,15 @@
 
     device <-> listener on loopback [ rate, delay, jitter ] <-> broker
 
-`python -m fairbed.testbed.backends.proxy.server PARENT` reads a `ProxySpec` from stdin, prints the ports, and
-then changes links on order (`testbed.backends.proxy.protocol`) until stdin ends or its parent dies. The
-arithmetic is in `testbed.emulation.link`, the sockets of one connection in
-`testbed.backends.proxy.server`; here are listeners.
+`python -m fairbed.testbed.backends.proxy.server PARENT` reads a `ProxySpec` from stdin, prints the
+ports, and then changes links on order (`testbed.backends.proxy.protocol`) until stdin ends or its
+parent dies. The arithmetic is in `testbed.emulation.link`.
 
 A broker that is down means a connection that is closed at once; it works again when the broker
 does. A new connection pays the round trip of its set-up before its first byte, and waits for the
 end of a radio hole.
 
-One shaped TCP connection: two ends, each reading from its socket into a line.
+One connection has two ends; each reads from its socket into a line.
 
 What one end reads is due at the other when the line says so. An end stops reading while its line
 is full, so the sender feels the rate, and the kernel buffer in front of a slow line is kept

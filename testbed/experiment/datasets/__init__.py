@@ -3,4 +3,4 @@
 from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 from fairbed.testbed.experiment.datasets.loading import load
 
-__all__ = ["DatasetError", "Dataset", "load"]
+__all__ = ["Dataset", "DatasetError", "load"]

@@ -19,5 +19,6 @@ EXPORTED_WITH = "2.13.0"
 @pytest.mark.parametrize("recipe", SHIPPED, ids=lambda recipe: str(recipe.name))
 def test_the_shipped_file_equals_a_fresh_export(recipe: Recipe) -> None:
     assert export_recipe(recipe) == read_shipped(recipe.name), (
-        f"{recipe.name}: the shipped artifact is outdated; run `python -m fairbed.coordinator.task.ship`"
+        f"{recipe.name}: the shipped artifact is outdated; "
+        "run `python -m fairbed.coordinator.task.ship`"
     )

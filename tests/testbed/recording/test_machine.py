@@ -180,8 +180,10 @@ print(*sorted(extra & {{name.partition(".")[0] for name in sys.modules}}))
 @pytest.mark.parametrize(
     "modules",
     [
-        "fairbed.testbed.recording.session, fairbed.testbed.recording.analysis.from_machine, fairbed.testbed.cli.record",
-        "fairbed.testbed.recording.probes, fairbed.testbed.recording.mqtt_peer, fairbed.testbed.recording.tcp_peer",
+        "fairbed.testbed.recording.session, fairbed.testbed.recording.analysis.from_machine",
+        "fairbed.testbed.cli.record",
+        "fairbed.testbed.recording.probes, fairbed.testbed.recording.mqtt_peer",
+        "fairbed.testbed.recording.tcp_peer",
         "fairbed.testbed.recording.kernel, fairbed.testbed.host.speed",
     ],
 )

@@ -83,7 +83,8 @@ def test_a_folder_full_of_strange_modules_disturbs_nobody(
     for name in ("testbed", "random", "msgspec", "signal"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('wrong module')")
     # the interpreter that the test itself starts would look into its folder first
-    code = "import sys; sys.path.pop(0); from fairbed.testbed.cli.main import console; sys.exit(console())"
+    code = "import sys; sys.path.pop(0); "
+    code += "from fairbed.testbed.cli.main import console; sys.exit(console())"
     done = subprocess.run(
         [sys.executable, "-c", code, "shape", *backend, "--", "echo", "well"],
         cwd=tmp_path,

@@ -30,7 +30,8 @@ def test_digits_are_those_that_scikit_learn_reads() -> None:
 
 
 def test_scikit_learn_is_not_imported_for_them() -> None:
-    code = "import sys\nfrom fairbed.testbed.experiment.datasets.digits import load_digits\nload_digits()\n"
+    code = "import sys\n"
+    code += "from fairbed.testbed.experiment.datasets.digits import load_digits\nload_digits()\n"
     code += "print(sorted({'sklearn', 'scipy'} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
