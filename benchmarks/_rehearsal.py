@@ -236,6 +236,9 @@ class Rehearsal:
                 bytes_up=MODEL_BYTES * len(cohort),
                 model_sha256="",
                 coordinator_encode_s=None,
+                ask_s=0.0,
+                dropped_late=0,
+                cancelled=0,
             ),
             [
                 SelectionRow(
@@ -247,6 +250,8 @@ class Rehearsal:
                     tau_hat_s=float(self._rng.uniform(*TAU_S)),
                     width_s=0.1,
                     queue=float(self._queues[row]),
+                    propensity=float(row in chosen),
+                    is_audit=False,
                 )
                 for row, name in enumerate(self.names)
             ],

@@ -7,7 +7,7 @@ from fairbed.coordinator.store.errors import (
     StoreVersionError,
 )
 from fairbed.coordinator.store.reader import Counts, RunInfo, RunReader, SelectionCounts
-from fairbed.coordinator.store.runs import Runs, find_runs, list_runs, resolve_run
+from fairbed.coordinator.store.runs import Runs, UnreadableRun, find_runs, list_runs, resolve_run
 from fairbed.coordinator.store.store import Checkpoint, Store
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Store",
     "StoreError",
     "StoreVersionError",
+    "UnreadableRun",
     "find_runs",
     "list_runs",
     "resolve_run",

@@ -3,7 +3,9 @@
 StoreError                 the store cannot be made, read or written; one line says what to do
 ├── RunInUseError          another process writes this run
 ├── RunNotFoundError       no such run
-└── StoreVersionError      the store was written by a newer Fairbed
+└── StoreVersionError      the database has another format: a newer Fairbed, or another program
+    ├── OldStoreError      an older Fairbed wrote the store
+    └── EmptyStoreError    the writer died before it made the tables
 """
 
 
@@ -20,4 +22,12 @@ class RunNotFoundError(StoreError):
 
 
 class StoreVersionError(StoreError):
-    """The store was written by a newer version."""
+    """The database has another format: of a newer Fairbed, or of another program."""
+
+
+class OldStoreError(StoreVersionError):
+    """An older Fairbed wrote the store."""
+
+
+class EmptyStoreError(StoreVersionError):
+    """The database has no tables: its writer died before it made them."""

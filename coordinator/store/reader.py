@@ -4,13 +4,12 @@
 or id that it has seen. `resumes` in `RunInfo` grows when rows of open rounds became void; then
 a caller starts from nothing again.
 
-What a reader wants to know of a run's experiment file, whatever version wrote it.
+The part of a run's experiment file that is shown beside its results.
 
 What kind of machine a device is, for people.
 """
 
 import json
-import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,16 +23,14 @@ from msgspec import DecodeError, Struct, toml
 from fairbed.coordinator.store.connection import (
     CONFIG,
     DATABASE,
-    RunLock,
     closed_on_error,
     is_locked,
     open_readonly,
-    open_writable,
     transaction,
     translated,
 )
 from fairbed.coordinator.store.errors import StoreError
-from fairbed.coordinator.store.schema import check_version, migrate, schema_version, table_of
+from fairbed.coordinator.store.schema import check_format, table_of
 from fairbed.coordinator.store.tables import (
     CommandRow,
     ConditionRow,
@@ -90,7 +87,7 @@ class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
 
 
 def read_excerpt(experiment_toml: str) -> ExperimentExcerpt:
-    """Return what the file says; an unreadable one says nothing."""
+    """Return what the file says; a damaged file says nothing, so its results can still be read."""
     try:
         return toml.decode(experiment_toml, type=ExperimentExcerpt)
     except DecodeError:
@@ -196,11 +193,11 @@ class RunReader:
     """Reads one run; thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the run in `folder`; a store of an older version is migrated first.
+        """Open the run in `folder`.
 
         Raises:
             RunNotFoundError: No run there.
-            StoreVersionError: Written by a newer version.
+            StoreVersionError: The store is of another version.
             StoreError: Damaged or unreadable.
         """
         self.folder = folder
@@ -208,8 +205,7 @@ class RunReader:
         self._lock = threading.RLock()
         self._connection = open_readonly(self._path)
         with closed_on_error(self._connection), translated(self._path):
-            if check_version(str(self._path), schema_version(self._connection)):
-                _migrate(folder)
+            check_format(str(self._path), self._connection)
         self.experiment_toml = _read_config(folder)
         self.plan = read_excerpt(self.experiment_toml)
 
@@ -394,18 +390,3 @@ def _read_config(folder: Path) -> str:
         return (folder / CONFIG).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise StoreError(f"{folder / CONFIG}: must be readable, got {exc}") from exc
-
-
-def _migrate(folder: Path) -> None:
-    """Bring an older store up to date, unless an older program writes it at this moment."""
-    lock = RunLock(folder)
-    try:
-        connection = open_writable(folder / DATABASE)
-        try:
-            migrate(connection)
-        except sqlite3.Error:
-            connection.close()
-            raise
-        connection.close()
-    finally:
-        lock.release()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairbed.coordinator.store.connection import DATABASE
-from fairbed.coordinator.store.errors import RunNotFoundError, StoreError
+from fairbed.coordinator.store.errors import OldStoreError, RunNotFoundError, StoreError
 from fairbed.coordinator.store.reader import RunInfo, RunReader
 
 LATEST = "latest"
@@ -13,27 +13,39 @@ SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadableRun:
+    """A folder whose store cannot be read."""
+
+    folder: Path
+    status: str
+    """older format, or unreadable."""
+    problem: str
+    """One line."""
+
+
+@dataclass(frozen=True, slots=True)
 class Runs:
     """What lies below a root."""
 
     readable: tuple[RunInfo, ...]
     """Newest first."""
-    problems: tuple[str, ...]
-    """One line for each store that cannot be read."""
+    unreadable: tuple[UnreadableRun, ...]
+    """By the name of their folders."""
 
 
 def find_runs(root: Path) -> Runs:
     """Read every run below `root`; a missing folder holds none."""
     readable: list[RunInfo] = []
-    problems: list[str] = []
+    unreadable: list[UnreadableRun] = []
     for path in sorted(root.glob(f"*/{DATABASE}")):
         try:
             with RunReader(path.parent) as reader:
                 readable.append(reader.run())
         except StoreError as exc:
-            problems.append(str(exc))
+            status = "older format" if isinstance(exc, OldStoreError) else "unreadable"
+            unreadable.append(UnreadableRun(path.parent, status, str(exc)))
     readable.sort(key=lambda info: (info.row.created, info.run_id), reverse=True)
-    return Runs(tuple(readable), tuple(problems))
+    return Runs(tuple(readable), tuple(unreadable))
 
 
 def list_runs(root: Path) -> list[RunInfo]:

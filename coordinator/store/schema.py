@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, get_args, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.coordinator.store.errors import StoreVersionError
+from fairbed.coordinator.store.errors import EmptyStoreError, OldStoreError, StoreVersionError
 from fairbed.coordinator.store.tables import (
     CheckpointRow,
     CommandRow,
@@ -101,98 +101,10 @@ INDICES: tuple[str, ...] = (
     "CREATE INDEX condition_device ON condition (device)",
 )
 
-_ADD_CODECS = """
-ALTER TABLE exchange ADD COLUMN decode_s REAL;
-ALTER TABLE exchange ADD COLUMN coordinator_decode_s REAL;
-ALTER TABLE exchange ADD COLUMN codec_down TEXT NOT NULL DEFAULT 'float32';
-ALTER TABLE exchange ADD COLUMN codec_up TEXT NOT NULL DEFAULT 'float32';
-ALTER TABLE round ADD COLUMN coordinator_encode_s REAL
-"""
-
-_ADD_STARVATION = """
-ALTER TABLE exchange ADD COLUMN starved_s REAL;
-ALTER TABLE exchange ADD COLUMN is_starved INTEGER NOT NULL DEFAULT 0
-"""
-
-_ADD_DILATION = "ALTER TABLE run ADD COLUMN dilation REAL DEFAULT 1.0"
-
-_ADD_CLOCK = """
-ALTER TABLE telemetry ADD COLUMN free_cores REAL;
-ALTER TABLE telemetry ADD COLUMN clock_ratio REAL;
-ALTER TABLE telemetry ADD COLUMN throttled TEXT
-"""
-
-_ADD_CONDITIONS = """
-CREATE TABLE "condition" (
-    id INTEGER PRIMARY KEY, "at_s" REAL, "lasted_s" REAL, "device" TEXT NOT NULL,
-    "speed_ratio" REAL, "clock_ratio" REAL, "temperature_celsius" REAL, "down_bps" REAL,
-    "up_bps" REAL, "delay_s" REAL, "jitter_s" REAL, "loss_ratio" REAL, "outage_s" REAL,
-    "unwilling_s" REAL
-);
-CREATE INDEX condition_device ON condition (device)
-"""
-
-_ADD_REPLAY = """
-ALTER TABLE run ADD COLUMN clock TEXT NOT NULL DEFAULT 'real';
-ALTER TABLE run ADD COLUMN selections TEXT NOT NULL DEFAULT 'all'
-"""
-
-_ADD_SETTLED = """
-ALTER TABLE exchange ADD COLUMN settled_down_bytes INTEGER;
-ALTER TABLE exchange ADD COLUMN settled_down_s REAL;
-ALTER TABLE exchange ADD COLUMN settled_up_bytes INTEGER;
-ALTER TABLE exchange ADD COLUMN settled_up_s REAL
-"""
-
-_ADD_ASKING_AND_AUDIT = """
-ALTER TABLE selection ADD COLUMN propensity REAL;
-ALTER TABLE selection ADD COLUMN is_audit INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE round ADD COLUMN ask_s REAL DEFAULT 0.0;
-CREATE TABLE "fleet" (
-    "round" INTEGER NOT NULL, "context" BLOB NOT NULL, "known_s" BLOB, PRIMARY KEY ("round")
-);
-CREATE TABLE "ask" (
-    "round" INTEGER NOT NULL, "device" TEXT NOT NULL, "outcome" TEXT NOT NULL, "why" TEXT NOT NULL,
-    "loss" REAL, "took_s" REAL, "download_s" REAL, "decode_s" REAL, "load_s" REAL,
-    "evaluate_s" REAL, "was_cold" INTEGER, "bytes_down" INTEGER NOT NULL,
-    PRIMARY KEY ("round", "device")
-)
-"""
-
-_ADD_CROWD = """
-CREATE TABLE "crowd" (
-    "round" INTEGER NOT NULL, "devices" INTEGER NOT NULL, "chosen" INTEGER NOT NULL,
-    "min_rate" REAL, "min_merged_rate" REAL, "jain" REAL, "slack" REAL, PRIMARY KEY (round)
-)
-"""
-
-_ADD_LATENESS = """
-ALTER TABLE round ADD COLUMN merged_late INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE round ADD COLUMN dropped_late INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE round ADD COLUMN cancelled INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE exchange ADD COLUMN staleness INTEGER;
-ALTER TABLE exchange ADD COLUMN merged_round INTEGER;
-UPDATE exchange SET staleness = 0, merged_round = round WHERE outcome = 'done';
-UPDATE round SET
-    dropped_late = (SELECT count(*) FROM exchange AS x
-                    WHERE x.round = round.round AND x.outcome = 'late'),
-    cancelled = (SELECT count(*) FROM exchange AS x
-                 WHERE x.round = round.round AND x.outcome = 'cancelled')
-"""
-
-MIGRATIONS: tuple[str, ...] = (
-    _ADD_CODECS,
-    _ADD_STARVATION,
-    _ADD_DILATION,
-    _ADD_CLOCK,
-    _ADD_CONDITIONS,
-    _ADD_REPLAY,
-    _ADD_SETTLED,
-    _ADD_ASKING_AND_AUDIT,
-    _ADD_CROWD,
-    _ADD_LATENESS,
-)
-"""Script i turns a store of version i + 1 into one of version i + 2; only ever appended to."""
+APPLICATION_ID = 0x46424544
+"""`FBED` in ASCII, in the header of every run store: `PRAGMA application_id`."""
+VERSION = 1
+"""Of the tables: `PRAGMA user_version`."""
 
 _SQL_TYPES = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL", bytes: "BLOB"}
 _ARRAYS = {int: np.int64, bool: np.int64, float: np.float64}
@@ -333,31 +245,34 @@ def create_schema(connection: sqlite3.Connection) -> None:
         connection.execute(table_of(record).create())
     for statement in INDICES:
         connection.execute(statement)
-    connection.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
-def schema_version(connection: sqlite3.Connection) -> int:
-    """Return the version of an open store; 0 is an empty file."""
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def check_version(where: str, found: int, migrations: Sequence[str] = MIGRATIONS) -> bool:
-    """Tell whether a store of version `found` must be migrated before use.
+def check_format(where: str, connection: sqlite3.Connection) -> None:
+    """Refuse a database that is not a run store of this version.
 
     Raises:
-        StoreVersionError: It is newer than this code, or no store at all.
+        EmptyStoreError: It has no tables: its writer died before it made them.
+        OldStoreError: An older Fairbed wrote it.
+        StoreVersionError: A newer Fairbed wrote it, or it is no run store.
     """
-    known = len(migrations) + 1
-    if not 1 <= found <= known:
-        what = "update Fairbed to open it" if found > known else "this is not a run store"
-        raise StoreVersionError(f"{where}: version must be 1 to {known}, got {found}; {what}")
-    return found < known
-
-
-def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:
-    """Bring an older store up to date, one transaction a version."""
-    for version in range(schema_version(connection), len(migrations) + 1):
-        script = migrations[version - 1]
-        connection.executescript(
-            f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {version + 1}; COMMIT;"
+    application, version = (
+        int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+        for name in ("application_id", "user_version")
+    )
+    if (application, version) == (APPLICATION_ID, VERSION):
+        return
+    rule = (
+        f"{where}: a run store must have application id {APPLICATION_ID:#x} and version {VERSION}"
+    )
+    got = f"got {application:#x} and {version}"
+    if application == 0:
+        if version == 0:
+            raise EmptyStoreError(f"{rule}, {got}; no run was begun in it, delete the folder")
+        raise OldStoreError(
+            f"{rule}, {got}; an older Fairbed wrote it: read it with that version, "
+            f"or delete it with fairbed rm"
         )
+    advice = "update Fairbed to open it" if application == APPLICATION_ID else "it is no run store"
+    raise StoreVersionError(f"{rule}, {got}; {advice}")

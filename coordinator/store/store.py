@@ -33,10 +33,8 @@ from fairbed.coordinator.store.schema import (
     PER_ROUND,
     RECORDS,
     Columns,
-    check_version,
+    check_format,
     create_schema,
-    migrate,
-    schema_version,
     table_of,
 )
 from fairbed.coordinator.store.tables import (
@@ -226,7 +224,7 @@ class Store:
         """Open a run to go on with it; rows of rounds after the last checkpoint are void.
 
         Raises:
-            StoreError: No run, one that is alive, one by a newer version, or a damaged one.
+            StoreError: No run, one that is alive, one of another format, or a damaged one.
         """
         path = folder / DATABASE
         open_readonly(path).close()
@@ -234,8 +232,7 @@ class Store:
         try:
             connection = open_writable(path, busy_timeout_s)
             with closed_on_error(connection), translated(path):
-                if check_version(str(path), schema_version(connection)):
-                    migrate(connection)
+                check_format(str(path), connection)
                 store = cls(folder, lock, connection)
         except BaseException:
             lock.release()

@@ -95,10 +95,9 @@ class SelectionRow:
     width_s: float | None
     queue: float
     """Z after the round."""
-    propensity: float | None = None
-    """Probability of being in the cohort, given what the selector picked; None in runs of
-    before."""
-    is_audit: bool = False
+    propensity: float
+    """Probability of being in the cohort, given what the selector picked."""
+    is_audit: bool
     """Drawn by chance, for the audit sample."""
 
 
@@ -241,13 +240,13 @@ class RoundRow:
     model_sha256: str
     coordinator_encode_s: float | None
     """Packing the next model at the coordinator, part of close_s; None if it was not packed."""
-    ask_s: float = 0.0
+    ask_s: float
     """Asking candidates for their losses, before the dispatch and part of the duration."""
     merged_late: int = 0
     """Updates of earlier versions that entered the next model."""
-    dropped_late: int = 0
+    dropped_late: int
     """Exchanges given up in it because they took too long."""
-    cancelled: int = 0
+    cancelled: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,15 +321,15 @@ class ExchangeRow:
     tau_hat_s: float | None
     """Prediction made before selection."""
     width_s: float | None
-    settled_down_bytes: int | None = None
+    settled_down_bytes: int | None
     """Of the model, after its first chunk: by then TCP has found the rate of the link. None where
     there was one chunk, or one came twice; so with the three below."""
-    settled_down_s: float | None = None
-    settled_up_bytes: int | None = None
-    settled_up_s: float | None = None
-    staleness: int | None = None
+    settled_down_s: float | None
+    settled_up_bytes: int | None
+    settled_up_s: float | None
+    staleness: int | None
     """Versions made while it trained, 0 for an update in time; None if it was not merged."""
-    merged_round: int | None = None
+    merged_round: int | None
     """The round whose merge it entered; None if it was not merged."""
 
 
@@ -393,7 +392,7 @@ class TelemetryRow:
     rss_bytes: int | None
     temperature_celsius: float | None
     free_cores: float | None
-    """Cores that are idle or the agent's; None from agents of before, like the two below."""
+    """Cores that are idle or the agent's; None where it was not reported."""
     clock_ratio: float | None
     """Clock under load / nominal clock; None where it cannot be read."""
     throttled: str | None

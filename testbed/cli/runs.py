@@ -21,6 +21,7 @@ from fairbed.coordinator.store import (
     find_runs,
     resolve_run,
 )
+from fairbed.coordinator.store.connection import CONFIG, is_locked
 from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.cli import DONE, RunError, UsageError, from_clone
 from fairbed.testbed.cli.send_command import make_command, send_command
@@ -92,7 +93,7 @@ def _estimators(folder: Path, *, as_json: bool) -> int:
 def _list(options: argparse.Namespace) -> int:
     runs = find_runs(options.runs)
     if options.json:
-        rows = [
+        rows: list[dict[str, str | int | float | None]] = [
             {
                 "run_id": run.run_id,
                 "name": run.row.name,
@@ -105,9 +106,22 @@ def _list(options: argparse.Namespace) -> int:
             }
             for run in runs.readable
         ]
+        rows += [
+            {
+                "run_id": run.folder.name,
+                "name": None,
+                "status": run.status,
+                "created": None,
+                "rounds_completed": None,
+                "devices": None,
+                "accuracy_mean": None,
+                "folder": str(run.folder),
+            }
+            for run in runs.unreadable
+        ]
         print(msgspec.json.encode(rows).decode())
         return DONE
-    if not runs.readable and not runs.problems:
+    if not runs.readable and not runs.unreadable:
         print(f"no runs in {options.runs}; start one with: fairbed run examples/quickstart.toml")
     for run in runs.readable:
         accuracy = "-" if run.accuracy_mean is None else f"{run.accuracy_mean:.3f}"
@@ -115,8 +129,8 @@ def _list(options: argparse.Namespace) -> int:
             f"{run.run_id:<40} {run.status:<12} rounds {run.rounds_completed:>4}  "
             f"devices {run.devices:>4}  accuracy {accuracy}"
         )
-    for problem in runs.problems:
-        print(f"unreadable: {problem}")
+    for one in runs.unreadable:
+        print(f"{one.folder.name:<40} {one.status:<12} {one.problem}")
     return DONE
 
 
@@ -137,12 +151,12 @@ def _stop(options: argparse.Namespace) -> int:
 
 def _remove(options: argparse.Namespace) -> int:
     folder = resolve_run(options.runs, options.run)
-    with RunReader(folder) as reader:
-        info = reader.run()
-    if info.is_alive:
-        raise UsageError(f"{info.run_id}: is live; stop it first: fairbed stop {folder}")
+    if is_locked(folder):
+        raise UsageError(f"{folder}: is live; stop it first: fairbed stop {folder}")
+    if not (folder / CONFIG).is_file():
+        raise UsageError(f"{folder}: must hold {CONFIG}, got none; delete it by hand")
     shutil.rmtree(folder)
-    print(f"{info.run_id}: deleted")
+    print(f"{folder}: deleted")
     return DONE
 
 

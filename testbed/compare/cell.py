@@ -1,16 +1,14 @@
 """A cell of a grid while it is worked on: what its folder holds, and what came of it."""
 
 import shutil
-from contextlib import closing
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
 from fairbed.coordinator.store import RunReader, StoreError
-from fairbed.coordinator.store.connection import DATABASE, open_readonly
-from fairbed.coordinator.store.errors import StoreVersionError
-from fairbed.coordinator.store.schema import schema_version
+from fairbed.coordinator.store.connection import DATABASE
+from fairbed.coordinator.store.errors import EmptyStoreError, StoreVersionError
 from fairbed.testbed.compare.measures import RunMeasures, measure
 
 State: TypeAlias = Literal["new", "damaged", "partial", "done"]
@@ -41,28 +39,22 @@ def state_of(folder: Path) -> State:
     """Return how far the run of a cell is.
 
     Raises:
-        StoreError: Another process is at it, or a newer version wrote it.
+        StoreError: Another process is at it, or another version wrote it.
     """
     if not (folder / DATABASE).exists():
         return "new"
     try:
         with RunReader(folder) as reader:
             info = reader.run()
+    except EmptyStoreError:
+        return "damaged"
     except StoreVersionError:
-        if _was_never_begun(folder):
-            return "damaged"
         raise
     except StoreError:
         return "damaged"
     if info.is_alive:
         raise StoreError(f"{folder}: another process is at this run; wait for it, or stop it")
     return "done" if info.status == "done" else "partial"
-
-
-def _was_never_begun(folder: Path) -> bool:
-    """Tell whether a run died between making its file and the first table in it."""
-    with closing(open_readonly(folder / DATABASE)) as connection:
-        return schema_version(connection) == 0
 
 
 def begin_anew(folder: Path) -> None:

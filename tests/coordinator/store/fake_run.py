@@ -1,6 +1,8 @@
 """A run that never happened, written through the real store, the same for the same seed."""
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -9,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairbed.coordinator.store import Store
+from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import (
     DeviceMetricRow,
     DeviceRow,
@@ -60,6 +63,13 @@ def make_store(folder: Path, rounds: int = 30, dilation: float = 1.0) -> Store:
         git_revision="abc1234",
         dilation=dilation,
     )
+
+
+def as_older(folder: Path) -> None:
+    """Make the store of a run look like one that an older Fairbed wrote."""
+    with closing(sqlite3.connect(folder / DATABASE)) as connection:
+        connection.execute("PRAGMA application_id = 0")
+        connection.execute("PRAGMA user_version = 11")
 
 
 @dataclass
@@ -220,6 +230,12 @@ class FakeRun:
             s_seed_literal=0,
             tau_hat_s=0.0 if self.round == 1 else tau_s * (1.0 + 0.5 / self.round),
             width_s=0.1,
+            settled_down_bytes=None,
+            settled_down_s=None,
+            settled_up_bytes=None,
+            settled_up_s=None,
+            staleness=None,
+            merged_round=None,
         )
 
     def close_round(self) -> None:
@@ -239,6 +255,8 @@ class FakeRun:
                 tau_hat_s=0.0 if self.round == 1 else 0.5 + 0.1 * row,
                 width_s=0.1,
                 queue=float(self.queues[row]),
+                propensity=float(row in self.cohort),
+                is_audit=False,
             )
             for row, name in enumerate(self.names)
         ]
@@ -263,6 +281,9 @@ class FakeRun:
                 bytes_up=MODEL_BYTES * len(done),
                 model_sha256="",
                 coordinator_encode_s=None,
+                ask_s=0.0,
+                dropped_late=0,
+                cancelled=0,
             ),
             selections,
             exchanges,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fairbed.coordinator.store import RunNotFoundError, find_runs, list_runs, resolve_run
-from tests.coordinator.store.fake_run import make_store
+from tests.coordinator.store.fake_run import as_older, make_store
 
 
 @pytest.fixture
@@ -54,9 +54,13 @@ def test_no_run_at_all_is_said(tmp_path: Path, ref: str) -> None:
         resolve_run(tmp_path / "runs", ref)
 
 
-def test_an_unreadable_store_is_named_beside_the_others(root: Path) -> None:
+def test_stores_that_cannot_be_read_are_named_beside_the_others(root: Path) -> None:
     (root / "20260101-a" / "run.db").write_bytes(b"rubbish" * 1000)
+    as_older(root / "20260101-b")
     runs = find_runs(root)
-    assert len(runs.readable) == 2
-    assert len(runs.problems) == 1
-    assert "20260101-a" in runs.problems[0]
+    assert [info.run_id for info in runs.readable] == ["20260202-c"]
+    assert [(one.folder.name, one.status) for one in runs.unreadable] == [
+        ("20260101-a", "unreadable"),
+        ("20260101-b", "older format"),
+    ]
+    assert all(str(one.folder) in one.problem for one in runs.unreadable)

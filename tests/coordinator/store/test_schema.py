@@ -12,30 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbed.coordinator.store.errors import StoreVersionError
+from fairbed.coordinator.store.errors import EmptyStoreError, OldStoreError, StoreVersionError
 from fairbed.coordinator.store.schema import (
-    _ADD_ASKING_AND_AUDIT,
-    _ADD_CONDITIONS,
-    _ADD_CROWD,
-    MIGRATIONS,
+    APPLICATION_ID,
     RECORDS,
     Cells,
     Columns,
-    check_version,
+    check_format,
     create_schema,
-    migrate,
-    schema_version,
     table_of,
 )
-from fairbed.coordinator.store.tables import (
-    ConditionRow,
-    DeviceMetricRow,
-    DeviceRow,
-    ExchangeRow,
-    Record,
-    RoundRow,
-    SelectionRow,
-)
+from fairbed.coordinator.store.tables import DeviceMetricRow, DeviceRow, Record, SelectionRow
 
 VALUES: dict[object, st.SearchStrategy[Any]] = {
     str: st.text(st.characters(exclude_categories=["Cs"])),
@@ -170,83 +157,29 @@ def test_a_row_with_the_same_key_replaces_the_other(connection: sqlite3.Connecti
     assert read(connection, DeviceRow) == [dataclasses.replace(row, n_k=2)]
 
 
-def test_migrations_run_in_order_from_the_version_found(connection: sqlite3.Connection) -> None:
-    scripts = (
-        "ALTER TABLE device ADD COLUMN extra TEXT",
-        "UPDATE device SET extra = name || '!'",
-    )
-    connection.execute("PRAGMA user_version = 1")
-    write(
-        connection,
-        DeviceRow(name="a", row=0, first_seen_s=0, n_k=1, capabilities="", has_own_data=True),
-    )
-    assert check_version("run.db", schema_version(connection), scripts)
-    migrate(connection, scripts)
-    assert schema_version(connection) == 3
-    assert connection.execute("SELECT extra FROM device").fetchone() == ("a!",)
-    migrate(connection, scripts)
-    assert schema_version(connection) == 3
-
-
-def test_a_store_of_before_the_codecs_reads_as_float32(connection: sqlite3.Connection) -> None:
-    codecs = ["decode_s", "coordinator_decode_s", "codec_down", "codec_up"]
-    settled = [f"settled_{way}_{what}" for way in ("down", "up") for what in ("bytes", "s")]
-    added = {
-        "exchange": [*codecs, "starved_s", "is_starved", *settled, "staleness", "merged_round"],
-        "round": ["coordinator_encode_s", "ask_s", "merged_late", "dropped_late", "cancelled"],
-        "selection": ["propensity", "is_audit"],
-        "run": ["dilation", "clock", "selections"],
-        "telemetry": ["free_cores", "clock_ratio", "throttled"],
-    }
-    for table, columns in added.items():
-        for column in columns:
-            connection.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-    for table in ("condition", "fleet", "ask", "crowd"):
-        connection.execute(f'DROP TABLE "{table}"')
-    connection.execute("PRAGMA user_version = 1")
-    names = [c.name for c in table_of(ExchangeRow).columns if c.name not in added["exchange"]]
-    values = ", ".join("1" if name != "device" else "'a'" for name in names)
-    connection.execute(f"INSERT INTO exchange ({', '.join(names)}) VALUES ({values})")
-    migrate(connection)
-    row = read(connection, ExchangeRow)[0]
-    assert isinstance(row, ExchangeRow)
-    assert (row.device, row.tau_s, row.codec_down, row.codec_up) == ("a", 1, "float32", "float32")
-    assert row.decode_s is row.coordinator_decode_s is row.starved_s is None
-    assert not row.is_starved
-    assert read(connection, RoundRow) == []
-    assert read(connection, ConditionRow) == []
+def test_a_new_store_says_whose_it_is_and_which_version(connection: sqlite3.Connection) -> None:
+    assert connection.execute("PRAGMA application_id").fetchone()[0].to_bytes(4, "big") == b"FBED"
+    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    check_format("run.db", connection)
 
 
 @pytest.mark.parametrize(
-    ("table", "script"),
+    ("application", "version", "error", "advice"),
     [
-        ("condition", _ADD_CONDITIONS),
-        ("crowd", _ADD_CROWD),
-        *((table, _ADD_ASKING_AND_AUDIT) for table in ("fleet", "ask", "selection", "round")),
+        (0, 0, EmptyStoreError, "no run was begun in it"),
+        (0, 11, OldStoreError, "an older Fairbed wrote it"),
+        (APPLICATION_ID, 99, StoreVersionError, "update Fairbed to open it"),
+        (0x1234, 1, StoreVersionError, "it is no run store"),
     ],
 )
-def test_a_table_that_was_added_or_grew_is_the_one_that_a_new_store_has(
-    connection: sqlite3.Connection, table: str, script: str
+def test_a_store_of_another_format_gives_one_line(
+    application: int, version: int, error: type[StoreVersionError], advice: str
 ) -> None:
-    def columns() -> set[tuple[object, ...]]:
-        """Return name, type, whether it may be NULL, and place in the key of each column."""
-        found = connection.execute(f'PRAGMA table_info("{table}")').fetchall()
-        return {(name, kind, not_null, key) for _, name, kind, not_null, _, key in found}
-
-    new = columns()
-    for statement in script.split(";"):
-        words = statement.replace('"', "").split()
-        match words[:2]:
-            case ["CREATE", "TABLE"]:
-                connection.execute(f'DROP TABLE "{words[2]}"')
-            case ["ALTER", "TABLE"]:
-                connection.execute(f'ALTER TABLE "{words[2]}" DROP COLUMN {words[5]}')
-    connection.executescript(script)
-    assert columns() == new
-
-
-@pytest.mark.parametrize(("found", "advice"), [(99, "update Fairbed"), (0, "not a run store")])
-def test_a_store_of_an_unknown_version_gives_one_line(found: int, advice: str) -> None:
-    with pytest.raises(StoreVersionError, match=advice) as caught:
-        check_version("run.db", found)
-    assert f"version must be 1 to {len(MIGRATIONS) + 1}, got {found}" in str(caught.value)
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.execute(f"PRAGMA application_id = {application}")
+        connection.execute(f"PRAGMA user_version = {version}")
+        with pytest.raises(StoreVersionError, match=advice) as caught:
+            check_format("run.db", connection)
+    assert type(caught.value) is error
+    assert f"got {application:#x} and {version}; " in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -14,7 +14,6 @@ import pytest
 
 from fairbed.coordinator.store import RunInUseError, RunReader, Store, StoreError, StoreVersionError
 from fairbed.coordinator.store import writer as writer_module
-from fairbed.coordinator.store.schema import MIGRATIONS
 from fairbed.coordinator.store.tables import ConditionRow, EventRow, TelemetryRow
 from tests.coordinator.store.fake_run import FakeRun, fake_run, make_store
 
@@ -345,15 +344,17 @@ def test_what_was_configured_of_a_device_is_read_in_order(store: Store, folder: 
         assert reader.conditions("b") == []
 
 
-def test_a_store_of_a_newer_version_is_one_line(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("pragma", "advice"),
+    [("user_version = 99", "update Fairbed"), ("application_id = 0", "an older Fairbed wrote it")],
+)
+def test_a_store_of_another_version_is_one_line(pragma: str, advice: str, folder: Path) -> None:
     make_store(folder).close()
-    newer = len(MIGRATIONS) + 2
     with closing(sqlite3.connect(folder / "run.db")) as connection:
-        connection.execute(f"PRAGMA user_version = {newer}")
-    with pytest.raises(StoreVersionError, match=f"got {newer}; update Fairbed"):
-        RunReader(folder)
-    with pytest.raises(StoreVersionError, match=f"got {newer}; update Fairbed"):
-        Store.reopen(folder)
+        connection.execute(f"PRAGMA {pragma}")
+    for opened in (RunReader, Store.reopen):
+        with pytest.raises(StoreVersionError, match=advice):
+            opened(folder)
 
 
 def test_a_damaged_file_is_one_line(folder: Path) -> None:

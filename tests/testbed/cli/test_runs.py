@@ -1,13 +1,16 @@
 """Keeping house from the command line."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from fairbed.coordinator.store import Store
 from fairbed.testbed.cli.main import main
-from tests.coordinator.store.fake_run import fake_run
+from tests.coordinator.store.fake_run import as_older, fake_run
+
+QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.toml"
 
 
 @pytest.fixture
@@ -93,6 +96,71 @@ def test_rm_deletes_a_finished_run_but_not_a_live_one(
     assert not (runs / "demo-1").exists()
 
 
+def test_runs_of_an_older_format_are_listed_and_removed(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    as_older(runs / "demo-1")
+    assert main(["runs", "--runs", str(runs)]) == 0
+    listed = capsys.readouterr().out
+    assert listed.startswith("demo-1 ")
+    assert "older format" in listed
+    assert main(["runs", "--runs", str(runs), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["run_id"], row["status"]) == ("demo-1", "older format")
+    assert main(["rm", "demo-1", "--runs", str(runs)]) == 0
+    assert not (runs / "demo-1").exists()
+
+
+def test_a_damaged_run_can_be_removed(runs: Path) -> None:
+    (runs / "demo-1" / "run.db").write_bytes(b"rubbish" * 1000)
+    assert main(["rm", "demo-1", "--runs", str(runs)]) == 0
+    assert not (runs / "demo-1").exists()
+
+
+def test_rm_leaves_a_folder_alone_that_is_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.db").write_bytes(b"")
+    assert main(["rm", str(tmp_path)]) == 2
+    assert "must hold experiment.toml" in capsys.readouterr().err
+    assert (tmp_path / "run.db").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["show", "{folder}"],
+        ["show", "{folder}", "--estimators"],
+        ["watch", "{folder}"],
+        ["stop", "{folder}"],
+        ["enroll", "pi-1", "{folder}"],
+        ["run", "{folder}", "--headless"],
+        ["replay", "{folder}"],
+        ["record", "pi-1", "--run", "{folder}"],
+    ],
+    ids=" ".join,
+)
+def test_every_other_command_refuses_an_older_format_with_one_line(
+    command: list[str],
+    runs: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = runs / "demo-1"
+    (folder / "experiment.toml").write_bytes(QUICKSTART.read_bytes())
+    as_older(folder)
+    for stream in (sys.stdin, sys.stdout):  # for the screen
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    before = (folder / "run.db").read_bytes()
+    assert main([word.format(folder=folder) for word in command]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith("fairbed: ")
+    assert f"{folder}/run.db: " in error
+    assert "an older Fairbed wrote it" in error
+    assert (folder / "run.db").read_bytes() == before
+
+
 def test_logs_of_a_device_that_never_was_names_those_that_were(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,10 +197,9 @@ def test_unknown_names_are_one_line_with_the_valid_ones(
 def test_a_run_of_another_experiment_is_not_overwritten(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quickstart = Path(__file__).parents[3] / "examples" / "quickstart.toml"
     out = runs / "demo-1"
     before = (out / "run.db").read_bytes()
-    assert main(["run", str(quickstart), "--headless", "--out", str(out)]) == 2
+    assert main(["run", str(QUICKSTART), "--headless", "--out", str(out)]) == 2
     assert "give another --out" in capsys.readouterr().err
     assert (out / "run.db").read_bytes() == before
 

@@ -112,6 +112,12 @@ class World:
             s_seed_literal=0,
             tau_hat_s=None,
             width_s=None,
+            settled_down_bytes=None,
+            settled_down_s=None,
+            settled_up_bytes=None,
+            settled_up_s=None,
+            staleness=0,
+            merged_round=index + 1,
         )
 
     def context(self, at_s: float) -> TelemetryRow:
