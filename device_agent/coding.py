@@ -4,7 +4,6 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
-from msgspec import UNSET
 
 from fairbed.device_agent.errors import RoundFailed
 from fairbed.wire.codecs import (
@@ -59,7 +58,7 @@ class Coder:
         Raises:
             RoundFailed: A blob is not of the size that model and codec have.
         """
-        model, packed = train.model, coding_of(train).model
+        model, packed = train.model, train.coding.model
         _check_size(model, layout.size_bytes)
         if packed is None:
             return model
@@ -75,7 +74,7 @@ class Coder:
         Raises:
             DecodeError: It does not become the model that was announced.
         """
-        packed = coding_of(train).model
+        packed = train.coding.model
         assert packed is not None, "a packed blob was pulled"
         codec = codec_named(packed.codec)
         assert codec is not None, "float32 is not packed"
@@ -88,7 +87,7 @@ class Coder:
     def keep(self, train: Train | EvaluateRequest, vector: Vector) -> None:
         """Hold on to the model of this round, shape (n_values,), if the next may need it."""
         assert train.model.sha256 is not None, "a model has a hash"
-        keeps = coding_of(train).keeps_model
+        keeps = train.coding.keeps_model
         self._held = _Held(train.model.sha256, vector) if keeps else None
 
     def encode(self, train: Train, layout: Layout, model: Vector, trained: Vector) -> memoryview:
@@ -103,7 +102,7 @@ class Coder:
         Raises:
             EncodeError: A change is too large for the codec.
         """
-        coding, n = coding_of(train), layout.n_params
+        coding, n = train.coding, layout.n_params
         codec = codec_named(coding.up, coding.top_k)
         if codec is None:
             self._owed = None
@@ -124,11 +123,6 @@ class Coder:
         if owed is None or owed.run != coding.run or len(owed.after) != n_params:
             return None
         return owed.after if owed.round == coding.merged else owed.before
-
-
-def coding_of(train: Train | EvaluateRequest) -> Coding:
-    """Return how model and update travel: as float32 if nothing is said."""
-    return Coding() if train.coding is UNSET else train.coding
 
 
 def _base(packed: Packed, held: _Held | None) -> Vector | None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import anyio
 import anyio.to_thread
-from msgspec import UNSET
 
 from fairbed.device_agent.config import Timeouts
 from fairbed.device_agent.errors import RoundFailed
@@ -295,9 +294,9 @@ class DeviceRound:
             loss_train=trained.loss_train,
             download_rerequests=0 if model is None else model.rerequests,
             downlink_bps=self._kit.link.downlink_bps,
-            settled=UNSET if settled is None else settled,
-            pulled=UNSET if pulled == self.train.model.id else pulled,
-            is_held=True if model is None else UNSET,
+            settled=settled,
+            pulled=None if pulled == self.train.model.id else pulled,
+            is_held=model is None,
         )
 
     async def _hash(self, update: memoryview) -> None:
@@ -392,5 +391,5 @@ class DeviceEvaluation:
             decode_s=watch["decode"],
             load_s=watch["load"],
             evaluate_s=watch["evaluate"],
-            pulled=UNSET if pulled == self.ask.model.id else pulled,
+            pulled=None if pulled == self.ask.model.id else pulled,
         )

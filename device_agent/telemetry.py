@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from msgspec import UNSET
-
 from fairbed.device_agent.host import Clock, Host
 from fairbed.device_agent.notify import Notify
 from fairbed.device_agent.publisher import DevicePublisher
@@ -104,8 +102,8 @@ class Telemetry:
             rss_bytes=rss_bytes(),
             temperature_celsius=sensors.temperature_celsius(),
             free_cores=free_cores,
-            clock_ratio=clock_ratio or UNSET,
-            throttled=UNSET if throttled is None else throttled,
+            clock_ratio=clock_ratio or None,
+            throttled=throttled,
         )
 
     def _send_by(self, instant: float) -> None:

@@ -6,9 +6,8 @@ messages; they travel as chunks (`wire.chunks`, `wire.transfer`) that a `Manifes
 
 Durations are seconds on one clock, that of the side that names them; instants never cross.
 
-Keys are only ever added. A peer of before refuses keys that it does not know, so a later key is
-left out where there is nothing to say (`UNSET`, or a default that is omitted), and the coordinator
-says more only to a device that told it can understand it.
+A key that holds its default is left out of the bytes. The coordinator uses a codec, or asks for a
+loss, only where the device names it in its `Capabilities`.
 
 What messages are made of: bounds, names, their common base, and the parts that several share.
 
@@ -19,7 +18,7 @@ import math
 import re
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
 PROTOCOL_VERSION = 1
@@ -51,7 +50,9 @@ Word: TypeAlias = Annotated[str, Meta(pattern=NAME_PATTERN)]
 BlobKind: TypeAlias = Literal["task", "model", "shard", "update", "probe"]
 
 
-class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="m"):
+class Message(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="m"
+):
     """Base of all messages: immutable, keyword-only, no unknown fields, no NaN.
 
     A text becomes one printable line: what a peer says must not steer a terminal or a log.
@@ -167,8 +168,8 @@ class EvaluateRequest(Message, frozen=True, kw_only=True, tag="ask"):
     """Picks the mini-batch."""
     limit_s: Seconds
     """Time the coordinator will wait; past it the device may stop."""
-    coding: Coding | UnsetType = UNSET
-    """Left out where the model travels as float32."""
+    coding: Coding = Coding()
+    """By default, the model travels as float32."""
 
 
 class EvaluateReply(Message, frozen=True, kw_only=True, tag="answer"):
@@ -190,8 +191,8 @@ class EvaluateReply(Message, frozen=True, kw_only=True, tag="answer"):
     decode_s: Seconds
     load_s: Seconds
     evaluate_s: Seconds
-    pulled: BlobId | UnsetType = UNSET
-    """The blob that the model came in; left out if it was `EvaluateRequest.model`."""
+    pulled: BlobId | None = None
+    """The blob that the model came in; None if it was `EvaluateRequest.model`."""
 
 
 # Whoever reads a message finds its parts here, too.
@@ -242,10 +243,10 @@ class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
     """Agent version."""
     model: Text = ""
     """Board name if the machine tells it (`Raspberry Pi 4 Model B Rev 1.4`)."""
-    codecs: Annotated[tuple[CodecName, ...], Meta(max_length=32)] | UnsetType = UNSET
-    """Codecs that it knows beside float32 (`wire.codecs.CODECS`), and perhaps some of tomorrow."""
-    skills: Annotated[tuple[Word, ...], Meta(max_length=32)] | UnsetType = UNSET
-    """What it can be asked beside training: `loss`, and perhaps more tomorrow."""
+    codecs: Annotated[tuple[CodecName, ...], Meta(max_length=32)] = ()
+    """Codecs that it knows beside float32 (`wire.codecs.CODECS`); other names are ignored."""
+    skills: Annotated[tuple[Word, ...], Meta(max_length=32)] = ()
+    """What it can be asked beside training: `loss`; other names are ignored."""
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
@@ -280,15 +281,15 @@ class Context(Message, frozen=True, kw_only=True, tag="context"):
     """CPU the agent used since the last context, in cores."""
     rss_bytes: Count | None = None
     temperature_celsius: float | None = None
-    free_cores: Annotated[float, Meta(ge=0.0, le=4096.0)] | UnsetType = UNSET
+    free_cores: Annotated[float, Meta(ge=0.0, le=4096.0)] | None = None
     """Cores that are idle or used by the agent, averaged."""
-    clock_ratio: Annotated[float, Meta(gt=0.0, le=100.0)] | UnsetType = UNSET
-    """Clock under load / nominal clock; left out where it cannot be read."""
-    throttled: Annotated[tuple[Word, ...], Meta(max_length=16)] | UnsetType = UNSET
-    """What holds the processor back, a word each; left out where nobody can tell."""
+    clock_ratio: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
+    """Clock under load / nominal clock; None where it cannot be read."""
+    throttled: Annotated[tuple[Word, ...], Meta(max_length=16)] | None = None
+    """What holds the processor back, a word each; None where it cannot be read."""
 
 
-class Phases(Message, frozen=True, kw_only=True, omit_defaults=True, tag="phases"):
+class Phases(Message, frozen=True, kw_only=True, tag="phases"):
     """How long each phase of one round took on the device's clock.
 
     The phases are laps of one stopwatch: together they last from the arrival of `Train` to the
@@ -336,12 +337,12 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer"):
     """Mean loss of the last local epoch, in nats."""
     download_rerequests: Count = 0
     downlink_bps: Positive | None = None
-    settled: Settled | UnsetType = UNSET
-    """Of the model; left out where it came in one chunk, or a chunk was asked for twice."""
-    pulled: BlobId | UnsetType = UNSET
-    """The blob that the model came in; left out if it was `Train.model`."""
-    is_held: bool | UnsetType = UNSET
-    """True if the model was present from `EvaluateRequest`: nothing was pulled; else left out."""
+    settled: Settled | None = None
+    """Of the model; None where it came in one chunk, or a chunk was requested twice."""
+    pulled: BlobId | None = None
+    """The blob that the model came in; None if it was `Train.model`."""
+    is_held: bool = False
+    """The device holds the model since `EvaluateRequest`, so that nothing was pulled."""
 
 
 class UploadDone(Message, frozen=True, kw_only=True, tag="upload-done"):
@@ -385,7 +386,7 @@ class Pong(Message, frozen=True, kw_only=True, tag="pong"):
 # --- coordinator to device ----------------------------------------------------------------------
 
 
-class Welcome(Message, frozen=True, kw_only=True, omit_defaults=True, tag="welcome"):
+class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     """A device has joined: pull these, then report `is_ready`."""
 
     boot: Count
@@ -414,8 +415,8 @@ class Train(Message, frozen=True, kw_only=True, tag="train"):
     """Time the coordinator will wait from dispatch; past it the device may stop."""
     keep_warm: bool = False
     """Keep session and data in memory even after a missed round."""
-    coding: Coding | UnsetType = UNSET
-    """Left out where model and update travel as float32."""
+    coding: Coding = Coding()
+    """By default, model and update travel as float32."""
 
 
 class Grant(Message, frozen=True, kw_only=True, tag="grant"):

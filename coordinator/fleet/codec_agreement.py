@@ -5,7 +5,6 @@ float32.
 """
 
 import numpy as np
-from msgspec import UNSET, UnsetType
 
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.policy.config import ExchangeConfig
@@ -47,7 +46,7 @@ class Agreement:
         """What one upload takes at most: its vector, and what that is decoded from."""
         return self._whole_bytes + (self.config.up != "float32") * self._coded_bytes
 
-    def coding(self, device: Device, packed: Packed | None) -> Coding | UnsetType:
+    def coding(self, device: Device, packed: Packed | None) -> Coding:
         """Return how a device gets the model and sends its update.
 
         Args:
@@ -67,8 +66,7 @@ class Agreement:
                 model=model,
                 keeps_model=keeps,
             )
-        coding = Coding(up=up, model=model, keeps_model=keeps)
-        return UNSET if coding == Coding() else coding
+        return Coding(up=up, model=model, keeps_model=keeps)
 
     def sizes(self, device: Device, packed: Packed | None) -> tuple[int, int]:
         """Return the bytes down and up that an exchange with a device is going to take."""
@@ -106,20 +104,17 @@ def encoded_version(
 def missing_codecs(config: ExchangeConfig, capabilities: Capabilities | None) -> list[str]:
     """Return which of the run's codecs a device does not know."""
     wanted = {config.up, config.down} - {"float32"}
-    if not wanted or capabilities is None or capabilities.codecs is UNSET:
-        return sorted(wanted)
-    return sorted(wanted.difference(capabilities.codecs))
+    return sorted(wanted.difference(() if capabilities is None else capabilities.codecs))
 
 
 def update_codec(train: Train) -> Codec | None:
     """Return what the update of an exchange comes in; None is float32 as it is."""
-    coding = train.coding
-    return None if coding is UNSET else codec_named(coding.up, coding.top_k)
+    return codec_named(train.coding.up, train.coding.top_k)
 
 
 def codecs_of(train: Train, offer: Offer | None) -> tuple[str, str]:
     """Return the names of what brought the model down and brings the update up."""
-    coding = Coding() if train.coding is UNSET else train.coding
+    coding = train.coding
     packed = coding.model
     if packed is None or pulled_blob(train, offer) != packed.manifest:
         return "float32", coding.up
@@ -130,7 +125,7 @@ def pulled_blob(train: Train, offer: Offer | None) -> Manifest | None:
     """Return the blob that a device says it pulled; None before it has, or if it lies."""
     if offer is None:
         return None
-    if offer.pulled is UNSET or offer.pulled == train.model.id:
+    if offer.pulled is None or offer.pulled == train.model.id:
         return train.model
-    packed = None if train.coding is UNSET else train.coding.model
+    packed = train.coding.model
     return packed.manifest if packed and packed.manifest.id == offer.pulled else None

@@ -3,7 +3,6 @@
 import anyio
 import anyio.to_thread
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from fairbed.coordinator.fleet.codec_agreement import missing_codecs
 from fairbed.coordinator.messaging.blobs import PrivateBlobs, SideTraffic
@@ -163,9 +162,9 @@ class Fleet:
                 cpu_ratio=context.cpu_ratio,
                 rss_bytes=context.rss_bytes,
                 temperature_celsius=context.temperature_celsius,
-                free_cores=_given(context.free_cores),
-                clock_ratio=_given(context.clock_ratio),
-                throttled=None if context.throttled is UNSET else ",".join(context.throttled),
+                free_cores=context.free_cores,
+                clock_ratio=context.clock_ratio,
+                throttled=None if context.throttled is None else ",".join(context.throttled),
             )
         )
         return True
@@ -237,7 +236,3 @@ class Fleet:
                 level="warning",
                 device=device.name,
             )
-
-
-def _given(value: float | UnsetType) -> float | None:
-    return None if value is UNSET else value

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from msgspec import UNSET
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.fairness import summarise
@@ -180,9 +179,9 @@ def exchange_row(
     companions = exchange.companions
     pulled, codecs = pulled_blob(train, offer), codecs_of(train, offer)
     phases = offer.phases if offer is not None else None
-    down = offer.settled if offer is not None and offer.settled is not UNSET else None
+    down = offer.settled if offer is not None else None
     up = exchange.settled
-    is_held = has_answered and offer is not None and offer.is_held is True
+    is_held = has_answered and offer is not None and offer.is_held
     why = invalid_reason(exchange, lag_p99_s)
     return ExchangeRow(
         round=exchange.round,

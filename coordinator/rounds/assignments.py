@@ -6,8 +6,6 @@ What was said to a device, and known of it, when it was asked to train. Pure.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from msgspec import UNSET
-
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.policy.choice import Choice, ReportedLosses
 from fairbed.coordinator.policy.config import CoordinatorConfig
@@ -44,7 +42,7 @@ def pulled_blobs(asked: Mapping[tuple[str, int], Assignment], played: Round) -> 
     for exchange in played.in_stage(ExchangeState.ASKED):
         train = asked[exchange.device, exchange.round].train
         blobs.add(train.model.id)
-        if train.coding is not UNSET and train.coding.model is not None:
+        if train.coding.model is not None:
             blobs.add(train.coding.model.manifest.id)
     return blobs
 

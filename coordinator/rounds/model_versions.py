@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import anyio.to_thread
 import numpy as np
-from msgspec import UnsetType
 
 from fairbed.coordinator.algorithms.arrays import Floats, Vector
 from fairbed.coordinator.fleet.codec_agreement import Agreement, encoded_version
@@ -80,7 +79,7 @@ class ModelVersions:
         assert self._manifest is not None, "nothing is published yet"
         return self._manifest
 
-    def coding(self, device: Device) -> Coding | UnsetType:
+    def coding(self, device: Device) -> Coding:
         """Return how a device gets this version and sends its update."""
         return self._agreement.coding(device, self._packed)
 

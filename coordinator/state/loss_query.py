@@ -10,8 +10,6 @@ not available to the selection. The limit does not run while our own link is dow
 from dataclasses import dataclass, field
 from enum import Enum
 
-from msgspec import UNSET
-
 from fairbed.wire.messages import EvaluateReply, EvaluateRequest, Manifest
 
 
@@ -126,9 +124,9 @@ class LossQuery:
 
 def pulled_in(answer: EvaluateReply, ask: EvaluateRequest) -> Manifest | None:
     """Return the blob that a device says it pulled; None if nobody announced it."""
-    if answer.pulled is UNSET or answer.pulled == ask.model.id:
+    if answer.pulled is None or answer.pulled == ask.model.id:
         return ask.model
-    packed = None if ask.coding is UNSET else ask.coding.model
+    packed = ask.coding.model
     return packed.manifest if packed and packed.manifest.id == answer.pulled else None
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from msgspec import UNSET
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.wire.messages import Capabilities, Context, Hello
@@ -90,9 +89,8 @@ class Device:
 
     @property
     def can_answer(self) -> bool:
-        """It can be asked for the loss of a model; agents of before cannot."""
-        skills = UNSET if self.capabilities is None else self.capabilities.skills
-        return skills is not UNSET and "loss" in skills
+        """It can be asked for the loss of a model."""
+        return self.capabilities is not None and "loss" in self.capabilities.skills
 
     def is_present(self, now: float) -> bool:
         """It is available, or but for work that is still wanted of it."""

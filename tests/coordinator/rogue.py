@@ -11,7 +11,7 @@ from typing import TypeAlias
 import anyio
 import msgspec
 import numpy as np
-from msgspec import UNSET, UnsetType, structs
+from msgspec import structs
 
 from fairbed.wire.chunks import chunk_slice, encode_chunk
 from fairbed.wire.codec import decode_to_device, encode
@@ -44,7 +44,7 @@ class Rogue:
 
     name = "rogue"
 
-    def __init__(self, misbehave: "Trick", codecs: tuple[str, ...] | UnsetType = UNSET) -> None:
+    def __init__(self, misbehave: "Trick", codecs: tuple[str, ...] = ()) -> None:
         self._misbehave = misbehave
         self._codecs = codecs
         self._topics = Topics()

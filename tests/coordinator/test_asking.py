@@ -305,9 +305,9 @@ async def test_who_answers_for_nothing_may_forget_the_model(tmp_path: Path) -> N
     assert {word.reason for word in witness.cancels} == {"others were selected"}
 
 
-async def test_an_agent_of_before_is_never_asked_and_named_once(tmp_path: Path) -> None:
+async def test_an_agent_without_the_skill_is_never_asked_and_named_once(tmp_path: Path) -> None:
     async def be_surprised(witness: Witness) -> None:
-        raise AssertionError("an agent of before does not know this message")
+        raise AssertionError("an agent without the skill does not know this message")
 
     place, _ = await play_with(be_surprised, tmp_path, skills=())
     assert selected(place) == {"pi-0"}

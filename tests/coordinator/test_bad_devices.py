@@ -4,7 +4,6 @@ from pathlib import Path
 
 import anyio
 import pytest
-from msgspec import UNSET
 
 from fairbed.coordinator.policy.config import ExchangeConfig, RoundConfig, SelectionConfig
 from fairbed.coordinator.store import RunReader
@@ -48,7 +47,7 @@ async def play_with(
     trick: rogue.Trick, folder: Path, exchange: ExchangeConfig | None = None, *codecs: str
 ) -> None:
     async with lab(folder, agents=2) as place, anyio.create_task_group() as group:
-        group.start_soon(rogue.Rogue(trick, codecs or UNSET).run, place)
+        group.start_soon(rogue.Rogue(trick, codecs).run, place)
         config = make_config(
             rounds=2,
             round=IMPATIENT,

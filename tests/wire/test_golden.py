@@ -31,12 +31,6 @@ def test_golden_bytes_are_understood(name: str, message: AnyMessage) -> None:
     assert decode((FOLDER / f"{name}.bin").read_bytes()) == message
 
 
-def test_a_context_of_before_is_understood() -> None:
-    """It had fewer keys than a map with a short header holds; what it says is the same."""
-    before = (FOLDER.with_name("golden_before") / "context-full.bin").read_bytes()
-    assert decode(before) == MESSAGES["context-full"]
-
-
 def test_chunk_bytes(golden: Golden) -> None:
     path = FOLDER / "chunk.bin"
     golden(path, encode_chunk(bytes(range(16)), 3, b"sixteen bytes..."))

@@ -1,7 +1,7 @@
 """What a run agrees on with each device, and how large that makes an exchange."""
 
 import pytest
-from msgspec import UNSET, structs
+from msgspec import structs
 
 from fairbed.coordinator.fleet.codec_agreement import (
     Agreement,
@@ -38,7 +38,7 @@ KNOWS_ALL = device(*CODECS)
 
 def test_a_run_without_codecs_says_nothing_new_to_anybody() -> None:
     for each in (KNOWS_ALL, OLD, Device(name="silent", row=2)):
-        assert agreement().coding(each, None) is UNSET
+        assert agreement().coding(each, None) == Coding()
         assert agreement().sizes(each, None) == (LAYOUT.size_bytes, LAYOUT.size_bytes)
 
 
@@ -46,7 +46,7 @@ def test_a_run_without_codecs_says_nothing_new_to_anybody() -> None:
 @pytest.mark.parametrize("down", ["float16", "int8", "delta"])
 def test_an_older_device_hears_of_no_codec(up: str, down: str) -> None:
     agreed = agreement(up=up, down=down)
-    assert agreed.coding(OLD, DELTA) is UNSET
+    assert agreed.coding(OLD, DELTA) == Coding()
     assert missing_codecs(agreed.config, OLD.capabilities) == sorted({up, down})
     assert missing_codecs(agreed.config, KNOWS_ALL.capabilities) == []
 
