@@ -29,7 +29,7 @@ from fairbed.wire.messages import Grant, Hyperparameters, Manifest, Offer, Phase
 from fairbed.wire.tensors import Layout
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, Packet, Transport
-from fairbed.wire.transport.memory import MemoryBroker
+from tests.wire.transport.memory import MemoryBroker
 
 ROUND = 1
 NO_MODEL = np.zeros(0, dtype=np.float32)

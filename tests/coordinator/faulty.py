@@ -7,7 +7,7 @@ from fairbed.wire.codec import decode
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import Message
 from fairbed.wire.topics import Topics
-from fairbed.wire.transport.memory import MemoryBroker
+from tests.wire.transport.memory import MemoryBroker
 
 Fault: TypeAlias = Literal[
     "lost",

@@ -36,7 +36,7 @@ from fairbed.wire.messages import MAX_CHUNK_BYTES
 from fairbed.wire.shard import Shard, make_shard
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import Transport, Will
-from fairbed.wire.transport.memory import MemoryBroker
+from tests.wire.transport.memory import MemoryBroker
 
 ARTIFACT = load_task("softmax", (60,), 10)
 EXAMPLES = 40

@@ -28,13 +28,13 @@ from fairbed.wire.errors import Disconnected
 from fairbed.wire.messages import Grant
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, Packet
-from fairbed.wire.transport.memory import MemoryBroker
 from tests.brokers import BROKERS
 from tests.coordinator import rogue
 from tests.coordinator.lab import Lab, Links, lab, make_config
 from tests.coordinator.leash import Mishaps, RealBroker, is_bulk
 from tests.coordinator.rogue import Rogue
 from tests.ledger import Ledger, watch_memory
+from tests.wire.transport.memory import MemoryBroker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(150)]
 

@@ -9,10 +9,10 @@ from fairbed.coordinator.task.catalogue import load_task
 from fairbed.testbed.run.broker import BrokerKind, find_chunk_limit, start_broker
 from fairbed.wire.messages import MAX_CHUNK_BYTES
 from fairbed.wire.topics import Topics
-from fairbed.wire.transport.memory import MemoryBroker
 from tests.brokers import BROKERS
 from tests.coordinator.lab import Lab, Links, lab, make_config
 from tests.coordinator.leash import RealBroker
+from tests.wire.transport.memory import MemoryBroker
 
 pytestmark = pytest.mark.anyio
 

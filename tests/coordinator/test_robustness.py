@@ -16,12 +16,12 @@ from fairbed.wire.codec import encode
 from fairbed.wire.messages import ChunkRequest, Failed, Offer, Ping, Train
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, Packet, Settled
-from fairbed.wire.transport.memory import MemoryBroker, MemoryTransport
 from tests.coordinator.builders import context, hello
 from tests.coordinator.faulty import VICTIM, FaultyBroker, message_of
 from tests.coordinator.lab import Lab, NormEvaluator, lab, make_config
 from tests.coordinator.rogue import Rogue
 from tests.coordinator.server.test_service import send
+from tests.wire.transport.memory import MemoryBroker, MemoryTransport
 
 pytestmark = pytest.mark.anyio
 

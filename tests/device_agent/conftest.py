@@ -15,9 +15,9 @@ from fairbed.device_agent.host import FreePace, Host
 from fairbed.device_agent.sensors import MonotonicClock, RealSensors
 from fairbed.device_agent.worker import OpenEngine
 from fairbed.wire.topics import Topics
-from fairbed.wire.transport.memory import MemoryBroker
 from tests.device_agent.coordinator import FakeCoordinator
 from tests.device_agent.softmax import open_softmax
+from tests.wire.transport.memory import MemoryBroker
 
 NAME = "pi-07"
 

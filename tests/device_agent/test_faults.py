@@ -14,10 +14,10 @@ from fairbed.wire.codec import encode
 from fairbed.wire.messages import CoordinatorStatus, Failed, Hello, Offer, UploadDone, Welcome
 from fairbed.wire.shard import encode_shard, make_shard
 from fairbed.wire.transport.base import Packet
-from fairbed.wire.transport.memory import Faults
 from tests.device_agent.conftest import NAME, Stage
 from tests.device_agent.coordinator import CHUNK_BYTES, PATIENCE_S, WINDOW, FakeCoordinator
 from tests.device_agent.softmax import Gate, softmax_task
+from tests.wire.transport.memory import Faults
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ from fairbed.wire.codec import decode_from_device
 from fairbed.wire.messages import Pong, Status
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import Settled
-from fairbed.wire.transport.memory import MemoryBroker, MemoryTransport
 from tests.device_agent.conftest import NAME
+from tests.wire.transport.memory import MemoryBroker, MemoryTransport
 
 pytestmark = pytest.mark.anyio
 

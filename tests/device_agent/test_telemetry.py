@@ -16,8 +16,8 @@ from fairbed.device_agent.state.link_estimate import LinkEstimate
 from fairbed.device_agent.telemetry import MIN_GAP_S, Telemetry
 from fairbed.device_agent.worker import TrainingThread
 from fairbed.wire.topics import Topics
-from fairbed.wire.transport.memory import MemoryBroker
 from tests.device_agent.clock import HandClock
+from tests.wire.transport.memory import MemoryBroker
 
 pytestmark = pytest.mark.anyio
 

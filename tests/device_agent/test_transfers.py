@@ -12,7 +12,7 @@ from fairbed.wire.messages import Manifest
 from fairbed.wire.topics import Topics
 from fairbed.wire.transfer import Upload
 from fairbed.wire.transport.base import LinkUp, Packet
-from fairbed.wire.transport.memory import MemoryBroker, MemoryTransport
+from tests.wire.transport.memory import MemoryBroker, MemoryTransport
 
 pytestmark = pytest.mark.anyio
 

@@ -20,10 +20,10 @@ from fairbed.wire.messages import Coding, Manifest
 from fairbed.wire.tensors import vector_to_bytes
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp
-from fairbed.wire.transport.memory import MemoryBroker
 from tests.coordinator.fleet.test_codec_agreement import KNOWS_ALL, OLD
 from tests.coordinator.store.fake_run import make_store
 from tests.wire.codecs.vectors import layout_of, rng_of
+from tests.wire.transport.memory import MemoryBroker
 
 pytestmark = pytest.mark.anyio
 

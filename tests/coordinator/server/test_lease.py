@@ -16,10 +16,10 @@ from fairbed.wire.codec import decode_to_device, encode
 from fairbed.wire.messages import CoordinatorStatus
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, Packet, Transport
-from fairbed.wire.transport.memory import MemoryBroker
 from tests.brokers import BROKERS
 from tests.coordinator.lab import Lab, Links, lab, make_config
 from tests.coordinator.leash import RealBroker
+from tests.wire.transport.memory import MemoryBroker
 
 pytestmark = pytest.mark.anyio
 

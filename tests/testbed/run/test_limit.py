@@ -20,8 +20,8 @@ from fairbed.testbed.run.broker import (
 )
 from fairbed.wire.messages import MAX_CHUNK_BYTES
 from fairbed.wire.transport.client import MqttTransport
-from fairbed.wire.transport.memory import MemoryBroker
 from tests.brokers import BROKERS
+from tests.wire.transport.memory import MemoryBroker
 
 pytestmark = pytest.mark.anyio
 

@@ -5,8 +5,8 @@ import pytest
 
 from fairbed.wire.errors import Disconnected
 from fairbed.wire.transport.base import LinkDown, LinkUp, Packet, Will
-from fairbed.wire.transport.memory import Faults, MemoryBroker
 from tests.wire.transport.drivers import packets, up
+from tests.wire.transport.memory import Faults, MemoryBroker
 
 pytestmark = pytest.mark.anyio
 

@@ -12,8 +12,8 @@ from fairbed.testbed.run.broker import Broker
 from fairbed.wire.transport.address import Client
 from fairbed.wire.transport.base import Transport, Will
 from fairbed.wire.transport.client import MqttTransport
-from fairbed.wire.transport.memory import MemoryBroker
 from tests.brokers import Proxy, proxy_to
+from tests.wire.transport.memory import MemoryBroker
 
 
 class World(Protocol):
