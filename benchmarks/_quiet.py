@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from fairbed.testbed.host.contention import run_delay_s
+from fairbed.testbed.host.contention import waits
 
 WAIT_LIMIT = 0.05
 """Share of the time for which one may have waited, as in the runs themselves."""
@@ -36,10 +36,10 @@ def measure(what: Callable[[], float]) -> Window:
     """Measure something; this process and all that it has started take part."""
     here = psutil.Process()
     pids = [here.pid, *(child.pid for child in here.children(recursive=True))]
-    waits, stolen_s, began = [run_delay_s(pid) for pid in pids], _stolen_s(), time.monotonic()
+    delays_s, stolen_s, began = [waits(pid).seconds for pid in pids], _stolen_s(), time.monotonic()
     value = what()
     wall_s = time.monotonic() - began
-    waited = [run_delay_s(pid) - before for pid, before in zip(pids, waits, strict=True)]
+    waited = [waits(pid).seconds - before for pid, before in zip(pids, delays_s, strict=True)]
     worst_s = max(*waited, (_stolen_s() - stolen_s) / (os.cpu_count() or 1))
     return Window(value, worst_s / wall_s)
 

@@ -4,7 +4,6 @@ A distribution known by some of its quantiles: linear in between, nothing beyond
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
@@ -68,12 +67,6 @@ class Quantiles:
         p, x = np.array(self.points, dtype=np.float64).T
         values: Floats = np.interp(shares, p, x)
         return values
-
-
-def of_sample(values: Sequence[float] | Floats, shares: Sequence[float]) -> Quantiles:
-    """Return the quantiles of a sample at these shares."""
-    found = np.quantile(np.asarray(values, dtype=np.float64), shares)
-    return Quantiles(tuple((float(p), float(x)) for p, x in zip(shares, found, strict=True)))
 
 
 def normal_shares(scores: Floats) -> Floats:

@@ -312,11 +312,6 @@ class Download:
         return not self._flow.missing
 
     @property
-    def in_flight(self) -> frozenset[int]:
-        """Chunks asked for and not arrived."""
-        return frozenset(self._flow.flying)
-
-    @property
     def window(self) -> int:
         """Chunks that may be in flight at the moment."""
         return self._flow.window
@@ -401,11 +396,6 @@ class Upload:
     def wake_at(self) -> float | None:
         """When `tick` is due; None when nothing is in flight."""
         return self._flow.wake_at
-
-    @property
-    def in_flight(self) -> frozenset[int]:
-        """Chunks sent and not acknowledged."""
-        return frozenset(self._flow.flying)
 
     @property
     def window(self) -> int:

@@ -30,7 +30,7 @@ from fairbed.testbed.backends.proxy.protocol import LinkState
 from fairbed.testbed.backends.sandbox import Sandbox
 from fairbed.testbed.emulation.conditions import Conditions, Shape
 from fairbed.testbed.emulation.device import EmulatedDevice
-from fairbed.testbed.host.contention import run_delay_s
+from fairbed.testbed.host.contention import waits
 
 NAME = "device"
 
@@ -185,4 +185,4 @@ async def _process(
         await links.change({NAME: state})
 
     reach = Place(host=LOOPBACK, port=links.ports[NAME])
-    return device, desk, reach, None, change, lambda: run_delay_s(device.pid)
+    return device, desk, reach, None, change, lambda: waits(device.pid).seconds

@@ -22,7 +22,7 @@ from benchmarks._paper.arms import (
 from benchmarks._paper.rounds import Trajectory
 from benchmarks._paper.table import Played
 from fairbed.coordinator.algorithms.arrays import Bools, Floats
-from fairbed.testbed.compare.figure_style import GREY, HEAT, band, drawing, look
+from fairbed.testbed.compare.figure_style import GREY, band, drawing, look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,7 +91,7 @@ def draw_pulls(played: Played, folder: Path) -> Path:
                 aspect="auto",
                 origin="lower",
                 interpolation="nearest",
-                cmap=HEAT,
+                cmap="cividis",  # even in lightness, made for colour-blind eyes
                 vmin=0.0,
                 vmax=MOST,
                 extent=(0.0, len(first), 0.5, first.shape[1] + 0.5),

@@ -170,14 +170,6 @@ class ProcessBackend:
             if used_s is not None
         }
 
-    @property
-    def links_late_s(self) -> float:
-        """How late the shaped links were before the last `apply` changed some: the worst, seconds.
-
-        Beyond some 10 ms they were starved of this machine, and slower than they should be.
-        """
-        return 0.0 if self._links is None else self._links.late_s
-
     def _site(self, name: str) -> Site:
         assert self._links is not None
         port = self._links.ports.get(name)

@@ -1,6 +1,7 @@
 """Puts a process into the network and the control groups of a device, before it runs anything.
 
-A fork of ours calls `enter`; a foreign program is started as `inside([program, ...], cell)`.
+A fork of ours calls `enter`; `python -m fairbed.testbed.backends.sandbox PARENT CELL PROGRAM ARGUMENTS...`
+starts a foreign program.
 Whoever cannot enter must not run: outside it would be faster than the device, and nobody would
 know.
 """
@@ -53,12 +54,6 @@ def admit(pid: int, cell: Sandbox) -> None:
         OSError: The kernel refused; the process may be half inside and must end.
     """
     _join(cell, str(pid))
-
-
-def inside(argv: Sequence[str], cell: Sandbox) -> list[str]:
-    """Return the command that runs `argv` in a cell for as long as this process lives."""
-    told = msgspec.json.encode(cell).decode()
-    return [sys.executable, "-m", "fairbed.testbed.backends.sandbox", str(os.getpid()), told, *argv]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -27,8 +27,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Blue, vermilion, green, purple, orange, sky, black; yellow is left out, it fades on white."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 DASHES = ("-", "--", "-.", ":")
-HEAT = "cividis"
-"""Colour map of heat maps: even in lightness, made for colour-blind eyes."""
 GREY = "#666666"
 """Of what is not a series: bounds, references."""
 BAND = 0.18

@@ -41,14 +41,6 @@ def waits(pid: int) -> SchedulerWaits:
     return SchedulerWaits(total_ns * _NS, count)
 
 
-def run_delay_s(pid: int) -> float:
-    """Return for how long the threads of a process were ready to run and did not, seconds in all.
-
-    0 where the system does not tell.
-    """
-    return waits(pid).seconds
-
-
 class PathWatch:
     """Adds up for how long processes were kept waiting, but for waits that are short.
 

@@ -12,12 +12,12 @@ from fairbed.coordinator.algorithms.aggregation.aaggff import (
     AAggFFD,
     AAggFFS,
     decision_gradient,
-    decision_loss,
     doubly_robust,
     linearised_gradient,
     responses,
 )
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from tests.coordinator.algorithms.aggregation.test_aaggff import decision_loss
 
 DRAWS = 1000
 RANGES = ((0.0, 0.1), (0.0, 1.0), (0.2, 0.5))

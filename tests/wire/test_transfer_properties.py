@@ -17,6 +17,7 @@ from fairbed.wire.chunks import Chunk, chunk_slice, decode_chunk, encode_chunk, 
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import Manifest
 from fairbed.wire.transfer import Download, Intake, Upload, ack_interval
+from tests.wire.test_transfer import in_flight
 
 CHUNK = 1024
 DELAY_S = 0.05
@@ -99,10 +100,10 @@ def test_a_download_ends_whole(
     width, repeats = window, 0
 
     def ask(asks: list[int]) -> None:
-        assert set(asks) <= download.in_flight
+        assert set(asks) <= in_flight(download)
         assert not set(asks) & arrived, "what has arrived is never asked for again"
-        assert len(download.in_flight) <= window
-        assert not asks or len(download.in_flight) <= download.window <= window
+        assert len(in_flight(download)) <= window
+        assert not asks or len(in_flight(download)) <= download.window <= window
         for index in asks:
             frame = encode_chunk(manifest.id, index, data[chunk_slice(manifest, index)])
             network.send("chunk", frame)
@@ -113,10 +114,10 @@ def test_a_download_ends_whole(
             break
         match network.step(download.wake_at):
             case None:
-                before = download.in_flight
+                before = in_flight(download)
                 ask(download.tick(network.now))
                 assert download.window == max(1, width // 2)
-                assert download.rerequests > repeats or download.in_flight < before
+                assert download.rerequests > repeats or in_flight(download) < before
             case ("link", _):
                 ask(download.on_link_up(network.now))
             case (_, body):
@@ -140,7 +141,7 @@ def test_an_upload_ends_whole(
     acknowledged = 0
 
     def send(indices: list[int]) -> None:
-        assert len(upload.in_flight) <= window
+        assert len(in_flight(upload)) <= window
         assert upload.window >= min(ack_interval(window, count), window)
         assert not any(acknowledged >> index & 1 for index in indices)
         for index in indices:

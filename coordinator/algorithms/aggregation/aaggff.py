@@ -147,11 +147,6 @@ def responses(losses: Floats, cdf: Cdf, most: float, least: float = 0.0) -> Floa
     return r
 
 
-def decision_loss(p: Floats, r: Floats) -> float:
-    """Return -log(1 + <p, r>), what weights p cost in a round of responses r, both shape (K,)."""
-    return -math.log1p(float((p * r).sum()))
-
-
 def decision_gradient(p: Floats, r: Floats) -> Floats:
     """Return the gradient of the decision loss in p, shape (K,).
 

@@ -77,12 +77,6 @@ class Elasticities:
         self._totals: Floats = _parts(self._sums)
         """Of all devices, added up; kept, so that a fit costs nothing per device."""
 
-    @property
-    def slopes(self) -> tuple[float, float]:
-        """The slopes b and d of all devices."""
-        fit = _fit(self._totals)
-        return fit.b, fit.d
-
     def predict(self, c: Floats, news: Floats | None = None) -> tuple[Floats, Floats]:
         """Return y_hat and width for one number a device, each of shape (N,).
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from fairbed.coordinator.algorithms.arrays import Bools, Floats
+from fairbed.coordinator.algorithms.arrays import Floats
 
 TOLERANCE = 1e-9
 """Relative slack: beta N = m is feasible although 40 x 0.15 is not exactly 6 in binary."""
@@ -66,24 +66,3 @@ def _first_above(expected: float, beta: float, k: int, n: int) -> int | None:
         return None
     first = max(k + 1, math.floor(expected / beta))
     return next(candidate for candidate in range(first, n + 1) if candidate * beta > expected)
-
-
-def first_infeasible_k_in_trace(is_available: Bools, m: int, beta: float) -> int | None:
-    """Return the smallest group that a recorded trace cannot serve at rate beta.
-
-    The same inequality with the trace's own averages, so correlated absences count.
-
-    Args:
-        is_available: Who was available when, shape (T, N).
-        m: Devices selected per round.
-        beta: Promised rate.
-
-    Returns:
-        The first k, over the k least available devices, that fails, or None.
-    """
-    least_first = np.argsort(is_available.mean(axis=0), kind="stable")
-    present = np.cumsum(is_available[:, least_first], axis=1)
-    expected = np.minimum(present, m).mean(axis=0)
-    wanted = beta * np.arange(1, is_available.shape[1] + 1)
-    failing = np.flatnonzero(wanted > expected * (1.0 + TOLERANCE))
-    return int(failing[0]) + 1 if failing.size else None

@@ -16,7 +16,6 @@ from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
 from fairbed.coordinator.tui.widgets.timeline import RoundTimeline
 
 Part = Literal["room", "fleet", "rounds", "plots", "events"]
-PARTS: tuple[Part, ...] = ("room", "fleet", "rounds", "plots", "events")
 
 
 class Room(Screen[None]):

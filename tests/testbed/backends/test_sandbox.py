@@ -1,6 +1,9 @@
 """Going into a cell: before anything runs, or not at all."""
 
+import os
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +14,7 @@ import pytest
 from fairbed.testbed.backends.agent_pool import AgentPool, Site
 from fairbed.testbed.backends.base import DeviceSpec
 from fairbed.testbed.backends.helper import HelperEnded
-from fairbed.testbed.backends.sandbox import Sandbox, inside
+from fairbed.testbed.backends.sandbox import Sandbox
 from tests.testbed.backends.cgroups.conftest import MakeGroup, make_group, places
 
 __all__ = ["make_group", "places"]
@@ -19,6 +22,12 @@ __all__ = ["make_group", "places"]
 LIMIT_S = 60.0
 
 NOWHERE = "mqtt://127.0.0.1:1"
+
+
+def inside(argv: Sequence[str], cell: Sandbox) -> list[str]:
+    """Return the command that runs `argv` in a cell for as long as this process lives."""
+    told = msgspec.json.encode(cell).decode()
+    return [sys.executable, "-m", "fairbed.testbed.backends.sandbox", str(os.getpid()), told, *argv]
 
 
 def run(argv: list[str], cell: Sandbox) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ from fairbed.testbed.host.contention import (
     ContentionMonitor,
     PathWatch,
     SchedulerWaits,
-    run_delay_s,
+    waits,
 )
 
 HAS_DELAYS = Path("/proc/self/schedstat").exists()
@@ -91,7 +91,7 @@ def test_processes_that_share_a_core_keep_each_other_waiting() -> None:
         for process in crowd:
             assert process.stdout is not None
             process.stdout.readline()
-        assert sum(run_delay_s(process.pid) for process in crowd) > 0.15
+        assert sum(waits(process.pid).seconds for process in crowd) > 0.15
     finally:
         for process in crowd:
             process.kill()
@@ -101,4 +101,4 @@ def test_processes_that_share_a_core_keep_each_other_waiting() -> None:
 def test_a_process_that_is_gone_waits_for_nothing() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    assert run_delay_s(process.pid) == 0.0
+    assert waits(process.pid).seconds == 0.0

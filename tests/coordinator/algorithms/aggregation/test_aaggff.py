@@ -15,7 +15,6 @@ from fairbed.coordinator.algorithms.aggregation.aaggff import (
     AAggFFS,
     Cdf,
     decision_gradient,
-    decision_loss,
     doubly_robust,
     least_on_simplex,
     linearised_gradient,
@@ -24,6 +23,12 @@ from fairbed.coordinator.algorithms.aggregation.aaggff import (
 )
 from fairbed.coordinator.algorithms.arrays import Floats
 from tests.coordinator.algorithms.aggregation.test_simplex import nearest
+
+
+def decision_loss(p: Floats, r: Floats) -> float:
+    """Return -log(1 + <p, r>), what weights p cost in a round of responses r, both shape (K,)."""
+    return -math.log1p(float((p * r).sum()))
+
 
 LOSSES = np.array([0.01, 0.10, 0.02])
 LATER = np.array([0.05, 0.20, 0.05])

@@ -11,11 +11,18 @@ from fairbed.coordinator.algorithms.estimation.elasticity import (
     FLEET_LIMIT,
     TOLERANCE,
     Elasticities,
+    _fit,
 )
 from fairbed.coordinator.algorithms.estimation.phases import Proportions
 
 RHO = 0.3
 """Correlation of the logarithm of a link's rate from one transfer to the next."""
+
+
+def slopes(model: Elasticities) -> tuple[float, float]:
+    """Return b and d of all devices."""
+    fit = _fit(model._totals)
+    return fit.b, fit.d
 
 
 def of(n: int, row: int = 0) -> Ints:
@@ -42,7 +49,7 @@ def test_one_exchange_by_hand() -> None:
     """One observation says nothing of the slope, so times stay proportional."""
     model = Elasticities(1.0)
     model.observe(of(1), np.array([2.0]), np.array([3.0]))
-    assert model.slopes == (1.0, 0.0)
+    assert slopes(model) == (1.0, 0.0)
     said, width = model.predict(np.array([4.0]))
     assert said == pytest.approx([6.0 / 2.0])
     assert width == pytest.approx([4.0 / math.sqrt(2.0)])
@@ -65,7 +72,7 @@ def test_the_slope_is_that_of_least_squares_within_devices() -> None:
         model.observe(of(8, row), c, y)
         x, z = np.log(c) - np.log(c).mean(), np.log(y) - np.log(y).mean()
         spread, common = spread + float(x @ x), common + float(x @ z)
-    assert model.slopes[0] == pytest.approx((0.1 + common) / (0.1 + spread))
+    assert slopes(model)[0] == pytest.approx((0.1 + common) / (0.1 + spread))
 
 
 def random_effects(z: Floats) -> tuple[float, float]:
@@ -141,7 +148,7 @@ def test_news_that_tell_are_learned_beside_what_is_known() -> None:
         x, q = 0.3 * rng.standard_normal((2, 8))
         z = 0.5 * x + 0.9 * q + 0.02 * rng.standard_normal(8)
         model.observe(np.arange(8), np.exp(x), np.exp(z), q)
-    assert model.slopes == pytest.approx((0.5, 0.9), abs=0.03)
+    assert slopes(model) == pytest.approx((0.5, 0.9), abs=0.03)
     said = model.predict(np.exp(np.full(8, 0.2)), np.full(8, -0.1))[0]
     assert np.log(said) == pytest.approx(np.full(8, 0.01), abs=0.02)
 
@@ -152,7 +159,7 @@ def test_news_that_are_noise_are_left_alone() -> None:
     for _ in range(200):
         x, q = 0.3 * rng.standard_normal((2, 8))
         model.observe(np.arange(8), np.exp(x), np.exp(x + 0.02 * rng.standard_normal(8)), q)
-    assert model.slopes == pytest.approx((1.0, 0.0), abs=0.01)
+    assert slopes(model) == pytest.approx((1.0, 0.0), abs=0.01)
 
 
 def test_a_link_that_never_moves_is_proportional_but_for_noise() -> None:
@@ -169,7 +176,7 @@ def test_the_slope_is_what_an_old_rate_tells_of_a_new_one() -> None:
     model = Elasticities()
     for c, y in rounds(rng, 12, 40):
         model.observe(np.arange(12), c, y)
-    assert model.slopes[0] == pytest.approx(RHO, abs=0.1)
+    assert slopes(model)[0] == pytest.approx(RHO, abs=0.1)
 
 
 def test_old_rates_of_a_moving_link_mislead_a_proportion_more() -> None:

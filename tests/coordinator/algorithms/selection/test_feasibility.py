@@ -7,11 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbed.coordinator.algorithms.arrays import Floats
-from fairbed.coordinator.algorithms.selection.feasibility import (
-    first_infeasible_k,
-    first_infeasible_k_in_trace,
-)
+from fairbed.coordinator.algorithms.arrays import Bools, Floats
+from fairbed.coordinator.algorithms.selection.feasibility import TOLERANCE, first_infeasible_k
 
 
 def by_enumeration(availability: Floats, m: int, beta: float) -> int | None:
@@ -67,12 +64,14 @@ def test_a_fleet_without_devices_promises_nothing() -> None:
     assert first_infeasible_k(np.zeros(0), m=1, beta=0.5) is None
 
 
-def test_a_trace_of_devices_that_share_their_absence_fails_where_independent_ones_do_not() -> None:
-    """Both there, or neither: half of the rounds serve nobody."""
-    together = np.tile(np.array([[True, True], [False, False]]), (50, 1))
-    apart = np.tile(np.array([[True, False], [False, True]]), (50, 1))
-    assert first_infeasible_k_in_trace(together, m=1, beta=0.3) == 2
-    assert first_infeasible_k_in_trace(apart, m=1, beta=0.5) is None
+def first_infeasible_k_in_trace(is_available: Bools, m: int, beta: float) -> int | None:
+    """Return the smallest group that a trace of shape (T, N) cannot serve, by its averages."""
+    least_first = np.argsort(is_available.mean(axis=0), kind="stable")
+    present = np.cumsum(is_available[:, least_first], axis=1)
+    expected = np.minimum(present, m).mean(axis=0)
+    wanted = beta * np.arange(1, is_available.shape[1] + 1)
+    failing = np.flatnonzero(wanted > expected * (1.0 + TOLERANCE))
+    return int(failing[0]) + 1 if failing.size else None
 
 
 def test_a_long_independent_trace_agrees_with_its_probabilities() -> None:
