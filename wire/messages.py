@@ -195,8 +195,6 @@ class EvaluateReply(Message, frozen=True, kw_only=True, tag="answer"):
     """The blob that the model came in; None if it was `EvaluateRequest.model`."""
 
 
-# Whoever reads a message finds its parts here, too.
-
 # --- presence, retained -------------------------------------------------------------------------
 
 

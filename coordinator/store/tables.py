@@ -154,9 +154,6 @@ class ConditionRow:
     """Time in which its owner did not let it take part."""
 
 
-# Whoever reads a store finds all its rows here.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
     """The run itself: one row."""
