@@ -1,7 +1,7 @@
 """Puts a process into the network and the control groups of a device, before it runs anything.
 
-A fork of ours calls `enter`; `python -m fairbed.testbed.backends.sandbox PARENT CELL PROGRAM ARGUMENTS...`
-starts a foreign program.
+A fork of ours calls `enter`; `python -m fairbed.testbed.backends.sandbox PARENT CELL PROGRAM
+ARGUMENTS...` starts a foreign program.
 Whoever cannot enter must not run: outside it would be faster than the device, and nobody would
 know.
 """
