@@ -100,8 +100,8 @@ _log = logging.getLogger(__name__)
 
 TransportFactory: TypeAlias = Callable[[Will], Transport]
 
-DEFAULT_TELEMETRY_S = 1.0
-"""Until the coordinator says otherwise."""
+LEAVE_S = 1.0
+"""To say goodbye to the broker on Ctrl-C."""
 
 
 class Agent:
@@ -184,7 +184,7 @@ class Agent:
                     await self._listen(transport)
             finally:
                 self._rounds.stop("the agent leaves")
-                with anyio.move_on_after(self._config.timeouts.leave_s, shield=True):
+                with anyio.move_on_after(LEAVE_S, shield=True):
                     await self._post.tell(off)
                 group.cancel_scope.cancel()
 
@@ -237,7 +237,7 @@ class Agent:
             self._link,
             boot=self._boot,
             engine_threads=config.engine_threads,
-            period_s=config.telemetry_s or DEFAULT_TELEMETRY_S,
+            period_s=config.telemetry_s,
             state=lambda: (self._phase, self.is_ready),
         )
 
@@ -354,8 +354,6 @@ class Agent:
 
     def _on_welcome(self, welcome: Welcome) -> None:
         if welcome.boot == self._coordinator_boot:
-            if self._config.telemetry_s is None:
-                self._telemetry.period_s = welcome.telemetry_s
             self._link.max_chunk_bytes = welcome.max_chunk_bytes
             self._joining.on_welcome(welcome)
 

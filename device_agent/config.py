@@ -39,8 +39,6 @@ class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """For the reply to one link probe; a 64 KB probe passes at 35 kbit/s."""
     prepare_s: PositiveSeconds = 600.0
     """To pull task and data."""
-    leave_s: PositiveSeconds = 1.0
-    """To say goodbye to the broker on Ctrl-C."""
 
 
 class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,8 +54,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Where tasks and shards are kept; None is the platform's cache folder."""
     cache_bytes: Annotated[int, Meta(ge=0)] = 4 * 1024**3
     """Bound of the cache; what was not used for longest goes first."""
-    telemetry_s: PositiveSeconds | None = None
-    """Between two contexts; None follows the coordinator's wish, 1 s before it speaks."""
+    telemetry_s: PositiveSeconds = 1.0
+    """Between two contexts."""
     available: tuple[str, ...] = ()
     """Hours of the day at which the device takes part, local time: `22:00-06:00`; none is
     always."""

@@ -392,7 +392,6 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     task: Manifest
     shard: Manifest | None
     """Private data to pull; None when the device brought its own."""
-    telemetry_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 1.0
     max_chunk_bytes: Annotated[int, Meta(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)] = MAX_CHUNK_BYTES
     """The largest chunk that the broker takes, as the coordinator found out."""
 

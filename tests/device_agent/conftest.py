@@ -61,6 +61,7 @@ class Stage:
             name=NAME,
             data=None if self.data is None else str(self.data),
             cache_folder=str(self.folder / "cache"),
+            telemetry_s=0.05,
             once=self.once,
             timeouts=self.timeouts,
         )

@@ -146,7 +146,7 @@ class FakeCoordinator:
         await self.expect(Hello)
         manifest = await self.publish_blob("task", task)
         private = None if shard is None else self.offer_shard(shard)
-        await self.tell(Welcome(boot=self.boot, task=manifest, shard=private, telemetry_s=0.05))
+        await self.tell(Welcome(boot=self.boot, task=manifest, shard=private))
 
     async def ask(
         self,

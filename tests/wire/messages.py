@@ -225,7 +225,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
     "link-probe-up": LinkProbe(seq=6, payload=bytes(range(64)), reply_bytes=65_536),
     "pong": Pong(seq=7),
     "welcome": Welcome(boot=23, task=TASK, shard=None),
-    "welcome-with-shard": Welcome(boot=23, task=TASK, shard=SHARD, telemetry_s=0.5),
+    "welcome-with-shard": Welcome(boot=23, task=TASK, shard=SHARD),
     "welcome-small-chunks": Welcome(boot=23, task=TASK, shard=None, max_chunk_bytes=112 * 1024),
     "train": Train(
         round=3,
