@@ -66,6 +66,13 @@ def from_clone(module: str) -> ModuleType:
     return importlib.import_module(module)
 
 
+def without_errno(exc: Exception) -> str:
+    """Return the message; the system's own, about a file, in the form of ours."""
+    if isinstance(exc, OSError) and exc.filename and exc.strerror:
+        return f"{exc.filename}: must be usable, got: {exc.strerror}; choose another with --out"
+    return str(exc)
+
+
 def dispatch(options: argparse.Namespace) -> int:
     """Carry out the command that was asked for; return the exit code.
 

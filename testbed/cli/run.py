@@ -31,7 +31,7 @@ from fairbed.device_agent.engines.base import EngineError
 from fairbed.device_agent.sensors import real_host
 from fairbed.profiles.errors import ProfileError
 from fairbed.testbed.backends.errors import BackendError, BackendUnavailable
-from fairbed.testbed.cli import DONE, FAILED, RUNS, RunError, UsageError
+from fairbed.testbed.cli import DONE, FAILED, RUNS, RunError, UsageError, without_errno
 from fairbed.testbed.cli.preflight import admit
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
@@ -87,7 +87,8 @@ def main(options: argparse.Namespace) -> int:
     if is_terminal and not (options.headless or options.json):
         from fairbed.testbed.cli.watch import run_with_tui
 
-        return run_with_tui(plan, options)
+        is_detached = run_with_tui(plan, options)
+        return DONE if is_detached else _close(plan, as_json=False)
     return _run_headless(plan, options)
 
 
@@ -165,7 +166,7 @@ def _dilation(experiment: Experiment, folder: Path) -> float:
         raise UsageError(str(exc)) from exc
 
 
-def close(plan: RunPlan, *, as_json: bool) -> int:
+def _close(plan: RunPlan, *, as_json: bool) -> int:
     """Print how a run ended; return the exit code."""
     with RunReader(plan.folder) as reader:
         summary = summarise_run(reader)
@@ -203,14 +204,7 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
         raise RunError(without_errno(exc)) from exc
     if not (plan.folder / DATABASE).exists():
         raise RunError("stopped before the run began; nothing was kept")
-    return close(plan, as_json=options.json)
-
-
-def without_errno(exc: Exception) -> str:
-    """Return the message; the system's own, about a file, in the form of ours."""
-    if isinstance(exc, OSError) and exc.filename and exc.strerror:
-        return f"{exc.filename}: must be usable, got: {exc.strerror}; choose another with --out"
-    return str(exc)
+    return _close(plan, as_json=options.json)
 
 
 def _say(out: TextIO, line: str) -> None:

@@ -23,8 +23,7 @@ from fairbed.coordinator.store import RunNotFoundError, RunReader, StoreError, r
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.tui.app import ControlRoom, ExitChoice
 from fairbed.testbed.backends.priority import AUTOGROUP
-from fairbed.testbed.cli import BAD_USAGE, DONE, FAILED, RUNS, RunError, UsageError
-from fairbed.testbed.cli.run import close, without_errno
+from fairbed.testbed.cli import BAD_USAGE, DONE, FAILED, RUNS, RunError, UsageError, without_errno
 from fairbed.testbed.cli.send_command import send_command
 from fairbed.testbed.run.folder import LOG, clear, read_endpoint
 from fairbed.testbed.run.stopping import DETACH
@@ -93,8 +92,8 @@ def main(options: argparse.Namespace) -> int:
     return DONE
 
 
-def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> int:
-    """Run in a process of its own, watch it here, and print the summary at the end."""
+def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> bool:
+    """Run in a process of its own and watch it here; tell whether it was left running."""
     log = plan.folder / LOG
     try:
         plan.folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +117,7 @@ def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> int:
             _detach(process)
             name = plan.run_id if plan.folder.parent == RUNS else plan.folder
             print(f"left running; watch it again with: fairbed watch {name}")
-            return DONE
+            return True
     finally:
         if process is not None:
             _stop(process)
@@ -129,7 +128,7 @@ def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> int:
             f"the run ended with exit code {process.returncode}; see {log}, and go on with it "
             f"by: fairbed run {plan.folder}"
         )
-    return close(plan, as_json=False)
+    return False
 
 
 def _watch(folder: Path, *, owns_run: bool) -> ExitChoice | None:
