@@ -132,4 +132,4 @@ def _number(errors: Errors, number: str, where: str) -> float:
 
 def _link(group: FleetConfig) -> str:
     """Return what says how the links of a group move."""
-    return group.trace or group.link or f"links of {group.profile or group.sample}"
+    return group.trace or group.link or f"links of {group.profile or group.population}"

@@ -49,7 +49,7 @@ def arms(devices: int, per_round: int) -> dict[str, SelectionConfig]:
         "rbcs-f, ridge": arm("rbcs-f"),
         "rbcs-f, phases": arm("rbcs-f", "phases"),
         "rbcs-f, discounted": arm("rbcs-f", discount=0.95),
-        "rbcs-f, merged count": arm("rbcs-f", counts="aggregated"),
+        "rbcs-f, merged count": arm("rbcs-f", queue_counts="aggregated"),
         "oort": arm("oort"),
         "power-of-choice": arm("power-of-choice"),
         "fedcs": arm("fedcs", deadline_s=3.0),

@@ -19,7 +19,7 @@ _KEYS = {
     "data": "data",
     "tenant": "tenant",
     "cache": "cache_folder",
-    "available": "available",
+    "available_hours": "available_hours",
     "only_charging": "only_charging",
     "once": "once",
     "log_level": "log_level",
@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tenant", help="which coordinator to serve (default: main)")
     parser.add_argument("--cache", metavar="DIR", help="where tasks and shards are kept")
     parser.add_argument(
-        "--available",
+        "--available-hours",
         metavar="HH:MM-HH:MM",
         action="append",
         help="take part at these hours of the day only, local time (may be given again)",

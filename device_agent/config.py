@@ -56,7 +56,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Bound of the cache; what was not used for longest goes first."""
     telemetry_s: PositiveSeconds = 1.0
     """Between two contexts."""
-    available: tuple[str, ...] = ()
+    available_hours: tuple[str, ...] = ()
     """Hours of the day at which the device takes part, local time: `22:00-06:00`; none is
     always."""
     only_charging: bool = False
@@ -75,9 +75,9 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             ConfigError: The hours are none.
         """
         try:
-            hours = tuple(parse_hours(text) for text in self.available)
+            hours = tuple(parse_hours(text) for text in self.available_hours)
         except ValueError as exc:
-            raise ConfigError(f"available: {exc}") from None
+            raise ConfigError(f"available_hours: {exc}") from None
         return OwnerSchedule(hours, self.only_charging)
 
     @property

@@ -92,7 +92,7 @@ class Correlation(Strict, frozen=True, kw_only=True):
 
 
 class Population(Strict, frozen=True, kw_only=True):
-    """`profiles/populations/NAME.toml`: devices to draw, as `[[fleet]] sample = "NAME"` does."""
+    """`profiles/populations/NAME.toml`: devices to draw, by `[[fleet]] population = "NAME"`."""
 
     name: Name
     """Not in the file: the file's name without `.toml`."""

@@ -84,7 +84,7 @@ def all_arms() -> tuple[Arm, ...]:
     worlds = (MILD, WILD)
     usual = [Arm(policy=policy, noise=noise) for noise in worlds for policy in POLICIES]
     literal = [
-        Arm(policy=rbcs_f(weight), noise=noise, coding="seed_literal")
+        Arm(policy=rbcs_f(weight), noise=noise, coding="literal_seed")
         for noise in worlds
         for weight in WEIGHTS
     ]

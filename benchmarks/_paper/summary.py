@@ -89,7 +89,7 @@ def summarise(played: Played, seeds: int, rounds: int) -> Summary:
 
 def _coding(played: Played, weight: float, noise: float) -> Coding:
     ours = played[Arm(policy=rbcs_f(weight), noise=noise)]
-    literal = played[Arm(policy=rbcs_f(weight), noise=noise, coding="seed_literal")]
+    literal = played[Arm(policy=rbcs_f(weight), noise=noise, coding="literal_seed")]
 
     def selected(runs: Sequence[Trajectory]) -> float:
         return float(np.mean([run.second_half(run.error_selected) for run in runs]))

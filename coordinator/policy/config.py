@@ -46,7 +46,7 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
         return self.learning_rate * self.learning_rate_decay ** ((round_id - 1) // self.decay_every)
 
     def hyperparameters(self, round_id: int) -> Hyperparameters:
-        """Return what a device is told for a round (1 for the first)."""
+        """Return the hyperparameters of a round (1 for the first)."""
         return Hyperparameters(
             epochs=self.epochs,
             batch_size=self.batch_size,
@@ -73,7 +73,7 @@ Policy: TypeAlias = Literal[
 POLICIES: tuple[str, ...] = tuple(sorted(get_args(Policy)))
 """The policies that Fairbed has; others are plug-ins."""
 KNOWING: tuple[Policy, ...] = ("rbcs-f-known", "fedcs-oracle", "fastest-known")
-"""Policies that are told the true expected times: what others are compared with in a replay."""
+"""Oracle policies: they get the true expected times, which only a replay knows."""
 
 
 class OortConfig(Section, frozen=True, kw_only=True):
@@ -91,14 +91,14 @@ class OortConfig(Section, frozen=True, kw_only=True):
 
 
 class SelectionConfig(Section, frozen=True, kw_only=True):
-    """`[selection]`: who trains."""
+    """`[selection]`: which devices train in a round."""
 
     policy: str = "rbcs-f"
     """One of `POLICIES`, an installed plug-in, or `package.module:Name` of one."""
     options: dict[str, Any] = {}
-    """What a plug-in is called with, by keyword."""
+    """Keyword arguments of a plug-in."""
     per_round: PositiveInt = 4
-    """m, devices asked per round."""
+    """m, devices selected per round."""
     beta: Ratio = 0.15
     """Guaranteed long-run selection rate of every device (rbcs-f)."""
     V: NonNegativeFloat = 20.0
@@ -107,33 +107,34 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     """One regression of the whole exchange time, as in the paper, or one of each phase."""
     ridge_lambda: PositiveFloat = 1.0
     discount: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    """What an exchange weighs after each later one of the same device; 1 forgets nothing."""
+    """Factor on the weight of an exchange with each later one of the same device; 1 is none."""
     alpha: NonNegativeFloat | Literal["theory"] = 0.1
     """Confidence: tau_bar = tau_hat - alpha x width; `theory` follows the self-normalised bound."""
-    cold_start_coding: Literal["not_previous", "seed_literal"] = "not_previous"
-    counts: Literal["selected", "aggregated"] = "selected"
-    """What lowers a device's queue: being chosen (the paper) or entering the model."""
+    cold_start_coding: Literal["not_previous", "literal_seed"] = "not_previous"
+    queue_counts: Literal["selected", "aggregated"] = "selected"
+    """What lowers a device's virtual queue: being selected (the paper) or entering the model."""
     lcb_floor: float | None = 0.0
     """Lowest tau_bar in seconds; leave the key out for 0."""
     z_max: PositiveFloat | None = None
     """Cap on a device's queue; breaks the bound, so off by default."""
-    censored: Literal["drop", "timeout"] = "drop"
-    """A missed deadline teaches nothing, or teaches the deadline as a lower bound."""
+    on_timeout: Literal["drop", "lower_bound"] = "drop"
+    """An exchange that missed the deadline is ignored by the estimator, or teaches the deadline as
+    a lower bound of its time."""
     deadline_s: PositiveFloat = 60.0
     """Time budget of the greedy fedcs selection, seconds."""
     uploads: Literal["parallel", "sequential"] = "parallel"
-    """How fedcs thinks uploads share the air."""
+    """How fedcs assumes that uploads share the uplink: all at once, or one after another."""
     candidates: PositiveInt | None = None
     """d of power-of-choice: devices drawn before the worst are taken; None is twice per_round."""
     weights: Annotated[tuple[NonNegativeFloat, ...], Meta(min_length=1)] | None = None
-    """weighted: how often devices come up, one a device in the order of rows; None is n_k."""
+    """weighted: share of the draws of each device, in the order of rows; None is n_k."""
     variant: Literal["rpow-d", "pow-d", "cpow-d"] = "rpow-d"
-    """How power-of-choice knows losses: by the last round of each device, or by asking the
-    candidates before the selection, for that of their whole data or of one mini-batch."""
-    ask_timeout_s: Duration = 30.0
-    """A device that was asked for its loss and has not answered by then is not available."""
+    """Where power-of-choice gets losses: from the last round of each device (rpow-d), or by a loss
+    query to the candidates before the selection, over all their data (pow-d) or one mini-batch."""
+    loss_query_timeout_s: Duration = 30.0
+    """A candidate that has not replied to the loss query by then is not available."""
     audit: Ratio = 0.0
-    """Probability per round that a device drawn by chance replaces one of the cohort."""
+    """Probability per round that a uniformly drawn device replaces one of the cohort."""
     oort: OortConfig = OortConfig()
 
     def __post_init__(self) -> None:
@@ -151,12 +152,12 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
 
     @property
     def asks_candidates(self) -> bool:
-        """It is power-of-choice in a variant that asks devices for losses."""
+        """Whether candidates get a loss query before the selection."""
         return self.policy == "power-of-choice" and self.variant != "rpow-d"
 
     @property
     def needs_known_times(self) -> bool:
-        """The policy has to be told the true expected times, which only a replay knows."""
+        """The policy is an oracle: it needs the true expected times, which only a replay knows."""
         return self.policy in KNOWING
 
     @property
@@ -179,17 +180,17 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
     sampling_weights: Literal["uniform", "none"] = "uniform"
     """q-fedavg: multiply by p_k = n_k/n (uniform sampling) or not (n_k-proportional sampling)."""
     cdf: Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"] = "weibull"
-    """aaggff: the distribution function that bounds what losses say."""
+    """aaggff: the distribution function that maps losses to bounded responses."""
     beta_cap: PositiveFloat | None = None
-    """aaggff-s: most that beta may be; None is K/4."""
+    """aaggff-s: upper bound of beta; None is K/4."""
     impute: Literal["mean", "previous_mean"] = "mean"
-    """aaggff-d: what stands for a device that was not drawn: the mean of the round, or of the one
-    before, which is unbiased."""
+    """aaggff-d: value imputed for a device that was not drawn: the mean of the round, or of the
+    one before, which is unbiased."""
     M: PositiveFloat = 3.0
-    """corefed: what utilities M - F are measured from, nats; above every loss."""
+    """corefed: utilities are M - F, in nats; must be above every loss."""
     normalise: bool = False
     """corefed: weights of sum 1, a step as long as fedavg's."""
-    agents: Literal["equal", "n"] = "equal"
+    agent_weights: Literal["equal", "n"] = "equal"
     """corefed: each device counts once, or n_k times."""
 
 
@@ -197,25 +198,25 @@ class RoundConfig(Section, frozen=True, kw_only=True):
     """`[round]`: when a round ends."""
 
     mode: Literal["sync", "async"] = "sync"
-    """Everybody in a round begins together, or a new device begins whenever one is through: then
-    a round lasts until `buffer` updates have come, of whichever version."""
+    """sync: all devices of a round start together. async: a device starts whenever another has
+    finished, and a round lasts until `buffer` updates have arrived, of any model version."""
     buffer: PositiveInt | None = None
     """K of an asynchronous round: updates that make a version; None is per_round."""
     concurrency: PositiveInt | None = None
-    """C of an asynchronous round: devices at work at the same time; None is per_round."""
+    """C of an asynchronous round: devices that train at the same time; None is per_round."""
     deadline_s: Duration = 60.0
     """Seconds from dispatch, upload queue not counted."""
     late: Literal["drop", "merge"] = "drop"
-    """What becomes of an update that misses the deadline: nothing, or it enters a later round."""
+    """An update that misses the deadline is dropped, or merged in a later round."""
     max_staleness: Annotated[int, Meta(ge=1, le=100)] = 5
-    """Versions that an update may be late and still be merged; the coordinator keeps as many."""
+    """Oldest update that is merged, in model versions; the coordinator keeps as many versions."""
     staleness: Literal["polynomial", "constant"] = "polynomial"
-    """What an update s versions late counts: (1 + s)^-staleness_exponent, or 1."""
+    """Weight of an update s versions late: (1 + s)^-staleness_exponent, or 1."""
     staleness_exponent: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.5
     over_select: Annotated[int, Meta(ge=0)] = 0
-    """Ask this many more than per_round; the first per_round are merged."""
+    """Select this many more than per_round; the first per_round updates are merged."""
     void_wait_s: Duration = 1.0
-    """How long a round with nobody available lasts."""
+    """How long a round without available devices lasts."""
     min_devices: PositiveInt = 1
     """Wait for this many devices before round 1."""
     join_timeout_s: Duration = 120.0

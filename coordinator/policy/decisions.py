@@ -221,11 +221,11 @@ class Decisions:
     def _time_s(self, choice: Choice, seen: Observations) -> Floats:
         """Return the times that exchanges teach, seconds, shape (K,); NaN for nothing.
 
-        With `censored = "timeout"` a missed deadline teaches itself, low as it is. Who was called
-        off earlier teaches how long it had taken by then, where that is more than was predicted:
-        a bound below the prediction says nothing.
+        With `on_timeout = "lower_bound"` a missed deadline teaches the deadline. An exchange that
+        was cancelled earlier teaches how long it had taken, if that is more than was predicted:
+        a bound below the prediction carries no information.
         """
-        if self.config.selection.censored == "drop":
+        if self.config.selection.on_timeout == "drop":
             return seen.tau_s
         at_least_s = seen.at_least_s
         deadline_s = np.where(np.isnan(at_least_s), self.config.round.deadline_s, at_least_s)

@@ -63,7 +63,7 @@ def make_aggregator(config: AggregationConfig, per_round: int = 2) -> Aggregator
                 weights=config.weights,
             )
         case "corefed":
-            return CoreFed(config.M, normalise=config.normalise, agents=config.agents)
+            return CoreFed(config.M, normalise=config.normalise, agents=config.agent_weights)
 
 
 def make_selector(config: SelectionConfig) -> Selector:
@@ -116,6 +116,6 @@ def _rbcs_f(config: SelectionConfig) -> RbcsF:
         V=config.V,
         alpha=theory if config.alpha == "theory" else config.alpha,
         lcb_floor_s=config.lcb_floor,
-        counts=config.counts,
+        counts=config.queue_counts,
         z_max=config.z_max,
     )

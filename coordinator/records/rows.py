@@ -54,7 +54,7 @@ class Before:
     link_age_s: float | None
     context_age_s: float | None
     s_not_previous: int
-    s_seed_literal: int
+    s_literal_seed: int
     tau_hat_s: float
     width_s: float
 
@@ -69,7 +69,7 @@ def before(device: Device, choice: Choice, now: float) -> Before:
         link_age_s=context.link_age_s if context else None,
         context_age_s=now - device.context_at if context else None,
         s_not_previous=cold_start(device, "not_previous"),
-        s_seed_literal=cold_start(device, "seed_literal"),
+        s_literal_seed=cold_start(device, "literal_seed"),
         tau_hat_s=float(choice.prediction.tau_hat_s[device.row]),
         width_s=float(choice.prediction.width_s[device.row]),
     )
@@ -226,7 +226,7 @@ def exchange_row(
         link_age_s=known.link_age_s,
         context_age_s=known.context_age_s,
         s_not_previous=known.s_not_previous,
-        s_seed_literal=known.s_seed_literal,
+        s_literal_seed=known.s_literal_seed,
         tau_hat_s=known.tau_hat_s,
         width_s=known.width_s,
         settled_down_bytes=down.n_bytes if down else None,

@@ -96,7 +96,7 @@ def trials_of(
             contexts are those that the exchanges tell.
         audits: Round and device of each audit.
     """
-    is_literal = settings.cold_start_coding == "seed_literal"
+    is_literal = settings.cold_start_coding == "literal_seed"
     trials = []
     for one_round in rounds_that_teach(exchanges):
         round_id = one_round[0].round
@@ -140,7 +140,7 @@ def _contexts(exchanges: Sequence[ExchangeRow], is_literal: bool) -> Floats:
     """Return what was known before the selection, shape (K, 4), as the registry has it."""
     context = np.zeros((len(exchanges), CONTEXT))
     for at, x in enumerate(exchanges):
-        cold = x.s_seed_literal if is_literal else x.s_not_previous
+        cold = x.s_literal_seed if is_literal else x.s_not_previous
         down_s, up_s = _way_s(x.bytes_down, x.downlink_bps), _way_s(x.bytes_up, x.uplink_bps)
         context[at] = 1.0 / (x.mu_cores or 1.0), cold, down_s, up_s
     ways = context[:, [DOWN, UP]]

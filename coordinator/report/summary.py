@@ -251,7 +251,7 @@ def _asking(
 def _fairness(
     reader: RunReader, tallies: Mapping[str, SelectionCounts], queues: Mapping[str, float]
 ) -> Fairness:
-    beta, counts_what = reader.plan.beta, reader.plan.selection.counts
+    beta, counts_what = reader.plan.beta, reader.plan.selection.queue_counts
     if not tallies:
         return Fairness(
             beta=beta,
@@ -285,7 +285,7 @@ def _fairness_of(crowd: FleetStatsRow, plan: ExperimentExcerpt) -> Fairness:
         beta=plan.beta,
         min_rate=crowd.min_rate,
         min_merged_rate=crowd.min_merged_rate,
-        counts=plan.selection.counts,
+        counts=plan.selection.queue_counts,
         jain=crowd.jain,
         invariant_holds=None if plan.beta is None else crowd.slack >= -EXACT,
     )

@@ -99,8 +99,8 @@ class Fairness(Struct, frozen=True, kw_only=True):
     jain: float | None
     """Of the selections; 1 is equal."""
     invariant_holds: bool | None
-    """rate >= beta - Z_T / T of every device, of the rate that `counts` names; None without
-    beta."""
+    """rate >= beta - Z_T / T of every device, of the rate that `selection.queue_counts` names;
+    None without beta."""
     counts: str
     """selected or aggregated: what lowers a queue."""
 
@@ -142,7 +142,7 @@ class LossQuerySummary(Struct, frozen=True, kw_only=True):
     count: int
     answered: int
     late: int
-    """No answer within `selection.ask_timeout_s`."""
+    """No answer within `selection.loss_query_timeout_s`."""
     median_s: float | None
     """From a question to its answer."""
     total_s: float

@@ -187,7 +187,7 @@ class LossQueries:
             return None
         self._began = now
         names = [self._registry.names()[row] for row in question.rows.tolist()]
-        poll = LossQuery(round_id, attempt, self._config.selection.ask_timeout_s)
+        poll = LossQuery(round_id, attempt, self._config.selection.loss_query_timeout_s)
         asks = {name: self._ask(name, question, poll) for name in names}
         if asks:
             self._journal.event("asked", " ".join(names), round_id=round_id)

@@ -236,7 +236,7 @@ class Registry:
             down_bits: Size of the model as it travels, bits, for each device (N,) or for all.
             up_bits: Size of an update, likewise.
             coding: `not_previous` (s = 1 iff it did not complete training in the last round) or
-                `seed_literal` (s = 1 iff it was selected in the last round).
+                `literal_seed` (s = 1 iff it was selected in the last round).
         """
         rates_bps = np.array([_rates_bps(d) for d in self], dtype=np.float64).reshape(len(self), 2)
         transfer_s = transfer_times(down_bits, up_bits, rates_bps)
@@ -346,7 +346,7 @@ def claimed_n_k(device: Device) -> int:
 
 def cold_start(device: Device, coding: str) -> int:
     """Return s_{t,n} in one of the two codings (spec/algorithms.md, section 1.2)."""
-    if coding == "seed_literal":
+    if coding == "literal_seed":
         return int(device.selected_last)
     return int(not device.trained_last)
 

@@ -60,7 +60,7 @@ class PlannedSelection(Struct, frozen=True, kw_only=True):
     policy: str | None = None
     per_round: int | None = None
     beta: float | None = None
-    counts: str = "selected"
+    queue_counts: str = "selected"
     ridge_lambda: float | None = None
     discount: float | None = None
     alpha: float | str | None = None

@@ -314,7 +314,7 @@ class ExchangeRow:
     context_age_s: float | None
     s_not_previous: int
     """Cold-start coding of the default: 1 if it did not complete training in the last round."""
-    s_seed_literal: int
+    s_literal_seed: int
     tau_hat_s: float | None
     """Prediction made before selection."""
     width_s: float | None

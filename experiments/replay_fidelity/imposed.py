@@ -51,7 +51,7 @@ def imposed_rounds(
             rows=np.array([rows[x.device] for x in by_round[row.round]], dtype=np.int64),
             at_s=row.dispatched_at_s,
             is_cold=[x.s_not_previous == 1 for x in by_round[row.round]],
-            was_selected=[x.s_seed_literal == 1 for x in by_round[row.round]],
+            was_selected=[x.s_literal_seed == 1 for x in by_round[row.round]],
             mu_cores=_column([x.mu_cores for x in by_round[row.round]]),
             down_bps=_column([x.downlink_bps for x in by_round[row.round]]),
             up_bps=_column([x.uplink_bps for x in by_round[row.round]]),

@@ -103,7 +103,7 @@ def replayed(
         structs.replace(
             group,
             profile=str(file),
-            sample=None,
+            population=None,
             count=1,
             name=device.spec.name.rpartition("-")[0],
             link=group.link if moves(device) else None,

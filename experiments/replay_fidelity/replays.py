@@ -79,7 +79,7 @@ def _stage(experiment: Experiment, recorded: Path) -> Stage:
     Only times are compared, so nothing is trained.
     """
     costs = str(recorded.resolve())
-    settings = msgspec.structs.replace(experiment.replay, costs=costs, training=False)
+    settings = msgspec.structs.replace(experiment.replay, costs_from=costs, training=False)
     return stage_of(msgspec.structs.replace(experiment, replay=settings))
 
 

@@ -98,9 +98,9 @@ def _check_arm(experiment: Experiment, kind: Fleet, *, is_known_fleet: bool) -> 
             f"{selection.policy!r}, which has to be told the true exchange times; use another, "
             'or fleet = "replay"'
         )
-    if kind == "replay" and replay.work is None and replay.costs == "measured":
+    if kind == "replay" and replay.task_costs is None and replay.costs_from == "measured":
         raise ExperimentError(
-            'replay.costs: must be the same in every cell, got "measured", which each would '
+            'replay.costs_from: must be the same in every cell, got "measured", which each would '
             "measure anew; name a run that measured them"
         )
     if not experiment.fleet:

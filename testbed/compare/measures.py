@@ -69,7 +69,7 @@ def virtual_queues_of(
     at_round = {round_id: t for t, round_id in enumerate(rounds)}
     at_device = {tally.device: n for n, tally in enumerate(tallies)}
     counted: Bools = np.zeros((len(rounds), len(tallies)), dtype=np.bool_)
-    which = f"is_{reader.plan.selection.counts}"
+    which = f"is_{reader.plan.selection.queue_counts}"
     for round_id, device in reader.columns(SelectionRow, ("round", "device"), f"WHERE {which}"):
         counted[at_round[round_id], at_device[device]] = True
     first = np.array([len(rounds) - tally.rounds for tally in tallies], dtype=np.int64)

@@ -19,7 +19,7 @@ from fairbed.profiles.tracks import LinkTracks
 from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
 from fairbed.testbed.emulation.heat import Heat
 
-Away: TypeAlias = Literal["unwilling", "unplugged"]
+UnavailableAs: TypeAlias = Literal["unwilling", "unplugged"]
 """What a device does while it is not available: it says so, or it cannot be reached."""
 
 LEAST_BPS = 1e3
@@ -80,7 +80,7 @@ class Schedule:
         speed: None is a device that is not slowed.
         link: None is this machine's own.
         available: Above 0 while the device takes part.
-        away: What it does while it does not.
+        unavailable_as: What it does while it does not.
         outages: By the clock of the run.
     """
 
@@ -90,10 +90,10 @@ class Schedule:
         speed: Speed | None = None,
         link: LinkTracks | None = None,
         available: Series | None = None,
-        away: Away = "unwilling",
+        unavailable_as: UnavailableAs = "unwilling",
         outages: tuple[OutageWindow, ...] = (),
     ) -> None:
-        self._speed, self._has_link, self._away = speed, link is not None, away
+        self._speed, self._has_link, self._unavailable_as = speed, link is not None, unavailable_as
         self._outages = outages
         self._edges = sorted(edge for o in outages for edge in (o.start_s, o.end_s))
         series = _series(available, speed, link)
@@ -141,7 +141,7 @@ class Schedule:
             outage=self._outage(t, is_hole, is_there),
             clock_ratio=clock * heat_clock_ratio,
             temperature_celsius=celsius,
-            is_willing=is_there or self._away != "unwilling",
+            is_willing=is_there or self._unavailable_as != "unwilling",
         )
 
     def next_change(self, t: float) -> float | None:
@@ -170,7 +170,7 @@ class Schedule:
         found: list[Outage] = [o.kind for o in self._outages if o.start_s <= t < o.end_s]
         if is_hole:
             found.append("coverage")
-        if not is_there and self._away == "unplugged":
+        if not is_there and self._unavailable_as == "unplugged":
             found.append("unplugged")
         return max(found, key=_SEVERITY.__getitem__, default=None)
 
@@ -196,7 +196,7 @@ def device_schedule(
     tracks: DeviceTracks,
     host_core_speed: float = 1.0,
     *,
-    away: Away = "unwilling",
+    unavailable_as: UnavailableAs = "unwilling",
     outages: tuple[OutageWindow, ...] = (),
 ) -> Schedule:
     """Return the timeline of a device of a fleet.
@@ -205,7 +205,7 @@ def device_schedule(
         profile: None is this machine, not slowed.
         tracks: What profile and link become over time.
         host_core_speed: Speed of one core of this machine, in cores of the reference machine.
-        away: What the device does while it is not available.
+        unavailable_as: What the device does while it is not available.
         outages: By the clock of the run.
     """
     speed = None
@@ -221,7 +221,7 @@ def device_schedule(
         speed=speed,
         link=tracks.link,
         available=tracks.available,
-        away=away,
+        unavailable_as=unavailable_as,
         outages=outages,
     )
 

@@ -85,7 +85,7 @@ class OutageConfig(Section, frozen=True, kw_only=True):
     """`coverage`: packets vanish, as in a radio hole; `unplugged`: the link is down, as in airplane
     mode; `frozen`: the device itself stands still."""
     start_s: Annotated[float, Meta(ge=0.0, le=1e9)]
-    lasts_s: PositiveFloat
+    duration_s: PositiveFloat
 
 
 class FleetConfig(Section, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ class FleetConfig(Section, frozen=True, kw_only=True):
 
     profile: str | None = None
     """Name of a device profile, or path of a `.toml`; None is this machine, not throttled."""
-    sample: str | None = None
+    population: str | None = None
     """Name of a population, or path of a `.toml`: every device is drawn from it; instead of a
     profile."""
     count: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
@@ -105,9 +105,9 @@ class FleetConfig(Section, frozen=True, kw_only=True):
     outage: tuple[OutageConfig, ...] = ()
     name: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,26}$")] | None = None
     """Beginning of the device names; None takes the name of the profile or population."""
-    hours: tuple[str, ...] = ()
+    available_hours: tuple[str, ...] = ()
     """Hours of the day at which the devices take part, such as `22:00-06:00`; none leaves it to
-    the profile. The run begins at `emulation.begins`."""
+    the profile. The run begins at `emulation.start_time`."""
     always_available: bool = False
     """Leave out when the profile says that the device is away."""
     model: Literal["linear"] | None = None
@@ -130,23 +130,24 @@ class FleetConfig(Section, frozen=True, kw_only=True):
                 'theta must be given for model = "linear" and for nothing else, got '
                 f"{self.theta} with model {self.model!r}; give three numbers: [1.0, 1.0, 0.15]"
             )
-        if self.model is not None and (self.profile or self.sample or self.link or self.trace):
+        if self.model is not None and (self.profile or self.population or self.link or self.trace):
             raise ValueError(
-                "model excludes profile, sample, link and trace, got several; leave all but one out"
+                "model excludes profile, population, link and trace, got several; "
+                "leave all but one out"
             )
-        for hours in self.hours:
+        for hours in self.available_hours:
             try:
                 parse_hours(hours)
             except ValueError as exc:
-                raise ValueError(f"hours {exc}") from None
+                raise ValueError(f"available_hours {exc}") from None
         for key in ("mu", "bandwidth_bps"):
             low, high = getattr(self, key)
             if low > high:
                 raise ValueError(f"{key} must be [low, high], got [{low:g}, {high:g}]; swap them")
-        if self.profile is not None and self.sample is not None:
+        if self.profile is not None and self.population is not None:
             raise ValueError(
-                "profile and sample exclude each other, got "
-                f"{self.profile!r} and {self.sample!r}; leave one out"
+                "profile and population exclude each other, got "
+                f"{self.profile!r} and {self.population!r}; leave one out"
             )
 
 
@@ -161,11 +162,12 @@ class ReplayConfig(Section, frozen=True, kw_only=True):
     engine: CohortEngine = "auto"
     """What trains the cohort: batched matrix products (softmax, mlp), the devices' own engine, or
     torch; auto takes the first that can, torch before the devices' engine if there is a GPU."""
-    costs: Annotated[str, Meta(min_length=1)] = "shipped"
-    """Where the cost of local training comes from when `work` does not say: `shipped` with the
-    shipped models, `measured` now on this machine, or the folder of a run that measured it."""
-    work: TaskCosts | None = None
-    """The cost of local training itself; a replay writes here what it found by `costs`."""
+    costs_from: Annotated[str, Meta(min_length=1)] = "shipped"
+    """Source of the cost of local training when `task_costs` is not given: `shipped` with the
+    shipped models, `measured` on this machine at the start, or the folder of a run that measured
+    it."""
+    task_costs: TaskCosts | None = None
+    """The cost of local training itself; a replay writes here what it found by `costs_from`."""
     examples: PositiveInt | None = None
     """Training examples of every device; None divides the data as a run does. With a number
     nothing is trained."""
@@ -190,9 +192,9 @@ class EmulationConfig(Section, frozen=True, kw_only=True):
     host_core_speed: PositiveFloat | Literal["auto"] = 1.0
     """Speed of one core of this machine, in cores of the profiles' reference machine; auto
     measures it once per machine."""
-    begins: Annotated[str, Meta(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")] = "00:00"
+    start_time: Annotated[str, Meta(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")] = "00:00"
     """Time of day at which the run begins, for the hours of a fleet."""
-    away: Literal["unwilling", "unplugged"] = "unwilling"
+    unavailable_as: Literal["unwilling", "unplugged"] = "unwilling"
     """What a device does while it is not available: say so, or have no link."""
     dilation: Annotated[float, Meta(ge=1.0, le=1e4)] | Literal["auto"] = 1.0
     """Seconds of this machine in one second of the fleet; auto takes the least with which the

@@ -18,21 +18,21 @@ from fairbed.profiles.series import Series
 from fairbed.profiles.traces import TraceReader
 from fairbed.testbed.backends.base import DeviceSpec, device_spec, without_loss
 from fairbed.testbed.emulation.schedule import (
-    Away,
     OutageWindow,
     Schedule,
     ScheduleFollower,
+    UnavailableAs,
     device_schedule,
 )
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 
 
-def hours_series(hours: Sequence[str], begins: str) -> Series:
+def hours_series(hours: Sequence[str], start_time: str) -> Series:
     """Return 1 while hours such as `22:00-06:00` hold and 0 otherwise, day after day.
 
     Args:
         hours: At least one.
-        begins: Time of day at which the run begins, such as `18:00`.
+        start_time: Time of day at which the run begins, such as `18:00`.
 
     Raises:
         ValueError: These are no hours, or this is no time of day.
@@ -41,7 +41,7 @@ def hours_series(hours: Sequence[str], begins: str) -> Series:
     edges = sorted({0, *(edge % DAY_S for one in known for edge in (one.begin_s, one.end_s))})
     values = [float(any(one.hold_at(edge) for one in known)) for edge in edges]
     day = Series(tuple(float(edge) for edge in edges), tuple(values), float(DAY_S))
-    return day.starting_at(parse_time(begins))
+    return day.starting_at(parse_time(start_time))
 
 
 MAX_EMULATED = 10_000
@@ -62,7 +62,7 @@ class PlannedDevice:
     tracks: DeviceTracks
     """What both become over time."""
     host_core_speed: float = 1.0
-    away: Away = "unwilling"
+    unavailable_as: UnavailableAs = "unwilling"
     outages: tuple[OutageWindow, ...] = ()
 
     @property
@@ -72,7 +72,7 @@ class PlannedDevice:
             self.profile,
             self.tracks,
             self.host_core_speed,
-            away=self.away,
+            unavailable_as=self.unavailable_as,
             outages=self.outages,
         )
 
@@ -158,7 +158,7 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
         kinds = _kinds(group, stream(experiment.seed_for("fleet"), number))
         own_link = None if group.link is None else profiles.load_link(group.link).link
         outages = tuple(
-            OutageWindow(o.start_s, o.start_s + o.lasts_s, o.kind) for o in group.outage
+            OutageWindow(o.start_s, o.start_s + o.duration_s, o.kind) for o in group.outage
         )
         prefix = group.name or (kinds[0].name if kinds[0] is not None else "device")
         if len(f"{prefix}-{counts.get(prefix, 0) + group.count}") > MAX_NAME:
@@ -174,19 +174,19 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
             spec = device_spec(f"{prefix}-{counts[prefix]}", profile, link, speed)
             rng = stream(experiment.seed_for("traces"), len(devices))
             tracks = device_tracks(profile, link, read_trace, rng, float(rng.random()))
-            if group.hours:
-                there = hours_series(group.hours, experiment.emulation.begins)
+            if group.available_hours:
+                there = hours_series(group.available_hours, experiment.emulation.start_time)
                 tracks = replace(tracks, available=there)
-            away = experiment.emulation.away
-            planned = PlannedDevice(spec, profile, link, tracks, speed, away, outages)
+            unavailable_as = experiment.emulation.unavailable_as
+            planned = PlannedDevice(spec, profile, link, tracks, speed, unavailable_as, outages)
             devices.append(planned.driven())
     return devices
 
 
 def _kinds(group: FleetConfig, rng: np.random.Generator) -> list[Profile | None]:
     """Return what each device of a group is; None is this machine."""
-    if group.sample is not None:
-        kinds = profiles.sample(profiles.load_population(group.sample), group.count, rng)
+    if group.population is not None:
+        kinds = profiles.sample(profiles.load_population(group.population), group.count, rng)
     elif group.profile is not None:
         kinds = [profiles.load(group.profile)] * group.count
     else:

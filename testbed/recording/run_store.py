@@ -64,7 +64,7 @@ def read_training(folder: Path) -> TrainingSettings:
         ExperimentError: The experiment cannot be read.
     """
     experiment = load_experiment(folder / CONFIG)
-    if (replayed := experiment.replay.work) is not None:
+    if (replayed := experiment.replay.task_costs) is not None:
         costs = WorkCosts(train=replayed.train, evaluate=replayed.evaluate)
         epochs, batch_size = experiment.training.epochs, experiment.training.batch_size
         return TrainingSettings(epochs, batch_size, costs, core_speed=1.0)

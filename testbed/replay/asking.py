@@ -114,7 +114,7 @@ def inquire(
     examples = config.training.batch_size if question.sample == "batch" else None
     asked = world.question(round_id, now, rows)
     found = losses.asked(round_id, rows, examples) if rows.size else np.zeros(0)
-    poll = LossQuery(round_id, 0, config.selection.ask_timeout_s)
+    poll = LossQuery(round_id, 0, config.selection.loss_query_timeout_s)
     for row in rows.tolist():
         poll.ask(str(row), now)
     n = scene.examples[rows]

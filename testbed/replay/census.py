@@ -36,7 +36,7 @@ class Census:
         self._merged[played.merged] += 1
         n, round_id = len(self._selected), played.choice.round
         settings = decisions.config.selection
-        counted = self._selected if settings.counts == "selected" else self._merged
+        counted = self._selected if settings.queue_counts == "selected" else self._merged
         slack = rate_slack(counted, round_id, settings.beta, decisions.selector.queues(n))
         evenness = jain(self._selected)
         crowd = FleetStatsRow(

@@ -9,7 +9,7 @@ from fairbed.coordinator.algorithms.arrays import Bools, Floats
 from fairbed.profiles import Profile
 from fairbed.profiles.schema import Thermal
 from fairbed.profiles.series import Series
-from fairbed.testbed.emulation.schedule import Away, OutageWindow, Schedule
+from fairbed.testbed.emulation.schedule import OutageWindow, Schedule, UnavailableAs
 from fairbed.testbed.experiment.fleet import PlannedDevice
 from fairbed.testbed.replay.courses import Courses, Outages
 from fairbed.testbed.replay.stays import Stays
@@ -60,7 +60,7 @@ class Moving:
     """Of every row of which anything changes, its link with all outages."""
     speeds: Mapping[int, Schedule] = field(default_factory=dict)
     """Of the same rows, their speed without heat."""
-    away: Away = "unwilling"
+    unavailable_as: UnavailableAs = "unwilling"
     cut: frozenset[int] = frozenset()
     """Rows whose link carries nothing at times."""
 
@@ -77,13 +77,13 @@ class Tracks:
         stays = moving.available
         self._available = stays if isinstance(stays, Stays) else Courses(np.ones(n), stays)
         self._outages = Outages(moving.outages, n)
-        self._is_unplugged_when_away = moving.away == "unplugged"
+        self._is_unplugged_when_unavailable = moving.unavailable_as == "unplugged"
         self._n = n
 
     @property
     def can_be_cut(self) -> bool:
         """Some device's link is gone at times."""
-        goes_away = self._available.moves and self._is_unplugged_when_away
+        goes_away = self._available.moves and self._is_unplugged_when_unavailable
         moves = self.down_bps.moves or self.up_bps.moves
         return moves or goes_away or len(self._outages) > 0
 
@@ -100,13 +100,13 @@ class Tracks:
 
     def is_willing(self, t: Floats) -> Bools:
         """Return whose owner lets it take part at its own moment `t`, both of shape (N,)."""
-        if self._is_unplugged_when_away:
+        if self._is_unplugged_when_unavailable:
             return np.ones(self._n, dtype=np.bool_)
         willing: Bools = self._available.at(t) > 0.0
         return willing
 
     def _is_gone(self, t: Floats) -> Bools:
-        if not self._is_unplugged_when_away:
+        if not self._is_unplugged_when_unavailable:
             return np.zeros(self._n, dtype=np.bool_)
         gone: Bools = self._available.at(t) <= 0.0
         return gone
@@ -175,7 +175,7 @@ def _moving(devices: Sequence[PlannedDevice]) -> Moving:
         },
         links=links,
         speeds=speeds,
-        away=devices[0].away if devices else "unwilling",
+        unavailable_as=devices[0].unavailable_as if devices else "unwilling",
         cut=frozenset(row for row in links if _is_cut_at_times(devices[row])),
     )
 
@@ -183,7 +183,7 @@ def _moving(devices: Sequence[PlannedDevice]) -> Moving:
 def _is_cut_at_times(device: PlannedDevice) -> bool:
     link, goes = device.tracks.link, device.tracks.available.lowest == 0.0
     has_holes = link is not None and 0.0 in (link.down_bps.lowest, link.up_bps.lowest)
-    return has_holes or bool(device.outages) or (goes and device.away == "unplugged")
+    return has_holes or bool(device.outages) or (goes and device.unavailable_as == "unplugged")
 
 
 def _says_nothing(name: str, series: Series) -> bool:
@@ -196,8 +196,8 @@ def timelines(device: PlannedDevice) -> tuple[Schedule, Schedule]:
     tracks, always = device.tracks, Series.constant(1.0)
     link = Schedule(
         link=tracks.link,
-        available=tracks.available if device.away == "unplugged" else always,
-        away=device.away,
+        available=tracks.available if device.unavailable_as == "unplugged" else always,
+        unavailable_as=device.unavailable_as,
         outages=device.outages,
     )
     alone = replace(

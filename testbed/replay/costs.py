@@ -3,9 +3,9 @@
     python -m fairbed.testbed.replay.costs          measures the shipped models here, and prints
     the table
 
-A replay must give the same bits on every machine, so `[replay] costs = "shipped"` takes numbers
-that are written down here. Whoever wants those of a live run names its folder; whoever wants this
-machine's asks for `measured`. What was found stands in the `experiment.toml` of the replay.
+A replay must give the same bits on every machine, so `[replay] costs_from = "shipped"` takes the
+numbers in this file. The folder of a live run takes those of the run, `measured` those of this
+machine. The replay writes the costs that it used into its `experiment.toml`.
 """
 
 import os
@@ -89,25 +89,25 @@ runs of this module on a virtual AMD EPYC at a load of 7, onnxruntime 1.31.1, to
 
 
 def with_costs(experiment: Experiment, dataset: Dataset) -> Experiment:
-    """Return an experiment whose `replay.work` says what local training costs.
+    """Return an experiment whose `replay.task_costs` says what local training costs.
 
     Args:
         experiment: What to replay.
         dataset: Its data.
 
     Raises:
-        ExperimentError: `replay.costs` names nothing that tells it.
+        ExperimentError: `replay.costs_from` names nothing that tells it.
         BackendError: It cannot be measured.
     """
-    if experiment.replay.work is not None:
+    if experiment.replay.task_costs is not None:
         return experiment
     found = _found(experiment, dataset)
-    replay = msgspec.structs.replace(experiment.replay, work=found)
+    replay = msgspec.structs.replace(experiment.replay, task_costs=found)
     return msgspec.structs.replace(experiment, replay=replay)
 
 
 def _found(experiment: Experiment, dataset: Dataset) -> TaskCosts:
-    where, model = experiment.replay.costs, experiment.model.name
+    where, model = experiment.replay.costs_from, experiment.model.name
     recipe = find_shipped(model, dataset.x_shape, dataset.classes)
     shipped = None if recipe is None else SHIPPED_COSTS[recipe.name]
     if where != "shipped":
@@ -118,8 +118,8 @@ def _found(experiment: Experiment, dataset: Dataset) -> TaskCosts:
         return found if found.load_s or shipped is None else _with_load(found, shipped)
     if shipped is None:
         raise ExperimentError(
-            f'replay.costs: must be a run that trained {model} or "measured", got "shipped", which '
-            f"tells the cost of {', '.join(SHIPPED_COSTS)} only"
+            f'replay.costs_from: must be a run that trained {model} or "measured", got "shipped", '
+            f"which tells the cost of {', '.join(SHIPPED_COSTS)} only"
         )
     return shipped
 
@@ -151,13 +151,13 @@ def _of_run(folder: Path, wanted: ExchangeConfig) -> TaskCosts:
     """
     try:
         experiment = load_experiment(folder / "experiment.toml")
-        if experiment.replay.work is not None:
-            return _packing_by(experiment.replay.work, experiment.exchange, wanted)
+        if experiment.replay.task_costs is not None:
+            return _packing_by(experiment.replay.task_costs, experiment.exchange, wanted)
         costs = msgspec.json.decode((folder / WORK).read_bytes(), type=WorkCosts)
         exchanges = _exchanges(folder)
     except (ExperimentError, StoreError, OSError, msgspec.DecodeError) as exc:
         raise ExperimentError(
-            f'replay.costs: must be "shipped", "measured" or the folder of a run of emulated '
+            f'replay.costs_from: must be "shipped", "measured" or the folder of a run of emulated '
             f"devices, got {str(folder)!r}: {exc}"
         ) from exc
     speed = experiment.emulation.host_core_speed

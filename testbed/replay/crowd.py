@@ -93,12 +93,12 @@ def crowd_of(experiment: Experiment) -> Crowd:
     groups = []
     for number, group in enumerate(experiment.fleet):
         where = f"fleet[{number}]"
-        if group.sample is None or group.trace is not None or group.outage:
+        if group.population is None or group.trace is not None or group.outage:
             raise ExperimentError(
-                f"{where}: must be drawn by sample, without trace and outage, in a fleet of over "
-                f"{MAX_EMULATED:,} devices, got {experiment.devices:,}; lower the counts"
+                f"{where}: must be drawn from a population, without trace and outage, in a fleet "
+                f"of over {MAX_EMULATED:,} devices, got {experiment.devices:,}; lower the counts"
             )
-        population = profiles.load_population(group.sample)
+        population = profiles.load_population(group.population)
         prefix = group.name or population.name
         if len(f"{prefix}-{group.count}") > MAX_NAME:
             raise ExperimentError(
@@ -109,9 +109,10 @@ def crowd_of(experiment: Experiment) -> Crowd:
     prefixes = [prefix for prefix, _, _ in groups]
     if len(set(prefixes)) < len(prefixes):
         raise ExperimentError("fleet: names must differ, got a name twice; name the groups apart")
-    if experiment.emulation.away == "unplugged":
+    if experiment.emulation.unavailable_as == "unplugged":
         raise ExperimentError(
-            f"emulation.away: must be unwilling for over {MAX_EMULATED:,} devices, got unplugged"
+            f"emulation.unavailable_as: must be unwilling for over {MAX_EMULATED:,} devices, "
+            "got unplugged"
         )
     drawn = [
         _drawn(group, population, stream(experiment.seed_for("fleet"), number))

@@ -149,7 +149,7 @@ def known_before(choice: Choice, scene: Scene, row: int) -> Before:
         link_age_s=None if scene.link_age_s is None else finite(scene.link_age_s[row]),
         context_age_s=0.0 if scene.context_age_s is None else float(scene.context_age_s[row]),
         s_not_previous=int(not scene.last.has_trained[row]),
-        s_seed_literal=int(scene.last.is_selected[row]),
+        s_literal_seed=int(scene.last.is_selected[row]),
         tau_hat_s=float(choice.prediction.tau_hat_s[row]),
         width_s=float(choice.prediction.width_s[row]),
     )

@@ -177,7 +177,7 @@ def exchange_rows(played: Played, names: Sequence[str]) -> Columns[ExchangeRow] 
             "link_age_s": _known(scene.link_age_s, rows, None),
             "context_age_s": _known(scene.context_age_s, rows, 0.0),
             "s_not_previous": ~scene.last.has_trained[rows],
-            "s_seed_literal": scene.last.is_selected[rows],
+            "s_literal_seed": scene.last.is_selected[rows],
             "tau_hat_s": finite_or_nan(choice.prediction.tau_hat_s[rows]),
             "width_s": finite_or_nan(choice.prediction.width_s[rows]),
             "settled_down_bytes": None,

@@ -81,8 +81,8 @@ def stage_of(experiment: Experiment) -> Stage:
     """
     if not experiment.fleet:
         raise ExperimentError(
-            "fleet: a replay needs devices, got none; add [[fleet]] with a profile, a sample or "
-            'model = "linear"'
+            "fleet: a replay needs devices, got none; add [[fleet]] with a profile, a population "
+            'or model = "linear"'
         )
     if (
         isinstance(make_selector(experiment.selection), TwoStepSelector)
@@ -162,7 +162,7 @@ def _linear_stage(experiment: Experiment) -> Stage:
 
 def _profile_stage(experiment: Experiment) -> Stage:
     for number, group in enumerate(experiment.fleet):
-        if group.profile is None and group.sample is None:
+        if group.profile is None and group.population is None:
             raise ExperimentError(
                 f"fleet[{number}].profile: must be given for a replay, got none: what this machine "
                 "is nobody wrote down; fairbed record does"
@@ -201,7 +201,7 @@ def _world(
     """Return the world of a fleet whose costs of training are known, and who decides in it."""
     config, decisions = experiment.coordinator(), make_decisions(experiment.coordinator())
     artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes)
-    costs = experiment.replay.work
+    costs = experiment.replay.task_costs
     assert costs is not None, "with_costs gave it"
     world = ProfileWorld(
         *columns,
@@ -217,7 +217,7 @@ def _world(
         seed=experiment.seed_for("traces"),
         noise=experiment.replay.noise,
         deadline_s=experiment.round.patience_s or experiment.round.deadline_s,
-        limit_s=experiment.selection.ask_timeout_s,
+        limit_s=experiment.selection.loss_query_timeout_s,
     )
     return world, decisions
 

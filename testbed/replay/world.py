@@ -67,7 +67,7 @@ class Scene:
         rates_bps = np.stack([self.down_bps, self.up_bps], axis=1)
         context = np.empty((len(self.is_available), CONTEXT))
         context[:, INVERSE_MU] = self.inverse_mu
-        context[:, COLD] = self.last.is_selected if coding == "seed_literal" else self.last.is_cold
+        context[:, COLD] = self.last.is_selected if coding == "literal_seed" else self.last.is_cold
         context[:, [DOWN, UP]] = transfer_times(down_bits, up_bits, rates_bps)
         return context
 

@@ -43,7 +43,7 @@ def pow_d(per_round: int = 1, **changes: object) -> SelectionConfig:
         "variant": "pow-d",
         "per_round": per_round,
         "candidates": 3,
-        "ask_timeout_s": 20.0,
+        "loss_query_timeout_s": 20.0,
     }
     return SelectionConfig(**(fields | changes))  # type: ignore[arg-type]
 
@@ -207,7 +207,7 @@ async def play_with(
         group.start_soon(witness.run, place)
         config = make_config(
             rounds=2,
-            selection=pow_d(ask_timeout_s=limit_s),
+            selection=pow_d(loss_query_timeout_s=limit_s),
             round=RoundConfig(min_devices=1 if not skills else 2, join_timeout_s=30.0),
         )
         assert await place.run(config) == "done"
@@ -324,7 +324,7 @@ async def test_nobody_answers_and_the_rounds_are_void(tmp_path: Path) -> None:
         group.start_soon(Witness(keep_quiet).run, place)
         config = make_config(
             rounds=2,
-            selection=pow_d(ask_timeout_s=0.3),
+            selection=pow_d(loss_query_timeout_s=0.3),
             round=RoundConfig(join_timeout_s=30.0, void_wait_s=0.05),
         )
         assert await place.run(config) == "done"

@@ -68,7 +68,7 @@ CONFIG = make_config(rounds=2, selection=EVERYBODY, round=PATIENT)
 ASKED = make_config(
     rounds=2,
     selection=SelectionConfig(
-        policy="power-of-choice", variant="pow-d", per_round=len(NAMES), ask_timeout_s=30.0
+        policy="power-of-choice", variant="pow-d", per_round=len(NAMES), loss_query_timeout_s=30.0
     ),
     round=PATIENT,
 )

@@ -87,8 +87,10 @@ def test_what_the_owner_says_is_what_the_device_tells() -> None:
 
 
 def test_bad_hours_in_the_configuration_are_one_line() -> None:
-    config = AgentConfig(broker_url="mqtt://host", name="a", available=("22:00-06:00", "late"))
+    config = AgentConfig(
+        broker_url="mqtt://host", name="a", available_hours=("22:00-06:00", "late")
+    )
     with pytest.raises(
-        ConfigError, match=r"^available: must have two times of day, got 'late'; write"
+        ConfigError, match=r"^available_hours: must have two times of day, got 'late'; write"
     ):
         config.owner()

@@ -112,10 +112,10 @@ def test_a_broken_ordering_is_found() -> None:
 def test_every_arm_is_played_once() -> None:
     arms = all_arms()
     assert len(set(arms)) == len(arms) == 2 * (len(REFERENCE) + 4)
-    experiment = Arm(policy=rbcs_f(50.0), noise=1.0, coding="seed_literal").experiment(7, 3)
+    experiment = Arm(policy=rbcs_f(50.0), noise=1.0, coding="literal_seed").experiment(7, 3)
     assert (experiment.rounds, experiment.seed, experiment.selection.V) == (7, 3, 50.0)
     assert {group.noise for group in experiment.fleet} == {1.0}
-    assert experiment.selection.cold_start_coding == "seed_literal"
+    assert experiment.selection.cold_start_coding == "literal_seed"
     assert Arm(policy=RANDOM).noise == MILD
 
 

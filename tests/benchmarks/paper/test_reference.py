@@ -83,7 +83,7 @@ def test_regret_grows_more_slowly_than_the_rounds() -> None:
 
 
 def test_the_literal_coding_predicts_worse_and_takes_longer() -> None:
-    arm = Arm(policy=rbcs_f(20.0), coding="seed_literal")
+    arm = Arm(policy=rbcs_f(20.0), coding="literal_seed")
     ours, literal = played(rbcs_f(20.0))[:3], [trajectory(arm, ROUNDS, s) for s in range(3)]
     for name in ("error_selected", "error_all"):
         low, high = (

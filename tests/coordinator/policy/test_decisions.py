@@ -87,8 +87,8 @@ def test_only_valid_exchanges_teach_the_estimator() -> None:
 
 
 def test_a_timeout_teaches_the_deadline_only_when_asked_to() -> None:
-    for censored, learnt in (("drop", False), ("timeout", True)):
-        registry, brain = fleet(2), decisions(censored=censored)
+    for on_timeout, learnt in (("drop", False), ("lower_bound", True)):
+        registry, brain = fleet(2), decisions(on_timeout=on_timeout)
         choice = brain.choose(1, registry, BOTH_WAYS, now=1.0)
         brain.learn(choice, Observations.of([Observation(0, None, None, False, True)]))
         predicted = brain.choose(2, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
@@ -97,7 +97,7 @@ def test_a_timeout_teaches_the_deadline_only_when_asked_to() -> None:
 
 def test_who_was_called_off_teaches_a_bound_above_its_prediction_only() -> None:
     for bound_s, learnt_s in ((50.0, 50.0), (1.0, 20.0)):
-        registry, brain = fleet(2), decisions(censored="timeout")
+        registry, brain = fleet(2), decisions(on_timeout="lower_bound")
         for round_id in (1, 2):
             observe(brain, registry, round_id, 20.0)
         choice = brain.choose(3, registry, BOTH_WAYS, now=1.0)
@@ -139,7 +139,7 @@ def test_mini_batch_orders_differ_between_rounds_and_devices() -> None:
 
 
 def test_phases_teach_their_estimator_and_a_bound_does_not() -> None:
-    registry, brain = fleet(3), decisions(estimator="phases", censored="timeout")
+    registry, brain = fleet(3), decisions(estimator="phases", on_timeout="lower_bound")
     choice = brain.choose(1, registry, BOTH_WAYS, now=1.0)
     measured = Observation(0, 4.0, (1.0, 0.5, 1.5, 0.75, 0.25), True, False)
     brain.learn(choice, Observations.of([measured, Observation(1, None, None, False, True)]))

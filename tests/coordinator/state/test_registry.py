@@ -92,7 +92,7 @@ def test_the_two_cold_start_codings_follow_training_and_selection() -> None:
     registry = joined("trained", "selected-only", "idle")
     registry.close_round({"trained", "selected-only"}, trained={"trained"}, draining=())
     assert registry.contexts(1.0, 1.0, "not_previous")[:, 1].tolist() == [0.0, 1.0, 1.0]
-    assert registry.contexts(1.0, 1.0, "seed_literal")[:, 1].tolist() == [1.0, 1.0, 0.0]
+    assert registry.contexts(1.0, 1.0, "literal_seed")[:, 1].tolist() == [1.0, 1.0, 0.0]
 
 
 def test_claims_are_clamped() -> None:

@@ -46,7 +46,7 @@ def experiment_toml(rounds: int) -> str:
     return (
         f'name = "digits-12"\nseed = 7\nrounds = {rounds}\n'
         f'[selection]\npolicy = "rbcs-f"\nper_round = {PER_ROUND}\nbeta = {BETA}\n'
-        'counts = "selected"\n[aggregation]\nrule = "fedavg"\n'
+        'queue_counts = "selected"\n[aggregation]\nrule = "fedavg"\n'
     )
 
 
@@ -227,7 +227,7 @@ class FakeRun:
             link_age_s=1.0,
             context_age_s=0.3,
             s_not_previous=1,
-            s_seed_literal=0,
+            s_literal_seed=0,
             tau_hat_s=0.0 if self.round == 1 else tau_s * (1.0 + 0.5 / self.round),
             width_s=0.1,
             settled_down_bytes=None,

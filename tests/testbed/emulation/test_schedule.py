@@ -81,14 +81,15 @@ def test_heat_slows_what_is_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("away", "is_willing", "outage"), [("unwilling", False, None), ("unplugged", True, "unplugged")]
+    ("unavailable_as", "is_willing", "outage"),
+    [("unwilling", False, None), ("unplugged", True, "unplugged")],
 )
 def test_a_device_that_is_away_says_so_or_cannot_be_reached(
-    away: str, is_willing: bool, outage: str | None
+    unavailable_as: str, is_willing: bool, outage: str | None
 ) -> None:
     timeline = Schedule(
         available=Series((0.0, 10.0), (1.0, 0.0), 20.0),
-        away=away,  # type: ignore[arg-type]  # one of the two
+        unavailable_as=unavailable_as,  # type: ignore[arg-type]  # one of the two
     )
     assert timeline.conditions(9.9).is_willing
     away_now = timeline.conditions(10.0)

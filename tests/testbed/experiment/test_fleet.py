@@ -155,7 +155,7 @@ def test_a_dilated_device_is_slower_by_that_and_its_truth_is_not() -> None:
 
 
 def test_a_sampled_fleet_is_the_same_for_the_same_seed_and_another_for_another() -> None:
-    fleet = (FleetConfig(sample="phones-2025", count=6),)
+    fleet = (FleetConfig(population="phones-2025", count=6),)
     one, again = (plan_fleet(Experiment(name="fleet", seed=3, fleet=fleet), {}) for _ in range(2))
     other = plan_fleet(Experiment(name="fleet", seed=4, fleet=fleet), {})
     assert [d.truth() for d in one] == [d.truth() for d in again]
@@ -165,7 +165,7 @@ def test_a_sampled_fleet_is_the_same_for_the_same_seed_and_another_for_another()
 
 
 def test_the_seed_of_the_fleet_alone_changes_the_devices() -> None:
-    fleet = (FleetConfig(sample="phones-2025", count=4),)
+    fleet = (FleetConfig(population="phones-2025", count=4),)
     first = Experiment(name="fleet", fleet=fleet)
     second = Experiment(name="fleet", fleet=fleet, seeds=SeedsConfig(traces=9))
     third = Experiment(name="fleet", fleet=fleet, seeds=SeedsConfig(fleet=9))
@@ -174,7 +174,7 @@ def test_the_seed_of_the_fleet_alone_changes_the_devices() -> None:
 
 
 def test_sampled_devices_are_named_and_told_of() -> None:
-    fleet = (FleetConfig(sample="phones-2025", count=4), FleetConfig(sample="phones-2025"))
+    fleet = (FleetConfig(population="phones-2025", count=4), FleetConfig(population="phones-2025"))
     devices = plan_fleet(Experiment(name="fleet", fleet=fleet), {})
     assert [d.spec.name for d in devices] == [f"phones-2025-{i}" for i in (1, 2, 3, 4, 5)]
     truth = devices[0].truth()
@@ -184,7 +184,7 @@ def test_sampled_devices_are_named_and_told_of() -> None:
 
 
 def test_a_sampled_device_may_have_another_link_and_be_always_there() -> None:
-    group = FleetConfig(sample="phones-2025", count=4, link="lte-m", always_available=True)
+    group = FleetConfig(population="phones-2025", count=4, link="lte-m", always_available=True)
     for device in plan_fleet(Experiment(name="fleet", fleet=(group,)), {}):
         assert device.spec.shape is not None
         assert device.spec.shape.up_bps == 0.3e6
@@ -192,17 +192,17 @@ def test_a_sampled_device_may_have_another_link_and_be_always_there() -> None:
 
 
 def test_a_profile_and_a_population_exclude_each_other() -> None:
-    raw = {"name": "x", "fleet": [{"profile": "n100", "sample": "phones-2025", "count": 4}]}
+    raw = {"name": "x", "fleet": [{"profile": "n100", "population": "phones-2025", "count": 4}]}
     with pytest.raises(ExperimentError) as caught:
         parse_experiment(raw, "x.toml")
     assert str(caught.value) == (
-        "x.toml: fleet[0]: profile and sample exclude each other, got 'n100' and 'phones-2025'; "
-        "leave one out"
+        "x.toml: fleet[0]: profile and population exclude each other, got 'n100' and "
+        "'phones-2025'; leave one out"
     )
 
 
 def test_an_unknown_population_says_which_are_near() -> None:
-    fleet = (FleetConfig(sample="phone-2025", count=4),)
+    fleet = (FleetConfig(population="phone-2025", count=4),)
     with pytest.raises(UnknownProfile, match=r"^phone-2025: no such population; near are phones-"):
         plan_fleet(Experiment(name="fleet", fleet=fleet), {})
 
@@ -324,7 +324,7 @@ def test_an_outage_of_a_group_comes_at_its_time_by_the_clock_of_the_run() -> Non
                     "profile": "raspberry-pi-4b",
                     "link": "gigabit-ethernet",
                     "count": 4,
-                    "outage": [{"start_s": 10, "lasts_s": 5, "kind": "frozen"}],
+                    "outage": [{"start_s": 10, "duration_s": 5, "kind": "frozen"}],
                 }
             ],
         },
@@ -340,10 +340,10 @@ def test_an_outage_of_a_group_comes_at_its_time_by_the_clock_of_the_run() -> Non
 @pytest.mark.parametrize(
     ("outage", "complaint"),
     [
-        ({"start_s": -1, "lasts_s": 5}, r"fleet\[0\]\.outage\[0\]\.start_s: "),
-        ({"start_s": 1, "lasts_s": 0}, r"fleet\[0\]\.outage\[0\]\.lasts_s: "),
+        ({"start_s": -1, "duration_s": 5}, r"fleet\[0\]\.outage\[0\]\.start_s: "),
+        ({"start_s": 1, "duration_s": 0}, r"fleet\[0\]\.outage\[0\]\.duration_s: "),
         (
-            {"start_s": 1, "lasts_s": 1, "kind": "rain"},
+            {"start_s": 1, "duration_s": 1, "kind": "rain"},
             r"fleet\[0\]\.outage\[0\]\.kind: .*coverage",
         ),
     ],

@@ -24,13 +24,15 @@ def experiment(**fleet: object) -> dict[str, object]:
     return {
         "name": "hours",
         "selection": {"per_round": 1},
-        "emulation": {"begins": "21:00"},
+        "emulation": {"start_time": "21:00"},
         "fleet": [{"profile": "raspberry-pi-4b", "count": 2, **fleet}],
     }
 
 
 def test_a_group_with_hours_is_away_outside_of_them() -> None:
-    planned = plan_fleet(parse_experiment(experiment(hours=["22:00-06:00"]), "x.toml"), {})
+    planned = plan_fleet(
+        parse_experiment(experiment(available_hours=["22:00-06:00"]), "x.toml"), {}
+    )
     for device in planned:
         assert device.spec.is_driven
         assert not device.timeline.conditions(0.5 * HOUR_S).is_willing
@@ -45,7 +47,7 @@ def test_a_group_without_hours_is_left_to_its_profile() -> None:
 
 def test_bad_hours_are_one_line() -> None:
     with pytest.raises(
-        ExperimentError, match=r"hours must have two times of day, got 'noon'"
+        ExperimentError, match=r"available_hours must have two times of day, got 'noon'"
     ) as exc:
-        parse_experiment(experiment(hours=["noon"]), "x.toml")
+        parse_experiment(experiment(available_hours=["noon"]), "x.toml")
     assert len(str(exc.value).splitlines()) == 1

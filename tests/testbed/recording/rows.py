@@ -109,7 +109,7 @@ class World:
             link_age_s=None,
             context_age_s=0.1,
             s_not_previous=0,
-            s_seed_literal=0,
+            s_literal_seed=0,
             tau_hat_s=None,
             width_s=None,
             settled_down_bytes=None,

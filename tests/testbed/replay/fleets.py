@@ -31,7 +31,7 @@ def experiment(*fleet: dict[str, Any], **sections: Any) -> Experiment:
         "model": {"name": "softmax"},
         "training": {"epochs": 2, "batch_size": 20},
         "selection": {"policy": "uniform", "per_round": 2},
-        "replay": {"examples": 110, "work": COSTS},
+        "replay": {"examples": 110, "task_costs": COSTS},
         "fleet": list(fleet),
     }
     for name, section in sections.items():

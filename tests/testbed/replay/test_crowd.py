@@ -35,7 +35,7 @@ DAY_S = 86_400.0
 
 
 def phones(count: int, *, seed: int = 5, **others: object) -> Experiment:
-    group = FleetConfig(sample="phones-2025", count=count, **others)  # type: ignore[arg-type]
+    group = FleetConfig(population="phones-2025", count=count, **others)  # type: ignore[arg-type]
     return Experiment(name="phones", seed=seed, fleet=(group,))
 
 
@@ -132,14 +132,17 @@ def test_a_linear_world_can_be_as_large(tmp_path: Path) -> None:
 def test_a_fleet_that_cannot_be_one_is_refused() -> None:
     many = 10_001
     replay = ReplayConfig(examples=10)
-    outage = OutageConfig(start_s=1.0, lasts_s=2.0)
+    outage = OutageConfig(start_s=1.0, duration_s=2.0)
     refused = [
         (phones(many), "replay.examples: must be given for 10,001 devices"),
-        (with_sections(phones(many, trace="x"), replay), "must be drawn by sample, without trace"),
-        (with_sections(phones(many, outage=(outage,)), replay), "must be drawn by sample"),
         (
-            with_sections(phones(many), replay, EmulationConfig(away="unplugged")),
-            "emulation.away: must be unwilling",
+            with_sections(phones(many, trace="x"), replay),
+            "must be drawn from a population, without trace",
+        ),
+        (with_sections(phones(many, outage=(outage,)), replay), "must be drawn from a population"),
+        (
+            with_sections(phones(many), replay, EmulationConfig(unavailable_as="unplugged")),
+            "emulation.unavailable_as: must be unwilling",
         ),
     ]
     for experiment, message in refused:

@@ -52,7 +52,7 @@ def device(tmp_path: Path) -> str:
 
 def packing(*fleet: dict[str, Any], **sections: Any) -> Experiment:
     """Return an experiment whose devices need time to pack and to unpack."""
-    costs = {"replay": {"work": COSTS | PACKING}, "exchange": CODED, "rounds": 4}
+    costs = {"replay": {"task_costs": COSTS | PACKING}, "exchange": CODED, "rounds": 4}
     return experiment(*fleet, **(costs | sections))
 
 
@@ -71,8 +71,8 @@ def test_both_are_phases_of_an_exchange(device: str) -> None:
 def test_what_costs_nothing_adds_nothing(device: str) -> None:
     """To the bit: a replay of before is played as it was."""
     fleet = {"profile": device, "count": 3, "link": "lte-driving"}
-    of = packing(fleet, replay={"work": COSTS, "noise": 0.2})
-    free = packing(fleet, replay={"work": COSTS | PACKING, "noise": 0.2})
+    of = packing(fleet, replay={"task_costs": COSTS, "noise": 0.2})
+    free = packing(fleet, replay={"task_costs": COSTS | PACKING, "noise": 0.2})
     for one, other in zip(played(of)[1], played(free)[1], strict=True):
         assert not one.exchanges.decode_s.any()
         assert not one.exchanges.encode_s.any()
@@ -169,7 +169,7 @@ def test_estimators_learn_both_as_computing(device: str, settings: dict[str, Any
 
 def test_who_is_asked_for_a_loss_unpacks_for_the_question(device: str, tmp_path: Path) -> None:
     asks = {"policy": "power-of-choice", "variant": "pow-d", "per_round": 2, "candidates": 4}
-    trains = {"examples": None, "work": COSTS | PACKING}
+    trains = {"examples": None, "task_costs": COSTS | PACKING}
     of = packing({"profile": device, "count": 6}, selection=asks, replay=trains)
     replay_experiment(of, tmp_path / "run", "run", lambda played: None)
     with RunReader(tmp_path / "run") as reader:
@@ -242,12 +242,12 @@ def live(folder: Path) -> Experiment:
     """Leave a run as a live one leaves it: its costs are in its folder, its packing in its rows."""
     of = packing(*FLEET, rounds=30)
     replay_experiment(of, folder, "run", lambda played: None)
-    bare = msgspec.structs.replace(of, replay=msgspec.structs.replace(of.replay, work=None))
+    bare = msgspec.structs.replace(of, replay=msgspec.structs.replace(of.replay, task_costs=None))
     (folder / "experiment.toml").write_text(bare.resolved_toml())
     steps = StepCost(fixed_s=COSTS["step_s"], per_example_s=COSTS["example_s"])
     (folder / WORK).write_bytes(msgspec.json.encode(WorkCosts(train=steps, evaluate=steps)))
     return msgspec.structs.replace(
-        bare, replay=msgspec.structs.replace(bare.replay, costs=str(folder))
+        bare, replay=msgspec.structs.replace(bare.replay, costs_from=str(folder))
     )
 
 
@@ -277,7 +277,7 @@ def test_a_recorded_run_is_predicted_with_its_packing(tmp_path: Path) -> None:
 
 def costs_of(of: Experiment) -> TaskCosts:
     """Return what a replay was told of costs."""
-    work = stage_of(of).experiment.replay.work
+    work = stage_of(of).experiment.replay.task_costs
     assert work is not None
     return work
 
@@ -294,14 +294,14 @@ def test_costs_of_a_run_are_those_of_its_codecs(tmp_path: Path) -> None:
     assert (bare.decode_s, bare.encode_s) == (0.0, 0.0), "nobody measured it"
     assert bare.step_s == same.step_s == COSTS["step_s"]
     (tmp_path / "live" / "run.db").write_text("no store")
-    with pytest.raises(ExperimentError, match=r'^replay.costs: must be "shipped", .*run.db'):
+    with pytest.raises(ExperimentError, match=r'^replay.costs_from: must be "shipped", .*run.db'):
         costs_of(of)
 
 
 def test_costs_of_a_replay_are_those_of_its_codecs(tmp_path: Path) -> None:
     of = packing(*FLEET)
     replay_experiment(of, tmp_path / "run", "run", lambda played: None)
-    told = msgspec.structs.replace(of.replay, costs=str(tmp_path / "run"), work=None)
+    told = msgspec.structs.replace(of.replay, costs_from=str(tmp_path / "run"), task_costs=None)
     again = msgspec.structs.replace(of, replay=told)
     assert costs_of(again) == TaskCosts(**COSTS, **PACKING)
     other = msgspec.structs.replace(again, exchange=ExchangeConfig(up="int8"))
@@ -311,7 +311,7 @@ def test_costs_of_a_replay_are_those_of_its_codecs(tmp_path: Path) -> None:
 def test_files_of_before_are_read_and_stay_what_they_were(tmp_path: Path) -> None:
     of = experiment(*FLEET)
     text = of.resolved_toml()
-    assert "[replay.work]" in text
+    assert "[replay.task_costs]" in text
     assert "code_s" not in text
     before = tmp_path / "experiment.toml"
     before.write_text(text)

@@ -152,7 +152,7 @@ def test_walking_an_unchanging_device_gives_the_closed_form() -> None:
 
 
 def test_an_outage_is_waited_for_and_keeps_a_device_from_being_chosen(device: str) -> None:
-    hole = {"kind": "coverage", "start_s": 10.0, "lasts_s": 20.0}
+    hole = {"kind": "coverage", "start_s": 10.0, "duration_s": 20.0}
     fleet = [{"profile": device, "count": 1, "name": "here"}]
     fleet.append({"profile": device, "count": 1, "name": "away", "outage": [hole]})
     _, rounds = played(experiment(*fleet, round={"deadline_s": 3.0}), 40)
@@ -192,7 +192,7 @@ def test_a_large_fleet_keeps_what_show_needs_and_not_a_row_for_everybody(
 def test_a_device_that_is_unplugged_at_work_is_lost_and_no_deadline_is_waited_for(
     device: str,
 ) -> None:
-    pulled = {"kind": "unplugged", "start_s": 0.5, "lasts_s": 1e3}
+    pulled = {"kind": "unplugged", "start_s": 0.5, "duration_s": 1e3}
     fleet = [{"profile": device, "count": 2}]
     fleet.append({"profile": device, "count": 1, "name": "pulled", "outage": [pulled]})
     _, rounds = played(experiment(*fleet, selection={"per_round": 3}), 3)
@@ -211,7 +211,7 @@ def test_the_control_room_shows_a_replay(device: str, tmp_path: Path) -> None:
 
 
 def test_a_frozen_device_stands_still(device: str) -> None:
-    frozen = {"kind": "frozen", "start_s": 0.5, "lasts_s": 5.0}
+    frozen = {"kind": "frozen", "start_s": 0.5, "duration_s": 5.0}
     still = experiment({"profile": device, "count": 2, "outage": [frozen]})
     plain = experiment({"profile": device, "count": 2})
     (_, [one]), (_, [other]) = played(still, 1), played(plain, 1)
@@ -219,7 +219,7 @@ def test_a_frozen_device_stands_still(device: str) -> None:
 
 
 def test_with_nobody_there_rounds_are_void_and_queues_go_on(device: str, tmp_path: Path) -> None:
-    hole = {"kind": "unplugged", "start_s": 0.0, "lasts_s": 1e6}
+    hole = {"kind": "unplugged", "start_s": 0.0, "duration_s": 1e6}
     of = experiment(
         {"profile": device, "count": 4, "outage": [hole]},
         selection={"policy": "rbcs-f", "beta": 0.5},
@@ -335,9 +335,9 @@ def test_a_fleet_that_nobody_knows_is_refused(fleet: dict[str, object], words: s
 
 
 def test_costs_that_nobody_knows_are_refused(device: str, tmp_path: Path) -> None:
-    unknown = experiment({"profile": device, "count": 2}, replay={"costs": str(tmp_path)})
+    unknown = experiment({"profile": device, "count": 2}, replay={"costs_from": str(tmp_path)})
     raw = unknown.replay
-    assert raw.work is not None
-    of = msgspec.structs.replace(unknown, replay=msgspec.structs.replace(raw, work=None))
+    assert raw.task_costs is not None
+    of = msgspec.structs.replace(unknown, replay=msgspec.structs.replace(raw, task_costs=None))
     with pytest.raises(ExperimentError, match='must be "shipped", "measured" or'):
         stage_of(of)

@@ -113,7 +113,7 @@ def test_who_does_not_answer_in_time_is_not_available(tmp_path: Path) -> None:
     # Cold, a question takes these a start of 0.1 and of 40 s.
     fleet = [seconds(1.0, 3), seconds(1.0) | {"theta": [1.0, 40.0, 0.0]}]
     fleet[0]["theta"] = [1.0, 0.1, 0.0]
-    of = asking(*fleet, selection={"per_round": 4, "ask_timeout_s": 5.0})
+    of = asking(*fleet, selection={"per_round": 4, "loss_query_timeout_s": 5.0})
     kept = Kept(of, tmp_path / "run")
     for t, asks in kept.asks.items():
         late = [ask for ask in asks if ask.device == "linear-2-1"]
@@ -126,7 +126,7 @@ def test_who_does_not_answer_in_time_is_not_available(tmp_path: Path) -> None:
 
 
 def test_who_is_gone_meanwhile_is_lost_and_not_waited_for(device: str, tmp_path: Path) -> None:
-    pulled = {"kind": "unplugged", "start_s": 0.01, "lasts_s": 1e3}
+    pulled = {"kind": "unplugged", "start_s": 0.01, "duration_s": 1e3}
     fleet = [{"profile": device, "count": 3}]
     fleet.append({"profile": device, "count": 1, "name": "pulled", "outage": [pulled]})
     kept = Kept(asking(*fleet, rounds=2), tmp_path / "run")

@@ -37,7 +37,7 @@ class Fleet:
 
 def devices(*outages: OutageConfig) -> list[PlannedDevice]:
     group = FleetConfig(profile="raspberry-pi-4b", link="gigabit-ethernet", count=4, outage=outages)
-    emulation = EmulationConfig(away="unplugged")
+    emulation = EmulationConfig(unavailable_as="unplugged")
     return plan_fleet(Experiment(name="driven", fleet=(group,), emulation=emulation), {})
 
 
@@ -61,7 +61,7 @@ def drive(
 
     async def run() -> Exception | None:
         fleet, stop, store = Fleet(refusal), Stop(), new_store(folder)
-        hole = OutageConfig(start_s=3600.0, lasts_s=1.0)
+        hole = OutageConfig(start_s=3600.0, duration_s=1.0)
         with anyio.fail_after(LIMIT_S):
             async with (
                 anyio.create_task_group() as group,
@@ -95,5 +95,5 @@ def test_a_store_that_takes_nothing_ends_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("t", "missing"), [(0.0, 4), (9.0, 4), (10.0, 0)])
 def test_nobody_waits_for_devices_that_have_no_link(t: float, missing: int) -> None:
-    plane = OutageConfig(kind="unplugged", start_s=0.0, lasts_s=10.0)
+    plane = OutageConfig(kind="unplugged", start_s=0.0, duration_s=10.0)
     assert unplugged_at(devices(plane), t) == missing

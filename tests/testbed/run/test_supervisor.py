@@ -101,7 +101,7 @@ MOVING = """
 [emulation]
 backend = "process"
 host_core_speed = 6.0
-away = "{away}"
+unavailable_as = "{unavailable_as}"
 [[fleet]]
 name = "traced"
 profile = "raspberry-pi-4b"
@@ -137,11 +137,15 @@ def shift_worker(folder: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("away", ["unwilling", "unplugged"])
-def test_devices_follow_their_courses_and_the_run_remembers_them(away: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("unavailable_as", ["unwilling", "unplugged"])
+def test_devices_follow_their_courses_and_the_run_remembers_them(
+    unavailable_as: str, tmp_path: Path
+) -> None:
     (tmp_path / "moving.csv").write_text(TRACE, encoding="utf-8")
     shift_worker(tmp_path)
-    with running(tmp_path, 10, 60, MOVING.format(folder=tmp_path, away=away)) as run:
+    with running(
+        tmp_path, 10, 60, MOVING.format(folder=tmp_path, unavailable_as=unavailable_as)
+    ) as run:
         code, out, err = run.finish()
     assert code == 0, err
     assert json.loads(out)["status"] == "done"
@@ -162,7 +166,7 @@ def test_devices_follow_their_courses_and_the_run_remembers_them(away: str, tmp_
     series = Series((0.0, 1.0, 1.5, 2.0), (20e6, 4e6, 0.0, 12e6), 3.0)
     laps = int(whole_s // 3.0)
     assert laps * series.integral(0.0, 3.0) <= volume <= (laps + 1) * series.integral(0.0, 3.0)
-    absent = "outage_s" if away == "unplugged" else "unwilling_s"
+    absent = "outage_s" if unavailable_as == "unplugged" else "unwilling_s"
     assert sum(getattr(row, absent) for row in rows["shift-1"]) > 0.3 * lasted_s - 1.0
     seen = [row for selection in selections for row in selection if row.device == "shift-1"]
     assert any(not row.is_available for row in seen)

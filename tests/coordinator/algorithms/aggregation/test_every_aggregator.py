@@ -27,7 +27,7 @@ STREAMED = {
     "q-fedavg, n/pi": AggregationConfig(rule="q-fedavg", q=1.0, weights="n_over_pi"),
     "corefed": AggregationConfig(rule="corefed", M=30.0),
     "corefed, normalised": AggregationConfig(rule="corefed", M=30.0, normalise=True),
-    "corefed, n": AggregationConfig(rule="corefed", M=30.0, agents="n"),
+    "corefed, n": AggregationConfig(rule="corefed", M=30.0, agent_weights="n"),
 }
 GATHERED = {
     "aaggff-s": AggregationConfig(rule="aaggff-s", cdf="normal"),

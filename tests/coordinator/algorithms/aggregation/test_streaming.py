@@ -126,7 +126,7 @@ def test_agrees_with_the_plain_float64_formula(name: str) -> None:
     if config.rule == "corefed":
         assert given_.loss_before is not None
         sent = SENT[:N_PARAMS].astype(np.float64)
-        w = given_.n_k.astype(np.float64) if config.agents == "n" else None
+        w = given_.n_k.astype(np.float64) if config.agent_weights == "n" else None
         a = corefed_weights(given_.loss_before, config.M, w, normalise=config.normalise)
         expected[:N_PARAMS] = sent + a @ (models[:, :N_PARAMS] - sent)
     np.testing.assert_allclose(merged(name, given_).vector, expected, rtol=1e-6, atol=1e-7)

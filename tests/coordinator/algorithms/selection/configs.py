@@ -23,7 +23,7 @@ CONFIGS = {
     "rbcs-f": SelectionConfig(policy="rbcs-f"),
     "rbcs-f, V=0": SelectionConfig(policy="rbcs-f", V=0.0),
     "rbcs-f, theory": SelectionConfig(policy="rbcs-f", alpha="theory", lcb_floor=None),
-    "rbcs-f, aggregated": SelectionConfig(policy="rbcs-f", counts="aggregated", z_max=2.0),
+    "rbcs-f, aggregated": SelectionConfig(policy="rbcs-f", queue_counts="aggregated", z_max=2.0),
     "plug-in": SelectionConfig(
         policy="examples.longest_waiting:LongestWaiting", options={"patience": 3}
     ),
