@@ -15,8 +15,8 @@ from fairbed.coordinator.algorithms.fairness import jain
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
 from fairbed.coordinator.algorithms.selection.rbcs_f import solve_p4
 from fairbed.coordinator.policy.decisions import Decisions, make_decisions
+from fairbed.testbed.replay.engine import Engine
 from fairbed.testbed.replay.linear import LinearWorld
-from fairbed.testbed.replay.play import play
 from fairbed.testbed.replay.stage import cast_of
 
 GROUPS = 4
@@ -158,7 +158,7 @@ def trajectory(arm: Arm, rounds: int, seed: int) -> Trajectory:
     is_selected = np.zeros((rounds, n), dtype=np.bool_)
     columns = np.full((5, rounds), np.nan)
     broken, queue_error = 0, 0.0
-    for t, played in enumerate(play(decisions, world, experiment.round, rounds)):
+    for t, played in enumerate(Engine(decisions, world).play(rounds)):
         shown, rows = witness.shown, played.choice.rows
         assert shown is not None
         assert shown.known_s is not None, "the linear world knows its own laws"

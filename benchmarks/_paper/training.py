@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks._paper.settings import MODELS, Setting, Size
 from benchmarks._processes import fresh_processes
-from fairbed.coordinator.algorithms.arrays import Bools, Floats
+from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.ports import Score
 from fairbed.coordinator.task.catalogue import initial_vector, load_task
@@ -28,12 +28,10 @@ from fairbed.testbed.experiment.datasets.loading import load, thin
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.replay.cohort.choose import make_trainer
-from fairbed.testbed.replay.keep import Parts
+from fairbed.testbed.replay.engine import Engine
 from fairbed.testbed.replay.learning import Learning
 from fairbed.testbed.replay.linear import LinearWorld
-from fairbed.testbed.replay.play import Position, play
 from fairbed.testbed.replay.stage import cast_of
-from fairbed.testbed.replay.world import LastRound
 from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.wire.artifact import Artifact
 
@@ -67,14 +65,8 @@ class Draft:
     """A run that is not done: where it stands, and all that remembers something."""
 
     round: int
-    now: float
-    """Seconds on the virtual clock."""
-    is_selected: bytes
-    """In the last round, one byte a device."""
-    has_trained: bytes
-    decisions: dict[str, Any]
-    world: dict[str, Any]
-    cohort: dict[str, Any]
+    state: dict[str, Any]
+    """Of the engine after that round."""
     vector: bytes
     """The model, float32."""
     curve: Curve
@@ -160,35 +152,34 @@ def curves_of(
         checkpoint_s: Between two writings of it, seconds of this machine.
     """
     with tempfile.TemporaryDirectory(prefix="fairbed-bench-") as scratch:
-        parts, learning = _parts(experiment, source, Path(scratch))
+        engine, learning = _engine(experiment, source, Path(scratch))
         try:
-            start, curve = Position.start(len(parts.world)), Curve([], [], [])
+            curve = Curve([], [], [])
             if draft.exists():
-                start, curve = _restore(_kept(draft, Draft, msgspec.msgpack.decode), parts)
+                kept = _kept(draft, Draft, msgspec.msgpack.decode)
+                vector = np.frombuffer(kept.vector, dtype=np.float32).copy()
+                engine.load_state(kept.round, vector, kept.state)
+                curve = kept.curve
             yield curve
             saved = time.perf_counter()
-            rounds = play(
-                parts.decisions,
-                parts.world,
-                experiment.round,
-                experiment.rounds,
-                cohort=learning,
-                start=start,
-            )
-            for played in rounds:
+            for played in engine.play(experiment.rounds):
                 if played.scores is not None:
                     curve.rounds.append(played.after.round)
                     curve.time_s.append(played.after.now)
                     curve.accuracy.append(_accuracy(played.scores))
                 if time.perf_counter() - saved >= checkpoint_s:
-                    _keep(draft, msgspec.msgpack.encode(_draft(parts, played.after, curve)))
+                    vector = learning.vector.tobytes()
+                    stands = Draft(
+                        round=engine.at.round, state=engine.to_state(), vector=vector, curve=curve
+                    )
+                    _keep(draft, msgspec.msgpack.encode(stands))
                     saved = time.perf_counter()
                 yield curve
         finally:
             learning.close()
 
 
-def _parts(experiment: Experiment, source: Source, scratch: Path) -> tuple[Parts, Learning]:
+def _engine(experiment: Experiment, source: Source, scratch: Path) -> tuple[Engine, Learning]:
     """Return the world of `testbed.replay.stage`, with data and task that are read already."""
     cast, config, seed = cast_of(experiment), experiment.data, experiment.seed_for("data")
     data = FleetData(
@@ -208,37 +199,8 @@ def _parts(experiment: Experiment, source: Source, scratch: Path) -> tuple[Parts
         initial_vector(source.artifact.spec, experiment.seed_for("init")),
         scratch,
     )
-    return Parts(decisions, LinearWorld(cast.laws, bits, luck, n_k), learning), learning
-
-
-def _draft(parts: Parts, at: Position, curve: Curve) -> Draft:
-    assert parts.cohort is not None, "all of these train"
-    return Draft(
-        round=at.round,
-        now=at.now,
-        is_selected=at.last.is_selected.tobytes(),
-        has_trained=at.last.has_trained.tobytes(),
-        decisions=parts.decisions.to_state(),
-        world=parts.world.to_state(),
-        cohort=parts.cohort.to_state(),
-        vector=parts.cohort.vector.tobytes(),
-        curve=curve,
-    )
-
-
-def _restore(draft: Draft, parts: Parts) -> tuple[Position, Curve]:
-    assert parts.cohort is not None, "all of these train"
-    parts.decisions.load_state(draft.decisions)
-    parts.world.load_state(draft.world)
-    vector = np.frombuffer(draft.vector, dtype=np.float32).copy()
-    parts.cohort.load_state(vector, draft.cohort)
-    last = LastRound(_bools(draft.is_selected), _bools(draft.has_trained))
-    return Position(draft.round, draft.now, last), draft.curve
-
-
-def _bools(data: bytes) -> Bools:
-    column: Bools = np.frombuffer(data, dtype=np.bool_).copy()
-    return column
+    world = LinearWorld(cast.laws, bits, luck, n_k)
+    return Engine(decisions, world, cohort=learning), learning
 
 
 def _keep(path: Path, content: bytes) -> None:

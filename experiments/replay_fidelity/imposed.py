@@ -12,7 +12,7 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
 from fairbed.coordinator.store.tables import ExchangeRow, RoundRow
-from fairbed.testbed.replay.world import Ended, Exchanges, LastRound, Scene, World
+from fairbed.testbed.replay.world import Exchanges, LastRound, ReplayedExchange, Scene, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +120,21 @@ class ImposedMoments:
         """Return what the cohort does that was asked at the live instant."""
         return self._world.exchange(round_id, self._rounds[round_id].at_s, rows)
 
-    def close(self, exchanges: Exchanges, rows: Ints, ended: Ended) -> None:
-        """Take note of how a round ended."""
-        self._world.close(exchanges, rows, ended)
+    def upload_s(self, exchange: ReplayedExchange, granted_s: float) -> float:
+        """Return the duration of an upload that is granted so long after the dispatch."""
+        return self._world.upload_s(exchange, granted_s)
+
+    def on_pulled(self, exchanges: Sequence[ReplayedExchange]) -> None:
+        """Take note of devices that have the model."""
+        self._world.on_pulled(exchanges)
+
+    def on_over(self, exchanges: Sequence[ReplayedExchange]) -> None:
+        """Take note of exchanges that are over."""
+        self._world.on_over(exchanges)
+
+    def on_version(self, rows: Ints, versions: Ints, version: int) -> None:
+        """Take note of the model version that the next round trains."""
+        self._world.on_version(rows, versions, version)
 
     def to_state(self) -> dict[str, Any]:
         """Return the state of the world."""
@@ -164,9 +176,21 @@ class Later:
         """Return what the cohort does that is asked now."""
         return self._world.exchange(round_id, self._at(round_id, now), rows)
 
-    def close(self, exchanges: Exchanges, rows: Ints, ended: Ended) -> None:
-        """Take note of how a round ended."""
-        self._world.close(exchanges, rows, ended)
+    def upload_s(self, exchange: ReplayedExchange, granted_s: float) -> float:
+        """Return the duration of an upload that is granted so long after the dispatch."""
+        return self._world.upload_s(exchange, granted_s)
+
+    def on_pulled(self, exchanges: Sequence[ReplayedExchange]) -> None:
+        """Take note of devices that have the model."""
+        self._world.on_pulled(exchanges)
+
+    def on_over(self, exchanges: Sequence[ReplayedExchange]) -> None:
+        """Take note of exchanges that are over."""
+        self._world.on_over(exchanges)
+
+    def on_version(self, rows: Ints, versions: Ints, version: int) -> None:
+        """Take note of the model version that the next round trains."""
+        self._world.on_version(rows, versions, version)
 
     def to_state(self) -> dict[str, Any]:
         """Return the state of the world."""

@@ -26,7 +26,7 @@ from fairbed.testbed.cli.run import (
 )
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError
-from fairbed.testbed.replay.play import Played
+from fairbed.testbed.replay.engine import Played
 from fairbed.testbed.replay.run import replay_stage
 from fairbed.testbed.replay.stage import stage_of
 

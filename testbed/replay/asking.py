@@ -1,7 +1,7 @@
-"""Asking devices for the loss of the model before a selection, on the virtual clock.
+"""Loss queries before a selection, on the virtual clock.
 
-The coordinator's own table says who has answered in time (`coordinator.state.loss_query`); how
-long an answer takes a world tells, and what it says the model.
+The coordinator's own table decides which replies are in time (`coordinator.state.loss_query`).
+The world gives their durations, the model their losses.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.records.rows import ask_rows
 from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome
 from fairbed.coordinator.store.tables import LossQueryRow
-from fairbed.testbed.replay.settle import GONE
+from fairbed.testbed.replay.in_flight import GONE
 from fairbed.testbed.replay.world import Exchanges, Scene, World
 from fairbed.wire.messages import EvaluateReply, EvaluateRequest, Manifest
 
@@ -68,18 +68,18 @@ class Answering(World, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Inquired:
-    """What came of the question of a round."""
+class QueriedLosses:
+    """Result of the loss query of a round."""
 
     answers: ReportedLosses
     lasted_s: float
-    """From the question to the selection."""
+    """From the query to the selection."""
     rows: Sequence[LossQueryRow]
-    """One a device; its name is its row, as text."""
+    """One per device; its name is its row, as text."""
 
     @property
     def bytes_down(self) -> int:
-        """What the model took on its way to who answered."""
+        """Model bytes sent to the devices that answered."""
         return sum(row.bytes_down for row in self.rows)
 
     def named(self, names: Sequence[str]) -> list[LossQueryRow]:
@@ -87,23 +87,23 @@ class Inquired:
         return [replace(row, device=names[int(row.device)]) for row in self.rows]
 
 
-def inquire(
+def query_losses(
     decisions: Decisions,
     world: World,
     scene: Scene,
     round_id: int,
     now: float,
     losses: Losses | None,
-) -> Inquired | None:
-    """Ask whom the selector wants to know of; None where it asks nobody.
+) -> QueriedLosses | None:
+    """Query the losses that the selector needs; None where it needs none.
 
     Args:
-        decisions: Say whom.
+        decisions: Its selector names the devices.
         world: The devices.
         scene: The fleet at this instant.
         round_id: The round.
         now: Seconds on the virtual clock.
-        losses: Knows what they find; None where nothing is trained, and nobody can be asked.
+        losses: Computes them; None where nothing is trained.
     """
     question = decisions.question(round_id, scene, world.transfer_bits, now, scene.known_s)
     if question is None:
@@ -123,7 +123,7 @@ def inquire(
     loss = [np.nan if reply.answer is None else reply.answer.loss for reply in replies]
     answered = np.array([reply.reply is QueryOutcome.ANSWERED for reply in replies], dtype=np.bool_)
     world.on_answers(now, asked, rows, over_s, answered)
-    return Inquired(
+    return QueriedLosses(
         answers=ReportedLosses(rows, np.array(loss, dtype=np.float64)),
         lasted_s=float(over_s.max(initial=0.0)),
         rows=ask_rows(poll, _asks(question, asked, poll)),

@@ -9,7 +9,7 @@ from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.coordinator.algorithms.fairness import jain, rate_slack
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.store.tables import FleetStatsRow, Record
-from fairbed.testbed.replay.play import Played
+from fairbed.testbed.replay.engine import Played
 
 Told: TypeAlias = Callable[[int], Sequence[Record]]
 """Given a row, returns what is known of that device, and what is true of it."""

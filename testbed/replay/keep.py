@@ -1,24 +1,18 @@
-"""What a replay leaves in its store, and how it goes on from there after it was cut off."""
+"""The store of a replay: rows of each round, and checkpoints to go on from."""
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
-from fairbed.coordinator.algorithms.arrays import Bools
-from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.records.rows import fleet_rows
 from fairbed.coordinator.store import Checkpoint, Store
 from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import SelectionRow
 from fairbed.testbed.replay.census import Census, Told
-from fairbed.testbed.replay.learned import Cohort
-from fairbed.testbed.replay.play import Played, Position
+from fairbed.testbed.replay.engine import Engine, Played
 from fairbed.testbed.replay.record import chosen_rows, exchange_rows, round_row, score_rows
-from fairbed.testbed.replay.under_way import UnderWay
-from fairbed.testbed.replay.world import LastRound, World
 
 CHECKPOINT_S = 30.0
 """A replay that is killed loses at most so many seconds of work (design.md, section 3)."""
@@ -28,24 +22,13 @@ LISTED = 1_000
 the cohort has (`RunRow.selections`), and all have one in the last round, unless it is a crowd."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """All of a replay that remembers something."""
-
-    decisions: Decisions
-    world: World
-    cohort: Cohort | None
-    under_way: UnderWay | None = None
-    """None where every exchange ends with its round."""
-
-
-class Keeper:
-    """Writes rounds into a store, and now and then all that is needed to go on.
+class Checkpointer:
+    """Writes rounds into a store, and at intervals the state of the whole replay.
 
     Args:
         store: Open, of this replay.
         names: Of the devices, by row.
-        parts: What a checkpoint holds the state of.
+        engine: Its state is what a checkpoint holds, with that of the census.
         checkpoint_s: Between two checkpoints, seconds of this machine.
         told: Of a crowd, what to write down of a device that is chosen for the first time.
     """
@@ -54,11 +37,11 @@ class Keeper:
         self,
         store: Store,
         names: Sequence[str],
-        parts: Parts,
+        engine: Engine,
         checkpoint_s: float = CHECKPOINT_S,
         told: Told | None = None,
     ) -> None:
-        self._store, self._parts = store, parts
+        self._store, self._engine = store, engine
         self._checkpoint_s = checkpoint_s
         self._lists_all = len(names) <= LISTED
         self._names = list(names) if self._lists_all else names
@@ -68,31 +51,23 @@ class Keeper:
         """By earlier lives of this replay, until the checkpoint that this one goes on from."""
         self._latest: Played | None = None
 
-    def restore(self) -> Position:
-        """Give all parts the state of the last checkpoint; return where it was.
+    def restore(self) -> None:
+        """Give the engine the state of the last checkpoint, if there is one.
 
         Raises:
             StoreError: It is of a version of Fairbed that kept other things.
         """
         kept = self._store.last_checkpoint()
-        if kept is None:
-            return Position.start(len(self._names))
-        with self._store.restoring():
-            return self._restore(kept)
+        if kept is not None:
+            with self._store.restoring():
+                self._restore(kept)
 
-    def _restore(self, kept: Checkpoint) -> Position:
-        parts, state = self._parts, msgspec.msgpack.decode(kept.state)
-        parts.decisions.load_state(state["decisions"])
-        parts.world.load_state(state["world"])
-        if parts.cohort is not None:
-            parts.cohort.load_state(kept.model, state["cohort"])
-        if parts.under_way is not None:
-            parts.under_way.load_state(state["under_way"], state["now"])
+    def _restore(self, kept: Checkpoint) -> None:
+        state = msgspec.msgpack.decode(kept.state)
+        self._engine.load_state(kept.round, kept.model, state)
         if self._census is not None:
             self._census.load_state(state["census"])
         self._spent_s = state["spent_s"]
-        last = LastRound(_bools(state["is_selected"]), _bools(state["has_trained"]))
-        return Position(kept.round, state["now"], last)
 
     def keep(self, played: Played) -> None:
         """Write a round down.
@@ -100,22 +75,22 @@ class Keeper:
         Raises:
             StoreError: The disk fails or does not keep up.
         """
-        store, cohort, self._latest = self._store, self._parts.cohort, played
+        store, cohort, self._latest = self._store, self._engine.cohort, played
         for score in score_rows(played, 0.0 if cohort is None else cohort.evaluate_s):
             store.add(score)
         if self._lists_all:
             for fleet_row in fleet_rows(played.choice):
                 store.add(fleet_row)
-        if played.inquired is not None:
-            for ask_row in played.inquired.named(self._names):
+        if played.queried is not None:
+            for ask_row in played.queried.named(self._names):
                 store.add(ask_row)
         if self._census is not None:
-            for record in self._census.count(played, self._parts.decisions):
+            for record in self._census.count(played, self._engine.decisions):
                 store.add(record)
         if time.perf_counter() - self._saved >= self._checkpoint_s:
             self._save(played)
         else:
-            store.add(round_row(played, self._parts.decisions, self._names))
+            store.add(round_row(played, self._engine.decisions, self._names))
             store.add_all(self._chosen(played))
             store.add_all(exchange_rows(played, self._names))
 
@@ -124,11 +99,11 @@ class Keeper:
         played = self._latest
         if played is None:
             return
-        if self._parts.cohort is not None:
+        if self._engine.cohort is not None:
             self._save(played)
         if not self._lists_all and self._census is None:
             self._store.add_all(
-                chosen_rows(played, self._parts.decisions, self._names, everybody=True)
+                chosen_rows(played, self._engine.decisions, self._names, everybody=True)
             )
         self._store.set_dilation(self._wall_s() / played.after.now)
 
@@ -136,32 +111,20 @@ class Keeper:
         return self._spent_s + time.perf_counter() - self._began
 
     def _chosen(self, played: Played) -> Columns[SelectionRow]:
-        decisions = self._parts.decisions
+        decisions = self._engine.decisions
         return chosen_rows(played, decisions, self._names, everybody=self._lists_all)
 
     def _save(self, played: Played) -> None:
-        parts, after = self._parts, played.after
-        state = {
-            "decisions": parts.decisions.to_state(),
-            "world": parts.world.to_state(),
-            "cohort": {} if parts.cohort is None else parts.cohort.to_state(),
-            "now": after.now,
-            "is_selected": after.last.is_selected.tobytes(),
-            "has_trained": after.last.has_trained.tobytes(),
-            "under_way": {} if parts.under_way is None else parts.under_way.to_state(),
+        state = self._engine.to_state() | {
             "census": {} if self._census is None else self._census.to_state(),
             "spent_s": self._wall_s(),
         }
+        cohort = self._engine.cohort
         self._store.close_round(
-            round_row(played, parts.decisions, self._names),
+            round_row(played, self._engine.decisions, self._names),
             self._chosen(played),
             exchange_rows(played, self._names),
             msgspec.msgpack.encode(state),
-            np.zeros(0, dtype=np.float32) if parts.cohort is None else parts.cohort.vector,
+            np.zeros(0, dtype=np.float32) if cohort is None else cohort.vector,
         )
         self._saved = time.perf_counter()
-
-
-def _bools(data: bytes) -> Bools:
-    column: Bools = np.frombuffer(data, dtype=np.bool_).copy()
-    return column

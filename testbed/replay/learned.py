@@ -1,4 +1,4 @@
-"""What a replay asks of those who really train its cohorts, and what they tell."""
+"""The interface of the training in a replay, and its results."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
-from fairbed.coordinator.policy.choice import Choice
 from fairbed.coordinator.ports import Score
 
 
@@ -28,13 +27,13 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True)
-class Vintage:
-    """Devices that were asked in the same round, and so have trained the same version; (K,)."""
+class VersionBatch:
+    """Devices that were dispatched in one round, and so trained one model version; (K,)."""
 
     round: int
-    """In which they were asked."""
+    """Of the dispatch."""
     version: int
-    """Number of what they have trained."""
+    """Number of the model version that they trained."""
     rows: Ints
     """Ascending."""
     n_k: Ints
@@ -44,37 +43,24 @@ class Vintage:
 
 
 class Cohort(Protocol):
-    """Really trains what a replay selects; without one only times are played."""
+    """Trains the selected devices; without one a replay has times only."""
 
     evaluate_s: float
     """How long the last evaluation took, seconds of this machine."""
 
-    def train(self, choice: Choice, trained: Ints, merged: Ints) -> Learned:
-        """Train a cohort from the model of now, and merge a part of it into the next one.
-
-        Args:
-            choice: Of the round.
-            trained: Rows that completed local training, ascending.
-            merged: Rows of these whose updates enter the model; may be empty.
-
-        Returns:
-            What `trained` report, in their order.
-        """
-        ...
-
-    def train_vintages(
-        self, round_id: int, version: int, vintages: Sequence[Vintage], needed: Collection[int]
+    def train(
+        self, round_id: int, version: int, batches: Sequence[VersionBatch], needed: Collection[int]
     ) -> list[Learned]:
-        """Train devices from models of now and of before, and merge a part into the next one.
+        """Train devices, each from its model version, and merge a part into the next version.
 
         Args:
             round_id: The round that merges.
-            version: Number of the model of now.
-            vintages: Who has completed local training, by the round in which it was asked.
-            needed: Versions that others are still at work on.
+            version: Number of the current model version.
+            batches: Devices that completed local training, by the round of their dispatch.
+            needed: Versions that devices in flight still train.
 
         Returns:
-            What each vintage reports.
+            The reports of each batch.
         """
         ...
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Stack, add_all
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
-from fairbed.coordinator.policy.choice import Choice
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.ports import Evaluator, Score
@@ -22,12 +21,9 @@ from fairbed.testbed.replay.cohort.base import Job, Trainer
 from fairbed.testbed.replay.cohort.choose import make_trainer
 from fairbed.testbed.replay.cohort.ordered import free_cores
 from fairbed.testbed.replay.cohort.shards import Shards
-from fairbed.testbed.replay.learned import Learned, Vintage
+from fairbed.testbed.replay.learned import Learned, VersionBatch
 from fairbed.testbed.replay.stage import Stage
 from fairbed.testbed.run.evaluation import FleetEvaluator
-
-NOW = 0
-"""Number of the version where there is but one."""
 
 
 class Learning:
@@ -72,43 +68,26 @@ class Learning:
         """The model of now, shape (n_values,)."""
         return self._vector
 
-    def train(self, choice: Choice, trained: Ints, merged: Ints) -> Learned:
-        """Train a cohort from the model of now, and merge a part of it into the next one.
-
-        Args:
-            choice: Of the round.
-            trained: Rows that completed local training, ascending.
-            merged: Rows of these whose updates enter the model; may be empty.
-
-        Returns:
-            What `trained` report, in their order.
-        """
-        vintage = Vintage(
-            round=choice.round,
-            version=NOW,
-            rows=trained,
-            n_k=choice.n_k[trained],
-            is_merged=np.isin(trained, merged),
-        )
-        return self.train_vintages(choice.round, NOW, [vintage], ())[0]
-
-    def train_vintages(
-        self, round_id: int, version: int, vintages: Sequence[Vintage], needed: Collection[int]
+    def train(
+        self, round_id: int, version: int, batches: Sequence[VersionBatch], needed: Collection[int]
     ) -> list[Learned]:
-        """Train devices from models of now and of before, and merge a part into the next one.
+        """Train devices, each from its model version, and merge a part into the next version.
 
         An update of an earlier version enters the model of now as the rule for late ones says. A
         device whose training diverges has no update and reports no loss.
 
         Args:
             round_id: The round that merges.
-            version: Number of the model of now.
-            vintages: Who has completed local training, by the round in which it was asked.
-            needed: Versions that others are still at work on.
+            version: Number of the current model version.
+            batches: Devices that completed local training, by the round of their dispatch.
+            needed: Versions that devices in flight still train.
 
         Returns:
-            What each vintage reports.
+            The reports of each batch.
         """
+        if not batches:
+            self._before = self._kept(needed)
+            return []
         layout = self._trainer.spec.layout
         accumulator = self._decisions.begin_merge(
             round_id,
@@ -117,12 +96,12 @@ class Learning:
             lambda: UpdateStore(self._folder, layout.n_values),
         )
         learned, has_merged = list[Learned](), False
-        for vintage in vintages:
-            base = self._vector if vintage.version == version else self._before[vintage.version]
-            take = partial(self._rebased, base=base, staleness=version - vintage.version)
-            learned.append(self._train(vintage, base, accumulator, take))
-            has_merged |= bool((vintage.is_merged & ~learned[-1].has_failed).any())
-        self._before = {old: self._before[old] for old in self._before if old in needed}
+        for batch in batches:
+            base = self._vector if batch.version == version else self._before[batch.version]
+            take = partial(self._rebased, base=base, staleness=version - batch.version)
+            learned.append(self._train(batch, base, accumulator, take))
+            has_merged |= bool((batch.is_merged & ~learned[-1].has_failed).any())
+        self._before = self._kept(needed)
         if has_merged:
             if version in needed:
                 self._before[version] = self._vector
@@ -133,33 +112,37 @@ class Learning:
 
     def _train(
         self,
-        vintage: Vintage,
+        batch: VersionBatch,
         base: Vector,
         accumulator: Accumulator,
         take: Callable[[Vector], Vector],
     ) -> Learned:
-        """Train one vintage from `base`, shape (n_values,); merge its part as `take` leaves it."""
-        rows = vintage.rows.tolist()
+        """Train one batch from `base`, shape (n_values,); merge its part as `take` leaves it."""
+        rows = batch.rows.tolist()
         needs_loss = self._decisions.aggregator.needs_loss
         before = self._trainer.losses(base, rows) if needs_loss else None
         learned = Learned.nothing(len(rows))
-        seeds = self._decisions.training_seeds(vintage.round, vintage.rows)
+        seeds = self._decisions.training_seeds(batch.round, batch.rows)
         jobs = [Job(row, seed) for row, seed in zip(rows, seeds.tolist(), strict=True)]
-        hyperparameters = self._config.training.hyperparameters(vintage.round)
+        hyperparameters = self._config.training.hyperparameters(batch.round)
         for answers in self._trainer.train(base, jobs, hyperparameters):
             at, has_failed = answers.at, answers.has_failed
             learned.has_failed[at] = has_failed
             learned.losses[at] = answers.loss_train if before is None else before[at]
-            is_merged = vintage.is_merged[at] & ~has_failed
+            is_merged = batch.is_merged[at] & ~has_failed
             sent, models = at[is_merged], _of(answers.vectors, is_merged)
-            models, is_coded = self._codings.updates(vintage.rows[sent], seeds[sent], base, models)
+            models, is_coded = self._codings.updates(batch.rows[sent], seeds[sent], base, models)
             learned.has_failed[sent[~is_coded]] = True
             arrived, models = sent[is_coded], take(_of(models, is_coded))
             losses = None if before is None else before[arrived]
-            stack = Stack(vintage.rows[arrived], vintage.n_k[arrived], models, losses)
+            stack = Stack(batch.rows[arrived], batch.n_k[arrived], models, losses)
             add_all(accumulator, stack)
         learned.losses[learned.has_failed] = np.nan
         return learned
+
+    def _kept(self, needed: Collection[int]) -> dict[int, Vector]:
+        """Return the earlier model versions that are still needed."""
+        return {old: vector for old, vector in self._before.items() if old in needed}
 
     def _rebased(self, models: Vector, base: Vector, staleness: int) -> Vector:
         """Return what updates of an earlier version, shape (K, n_values), make of that of now."""

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
-from fairbed.testbed.replay.errand import Errand
-from fairbed.testbed.replay.world import Ended, Exchanges, LastRound, Scene
+from fairbed.testbed.replay.world import Exchanges, LastRound, ReplayedExchange, Scene
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,13 +152,14 @@ class LinearWorld:
     def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:
         """Return the times of a cohort: training, cold start and transfer, as chance has them."""
         train_s, load_s, upload_s = (self._expected_s[rows] * self._deviation[rows, None]).T
-        return self._exchanges(rows, load_s, np.zeros(len(rows)), train_s, upload_s)
+        return self._exchanges(now, rows, load_s, np.zeros(len(rows)), train_s, upload_s)
 
     def question(self, round_id: int, now: float, rows: Ints) -> Exchanges:
         """Return what devices do that are asked for the loss of the model, rows (K,)."""
         train_s, load_s, _ = (self._expected_s[rows] * self._deviation[rows, None]).T
         zero_s = np.zeros(len(rows))
-        return self._exchanges(rows, load_s, train_s * self._answer_ratio[rows], zero_s, zero_s)
+        evaluate_s = train_s * self._answer_ratio[rows]
+        return self._exchanges(now, rows, load_s, evaluate_s, zero_s, zero_s)
 
     def on_answers(
         self, now: float, asked: Exchanges, rows: Ints, over_s: Floats, answered: Bools
@@ -168,11 +168,18 @@ class LinearWorld:
         self._has_model[rows] = answered
 
     def _exchanges(
-        self, rows: Ints, load_s: Floats, evaluate_s: Floats, train_s: Floats, upload_s: Floats
+        self,
+        now: float,
+        rows: Ints,
+        load_s: Floats,
+        evaluate_s: Floats,
+        train_s: Floats,
+        upload_s: Floats,
     ) -> Exchanges:
         """Return exchanges of these phases; there are no others, columns of shape (K,)."""
         zero_s, zero = np.zeros(len(rows)), np.zeros(len(rows), dtype=np.int64)
         return Exchanges(
+            started_s=now,
             signal_s=zero_s,
             download_s=zero_s,
             decode_s=zero_s,
@@ -181,7 +188,7 @@ class LinearWorld:
             train_s=train_s,
             encode_s=zero_s,
             upload_s=upload_s,
-            upload=None,
+            is_upload_seen=False,
             was_cold=self._is_cold[rows],
             bytes_down=zero,
             bytes_up=zero,
@@ -191,19 +198,15 @@ class LinearWorld:
             steps=zero,
         )
 
-    def close(self, exchanges: Exchanges, rows: Ints, ended: Ended) -> None:
-        """Nothing of a round outlives it but who trained."""
-        self._has_model[:] = False
+    def upload_s(self, exchange: ReplayedExchange, granted_s: float) -> float:
+        """Return the duration of an upload, whenever it is granted."""
+        return exchange.upload_s
 
-    def upload_s(self, errand: Errand, granted_s: float) -> float:
-        """Return how long an update is on its way, whenever it is granted."""
-        return errand.upload_s
+    def on_pulled(self, exchanges: Sequence[ReplayedExchange]) -> None:
+        """Learn nothing: rates are given, not measured."""
 
-    def on_pulled(self, errand: Errand) -> None:
-        """Nothing is learned on the way."""
-
-    def on_over(self, errand: Errand, at: float, upload_s: float | None) -> None:
-        """Nothing of an exchange outlives it but who trained."""
+    def on_over(self, exchanges: Sequence[ReplayedExchange]) -> None:
+        """Learn nothing: an exchange leaves no state in a device."""
 
     def on_version(self, rows: Ints, versions: Ints, version: int) -> None:
         """Every version travels alike; the answers of the round before are old."""

@@ -200,13 +200,7 @@ class PhaseModel:
             if row in self.moving.cut:
                 over_s = sum(columns[name][at] for name in columns)
                 gone_s[at] = walks[at].gone_s(min(over_s, self.give_up_s))
-
-        def upload(at: int, granted_s: float) -> float:
-            if at in walks:
-                return walks[at].upload_s(granted_s)
-            return float(found.upload_s[at])
-
-        return replace(found, **columns, upload=upload, gone_s=gone_s)
+        return replace(found, **columns, gone_s=gone_s)
 
     def upload_s(self, order: Order, heats: dict[int, Heat], granted_s: float) -> float | None:
         """Return how long the upload of the first of a cohort takes that is granted later.
@@ -229,9 +223,9 @@ class PhaseModel:
         down_s = down_s + waiting_s(8.0 * down_bytes * order.luck[0], down_s, trip_s)
         pull_s = delay_s[ASK] + down_s + delay_s[MODEL]
         up_s = lines_s[4] + waiting_s(8.0 * sizes.up_bytes * order.luck[4], lines_s[4], trip_s)
-        upload_s = delay_s[GRANT] + up_s + delay_s[UPDATE]
         packed = sizes.codec_down
         return Exchanges(
+            started_s=order.now,
             signal_s=delay_s[TRAIN] + delay_s[OFFER],
             download_s=np.where(order.has_model, 0.0, pull_s),
             decode_s=decode_s * order.luck[DECODING],
@@ -239,8 +233,8 @@ class PhaseModel:
             evaluate_s=lines_s[2],
             train_s=lines_s[3],
             encode_s=encode_s * order.luck[ENCODING],
-            upload_s=upload_s,
-            upload=lambda at, granted_s: float(upload_s[at]),
+            upload_s=delay_s[GRANT] + up_s + delay_s[UPDATE],
+            is_upload_seen=True,
             was_cold=order.is_cold,
             bytes_down=np.where(order.has_model, 0, down_bytes),
             bytes_up=np.full(len(rows), sizes.up_bytes, dtype=np.int64),

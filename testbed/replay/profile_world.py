@@ -4,12 +4,14 @@ What devices say of themselves is what an agent would have measured: free cores 
 last context, rates of its own transfers and probes. How long they really take is in `phases`.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.rounds.async_dispatch import DRAINING
 from fairbed.coordinator.state.registry import CONTEXT_MAX_AGE_S, LINK_BOUNDS_BPS, MU_BOUNDS
 from fairbed.device_agent.sensors import MIN_FREE_CORES
 from fairbed.testbed.emulation.device import NOTICED_SHARE
@@ -18,21 +20,22 @@ from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES
 from fairbed.testbed.emulation.tcp import waiting_s
 from fairbed.testbed.replay.chance import uniforms
 from fairbed.testbed.replay.columns import Moving, Steady, Tracks
-from fairbed.testbed.replay.draining import Draining
-from fairbed.testbed.replay.errand import Errand
 from fairbed.testbed.replay.phases import MESSAGES, Order, PhaseModel, Purpose, luck
 from fairbed.testbed.replay.probing import Probes
 from fairbed.testbed.replay.rates import MeasuredRates
-from fairbed.testbed.replay.settle import CANCELLED, LATE, LOST
 from fairbed.testbed.replay.task import Sizes, Work
-from fairbed.testbed.replay.walk import Direction
-from fairbed.testbed.replay.world import Ended, Exchanges, LastRound, Scene
+from fairbed.testbed.replay.walk import Direction, Way
+from fairbed.testbed.replay.world import Exchanges, LastRound, ReplayedExchange, Scene
 
 CONTEXT_PERIOD_S = 1.0
 """Every device tells of itself once a second (design.md, section 2), each at its own moment."""
 
 PATIENCE = 2.0
 """What takes so many deadlines takes for ever."""
+
+PAUSE_S = 0.02
+"""A live coordinator takes about so long from the end of a round to the next selection: a device
+that is idle by then can be selected (`pause_s` of a run of examples/quickstart.toml)."""
 
 
 class ProfileWorld:
@@ -68,7 +71,6 @@ class ProfileWorld:
         asked = replace(work, train_s=np.zeros(len(steady)), evaluate_s=work.answer_s, encode_s=0.0)
         self._questions = PhaseModel(steady, moving, sizes, asked, PATIENCE * limit_s)
         self._tracks = Tracks(steady, moving)
-        self._deadline_s = deadline_s
         self._draining = Draining(steady, moving, PATIENCE * deadline_s)
         n = len(steady)
         rows = np.arange(n, dtype=np.int64)
@@ -88,7 +90,6 @@ class ProfileWorld:
         """Who has answered the question of this round: session and data are in memory, too."""
         self._holds: Ints = np.full(n, -1, dtype=np.int64)
         self._version = 0
-        self._now = 0.0
 
     def __len__(self) -> int:
         """Return the number of devices, N."""
@@ -104,7 +105,6 @@ class ProfileWorld:
 
     def look(self, round_id: int, now: float, last: LastRound) -> Scene:
         """Return the fleet at the selection of a round."""
-        self._now = now
         self._is_warm &= last.has_trained | (self._asked_in >= round_id - 1)
         self._probe(now)
         age_s, is_heard = self._heard(now)
@@ -141,56 +141,53 @@ class ProfileWorld:
             self._down, rows, asked.bytes_down, asked.download_s, now + got_s, got_s <= over_s
         )
         computed_s = got_s + asked.decode_s + asked.load_s + asked.evaluate_s
-        self._heat_up(now, rows, got_s, np.minimum(computed_s, over_s))
+        columns = (rows, got_s, np.minimum(computed_s, over_s))
+        for row, begun, over in zip(*(column.tolist() for column in columns), strict=True):
+            if row in self._heats:
+                self._heat_up(row, now, begun, over)
         self._has_model[rows] = answered
 
-    def upload_s(self, errand: Errand, granted_s: float) -> float:
-        """Return how long an update is on its way that is granted so long after the order."""
-        row = np.array([errand.row], dtype=np.int64)
-        order = self._order(errand.round, errand.started_s, row)
+    def upload_s(self, exchange: ReplayedExchange, granted_s: float) -> float:
+        """Return the duration of an upload that is granted so long after the dispatch."""
+        row = np.array([exchange.row], dtype=np.int64)
+        order = self._order(exchange.round, exchange.started_s, row)
         found_s = self._phases.upload_s(order, self._heats, granted_s)
-        return errand.upload_s if found_s is None else found_s
+        return exchange.upload_s if found_s is None else found_s
 
-    def on_pulled(self, errand: Errand) -> None:
-        """Learn the rate of a link from the model's way down it."""
-        self._learn_one(self._down, errand, errand.bytes_down, errand.download_s, errand.pulled_at)
+    def on_pulled(self, exchanges: Sequence[ReplayedExchange]) -> None:
+        """Learn the rates of downlinks."""
+        self._learn(
+            self._down,
+            _rows(exchanges),
+            np.array([x.bytes_down for x in exchanges], dtype=np.int64),
+            _floats([x.download_s for x in exchanges]),
+            _floats([x.started_s + x.pulled_s for x in exchanges]),
+            np.ones(len(exchanges), dtype=np.bool_),
+        )
 
-    def on_over(self, errand: Errand, at: float, upload_s: float | None) -> None:
-        """Learn a rate from an update, or call the device off; stay warm if it was loaded."""
-        if upload_s is None:
-            self._draining.give_up(np.array([errand.row]), np.array([at]))
-        else:
-            self._learn_one(self._up, errand, errand.bytes_up, upload_s, at)
-        self._is_warm[errand.row] |= errand.started_s + errand.loaded_s <= at
-        until_s = min(errand.computed_s, at - errand.started_s)
-        rows, begun_s = np.array([errand.row]), np.array([errand.pulled_s])
-        self._heat_up(errand.started_s, rows, begun_s, np.array([until_s]))
+    def on_over(self, exchanges: Sequence[ReplayedExchange]) -> None:
+        """Learn the rates of uplinks, and which devices drain, are warm, and have heated up."""
+        drained = [x for x in exchanges if x.entry.stage in DRAINING]
+        self._draining.give_up(_rows(drained), _floats([x.started_s + x.over_s for x in drained]))
+        done = [x for x in exchanges if x.is_done]
+        self._learn(
+            self._up,
+            _rows(done),
+            np.array([x.bytes_up for x in done], dtype=np.int64),
+            _floats([x.upload_s for x in done]),
+            _floats([x.started_s + x.over_s for x in done]),
+            np.ones(len(done), dtype=np.bool_),
+        )
+        self._is_warm[[x.row for x in exchanges if x.loaded_s <= x.over_s]] = True
+        for x in exchanges:
+            if x.row in self._heats:
+                self._heat_up(x.row, x.started_s, x.pulled_s, min(x.computed_s, x.over_s))
 
     def on_version(self, rows: Ints, versions: Ints, version: int) -> None:
-        """Count versions: who holds the one before can take its changes."""
+        """Count versions: a device that holds the one before can take its changes."""
         self._holds[rows] = versions
         self._version = version
         self._has_model[:] = False
-
-    def close(self, exchanges: Exchanges, rows: Ints, ended: Ended) -> None:
-        """Learn rates from transfers, call off who is late, stay warm or not, and heat up."""
-        now, end_s = self._now, ended.end_s
-        self._give_up(exchanges, rows, ended)
-        got_s = exchanges.signal_s / 2.0 + exchanges.download_s
-        came_s = exchanges.ready_s + ended.queued_s + ended.upload_s
-        for rates, took_s, at_s, size, is_over in (
-            (self._down, exchanges.download_s, got_s, exchanges.bytes_down, got_s <= end_s),
-            (self._up, ended.upload_s, came_s, exchanges.bytes_up, ended.is_done),
-        ):
-            self._learn(rates, rows, size, took_s, now + at_s, is_over)
-        loaded_s = got_s + exchanges.decode_s + exchanges.load_s
-        self._is_warm = np.zeros(len(self), dtype=np.bool_)
-        self._is_warm[rows[loaded_s <= end_s]] = True
-        self._has_model[:] = False
-        self._holds[rows[ended.has_trained]] = self._version
-        self._version += bool(ended.is_merged.any())
-        computed_s = loaded_s + exchanges.evaluate_s + exchanges.train_s + exchanges.encode_s
-        self._heat_up(now, rows, got_s, np.minimum(computed_s, end_s))
 
     def to_state(self) -> dict[str, Any]:
         """Return what the devices know of their links, how hot they are, and what they hold."""
@@ -237,14 +234,6 @@ class ProfileWorld:
             scores=scores,
         )
 
-    def _give_up(self, exchanges: Exchanges, rows: Ints, ended: Ended) -> None:
-        """Call off whose update is not waited for, each at the moment at which that was clear."""
-        outcome = np.array(ended.outcome, dtype=np.str_)
-        over_s = np.minimum(self._deadline_s + ended.queued_s, ended.end_s)
-        over_s = np.where(outcome == LOST, exchanges.until_gone_s, over_s)
-        at = np.isin(outcome, (LATE, CANCELLED, LOST))
-        self._draining.give_up(rows[at], self._now + over_s[at])
-
     def _learn(
         self,
         rates: MeasuredRates,
@@ -257,13 +246,6 @@ class ProfileWorld:
         """Learn rates from the transfers that are over, columns of shape (K,)."""
         trip_s = 2.0 * self._steady.delay_s[rows[is_over]]
         rates.on_transfers(rows[is_over], size[is_over], took_s[is_over], trip_s, at[is_over])
-
-    def _learn_one(
-        self, rates: MeasuredRates, errand: Errand, size: int, took_s: float, at: float
-    ) -> None:
-        """Learn the rate of a link from one transfer that ended `at`."""
-        rows, yes = np.array([errand.row], dtype=np.int64), np.ones(1, dtype=np.bool_)
-        self._learn(rates, rows, np.array([size]), np.array([took_s]), np.array([at]), yes)
 
     def _heard(self, now: float) -> tuple[Floats, Bools]:
         """Return the age of each device's last context, and whether it is known to be there.
@@ -373,11 +355,66 @@ class ProfileWorld:
             clock[row] = cooled.clock_ratio
         return clock
 
-    def _heat_up(self, start: float, rows: Ints, begun_s: Floats, over_s: Floats) -> None:
-        """Have devices heated up by what they have computed, each from `begun_s` after `start`."""
-        for row, begun, over in zip(rows.tolist(), begun_s.tolist(), over_s.tolist(), strict=True):
-            heat = self._heats.get(row)
-            if heat is not None and begun < over:
-                steady = self._steady
-                heat.advance(start + begun, 0.0)
-                heat.advance(start + over, float(steady.threads[row] / steady.cores[row]))
+    def _heat_up(self, row: int, start: float, begun_s: float, over_s: float) -> None:
+        """Heat a device up by what it has computed from `begun_s` after `start` to `over_s`."""
+        if begun_s < over_s:
+            heat, steady = self._heats[row], self._steady
+            heat.advance(start + begun_s, 0.0)
+            heat.advance(start + over_s, float(steady.threads[row] / steady.cores[row]))
+
+
+class Draining:
+    """Devices that were given up and may still be at work: they cannot be selected.
+
+    A late, cancelled or lost device works on until it receives the cancellation. The live
+    coordinator counts it as busy until a context reports it idle (`Device.is_draining`).
+
+        idle at = given up + delay of the cancellation + delay of the context
+
+    Args:
+        steady: Links that never change.
+        moving: Those that do.
+        give_up_s: Longest delay of a cancellation: by then a device has stopped by itself, because
+            its own deadline has passed.
+    """
+
+    def __init__(self, steady: Steady, moving: Moving, give_up_s: float) -> None:
+        self._delay_s, self._links, self._give_up_s = steady.delay_s, moving.links, give_up_s
+        self._idle_at: Floats = np.full(len(steady), -np.inf)
+        """When the coordinator knows that each is idle, seconds of the run, shape (N,)."""
+
+    def give_up(self, rows: Ints, at: Floats) -> None:
+        """Cancel devices, each at its own instant, seconds of the run, both of shape (K,)."""
+        idle_at = at + 2.0 * self._delay_s[rows]
+        for k, (row, moment) in enumerate(zip(rows.tolist(), at.tolist(), strict=True)):
+            if row in self._links:
+                idle_at[k] = self._heard_at(row, moment)
+        self._idle_at[rows] = idle_at
+
+    def is_idle(self, now: float) -> Bools:
+        """Return which devices can be selected again, shape (N,)."""
+        idle: Bools = self._idle_at <= now + PAUSE_S
+        return idle
+
+    def to_state(self) -> bytes:
+        """Return the instants, packed."""
+        return self._idle_at.tobytes()
+
+    def load_state(self, state: bytes) -> None:
+        """Take over what `to_state` returned."""
+        self._idle_at = np.frombuffer(state).copy()
+
+    def _heard_at(self, row: int, at: float) -> float:
+        """Return when a device with outages is known to be idle."""
+        way = Way(self._links[row], self._give_up_s)
+        told = min(way.carry(at, 0.0, "down"), at + self._give_up_s)
+        idle = told + way.delay_s(told)
+        return idle + way.delay_s(idle)
+
+
+def _rows(exchanges: Sequence[ReplayedExchange]) -> Ints:
+    return np.array([x.row for x in exchanges], dtype=np.int64)
+
+
+def _floats(values: Sequence[float]) -> Floats:
+    return np.array(values, dtype=np.float64)

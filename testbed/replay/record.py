@@ -1,6 +1,7 @@
 """From replayed rounds to the rows that every run keeps."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,7 +9,8 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.records.rows import finite_or_nan, metric_rows, selection_rows
-from fairbed.coordinator.store.schema import Cells, Columns
+from fairbed.coordinator.state.exchange import ExchangeState
+from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import (
     DeviceRow,
     ExchangeRow,
@@ -17,18 +19,9 @@ from fairbed.coordinator.store.tables import (
     SelectionRow,
     TruthRow,
 )
-from fairbed.testbed.replay.books import closed_row, over_rows
+from fairbed.testbed.replay.engine import Played, column, flags
 from fairbed.testbed.replay.linear import LinearLaw
-from fairbed.testbed.replay.play import Played
-from fairbed.testbed.replay.settle import CANCELLED, DIVERGED, DONE, FAILED, GONE, LATE, LOST
-
-WHY = {
-    DONE: "",
-    LATE: "no update within the deadline",
-    LOST: GONE,
-    CANCELLED: "enough updates had arrived",
-    FAILED: DIVERGED,
-}
+from fairbed.testbed.replay.world import ReplayedExchange
 
 
 def device_rows(
@@ -65,35 +58,35 @@ def linear_rows(row: int, name: str, group: str, law: LinearLaw, n_k: int) -> li
 
 def round_row(played: Played, decisions: Decisions, names: Sequence[str]) -> RoundRow:
     """Return the row of a round that is over and learned from."""
-    if played.closed is not None:
-        return closed_row(played, played.closed, decisions, names)
-    choice, ended = played.choice, played.ended
-    queues = decisions.selector.queues(len(names))
-    tau_wall_s = np.where(ended.is_merged, played.tau_wall_s, -1.0)
-    merged = int(ended.is_merged.sum())
+    choice, over, queues = played.choice, played.over, decisions.selector.queues(len(names))
+    done = [x for x in over if x.is_done]
+    in_time = [x for x in done if x.round == choice.round]
+    slowest = max(in_time, key=lambda x: x.tau_wall_s, default=None)
+    stages = Counter(x.entry.stage for x in over)
     return RoundRow(
         round=choice.round,
         attempt=0,
-        status="done" if merged else "void",
+        status="done" if done else "void",
         dispatched_at_s=played.dispatched_s,
         closed_at_s=played.after.now,
         duration_s=played.duration_s,
-        tau_max_s=ended.end_s,
+        tau_max_s=played.lasted_s,
         close_s=0.0,
-        slowest=names[int(choice.rows[tau_wall_s.argmax()])] if merged else None,
-        selected=len(choice.rows),
-        aggregated=merged,
+        slowest=None if slowest is None else names[slowest.row],
+        selected=len(played.exchanges),
+        aggregated=len(done),
         available=int(choice.is_available.sum()),
         queue_total=float(queues.sum()),
         queue_max=float(queues.max(initial=0.0)),
         lag_p99_s=0.0,
-        bytes_down=int(played.exchanges.bytes_down.sum()) + played.asked_bytes,
-        bytes_up=int(played.exchanges.bytes_up[ended.is_done].sum()),
+        bytes_down=sum(_bytes_down(x) for x in over) + played.asked_bytes,
+        bytes_up=sum(x.bytes_up for x in done),
         model_sha256="",
         coordinator_encode_s=None,
         ask_s=played.asked_s,
-        dropped_late=ended.outcome.count(LATE),
-        cancelled=ended.outcome.count(CANCELLED),
+        merged_late=sum(bool(x.entry.staleness) for x in done),
+        dropped_late=stages[ExchangeState.LATE],
+        cancelled=stages[ExchangeState.CANCELLED],
     )
 
 
@@ -120,75 +113,87 @@ def score_rows(played: Played, evaluate_s: float) -> list[Record]:
     return [*devices, *([] if metric is None else [metric])]
 
 
-def exchange_rows(played: Played, names: Sequence[str]) -> Columns[ExchangeRow] | list[ExchangeRow]:
-    """Return the exchanges of a round: of one that was not waited for, what was known before."""
-    if played.closed is not None:
-        return over_rows(played.closed, names)
-    choice, scene, exchanges, ended = played.choice, played.scene, played.exchanges, played.ended
-    rows, is_done = choice.rows, ended.is_done
+def exchange_rows(played: Played, names: Sequence[str]) -> Columns[ExchangeRow]:
+    """Return the exchanges that ended in a round, and its own that are late and go on.
+
+    As in a live run: phases are known from the offer on, the exchange time from the arrival on.
+    """
+    late = [x for x in played.exchanges if x.entry.goes_on]
+    rows = [*played.over, *late]
+    has_offered, is_done = flags(rows, "has_offered"), flags(rows, "is_done")
     zeros_s = np.zeros(len(rows))
 
-    def told(column: Floats) -> Floats:
-        return np.where(is_done, column, np.nan)
+    def offered(name: str) -> Floats:
+        return np.where(has_offered, column(rows, name), np.nan)
 
+    def arrived(values: Floats) -> Floats:
+        return np.where(is_done, values, np.nan)
+
+    def known(name: str) -> Floats:
+        values = [getattr(x.known, name) for x in rows]
+        return finite_or_nan(np.array(values, dtype=np.float64))
+
+    others = len(played.table.exchanges) - 1
+    entries = [x.entry for x in rows]
     return Columns(
         ExchangeRow,
         len(rows),
         {
-            "round": choice.round,
+            "round": [x.round for x in rows],
             "attempt": 0,
-            "device": [names[row] for row in rows.tolist()],
-            "outcome": list(ended.outcome),
-            "why": [WHY[word] for word in ended.outcome],
+            "device": [names[x.row] for x in rows],
+            "outcome": [x.outcome for x in rows],
+            "why": [entry.why for entry in entries],
             "is_valid": is_done,
-            "dispatched_at_s": played.dispatched_s,
-            "tau_wall_s": told(played.tau_wall_s),
-            "queued_s": ended.queued_s,
-            "tau_s": told(played.tau_s),
-            "signal_s": told(exchanges.signal_s),
-            "unaccounted_s": told(zeros_s),
-            "download_s": told(exchanges.download_s),
-            "load_s": told(exchanges.load_s),
-            "evaluate_s": told(exchanges.evaluate_s),
-            "train_s": told(exchanges.train_s),
+            "dispatched_at_s": column(rows, "dispatched_at_s"),
+            "tau_wall_s": arrived(column(rows, "tau_wall_s")),
+            "queued_s": column(rows, "queued_s"),
+            "tau_s": arrived(column(rows, "tau_s")),
+            "signal_s": finite_or_nan(column(rows, "signal_s")),
+            "unaccounted_s": arrived(zeros_s),
+            "download_s": offered("download_s"),
+            "load_s": offered("load_s"),
+            "evaluate_s": offered("evaluate_s"),
+            "train_s": offered("train_s"),
             "train_cpu_s": None,
-            "encode_s": told(exchanges.encode_s),
-            "upload_s": told(ended.upload_s),
-            "decode_s": told(exchanges.decode_s),
+            "encode_s": offered("encode_s"),
+            "upload_s": arrived(column(rows, "upload_s")),
+            "decode_s": offered("decode_s"),
             "coordinator_decode_s": None,
             "starved_s": None,
             "is_starved": False,
-            "codec_down": list(exchanges.codec_down),
-            "codec_up": exchanges.codec_up,
-            "bytes_down": exchanges.bytes_down,
-            "bytes_up": np.where(is_done, exchanges.bytes_up, 0),
+            "codec_down": [x.codec_down for x in rows],
+            "codec_up": [x.codec_up for x in rows],
+            "bytes_down": [_bytes_down(x) for x in rows],
+            "bytes_up": [x.bytes_up if x.is_done else 0 for x in rows],
             "rerequests_down": 0,
             "resent_up": 0,
             "duplicates_up": 0,
-            "concurrent": len(rows) - 1,
-            "n_k": scene.examples[rows],
-            "steps": exchanges.steps,
-            "was_cold": exchanges.was_cold,
+            "concurrent": [others if e.companions is None else e.companions for e in entries],
+            "n_k": [x.n_k for x in rows],
+            "steps": [x.steps for x in rows],
+            "was_cold": [x.was_cold for x in rows],
             "loss_before": None,
-            "loss_train": finite_or_nan(played.losses),
-            "mu_cores": 1.0 / scene.inverse_mu[rows],
-            "downlink_bps": finite_or_nan(scene.down_bps[rows]),
-            "uplink_bps": finite_or_nan(scene.up_bps[rows]),
-            "link_age_s": _known(scene.link_age_s, rows, None),
-            "context_age_s": _known(scene.context_age_s, rows, 0.0),
-            "s_not_previous": ~scene.last.has_trained[rows],
-            "s_literal_seed": scene.last.is_selected[rows],
-            "tau_hat_s": finite_or_nan(choice.prediction.tau_hat_s[rows]),
-            "width_s": finite_or_nan(choice.prediction.width_s[rows]),
+            "loss_train": finite_or_nan(column(rows, "loss")),
+            "mu_cores": known("mu_cores"),
+            "downlink_bps": known("downlink_bps"),
+            "uplink_bps": known("uplink_bps"),
+            "link_age_s": known("link_age_s"),
+            "context_age_s": known("context_age_s"),
+            "s_not_previous": [x.known.s_not_previous for x in rows],
+            "s_literal_seed": [x.known.s_literal_seed for x in rows],
+            "tau_hat_s": known("tau_hat_s"),
+            "width_s": known("width_s"),
             "settled_down_bytes": None,
             "settled_down_s": None,
             "settled_up_bytes": None,
             "settled_up_s": None,
-            "staleness": [0 if word == DONE else None for word in ended.outcome],
-            "merged_round": [choice.round if word == DONE else None for word in ended.outcome],
+            "staleness": [entry.staleness for entry in entries],
+            "merged_round": [entry.merged_round for entry in entries],
         },
     )
 
 
-def _known(column: Floats | None, rows: Ints, otherwise: float | None) -> Cells:
-    return otherwise if column is None else finite_or_nan(column[rows])
+def _bytes_down(x: ReplayedExchange) -> int:
+    """Return the bytes of the model, if the coordinator knows that the device got it."""
+    return x.bytes_down if x.has_offered or x.entry.stage is ExchangeState.FAILED else 0

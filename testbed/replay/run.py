@@ -1,6 +1,6 @@
 """A whole replay: a world from an experiment, its rounds, and the store that keeps them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -10,12 +10,10 @@ from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import EventRow
 from fairbed.testbed.cli.preflight import broken_promise
 from fairbed.testbed.experiment.file import Experiment
-from fairbed.testbed.replay.keep import CHECKPOINT_S, LISTED, Keeper, Parts
-from fairbed.testbed.replay.lasting import play_lasting
+from fairbed.testbed.replay.engine import Engine, Played
+from fairbed.testbed.replay.keep import CHECKPOINT_S, LISTED, Checkpointer
 from fairbed.testbed.replay.learning import make_learning
-from fairbed.testbed.replay.play import Played, Position, play
 from fairbed.testbed.replay.stage import Stage, stage_of
-from fairbed.testbed.replay.under_way import Lasting, UnderWay
 
 
 def replay_experiment(
@@ -62,32 +60,31 @@ def replay_stage(
     threads: int | None = None,
 ) -> int:
     """Play a world that is set up already; see `replay_experiment`."""
-    experiment, decisions = stage.experiment, stage.decisions
+    experiment = stage.experiment
     learning = make_learning(stage, folder, threads) if experiment.trains_in_replay else None
     store = _open_store(experiment, folder, run_id, len(stage.names))
-    under_way = make_under_way(stage) if experiment.round.goes_on else None
-    parts = Parts(decisions, stage.world, learning, under_way)
-    keeper = Keeper(store, stage.names, parts, checkpoint_s, stage.told)
+    engine = Engine(stage.decisions, stage.world, cohort=learning)
+    checkpointer = Checkpointer(store, stage.names, engine, checkpoint_s, stage.told)
     rounds = 0
     try:
-        at = keeper.restore()
+        checkpointer.restore()
         store.set_status("running")
         for row in stage.rows:
             store.add(row)
             store.keep_up()
         promise = broken_promise(experiment)
-        if promise is not None and at.round == 0:
+        if promise is not None and engine.at.round == 0:
             store.add(_warning("infeasible", promise))
-        for played in _rounds(stage, parts, at):
-            keeper.keep(played)
+        for played in engine.play(experiment.rounds):
+            checkpointer.keep(played)
             listener(played)
             rounds += 1
-        keeper.finish()
+        checkpointer.finish()
         store.set_status("done")
     except BaseException as exc:
         is_ours = isinstance(exc, Exception)
         if not is_ours:
-            keeper.finish()
+            checkpointer.finish()
         store.set_status("failed" if is_ours else "stopped", str(exc) if is_ours else "")
         raise
     finally:
@@ -95,22 +92,6 @@ def replay_stage(
             learning.close()
         store.close()
     return rounds
-
-
-def make_under_way(stage: Stage) -> UnderWay:
-    """Return the exchanges of a stage whose rounds do not end them: none yet."""
-    assert isinstance(stage.world, Lasting), "only a world that imitates a live run is none"
-    return UnderWay(stage.experiment.coordinator(), stage.world)
-
-
-def _rounds(stage: Stage, parts: Parts, start: Position) -> Iterator[Played]:
-    """Play the rounds of an experiment, from `start` on."""
-    experiment, under_way, cohort = stage.experiment, parts.under_way, parts.cohort
-    decisions, last = parts.decisions, experiment.rounds
-    if under_way is None:
-        yield from play(decisions, parts.world, experiment.round, last, cohort=cohort, start=start)
-    else:
-        yield from play_lasting(decisions, under_way, last, cohort=cohort, start=start)
 
 
 def _warning(kind: str, text: str) -> EventRow:

@@ -1,22 +1,20 @@
-"""What a replay asks of a world: who is there, what is known of them, and how long they take.
+"""The interface of a replayed fleet: availability, contexts, and durations of exchanges.
 
-A world keeps columns, one row a device, not objects: N may be a million. Times are seconds on the
-virtual clock; what happens within a round counts from its dispatch.
+A world keeps columns, one row per device, not objects: N may be a million. Instants are seconds on
+the virtual clock; phases of an exchange are durations.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.estimation.base import COLD, CONTEXT, DOWN, INVERSE_MU, UP
+from fairbed.coordinator.records.rows import Before
+from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.state.registry import transfer_times
-
-Upload: TypeAlias = Callable[[int, float], float]
-"""Given a member of the cohort, 0 for the first, and how long after the dispatch it is granted,
-returns how long its update is on the way; both in seconds, `inf` is for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +80,15 @@ class Scene:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanges:
-    """What the cohort of a round is going to do; every column has shape (K,), seconds.
+    """Planned exchanges of one dispatch; every column has shape (K,), seconds.
 
     The phases are those of a live exchange, in their order (design.md, section 2).
     """
 
+    started_s: float
+    """Instant of the dispatch on the clock of the world."""
     signal_s: Floats
-    """The ways of control messages, there and back."""
+    """Delays of the control messages, both ways."""
     download_s: Floats
     decode_s: Floats
     load_s: Floats
@@ -97,24 +97,24 @@ class Exchanges:
     encode_s: Floats
     upload_s: Floats
     """Of an update that is granted as soon as it is offered."""
-    upload: Upload | None
-    """The same for any other moment; None: nobody sees when it begins, and it always takes that."""
+    is_upload_seen: bool
+    """The coordinator sees when an upload begins; else it only sees the arrival."""
     was_cold: Bools
     """Session and data have to be loaded."""
     bytes_down: Ints
     bytes_up: Ints
     chunk_bytes: Ints
-    """What updates are cut into."""
+    """Chunk size of the updates."""
     codec_down: tuple[str, ...]
     codec_up: str
     gone_s: Floats | None = None
-    """When the coordinator gives each up because it is away; `inf` or None is never."""
+    """When the coordinator counts each device as lost; `inf` or None is never."""
     steps: Ints
     """Mini-batches."""
 
     @property
     def until_gone_s(self) -> Floats:
-        """When the coordinator gives each up because it is away, shape (K,); `inf` is never."""
+        """When the coordinator counts each device as lost, shape (K,); `inf` is never."""
         return np.full(len(self.was_cold), np.inf) if self.gone_s is None else self.gone_s
 
     @property
@@ -125,29 +125,123 @@ class Exchanges:
         return ready_s
 
 
-def joined(parts: Sequence[Exchanges]) -> Exchanges:
-    """Return what several cohorts do, one after the other, as of one; without `upload`."""
-    if len(parts) == 1:
-        return replace(parts[0], upload=None)
-    columns: dict[str, Any] = {"codec_up": parts[0].codec_up, "upload": None, "gone_s": None}
-    columns["codec_down"] = tuple(codec for part in parts for codec in part.codec_down)
-    if any(part.gone_s is not None for part in parts):
-        columns["gone_s"] = np.concatenate([part.until_gone_s for part in parts])
-    for one in fields(Exchanges):
-        if one.name not in columns:
-            columns[one.name] = np.concatenate([getattr(part, one.name) for part in parts])
-    return Exchanges(**columns)
+@dataclass(slots=True, kw_only=True)
+class ReplayedExchange:
+    """One exchange of a replay: what the device does, and its entry in the coordinator's table.
+
+    Durations are seconds. All but the entry is plain numbers, which a checkpoint holds.
+    """
+
+    row: int
+    """Of the device."""
+    round: int
+    """In which it was dispatched."""
+    dispatched_at_s: float
+    """Instant of the dispatch on the virtual clock of the run."""
+    started_s: float
+    """The same on the clock of the world."""
+    signal_s: float
+    download_s: float
+    decode_s: float
+    load_s: float
+    evaluate_s: float
+    train_s: float
+    encode_s: float
+    upload_s: float
+    """From the grant on; until there is one, of an update that is granted at once."""
+    is_upload_seen: bool
+    was_cold: bool
+    bytes_down: int
+    bytes_up: int
+    chunk_bytes: int
+    codec_down: str
+    codec_up: str
+    gone_s: float
+    """How long after the dispatch the device counts as lost; `inf` is never."""
+    steps: int
+    n_k: int
+    known: Before
+    """What was known of the device at its selection, for the row of the exchange."""
+    context: tuple[float, ...]
+    """The same for the estimator: 1/mu, cold, seconds down, seconds up."""
+    loss: float
+    """Reported training loss, nats; NaN is none."""
+    entry: Exchange
+
+    @property
+    def ready_s(self) -> float:
+        """From the dispatch to the offer; `inf` is never."""
+        loaded_s = self.signal_s + self.download_s + self.decode_s + self.load_s
+        return loaded_s + self.evaluate_s + self.train_s + self.encode_s
+
+    @property
+    def pulled_s(self) -> float:
+        """From the dispatch until the device has the model."""
+        return self.signal_s / 2.0 + self.download_s
+
+    @property
+    def loaded_s(self) -> float:
+        """From the dispatch until session and data are in memory."""
+        return self.pulled_s + self.decode_s + self.load_s
+
+    @property
+    def computed_s(self) -> float:
+        """From the dispatch until the processor is idle again."""
+        return self.loaded_s + self.evaluate_s + self.train_s + self.encode_s
+
+    @property
+    def queued_s(self) -> float:
+        """From the offer to the grant; 0 until there is one."""
+        x = self.entry
+        return 0.0 if x.granted is None or x.offered is None else x.granted - x.offered
+
+    @property
+    def tau_s(self) -> float:
+        """The exchange time, also of an update that never arrived or was not waited for."""
+        return self.ready_s + self.upload_s
+
+    @property
+    def tau_wall_s(self) -> float:
+        """The same with the waiting for a grant."""
+        return self.ready_s + self.queued_s + self.upload_s
+
+    @property
+    def over_s(self) -> float:
+        """From the dispatch to the end of an exchange that is over."""
+        x = self.entry
+        return self.tau_wall_s if x.ended is None else x.ended - x.dispatched
+
+    @property
+    def is_done(self) -> bool:
+        """The update arrived in time and is merged."""
+        return self.entry.stage is ExchangeState.DONE
+
+    @property
+    def has_offered(self) -> bool:
+        """The device has offered its update, and training has not diverged."""
+        return self.entry.offer is not None
+
+    @property
+    def has_trained(self) -> bool:
+        """The coordinator knows that local training was completed."""
+        return self.has_offered if self.is_upload_seen else self.is_done
+
+    @property
+    def outcome(self) -> str:
+        """done, late, lost, cancelled or failed; a late one may go on."""
+        x = self.entry
+        return ExchangeState.LATE.value if x.goes_on else x.stage.value
 
 
 class World(Protocol):
     """A fleet on the virtual clock.
 
-    What chance brings depends on the round, not on who is chosen: policies that are compared share
-    it.
+    Random numbers depend on the round and the device, not on the selection, so that policies are
+    compared under the same luck.
     """
 
     slots: int | None
-    """Updates that may be on their way at the same time; None lets everybody upload at once."""
+    """Concurrent uploads that the coordinator grants; None is no limit."""
 
     def __len__(self) -> int:
         """Return the number of devices, N."""
@@ -155,66 +249,49 @@ class World(Protocol):
 
     @property
     def transfer_bits(self) -> tuple[float | Floats, float | Floats]:
-        """What an exchange takes down and up now, bits, each (N,) or one for all."""
+        """Sizes of an exchange down and up at this instant, bits, each (N,) or one for all."""
         ...
 
     def look(self, round_id: int, now: float, last: LastRound) -> Scene:
-        """Return the fleet at the selection of a round, 1 for the first.
+        """Return the fleet at a selection.
 
         Args:
-            round_id: The round.
-            now: Seconds on the virtual clock; never goes back.
-            last: Who took part in the round before.
+            round_id: The round, 1 for the first.
+            now: Seconds on the virtual clock; never decreases.
+            last: Participation in the round before.
         """
         ...
 
     def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:
-        """Return what the cohort does that is asked `now`, rows (K,); only of the last look."""
+        """Return the exchanges of devices that are dispatched right after a look, rows (K,)."""
         ...
 
-    def close(self, exchanges: Exchanges, rows: Ints, ended: "Ended") -> None:
-        """Take note of how a round ended; void ones too."""
+    def upload_s(self, exchange: ReplayedExchange, granted_s: float) -> float:
+        """Return the duration of an upload that is granted so long after the dispatch."""
+        ...
+
+    def on_pulled(self, exchanges: Sequence[ReplayedExchange]) -> None:
+        """Take note of devices that have the model; called at the latest before the next look."""
+        ...
+
+    def on_over(self, exchanges: Sequence[ReplayedExchange]) -> None:
+        """Take note of exchanges that are over; called at the latest before the next look."""
+        ...
+
+    def on_version(self, rows: Ints, versions: Ints, version: int) -> None:
+        """Take note of the model version that the next round trains.
+
+        Args:
+            rows: Devices that completed training in the round that is over, shape (K,).
+            versions: Version that each of them trained, shape (K,).
+            version: Number of the next one.
+        """
         ...
 
     def to_state(self) -> dict[str, Any]:
-        """Return what a replay that goes on has to know, for the checkpoint."""
+        """Return the state for a checkpoint."""
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over a state that `to_state` returned."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """How the exchanges of a round ended; every column has shape (K,)."""
-
-    outcome: tuple[str, ...]
-    """done, late, lost, cancelled or failed."""
-    end_s: float
-    """Length of the round."""
-    queued_s: Floats
-    """Waiting for a grant, which is the coordinator's time."""
-    upload_s: Floats
-    """NaN where no update came on its way."""
-    has_trained: Bools
-    """The coordinator knows that local training was completed."""
-    is_merged: Bools
-    """The update enters the model."""
-
-    @property
-    def is_done(self) -> Bools:
-        """The update arrived while it was waited for."""
-        return np.array([word == "done" for word in self.outcome], dtype=np.bool_)
-
-    def without(self, failed: Bools) -> "Ended":
-        """Return the same for a cohort some of which had no update to send, `failed` (K,)."""
-        if not failed.any():
-            return self
-        words = zip(self.outcome, failed.tolist(), strict=True)
-        return replace(
-            self,
-            outcome=tuple("failed" if is_failed else word for word, is_failed in words),
-            has_trained=self.has_trained & ~failed,
-            is_merged=self.is_merged & ~failed,
-        )

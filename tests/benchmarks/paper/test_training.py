@@ -10,8 +10,8 @@ import pytest
 from benchmarks._paper.settings import DATASETS, QUICK, SIZES, Setting, settings_of
 from benchmarks._paper.training import Curve, DamagedFile, curves_of, source_of, train
 from fairbed.coordinator.algorithms.fairness import jain
+from fairbed.testbed.replay.engine import Engine
 from fairbed.testbed.replay.learning import make_learning
-from fairbed.testbed.replay.play import play
 from fairbed.testbed.replay.stage import stage_of
 
 LONGER = replace(QUICK, rounds=12)
@@ -34,9 +34,7 @@ def test_a_run_is_the_replay_of_its_experiment(tmp_path: Path) -> None:
     experiment = fair_run().experiment(LONGER)
     stage = stage_of(experiment)
     learning = make_learning(stage, tmp_path, threads=1)
-    rounds = play(
-        stage.decisions, stage.world, experiment.round, experiment.rounds, cohort=learning
-    )
+    rounds = Engine(stage.decisions, stage.world, cohort=learning).play(experiment.rounds)
     replayed = [
         (one.after.now, float(np.mean([s.correct / s.n for s in one.scores.values()])))
         for one in rounds

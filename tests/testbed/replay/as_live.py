@@ -10,17 +10,16 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.decisions import Decisions, make_decisions
+from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import ExchangeRow, LossQueryRow, RoundRow
 from fairbed.coordinator.task.catalogue import initial_vector
 from fairbed.testbed.replay.batch_losses import BatchLosses
-from fairbed.testbed.replay.books import closed_row, over_rows
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer
 from fairbed.testbed.replay.cohort.shards import Shards
-from fairbed.testbed.replay.lasting import play_lasting
+from fairbed.testbed.replay.engine import Engine
 from fairbed.testbed.replay.learning import Learning
 from fairbed.testbed.replay.linear import LinearLaw, LinearWorld
-from fairbed.testbed.replay.play import play
-from fairbed.testbed.replay.under_way import UnderWay
+from fairbed.testbed.replay.record import exchange_rows, round_row
 from fairbed.wire.tensors import vector_to_bytes
 from tests.coordinator import lab as live
 from tests.coordinator.lab import ARTIFACT, EXAMPLES, NAMES, Lab, NormEvaluator
@@ -115,12 +114,11 @@ def a_world(train_s: Sequence[float]) -> LinearWorld:
 def replayed(folder: Path, config: CoordinatorConfig, train_s: Sequence[float]) -> Story:
     """Replay rounds whose exchanges may outlive them."""
     decisions = make_decisions(config)
-    learning, under_way = a_learning(decisions, folder), UnderWay(config, a_world(train_s))
+    learning = a_learning(decisions, folder)
     rounds, exchanges, models = [], dict[tuple[int, str], ExchangeRow](), []
-    for played in play_lasting(decisions, under_way, config.rounds, cohort=learning):
-        assert played.closed is not None
-        rounds.append(closed_row(played, played.closed, decisions, NAMES))
-        exchanges |= {(x.round, x.device): x for x in over_rows(played.closed, NAMES)}
+    for played in Engine(decisions, a_world(train_s), cohort=learning).play(config.rounds):
+        rounds.append(round_row(played, decisions, NAMES))
+        exchanges |= {(x.round, x.device): x for x in _records(exchange_rows(played, NAMES))}
         models.append(hash_of(learning.vector))
     story = Story(rounds, list(exchanges.values()))
     story.models = models
@@ -134,12 +132,22 @@ def replayed_asking(
     decisions = make_decisions(config)
     learning, world = a_learning(decisions, folder), a_world(train_s)
     asks, chosen, models = list[LossQueryRow](), list[tuple[int, str]](), []
-    for played in play(decisions, world, config.round, config.rounds, cohort=learning):
-        assert played.inquired is not None
-        asks += played.inquired.named(NAMES)
+    for played in Engine(decisions, world, cohort=learning).play(config.rounds):
+        assert played.queried is not None
+        asks += played.queried.named(NAMES)
         chosen += [(played.choice.round, NAMES[row]) for row in played.choice.rows.tolist()]
         models.append(hash_of(learning.vector))
     return AskedStory(asks, chosen, models)
+
+
+def _records(columns: Columns[ExchangeRow]) -> list[ExchangeRow]:
+    """Return the rows of columns one by one."""
+    cells = {
+        name: cells if isinstance(cells, list | np.ndarray) else [cells] * len(columns)
+        for name, cells in columns.cells.items()
+    }
+    rows = zip(*cells.values(), strict=True)
+    return [ExchangeRow(**dict(zip(cells, row, strict=True))) for row in rows]
 
 
 def hash_of(vector: Vector) -> str:

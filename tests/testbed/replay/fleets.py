@@ -4,9 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from fairbed.testbed.experiment.file import Experiment, parse_experiment
-from fairbed.testbed.replay.lasting import play_lasting
-from fairbed.testbed.replay.play import Played, play
-from fairbed.testbed.replay.run import make_under_way
+from fairbed.testbed.replay.engine import Engine, Played
 from fairbed.testbed.replay.stage import Stage, stage_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -42,10 +40,7 @@ def experiment(*fleet: dict[str, Any], **sections: Any) -> Experiment:
 def played(of: Experiment, rounds: int | None = None) -> tuple[Stage, list[Played]]:
     """Return the stage of an experiment, and its rounds."""
     stage = stage_of(of)
-    last = rounds or of.rounds
-    if of.round.goes_on:
-        return stage, list(play_lasting(stage.decisions, make_under_way(stage), last))
-    return stage, list(play(stage.decisions, stage.world, of.round, last))
+    return stage, list(Engine(stage.decisions, stage.world).play(rounds or of.rounds))
 
 
 def seconds(s: float, count: int = 1) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from fairbed.testbed.experiment.file import (
 from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.replay.columns import Steady, columns_of
 from fairbed.testbed.replay.crowd import crowd_of
-from fairbed.testbed.replay.play import Played
+from fairbed.testbed.replay.engine import Played
 from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.stage import stage_of
 

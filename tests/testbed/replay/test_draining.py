@@ -1,5 +1,6 @@
 """Who was given up is asked again only when it is known to be idle, as by the live coordinator."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from fairbed.profiles.tracks import LinkTracks
 from fairbed.testbed.emulation.schedule import OutageWindow, Schedule
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.replay.columns import Moving, Steady
-from fairbed.testbed.replay.draining import PAUSE_S, Draining
+from fairbed.testbed.replay.profile_world import PAUSE_S, Draining
 from fairbed.testbed.replay.run import replay_experiment
 from tests.testbed.replay.fleets import experiment, played
 from tests.testbed.replay.test_profile_replay import DEVICE
@@ -29,13 +30,14 @@ def profile(folder: Path, delay_s: float = DELAY_S, core_speed: float = 0.4) -> 
     return str(path)
 
 
-def over_selected(path: str, **settings: Any) -> Experiment:
+def over_selected(path: str, noise: float = 0.2, rounds: int = 30, **settings: Any) -> Experiment:
     """Return rounds that ask all three devices and wait for two."""
     return experiment(
         {"profile": path, "count": 3},
+        rounds=rounds,
         selection={"per_round": 2},
         round={"over_select": 1} | settings,
-        replay={"noise": 0.2},
+        replay={"noise": noise},
     )
 
 
@@ -50,6 +52,18 @@ def test_who_was_cancelled_sits_out_the_selection_that_comes_before_its_word(
     assert first.all()
     assert np.flatnonzero(~second).tolist() == cancelled
     assert third.all(), "a round takes longer than its word"
+
+
+def test_a_warm_device_stays_warm_that_is_cancelled_before_it_has_the_model(tmp_path: Path) -> None:
+    path = Path(profile(tmp_path, delay_s=0.4 * PAUSE_S))
+    path.write_text(path.read_text().replace("value = 400e3", "value = 4e3"))
+    _, rounds = played(over_selected(str(path), noise=1.0, rounds=100))
+    found = 0
+    for one, after in pairwise(rounds):
+        warm = {x.row for x in one.exchanges if not x.was_cold and x.pulled_s > x.over_s}
+        found += len(warm)
+        assert not any(x.was_cold for x in after.exchanges if x.row in warm)
+    assert found > 0
 
 
 def test_on_a_quick_link_it_is_idle_before_a_coordinator_selects_again(tmp_path: Path) -> None:

@@ -9,10 +9,8 @@ import pytest
 
 from fairbed.coordinator.algorithms.aggregation.base import Merge, Reports
 from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
-from fairbed.coordinator.algorithms.arrays import Vector
-from fairbed.coordinator.algorithms.estimation.base import Prediction
+from fairbed.coordinator.algorithms.arrays import Ints, Vector
 from fairbed.coordinator.fleet.codec_agreement import Agreement, encoded_version
-from fairbed.coordinator.policy.choice import Choice
 from fairbed.coordinator.policy.config import (
     AggregationConfig,
     EvaluationConfig,
@@ -29,6 +27,7 @@ from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.replay.cohort.base import Job
 from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.testbed.replay.learned import Learned, VersionBatch
 from fairbed.testbed.replay.learning import Learning, make_learning
 from fairbed.testbed.replay.linear import LinearWorld
 from fairbed.testbed.replay.stage import Stage
@@ -66,17 +65,18 @@ def a_learning(
     return make_learning(Stage(experiment, names, world, decisions, [], data), folder, threads=1)
 
 
-def a_choice(data: FleetData, round_id: int = 1) -> Choice:
-    nothing = np.zeros(N)
-    return Choice(
+def train(
+    learning: Learning, data: FleetData, trained: Ints, merged: Ints, round_id: int = 1
+) -> Learned:
+    """Train devices on the current model and merge some of their updates."""
+    batch = VersionBatch(
         round=round_id,
-        rows=EVERYBODY,
-        is_available=np.ones(N, dtype=np.bool_),
-        context=np.zeros((N, 4)),
-        prediction=Prediction(nothing, nothing, nothing),
-        n_k=np.array([len(rows) for rows in data.train_rows], dtype=np.int64),
-        propensity=np.ones(N),
+        version=round_id,
+        rows=trained,
+        n_k=np.array([len(data.train_rows[row]) for row in trained.tolist()], dtype=np.int64),
+        is_merged=np.isin(trained, merged),
     )
+    return learning.train(round_id, round_id, [batch], ())[0]
 
 
 def from_devices(
@@ -105,7 +105,7 @@ def test_a_round_of_fedavg_is_that_of_the_devices(tmp_path: Path, round_id: int)
     experiment, data = an_experiment(training=training), fleet_data(RECIPE)
     learning = a_learning(tmp_path, experiment, data)
     start = learning.vector.copy()
-    learning.train(a_choice(data, round_id), EVERYBODY, EVERYBODY)
+    train(learning, data, EVERYBODY, EVERYBODY, round_id)
     reports = from_devices(experiment, data, start, list(range(N)), round_id)
     truth = FedAvg().merge(start, start.size, reports).vector
     assert distance(learning.vector, truth, start) < 1e-5
@@ -119,7 +119,7 @@ def test_a_rule_that_needs_losses_gets_those_of_the_model_that_was_sent(
     experiment, data = an_experiment(aggregation=told), fleet_data(RECIPE)
     learning = a_learning(tmp_path, experiment, data)
     start = learning.vector.copy()
-    losses = learning.train(a_choice(data), EVERYBODY, EVERYBODY).losses
+    losses = train(learning, data, EVERYBODY, EVERYBODY).losses
     reports = from_devices(experiment, data, start, list(range(N)))
     assert reports.loss_before is not None
     assert losses.tolist() == pytest.approx(reports.loss_before.tolist(), rel=1e-6)
@@ -150,7 +150,7 @@ def test_a_rule_that_must_see_all_models_sees_them(tmp_path: Path) -> None:
     decisions = Decisions(made.config, made.selector, made.estimator, Median())
     learning = a_learning(tmp_path, experiment, data, decisions)
     start = learning.vector.copy()
-    learning.train(a_choice(data), EVERYBODY, EVERYBODY)
+    train(learning, data, EVERYBODY, EVERYBODY)
     reports = from_devices(experiment, data, start, list(range(N)))
     truth = Median().merge(start, start.size, reports).vector
     assert distance(learning.vector, truth, start) < 1e-5
@@ -160,7 +160,7 @@ def test_only_who_is_merged_enters_the_model_and_everybody_tells_a_loss(tmp_path
     experiment, data = an_experiment(), fleet_data(RECIPE)
     learning = a_learning(tmp_path, experiment, data)
     start, merged = learning.vector.copy(), np.array([1, 4])
-    losses = learning.train(a_choice(data), EVERYBODY, merged).losses
+    losses = train(learning, data, EVERYBODY, merged).losses
     truth = FedAvg().merge(start, start.size, from_devices(experiment, data, start, [1, 4])).vector
     assert distance(learning.vector, truth, start) < 1e-5
     assert np.isfinite(losses).all()
@@ -170,7 +170,7 @@ def test_without_anybody_to_merge_the_model_stays(tmp_path: Path) -> None:
     data = fleet_data(RECIPE)
     learning = a_learning(tmp_path, an_experiment(), data)
     start, nobody = learning.vector.copy(), np.zeros(0, dtype=np.int64)
-    learning.train(a_choice(data), EVERYBODY[:2], nobody)
+    train(learning, data, EVERYBODY[:2], nobody)
     np.testing.assert_array_equal(learning.vector, start)
 
 
@@ -179,7 +179,7 @@ def test_a_device_whose_training_diverges_has_no_update(tmp_path: Path) -> None:
     data.dataset.x[data.train_rows[4]] *= np.float32(1e30)
     learning = a_learning(tmp_path, experiment, data)
     start = learning.vector.copy()
-    learned = learning.train(a_choice(data), EVERYBODY, EVERYBODY)
+    learned = train(learning, data, EVERYBODY, EVERYBODY)
     assert np.flatnonzero(np.isnan(learned.losses)).tolist() == [4]
     assert np.flatnonzero(learned.has_failed).tolist() == [4]
     others = [row for row in range(N) if row != 4]
@@ -209,7 +209,7 @@ def test_codecs_change_models_and_updates_as_they_do_live(
     coders, asked = [Coder() for _ in range(N)], manifest_of(b"x" * layout.size_bytes, "model")
     for round_id in (1, 2, 3):
         sent = learning.vector.copy()
-        learning.train(a_choice(data, round_id), EVERYBODY, EVERYBODY)
+        train(learning, data, EVERYBODY, EVERYBODY, round_id)
         reports = from_devices(experiment, data, sent, list(range(N)), round_id)
         models: list[Vector] = []
         for row, trained in enumerate(reports.models):

@@ -22,8 +22,8 @@ from fairbed.testbed.experiment.file import (
     FleetConfig,
     load_experiment,
 )
+from fairbed.testbed.replay.engine import Engine, Played
 from fairbed.testbed.replay.linear import LinearLaw, LinearWorld
-from fairbed.testbed.replay.play import Played, play
 from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.stage import cast_of
 
@@ -37,7 +37,7 @@ def played(*settings: str, seed: int = 0, rounds: int | None = None) -> list[Pla
     experiment = load_experiment(PAPER, settings, seed)
     world = LinearWorld(cast_of(experiment).laws, experiment.replay.update_bits, seed)
     decisions = make_decisions(experiment.coordinator())
-    return list(play(decisions, world, experiment.round, rounds or experiment.rounds))
+    return list(Engine(decisions, world).play(rounds or experiment.rounds))
 
 
 def total_s(rounds: list[Played]) -> float:
@@ -123,7 +123,7 @@ def test_the_queue_invariant_is_exact() -> None:
     experiment = load_experiment(PAPER)
     world = LinearWorld(cast_of(experiment).laws, experiment.replay.update_bits, 0)
     decisions, counts = make_decisions(experiment.coordinator()), np.zeros(len(world), np.int64)
-    for t, one in enumerate(play(decisions, world, experiment.round, 200), 1):
+    for t, one in enumerate(Engine(decisions, world).play(200), 1):
         counts[one.choice.rows] += 1
         queues = decisions.selector.queues(len(world))
         assert rate_slack(counts, t, experiment.selection.beta, queues).min() >= -1e-9
@@ -136,7 +136,7 @@ def small(rounds: RoundConfig, per_round: int, law: LinearLaw = LAW) -> list[Pla
         round=rounds,
         fleet=(FleetConfig(model="linear", theta=law.theta, count=9),),
     ).coordinator()
-    return list(play(make_decisions(config), LinearWorld([law] * 9, 2e6, 0), rounds, 60))
+    return list(Engine(make_decisions(config), LinearWorld([law] * 9, 2e6, 0)).play(60))
 
 
 def test_a_round_waits_for_everybody_and_no_longer_than_its_deadline() -> None:
@@ -165,7 +165,7 @@ def test_a_device_is_cold_unless_it_trained_in_the_round_before() -> None:
     trained: set[int] = set()
     for one in small(RoundConfig(deadline_s=1.5), 4):
         rows = one.choice.rows.tolist()
-        assert one.was_cold.tolist() == [row not in trained for row in rows]
+        assert [x.was_cold for x in one.exchanges] == [row not in trained for row in rows]
         trained = {row for row, word in zip(rows, one.outcome, strict=True) if word == "done"}
 
 

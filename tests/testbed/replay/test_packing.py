@@ -21,10 +21,8 @@ from fairbed.testbed.emulation.work import StepCost, TaskCosts, WorkCosts
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
 from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.recording.analysis.from_run import Packing, packing_of
-from fairbed.testbed.replay.errand import Errand
-from fairbed.testbed.replay.lasting import play_lasting
-from fairbed.testbed.replay.play import play
-from fairbed.testbed.replay.run import make_under_way, replay_experiment
+from fairbed.testbed.replay.engine import Engine, column
+from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.stage import stage_of
 from fairbed.testbed.run.folder import WORK
 from tests.testbed.recording.rows import COURSE, World
@@ -59,8 +57,8 @@ def packing(*fleet: dict[str, Any], **sections: Any) -> Experiment:
 def test_both_are_phases_of_an_exchange(device: str) -> None:
     _, rounds = played(packing({"profile": device, "count": 2}), 2)
     for one in rounds:
-        np.testing.assert_allclose(one.exchanges.decode_s, DECODE_S)
-        np.testing.assert_allclose(one.exchanges.encode_s, ENCODE_S)
+        np.testing.assert_allclose(column(one.exchanges, "decode_s"), DECODE_S)
+        np.testing.assert_allclose(column(one.exchanges, "encode_s"), ENCODE_S)
     # Signal, the model, its unpacking, training, packing, the update.
     wire_s = 0.06 * 3 + PACKED_BITS / 400e3 + PACKED_BITS / 100e3
     tau_s = wire_s + 0.02 + TRAIN_S + 0.05
@@ -74,26 +72,30 @@ def test_what_costs_nothing_adds_nothing(device: str) -> None:
     of = packing(fleet, replay={"task_costs": COSTS, "noise": 0.2})
     free = packing(fleet, replay={"task_costs": COSTS | PACKING, "noise": 0.2})
     for one, other in zip(played(of)[1], played(free)[1], strict=True):
-        assert not one.exchanges.decode_s.any()
-        assert not one.exchanges.encode_s.any()
-        np.testing.assert_array_equal(one.exchanges.was_cold, other.exchanges.was_cold)
-        both = one.exchanges.load_s, other.exchanges.load_s
+        assert not column(one.exchanges, "decode_s").any()
+        assert not column(one.exchanges, "encode_s").any()
+        np.testing.assert_array_equal(
+            column(one.exchanges, "was_cold"), column(other.exchanges, "was_cold")
+        )
+        both = column(one.exchanges, "load_s"), column(other.exchanges, "load_s")
         np.testing.assert_allclose(*both, rtol=1e-12, err_msg="the same luck as beside packing")
 
 
 def test_only_what_comes_packed_is_unpacked(device: str) -> None:
     of = packing({"profile": device, "count": 2}, exchange={"up": "float32", "down": "delta"})
     _, rounds = played(of, 3)
-    assert set(rounds[0].exchanges.codec_down) == {"float32"}, "there is nothing to be changes of"
-    assert rounds[0].exchanges.decode_s.tolist() == [0.0, 0.0]
+    assert {x.codec_down for x in rounds[0].exchanges} == {"float32"}, (
+        "there is nothing to be changes of"
+    )
+    assert column(rounds[0].exchanges, "decode_s").tolist() == [0.0, 0.0]
     for one in rounds[1:]:
-        assert set(one.exchanges.codec_down) == {"delta"}
-        np.testing.assert_allclose(one.exchanges.decode_s, DECODE_S)
+        assert {x.codec_down for x in one.exchanges} == {"delta"}
+        np.testing.assert_allclose(column(one.exchanges, "decode_s"), DECODE_S)
         np.testing.assert_allclose(one.scene.known_s, one.tau_s)
     whole = packing({"profile": device, "count": 2}, exchange={"up": "int8", "down": "float32"})
     (one,) = played(whole, 1)[1]
-    assert one.exchanges.decode_s.tolist() == [0.0, 0.0]
-    np.testing.assert_allclose(one.exchanges.encode_s, ENCODE_S)
+    assert column(one.exchanges, "decode_s").tolist() == [0.0, 0.0]
+    np.testing.assert_allclose(column(one.exchanges, "encode_s"), ENCODE_S)
 
 
 def test_a_device_that_is_slowed_down_packs_more_slowly(tmp_path: Path) -> None:
@@ -109,9 +111,9 @@ time_constant_s = { value = 40.0, tag = "literature", source = "made up" }
     of = packing({"profile": str(path), "count": 2}, rounds=30)
     _, rounds = played(of, 30)
     first, last = rounds[0].exchanges, rounds[-1].exchanges
-    np.testing.assert_allclose(first.decode_s, 2.0 * DECODE_S)
-    np.testing.assert_allclose(last.decode_s, 4.0 * DECODE_S, rtol=0.05)
-    np.testing.assert_allclose(last.encode_s, 4.0 * ENCODE_S, rtol=0.05)
+    np.testing.assert_allclose(column(first, "decode_s"), 2.0 * DECODE_S)
+    np.testing.assert_allclose(column(last, "decode_s"), 4.0 * DECODE_S, rtol=0.05)
+    np.testing.assert_allclose(column(last, "encode_s"), 4.0 * ENCODE_S, rtol=0.05)
 
 
 @pytest.mark.parametrize("settings", [{}, LATE], ids=["rounds", "late"])
@@ -155,10 +157,7 @@ def test_estimators_learn_both_as_computing(device: str, settings: dict[str, Any
     stage = stage_of(of)
     listening = Listening(stage.decisions.estimator)
     stage.decisions.estimator = listening  # type: ignore[assignment]  # no state is asked for
-    if of.round.goes_on:
-        rounds = list(play_lasting(stage.decisions, make_under_way(stage), 2))
-    else:
-        rounds = list(play(stage.decisions, stage.world, of.round, 2))
+    rounds = list(Engine(stage.decisions, stage.world).play(2))
     warm = listening.seen[-1]
     np.testing.assert_allclose(np.asarray(warm.tau_s), rounds[-1].tau_s)
     compute_s = warm.phases_s[:, PHASES.index("compute")]
@@ -318,14 +317,3 @@ def test_files_of_before_are_read_and_stay_what_they_were(tmp_path: Path) -> Non
     assert load_experiment(before).hash() == of.hash()
     assert costs_of(load_experiment(before)) == TaskCosts(**COSTS)
     assert msgspec.json.decode(msgspec.json.encode(COSTS), type=TaskCosts).encode_s == 0.0
-
-
-def test_a_checkpoint_of_before_has_errands_without_unpacking(device: str) -> None:
-    of = packing({"profile": device, "count": 2}, round=LATE)
-    (one,) = played(of, 1)[1]
-    assert one.closed is not None
-    for errand in one.closed.errands.values():
-        kept: dict[str, Any] = msgspec.to_builtins(errand)
-        assert msgspec.convert(kept, Errand) == errand
-        del kept["decode_s"]
-        assert msgspec.convert(kept, Errand) == replace(errand, decode_s=0.0)

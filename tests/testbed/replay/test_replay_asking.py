@@ -11,8 +11,8 @@ from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow, LossQueryRow, RoundRow
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, parse_experiment
-from fairbed.testbed.replay.asking import NO_LOSS, inquire
-from fairbed.testbed.replay.play import Played
+from fairbed.testbed.replay.asking import NO_LOSS, query_losses
+from fairbed.testbed.replay.engine import Played
 from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.stage import FORWARD_RATIO, stage_of
 from fairbed.testbed.replay.world import LastRound
@@ -164,11 +164,11 @@ def test_a_device_whose_loss_is_no_number_cannot_answer() -> None:
     stage = stage_of(asking(seconds(1.0, 4)))
     world = stage.world
     scene = world.look(1, 0.0, LastRound.nobody(4))
-    inquired = inquire(stage.decisions, world, scene, 1, 0.0, Diverged())
-    assert inquired is not None
-    assert [row.outcome for row in inquired.rows] == ["answered", "answered", "failed", "answered"]
-    assert inquired.rows[2].why == NO_LOSS
-    assert np.isnan(inquired.answers.loss).tolist() == [False, False, True, False]
+    queried = query_losses(stage.decisions, world, scene, 1, 0.0, Diverged())
+    assert queried is not None
+    assert [row.outcome for row in queried.rows] == ["answered", "answered", "failed", "answered"]
+    assert queried.rows[2].why == NO_LOSS
+    assert np.isnan(queried.answers.loss).tolist() == [False, False, True, False]
 
 
 @pytest.mark.parametrize("group", [{"profile": "raspberry-pi-4b", "count": 4}, seconds(1.0, 4)])

@@ -1,0 +1,401 @@
+"""The engine of a replay: the rounds of the live coordinator on a virtual clock.
+
+It drives the decisions and the table of the live coordinator; a world stands for the devices. A
+round is synchronous or asynchronous, and an exchange that misses the deadline is dropped or goes
+on: all are the same loop, and differ in what the table lets outlive a round.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
+from fairbed.coordinator.algorithms.estimation.base import CONTEXT
+from fairbed.coordinator.policy.choice import Choice, Observations, Picks
+from fairbed.coordinator.policy.decisions import Decisions
+from fairbed.coordinator.ports import Score
+from fairbed.coordinator.state.exchange import ExchangeState
+from fairbed.coordinator.state.round import Round
+from fairbed.testbed.replay.asking import QueriedLosses, query_losses
+from fairbed.testbed.replay.in_flight import InFlight
+from fairbed.testbed.replay.learned import Cohort, VersionBatch
+from fairbed.testbed.replay.world import LastRound, ReplayedExchange, Scene, World
+
+OVER = "the run is over"
+"""Why the last round ends the exchanges that are still open."""
+
+DIVERGED = "training diverged; lower learning_rate or set clip_norm"
+"""Why an exchange has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a replay stands between two rounds."""
+
+    round: int
+    """The last one that is over; 0 before the first."""
+    now: float
+    """Seconds on the virtual clock."""
+    last: LastRound
+
+    @classmethod
+    def start(cls, n: int) -> "Position":
+        """Return the beginning, for `n` devices."""
+        return cls(0, 0.0, LastRound.nobody(n))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """One round that is over and learned from."""
+
+    choice: Choice
+    """All selections of the round."""
+    scene: Scene
+    """Of the first selection."""
+    started_s: float
+    """On the virtual clock; a loss query is part of the round."""
+    lasted_s: float
+    """From the dispatch to the end."""
+    table: Round
+    """Of the coordinator, at the end of the round."""
+    exchanges: Sequence[ReplayedExchange]
+    """Dispatched in this round, in the order of `choice`; an open one still changes."""
+    outcome: tuple[str, ...]
+    """Of each of them at the end of the round: done, late, lost, cancelled or failed."""
+    over: Sequence[ReplayedExchange]
+    """Ended in this round, dispatched in it or before."""
+    scores: Mapping[str, Score] | None
+    """Of the model after the round; None if it was not evaluated."""
+    after: Position
+    queried: QueriedLosses | None = None
+    """Losses that the selector needed; None where it needs none."""
+
+    @property
+    def asked_s(self) -> float:
+        """Duration of the loss query."""
+        return 0.0 if self.queried is None else self.queried.lasted_s
+
+    @property
+    def asked_bytes(self) -> int:
+        """Model bytes that the loss query sent to the devices that answered."""
+        return 0 if self.queried is None else self.queried.bytes_down
+
+    @property
+    def dispatched_s(self) -> float:
+        """Instant of the first dispatch."""
+        return self.started_s + self.asked_s
+
+    @property
+    def duration_s(self) -> float:
+        """Of the round."""
+        return self.asked_s + self.lasted_s
+
+    @property
+    def merged(self) -> Ints:
+        """Rows of the devices whose updates entered the model."""
+        return np.array([x.row for x in self.over if x.is_done], dtype=np.int64)
+
+    @property
+    def concerned(self) -> Ints:
+        """Rows of the devices that were selected, or whose updates entered the model."""
+        return np.union1d(self.choice.rows, self.merged)
+
+    @property
+    def tau_s(self) -> Floats:
+        """Exchange times of this round, also of updates that never arrived; (K,)."""
+        return column(self.exchanges, "tau_s")
+
+
+def column(exchanges: Sequence[ReplayedExchange], name: str) -> Floats:
+    """Return a number of each exchange, shape (K,)."""
+    return np.array([getattr(x, name) for x in exchanges], dtype=np.float64)
+
+
+def flags(exchanges: Sequence[ReplayedExchange], name: str) -> Bools:
+    """Return a truth of each exchange, shape (K,)."""
+    return np.array([getattr(x, name) for x in exchanges], dtype=np.bool_)
+
+
+@dataclass(slots=True)
+class RoundContext:
+    """The open round."""
+
+    id: int
+    started_s: float
+    last: LastRound
+    """Participation before each selection; an exchange that ends in this round changes it."""
+    scene: Scene = field(init=False)
+    picks: Picks = field(init=False)
+    queried: QueriedLosses | None = None
+
+
+class Engine:
+    """Replays the rounds of an experiment.
+
+    Args:
+        decisions: What is studied; it learns. Its configuration says when a round is over.
+        world: The devices.
+        cohort: Trains; None replays times only.
+    """
+
+    def __init__(self, decisions: Decisions, world: World, *, cohort: Cohort | None = None) -> None:
+        self.decisions, self.world, self.cohort = decisions, world, cohort
+        self.at = Position.start(len(world))
+        self._in_flight = InFlight(decisions.config, world)
+
+    def play(self, rounds: int) -> Iterator[Played]:
+        """Play the rounds up to number `rounds`; yield each when it is over and learned from."""
+        while self.at.round < rounds:
+            yield self.play_round(is_last=self.at.round + 1 == rounds)
+
+    def play_round(self, *, is_last: bool = False) -> Played:
+        """Play one round: select, dispatch, run events, train and merge, learn."""
+        flight = self._in_flight
+        flight.begin_round()
+        opened = RoundContext(flight.table.id, flight.now, self.at.last)
+        opened.scene = self._look(opened)
+        self._query_losses(opened)
+        self._select(opened, opened.scene)
+        began = flight.clock
+        self._run_events(opened)
+        if is_last:
+            flight.give_up(OVER)
+        over, own = flight.over, flight.dispatched
+        self._train_and_merge(over)
+        flight.notify_world()
+        choice = opened.picks.whole()
+        self.decisions.learn(choice, _observations(over, opened.id))
+        table = flight.table
+        self.at = Position(opened.id, flight.now, self._hand_over(choice, over))
+        return Played(
+            choice=choice,
+            scene=opened.scene,
+            started_s=opened.started_s,
+            lasted_s=flight.clock - began,
+            table=table,
+            exchanges=own,
+            outcome=tuple(x.outcome for x in own),
+            over=over,
+            scores=None if self.cohort is None else self.cohort.evaluate(opened.id),
+            after=self.at,
+            queried=opened.queried,
+        )
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the state between two rounds but for the vector of the model."""
+        last = self.at.last
+        return {
+            "decisions": self.decisions.to_state(),
+            "world": self.world.to_state(),
+            "cohort": {} if self.cohort is None else self.cohort.to_state(),
+            "now": self.at.now,
+            "is_selected": last.is_selected.tobytes(),
+            "has_trained": last.has_trained.tobytes(),
+            "in_flight": self._in_flight.to_state(),
+        }
+
+    def load_state(self, round_id: int, vector: Vector, state: dict[str, Any]) -> None:
+        """Take over a state that `to_state` returned.
+
+        Args:
+            round_id: The last round that was over.
+            vector: The model after it, shape (n_values,); empty without training.
+            state: All else.
+        """
+        self.decisions.load_state(state["decisions"])
+        self.world.load_state(state["world"])
+        if self.cohort is not None:
+            self.cohort.load_state(vector, state["cohort"])
+        last = LastRound(_bools(state["is_selected"]), _bools(state["has_trained"]))
+        self.at = Position(round_id, state["now"], last)
+        self._in_flight.load_state(state["in_flight"], self.at.now)
+
+    def _look(self, opened: RoundContext) -> Scene:
+        """Return the fleet at this instant; devices at work are not available."""
+        flight = self._in_flight
+        flight.notify_world()
+        scene = self.world.look(opened.id, flight.now, opened.last)
+        if not flight.table.everybody():
+            return scene
+        busy = flight.busy(len(self.world))
+        return replace(scene, is_available=scene.is_available & ~busy)
+
+    def _query_losses(self, opened: RoundContext) -> None:
+        """Query losses if the selector needs them; exchanges in flight go on meanwhile."""
+        flight = self._in_flight
+        opened.queried = query_losses(
+            self.decisions, self.world, opened.scene, opened.id, flight.now, self.cohort
+        )
+        if opened.queried is not None:
+            end = flight.clock + opened.queried.lasted_s
+            while flight.step(end):
+                pass
+            opened.scene = self._look(opened)
+
+    def _select(self, opened: RoundContext, scene: Scene, pick: int = 0) -> None:
+        """Select devices and dispatch them: a whole cohort, or as many as there are places."""
+        decisions, flight, world = self.decisions, self._in_flight, self.world
+        config = decisions.config
+        free = config.asked - flight.table.open_count if config.round.is_buffered else None
+        choice = decisions.choose(
+            opened.id,
+            scene,
+            world.transfer_bits,
+            flight.now,
+            known_s=scene.known_s,
+            answers=None if opened.queried is None else opened.queried.answers,
+            asked=free,
+            pick=pick,
+        )
+        planned = world.exchange(opened.id, flight.now, choice.rows)
+        flight.dispatch(planned, choice, scene)
+        if pick:
+            opened.picks.add(choice)
+        else:
+            opened.picks = Picks(choice)
+
+    def _run_events(self, opened: RoundContext) -> None:
+        """Run events until the round is over; an asynchronous one dispatches more meanwhile."""
+        flight, void_wait_s = self._in_flight, self.decisions.config.round.void_wait_s
+        if self.decisions.config.round.is_buffered:
+            flight.table.begin(flight.clock)
+            picks = 0
+            while not flight.table.is_over:
+                picks += self._refill(opened, picks + 1)
+            if flight.table.is_void:
+                flight.step(flight.clock + void_wait_s)
+        elif flight.table.exchanges:
+            flight.run_round()
+        else:
+            self._wait_for_devices(opened)
+
+    def _refill(self, opened: RoundContext, pick: int) -> bool:
+        """Run one event, then dispatch devices to the free places; return whether it did.
+
+        With free places it looks for devices every `void_wait_s`, whether or not events occur.
+        """
+        config, flight = self.decisions.config, self._in_flight
+        has_places = flight.table.open_count < config.asked
+        flight.step(flight.clock + config.round.void_wait_s if has_places else np.inf)
+        if flight.table.is_over:
+            return False
+        self._release(opened)
+        if flight.table.open_count >= config.asked:
+            return False
+        scene = self._look(opened)
+        if not scene.is_available.any():
+            return False
+        self._select(opened, scene, pick)
+        return True
+
+    def _release(self, opened: RoundContext) -> None:
+        for x in self._in_flight.release():
+            has_trained = opened.last.has_trained.copy()
+            has_trained[x.row] = x.has_trained
+            opened.last = replace(opened.last, has_trained=has_trained)
+
+    def _wait_for_devices(self, opened: RoundContext) -> None:
+        """Wait until a device is available or a late exchange ends, at most for the deadline."""
+        flight, rules = self._in_flight, self.decisions.config.round
+        if flight.table.is_idle:
+            flight.step(flight.clock + rules.void_wait_s)
+            return
+        ended, end = len(flight.table.ended), flight.clock + rules.deadline_s
+        while flight.clock < end and len(flight.table.ended) == ended:
+            has_event = flight.step(min(flight.clock + rules.void_wait_s, end))
+            if not has_event and self._look(opened).is_available.any():
+                return
+
+    def _train_and_merge(self, over: Sequence[ReplayedExchange]) -> None:
+        """Train the devices that completed their work; merge the updates that arrived."""
+        if self.cohort is None:
+            return
+        table = self._in_flight.table
+        trained = sorted((x for x in over if x.has_trained), key=lambda x: (x.round, x.row))
+        groups = [list(group) for _, group in groupby(trained, key=lambda x: x.round)]
+        needed = {entry.version for entry in table.everybody() if not entry.is_over}
+        batches = [_version_batch(group) for group in groups]
+        reports = self.cohort.train(table.id, table.version, batches, needed)
+        for group, learned in zip(groups, reports, strict=True):
+            losses, failed = learned.losses.tolist(), learned.has_failed.tolist()
+            for x, loss, has_failed in zip(group, losses, failed, strict=True):
+                x.loss = loss
+                if has_failed:
+                    entry = x.entry
+                    entry.stage, entry.why, entry.offer = ExchangeState.FAILED, DIVERGED, None
+                    entry.staleness = entry.merged_round = None
+
+    def _hand_over(self, choice: Choice, over: Sequence[ReplayedExchange]) -> LastRound:
+        """Open the next table with what is in flight; return participation in this round."""
+        table = self._in_flight.table
+        trained = [x for x in over if x.has_trained]
+        rows = np.array([x.row for x in trained], dtype=np.int64)
+        versions = np.array([x.entry.version for x in trained], dtype=np.int64)
+        version = table.version + any(x.is_done for x in over)
+        self.world.on_version(rows, versions, version)
+        self._in_flight.open_next_table(over, version)
+        last = LastRound.nobody(len(self.world))
+        last.is_selected[choice.rows] = True
+        last.has_trained[rows] = True
+        return last
+
+
+def _bools(data: bytes) -> Bools:
+    column: Bools = np.frombuffer(data, dtype=np.bool_).copy()
+    return column
+
+
+def _version_batch(group: Sequence[ReplayedExchange]) -> VersionBatch:
+    """Return exchanges of one round, and so of one model version, as a batch."""
+    return VersionBatch(
+        round=group[0].round,
+        version=group[0].entry.version,
+        rows=np.array([x.row for x in group], dtype=np.int64),
+        n_k=np.array([x.n_k for x in group], dtype=np.int64),
+        is_merged=flags(group, "is_done"),
+    )
+
+
+def _observations(over: Sequence[ReplayedExchange], round_id: int) -> Observations:
+    """Return what a round teaches: the times of updates that arrived, and bounds of others."""
+    k, is_done = len(over), flags(over, "is_done")
+    compute_s = sum(
+        (column(over, name) for name in ("evaluate_s", "train_s", "encode_s")),
+        start=column(over, "decode_s"),
+    )
+    phases_s = np.stack(
+        [
+            column(over, "download_s"),
+            column(over, "load_s"),
+            compute_s,
+            column(over, "upload_s"),
+            column(over, "signal_s"),
+        ],
+        axis=1,
+    )
+    context = np.full((k, CONTEXT), np.nan)
+    for at, x in enumerate(over):
+        if x.round != round_id:
+            context[at] = x.context
+    return Observations(
+        rows=np.array([x.row for x in over], dtype=np.int64),
+        tau_s=np.where(is_done, column(over, "tau_s"), np.nan),
+        phases_s=np.where(is_done[:, np.newaxis], phases_s, np.nan),
+        is_aggregated=is_done,
+        timed_out=np.array([x.entry.stage is ExchangeState.LATE for x in over], dtype=np.bool_),
+        loss=column(over, "loss"),
+        at_least_s=np.array([_at_least_s(x) for x in over], dtype=np.float64),
+        context=context,
+    )
+
+
+def _at_least_s(x: ReplayedExchange) -> float:
+    """Return the lower bound of an exchange time that a cancellation teaches; NaN is none."""
+    entry = x.entry
+    is_bound = entry.stage is ExchangeState.CANCELLED or (
+        entry.stage is ExchangeState.LATE and entry.is_late
+    )
+    return np.nan if not is_bound or entry.at_least_s is None else entry.at_least_s
