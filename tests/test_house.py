@@ -119,3 +119,10 @@ def test_every_link_to_a_file_leads_somewhere(path: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)", path.read_text())
     missing = [k for k in links if "://" not in k and not (path.parent / k).exists()]
     assert not missing
+
+
+def test_every_path_in_the_design_exists() -> None:
+    text = (ROOT / "docs" / "design.md").read_text()
+    paths = set(re.findall(r"`([a-z_]+/[a-z_/]+(?:\.py|/))`", text))
+    assert len(paths) > 20
+    assert not [path for path in sorted(paths) if not (ROOT / path).exists()]
