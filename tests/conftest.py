@@ -12,6 +12,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from tests.idle_time import IdleSkippingLoop, busy_threads_counted
 from tests.ledger import LEDGER, Ledger
 from tests.processes import describe, is_long_lived, own_children
 from tests.turns import Turns
@@ -64,6 +65,16 @@ def pytest_terminal_summary(
         terminalreporter.section("time lost to faults, beside a run without them")
         for line in sorted(lines):
             terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="module")
+def anyio_backend(request: pytest.FixtureRequest) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Run async tests on asyncio, as the product does; on a loop without waits where marked."""
+    if request.node.get_closest_marker("idle_time_skipped") is None:
+        yield "asyncio", {}
+        return
+    with busy_threads_counted():
+        yield "asyncio", {"loop_factory": IdleSkippingLoop}
 
 
 @pytest.fixture(scope="session")

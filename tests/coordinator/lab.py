@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -36,6 +36,7 @@ from fairbed.wire.messages import MAX_CHUNK_BYTES
 from fairbed.wire.shard import Shard, make_shard
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import Transport, Will
+from tests.idle_time import LoopClock
 from tests.wire.transport.memory import MemoryBroker
 
 ARTIFACT = load_task("softmax", (60,), 10)
@@ -142,7 +143,8 @@ class Lab:
             data=None if data is None else str(data),
             timeouts=Timeouts(hello_s=0.5, resend_s=0.5),
         )
-        agent = Agent(config, host or real_host(), lambda will: self.links.transport(name, will))
+        here = replace(host or real_host(), clock=LoopClock())
+        agent = Agent(config, here, lambda will: self.links.transport(name, will))
         self._agents[name] = anyio.CancelScope()
         self._group.start_soon(self._run_agent, name, agent)
 
@@ -175,6 +177,7 @@ class Lab:
             attempt=attempt,
             roster=self.roster,
             listener=self._listen,
+            now=LoopClock().now,
         )
 
     def open_store(self, name: str = "run") -> Store:

@@ -1,13 +1,15 @@
 """Devices that train for as long as a test wants."""
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import anyio.from_thread
+
 from fairbed.device_agent.host import Host, Meter, Section
 from fairbed.device_agent.sensors import real_host
+from tests.idle_time import add_busy_threads, sleep_in_thread
 
 LONGEST_S = 30.0
 """Nothing waits for ever, not even a test."""
@@ -19,6 +21,7 @@ class Gate:
     def __init__(self) -> None:
         self._is_open = threading.Event()
         self._is_open.set()
+        self._waiting = 0
         self.held = 0
         """How often training met a shut gate."""
 
@@ -33,14 +36,22 @@ class Gate:
     def open(self) -> None:
         """Let everybody through."""
         self._is_open.set()
+        add_busy_threads(+self._waiting)
+        self._waiting = 0
 
     @contextmanager
     def section(self, name: Section) -> Iterator[Meter]:
         """Enter a compute section."""
         if name == "train" and not self._is_open.is_set():
             self.held += 1
+            anyio.from_thread.run_sync(self._begin_to_wait)
             self._is_open.wait(LONGEST_S)
         yield _Free()
+
+    def _begin_to_wait(self) -> None:
+        if not self._is_open.is_set():
+            self._waiting += 1
+            add_busy_threads(-1)
 
 
 class Stroll:
@@ -57,7 +68,7 @@ class Stroll:
     def section(self, name: Section) -> Iterator[Meter]:
         """Enter a compute section."""
         if name == "train":
-            time.sleep(self._train_s)
+            sleep_in_thread(self._train_s)
         yield _Free()
 
 

@@ -17,7 +17,7 @@ from tests.coordinator.faulty import VICTIM, Fault, FaultyBroker, message_of, up
 from tests.coordinator.lab import EVERYBODY, NAMES, Lab, lab, make_config
 from tests.coordinator.stragglers import Gate, Stroll
 
-pytestmark = [pytest.mark.anyio, pytest.mark.alone]
+pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 DEADLINE_S = 1.0
 TRAIN_S = 0.05
