@@ -32,7 +32,7 @@ from tests.coordinator.lab import (
     make_config,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 VECTOR_BYTES = ARTIFACT.spec.layout.size_bytes
 

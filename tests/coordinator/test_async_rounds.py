@@ -21,7 +21,7 @@ from tests.coordinator.faulty import VICTIM, Fault, FaultyBroker, message_of
 from tests.coordinator.lab import EVERYBODY, NAMES, Lab, lab, make_config
 from tests.coordinator.stragglers import Gate
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 DEVICES = (*NAMES, "pi-3", "pi-4")
 

@@ -14,7 +14,7 @@ from tests.coordinator import rogue
 from tests.coordinator.builders import hello
 from tests.coordinator.lab import lab, make_config
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 REJECTED = [
     (rogue.sends_nan, "vector: every value must be finite, got nan at 3"),

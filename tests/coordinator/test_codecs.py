@@ -23,7 +23,7 @@ from tests.coordinator.faulty import (
 )
 from tests.coordinator.lab import ARTIFACT, EVERYBODY, NAMES, PATIENT, Lab, lab, make_config
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 EXCHANGES = {
     "up float16": ExchangeConfig(up="float16"),

@@ -17,7 +17,7 @@ from tests.coordinator import rogue
 from tests.coordinator.builders import context
 from tests.coordinator.lab import PATIENT, Lab, lab, make_config
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 HERE = "tests.coordinator.test_plugin_runs"
 

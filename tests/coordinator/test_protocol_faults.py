@@ -36,7 +36,7 @@ from tests.coordinator.faulty import (
 )
 from tests.coordinator.lab import EVERYBODY, NAMES, PATIENT, Lab, lab, make_config
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 
 JOINING = {

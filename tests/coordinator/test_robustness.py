@@ -23,7 +23,7 @@ from tests.coordinator.rogue import Rogue
 from tests.coordinator.server.test_service import send
 from tests.wire.transport.memory import MemoryBroker, MemoryTransport
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 EVERYBODY = SelectionConfig(policy="uniform", per_round=3)
 

@@ -23,7 +23,7 @@ from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp
 from tests.coordinator.lab import Lab, lab, make_config
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 
 async def test_a_fleet_trains_and_everything_is_written_down(tmp_path: Path) -> None:
