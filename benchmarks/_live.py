@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 
 from fairbed.testbed.host.guard import guarded
-from fairbed.testbed.run.folder import read_endpoint
+from fairbed.testbed.run_folder import read_endpoint
 from fairbed.wire.transport.address import DEFAULT_CLIENT, Client
 
 EXPERIMENT = """

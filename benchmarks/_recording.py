@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks._live import save_random_examples
 from fairbed.testbed.host.guard import guarded
-from fairbed.testbed.run.folder import WORK
+from fairbed.testbed.run_folder import WORK
 
 SPEEDS = {"steady": 0.2, "moving": 0.3}
 DOWN_BPS, UP_BPS, DELAY_S = 16e6, 8e6, 0.02

@@ -17,9 +17,9 @@ from msgspec import Struct
 
 from benchmarks._traffic import traffic
 from fairbed.testbed.backends.cpu_time import cpu_s
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.network.network import Network, open_network
 from fairbed.testbed.emulation.conditions import Conditions, Shape
+from fairbed.testbed.errors import BackendError
 
 TURNS = 20
 """Changes of all devices; the median counts."""

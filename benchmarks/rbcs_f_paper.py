@@ -51,8 +51,9 @@ from benchmarks._paper.settings import (
 from benchmarks._paper.summary import Summary, summarise
 from benchmarks._paper.training import DamagedFile, train_all
 from fairbed.coordinator.task.errors import TaskError
-from fairbed.testbed.cli import DONE, FAILED, RunError, UsageError
+from fairbed.testbed.cli import DONE, FAILED
 from fairbed.testbed.compare.figure_style import MISSING, files_of
+from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.experiment.datasets.catalogue import describe_all
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError

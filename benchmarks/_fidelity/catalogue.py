@@ -14,7 +14,7 @@ from benchmarks._fidelity.rig import Rig, open_rig
 from benchmarks._fidelity.rows import Asked, Row, unknown
 from fairbed.testbed.backends.choice import BackendName, problem_with
 from fairbed.testbed.backends.containers.engine import find_engine
-from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.errors import BackendError
 
 OnRig: TypeAlias = Callable[[Rig, Plan], Awaitable[list[Row]]]
 OnFleet: TypeAlias = Callable[[BackendName, Plan, Path], Awaitable[list[Row]]]

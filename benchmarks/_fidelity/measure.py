@@ -8,7 +8,7 @@ import anyio
 
 from benchmarks._fidelity.rows import Asked, Row, judged
 from benchmarks._fidelity.windows import Window, failed, find, why_invalid
-from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.errors import BackendError
 
 PAUSE_S = 0.5
 """After a window that does not count: what disturbed it may be over then."""

@@ -14,9 +14,9 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from benchmarks._fidelity.orders import Answers, Failed, Order
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.helper import end_helper, open_helper
 from fairbed.testbed.backends.sandbox import Sandbox
+from fairbed.testbed.errors import BackendError
 
 MODULE = "benchmarks._fidelity.end"
 

@@ -36,7 +36,7 @@ from fairbed.testbed.emulation.tcp import waiting_s
 from fairbed.testbed.experiment.file import ExperimentError, load_experiment
 from fairbed.testbed.experiment.fleet import MAX_EMULATED, plan_fleet
 from fairbed.testbed.recording.run_store import CONFIG, read_training
-from fairbed.testbed.run.folder import WORK
+from fairbed.testbed.run_folder import WORK
 
 
 class RecentRate:

@@ -17,8 +17,8 @@ from experiments.replay_fidelity.live import LiveRunError
 from fairbed.coordinator.store import StoreError
 from fairbed.coordinator.task.errors import TaskError
 from fairbed.profiles.errors import ProfileError
-from fairbed.testbed.backends.errors import BackendError
-from fairbed.testbed.cli import DONE, RunError, UsageError
+from fairbed.testbed.cli import DONE
+from fairbed.testbed.errors import BackendError, RunError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError, load_experiment
 from fairbed.testbed.recording.analysis.compose import NotEnough

@@ -10,7 +10,7 @@ from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.host.guard import guarded
-from fairbed.testbed.run.folder import WORK
+from fairbed.testbed.run_folder import WORK
 
 ROUND_LIMIT_S, START_LIMIT_S = 120.0, 300.0
 """A run that lasts longer than this, for each round and for its start, is given up."""

@@ -26,13 +26,13 @@ from fairbed.device_agent.config import AgentConfig
 from fairbed.testbed.backends.agents import open_agents
 from fairbed.testbed.backends.base import DeviceSpec
 from fairbed.testbed.backends.cpu_time import cpu_s
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.gauges import FROZEN_S, STARVED_S, Gauges
 from fairbed.testbed.backends.helper import HelperEnded, OnEnd
 from fairbed.testbed.backends.launcher import Launch
 from fairbed.testbed.backends.sandbox import Sandbox
 from fairbed.testbed.emulation.work import WorkCosts
-from fairbed.testbed.run.folder import GAUGES
+from fairbed.testbed.errors import BackendError
+from fairbed.testbed.run_folder import GAUGES
 from fairbed.wire.messages import is_device_name
 
 

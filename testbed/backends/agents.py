@@ -13,7 +13,6 @@ import msgspec
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.fork_protocol import (
     Answer,
     Exited,
@@ -31,6 +30,7 @@ from fairbed.testbed.backends.helper import (
     open_helper,
 )
 from fairbed.testbed.backends.launcher import Launch
+from fairbed.testbed.errors import BackendError
 
 if sys.version_info >= (3, 11):
     from typing import assert_never

@@ -20,13 +20,13 @@ import anyio.to_thread
 from fairbed.testbed.backends.base import Backend, DeviceSpec, without_loss
 from fairbed.testbed.backends.cgroups.fleet import check_share, try_groups
 from fairbed.testbed.backends.containers.engine import ContainerEngine, find_engine
-from fairbed.testbed.backends.errors import BackendError, BackendUnavailable
 from fairbed.testbed.backends.helper import OnEnd
 from fairbed.testbed.backends.namespace import NamespaceBackend
 from fairbed.testbed.backends.network.network import Network, open_network
 from fairbed.testbed.backends.network.probe import probe
 from fairbed.testbed.backends.process import ProcessBackend
 from fairbed.testbed.backends.proxy.protocol import Shape
+from fairbed.testbed.errors import BackendError, BackendUnavailable
 
 BackendName: TypeAlias = Literal["namespace", "container", "process"]
 BackendKind: TypeAlias = Literal["auto", "namespace", "container", "process"]
@@ -80,7 +80,7 @@ class BackendStage:
                 on_end=on_end,
                 engine=self.engine,
             )
-        fleet = [without_loss(spec) for spec in self.fleet]  # `testbed.cli.preflight` says so
+        fleet = [without_loss(spec) for spec in self.fleet]  # `testbed.run.preflight` says so
         return ProcessBackend(
             broker_url, fleet, self.folder, tenant=tenant, on_end=on_end, seed=self.seed
         )

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 from fairbed.testbed.backends.agent_pool import AgentPool
 from fairbed.testbed.backends.base import DeviceSpec
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.gauges import (
     CLOCK_RATIO,
     IS_WILLING,
@@ -21,6 +20,7 @@ from fairbed.testbed.backends.gauges import (
 from fairbed.testbed.backends.proxy.links import ShapedLinks
 from fairbed.testbed.backends.proxy.protocol import LinkState, Shape
 from fairbed.testbed.emulation.conditions import Conditions
+from fairbed.testbed.errors import BackendError
 
 
 class LiveDevices:

@@ -22,7 +22,6 @@ from fairbed.testbed.backends.cgroups.fleet import check_share, limit, open_cell
 from fairbed.testbed.backends.cgroups.group import Group, GroupUsage
 from fairbed.testbed.backends.containers.containers import open_containers
 from fairbed.testbed.backends.containers.engine import ContainerEngine
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.helper import HelperEnded, OnEnd
 from fairbed.testbed.backends.live_devices import check_speed, tell
 from fairbed.testbed.backends.network.counters import LinkCounters
@@ -30,6 +29,7 @@ from fairbed.testbed.backends.network.enter import identity
 from fairbed.testbed.backends.network.network import Network
 from fairbed.testbed.emulation.conditions import Conditions
 from fairbed.testbed.emulation.work import WorkCosts
+from fairbed.testbed.errors import BackendError
 
 
 @dataclass(frozen=True, slots=True)

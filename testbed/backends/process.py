@@ -14,13 +14,13 @@ from urllib.parse import urlsplit
 
 from fairbed.testbed.backends.agent_pool import AgentPool, LogLevel, Method, Site
 from fairbed.testbed.backends.base import DeviceSpec, Usage
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.helper import OnEnd
 from fairbed.testbed.backends.live_devices import LiveDevices, no_loss
 from fairbed.testbed.backends.proxy.links import ShapedLinks, shaped_links
 from fairbed.testbed.backends.proxy.protocol import Shape
 from fairbed.testbed.emulation.conditions import Conditions
 from fairbed.testbed.emulation.work import WorkCosts
+from fairbed.testbed.errors import BackendError
 from fairbed.wire.transport.address import Address, parse_url, with_client
 
 

@@ -6,19 +6,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol, cast
 
+from fairbed.testbed.errors import UsageError
+
 DONE, FAILED, BAD_USAGE = 0, 1, 2
 """Exit codes."""
 
 RUNS = Path("runs")
 """Where runs are kept unless `--out` says otherwise."""
-
-
-class UsageError(Exception):
-    """The command line or a file that it names cannot be used; the message is one line."""
-
-
-class RunError(Exception):
-    """The command failed; the message is one line."""
 
 
 class CommandModule(Protocol):

@@ -3,7 +3,8 @@
 import argparse
 import pkgutil
 
-from fairbed.testbed.cli import DONE, UsageError, from_clone
+from fairbed.testbed.cli import DONE, from_clone
+from fairbed.testbed.errors import UsageError
 
 
 def main(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import anyio
 import msgspec
 
 from fairbed.profiles.errors import ProfileError
-from fairbed.testbed.cli import DONE, FAILED, RunError, UsageError, from_clone
+from fairbed.testbed.cli import DONE, FAILED, from_clone
 from fairbed.testbed.compare.cell import Result
 from fairbed.testbed.compare.comparison import Comparison, compare
 from fairbed.testbed.compare.figure_style import FiguresMissingError
@@ -21,6 +21,7 @@ from fairbed.testbed.compare.plots import draw_all
 from fairbed.testbed.compare.pool import work_through
 from fairbed.testbed.compare.report import write_report
 from fairbed.testbed.compare.table import plain, print_rich
+from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.replay.stage import cast_of

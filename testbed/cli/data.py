@@ -3,7 +3,8 @@
 import argparse
 import os
 
-from fairbed.testbed.cli import DONE, FAILED, UsageError
+from fairbed.testbed.cli import DONE, FAILED
+from fairbed.testbed.errors import UsageError
 from fairbed.testbed.experiment.datasets.catalogue import DatasetStatus, describe_all, verify
 
 

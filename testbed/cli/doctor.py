@@ -30,8 +30,8 @@ from fairbed.testbed.backends.choice import (
     open_backend,
     problem_with,
 )
-from fairbed.testbed.backends.errors import BackendError, innermost
-from fairbed.testbed.cli import DONE, FAILED, UsageError
+from fairbed.testbed.cli import DONE, FAILED
+from fairbed.testbed.errors import BackendError, UsageError, innermost
 from fairbed.testbed.experiment.datasets.catalogue import describe_all
 from fairbed.testbed.experiment.explain import override
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment

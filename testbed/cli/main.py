@@ -7,7 +7,8 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairbed.testbed.cli import BAD_USAGE, FAILED, RUNS, RunError, UsageError, dispatch
+from fairbed.testbed.cli import BAD_USAGE, FAILED, RUNS, dispatch
+from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.shape.options import add_options as add_shape_options
 from fairbed.testbed.shape.options import split_command
 

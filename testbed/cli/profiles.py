@@ -30,8 +30,9 @@ from fairbed.profiles import (
 from fairbed.profiles.importing import Imported, Words, import_link
 from fairbed.profiles.load import kind_of
 from fairbed.profiles.traces import Trace, read_trace
-from fairbed.testbed.cli import DONE, FAILED, UsageError
-from fairbed.testbed.cli.units import duration_s, rate_bps
+from fairbed.testbed.cli import DONE, FAILED
+from fairbed.testbed.errors import UsageError
+from fairbed.testbed.units import duration_s, rate_bps
 
 NAME = re.compile(r"[a-z0-9-]{1,32}")
 

@@ -19,8 +19,9 @@ from fairbed.profiles.quantities import DATA
 from fairbed.profiles.schema import Thermal
 from fairbed.profiles.series import Series
 from fairbed.profiles.traces import Trace, TraceReader
-from fairbed.testbed.cli import DONE, UsageError
-from fairbed.testbed.cli.units import duration_s
+from fairbed.testbed.cli import DONE
+from fairbed.testbed.errors import UsageError
+from fairbed.testbed.units import duration_s
 
 HEAT = "thermal"
 """The curve of the clock under full load."""

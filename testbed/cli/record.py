@@ -12,8 +12,8 @@ import msgspec
 
 from fairbed import profiles
 from fairbed.profiles import Profile, ProfileError
-from fairbed.testbed.cli import DONE, RunError, UsageError
-from fairbed.testbed.cli.units import duration_s
+from fairbed.testbed.cli import DONE
+from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.recording.analysis.compose import (
     Identity,
     Kind,
@@ -23,6 +23,7 @@ from fairbed.testbed.recording.analysis.compose import (
     trace_name,
 )
 from fairbed.testbed.recording.analysis.findings import Findings
+from fairbed.testbed.units import duration_s
 from fairbed.wire.messages import is_device_name
 
 EVERYWHERE = "0.0.0.0"
@@ -51,7 +52,7 @@ def main(options: argparse.Namespace) -> int:
 
 def _from_run(options: argparse.Namespace, name: str) -> tuple[Findings, Identity]:
     from fairbed.coordinator.store import RunNotFoundError, StoreError, resolve_run
-    from fairbed.testbed.backends.errors import BackendError
+    from fairbed.testbed.errors import BackendError
     from fairbed.testbed.experiment.file import ExperimentError
     from fairbed.testbed.recording.analysis.from_run import findings_of_run
     from fairbed.testbed.recording.run_store import NoSuchDevice, read_device, read_training

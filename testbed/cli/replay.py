@@ -14,9 +14,7 @@ from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.task.errors import TaskError
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.profiles.errors import ProfileError
-from fairbed.testbed.backends.errors import BackendError
-from fairbed.testbed.cli import DONE, RUNS, RunError, UsageError
-from fairbed.testbed.cli.preflight import broken_promise
+from fairbed.testbed.cli import DONE, RUNS
 from fairbed.testbed.cli.run import (
     check_new,
     check_resumable,
@@ -24,11 +22,13 @@ from fairbed.testbed.cli.run import (
     new_id,
     selector_of,
 )
+from fairbed.testbed.errors import BackendError, RunError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.replay.engine import Played
 from fairbed.testbed.replay.run import replay_stage
 from fairbed.testbed.replay.stage import stage_of
+from fairbed.testbed.run.preflight import broken_promise
 
 EVERY_S = 0.5
 """Between two progress lines."""

@@ -1,6 +1,6 @@
-"""`fairbed run` and `fairbed coordinator`: progress lines, or the TUI on a terminal.
+"""`fairbed run` and `fairbed coordinator`: start a run or resume one.
 
-What a person without a TUI reads while a run is on: one line per round.
+On a terminal the TUI shows the run (`testbed.cli.watch`); otherwise one line per round.
 """
 
 import argparse
@@ -30,17 +30,17 @@ from fairbed.coordinator.task.errors import TaskError
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.device_agent.sensors import real_host
 from fairbed.profiles.errors import ProfileError
-from fairbed.testbed.backends.errors import BackendError, BackendUnavailable
-from fairbed.testbed.cli import DONE, FAILED, RUNS, RunError, UsageError, without_errno
-from fairbed.testbed.cli.preflight import admit
+from fairbed.testbed.cli import DONE, FAILED, RUNS, without_errno
+from fairbed.testbed.errors import BackendError, BackendUnavailable, RunError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
 from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.host.dilation import loop_factory
 from fairbed.testbed.host.speed import host_speed
 from fairbed.testbed.run.broker import BrokerError
-from fairbed.testbed.run.folder import strangers
+from fairbed.testbed.run.preflight import admit
 from fairbed.testbed.run.supervisor import RunPlan, run_experiment
+from fairbed.testbed.run_folder import strangers
 from fairbed.wire.errors import TransportError
 
 

@@ -22,12 +22,12 @@ from fairbed.coordinator.store import (
     resolve_run,
 )
 from fairbed.coordinator.store.connection import CONFIG, is_locked
-from fairbed.testbed.backends.errors import BackendError
-from fairbed.testbed.cli import DONE, RunError, UsageError, from_clone
+from fairbed.testbed.cli import DONE, from_clone
 from fairbed.testbed.cli.send_command import make_command, send_command
+from fairbed.testbed.errors import BackendError, RunError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError
-from fairbed.testbed.run.folder import Endpoint, read_endpoint
+from fairbed.testbed.run_folder import Endpoint, read_endpoint
 from fairbed.wire.errors import TransportError
 from fairbed.wire.messages import is_device_name
 

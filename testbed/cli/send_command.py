@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 
 import anyio
 
-from fairbed.testbed.run.folder import Endpoint
+from fairbed.testbed.run_folder import Endpoint
 from fairbed.wire.codec import encode
 from fairbed.wire.errors import TransportError
 from fairbed.wire.messages import OperatorCommand

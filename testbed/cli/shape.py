@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from fairbed.testbed.cli import UsageError
+from fairbed.testbed.errors import UsageError
 from fairbed.testbed.shape import signals
 
 

@@ -1,10 +1,10 @@
-"""The TUI: on any run by `fairbed watch`, or on the one that `fairbed run` starts.
+"""The TUI of `fairbed watch`, and of `fairbed run` on a terminal.
 
-Has what only watches go after others: nobody who is measured shall wait for a screen.
-
-Where the kernel shares the processor out by session first (`sched_autogroup`, sched(7)), the
-niceness of a process counts within its session only. A screen's session is that of the shell it
-was started from: so it is told as well, and told otherwise when the screen is left.
+`fairbed run` starts the run as a child process and shows it here. The viewer lowers its own
+scheduling priority, so that it does not delay the processes that are measured. With
+`sched_autogroup` (sched(7)) the kernel first shares the processor between sessions, and the
+niceness of a process counts within its session only. So the viewer also lowers the priority of
+its session, which is that of the shell it was started from, until it closes.
 """
 
 import argparse
@@ -23,36 +23,46 @@ from fairbed.coordinator.store import RunNotFoundError, RunReader, StoreError, r
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.tui.app import ControlRoom, ExitChoice
 from fairbed.testbed.backends.priority import AUTOGROUP
-from fairbed.testbed.cli import BAD_USAGE, DONE, FAILED, RUNS, RunError, UsageError, without_errno
+from fairbed.testbed.cli import BAD_USAGE, DONE, FAILED, RUNS, without_errno
 from fairbed.testbed.cli.send_command import send_command
-from fairbed.testbed.run.folder import LOG, clear, read_endpoint
+from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.run.stopping import DETACH
 from fairbed.testbed.run.supervisor import RunPlan
+from fairbed.testbed.run_folder import LOG, clear, read_endpoint
 
 NICENESS = 10
-"""About a tenth of the share of a process that was not told anything; keys are still heeded."""
+"""A process of this niceness gets about a tenth of the share of a normal one, enough for keys."""
 
-TRIES, PAUSE_S = 5, 0.1
-"""To tell the session, and the time between two tries, seconds."""
+AUTOGROUP_TRIES, AUTOGROUP_RETRY_S = 5, 0.1
+"""How often, and at which interval in seconds, to try to set the priority of the session."""
+
+START_S = 120.0
+"""A run writes its first row within this, or has failed; seconds."""
+
+STOP_S = 30.0
+"""A run ends in order within this; then it is killed; seconds."""
 
 
 @contextmanager
-def going_last() -> Iterator[None]:
-    """Have this process, and meanwhile its session, go after others; who is started keeps that."""
+def low_priority() -> Iterator[None]:
+    """Lower the priority of this process, and of its session until the context ends.
+
+    The process and its children keep the lower priority.
+    """
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), NICENESS))
-    before = _of_session()
+    before = _session_niceness()
     if before is None or before >= NICENESS:
         yield
         return
-    _tell_session(NICENESS)
+    _set_session_niceness(NICENESS)
     try:
         yield
     finally:
-        _tell_session(before)
+        _set_session_niceness(before)
 
 
-def _of_session() -> int | None:
+def _session_niceness() -> int | None:
     """Return the niceness of the session; None where sessions have none."""
     with suppress(OSError):
         if found := re.search(r"nice (-?\d+)$", AUTOGROUP.read_text().strip()):
@@ -60,29 +70,22 @@ def _of_session() -> int | None:
     return None
 
 
-def _tell_session(niceness: int) -> None:
-    for _ in range(TRIES):
+def _set_session_niceness(niceness: int) -> None:
+    for _ in range(AUTOGROUP_TRIES):
         try:
             AUTOGROUP.write_text(str(niceness))
-        except BlockingIOError:  # all sessions together are told ten times a second at most
-            time.sleep(PAUSE_S)
+        except BlockingIOError:  # the kernel takes ten changes a second, of all sessions together
+            time.sleep(AUTOGROUP_RETRY_S)
         except OSError:
             return
         else:
             return
 
 
-START_S = 120.0
-"""A run writes its first row within this, or has failed."""
-
-STOP_S = 30.0
-"""A run stops in order within this; then it is killed."""
-
-
 def main(options: argparse.Namespace) -> int:
-    """Open the TUI on a live or finished run; leaving it stops nothing."""
+    """Open the TUI on a live or finished run; closing it stops nothing."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError("watch: needs a terminal, got none; without one there is: fairbed show")
+        raise UsageError("watch: needs a terminal, got none; without one use: fairbed show")
     try:
         _watch(resolve_run(options.runs, options.run), owns_run=False)
     except RunNotFoundError as exc:
@@ -93,7 +96,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> bool:
-    """Run in a process of its own and watch it here; tell whether it was left running."""
+    """Run in a child process and watch it here; return whether the user left it running."""
     log = plan.folder / LOG
     try:
         plan.folder.mkdir(parents=True, exist_ok=True)
@@ -135,18 +138,18 @@ def _watch(folder: Path, *, owns_run: bool) -> ExitChoice | None:
     with RunReader(folder) as reader:
         endpoint = read_endpoint(folder) if reader.run().is_alive else None
         send = None if endpoint is None else partial(send_command, endpoint)
-        with going_last():
+        with low_priority():
             return _run_room(ControlRoom(reader, send_command=send, owns_run=owns_run))
 
 
 def _run_room(room: ControlRoom) -> ExitChoice | None:
-    """Show the control room until it is left.
+    """Show the control room until the user leaves it.
 
-    A Ctrl-C that comes before the terminal is in its hands is a signal. The event loop would make
-    a cancellation of it, which Textual loses while it starts.
+    Before Textual controls the terminal, Ctrl-C arrives as a signal. The event loop would turn it
+    into a cancellation, which Textual loses while it starts.
 
     Raises:
-        KeyboardInterrupt: Such a signal came.
+        KeyboardInterrupt: Such a signal arrived.
     """
     signals = []
 
@@ -182,7 +185,7 @@ def _wait_for_store(folder: Path, process: "subprocess.Popen[bytes]", log: Path)
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise _why_not_started(process.returncode, log)
+            raise _start_error(process.returncode, log)
         try:
             with RunReader(folder) as reader:
                 if reader.run().is_alive:
@@ -193,13 +196,15 @@ def _wait_for_store(folder: Path, process: "subprocess.Popen[bytes]", log: Path)
     raise RunError(f"the run did not start within {START_S:g} s; see {log}")
 
 
-def _why_not_started(code: int, log: Path) -> UsageError | RunError:
-    """Return what the run said last, if that was about its end."""
+def _start_error(code: int, log: Path) -> UsageError | RunError:
+    """Return the error that the run printed last; else one that quotes its last line."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    said = lines[-1] if lines else ""
-    if not said.startswith("fairbed: "):
-        return RunError(f"the run ended with exit code {code} before it began; it said: {said!r}")
-    line = said.removeprefix("fairbed: ")
+    last = lines[-1] if lines else ""
+    if not last.startswith("fairbed: "):
+        return RunError(
+            f"the run ended with exit code {code} before it began; its log ends with {last!r}"
+        )
+    line = last.removeprefix("fairbed: ")
     return UsageError(line) if code == BAD_USAGE else RunError(line)
 
 
@@ -211,7 +216,7 @@ def _detach(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """End an attached run in order: it stops when its standard input does."""
+    """Stop an attached run: it ends in order when its standard input closes."""
     if process.stdin is None:
         return
     process.stdin.close()

@@ -21,8 +21,8 @@ from fairbed.coordinator.store import StoreError
 from fairbed.coordinator.task.errors import TaskError
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.profiles.errors import ProfileError
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.compare.cell import Reply, begin_anew, one_line, reply_of, state_of
+from fairbed.testbed.errors import BackendError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.replay.run import replay_experiment

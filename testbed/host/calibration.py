@@ -26,17 +26,18 @@ from msgspec import Struct
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.fleet.codec_agreement import Agreement, encoded_version
 from fairbed.coordinator.policy.config import ExchangeConfig
+from fairbed.coordinator.state.registry import Device
 from fairbed.device_agent import trainer
 from fairbed.device_agent.coding import Coder
 from fairbed.device_agent.engines.onnx import OnnxEngine
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.emulation.work import StepCost, WorkCosts, fit_cost
+from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host.guard import die_with_parent
-from fairbed.testbed.replay.task import ANY_DEVICE
-from fairbed.testbed.run.folder import WORK
+from fairbed.testbed.run_folder import WORK
 from fairbed.wire.artifact import TaskSpec, decode_artifact
 from fairbed.wire.chunks import manifest_of
-from fairbed.wire.messages import Hyperparameters, Manifest, Packed, Train
+from fairbed.wire.codecs import CODECS
+from fairbed.wire.messages import Capabilities, Hyperparameters, Manifest, Packed, Train
 from fairbed.wire.selfcheck import selfcheck_inputs
 from fairbed.wire.tensors import vector_to_bytes
 
@@ -47,6 +48,22 @@ CACHE_BYTES = 64 << 20
 """More than the caches of a core and what it shares with few others."""
 
 _CHUNK_BYTES = 65_536
+
+ANY_DEVICE = Device(
+    name="any",
+    row=0,
+    capabilities=Capabilities(
+        cores=1,
+        memory_bytes=1 << 30,
+        machine="",
+        python="",
+        engine="",
+        engine_threads=1,
+        agent="",
+        codecs=tuple(CODECS),
+    ),
+)
+"""A device that knows every codec, as every agent of this version does."""
 
 
 @dataclass(frozen=True, slots=True)

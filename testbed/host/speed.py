@@ -22,7 +22,7 @@ from fairbed.coordinator.task.catalogue import load_task
 from fairbed.coordinator.task.errors import TaskError
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.device_agent.engines.onnx import engine_version
-from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host.calibration import Probe, measured
 from fairbed.wire.artifact import encode_artifact
 

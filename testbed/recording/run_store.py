@@ -8,13 +8,13 @@ import msgspec
 
 from fairbed.coordinator.store import RunReader
 from fairbed.profiles.load import near_names
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.emulation.work import WorkCosts
+from fairbed.testbed.errors import BackendError
 from fairbed.testbed.experiment.file import Experiment, load_experiment
 from fairbed.testbed.host.calibration import Probe, work_costs
 from fairbed.testbed.host.speed import host_speed
 from fairbed.testbed.recording.analysis.from_run import DeviceOfRun, TrainingSettings
-from fairbed.testbed.run.folder import WORK
+from fairbed.testbed.run_folder import WORK
 from fairbed.wire.artifact import encode_artifact
 from fairbed.wire.messages import Capabilities
 

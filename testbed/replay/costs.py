@@ -30,7 +30,7 @@ from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_ex
 from fairbed.testbed.host.calibration import Probe, measure, measured
 from fairbed.testbed.host.speed import BATCH, CLASSES, MODEL, REFERENCE_STEP_S, SHAPE, host_speed
 from fairbed.testbed.recording.analysis.from_run import TrainingSettings, packing_of
-from fairbed.testbed.run.folder import WORK
+from fairbed.testbed.run_folder import WORK
 from fairbed.wire.artifact import decode_artifact, encode_artifact
 
 SHIPPED_COSTS: Mapping[str, TaskCosts] = {

@@ -8,12 +8,12 @@ from pathlib import Path
 from fairbed.coordinator.store import Store
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import EventRow
-from fairbed.testbed.cli.preflight import broken_promise
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.replay.engine import Engine, Played
 from fairbed.testbed.replay.keep import CHECKPOINT_S, LISTED, Checkpointer
 from fairbed.testbed.replay.learning import make_learning
 from fairbed.testbed.replay.stage import Stage, stage_of
+from fairbed.testbed.run.preflight import broken_promise
 
 
 def replay_experiment(

@@ -9,28 +9,11 @@ from fairbed.coordinator.algorithms.selection.base import Sample
 from fairbed.coordinator.fleet.codec_agreement import Agreement
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.state.exchange import slots
-from fairbed.coordinator.state.registry import Device
 from fairbed.device_agent.trainer import EVALUATION_BATCH
 from fairbed.testbed.emulation.work import TaskCosts, passes_s
-from fairbed.wire.codecs import CODECS, packed_bytes
-from fairbed.wire.messages import Capabilities
+from fairbed.testbed.host.calibration import ANY_DEVICE
+from fairbed.wire.codecs import packed_bytes
 from fairbed.wire.tensors import Layout
-
-ANY_DEVICE = Device(
-    name="any",
-    row=0,
-    capabilities=Capabilities(
-        cores=1,
-        memory_bytes=1 << 30,
-        machine="",
-        python="",
-        engine="",
-        engine_threads=1,
-        agent="",
-        codecs=tuple(CODECS),
-    ),
-)
-"""A device that knows every codec, as all of this version do."""
 
 
 @dataclass(frozen=True, slots=True)

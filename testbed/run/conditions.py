@@ -8,9 +8,9 @@ from anyio.abc import TaskGroup
 
 from fairbed.coordinator.store import Store, StoreError
 from fairbed.coordinator.store.tables import ConditionRow
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.schedule_driver import TICK_S, Driven, ScheduleDriver
 from fairbed.testbed.emulation.stretch import Stretch
+from fairbed.testbed.errors import BackendError
 from fairbed.testbed.experiment.fleet import PlannedDevice
 from fairbed.testbed.run.stopping import Stop
 

@@ -9,8 +9,8 @@ import anyio
 from anyio.abc import TaskStatus
 
 from fairbed.coordinator.server.service import Coordinator
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.helper import HelperEnded
+from fairbed.testbed.errors import BackendError
 
 DETACH = b"d"
 """What a TUI writes to the run it started before it leaves it alone."""

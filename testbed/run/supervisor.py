@@ -23,9 +23,8 @@ from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.task.catalogue import initial_vector, load_task
 from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendStage, open_backend
-from fairbed.testbed.backends.errors import innermost
-from fairbed.testbed.cli.preflight import remarks
 from fairbed.testbed.emulation.work import WorkCosts
+from fairbed.testbed.errors import innermost
 from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
@@ -42,7 +41,9 @@ from fairbed.testbed.run.broker import (
 )
 from fairbed.testbed.run.conditions import driving, unplugged_at
 from fairbed.testbed.run.evaluation import FleetEvaluator
-from fairbed.testbed.run.folder import (
+from fairbed.testbed.run.preflight import remarks
+from fairbed.testbed.run.stopping import Stop, heed_signals, heed_stdin
+from fairbed.testbed.run_folder import (
     ENDPOINT_FILE,
     Endpoint,
     clear,
@@ -50,7 +51,6 @@ from fairbed.testbed.run.folder import (
     read_endpoint,
     write_endpoint,
 )
-from fairbed.testbed.run.stopping import Stop, heed_signals, heed_stdin
 from fairbed.wire.artifact import Artifact, encode_artifact
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.address import with_client

@@ -37,7 +37,7 @@ async def watched(*marks: str) -> AsyncIterator[int]:
     """
     import anyio
 
-    from fairbed.testbed.backends.errors import BackendError
+    from fairbed.testbed.errors import BackendError
 
     try:
         process = await anyio.open_process(

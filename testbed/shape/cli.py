@@ -14,8 +14,7 @@ import psutil
 from fairbed.device_agent.cgroup import cpu_quotas
 from fairbed.profiles.errors import ProfileError
 from fairbed.profiles.traces import TraceReader
-from fairbed.testbed.backends.errors import BackendError
-from fairbed.testbed.cli import UsageError
+from fairbed.testbed.errors import BackendError, UsageError
 from fairbed.testbed.shape import enter as door
 from fairbed.testbed.shape import report, signals
 from fairbed.testbed.shape.plan import ShapePlan, make_plan

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import anyio
 
-from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.errors import BackendError
 from fairbed.testbed.shape.pacer import Pacer
 from fairbed.testbed.shape.signals import Sent, Signals, stop_ourselves
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import anyio
 
 from fairbed.testbed.backends.cgroups.group import GroupUsage
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.emulation.stopgo import TURN_S, StopAndGo
+from fairbed.testbed.errors import BackendError
 from fairbed.testbed.shape.process_tree import Tree
 from fairbed.testbed.shape.signals import stop_ourselves
 

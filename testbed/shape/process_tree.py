@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fairbed.testbed.backends.cpu_time import cpu_s
-from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.errors import BackendError
 
 PR_SET_CHILD_SUBREAPER = 36
 """From linux/prctl.h."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, TypeVar
 
-from fairbed.testbed.cli import units
+from fairbed.testbed import units
 
 T = TypeVar("T")
 

@@ -13,9 +13,9 @@ import anyio
 from anyio.to_thread import run_sync
 
 from fairbed.testbed.backends.cgroups.fleet import try_groups
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.network.probe import probe
 from fairbed.testbed.backends.schedule_driver import ScheduleDriver
+from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host.threads import THREAD_VARIABLES
 from fairbed.testbed.shape.cleanup_watchdog import MARK_VARIABLE, watched
 from fairbed.testbed.shape.command import ShapedProcess

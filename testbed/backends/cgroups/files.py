@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.errors import BackendError
 
 READ_BYTES = 1 << 16
 

@@ -15,10 +15,10 @@ from fairbed.testbed.backends.cgroups.files import CgroupError
 from fairbed.testbed.backends.cgroups.group import Group
 from fairbed.testbed.backends.cgroups.places import find_places
 from fairbed.testbed.backends.cgroups.removal import sweep
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.network.owner import is_alive
 from fairbed.testbed.backends.network.plan.names import owner_of
 from fairbed.testbed.emulation.quota import checked_share
+from fairbed.testbed.errors import BackendError
 
 AGENT_MEMORY_BYTES = 96 << 20
 """A device has at least this: an agent takes 76 MiB at its peak (`fairbed bench agent-memory`)."""

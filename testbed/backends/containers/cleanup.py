@@ -14,9 +14,9 @@ from pathlib import Path
 import anyio
 
 from fairbed.testbed.backends.containers.engine import ContainerEngine
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.network.owner import is_alive
 from fairbed.testbed.backends.network.plan.names import owner_of
+from fairbed.testbed.errors import BackendError
 
 REMOVE_TIMEOUT_S = 60.0
 

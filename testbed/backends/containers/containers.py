@@ -19,10 +19,10 @@ from anyio.abc import TaskGroup
 from fairbed.testbed.backends.agents import STOP_TIMEOUT_S
 from fairbed.testbed.backends.containers.cleanup import kept, remove, sweep
 from fairbed.testbed.backends.containers.engine import LIMITS, ContainerEngine
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.helper import ANSWER_TIMEOUT_S, HelperEnded, OnEnd
 from fairbed.testbed.backends.launcher import Launch
 from fairbed.testbed.backends.sandbox import Sandbox, admit
+from fairbed.testbed.errors import BackendError
 
 AT_ONCE = 4
 """Containers that start at the same time: podman takes some 0.1 s of processor time for each."""

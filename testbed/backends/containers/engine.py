@@ -17,7 +17,7 @@ from pathlib import Path
 
 import anyio
 
-from fairbed.testbed.backends.errors import BackendError, BackendUnavailable
+from fairbed.testbed.errors import BackendError, BackendUnavailable
 
 RUN_TIMEOUT_S = 60.0
 """For podman to do one thing, on a machine that starts a whole fleet."""

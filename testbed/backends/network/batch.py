@@ -18,8 +18,8 @@ import anyio
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.helper import ANSWER_TIMEOUT_S, end_helper
+from fairbed.testbed.errors import BackendError
 
 LINES_AT_ONCE = 200
 """Between two waits for an answer: a complaint takes up to 300 bytes, a pipe holds 64 KiB, so the

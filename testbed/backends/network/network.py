@@ -19,7 +19,6 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.network.batch import BatchPipe, open_batch_pipe
 from fairbed.testbed.backends.network.counters import LinkCounters, read_counters
 from fairbed.testbed.backends.network.devices import (
@@ -53,12 +52,13 @@ from fairbed.testbed.backends.network.plan.names import (
     hub_side,
     make_names,
 )
+from fairbed.testbed.backends.network.plan.relay_protocol import RelayedLink
 from fairbed.testbed.backends.network.probe import probe
 from fairbed.testbed.backends.network.programs import run_module, run_program
-from fairbed.testbed.backends.network.relay_protocol import RelayedLink
 from fairbed.testbed.backends.network.relays import Relays, open_relays
 from fairbed.testbed.backends.network.sweep import NAMESPACES, remove, sweep_alone
 from fairbed.testbed.emulation.conditions import Conditions, Shape
+from fairbed.testbed.errors import BackendError
 
 
 class _Address(msgspec.Struct, frozen=True):

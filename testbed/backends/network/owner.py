@@ -21,8 +21,8 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.network.plan.names import NetworkNames
+from fairbed.testbed.errors import BackendError
 
 FOLDER = Path("/run/fairbed")
 

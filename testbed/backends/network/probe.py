@@ -9,10 +9,10 @@ from typing import Literal
 
 import msgspec
 
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.network.owner import FOLDER
 from fairbed.testbed.backends.network.programs import run_module
 from fairbed.testbed.backends.network.trial import TrialResult
+from fairbed.testbed.errors import BackendError
 
 _USE_PROCESS = "or use the process backend, which shapes by proxies"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import anyio
 
-from fairbed.testbed.backends.errors import BackendError
+from fairbed.testbed.errors import BackendError
 
 TIMEOUT_S = 60.0
 """For one program, on a machine that is busy starting a fleet."""

@@ -23,7 +23,7 @@ import msgspec
 from fairbed.testbed.backends.network.enter import enter
 from fairbed.testbed.backends.network.plan.delay import Air, DelayLine
 from fairbed.testbed.backends.network.plan.names import DEVICE_LINK
-from fairbed.testbed.backends.network.relay_protocol import (
+from fairbed.testbed.backends.network.plan.relay_protocol import (
     AirState,
     Relayed,
     RelayedLink,

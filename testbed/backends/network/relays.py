@@ -12,15 +12,15 @@ import msgspec
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.helper import ANSWER_TIMEOUT_S, end_helper, open_helper
-from fairbed.testbed.backends.network.relay_protocol import (
+from fairbed.testbed.backends.network.plan.relay_protocol import (
     AirState,
     Relayed,
     RelayedLink,
     RelayOrder,
     RelayReport,
 )
+from fairbed.testbed.errors import BackendError
 
 LINKS_PER_RELAY = 20
 """A packet costs a relay 50 to 75 us of a core (`fairbed bench network-cost`): 20 devices that

@@ -15,10 +15,10 @@ from pathlib import Path
 import anyio
 from anyio.to_thread import run_sync
 
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.network.enter import identity
 from fairbed.testbed.backends.network.owner import forget, is_alive, one_at_a_time, owners
 from fairbed.testbed.backends.network.plan.names import NetworkNames, owner_of
+from fairbed.testbed.errors import BackendError
 
 NAMESPACES = Path("/run/netns")
 """Where `ip netns` keeps them."""

@@ -12,7 +12,6 @@ import msgspec
 from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.helper import (
     ANSWER_TIMEOUT_S,
     HelperEnded,
@@ -21,6 +20,7 @@ from fairbed.testbed.backends.helper import (
     open_helper,
 )
 from fairbed.testbed.backends.proxy.protocol import Held, LinkState, ProxySpec, Shape
+from fairbed.testbed.errors import BackendError
 
 DEVICES_PER_PROCESS = 50
 """A proxy process costs about 1 % of a core per Mbit/s that passes."""

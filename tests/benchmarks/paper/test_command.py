@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from benchmarks.rbcs_f_paper import main
-from fairbed.testbed.cli import UsageError
+from fairbed.testbed.errors import UsageError
 
 FIGURES = (
     "fig2-queues",

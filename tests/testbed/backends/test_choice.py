@@ -15,7 +15,7 @@ from fairbed import profiles
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.backends.base import DeviceSpec, device_spec
 from fairbed.testbed.backends.choice import choose, problem_with
-from fairbed.testbed.backends.errors import BackendUnavailable
+from fairbed.testbed.errors import BackendUnavailable
 from tests.testbed.backends.test_namespace import what_is_left
 
 REPOSITORY = Path(__file__).parents[3]

@@ -17,8 +17,8 @@ import pytest
 from fairbed.testbed.backends.base import Backend
 from fairbed.testbed.backends.choice import BackendStage, open_backend
 from fairbed.testbed.backends.containers.engine import find_engine
-from fairbed.testbed.backends.errors import BackendUnavailable, innermost
 from fairbed.testbed.backends.helper import HelperEnded
+from fairbed.testbed.errors import BackendUnavailable, innermost
 from tests.testbed.backends.test_namespace import (
     NOWHERE,
     REPOSITORY,

@@ -13,9 +13,9 @@ from msgspec import structs
 
 from fairbed import profiles
 from fairbed.testbed.backends.base import DeviceSpec, device_spec
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.process import ProcessBackend
 from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
+from fairbed.testbed.errors import BackendError
 from fairbed.testbed.run.broker import find_broker, start_broker
 from fairbed.wire.codec import decode
 from fairbed.wire.messages import Context, Status

@@ -7,10 +7,10 @@ import anyio
 import pytest
 from anyio.abc import SocketStream
 
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.proxy.links import shaped_links
 from fairbed.testbed.backends.proxy.protocol import LinkState, Shape
 from fairbed.testbed.backends.proxy.server import proxies
+from fairbed.testbed.errors import BackendError
 from tests.testbed.backends.proxy.test_server import (
     PAYLOAD,
     connect,

@@ -22,9 +22,9 @@ from fairbed.testbed.backends.cgroups.files import read
 from fairbed.testbed.backends.cgroups.group import Group
 from fairbed.testbed.backends.cgroups.places import find_places
 from fairbed.testbed.backends.choice import BackendStage, open_backend, problem_with
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.helper import HelperEnded
 from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
+from fairbed.testbed.errors import BackendError
 from fairbed.testbed.run.broker import find_broker, start_broker
 from fairbed.wire.codec import decode
 from fairbed.wire.messages import Status

@@ -14,7 +14,7 @@ from fairbed.coordinator.store import Store
 from fairbed.coordinator.store.tables import EventRow
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.experiment.file import Experiment
-from fairbed.testbed.run.folder import WORK
+from fairbed.testbed.run_folder import WORK
 from tests.testbed.recording.rows import CAPABILITIES, COSTS, World
 
 EXPERIMENT = """

@@ -10,7 +10,6 @@ from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
 from fairbed.profiles import UnknownProfile
 from fairbed.profiles.errors import TraceError
 from fairbed.profiles.series import Series
-from fairbed.testbed.cli.preflight import admit, demand_of
 from fairbed.testbed.experiment.file import (
     EmulationConfig,
     Experiment,
@@ -20,6 +19,7 @@ from fairbed.testbed.experiment.file import (
     parse_experiment,
 )
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
+from fairbed.testbed.run.preflight import admit, demand_of
 
 FLEET = (
     FleetConfig(profile="raspberry-pi-zero-2w", count=2),  # 0.214 cores of the reference each

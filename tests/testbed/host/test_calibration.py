@@ -8,8 +8,8 @@ import pytest
 
 from fairbed.coordinator.policy.config import ExchangeConfig, TrainingConfig
 from fairbed.coordinator.task.catalogue import read_shipped
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.emulation.work import WorkCosts
+from fairbed.testbed.errors import BackendError
 from fairbed.testbed.host import calibration
 from fairbed.testbed.host import calibration as codec_work
 from fairbed.testbed.host.calibration import Probe, measure, work_costs

@@ -24,7 +24,7 @@ from fairbed.testbed.recording.analysis.from_run import Packing, packing_of
 from fairbed.testbed.replay.engine import Engine, column
 from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.stage import stage_of
-from fairbed.testbed.run.folder import WORK
+from fairbed.testbed.run_folder import WORK
 from tests.testbed.recording.rows import COURSE, World
 from tests.testbed.replay.fleets import COSTS, experiment, played
 from tests.testbed.replay.test_profile_replay import DEVICE, TRAIN_S

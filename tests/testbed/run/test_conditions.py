@@ -8,8 +8,8 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from fairbed.coordinator.store import RunReader, Store, StoreError
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.emulation.conditions import Conditions
+from fairbed.testbed.errors import BackendError
 from fairbed.testbed.experiment.file import EmulationConfig, Experiment, FleetConfig, OutageConfig
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
 from fairbed.testbed.run.conditions import driving, unplugged_at

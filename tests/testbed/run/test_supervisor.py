@@ -19,7 +19,7 @@ from fairbed.coordinator.store import RunReader
 from fairbed.profiles.series import Series
 from fairbed.testbed.emulation.work import WorkCosts
 from fairbed.testbed.run.broker import start_broker
-from fairbed.testbed.run.folder import WORK
+from fairbed.testbed.run_folder import WORK
 from tests.testbed.small_run import (
     EMULATED,
     LIMIT_S,

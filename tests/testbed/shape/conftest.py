@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from fairbed.testbed.backends.cgroups.fleet import try_groups
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.network.probe import probe
+from fairbed.testbed.errors import BackendError
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 60.0

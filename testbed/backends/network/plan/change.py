@@ -23,7 +23,7 @@ from fairbed.testbed.backends.network.plan.htb import (
     up_lane,
 )
 from fairbed.testbed.backends.network.plan.links import plug_line
-from fairbed.testbed.backends.network.relay_protocol import AirState
+from fairbed.testbed.backends.network.plan.relay_protocol import AirState
 from fairbed.testbed.emulation.conditions import Conditions, Shape
 
 UNLIMITED = Shape()

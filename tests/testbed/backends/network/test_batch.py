@@ -10,9 +10,9 @@ import anyio
 import psutil
 import pytest
 
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.network.batch import LINES_AT_ONCE, BatchPipe, open_batch_pipe
 from fairbed.testbed.backends.network.enter import OWN, identity
+from fairbed.testbed.errors import BackendError
 
 pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.alone]
 

@@ -13,10 +13,10 @@ import pytest
 from anyio.to_thread import run_sync
 
 from benchmarks._traffic import Peer, traffic
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.network.network import Network, open_network
 from fairbed.testbed.backends.network.plan.names import owner_of
 from fairbed.testbed.emulation.conditions import Outage, Shape
+from fairbed.testbed.errors import BackendError
 from tests.testbed.backends.network.conditions import linked
 from tests.testbed.backends.network.conftest import host_view, missing_since
 

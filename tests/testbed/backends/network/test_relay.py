@@ -9,10 +9,10 @@ import pytest
 from anyio.to_thread import run_sync
 
 from benchmarks._traffic import Flight, traffic
-from fairbed.testbed.backends.errors import BackendError
 from fairbed.testbed.backends.network.network import Network, open_network
 from fairbed.testbed.backends.network.probe import Support
 from fairbed.testbed.emulation.conditions import Shape
+from fairbed.testbed.errors import BackendError
 from tests.testbed.backends.network.conditions import linked
 
 pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.alone]

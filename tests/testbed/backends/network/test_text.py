@@ -15,7 +15,7 @@ from fairbed.testbed.backends.network.plan.change import (
 )
 from fairbed.testbed.backends.network.plan.delay import Air
 from fairbed.testbed.backends.network.plan.names import Addresses, make_names
-from fairbed.testbed.backends.network.relay_protocol import AirState
+from fairbed.testbed.backends.network.plan.relay_protocol import AirState
 from fairbed.testbed.emulation.conditions import Conditions, Shape
 from tests.testbed.backends.network.conditions import linked
 

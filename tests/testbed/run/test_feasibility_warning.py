@@ -6,8 +6,8 @@ import pytest
 
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.cli.main import main
-from fairbed.testbed.cli.preflight import broken_promise
 from fairbed.testbed.experiment.file import Experiment, FleetConfig, load_experiment
+from fairbed.testbed.run.preflight import broken_promise
 
 LINEAR = """
 name = "promised"

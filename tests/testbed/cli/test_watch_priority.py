@@ -1,4 +1,4 @@
-"""A screen goes after others while it is open, and gives its session back what it had."""
+"""The TUI lowers its scheduling priority while it is open, and restores that of its session."""
 
 import subprocess
 import sys
@@ -9,17 +9,17 @@ from fairbed.testbed.cli.watch import NICENESS
 CODE = """
 import os
 from fairbed.testbed.backends.priority import AUTOGROUP
-from fairbed.testbed.cli.watch import going_last
-def tell():
+from fairbed.testbed.cli.watch import low_priority
+def show():
     print(os.getpriority(os.PRIO_PROCESS, 0))
     print(AUTOGROUP.read_text().split()[-1] if AUTOGROUP.exists() else "none")
-with going_last():
-    tell()
-tell()
+with low_priority():
+    show()
+show()
 """
 
 
-def test_it_goes_last_and_its_session_only_meanwhile() -> None:
+def test_the_viewer_lowers_its_priority_and_restores_that_of_its_session() -> None:
     done = subprocess.run(
         [sys.executable, "-c", CODE],
         stdout=subprocess.PIPE,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fairbed.testbed.cli.units import duration_s, rate_bps, ratio, size_bytes
+from fairbed.testbed.units import duration_s, rate_bps, ratio, size_bytes
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from fairbed.testbed.cli.preflight import unmet
 from fairbed.testbed.experiment.file import Experiment, FleetConfig
 from fairbed.testbed.experiment.fleet import plan_fleet
+from fairbed.testbed.run.preflight import unmet
 
 LINK = """
 title = "A link that moves"

@@ -1,8 +1,18 @@
-"""Errors of backends.
+"""Errors of the testbed: the message is one line that says what to do.
 
+UsageError              the command line, or a file that it names, cannot be used: exit code 2
+RunError                the command failed: exit code 1
 BackendError            the machine cannot run the fleet, or a part of the testbed has died
-+-- BackendUnavailable  the backend that was asked for does not work here
++-- BackendUnavailable  the backend that the experiment names does not work here
 """
+
+
+class UsageError(Exception):
+    """The command line or a file that it names cannot be used."""
+
+
+class RunError(Exception):
+    """The command failed."""
 
 
 class BackendError(Exception):
