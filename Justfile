@@ -17,10 +17,28 @@ drop_dashes := 'if [ "${1:-}" = -- ]; then shift; fi;'
 @demo *args: (setup "demo")
     {{ drop_dashes }} fairbed run examples/quickstart.toml "$@"
 
-# Run all checks and all tests; what follows goes to pytest: just test -- -k wire; -n 2 is quicker
+# A worker for each core; `just test -- -n 0 -s` runs without workers.
+workers := "-n logical --maxprocesses 8 --dist worksteal"
+
+# Run all checks and the fast tests, in minutes; what follows goes to pytest: just test -- -k wire
 [no-exit-message]
 @test *args: check
-    {{ drop_dashes }} pytest "$@"
+    {{ drop_dashes }} pytest --tier fast {{ workers }} "$@"
+
+# Run all checks and all tests, on Python 3.10, too: every broker, kill matrices, theory, benchmarks
+[no-exit-message]
+test-all *args: check
+    #!/bin/sh
+    {{ drop_dashes }}
+    status=0
+    if [ $# -eq 0 ]; then "{{ just_executable() }}" test-py310 || status=$?; fi
+    pytest --tier all {{ workers }} "$@" || status=$?
+    exit "$status"
+
+# Run the tests that `just test` leaves out.
+[no-exit-message]
+@test-rest *args: setup
+    {{ drop_dashes }} pytest --tier rest {{ workers }} "$@"
 
 # Build .venv: `demo` (no torch) or `dev` (everything). Quick when nothing changed.
 @setup level="dev":
@@ -38,8 +56,12 @@ drop_dashes := 'if [ "${1:-}" = -- ]; then shift; fi;'
 
 # Check everything that needs no run: lint, types, import rules.
 check: lint
-    @mypy
-    @lint-imports --no-logo
+    #!/bin/sh
+    lint-imports --no-logo &
+    status=0
+    mypy || status=$?
+    wait $! || status=$?
+    exit "$status"
 
 # Run the tests that start a real broker.
 [no-exit-message]
@@ -55,7 +77,7 @@ test-py310 *args:
         if "$python" -c '' 2>/dev/null; then
             PYTHON=$python sh tools/setup.sh device .venv310
             PATH=$PWD/.venv310/bin:$PATH
-            {{ drop_dashes }} exec pytest tests/wire tests/device_agent "$@"
+            {{ drop_dashes }} exec pytest {{ workers }} tests/wire tests/device_agent "$@"
         fi
     done
     echo "test-py310: skipped, no Python 3.10 runs on this machine"

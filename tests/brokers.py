@@ -12,19 +12,28 @@ from anyio.abc import ByteReceiveStream, ByteSendStream, ByteStream, SocketAttri
 from anyio.streams.tls import TLSListener
 
 from fairbed.testbed.run.broker import BrokerKind, find_broker
-from fairbed.wire.transport.address import Client
+from fairbed.wire.transport.address import DEFAULT_CLIENT, Client
 
 KINDS: tuple[BrokerKind, ...] = get_args(BrokerKind)
 
 
-def _param(kind: BrokerKind) -> ParameterSet:
+FAST_KIND = next((kind for kind in KINDS if find_broker(kind) is not None), KINDS[0])
+"""The one kind of the fast tier."""
+
+
+def _marks(kind: BrokerKind, client: Client = DEFAULT_CLIENT) -> list[pytest.MarkDecorator]:
     is_missing = find_broker(kind) is None
     skip = pytest.mark.skipif(is_missing, reason=f"{kind} is not installed")
-    return pytest.param(kind, marks=[pytest.mark.broker, skip], id=kind)
+    is_fast = kind == FAST_KIND and client == DEFAULT_CLIENT
+    return [pytest.mark.broker, skip, *([] if is_fast else [pytest.mark.full])]
+
+
+def _param(kind: BrokerKind) -> ParameterSet:
+    return pytest.param(kind, marks=_marks(kind), id=kind)
 
 
 def _pair(client: Client, kind: BrokerKind) -> ParameterSet:
-    return pytest.param((client, kind), marks=_param(kind).marks, id=f"{client}-{kind}")
+    return pytest.param((client, kind), marks=_marks(kind, client), id=f"{client}-{kind}")
 
 
 BROKERS = [_param(kind) for kind in KINDS]
@@ -32,6 +41,14 @@ BROKERS = [_param(kind) for kind in KINDS]
 
 CLIENTS_AND_BROKERS = [_pair(client, kind) for client in get_args(Client) for kind in KINDS]
 """The same for each of our clients of MQTT."""
+
+PRODUCTION_KINDS = tuple(kind for kind in KINDS if kind != "amqtt")
+"""Kinds that faults are tested on; amqtt, the last resort for a first look, keeps the contract."""
+
+PRODUCTION_BROKERS = [_param(kind) for kind in PRODUCTION_KINDS]
+CLIENTS_AND_PRODUCTION_BROKERS = [
+    _pair(client, kind) for client in get_args(Client) for kind in PRODUCTION_KINDS
+]
 
 
 class Proxy:

@@ -1,4 +1,4 @@
-"""What all tests share: a hypothesis profile, golden files, and a watch on left-over processes."""
+"""What all tests share: tiers, event loops, golden files, and a watch on left-over processes."""
 
 import gc
 import os
@@ -10,16 +10,13 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import settings
 
 from tests.idle_time import IdleSkippingLoop, busy_threads_counted
 from tests.ledger import LEDGER, Ledger
 from tests.processes import describe, is_long_lived, own_children
 from tests.turns import Turns
 
-settings.register_profile("fairbed", derandomize=True, deadline=None, print_blob=True)
-settings.register_profile("explore", max_examples=10_000, deadline=None, print_blob=True)
-settings.load_profile("fairbed")
+pytest_plugins = ["tests.tiers"]
 
 SESSION_MARK = "FAIRBED_TEST_SESSION"
 """Environment variable that every process started by a test inherits."""

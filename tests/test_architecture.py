@@ -93,14 +93,6 @@ def test_help_of_every_command_says_how_to_use_it_and_loads_nothing_heavy() -> N
         assert not loaded & HEAVY, command
 
 
-def test_import_contracts_are_kept() -> None:
-    done = _python(
-        "import sys; from importlinter.cli import lint_imports_command as main\n"
-        "sys.argv = ['lint-imports', '--no-cache']; main()"
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_package_is_typed_and_says_what_it_is(package: str) -> None:
     assert (ROOT / package / "py.typed").exists()

@@ -18,6 +18,7 @@ from fairbed.coordinator.state.round import (
     Tick,
 )
 from tests.coordinator.builders import offer
+from tests.tiers import examples
 
 DEADLINE_S = 60.0
 MAX_STALENESS = 3
@@ -229,4 +230,6 @@ class AnyBufferedRounds(RuleBasedStateMachine):
 
 
 TestAnyBufferedRounds = AnyBufferedRounds.TestCase
-TestAnyBufferedRounds.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+TestAnyBufferedRounds.settings = settings(
+    max_examples=examples(20), stateful_step_count=30, deadline=None
+)

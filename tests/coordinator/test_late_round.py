@@ -25,6 +25,7 @@ from fairbed.coordinator.state.round import (
     Vanished,
 )
 from tests.coordinator.builders import offer
+from tests.tiers import examples
 
 DEADLINE_S, PATIENCE_S = 60.0, 180.0
 MAX_STALENESS = 2
@@ -311,4 +312,4 @@ class AnyRounds(RuleBasedStateMachine):
 
 
 TestAnyRounds = AnyRounds.TestCase
-TestAnyRounds.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+TestAnyRounds.settings = settings(max_examples=examples(20), stateful_step_count=30, deadline=None)

@@ -13,6 +13,7 @@ from fairbed.device_agent.trainer import TrainingDiverged, TrainResult, evaluate
 from fairbed.wire.artifact import SelfCheck, TaskSpec
 from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.tensors import Layout, Tensor
+from tests.tiers import examples
 
 Floats = NDArray[np.float32]
 Gradient = Callable[[Floats, Examples, int], list[float]]
@@ -182,7 +183,7 @@ def test_does_not_change_the_global_model() -> None:
 
 
 @given(n=st.integers(1, 40), batch_size=st.integers(1, 45), epochs=st.integers(1, 3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_every_epoch_visits_every_example_once(n: int, batch_size: int, epochs: int) -> None:
     engine, meter = Formula(constant(0.0)), CountingMeter()
     result = run(engine, [0.0], n=n, batch_size=batch_size, epochs=epochs, meter=meter)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fairbed import profiles
 from fairbed.profiles import ProfileError
+from tests.tiers import examples
 
 TEXTS = {
     name: profiles.find(name).read_text(encoding="utf-8")
@@ -31,7 +32,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from(sorted(TEXTS)), st.data())
 def test_a_file_with_anything_put_anywhere(folder: Path, name: str, data: st.DataObject) -> None:
     text = TEXTS[name]

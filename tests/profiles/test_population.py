@@ -12,6 +12,7 @@ from fairbed import profiles
 from fairbed.profiles import Population, Profile, ProfileError
 from fairbed.profiles.quantities import Quantiles, normal_shares
 from fairbed.profiles.sampling import columns, draw
+from tests.tiers import examples
 
 SHIPPED = profiles.population_names()
 TEXT = profiles.find("phones-2025").read_text(encoding="utf-8")
@@ -51,7 +52,7 @@ def test_numbers_go_together_as_published(name: str) -> None:
         assert found == pytest.approx(correlation.rank.value, abs=0.05)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(0, 20), st.integers(0, 20))
 def test_the_same_seed_draws_the_same_and_fewer_are_the_first_of_more(
     seed: int, count: int, more: int
@@ -79,7 +80,7 @@ def quantiles(draw: st.DrawFn) -> tuple[tuple[float, float], ...]:
     return tuple((s / 20.0, float(v)) for s, v in zip(sorted(shares), values, strict=True))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(quantiles(), st.integers(0, 1 << 32))
 def test_any_published_quantiles_are_those_of_the_devices(
     points: tuple[tuple[float, float], ...], seed: int

@@ -24,6 +24,7 @@ from fairbed.coordinator.state.round import (
 )
 from fairbed.wire.messages import MAX_CHUNK_BYTES, Manifest, Offer
 from tests.coordinator.builders import offer
+from tests.tiers import examples
 
 DEADLINE_S = 60.0
 
@@ -260,4 +261,4 @@ class AnyRound(RuleBasedStateMachine):
 
 
 TestAnyRound = AnyRound.TestCase
-TestAnyRound.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnyRound.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

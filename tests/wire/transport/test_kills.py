@@ -16,7 +16,7 @@ from fairbed.wire.transfer import Download, Intake, Upload
 from fairbed.wire.transport.address import Client
 from fairbed.wire.transport.base import Transport
 from fairbed.wire.transport.client import MqttTransport
-from tests.brokers import CLIENTS_AND_BROKERS
+from tests.brokers import CLIENTS_AND_PRODUCTION_BROKERS
 from tests.ledger import Ledger, watch_memory
 from tests.wire.transport.drivers import offer, pull, receive, send
 
@@ -129,7 +129,7 @@ class Traffic:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("both", CLIENTS_AND_BROKERS)
+@pytest.mark.parametrize("both", CLIENTS_AND_PRODUCTION_BROKERS)
 async def test_no_instant_of_a_brokers_death_harms_a_transfer(
     both: tuple[Client, BrokerKind], tmp_path: Path, ledger: Ledger
 ) -> None:

@@ -16,6 +16,7 @@ from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.policy.factories import make_aggregator
 from tests.coordinator.algorithms.aggregation.rounds import reports, vector
 from tests.strategies import client_models
+from tests.tiers import examples
 
 STREAMED = {
     "fedavg": AggregationConfig(rule="fedavg"),
@@ -59,7 +60,7 @@ def merged(name: str, given_: Reports, rule: Aggregator | None = None) -> Merge:
 
 
 @every_rule
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(given_=client_models())
 def test_weights_explain_the_parameters(name: str, given_: Reports) -> None:
     merge = merged(name, given_)
@@ -75,7 +76,7 @@ def test_weights_explain_the_parameters(name: str, given_: Reports) -> None:
 
 
 @every_rule
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(given_=client_models())
 def test_stays_inside_the_hull_of_what_was_sent_and_what_came_back(
     name: str, given_: Reports
@@ -87,7 +88,7 @@ def test_stays_inside_the_hull_of_what_was_sent_and_what_came_back(
 
 
 @every_rule
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(given_=client_models(), data=st.data())
 def test_ignores_client_order_to_the_last_bit(
     name: str, given_: Reports, data: st.DataObject
@@ -99,7 +100,7 @@ def test_ignores_client_order_to_the_last_bit(
 
 
 @every_rule
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(given_=client_models())
 def test_leaves_its_input_alone(name: str, given_: Reports) -> None:
     before, sent = copy.deepcopy(given_), SENT.copy()
@@ -151,7 +152,7 @@ def test_clients_that_did_not_move_leave_the_model_where_it_is(name: str) -> Non
 
 
 @every_rule
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(given_=st.lists(client_models(), min_size=2, max_size=4))
 def test_a_checkpoint_has_the_same_future(name: str, given_: list[Reports]) -> None:
     original, resumed = make_aggregator(CONFIGS[name]), make_aggregator(CONFIGS[name])

@@ -27,6 +27,7 @@ from tests.coordinator.algorithms.aggregation.test_every_aggregator import (
     merged,
 )
 from tests.strategies import client_models
+from tests.tiers import examples
 
 every_rule = pytest.mark.parametrize("name", STREAMED)
 
@@ -45,7 +46,7 @@ def streamed(rule: Streaming, arrivals: list[Report], learning_rate: float = 0.1
 
 
 @every_rule
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(given_=client_models(), data=st.data())
 def test_streaming_in_any_order_is_the_batch(
     name: str, given_: Reports, data: st.DataObject
@@ -59,7 +60,7 @@ def test_streaming_in_any_order_is_the_batch(
 
 
 @every_rule
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(given_=client_models(), data=st.data())
 def test_a_stack_is_its_reports_one_after_the_other(
     name: str, given_: Reports, data: st.DataObject

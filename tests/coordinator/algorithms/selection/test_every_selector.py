@@ -20,6 +20,7 @@ from fairbed.coordinator.policy.factories import make_selector
 from tests.coordinator.algorithms.selection.configs import CONFIGS
 from tests.coordinator.algorithms.selection.fleet import fleet, outcomes
 from tests.strategies import fleets
+from tests.tiers import examples
 
 OURS = [name for name in CONFIGS if not CONFIGS[name].is_plugin]
 
@@ -38,7 +39,7 @@ def test_keeps_the_contract(name: str, property_: str) -> None:
 
 
 @every_selector
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(candidates=fleets(), k=st.integers(0, 14), seed=st.integers(0, 99))
 def test_chooses_distinct_available_devices_whatever_the_fleet(
     name: str, candidates: Candidates, k: int, seed: int

@@ -10,6 +10,7 @@ from fairbed.coordinator.algorithms.arrays import Ints
 from fairbed.coordinator.algorithms.selection import rbcs_f as p4
 from fairbed.coordinator.algorithms.selection.rbcs_f import solve_p4
 from tests.strategies import P4Instance, p4_instances
+from tests.tiers import examples
 
 
 def objective(x: P4Instance, chosen: Ints | tuple[int, ...]) -> float:
@@ -33,7 +34,7 @@ def algorithm_1(x: P4Instance) -> float:
     return float(best)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(p4_instances())
 def test_agrees_with_brute_force_and_the_published_algorithm(x: P4Instance) -> None:
     chosen = solve_p4(x.tau_bar_s, x.queues, x.k, x.V)
@@ -53,7 +54,7 @@ def test_agrees_with_the_published_algorithm_on_larger_fleets() -> None:
         assert objective(x, chosen) == pytest.approx(algorithm_1(x), abs=1e-9)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(p4_instances())
 def test_the_cohort_is_the_same_however_many_are_sorted_first(x: P4Instance) -> None:
     """Bit for bit, ties included: a block of 4096 holds all of these, one of 1 or 2 does not."""

@@ -1,0 +1,83 @@
+"""Which tests run when. This file and the marker `full` are the only places that decide it.
+
+The fast tier (`just test`) has what a change commonly breaks: every behaviour once. The rest (`just
+test-all` runs both) has what costs minutes and proves the same again elsewhere or in depth. A test
+belongs to the rest when
+
+1. its file is below an entry of `FULL`,
+2. or it has the marker `full`: a function, or one parameter of it; `tests/brokers.py` gives it to
+   every broker and client but one.
+
+Property tests belong to both: the fast tier tries `FAST_EXAMPLES` of a hundred examples.
+`pytest --collect-only --tier fast` lists a tier.
+"""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+FULL: dict[str, str] = {
+    "tests/benchmarks": "commands that measure, on a small scale",
+    "tests/coordinator/test_faults_on_brokers.py": "test_protocol_faults.py on real brokers",
+    "tests/experiments": "studies that are not product",
+    "tests/theory": "theorems, by simulation",
+    "tests/wire/transport/test_kills.py": "brokers killed at random instants",
+}
+"""Files and folders of the rest, and what they are."""
+
+ALL_EXAMPLES, FAST_EXAMPLES = 100, 25
+"""Of a property, unless its test says otherwise."""
+
+ROOT = Path(__file__).parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tier",
+        choices=["fast", "rest", "all"],
+        default="all",
+        help="run the fast tests, the rest, or all (default); see tests/tiers.py",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how many examples hypothesis tries, before it sees a test."""
+    shared = settings(derandomize=True, deadline=None, print_blob=True)
+    settings.register_profile("fairbed", shared, max_examples=ALL_EXAMPLES)
+    settings.register_profile("fast", shared, max_examples=FAST_EXAMPLES)
+    settings.register_profile("explore", max_examples=10_000, deadline=None, print_blob=True)
+    if config.getoption("--hypothesis-profile") is None:
+        settings.load_profile("fast" if config.getoption("--tier") == "fast" else "fairbed")
+
+
+def examples(count: int) -> int:
+    """Return how many examples a test tries that needs `count` of them where others try 100."""
+    scale = settings().max_examples / ALL_EXAMPLES
+    return max(1, round(count * min(scale, 1.0)))
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    if config.getoption("--tier") != "fast":
+        return None
+    return "tier: fast; `just test-all` runs the rest, too (tests/tiers.py)"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of the chosen tier."""
+    tier = config.getoption("--tier")
+    if tier == "all":
+        return
+    kept = [item for item in items if (_is_fast(item) if tier == "fast" else _is_of_the_rest(item))]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+
+
+def _is_fast(item: pytest.Item) -> bool:
+    place = item.path.relative_to(ROOT)
+    places = {str(place), *map(str, place.parents)}
+    return places.isdisjoint(FULL) and item.get_closest_marker("full") is None
+
+
+def _is_of_the_rest(item: pytest.Item) -> bool:
+    return not _is_fast(item) or getattr(item.obj, "is_hypothesis_test", False)  # type: ignore[attr-defined]  # functions have it
