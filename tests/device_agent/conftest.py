@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,6 +17,7 @@ from fairbed.device_agent.worker import OpenEngine
 from fairbed.wire.topics import Topics
 from tests.device_agent.coordinator import FakeCoordinator
 from tests.device_agent.softmax import open_softmax
+from tests.idle_time import LoopClock
 from tests.wire.transport.memory import MemoryBroker
 
 NAME = "pi-07"
@@ -25,11 +26,6 @@ QUICK = Timeouts(
     hello_s=0.05, refused_s=0.05, resend_s=0.1, probe_s=5.0, prepare_s=20.0, queue_s=20.0
 )
 """Short where only a retry depends on it."""
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 def real_host_for_tests() -> Host:
@@ -65,9 +61,9 @@ class Stage:
             once=self.once,
             timeouts=self.timeouts,
         )
-        return Agent(
-            config, self.host, lambda will: self.broker.transport(NAME, will), self.open_engine
-        )
+        is_real = isinstance(self.host.clock, MonotonicClock)
+        host = replace(self.host, clock=LoopClock()) if is_real else self.host
+        return Agent(config, host, lambda will: self.broker.transport(NAME, will), self.open_engine)
 
     def coordinator(self, boot: int = 1) -> FakeCoordinator:
         """Return a coordinator that is not running yet."""

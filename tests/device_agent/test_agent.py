@@ -29,7 +29,7 @@ from tests.device_agent.conftest import NAME, Stage
 from tests.device_agent.coordinator import CHUNK_BYTES, PATIENCE_S
 from tests.device_agent.softmax import FEATURES, N_VALUES, examples, softmax_artifact, softmax_task
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 TASK = softmax_task()
 SHARD = encode_shard(examples(40))

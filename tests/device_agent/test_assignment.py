@@ -34,7 +34,7 @@ from tests.device_agent.softmax import (
     softmax_task,
 )
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 TASK = softmax_task()
 SHARD = encode_shard(examples(40))

@@ -19,7 +19,7 @@ from tests.device_agent.coordinator import CHUNK_BYTES, PATIENCE_S, WINDOW, Fake
 from tests.device_agent.softmax import Gate, softmax_task
 from tests.wire.transport.memory import Faults
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 WIDE = 1500
 """Features of a model that travels in many chunks."""

@@ -10,7 +10,7 @@ from fairbed.device_agent.trainer import evaluate, train
 from fairbed.wire.messages import Hyperparameters
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_the_cnn_learns_handwritten_digits(seed: int) -> None:
     datasets = pytest.importorskip("sklearn.datasets", reason="the digits come with scikit-learn")
     digits = datasets.load_digits()

@@ -19,7 +19,7 @@ from fairbed.wire.topics import Topics
 from tests.device_agent.clock import HandClock
 from tests.wire.transport.memory import MemoryBroker
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 
 class CountingBroker(MemoryBroker):

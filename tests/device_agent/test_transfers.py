@@ -14,7 +14,7 @@ from fairbed.wire.transfer import Upload
 from fairbed.wire.transport.base import LinkUp, Packet
 from tests.wire.transport.memory import MemoryBroker, MemoryTransport
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 MANIFEST = Manifest(id=bytes(16), kind="update", size_bytes=4096, chunk_bytes=1024)
 

@@ -123,6 +123,7 @@ def test_gives_the_gradient_of_a_tie_to_the_first_of_the_largest() -> None:
     np.testing.assert_allclose(gradient, right.gradient, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.full
 def test_two_exports_are_the_same_bytes() -> None:
     recipe = Recipe("cnn", (1, 8, 8), 10, (4, 8, 6))
     first, second = (

@@ -32,11 +32,6 @@ GOLDEN = Path(__file__).parent / "golden"
 WIDE, SMALL = (120, 40), (80, 24)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fake_run(tmp_path_factory.mktemp("runs") / "digits-run")

@@ -32,11 +32,6 @@ EVERYTHING: tuple[type[Widget], ...] = (*PARTS, Footer)
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def run(tmp_path: Path) -> Iterator[FakeRun]:
     run = FakeRun(tmp_path / "live-run")
     run.play(3)

@@ -63,6 +63,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "out"
 
 
+@pytest.mark.full
 def test_the_examples_front_runs(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--out", str(calls), "--set", "rounds=6", "--json"]
     assert main(["compare", str(GRIDS / "rbcs-f-front.toml"), *arguments]) == 0
@@ -83,6 +84,7 @@ def test_the_examples_front_runs(calls: Path, capsys: pytest.CaptureFixture[str]
     assert drawn == (wanted if HAS_FIGURES else set())
 
 
+@pytest.mark.full
 def test_the_training_example_runs(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(GRIDS / "selection-aggregation.toml")
     arguments = ["--out", str(calls), "--seeds", "2", "--set", "rounds=8", "--json"]
@@ -327,6 +329,7 @@ def test_live_cells_that_fail_say_why(calls: Path, capsys: pytest.CaptureFixture
     assert all("nowhere.npz" in line and "(exit status 2; " in line for line in lines)
 
 
+@pytest.mark.full
 @pytest.mark.broker
 def test_the_live_example_runs_and_goes_on(calls: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--out", str(calls), "--seeds", "1", "--set", "rounds=2", "--json")

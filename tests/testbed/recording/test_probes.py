@@ -58,6 +58,7 @@ def test_a_probe_over_tcp_finds_rates_and_delay_of_a_link() -> None:
     anyio.run(run)
 
 
+@pytest.mark.full
 @pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", BROKERS)

@@ -9,7 +9,7 @@ from fairbed.coordinator.policy.config import ExchangeConfig, RoundConfig, Selec
 from tests.coordinator.lab import EVERYBODY, NAMES, make_config
 from tests.testbed.replay.as_live import AskedStory, Story, played_live, replayed, replayed_asking
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 # Instants at which the order of things decides are at least 0.3 s apart.
 LATE_S = (0.8, 0.8, 3.2)

@@ -46,11 +46,6 @@ anyio.run(main)
 """
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def port_of(broker: Broker) -> int:
     return int(broker.url.rsplit(":", 1)[1])
 

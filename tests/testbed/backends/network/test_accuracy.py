@@ -74,6 +74,7 @@ def _fly(peer: Peer, way: str) -> Callable[[int, float], Flight]:
     return peer.fly_down if way == "down" else peer.fly_up
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", ["down", "up"])
 @pytest.mark.parametrize("rate_bps", [1e6, 1e7, 1e8])
 def test_a_stream_has_the_goodput_asked_for(rate_bps: float, way: str) -> None:
@@ -122,6 +123,7 @@ def test_the_share_of_packets_asked_for_is_lost(way: str, support: Support) -> N
         assert ratio == pytest.approx(0.05, rel=LOSS_LIMIT)
 
 
+@pytest.mark.full
 def test_a_rate_that_changes_ten_times_a_second_delivers_its_volume() -> None:
     step_s, n_steps = 0.1, 40
     rates_bps = [1e7 + 8e6 * math.sin(step / 3.0) for step in range(n_steps)]
@@ -148,6 +150,7 @@ def test_a_rate_that_changes_ten_times_a_second_delivers_its_volume() -> None:
         assert _once(ratio) == pytest.approx(1.0, abs=VOLUME_LIMIT)
 
 
+@pytest.mark.full
 def test_a_busy_device_does_not_slow_its_neighbour() -> None:
     with (
         _network({"busy": _both(5e6), "pi": _both(2e7)}) as (network, _),
