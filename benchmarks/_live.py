@@ -46,7 +46,7 @@ ALL_STEPS = 1_000_000
 START_S = 30.0
 """For a coordinator to say where its broker is."""
 
-KINDS = ("coordinator", "broker", "nursery", "agents")
+KINDS = ("coordinator", "broker", "fork server", "agents")
 
 
 class LiveRun:
@@ -115,7 +115,7 @@ class LiveRun:
             words = " ".join(child.cmdline())
             if "fairbed.testbed.backends.fork_server" in words:
                 is_agent = child.ppid() != coordinator.pid
-                kinds["agents" if is_agent else "nursery"].append(child)
+                kinds["agents" if is_agent else "fork server"].append(child)
             elif any(name in words for name in ("mosquitto", "nats-server", "amqtt")):
                 kinds["broker"].append(child)
         return kinds

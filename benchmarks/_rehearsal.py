@@ -293,7 +293,7 @@ class Rehearsal:
             "outcome": "done",
             "why": "",
             "is_valid": True,
-            "is_starved": False,
+            "is_contended": False,
             "dispatched_at_s": exchange.begun_s,
             "tau_wall_s": exchange.tau_s,
             "tau_s": exchange.tau_s - lasted["offering"],

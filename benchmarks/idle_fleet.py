@@ -96,7 +96,7 @@ def measure(agents: int, model: str, seconds: float, separate: bool) -> dict[str
         "pss_median_mib": statistics.median(memory),
         "pss_max_mib": max(memory),
         "broker_peak_mib": broker_peak_mib,
-        **{f"idle_cores_{k}": (after[k] - before[k]) / wall_s for k in after if k != "nursery"},
+        **{f"idle_cores_{k}": (after[k] - before[k]) / wall_s for k in after if k != "fork server"},
     }
 
 

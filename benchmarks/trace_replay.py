@@ -8,7 +8,7 @@ nothing came through a hole. Without `--trace` (a file, or `data:SET/TRACE` unde
 trace is synthetic: rates of a cellular link, 10 a second, with holes of 3 s.
 
 Only seconds count in which neither this process nor the proxy was late by more than 50 ms: then
-they were starved of this machine, and what they carried says nothing.
+they were contended of this machine, and what they carried says nothing.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from anyio.abc import SocketAttribute, SocketStream
 from fairbed.profiles.series import Series
 from fairbed.profiles.traces import TraceReader
 from fairbed.profiles.tracks import LinkTracks
-from fairbed.testbed.backends.live_devices import link_state
+from fairbed.testbed.backends.apply_conditions import link_state
 from fairbed.testbed.backends.proxy.links import ShapedLinks, shaped_links
 from fairbed.testbed.backends.proxy.protocol import Shape
 from fairbed.testbed.backends.schedule_driver import ScheduleDriver
@@ -42,7 +42,7 @@ NAME = "device"
 DELAY_S = 0.02
 
 LATE_LIMIT_S = 0.05
-"""Whoever was later was starved of this machine."""
+"""Whoever was later was contended of this machine."""
 
 VOLUME_LIMIT, SECOND_LIMIT, HOLE_LIMIT = 0.03, 0.1, 0.1
 

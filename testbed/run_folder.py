@@ -60,7 +60,7 @@ WORK = "work.json"
 GAUGES = "gauges"
 """What devices and their backend tell each other while they run; gone afterwards."""
 
-OWN = {
+RUN_FILES = {
     LOG,
     ENDPOINT_FILE,
     WORK,
@@ -75,14 +75,14 @@ OWN = {
 """Names of what a run writes before its first row."""
 
 
-def strangers(folder: Path) -> list[str]:
+def foreign_files(folder: Path) -> list[str]:
     """Return what a folder holds that no run wrote, sorted; nothing if there is no folder.
 
     Raises:
         OSError: It is no folder, or cannot be read.
     """
     try:
-        return sorted({path.name for path in folder.iterdir()} - OWN)
+        return sorted({path.name for path in folder.iterdir()} - RUN_FILES)
     except FileNotFoundError:
         return []
 
@@ -98,7 +98,7 @@ def is_untouched(folder: Path) -> bool:
 
 def clear(folder: Path, *, with_log: bool = False) -> None:
     """Remove what a run wrote that never began, and the folder if that was all."""
-    for name in OWN if with_log else OWN - {LOG}:
+    for name in RUN_FILES if with_log else RUN_FILES - {LOG}:
         path = folder / name
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

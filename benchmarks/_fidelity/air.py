@@ -144,7 +144,7 @@ async def _heard(
     await rig.apply(FREE)
     control = await one_way_s(rig, direction, 20, 0.01)
     await rig.apply(Conditions(speed_ratio=None, shape=shape))
-    with watch(rig.path(), rig.starved_s) as health:
+    with watch(rig.path(), rig.contended_s) as health:
         heard = await one_way_s(rig, direction, count, gap_s)
     await rig.apply(FREE)
     evidence = Evidence(
@@ -199,7 +199,7 @@ async def _lost(rig: Rig, direction: Direction, count: int) -> Window:
     await rig.apply(FREE)
     control = await shower(rig, direction, count // 10, DATAGRAMS_PER_S, DATAGRAM_BYTES)
     await rig.apply(Conditions(speed_ratio=None, shape=Shape(loss_ratio=LOSS_RATIO)))
-    with watch(rig.path(), rig.starved_s) as health:
+    with watch(rig.path(), rig.contended_s) as health:
         came = await shower(rig, direction, count, DATAGRAMS_PER_S, DATAGRAM_BYTES)
     await rig.apply(FREE)
     lost_without = 1.0 - len(control.times) / (count // 10)

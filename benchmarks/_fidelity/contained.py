@@ -24,14 +24,14 @@ POLL_S = 0.02
 
 @asynccontextmanager
 async def open_contained_end(
-    engine: ContainerEngine, called: str, cell: Sandbox, folder: Path
+    engine: ContainerEngine, called: str, sandbox: Sandbox, folder: Path
 ) -> AsyncIterator[tuple[EndPipe, Sandbox]]:
-    """Keep a measuring end at work in a container; yield it and its cell as it sees it.
+    """Keep a measuring end at work in a container; yield it and its sandbox as it sees it.
 
     Args:
         engine: Runs the container.
         called: Name of the container.
-        cell: Network and control groups of the device.
+        sandbox: Network and control groups of the device.
         folder: Shared with the container.
 
     Raises:
@@ -44,7 +44,7 @@ async def open_contained_end(
         "--interactive",
         f"--name={called}",
         f"--pidfile={found}",
-        f"--network=ns:{cell.network}",
+        f"--network=ns:{sandbox.network}",
         "--no-hosts",
         "--log-driver=none",
         "--workdir=/",
@@ -52,7 +52,7 @@ async def open_contained_end(
         *engine.mounts,
         *(f"--env={name}_NUM_THREADS=1" for name in ("OMP", "OPENBLAS", "MKL")),
         f"--volume={folder}:{folder}",
-        f"--volume={cell.quota_folder}:{QUOTA_INSIDE}",
+        f"--volume={sandbox.quota_folder}:{QUOTA_INSIDE}",
         *engine.source,
         *(engine.python, "-m", MODULE, "0"),
     ]
@@ -68,12 +68,12 @@ async def open_contained_end(
             )
         try:
             pid = await _pid(found, log)
-            admit(pid, cell)
+            admit(pid, sandbox)
             end = EndPipe(process, log)
             end.pid = pid
             yield (
                 end,
-                msgspec.structs.replace(cell, procs=(), network=None, quota_folder=QUOTA_INSIDE),
+                msgspec.structs.replace(sandbox, procs=(), network=None, quota_folder=QUOTA_INSIDE),
             )
         finally:
             await end_helper(process, signal.SIGKILL)

@@ -75,19 +75,19 @@ async def quotas(rig: Rig, plan: Plan) -> list[Row]:
             unit="cores",
             limit=limits.CPU,
         )
-        if rig.cell is None:
+        if rig.sandbox is None:
             rows.append(unknown(asked, "not emulated: what does not pace itself is not slowed"))
             tell(rows[-1])
             continue
 
         async def measure(share: float = share) -> Window:
             await rig.apply(at_speed(share))
-            with watch([], rig.starved_s) as health:
+            with watch([], rig.contended_s) as health:
                 order = Burn(lead_s=IDLE_S, lasting_s=plan.pick(3.0, 0.5), threads=math.ceil(share))
                 steps = await rig.device.ask(order, Steps)
             await rig.apply(FREE)
             evidence = Evidence(
-                wall_s=health.wall_s, stolen_s=health.stolen_s, starved_s=health.starved_s
+                wall_s=health.wall_s, stolen_s=health.stolen_s, contended_s=health.contended_s
             )
             return Window(steps.cpu_s[0] / steps.wall_s[0], evidence)
 
@@ -145,11 +145,11 @@ async def _paced_share(rig: Rig, plan: Plan, share: float) -> Window:
     control = Knead(repetitions=repetitions, threads=threads, steps=n_control)
     before = statistics.median((await rig.desk.ask(control, Steps)).cpu_s)
     await rig.apply(at_speed(share))
-    with watch([], rig.starved_s) as health:
+    with watch([], rig.contended_s) as health:
         order = Paced(
             device=device(threads),
             gauge=rig.gauge,
-            cell=rig.cell,
+            sandbox=rig.sandbox,
             steps=max(3, round(lasting_s * share / before)),
             repetitions=repetitions,
             cost_s=before,
@@ -161,7 +161,7 @@ async def _paced_share(rig: Rig, plan: Plan, share: float) -> Window:
     evidence = Evidence(
         wall_s=health.wall_s,
         stolen_s=health.stolen_s,
-        starved_s=health.starved_s,
+        contended_s=health.contended_s,
         drift_ratio=drift(before, after),
         max_drift=MAX_DRIFT,
     )
@@ -181,16 +181,16 @@ async def _steps(rig: Rig, plan: Plan, cpu_s: float, share: float, is_first: boo
     order = Paced(
         device=device(),
         gauge=rig.gauge,
-        cell=rig.cell,
+        sandbox=rig.sandbox,
         steps=1 if is_first else count,
         sections=count if is_first else 1,
         idle_s=IDLE_S if is_first else 0.0,
         spin_s=cpu_s,
     )
-    with watch([], rig.starved_s) as health:
+    with watch([], rig.contended_s) as health:
         taken = await rig.device.ask(order, Steps)
     await rig.apply(FREE)
     evidence = Evidence(
-        wall_s=sum(taken.wall_s), stolen_s=health.stolen_s, starved_s=health.starved_s
+        wall_s=sum(taken.wall_s), stolen_s=health.stolen_s, contended_s=health.contended_s
     )
     return Window(statistics.median(taken.wall_s), evidence)

@@ -33,16 +33,16 @@ async def steps(rig: Rig, plan: Plan) -> list[Row]:
         order = Paced(
             device=device(dilation=k),
             gauge=rig.gauge,
-            cell=rig.cell,
+            sandbox=rig.sandbox,
             steps=round(plan.pick(20, 5)),
             spin_s=STEP_CPU_S,
         )
-        with watch([], rig.starved_s) as health:
+        with watch([], rig.contended_s) as health:
             taken = await rig.device.ask(order, Steps, 120.0)
         await rig.apply(FREE)
         mean_s = (taken.ended - taken.begun) / len(taken.wall_s)
         evidence = Evidence(
-            wall_s=health.wall_s, stolen_s=health.stolen_s, starved_s=health.starved_s
+            wall_s=health.wall_s, stolen_s=health.stolen_s, contended_s=health.contended_s
         )
         return Window(mean_s, evidence)
 
@@ -54,7 +54,7 @@ async def transfers(rig: Rig, plan: Plan) -> list[Row]:
 
     async def measure(k: float) -> Window:
         await rig.apply(at_rate(RATE_BPS, dilation=k))
-        with watch(rig.path(), rig.starved_s) as health:
+        with watch(rig.path(), rig.contended_s) as health:
             took_s = await block_s(rig, N_BYTES, "down")
         await rig.apply(FREE)
         evidence = Evidence(wall_s=took_s, stolen_s=health.stolen_s, waited_s=health.waited_s)
@@ -68,7 +68,7 @@ async def delays(rig: Rig, plan: Plan) -> list[Row]:
 
     async def measure(k: float) -> Window:
         await rig.apply(at_rate(RATE_BPS, DELAY_S, k))
-        with watch(rig.path(), rig.starved_s) as health:
+        with watch(rig.path(), rig.contended_s) as health:
             heard = await one_way_s(rig, "down", round(plan.pick(60, 10)), 0.02 * k)
         await rig.apply(FREE)
         evidence = Evidence(

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from benchmarks._fidelity import datagrams, orders, streams, work
-from fairbed.testbed.backends.priority import go_first
+from fairbed.testbed.backends.priority import raise_priority
 from fairbed.testbed.host.guard import die_with_parent
 
 
@@ -51,7 +51,7 @@ def main() -> None:
     """Obey; the arguments are our parent's process id and, for an instrument, `first`."""
     die_with_parent(int(sys.argv[1]))
     if "first" in sys.argv[2:]:
-        go_first()
+        raise_priority()
     end, decoder = End(), msgspec.json.Decoder(orders.Orders)
     for line in sys.stdin.buffer:
         answer = msgspec.json.encode(end.obey(decoder.decode(line)))

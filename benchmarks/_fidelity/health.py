@@ -22,23 +22,23 @@ class Health:
     stolen_s: float = 0.0
     waited_s: float = 0.0
     """The process that waited most."""
-    starved_s: float = 0.0
+    contended_s: float = 0.0
 
 
 @contextmanager
-def watch(path: Iterable[int], starved_s: Callable[[], float]) -> Iterator[Health]:
+def watch(path: Iterable[int], contended_s: Callable[[], float]) -> Iterator[Health]:
     """Watch the machine while something is measured.
 
     Args:
         path: Processes that bytes pass.
-        starved_s: Tells for how long the device was kept waiting so far, seconds.
+        contended_s: Tells for how long the device was kept waiting so far, seconds.
     """
     health, pids = Health(), list(path)
     before = {pid: waits(pid) for pid in pids}
-    stolen, starved, begun = stolen_s(), starved_s(), time.monotonic()
+    stolen, contended, begun = stolen_s(), contended_s(), time.monotonic()
     yield health
     health.wall_s = time.monotonic() - begun
-    health.starved_s = starved_s() - starved
+    health.contended_s = contended_s() - contended
     health.stolen_s = stolen_s() - stolen
     health.waited_s = max((_long_s(before[pid], waits(pid)) for pid in pids), default=0.0)
 

@@ -153,7 +153,7 @@ async def _goodput(
     packet_s = BITS * FRAME_BYTES / rate_bps
     warm_s = LONG_WARM_S if rate_bps <= SLOW_BPS or delay_s > 0.0 else WARM_S
     warm_s = max(warm_s, WARM_PACKETS * packet_s)
-    with watch(rig.path(), rig.starved_s) as health:
+    with watch(rig.path(), rig.contended_s) as health:
         arrivals = await stream(rig, direction, warm_s + plan.pick(5.0, 0.7))
     await rig.apply(FREE)
     evidence = Evidence(
@@ -184,7 +184,7 @@ async def block_s(rig: Rig, n_bytes: int, direction: Direction) -> float:
 async def _transfer(rig: Rig, rate_bps: float, n_bytes: int, direction: Direction) -> Window:
     carried = await carried_bps(rig, direction)
     await rig.apply(at_rate(rate_bps))
-    with watch(rig.path(), rig.starved_s) as health:
+    with watch(rig.path(), rig.contended_s) as health:
         took_s = await block_s(rig, n_bytes, direction)
     await rig.apply(FREE)
     evidence = Evidence(

@@ -119,7 +119,7 @@ class Paced(Order, frozen=True, kw_only=True):
 
     device: EmulatedDevice
     gauge: GaugeAddress
-    cell: Sandbox | None
+    sandbox: Sandbox | None
     steps: int
     """In each section."""
     spin_s: float = 0.0

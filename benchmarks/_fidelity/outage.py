@@ -89,7 +89,7 @@ async def _hole(rig: Rig, kind: Kind, lasting_s: float) -> list[Window]:
         await rig.apply(at_rate(RATE_BPS))
         return begun, ended
 
-    with watch(rig.path(), rig.starved_s) as health:
+    with watch(rig.path(), rig.contended_s) as health:
         streaming = stream(rig, "down", BEFORE_S + 2.5 * lasting_s + 1.0)
         arrivals, (begun, ended) = await both(streaming, hole())
     await rig.apply(FREE)

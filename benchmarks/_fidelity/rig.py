@@ -17,12 +17,12 @@ from benchmarks._fidelity.contained import open_contained_end
 from benchmarks._fidelity.health import children
 from benchmarks._fidelity.orders import Accept, Connect, Done, Listen, Place
 from benchmarks._fidelity.talk import EndPipe, open_end
+from fairbed.testbed.backends.apply_conditions import write_gauges
 from fairbed.testbed.backends.base import DeviceSpec
-from fairbed.testbed.backends.cgroups.fleet import limit_speed, open_cells
+from fairbed.testbed.backends.cgroups.fleet import limit_speed, open_groups
 from fairbed.testbed.backends.choice import BackendName
 from fairbed.testbed.backends.containers.engine import ContainerEngine, find_engine
 from fairbed.testbed.backends.gauges import GaugeAddress, Gauges
-from fairbed.testbed.backends.live_devices import tell
 from fairbed.testbed.backends.network.enter import identity
 from fairbed.testbed.backends.network.network import open_network
 from fairbed.testbed.backends.proxy.links import shaped_links
@@ -60,10 +60,10 @@ class Rig:
     reach: Place
     """Where the device finds the desk."""
     gauge: GaugeAddress
-    cell: Sandbox | None
+    sandbox: Sandbox | None
     apply: Callable[[Conditions], Awaitable[None]]
     """Change the device and its link; returns when the change holds."""
-    starved_s: Callable[[], float]
+    contended_s: Callable[[], float]
     """For how long the device was allowed to run and did not, as the kernel counts it."""
 
     async def connect(self) -> None:
@@ -94,17 +94,19 @@ async def open_rig(
     spec = DeviceSpec(NAME, DEVICE, Shape(), is_driven=True)
 
     def told(wanted: Conditions) -> None:
-        tell(gauges[NAME], spec, wanted)
+        write_gauges(gauges[NAME], spec, wanted)
 
     opened = {"namespace": _namespace, "container": _container, "process": _process}[backend]
     async with AsyncExitStack() as stack:
-        device, desk, reach, cell, change, starved_s = await opened(stack, folder, spec, is_delayed)
+        device, desk, reach, sandbox, change, contended_s = await opened(
+            stack, folder, spec, is_delayed
+        )
 
         async def apply(wanted: Conditions) -> None:
             told(wanted)
             await change(wanted)
 
-        rig = Rig(backend, device, desk, reach, gauges.address(NAME), cell, apply, starved_s)
+        rig = Rig(backend, device, desk, reach, gauges.address(NAME), sandbox, apply, contended_s)
         await rig.apply(FREE)
         yield rig
 
@@ -135,23 +137,23 @@ async def _namespace(
         )
     )
     path = network.namespace(NAME)
-    groups = await stack.enter_async_context(open_cells({NAME: spec}, {NAME: path.name}))
+    groups = await stack.enter_async_context(open_groups({NAME: spec}, {NAME: path.name}))
     group = groups[NAME]
-    cell = msgspec.structs.replace(group.cell(), network=str(path), host=identity())
+    sandbox = msgspec.structs.replace(group.sandbox(), network=str(path), host=identity())
     desk = await stack.enter_async_context(open_end(folder / "desk.log", is_instrument=True))
     reach = await desk.ask(Listen(host=network.hub_address), Place)
     if engine is None:
-        device = await stack.enter_async_context(open_end(folder / "device.log", cell))
+        device = await stack.enter_async_context(open_end(folder / "device.log", sandbox))
     else:
-        device, cell = await stack.enter_async_context(
-            open_contained_end(engine, path.name, cell, folder)
+        device, sandbox = await stack.enter_async_context(
+            open_contained_end(engine, path.name, sandbox, folder)
         )
 
     async def change(wanted: Conditions) -> None:
         limit_speed(group, NAME, wanted.speed_ratio)
         await network.apply({NAME: wanted})
 
-    return device, desk, reach, cell, change, lambda: group.usage().starved_s or 0.0
+    return device, desk, reach, sandbox, change, lambda: group.usage().contended_s or 0.0
 
 
 async def _container(

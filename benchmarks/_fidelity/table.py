@@ -102,8 +102,8 @@ def markdown(rows: Sequence[Row]) -> str:
         f"|---|{'---|' * len(backends)}",
     ]
     for (_, quantity), found in by_name.items():
-        cells = (_cell(found.get(backend)) for backend in backends)
-        lines.append(f"| {quantity} | {' | '.join(cells)} |")
+        sandboxes = (_cell(found.get(backend)) for backend in backends)
+        lines.append(f"| {quantity} | {' | '.join(sandboxes)} |")
     return "\n".join(lines)
 
 
@@ -115,11 +115,11 @@ def summary(rows: Sequence[Row]) -> str:
         f"|---|{'---|' * len(backends)}",
     ]
     for group in dict.fromkeys(row.group for row in rows):
-        cells = (
+        sandboxes = (
             _short([row for row in rows if row.group == group and row.backend == backend])
             for backend in backends
         )
-        lines.append(f"| {TITLES.get(group, group)} | {' | '.join(cells)} |")
+        lines.append(f"| {TITLES.get(group, group)} | {' | '.join(sandboxes)} |")
     return "\n".join(lines)
 
 

@@ -111,7 +111,7 @@ async def both(one: Awaitable[T], other: Awaitable[U]) -> tuple[T, U]:
 
 @asynccontextmanager
 async def open_end(
-    log: Path, cell: Sandbox | None = None, *, is_instrument: bool = False
+    log: Path, sandbox: Sandbox | None = None, *, is_instrument: bool = False
 ) -> AsyncIterator[EndPipe]:
     """Keep a measuring end at work, inside a device or outside.
 
@@ -122,11 +122,11 @@ async def open_end(
     """
     if is_instrument:
         process = await open_helper(MODULE, "first", log=log)
-    elif cell is None:
+    elif sandbox is None:
         process = await open_helper(MODULE, log=log)
     else:
         argv = (sys.executable, "-m", MODULE, str(os.getpid()))
-        told = msgspec.json.encode(cell).decode()
+        told = msgspec.json.encode(sandbox).decode()
         process = await open_helper("fairbed.testbed.backends.sandbox", told, *argv, log=log)
     try:
         yield EndPipe(process, log)

@@ -135,7 +135,7 @@ async def _replay(rig: Rig, series: Series, lasting_s: float, traffic: Traffic) 
             await ScheduleDriver(_Driven(rig), {NAME: ScheduleFollower(timeline(series))}).run()
         return begun
 
-    with watch(rig.path(), rig.starved_s) as health:
+    with watch(rig.path(), rig.contended_s) as health:
         arrivals, begun = await both(fill(), drive())
     await rig.apply(FREE)
     evidence = Evidence(

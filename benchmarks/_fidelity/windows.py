@@ -17,7 +17,7 @@ MAX_WAITED = 0.05
 """Share of a window for which a process that bytes pass was ready to run and did not: the rule by
 which a run marks an exchange invalid."""
 
-MAX_STARVED = 0.01
+MAX_CONTENDED = 0.01
 """The same for a device whose processor is measured: what it waits is missing in the result."""
 
 SPARE = 1.3
@@ -35,7 +35,7 @@ class Evidence:
     """The process on the path of the bytes that waited most."""
     max_waited: float = MAX_WAITED
     """Share of the window."""
-    starved_s: float | None = None
+    contended_s: float | None = None
     """The device itself was allowed to run and did not."""
     carried_ratio: float | None = None
     """What the same path carries without limits / what is asked of it."""
@@ -64,8 +64,8 @@ def why_invalid(evidence: Evidence) -> str | None:
         return evidence.failure
     if evidence.stolen_s > MAX_STOLEN * wall_s:
         return f"{evidence.stolen_s / wall_s:.1%} of the time was stolen by the host"
-    if evidence.starved_s is not None and evidence.starved_s > MAX_STARVED * wall_s:
-        return f"the device was starved for {evidence.starved_s / wall_s:.1%} of the time"
+    if evidence.contended_s is not None and evidence.contended_s > MAX_CONTENDED * wall_s:
+        return f"the device was contended for {evidence.contended_s / wall_s:.1%} of the time"
     if evidence.waited_s is not None and evidence.waited_s > evidence.max_waited * wall_s:
         return f"a process on the path waited for {evidence.waited_s / wall_s:.1%} of the time"
     if evidence.carried_ratio is not None and evidence.carried_ratio < SPARE:

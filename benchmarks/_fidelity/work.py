@@ -69,7 +69,7 @@ def paced(order: Paced) -> Steps:
     if order.cost_s is not None:
         cost = StepCost(fixed_s=order.cost_s, per_example_s=0.0)
         costs = WorkCosts(train=cost, evaluate=cost)
-    host = host_for(order.device, costs, Gauge.open(order.gauge), order.cell)
+    host = host_for(order.device, costs, Gauge.open(order.gauge), order.sandbox)
     cpu, wall_s, cpu_s = _clock_of(threads), list[float](), list[float]()
     with ExitStack() as stack:
         step = (

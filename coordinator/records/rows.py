@@ -33,7 +33,7 @@ from fairbed.wire.messages import EvaluateRequest, Offer, Train
 LAG_RATIO_LIMIT = 0.01
 """Loop lag (p99 of the round) above this share of tau makes an exchange invalid (design.md)."""
 
-STARVED_RATIO_LIMIT = 0.05
+CONTENDED_RATIO_LIMIT = 0.05
 """A machine that kept a device waiting for more than this share of an exchange did not emulate it:
 what was measured is the machine's, not the device's."""
 
@@ -101,14 +101,14 @@ def unaccounted_s(exchange: Exchange) -> float | None:
 
 def starvation(exchange: Exchange) -> str:
     """Return whom the machine that emulates the device kept waiting too long; empty for nobody."""
-    starved = exchange.starved
-    if starved is None:
+    contended = exchange.contended
+    if contended is None:
         return ""
-    waits = {"the device": starved.device_s, "its link or the broker": starved.path_s}
+    waits = {"the device": contended.device_s, "its link or the broker": contended.path_s}
     who, waited_s = max(waits.items(), key=lambda wait: wait[1])
-    if waited_s <= STARVED_RATIO_LIMIT * starved.watched_s:
+    if waited_s <= CONTENDED_RATIO_LIMIT * contended.watched_s:
         return ""
-    share = 100 * waited_s / starved.watched_s
+    share = 100 * waited_s / contended.watched_s
     return f"this machine was too busy: {who} waited for it {share:.0f} % of the time"
 
 
@@ -121,8 +121,8 @@ def invalid_reason(exchange: Exchange, lag_p99_s: float) -> str:
         return "the coordinator lost its own link meanwhile"
     if lag_p99_s > LAG_RATIO_LIMIT * tau:
         return f"the coordinator lagged {lag_p99_s * 1e3:.1f} ms, over 1 % of tau"
-    if starved := starvation(exchange):
-        return starved
+    if contended := starvation(exchange):
+        return contended
     if rest < UNACCOUNTED_FLOOR_S - (exchange.signal_s or 0.0):
         return f"reported phases exceed tau by {-rest:.3f} s"
     return ""
@@ -175,7 +175,7 @@ def exchange_row(
 
     One that has answered a question may have pulled the model then.
     """
-    offer, starved = exchange.offer, exchange.starved
+    offer, contended = exchange.offer, exchange.contended
     companions = exchange.companions
     pulled, codecs = pulled_blob(train, offer), codecs_of(train, offer)
     phases = offer.phases if offer is not None else None
@@ -205,8 +205,8 @@ def exchange_row(
         upload_s=exchange.upload_s,
         decode_s=phases.decode_s if phases else None,
         coordinator_decode_s=exchange.decode_s,
-        starved_s=max(starved.device_s, starved.path_s) if starved is not None else None,
-        is_starved=bool(starvation(exchange)),
+        contended_s=max(contended.device_s, contended.path_s) if contended is not None else None,
+        is_contended=bool(starvation(exchange)),
         codec_down=codecs[0],
         codec_up=codecs[1],
         bytes_down=pulled.size_bytes if pulled is not None and not is_held else 0,

@@ -54,7 +54,7 @@ COLUMNS = (
     "device",
     "outcome",
     "is_valid",
-    "is_starved",
+    "is_contended",
     "tau_s",
     "unaccounted_s",
     "tau_hat_s",
@@ -196,7 +196,7 @@ def _exchanges(table: _Table) -> ExchangeSummary:
     return ExchangeSummary(
         count=len(table.device),
         invalid=int((table.done & ~table.valid).sum()),
-        starved=int((table.done & (table.numbers["is_starved"] == 1.0)).sum()),
+        contended=int((table.done & (table.numbers["is_contended"] == 1.0)).sum()),
         late=int((table.outcome == "late").sum()),
         merged_late=int((stale[table.done] > 0.0).sum()),
         staleness_mean=_mean(stale[table.done]),

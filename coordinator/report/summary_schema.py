@@ -31,7 +31,7 @@ class ExchangeSummary(Struct, frozen=True, kw_only=True):
     count: int
     invalid: int
     """Done, but may not teach the estimator."""
-    starved: int
+    contended: int
     """Of the invalid ones: the machine that emulates the fleet was too busy."""
     late: int
     """Missed the deadline, and were not merged later."""

@@ -33,7 +33,7 @@ def _facts(s: RunSummary) -> list[str]:
     x, fair = s.exchange, s.fairness
     bound = {True: "the bound holds", False: "the bound is broken", None: "no bound"}
     beta = f"promised {fair.beta:g}" if fair.beta is not None else "nothing promised"
-    starved = f" ({x.starved} starved by this machine)" if x.starved else ""
+    contended = f" ({x.contended} contended by this machine)" if x.contended else ""
     slower = f", one second of the fleet in {s.dilation:.3g}" if s.dilation != 1.0 else ""
     pairs = [
         ("run", f"{s.run_id}  {s.status}{why}"),
@@ -52,7 +52,7 @@ def _facts(s: RunSummary) -> list[str]:
         (
             "exchanges",
             f"{x.count}, median {seconds(x.median_s)} s, p95 {seconds(x.p95_s)} s; "
-            f"{x.late} late{_lateness(x)}, {x.failed} failed, {x.invalid} invalid{starved}; "
+            f"{x.late} late{_lateness(x)}, {x.failed} failed, {x.invalid} invalid{contended}; "
             f"{percent(x.unaccounted_ratio)} unaccounted for",
         ),
         (

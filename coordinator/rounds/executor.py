@@ -108,7 +108,7 @@ class HostContention:
         before = self._before.get(exchange.device)
         after = None if self._watch is None else self._watch.waiting(exchange.device)
         if before is not None and after is not None:
-            exchange.starved = Contention(
+            exchange.contended = Contention(
                 device_s=max(0.0, after.device_s - before.device_s),
                 path_s=max(0.0, after.path_s - before.path_s),
                 watched_s=self._now() - exchange.dispatched,

@@ -111,7 +111,7 @@ class Exchange:
     """Decoding the update here, off the loop; None if it came as it is."""
     is_disturbed: bool = False
     """The coordinator lost its own link meanwhile."""
-    starved: Contention | None = None
+    contended: Contention | None = None
     """By the machine that emulates the device; None where nobody can tell."""
     outage_s: float = 0.0
     """For how long, while it was this device's turn; no part of its deadline."""

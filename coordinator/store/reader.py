@@ -168,13 +168,13 @@ class Quality:
     done: int = 0
     invalid: int = 0
     """Done, but may not teach the estimator."""
-    starved: int = 0
+    contended: int = 0
     """Of those, because the machine that emulates the fleet was too busy."""
 
     def __add__(self, other: "Quality") -> "Quality":
         """Return the counts of both."""
         return Quality(
-            self.done + other.done, self.invalid + other.invalid, self.starved + other.starved
+            self.done + other.done, self.invalid + other.invalid, self.contended + other.contended
         )
 
 
@@ -325,7 +325,7 @@ class RunReader:
     def quality(self, since_round: int = 0) -> Quality:
         """Return what exchanges whose updates came after round `since_round` are worth."""
         rows = self._query(
-            "SELECT count(*), ifnull(sum(NOT is_valid), 0), ifnull(sum(is_starved), 0) "
+            "SELECT count(*), ifnull(sum(NOT is_valid), 0), ifnull(sum(is_contended), 0) "
             "FROM exchange WHERE ifnull(merged_round, round) > ? AND outcome = 'done'",
             (since_round,),
         )

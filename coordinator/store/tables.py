@@ -285,10 +285,10 @@ class ExchangeRow:
     """From the model's blob to its vector, at the device."""
     coordinator_decode_s: float | None
     """From the update's blob to its vector, off the loop and outside tau; None for float32."""
-    starved_s: float | None
+    contended_s: float | None
     """For how long the machine that emulates the device kept it, its link or the broker waiting;
     None where nobody can tell."""
-    is_starved: bool
+    is_contended: bool
     """That was too long for the exchange to be the device's own."""
     codec_down: str
     """What brought the model: float32, float16, int8 or delta."""

@@ -86,7 +86,7 @@ def times_of(
 
 
 def _counts(x: ExchangeRow) -> bool:
-    return x.outcome == "done" and x.is_valid and not x.is_starved and bool(x.tau_s)
+    return x.outcome == "done" and x.is_valid and not x.is_contended and bool(x.tau_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,14 @@
 """The agents of a fleet on this machine: what backends share, wherever they put them.
 
-A backend says of each device where it is (`Site`); the crew starts its agent there, from one
-nursery, keeps its log and its gauge, kills it and starts it again.
+A backend says of each device where it is (`Site`); the pool starts its agent there, from one
+fork server, keeps its log and its gauge, kills it and starts it again.
 
 Has devices stand still on purpose: SIGSTOP, always undone by SIGCONT.
 
 What a stopped process waits for goes on, so a device that is let go is told for how long it stood
 still, and does not count that as having been late.
 
-Who starts agents and ends them, as a crew needs it.
+Who starts agents and ends them, as a pool needs it.
 """
 
 import math
@@ -26,7 +26,7 @@ from fairbed.device_agent.config import AgentConfig
 from fairbed.testbed.backends.agents import open_agents
 from fairbed.testbed.backends.base import DeviceSpec
 from fairbed.testbed.backends.cpu_time import cpu_s
-from fairbed.testbed.backends.gauges import FROZEN_S, STARVED_S, Gauges
+from fairbed.testbed.backends.gauges import CONTENDED_S, FROZEN_S, Gauges
 from fairbed.testbed.backends.helper import HelperEnded, OnEnd
 from fairbed.testbed.backends.launcher import Launch
 from fairbed.testbed.backends.sandbox import Sandbox
@@ -37,7 +37,7 @@ from fairbed.wire.messages import is_device_name
 
 
 class AgentLauncher(Protocol):
-    """Satisfied by `Agents`, which has a nursery, and by `Containers`."""
+    """Satisfied by `Agents`, which has a fork server, and by `Containers`."""
 
     @property
     def pids(self) -> dict[str, int]:
@@ -68,7 +68,7 @@ class Freezer:
         """Stop devices; those that are not alive or stand still already are passed over.
 
         Raises:
-            BackendError: The nursery is gone.
+            BackendError: The fork server is gone.
         """
         alive = self._agents.pids
         freezing = [name for name in names if name in alive and name not in self._frozen_at]
@@ -79,7 +79,7 @@ class Freezer:
         """Let devices go on; those that do not stand still are passed over.
 
         Raises:
-            BackendError: The nursery is gone.
+            BackendError: The fork server is gone.
         """
         now = time.monotonic()
         thawing = [name for name in names if name in self._frozen_at]
@@ -91,7 +91,7 @@ class Freezer:
         """Let all devices go on.
 
         Raises:
-            BackendError: The nursery is gone.
+            BackendError: The fork server is gone.
         """
         await self.thaw(list(self._frozen_at))
 
@@ -106,12 +106,12 @@ class Site:
 
     broker_url: str
     """As the device reaches it."""
-    cell: Sandbox | None = None
+    sandbox: Sandbox | None = None
     """None is where we are ourselves."""
 
 
 class AgentPool:
-    """The agents of a fleet; at work inside `at_work`.
+    """The agents of a fleet; at work inside `open`.
 
     Args:
         fleet: The devices.
@@ -186,7 +186,7 @@ class AgentPool:
             raise BackendError("backend: must be entered with `async with` before it is used")
         return self._freezer
 
-    def lived_s(self, name: str) -> float:
+    def uptime_s(self, name: str) -> float:
         """Return for how long an agent has lived, seconds; 0 before it was started."""
         now = time.monotonic()
         return now - self._started_at.get(name, now)
@@ -196,9 +196,9 @@ class AgentPool:
         pid = self.pids.get(name)
         return None if pid is None else cpu_s(pid)
 
-    def starved_s(self, name: str) -> float | None:
+    def contended_s(self, name: str) -> float | None:
         """Return for how long this machine has kept a device waiting; None if it cannot tell."""
-        waited_s = math.nan if self._gauges is None else self._gauges[name][STARVED_S]
+        waited_s = math.nan if self._gauges is None else self._gauges[name][CONTENDED_S]
         return None if math.isnan(waited_s) else waited_s
 
     def log_file(self, name: str) -> Path:
@@ -206,18 +206,18 @@ class AgentPool:
         return self.logs / f"{name}.log"
 
     @asynccontextmanager
-    async def at_work(
+    async def open(
         self,
         site: Callable[[str], Site],
         method: Method = "auto",
-        hands: AbstractAsyncContextManager[AgentLauncher] | None = None,
+        launcher: AbstractAsyncContextManager[AgentLauncher] | None = None,
     ) -> AsyncIterator[None]:
         """Have everything ready to start agents; at the end all are gone, politely at first.
 
         Args:
             site: Says where a device is, whenever it is started.
-            method: How a nursery starts agents; auto forks where that is safe, on Linux.
-            hands: Who starts them instead of a nursery.
+            method: How a fork server starts agents; auto forks where that is safe, on Linux.
+            launcher: Who starts them instead of a fork server.
 
         Raises:
             BackendError: The machine refuses a process.
@@ -227,10 +227,10 @@ class AgentPool:
         self._site = site
         self._gauges = Gauges(self.folder / GAUGES, self.fleet)
         try:
-            if hands is None:
+            if launcher is None:
                 method = safe if method == "auto" else method
-                hands = open_agents(self.logs / "nursery.log", method, self.on_end)
-            async with hands as self._agents:
+                launcher = open_agents(self.logs / "fork-server.log", method, self.on_end)
+            async with launcher as self._agents:
                 self._freezer = Freezer(self._agents, self._gauges)
                 try:
                     yield
@@ -244,7 +244,7 @@ class AgentPool:
         """Start all agents at once; return when every process exists.
 
         Raises:
-            BackendError: The machine refused one, or the nursery is gone.
+            BackendError: The machine refused one, or the fork server is gone.
         """
         self._costs = costs
         await self._start(list(self.fleet))
@@ -253,7 +253,7 @@ class AgentPool:
         """Kill an agent as a power cut does; return when it is gone.
 
         Raises:
-            BackendError: The fleet has no such device, or the nursery is gone.
+            BackendError: The fleet has no such device, or the fork server is gone.
         """
         self.spec(name)
         await self.freezer.thaw([name])
@@ -298,7 +298,7 @@ class AgentPool:
             device=device,
             costs=None if device is None else self._costs,
             gauge=self.gauges.address(name),
-            cell=site.cell,
+            sandbox=site.sandbox,
             log_file=str(self.log_file(name)),
         )
 

@@ -14,10 +14,10 @@ from anyio.abc import Process
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from fairbed.testbed.backends.fork_protocol import (
-    Answer,
     Exited,
     NotStarted,
-    Order,
+    Reply,
+    Request,
     Signal,
     Start,
     Started,
@@ -41,7 +41,7 @@ STOP_TIMEOUT_S = 3.0
 """For agents to say goodbye; then they are killed."""
 
 MAX_LINE_BYTES = 1 << 16
-"""Of one answer of the nursery."""
+"""Of one answer of the fork server."""
 
 
 @dataclass(slots=True)
@@ -55,11 +55,11 @@ class _Agent:
     """We have asked for its end."""
 
 
-class Agents:
-    """Starts agents through a nursery and keeps track of them; made by `open_agents`."""
+class AgentProcesses:
+    """Starts agents through a fork server and keeps track of them; made by `open_agents`."""
 
-    def __init__(self, nursery: Process, on_end: OnEnd) -> None:
-        self._nursery, self._on_end = nursery, on_end
+    def __init__(self, fork_server: Process, on_end: OnEnd) -> None:
+        self._fork_server, self._on_end = fork_server, on_end
         self._agents: dict[str, _Agent] = {}
         self._changed = anyio.Event()
         self._ordering = anyio.Lock()
@@ -75,7 +75,7 @@ class Agents:
         """Start agents, all at once; return when every process exists.
 
         Raises:
-            BackendError: The machine refused one, or the nursery is gone or silent.
+            BackendError: The machine refused one, or the fork server is gone or silent.
         """
         asked = {launch.agent.name: _Agent() for launch in launches}
         self._agents.update(asked)
@@ -89,7 +89,7 @@ class Agents:
         """Send a signal to the agents that are alive; return when they are gone.
 
         Raises:
-            BackendError: The nursery is gone or silent.
+            BackendError: The fork server is gone or silent.
         """
         asked = [name for name in names if name in self.pids]
         for name in asked:
@@ -101,28 +101,30 @@ class Agents:
         """Send a signal to the agents that are alive, and wait for nothing.
 
         Raises:
-            BackendError: The nursery is gone or silent.
+            BackendError: The fork server is gone or silent.
         """
         asked = [name for name in names if name in self.pids]
         if asked:
             await self._order([Signal(name=name, number=number) for name in asked])
 
     async def listen(self) -> None:
-        """Take in what the nursery says, until it ends."""
-        assert self._nursery.stdout is not None
-        lines = BufferedByteReceiveStream(self._nursery.stdout)
-        decoder = msgspec.json.Decoder(Answer)
+        """Take in what the fork server says, until it ends."""
+        assert self._fork_server.stdout is not None
+        lines = BufferedByteReceiveStream(self._fork_server.stdout)
+        decoder = msgspec.json.Decoder(Reply)
         try:
             while True:
                 self._take(decoder.decode(await lines.receive_until(b"\n", MAX_LINE_BYTES)))
         except (anyio.EndOfStream, anyio.IncompleteRead, anyio.ClosedResourceError):
-            status = await self._nursery.wait()
+            status = await self._fork_server.wait()
         self._is_lost = True
         for agent in self._agents.values():
-            agent.pid = None  # they die with the nursery
+            agent.pid = None  # they die with the fork server
         self._change()
         self._on_end(
-            HelperEnded(name="nursery", status=status, was_asked=self._is_closing, is_device=False)
+            HelperEnded(
+                name="fork server", status=status, was_asked=self._is_closing, is_device=False
+            )
         )
 
     async def close(self) -> None:
@@ -130,11 +132,11 @@ class Agents:
         self._is_closing = True
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(STOP_TIMEOUT_S):
-                with suppress(BackendError):  # then the nursery is gone, and they with it
+                with suppress(BackendError):  # then the fork server is gone, and they with it
                     await self.end(list(self.pids), signal.SIGTERM)
-            await end_helper(self._nursery, signal.SIGKILL)
+            await end_helper(self._fork_server, signal.SIGKILL)
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: Reply) -> None:
         agent = self._agents[answer.name]
         match answer:
             case Started(pid=pid):
@@ -158,45 +160,47 @@ class Agents:
         with anyio.move_on_after(ANSWER_TIMEOUT_S):
             while not is_so():
                 if self._is_lost:
-                    raise BackendError(f"nursery: must be alive, but it has ended; {self._advice}")
+                    raise BackendError(
+                        f"fork server: must be alive, but it has ended; {self._advice}"
+                    )
                 await self._changed.wait()
             return
-        raise BackendError(f"nursery: silent for {ANSWER_TIMEOUT_S:.0f} s; {self._advice}")
+        raise BackendError(f"fork server: silent for {ANSWER_TIMEOUT_S:.0f} s; {self._advice}")
 
-    _advice = "see logs/nursery.log in the run's folder"
+    _advice = "see logs/fork-server.log in the run's folder"
 
-    async def _order(self, orders: Iterable[Order]) -> None:
-        assert self._nursery.stdin is not None
+    async def _order(self, orders: Iterable[Request]) -> None:
+        assert self._fork_server.stdin is not None
         lines = b"".join(msgspec.json.encode(order) + b"\n" for order in orders)
         try:
             with anyio.fail_after(ANSWER_TIMEOUT_S):
                 async with self._ordering:  # one after the other
-                    await self._nursery.stdin.send(lines)
+                    await self._fork_server.stdin.send(lines)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError) as exc:
-            raise BackendError(f"nursery: takes no orders any more; {self._advice}") from exc
+            raise BackendError(f"fork server: takes no orders any more; {self._advice}") from exc
 
 
 @asynccontextmanager
 async def open_agents(
     log: Path, method: Literal["fork", "spawn"], on_end: OnEnd
-) -> AsyncIterator[Agents]:
-    """Open a nursery; at the end all its agents are gone.
+) -> AsyncIterator[AgentProcesses]:
+    """Open a fork server; at the end all its agents are gone.
 
     Args:
-        log: Receives what the nursery has to say.
-        method: How the nursery starts agents.
+        log: Receives what the fork server has to say.
+        method: How the fork server starts agents.
         on_end: Called for every process that ends.
 
     Raises:
         BackendError: The machine refused a process.
     """
     try:
-        nursery = await open_helper("fairbed.testbed.backends.fork_server", method, log=log)
+        fork_server = await open_helper("fairbed.testbed.backends.fork_server", method, log=log)
     except OSError as exc:
-        raise BackendError(f"nursery: cannot be started, {exc}; end other processes") from exc
-    agents = Agents(nursery, on_end)
+        raise BackendError(f"fork server: cannot be started, {exc}; end other processes") from exc
+    agents = AgentProcesses(fork_server, on_end)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(agents.listen, name="backend.nursery")
+        tasks.start_soon(agents.listen, name="backend.fork-server")
         try:
             yield agents
         finally:

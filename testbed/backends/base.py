@@ -95,7 +95,7 @@ class Usage:
     """Processor time of all its processes."""
     throttled_s: float | None
     """Held back by its own quota, on purpose."""
-    starved_s: float | None
+    contended_s: float | None
     """Wanted to run, was allowed to, and this machine was busy with something else."""
     down_bytes: int | None
     up_bytes: int | None
@@ -146,7 +146,7 @@ class Backend(Protocol):
         """
         ...
 
-    def starved_s(self, name: str) -> float | None:
+    def contended_s(self, name: str) -> float | None:
         """Return for how long this machine has kept a device waiting; None if it cannot tell."""
         ...
 

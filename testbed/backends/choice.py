@@ -38,7 +38,7 @@ BEST_FIRST: tuple[BackendName, ...] = ("namespace", "process")
 
 
 @dataclass(frozen=True, slots=True)
-class BackendStage:
+class BackendChoice:
     """Where a fleet will be: made by `open_backend`, before there is a broker."""
 
     name: BackendName
@@ -96,7 +96,7 @@ async def open_backend(
     has_own_broker: bool = True,
     image: str | None = None,
     seed: int = 0,
-) -> AsyncIterator[BackendStage]:
+) -> AsyncIterator[BackendChoice]:
     """Choose a backend for a fleet and open the network that it needs.
 
     Args:
@@ -114,7 +114,7 @@ async def open_backend(
     """
     name, passed_over = await choose(choice, fleet, has_own_broker=has_own_broker)
     if name == "process":
-        yield BackendStage(name, passed_over, fleet, folder, seed)
+        yield BackendChoice(name, passed_over, fleet, folder, seed)
         return
     try:
         logs = folder / "logs"
@@ -129,7 +129,7 @@ async def open_backend(
         seed=seed,
         log=logs / "relay.log",
     ) as network:
-        yield BackendStage(name, passed_over, fleet, folder, seed, network, engine)
+        yield BackendChoice(name, passed_over, fleet, folder, seed, network, engine)
 
 
 async def choose(

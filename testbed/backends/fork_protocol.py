@@ -1,4 +1,4 @@
-"""What crosses between a backend and the nursery that starts its agents: one line of JSON each.
+"""What crosses between a backend and the fork server that starts its agents: one line of JSON each.
 
 A start is answered by `Started` or `NotStarted`; every process that was started ends with
 exactly one `Exited`, whatever ended it.
@@ -47,5 +47,5 @@ class Exited(Struct, frozen=True, kw_only=True, tag="exited"):
     """Exit status, or minus the number of the signal that ended it."""
 
 
-Order: TypeAlias = Start | Signal
-Answer: TypeAlias = Started | NotStarted | Exited
+Request: TypeAlias = Start | Signal
+Reply: TypeAlias = Started | NotStarted | Exited

@@ -27,10 +27,10 @@ from fairbed.device_agent.engines.base import EngineError
 from fairbed.device_agent.engines.onnx import load_runtime
 from fairbed.device_agent.memory import spare_memory
 from fairbed.testbed.backends.fork_protocol import (
-    Answer,
     Exited,
     NotStarted,
-    Order,
+    Reply,
+    Request,
     Signal,
     Start,
     Started,
@@ -54,7 +54,7 @@ class ForkServer:
     def __init__(self, start: Callable[[Launch], int]) -> None:
         self._start = start
         self._pids: dict[str, int] = {}
-        self._decoder = msgspec.json.Decoder(Order)
+        self._decoder = msgspec.json.Decoder(Request)
         self._pending = b""
         self._wake_up, wake_write = os.pipe()
         for end in (self._wake_up, wake_write):
@@ -76,12 +76,12 @@ class ForkServer:
                 for order in self._orders(data):
                     self._obey(order)
 
-    def _orders(self, data: bytes) -> Iterator[Order]:
+    def _orders(self, data: bytes) -> Iterator[Request]:
         *lines, self._pending = (self._pending + data).split(b"\n")
         for line in lines:
             yield self._decoder.decode(line)
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: Request) -> None:
         match order:
             case Start(launch=launch):
                 _answer(self._begin(launch))
@@ -107,7 +107,7 @@ class ForkServer:
                 _answer(Exited(name=name, pid=pid, status=os.waitstatus_to_exitcode(status)))
 
 
-def _answer(answer: Answer) -> None:
+def _answer(answer: Reply) -> None:
     line = msgspec.json.encode(answer) + b"\n"
     while line:
         line = line[os.write(1, line) :]
@@ -153,7 +153,7 @@ def spawn(launch: Launch) -> int:
 def main() -> None:
     """Serve; the arguments are our parent's process id and how to start agents."""
     die_with_parent(int(sys.argv[1]))
-    nursery = ForkServer(fork if sys.argv[2] == "fork" else spawn)
+    fork_server = ForkServer(fork if sys.argv[2] == "fork" else spawn)
     if sys.argv[2] == "fork":
         spare_memory()
         for module in _WARM:
@@ -162,7 +162,7 @@ def main() -> None:
             load_runtime()
         gc.collect()
         gc.freeze()  # a collection in an agent then leaves the shared pages alone
-    nursery.serve()
+    fork_server.serve()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Numbers that devices and their backend share while both run: a file that both map into memory.
 
-    a row per device:    SPEED_RATIO   STARVED_S   CLOCK_RATIO   TEMPERATURE_CELSIUS
+    a row per device:    SPEED_RATIO   CONTENDED_S   CLOCK_RATIO   TEMPERATURE_CELSIUS
                          IS_WILLING    FROZEN_S
 
 Each number has one writer, and is written in one go: a reader finds the old one or the new one.
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 SPEED_RATIO: Literal[0] = 0
 """Written by the backend: speed of the processor in cores of this machine; NaN is the profile's."""
-STARVED_S: Literal[1] = 1
+CONTENDED_S: Literal[1] = 1
 """Written by the device: for how long this machine has kept it waiting since it was first started;
 NaN until it can tell."""
 CLOCK_RATIO: Literal[2] = 2

@@ -22,7 +22,7 @@ class HelperEnded:
     """A process of the fleet has ended."""
 
     name: str
-    """Of the device, or of the helper: `nursery`, `proxy-0`."""
+    """Of the device, or of the helper: `fork server`, `proxy-0`."""
     status: int
     """Exit status, or minus the number of the signal."""
     was_asked: bool

@@ -25,10 +25,10 @@ from fairbed.device_agent.sensors import MonotonicClock, RealSensors, real_host
 from fairbed.testbed.backends.cgroups.quota import Headroom, Quota
 from fairbed.testbed.backends.gauges import (
     CLOCK_RATIO,
+    CONTENDED_S,
     FROZEN_S,
     IS_WILLING,
     SPEED_RATIO,
-    STARVED_S,
     TEMPERATURE_CELSIUS,
     Gauge,
     GaugeAddress,
@@ -65,7 +65,7 @@ class Launch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What steps of training are charged; None charges the processor time that they take."""
     gauge: GaugeAddress | None = None
     """Where the device says how it fares; None keeps it to itself."""
-    cell: Sandbox | None = None
+    sandbox: Sandbox | None = None
     """What holds the device; None is nothing."""
     log_file: str
     """Receives stdout and stderr, appended."""
@@ -87,7 +87,7 @@ class _PacedMeter:
     ) -> None:
         self._section, self._cost = section, cost
         self._gauge, self._headroom = gauge, headroom
-        self._starved_before_s = 0.0 if gauge is None else gauge[STARVED_S]
+        self._contended_before_s = 0.0 if gauge is None else gauge[CONTENDED_S]
         self._wall, self._cpu, self._sleep, self._speed = wall, cpu, sleep, speed
         self._uncharged_s = 0.0
         """Processor time so far that the device is not charged: what steps took beyond their cost,
@@ -121,7 +121,7 @@ class _PacedMeter:
         """Sleep off a deficit; its end moves when the speed changes."""
         section, used_s = self._section, self._cpu()
         if self._gauge is not None:
-            self._gauge[STARVED_S] = self._starved_before_s + section.late_s
+            self._gauge[CONTENDED_S] = self._contended_before_s + section.late_s
         ends = section.now + duration_s
         while (left_s := ends - self._wall()) > 0.0:
             self._sleep(min(left_s, LOOK_S))
@@ -161,8 +161,8 @@ class EmulatedPace:
         sleep: Sleep = time.sleep,
     ) -> None:
         self._device, self._share, self._costs, self._gauge = device, share, costs, gauge
-        if gauge is not None and math.isnan(gauge[STARVED_S]):
-            gauge[STARVED_S] = 0.0
+        if gauge is not None and math.isnan(gauge[CONTENDED_S]):
+            gauge[CONTENDED_S] = 0.0
         self._headroom = headroom
         self._clock, self._sleep = wall, sleep
         self._cpu = cpu or (time.thread_time if device.engine_threads == 1 else time.process_time)
@@ -193,12 +193,12 @@ class EmulatedPace:
             yield meter
             meter.finish()
         self._share.add(section)
-        if section.starved_ratio > LATE_RATIO and section.late_s > LATE_S:
+        if section.contended_ratio > LATE_RATIO and section.late_s > LATE_S:
             _log.warning(
                 "%s took %.3f s, of which %.0f %% waiting for this machine: it is too busy",
                 name,
                 section.wall_s,
-                100.0 * section.starved_ratio,
+                100.0 * section.contended_ratio,
             )
 
     def _speed(self) -> float:
@@ -219,7 +219,7 @@ def host_for(
     device: EmulatedDevice | None,
     costs: WorkCosts | None = None,
     gauge: Gauge | None = None,
-    cell: Sandbox | None = None,
+    sandbox: Sandbox | None = None,
 ) -> Host:
     """Return the host that emulates `device`, or the real one; its owner has the say in both."""
     if device is None:
@@ -229,18 +229,18 @@ def host_for(
         asked = RealSensors(willing=lambda: gauge[IS_WILLING] > 0.0)
         return Host(clock=real.clock, pace=real.pace, sensors=asked)
     clock = MonotonicClock() if device.dilation == 1.0 else DilatedClock(device.dilation)
-    sensors = EmulatedSensors(device, weather=None if gauge is None else _weather(gauge))
-    headroom = None if cell is None else _headroom(device, gauge, cell)
+    sensors = EmulatedSensors(device, weather=None if gauge is None else _surroundings(gauge))
+    headroom = None if sandbox is None else _headroom(device, gauge, sandbox)
     pace = EmulatedPace(device, sensors.share, costs, gauge, headroom=headroom)
     return Host(clock=clock, pace=pace, sensors=sensors)
 
 
-def _headroom(device: EmulatedDevice, gauge: Gauge | None, cell: Sandbox) -> Headroom:
-    quota = Quota(Path(cell.quota_folder), cell.quota_version, is_shared=True)
+def _headroom(device: EmulatedDevice, gauge: Gauge | None, sandbox: Sandbox) -> Headroom:
+    quota = Quota(Path(sandbox.quota_folder), sandbox.quota_version, is_shared=True)
     return Headroom(quota, lambda: _speed(device, gauge))
 
 
-def _weather(gauge: Gauge) -> Callable[[], Surroundings]:
+def _surroundings(gauge: Gauge) -> Callable[[], Surroundings]:
     def look() -> Surroundings:
         celsius = gauge[TEMPERATURE_CELSIUS]
         return Surroundings(
@@ -270,7 +270,7 @@ def launch(spec: Launch) -> int:
     try:
         run_agent(
             spec.agent,
-            host_for(spec.device, spec.costs, gauge, spec.cell),
+            host_for(spec.device, spec.costs, gauge, spec.sandbox),
             loop_factory=loop_factory(dilation),
             keepalive_s=round(KEEPALIVE_S * dilation),
         )
@@ -296,12 +296,12 @@ def redirect_output(log_file: str) -> None:
         os.close(opened)
 
 
-def _is_inside(name: str, cell: Sandbox) -> bool:
-    """Enter the device's cell; tell whether we are in: outside nothing may run."""
+def _is_inside(name: str, sandbox: Sandbox) -> bool:
+    """Enter the device's sandbox; tell whether we are in: outside nothing may run."""
     try:
-        enter(cell)
+        enter(sandbox)
     except (OSError, RuntimeError) as exc:
-        sys.stderr.write(f"{name}: must get into its cell, got: {exc}\n")
+        sys.stderr.write(f"{name}: must get into its sandbox, got: {exc}\n")
         return False
     return True
 
@@ -311,7 +311,7 @@ def run_and_exit(spec: Launch) -> NoReturn:
     status = 1
     try:
         redirect_output(spec.log_file)
-        if spec.cell is None or _is_inside(spec.agent.name, spec.cell):
+        if spec.sandbox is None or _is_inside(spec.agent.name, spec.sandbox):
             status = launch(spec)
     except BaseException:  # nothing may unwind into the code that forked us
         traceback.print_exc()

@@ -1,6 +1,6 @@
 """The namespace and the container backend: every device in a network and control groups of its own.
 
-    host's namespace        coordinator, broker (at the hub's address), nursery
+    host's namespace        coordinator, broker (at the hub's address), fork server
     hub's namespace         all links, shaped from here
     a device's namespace    its agent; its groups cap processor and memory
 
@@ -17,13 +17,13 @@ from pathlib import Path
 import msgspec
 
 from fairbed.testbed.backends.agent_pool import AgentLauncher, AgentPool, LogLevel, Site
+from fairbed.testbed.backends.apply_conditions import check_speed, write_gauges
 from fairbed.testbed.backends.base import DeviceSpec, Usage
-from fairbed.testbed.backends.cgroups.fleet import check_share, limit, open_cells
+from fairbed.testbed.backends.cgroups.fleet import check_share, limit, open_groups
 from fairbed.testbed.backends.cgroups.group import Group, GroupUsage
 from fairbed.testbed.backends.containers.containers import open_containers
 from fairbed.testbed.backends.containers.engine import ContainerEngine
 from fairbed.testbed.backends.helper import HelperEnded, OnEnd
-from fairbed.testbed.backends.live_devices import check_speed, tell
 from fairbed.testbed.backends.network.counters import LinkCounters
 from fairbed.testbed.backends.network.enter import identity
 from fairbed.testbed.backends.network.network import Network
@@ -52,7 +52,7 @@ class NamespaceBackend:
         once: Agents stop when the run is over.
         log_level: Of the agents.
         on_end: Called on the event loop for every process that ends, asked or not.
-        engine: Runs a container for each device; None starts agents from a nursery.
+        engine: Runs a container for each device; None starts agents from a fork server.
 
     Raises:
         BackendError: A name cannot be used.
@@ -72,7 +72,7 @@ class NamespaceBackend:
         engine: ContainerEngine | None = None,
     ) -> None:
         self._on_end, self._engine = on_end, engine
-        self._crew = AgentPool(
+        self._pool = AgentPool(
             fleet, folder, tenant=tenant, once=once, log_level=log_level, on_end=self._ended
         )
         self._network, self._url = network, broker_url
@@ -89,15 +89,15 @@ class NamespaceBackend:
     @property
     def pids(self) -> dict[str, int]:
         """Process ids of the devices that are alive."""
-        return self._crew.pids
+        return self._pool.pids
 
-    def starved_s(self, name: str) -> float | None:
+    def contended_s(self, name: str) -> float | None:
         """Return for how long this machine has kept a device waiting; None if it cannot tell."""
-        return self._crew.starved_s(name)
+        return self._pool.contended_s(name)
 
     def cpu_s(self, name: str) -> float | None:
         """Return the processor time of a device since it was started; None if it is not alive."""
-        return self._crew.cpu_s(name)
+        return self._pool.cpu_s(name)
 
     @property
     def path_pids(self) -> list[int]:
@@ -106,22 +106,22 @@ class NamespaceBackend:
 
     def log_file(self, name: str) -> Path:
         """Return where a device's output goes."""
-        return self._crew.log_file(name)
+        return self._pool.log_file(name)
 
     async def __aenter__(self) -> "NamespaceBackend":
-        """Make the control groups and open the nursery; no device runs yet.
+        """Make the control groups and open the fork server; no device runs yet.
 
         Raises:
             BackendError: The machine refuses a group or a process.
         """
-        crew = self._crew
-        names = {name: self._network.namespace(name).name for name in crew.fleet}
-        hands: AbstractAsyncContextManager[AgentLauncher] | None = None
+        pool = self._pool
+        names = {name: self._network.namespace(name).name for name in pool.fleet}
+        launcher: AbstractAsyncContextManager[AgentLauncher] | None = None
         if self._engine is not None:
-            hands = open_containers(self._engine, names, crew.folder, crew.on_end)
+            launcher = open_containers(self._engine, names, pool.folder, pool.on_end)
         try:  # in this order: agents say goodbye, then what is left of them is killed
-            self._groups = await self._stack.enter_async_context(open_cells(crew.fleet, names))
-            await self._stack.enter_async_context(crew.at_work(self._site, hands=hands))
+            self._groups = await self._stack.enter_async_context(open_groups(pool.fleet, names))
+            await self._stack.enter_async_context(pool.open(self._site, launcher=launcher))
         except BaseException:
             await self._stack.aclose()
             raise
@@ -138,18 +138,18 @@ class NamespaceBackend:
             costs: What emulated devices are charged for steps; None charges processor time.
 
         Raises:
-            BackendError: The machine refused one, or the nursery is gone.
+            BackendError: The machine refused one, or the fork server is gone.
         """
         self._before = await self._readings()
-        await self._crew.start(costs)
+        await self._pool.start(costs)
 
     async def kill(self, name: str) -> None:
         """Kill a device as a power cut does; return when it is gone.
 
         Raises:
-            BackendError: The fleet has no such device, or the nursery is gone.
+            BackendError: The fleet has no such device, or the fork server is gone.
         """
-        await self._crew.kill(name)
+        await self._pool.kill(name)
 
     async def restart(self, name: str) -> None:
         """Start a device again, killing it first if it is alive.
@@ -157,10 +157,10 @@ class NamespaceBackend:
         Raises:
             BackendError: The fleet has no such device, or the machine refused it.
         """
-        await self._crew.kill(name)
-        limit(self._groups[name], name, self._crew.spec(name), self._speeds[name])
+        await self._pool.kill(name)
+        limit(self._groups[name], name, self._pool.spec(name), self._speeds[name])
         self._before[name] = (await self._readings())[name]
-        await self._crew.restart(name)
+        await self._pool.restart(name)
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
         """Change devices to these conditions, all of them in one go; others stay as they are.
@@ -168,16 +168,16 @@ class NamespaceBackend:
         Raises:
             BackendError: There is no such device, or its condition cannot be had here.
         """
-        crew = self._crew
+        pool = self._pool
         for name, wanted in conditions.items():
-            check_speed(crew.spec(name), wanted)
+            check_speed(pool.spec(name), wanted)
             check_share(name, wanted.speed_ratio)
         frozen = {name for name, wanted in conditions.items() if wanted.outage == "frozen"}
-        await crew.freezer.thaw(conditions.keys() - frozen)
+        await pool.freezer.thaw(conditions.keys() - frozen)
         await self._network.apply(conditions)
         for name, wanted in conditions.items():
             self._change_speed(name, wanted)
-        await crew.freezer.freeze(frozen)
+        await pool.freezer.freeze(frozen)
 
     async def sample(self) -> dict[str, Usage]:
         """Tell how the devices that are alive have fared since they were last started.
@@ -191,14 +191,14 @@ class NamespaceBackend:
     def _usage(self, name: str, now: _Readings) -> Usage:
         before = self._before[name]
         group, link = now.group, now.link
-        paced_s, waited_s = self.starved_s(name), group.starved_s
+        paced_s, waited_s = self.contended_s(name), group.contended_s
         if paced_s is None and waited_s is not None:
-            paced_s = waited_s - (before.group.starved_s or 0.0)
+            paced_s = waited_s - (before.group.contended_s or 0.0)
         return Usage(
-            wall_s=self._crew.lived_s(name),
+            wall_s=self._pool.uptime_s(name),
             cpu_s=group.cpu_s - before.group.cpu_s,
             throttled_s=group.throttled_s - before.group.throttled_s,
-            starved_s=paced_s,
+            contended_s=paced_s,
             down_bytes=link.down_bytes - before.link.down_bytes,
             up_bytes=link.up_bytes - before.link.up_bytes,
             dropped_packets=link.dropped_packets - before.link.dropped_packets,
@@ -209,16 +209,18 @@ class NamespaceBackend:
         return {name: _Readings(group.usage(), links[name]) for name, group in self._groups.items()}
 
     def _change_speed(self, name: str, wanted: Conditions) -> None:
-        crew = self._crew
-        tell(crew.gauges[name], crew.fleet[name], wanted)  # before the quota: see `headroom`
+        pool = self._pool
+        write_gauges(
+            pool.gauges[name], pool.fleet[name], wanted
+        )  # before the quota: see `headroom`
         if wanted.speed_ratio != self._speeds[name]:
             self._groups[name].limit_cpu(wanted.speed_ratio)
             self._speeds[name] = wanted.speed_ratio
 
     def _site(self, name: str) -> Site:
-        cell = self._groups[name].cell()
+        sandbox = self._groups[name].sandbox()
         network = str(self._network.namespace(name))
-        return Site(self._url, msgspec.structs.replace(cell, network=network, host=self._host))
+        return Site(self._url, msgspec.structs.replace(sandbox, network=network, host=self._host))
 
     def _ended(self, ended: HelperEnded) -> None:
         if ended.is_device and ended.name in self._groups and self._is_full(ended.name):

@@ -15,7 +15,7 @@ NICENESS = -10
 AUTOGROUP = Path("/proc/self/autogroup")
 
 
-def go_first() -> None:
+def raise_priority() -> None:
     """Have this process, and its session, go before others, where we may."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)

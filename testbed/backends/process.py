@@ -1,6 +1,6 @@
 """The process backend: every device a process that paces itself, behind a shaping proxy.
 
-    this process --+-- nursery ----- agent, agent, ...   (a process and a log file each)
+    this process --+-- fork server ----- agent, agent, ...   (a process and a log file each)
                    +-- proxy-0 ...                       (the links of 50 devices each)
 
 Works without root and on macOS. Nothing outlives this process, however it ends: see
@@ -13,9 +13,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fairbed.testbed.backends.agent_pool import AgentPool, LogLevel, Method, Site
+from fairbed.testbed.backends.apply_conditions import ConditionApplier, loss_problem
 from fairbed.testbed.backends.base import DeviceSpec, Usage
 from fairbed.testbed.backends.helper import OnEnd
-from fairbed.testbed.backends.live_devices import LiveDevices, no_loss
 from fairbed.testbed.backends.proxy.links import ShapedLinks, shaped_links
 from fairbed.testbed.backends.proxy.protocol import Shape
 from fairbed.testbed.emulation.conditions import Conditions
@@ -55,7 +55,7 @@ class ProcessBackend:
         on_end: OnEnd | None = None,
         seed: int = 0,
     ) -> None:
-        self._crew = AgentPool(
+        self._pool = AgentPool(
             fleet, folder, tenant=tenant, once=once, log_level=log_level, on_end=on_end
         )
         self._address = _checked(broker_url, fleet)
@@ -64,20 +64,20 @@ class ProcessBackend:
         self._seed = seed
         self._stack = AsyncExitStack()
         self._links: ShapedLinks | None = None
-        self._live: LiveDevices | None = None
+        self._live: ConditionApplier | None = None
 
     @property
     def pids(self) -> dict[str, int]:
         """Process ids of the devices that are alive."""
-        return self._crew.pids
+        return self._pool.pids
 
-    def starved_s(self, name: str) -> float | None:
+    def contended_s(self, name: str) -> float | None:
         """Return for how long this machine has kept a device waiting; None if it cannot tell."""
-        return self._crew.starved_s(name)
+        return self._pool.contended_s(name)
 
     def cpu_s(self, name: str) -> float | None:
         """Return the processor time of a device since it was started; None if it is not alive."""
-        return self._crew.cpu_s(name)
+        return self._pool.cpu_s(name)
 
     @property
     def path_pids(self) -> list[int]:
@@ -86,26 +86,26 @@ class ProcessBackend:
 
     def log_file(self, name: str) -> Path:
         """Return where a device's output goes."""
-        return self._crew.log_file(name)
+        return self._pool.log_file(name)
 
     async def __aenter__(self) -> "ProcessBackend":
-        """Open the links and the nursery; no device runs yet.
+        """Open the links and the fork server; no device runs yet.
 
         Raises:
             BackendError: The machine refuses a process or a port.
         """
-        crew, address = self._crew, self._address
-        crew.logs.mkdir(parents=True, exist_ok=True)
+        pool, address = self._pool, self._address
+        pool.logs.mkdir(parents=True, exist_ok=True)
         shapes = {
-            name: spec.shape or Shape() for name, spec in crew.fleet.items() if _has_own_link(spec)
+            name: spec.shape or Shape() for name, spec in pool.fleet.items() if _has_own_link(spec)
         }
-        log = crew.logs / "proxy.log"
+        log = pool.logs / "proxy.log"
         try:  # in this order: agents say goodbye through their links
             self._links = await self._stack.enter_async_context(
-                shaped_links(address.host, address.port, shapes, log, crew.on_end, self._seed)
+                shaped_links(address.host, address.port, shapes, log, pool.on_end, self._seed)
             )
-            await self._stack.enter_async_context(crew.at_work(self._site, self._method))
-            self._live = LiveDevices(crew, self._links)
+            await self._stack.enter_async_context(pool.open(self._site, self._method))
+            self._live = ConditionApplier(pool, self._links)
         except BaseException:
             await self._stack.aclose()
             raise
@@ -122,17 +122,17 @@ class ProcessBackend:
             costs: What emulated devices are charged for steps; None charges processor time.
 
         Raises:
-            BackendError: The machine refused one, or the nursery is gone.
+            BackendError: The machine refused one, or the fork server is gone.
         """
-        await self._crew.start(costs)
+        await self._pool.start(costs)
 
     async def kill(self, name: str) -> None:
         """Kill a device as a power cut does; return when it is gone.
 
         Raises:
-            BackendError: The fleet has no such device, or the nursery is gone.
+            BackendError: The fleet has no such device, or the fork server is gone.
         """
-        await self._crew.kill(name)
+        await self._pool.kill(name)
 
     async def restart(self, name: str) -> None:
         """Start a device again, killing it first if it is alive.
@@ -140,7 +140,7 @@ class ProcessBackend:
         Raises:
             BackendError: The fleet has no such device, or the machine refused it.
         """
-        await self._crew.restart(name)
+        await self._pool.restart(name)
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
         """Change devices to these conditions, all of them in one go; others stay as they are.
@@ -155,13 +155,13 @@ class ProcessBackend:
 
     async def sample(self) -> dict[str, Usage]:
         """Tell how the devices that are alive have fared."""
-        used = {name: self._crew.cpu_s(name) for name in self.pids}
+        used = {name: self._pool.cpu_s(name) for name in self.pids}
         return {
             name: Usage(
-                wall_s=self._crew.lived_s(name),
+                wall_s=self._pool.uptime_s(name),
                 cpu_s=used_s,
                 throttled_s=None,
-                starved_s=self._crew.starved_s(name),
+                contended_s=self._pool.contended_s(name),
                 down_bytes=None,
                 up_bytes=None,
                 dropped_packets=None,
@@ -183,7 +183,7 @@ def _has_own_link(spec: DeviceSpec) -> bool:
 def _checked(broker_url: str, fleet: Sequence[DeviceSpec]) -> Address:
     for spec in fleet:
         if spec.shape is not None and spec.shape.loss_ratio > 0.0:
-            raise BackendError(no_loss(spec.name, spec.shape.loss_ratio))
+            raise BackendError(loss_problem(spec.name, spec.shape.loss_ratio))
     try:
         address = parse_url(broker_url)
     except ValueError as exc:

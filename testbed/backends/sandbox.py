@@ -34,26 +34,26 @@ class Sandbox(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`identity` of the host's network namespace, in which nothing of a device may run."""
 
 
-def enter(cell: Sandbox) -> None:
-    """Move this process, which has one thread, into a cell, with all that it starts from now on.
+def enter(sandbox: Sandbox) -> None:
+    """Move this process, which has one thread, into a sandbox, with all that it starts from now on.
 
     Raises:
         OSError: The kernel refused; the process may be half inside and must end.
         RuntimeError: The network is the host's.
     """
-    if cell.network is not None:
-        assert cell.host is not None
-        enter_network(Path(cell.network), cell.host)
-    _join(cell, "0")
+    if sandbox.network is not None:
+        assert sandbox.host is not None
+        enter_network(Path(sandbox.network), sandbox.host)
+    _join(sandbox, "0")
 
 
-def admit(pid: int, cell: Sandbox) -> None:
-    """Move another process into the control groups of a cell.
+def admit(pid: int, sandbox: Sandbox) -> None:
+    """Move another process into the control groups of a sandbox.
 
     Raises:
         OSError: The kernel refused; the process may be half inside and must end.
     """
-    _join(cell, str(pid))
+    _join(sandbox, str(pid))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -70,8 +70,8 @@ def main(arguments: Sequence[str]) -> int:
         return _complain(f"cannot run {argv[0]}: {exc.strerror}; is it on the PATH?", 127)
 
 
-def _join(cell: Sandbox, process: str) -> None:
-    for path in cell.procs:
+def _join(sandbox: Sandbox, process: str) -> None:
+    for path in sandbox.procs:
         descriptor = os.open(path, os.O_WRONLY)
         try:
             os.write(descriptor, process.encode())
@@ -82,7 +82,7 @@ def _join(cell: Sandbox, process: str) -> None:
 
 
 def _complain(message: str, status: int) -> int:
-    sys.stderr.write(f"cell: {message}\n")
+    sys.stderr.write(f"sandbox: {message}\n")
     return status
 
 

@@ -1,8 +1,8 @@
-"""Has devices follow their courses in real time: one task for the whole fleet.
+"""Has devices follow their followers in real time: one task for the whole fleet.
 
     while the run lasts:
         sleep until the next tick at which a device changes      an absolute time: no drift
-        ask the courses of those devices for their conditions
+        ask the followers of those devices for their conditions
         hand all that differ to the backend, in one go
 
 Ticks are multiples of `TICK_S` since the run began, in seconds of the fleet. Whoever wakes up late
@@ -20,9 +20,9 @@ from typing import Protocol
 import anyio
 from anyio.lowlevel import checkpoint
 
+from fairbed.testbed.emulation.condition_log import ConditionLog, ConditionMeans
 from fairbed.testbed.emulation.conditions import Conditions
 from fairbed.testbed.emulation.schedule import ScheduleFollower
-from fairbed.testbed.emulation.stretch import Stretch, StretchLog
 
 TICK_S = 0.1
 """Changes take effect within this time: 10 Hz."""
@@ -105,7 +105,7 @@ class ScheduleDriver:
 
     Args:
         backend: Carries conditions out.
-        courses: Of the devices, by name.
+        followers: Of the devices, by name.
         dilation: Seconds of this machine in one second of the fleet.
         start_s: Where on the run's clock this begins; a run that goes on goes on in its traces.
         note: Given what a device was meant to have, at most once in `STRETCH_S` each.
@@ -115,15 +115,15 @@ class ScheduleDriver:
     def __init__(
         self,
         backend: Driven,
-        courses: Mapping[str, ScheduleFollower],
+        followers: Mapping[str, ScheduleFollower],
         *,
         dilation: float = 1.0,
         start_s: float = 0.0,
-        note: Callable[[str, Stretch], None] | None = None,
+        note: Callable[[str, ConditionMeans], None] | None = None,
         clock: DriverClock | None = None,
     ) -> None:
         self._backend = backend
-        self._devices = [_Device(name, course) for name, course in courses.items()]
+        self._devices = [_Device(name, follower) for name, follower in followers.items()]
         self._clock = clock or LoopClock()
         self._dilation, self._start_s, self._note = dilation, start_s, note
         self._late_s: deque[float] = deque(maxlen=KEPT_TICKS)
@@ -151,20 +151,20 @@ class ScheduleDriver:
         """
         begun = self._clock.now() - self._start_s
         tick = _tick_before(self._start_s)
-        agenda = _Agenda({tick: self._devices} if self._devices else {})
+        queue = _TickQueue({tick: self._devices} if self._devices else {})
         try:
-            while agenda:
-                tick = max(tick, agenda.next)
+            while queue:
+                tick = max(tick, queue.next)
                 await self._clock.sleep_until(begun + tick * TICK_S)
                 present = max(tick, _tick_before(self._clock.now() - begun))
-                await self._apply(agenda.pop(present), present, agenda)
+                await self._apply(queue.pop(present), present, queue)
                 self._count(present - tick, self._clock.now() - begun - tick * TICK_S)
                 tick = present + 1
             await self._clock.sleep_until(math.inf)  # nothing will change any more
         finally:
             self._write_all(self._clock.now() - begun)
 
-    async def _apply(self, due: list["_Device"], tick: int, agenda: "_Agenda") -> None:
+    async def _apply(self, due: list["_Device"], tick: int, queue: "_TickQueue") -> None:
         """Bring devices to what they are meant to be, and note when to look again.
 
         All that concerns one device is done at once, while its numbers are in the caches.
@@ -173,16 +173,16 @@ class ScheduleDriver:
         for number, device in enumerate(due, 1):
             if number % SLICE == 0:
                 await checkpoint()
-            course = device.course
-            if course.asks_load(t):
-                course.used(t, self._backend.cpu_s(device.name))
-            wanted = course.conditions(t)
+            follower = device.follower
+            if follower.needs_load(t):
+                follower.used(t, self._backend.cpu_s(device.name))
+            wanted = follower.conditions(t)
             if wanted != device.now:
                 changed[device.name] = device.now = wanted
                 self._write(device, t, wanted)
-            look = course.next_look(t)
+            look = follower.next_update(t)
             if look < math.inf:
-                agenda.add(max(math.ceil(look / TICK_S - _ROUNDING), tick + 1), device)
+                queue.add(max(math.ceil(look / TICK_S - _ROUNDING), tick + 1), device)
         if changed:
             await self._backend.apply(self._dilated(changed))
             self._changes += len(changed)
@@ -196,7 +196,7 @@ class ScheduleDriver:
     def _write(self, device: "_Device", t: float, wanted: Conditions) -> None:
         log = device.log
         if log is None:
-            device.log = StretchLog(t, wanted)
+            device.log = ConditionLog(t, wanted)
             return
         log.note(t, wanted)
         if t - log.start >= STRETCH_S and (stretch := log.take(t)) is not None:
@@ -207,7 +207,7 @@ class ScheduleDriver:
             if device.log is not None and (stretch := device.log.take(t)) is not None:
                 self._tell(device.name, stretch)
 
-    def _tell(self, name: str, stretch: Stretch) -> None:
+    def _tell(self, name: str, stretch: ConditionMeans) -> None:
         if self._note is not None:
             self._note(name, stretch)
 
@@ -227,12 +227,12 @@ class _Device:
     """One device, and what it was brought to."""
 
     name: str
-    course: ScheduleFollower
+    follower: ScheduleFollower
     now: Conditions | None = None
-    log: StretchLog | None = None
+    log: ConditionLog | None = None
 
 
-class _Agenda:
+class _TickQueue:
     """Which devices are to be looked at, by tick: most of a fleet shares its ticks.
 
     Args:

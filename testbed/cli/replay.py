@@ -28,7 +28,7 @@ from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.replay.engine import Played
 from fairbed.testbed.replay.run import replay_stage
 from fairbed.testbed.replay.stage import stage_of
-from fairbed.testbed.run.preflight import broken_promise
+from fairbed.testbed.run.preflight import infeasible_rate
 
 EVERY_S = 0.5
 """Between two progress lines."""
@@ -48,7 +48,7 @@ def main(options: argparse.Namespace) -> int:
         stage = stage_of(experiment)
         if not is_new:
             check_resumable(folder, stage.experiment, is_named=named is not None, clock="virtual")
-        if (promise := broken_promise(experiment)) is not None:
+        if (promise := infeasible_rate(experiment)) is not None:
             print(f"warning: {promise}", file=sys.stderr)
         tell = _Progress(experiment.rounds)
         started = time.perf_counter()

@@ -38,9 +38,9 @@ from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.host.dilation import loop_factory
 from fairbed.testbed.host.speed import host_speed
 from fairbed.testbed.run.broker import BrokerError
-from fairbed.testbed.run.preflight import admit
+from fairbed.testbed.run.preflight import choose_dilation
 from fairbed.testbed.run.supervisor import RunPlan, run_experiment
-from fairbed.testbed.run_folder import strangers
+from fairbed.testbed.run_folder import foreign_files
 from fairbed.wire.errors import TransportError
 
 
@@ -161,7 +161,7 @@ def _dilation(experiment: Experiment, folder: Path) -> float:
             earlier = reader.run().row.dilation
     try:
         devices = plan_fleet(experiment, os.environ)
-        return admit(experiment, devices, real_host().sensors.cores(), earlier)
+        return choose_dilation(experiment, devices, real_host().sensors.cores(), earlier)
     except (ExperimentError, ProfileError) as exc:
         raise UsageError(str(exc)) from exc
 
@@ -263,7 +263,7 @@ def check_new(folder: Path) -> None:
         UsageError: It is a file, or holds something that is not of a run.
     """
     try:
-        found = strangers(folder)
+        found = foreign_files(folder)
     except OSError as exc:
         raise UsageError(f"--out {folder}: must be a folder, got: {exc.strerror}") from exc
     if found:

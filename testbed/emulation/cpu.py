@@ -87,7 +87,7 @@ class PacedSection:
         return self.lost_s + max(0.0, self.credit_s)
 
     @property
-    def starved_ratio(self) -> float:
+    def contended_ratio(self) -> float:
         """`late_s` as a share of the section, 0 to 1."""
         return self.late_s / self.wall_s if self.wall_s > 0.0 else 0.0
 
@@ -122,4 +122,4 @@ class RecentShare:
     def add(self, section: PacedSection) -> None:
         """Take a finished section into the average; short ones weigh little."""
         weight = section.wall_s / (section.wall_s + self.time_constant_s)
-        self.value += weight * (1.0 - section.starved_ratio - self.value)
+        self.value += weight * (1.0 - section.contended_ratio - self.value)

@@ -256,7 +256,7 @@ class ScheduleFollower:
         self._timeline = timeline
         self._heat = None if thermal is None else Heat(thermal, start)
         self._share = threads / cores
-        self._look_at = -inf if thermal is not None else inf
+        self._update_at = -inf if thermal is not None else inf
         self._used: tuple[float, float] | None = None
         self._speed: float | None = None
 
@@ -265,9 +265,9 @@ class ScheduleFollower:
         """Nothing ever changes."""
         return self._heat is None and self._timeline.is_constant
 
-    def asks_load(self, t: float) -> bool:
+    def needs_load(self, t: float) -> bool:
         """Tell whether it is time to say what the device has computed."""
-        return t >= self._look_at - _ROUNDING_S
+        return t >= self._update_at - _ROUNDING_S
 
     def conditions(self, t: float) -> Conditions:
         """Return what the device is meant to have at `t`."""
@@ -295,13 +295,13 @@ class ScheduleFollower:
         if self._heat is None:
             return
         before, self._used = self._used, None if cpu_s is None else (t, cpu_s)
-        self._look_at = LOOK_S * (floor(t / LOOK_S + _ROUNDING_S) + 1)
+        self._update_at = LOOK_S * (floor(t / LOOK_S + _ROUNDING_S) + 1)
         load = 0.0
         if before is not None and cpu_s is not None and self._speed and t > before[0]:
             load = (cpu_s - before[1]) / ((t - before[0]) * self._speed) * self._share
         self._heat.advance(t, load)
 
-    def next_look(self, t: float) -> float:
+    def next_update(self, t: float) -> float:
         """Return when to look again, after `t`; `inf` is never."""
         change = self._timeline.next_change(t)
-        return self._look_at if change is None else min(change, self._look_at)
+        return self._update_at if change is None else min(change, self._update_at)

@@ -67,7 +67,7 @@ ANY_DEVICE = Device(
 
 
 @dataclass(frozen=True, slots=True)
-class _Scene:
+class _CodecSample:
     """A model that came, and what training has made of it; vectors of shape (n_values,)."""
 
     train: Train
@@ -91,33 +91,33 @@ def codec_work_s(spec: TaskSpec, exchange: ExchangeConfig) -> tuple[float, float
     Returns:
         Unpacking, 0 where models come as they are, and packing.
     """
-    scene, cache = _scene(spec, exchange), np.ones(CACHE_BYTES // 8)
+    sample, cache = _codec_sample(spec, exchange), np.ones(CACHE_BYTES // 8)
     decoded, encoded = list[float](), list[float]()
     for _ in range(REPEATS):
-        if scene.blob is not None:
+        if sample.blob is not None:
             cache += 1.0
-            decoded.append(_decode_s(scene, spec, bytearray(scene.blob)))
+            decoded.append(_decode_s(sample, spec, bytearray(sample.blob)))
         cache += 1.0
-        encoded.append(_encode_s(scene, spec))
+        encoded.append(_encode_s(sample, spec))
     return float(np.median(decoded)) if decoded else 0.0, float(np.median(encoded))
 
 
-def _decode_s(scene: _Scene, spec: TaskSpec, blob: bytearray) -> float:
+def _decode_s(sample: _CodecSample, spec: TaskSpec, blob: bytearray) -> float:
     coder = Coder()
-    coder.keep(scene.before, scene.base)
+    coder.keep(sample.before, sample.base)
     began = time.thread_time()
-    coder.decode(scene.train, spec.layout, blob)
+    coder.decode(sample.train, spec.layout, blob)
     return time.thread_time() - began
 
 
-def _encode_s(scene: _Scene, spec: TaskSpec) -> float:
+def _encode_s(sample: _CodecSample, spec: TaskSpec) -> float:
     coder = Coder()
     began = time.thread_time()
-    coder.encode(scene.train, spec.layout, scene.model, scene.trained)
+    coder.encode(sample.train, spec.layout, sample.model, sample.trained)
     return time.thread_time() - began
 
 
-def _scene(spec: TaskSpec, exchange: ExchangeConfig) -> _Scene:
+def _codec_sample(spec: TaskSpec, exchange: ExchangeConfig) -> _CodecSample:
     """Return a model and its changes; each is a tenth of what it changes."""
     layout, rng = spec.layout, np.random.Generator(np.random.PCG64(0))
     agreement = Agreement(exchange, layout, "calibration")
@@ -143,7 +143,7 @@ def _scene(spec: TaskSpec, exchange: ExchangeConfig) -> _Scene:
         coding=agreement.coding(ANY_DEVICE, packed),
     )
     before = msgspec.structs.replace(train, model=_manifest(base))
-    return _Scene(train, before, blob, base, model, _changed(model, rng))
+    return _CodecSample(train, before, blob, base, model, _changed(model, rng))
 
 
 def _changed(vector: Vector, rng: np.random.Generator) -> Vector:
@@ -228,7 +228,7 @@ def measure(probe: Probe) -> WorkCosts:
     return msgspec.structs.replace(costs, decode_s=decode_s, encode_s=encode_s)
 
 
-class _Lap:
+class _StepTimer:
     """A meter that notes the processor time between steps."""
 
     def __init__(self) -> None:
@@ -264,19 +264,19 @@ def _train_cost(engine: OnnxEngine, hyperparameters: Hyperparameters) -> StepCos
         learning_rate=_CALM_RATE,
         max_steps=None,
     )
-    lap = _Lap()
+    timer = _StepTimer()
     rng = np.random.Generator(np.random.PCG64(0))
-    trainer.train(engine, vector, x, y, calm, rng, lap, lap.is_enough)
-    return lap.cost()
+    trainer.train(engine, vector, x, y, calm, rng, timer, timer.is_enough)
+    return timer.cost()
 
 
 def _evaluate_cost(engine: OnnxEngine) -> StepCost:
     batch = trainer.EVALUATION_BATCH + SMALL_EVALUATION
     vector, x, y = selfcheck_inputs(engine.spec, seed=0, batch=batch)
-    lap = _Lap()
-    while not lap.is_enough():
-        trainer.evaluate(engine, vector, x, y, lap)
-    return lap.cost()
+    timer = _StepTimer()
+    while not timer.is_enough():
+        trainer.evaluate(engine, vector, x, y, timer)
+    return timer.cost()
 
 
 def main() -> int:

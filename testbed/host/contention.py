@@ -41,7 +41,7 @@ def waits(pid: int) -> SchedulerWaits:
     return SchedulerWaits(total_ns * _NS, count)
 
 
-class PathWatch:
+class WaitCounter:
     """Adds up for how long processes were kept waiting, but for waits that are short.
 
     Args:
@@ -68,7 +68,7 @@ class ContentionMonitor:
 
     Args:
         emulated: Names of the devices that have a profile to be true to.
-        starved_s: For how long a device was kept waiting, seconds in all; None is unknown.
+        contended_s: For how long a device was kept waiting, seconds in all; None is unknown.
         path: Processes that every byte passes: the broker, proxies.
         dilation: Seconds of this machine in one second of the fleet.
         now: Seconds.
@@ -77,21 +77,21 @@ class ContentionMonitor:
     def __init__(
         self,
         emulated: Collection[str],
-        starved_s: Callable[[str], float | None],
+        contended_s: Callable[[str], float | None],
         path: Callable[[], Iterable[int]],
         *,
         dilation: float = 1.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._emulated, self._starved_s, self._path = frozenset(emulated), starved_s, path
+        self._emulated, self._contended_s, self._path = frozenset(emulated), contended_s, path
         self._dilation, self._now = dilation, now
-        self._waited, self._read_at = PathWatch(), -KEEP_S
+        self._waited, self._read_at = WaitCounter(), -KEEP_S
 
     def waiting(self, device: str) -> Waiting | None:
         """Return what `device` has suffered so far; None if it is not emulated."""
         if device not in self._emulated:
             return None
-        device_s = self._starved_s(device)
+        device_s = self._contended_s(device)
         now = self._now()
         if now - self._read_at >= KEEP_S:
             self._waited.look(self._path())

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 
-class _PatientSelector(selectors.BaseSelector):
+class _DilatedSelector(selectors.BaseSelector):
     """Waits k times as long as it is asked to."""
 
     def __init__(self, inner: selectors.BaseSelector, dilation: float) -> None:
@@ -42,7 +42,7 @@ class DilatedLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, dilation: float) -> None:
         self._dilation = dilation
-        super().__init__(_PatientSelector(selectors.DefaultSelector(), dilation))
+        super().__init__(_DilatedSelector(selectors.DefaultSelector(), dilation))
 
     def time(self) -> float:
         """Return seconds of the fleet."""

@@ -13,7 +13,7 @@ from fairbed.testbed.replay.engine import Engine, Played
 from fairbed.testbed.replay.keep import CHECKPOINT_S, LISTED, Checkpointer
 from fairbed.testbed.replay.learning import make_learning
 from fairbed.testbed.replay.stage import Stage, stage_of
-from fairbed.testbed.run.preflight import broken_promise
+from fairbed.testbed.run.preflight import infeasible_rate
 
 
 def replay_experiment(
@@ -72,7 +72,7 @@ def replay_stage(
         for row in stage.rows:
             store.add(row)
             store.keep_up()
-        promise = broken_promise(experiment)
+        promise = infeasible_rate(experiment)
         if promise is not None and engine.at.round == 0:
             store.add(_warning("infeasible", promise))
         for played in engine.play(experiment.rounds):

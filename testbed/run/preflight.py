@@ -18,8 +18,8 @@ from fairbed.coordinator.policy.config import RoundConfig
 from fairbed.coordinator.server.event_log import Level
 from fairbed.coordinator.store.reader import PROMISING
 from fairbed.profiles import Link
-from fairbed.testbed.backends.choice import BackendName, BackendStage
-from fairbed.testbed.emulation.admission import (
+from fairbed.testbed.backends.choice import BackendChoice, BackendName
+from fairbed.testbed.emulation.capacity import (
     RESERVE_CORES,
     Demand,
     fits,
@@ -30,12 +30,12 @@ from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.experiment.fleet import PlannedDevice
 
 
-def unmet(devices: Sequence[PlannedDevice], backend: BackendName) -> str | None:
+def not_emulated(devices: Sequence[PlannedDevice], backend: BackendName) -> str | None:
     """Return one line that says what is not emulated, and of which profiles; None if all is."""
     owners: dict[str, set[str]] = defaultdict(set)
     concerned = 0
     for planned in devices:
-        wishes = list(_wishes(planned.link, backend))
+        wishes = list(_unsupported_keys(planned.link, backend))
         concerned += bool(wishes)
         for wish in wishes:
             owners[wish].add(planned.profile.name if planned.profile else planned.spec.name)
@@ -48,7 +48,7 @@ def unmet(devices: Sequence[PlannedDevice], backend: BackendName) -> str | None:
     )
 
 
-def _wishes(link: Link | None, backend: BackendName) -> Iterator[str]:
+def _unsupported_keys(link: Link | None, backend: BackendName) -> Iterator[str]:
     loses = link is not None and link.loss is not None and link.loss.highest > 0.0
     if loses and backend == "process":
         yield "link.loss_ratio"
@@ -58,7 +58,7 @@ def _some(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
-def broken_promise(experiment: Experiment) -> str | None:
+def infeasible_rate(experiment: Experiment) -> str | None:
     """Return why beta cannot hold, with the first k whose inequality fails; None if it can.
 
     Devices of a linear world are there as often as their law says; of others nobody knows it
@@ -96,7 +96,7 @@ def demand_of(experiment: Experiment, devices: Sequence[PlannedDevice]) -> Deman
     return Demand.of(speeds, experiment.coordinator().at_work)
 
 
-def admit(
+def choose_dilation(
     experiment: Experiment,
     devices: Sequence[PlannedDevice],
     cores: float,
@@ -152,7 +152,7 @@ def _why(demand: Demand, cores: float, dilation: float, settings: RoundConfig) -
 
 
 @dataclass(frozen=True, slots=True)
-class Remark:
+class PreflightFinding:
     """One event."""
 
     kind: str
@@ -160,12 +160,12 @@ class Remark:
     level: Level = "info"
 
 
-def remarks(
+def preflight_findings(
     experiment: Experiment,
     devices: Sequence[PlannedDevice],
-    stage: BackendStage | None,
+    stage: BackendChoice | None,
     dilation: float,
-) -> Iterator[Remark]:
+) -> Iterator[PreflightFinding]:
     """Tell what cannot be had, where the devices are, and whose seconds are counted.
 
     Args:
@@ -174,15 +174,15 @@ def remarks(
         stage: Where it is; None has no fleet.
         dilation: Seconds of this machine in one second of the fleet.
     """
-    if (promise := broken_promise(experiment)) is not None:
-        yield Remark("infeasible", promise, "warning")
+    if (promise := infeasible_rate(experiment)) is not None:
+        yield PreflightFinding("infeasible", promise, "warning")
     if stage is not None:
         why = "".join(f"; {name} was passed over: {it}" for name, it in stage.passed_over.items())
-        yield Remark("backend", f"devices are emulated by the {stage.name} backend{why}")
-        if (words := unmet(devices, stage.name)) is not None:
-            yield Remark("not-emulated", words, "warning")
+        yield PreflightFinding("backend", f"devices are emulated by the {stage.name} backend{why}")
+        if (words := not_emulated(devices, stage.name)) is not None:
+            yield PreflightFinding("not-emulated", words, "warning")
     if dilation != 1.0:
-        yield Remark(
+        yield PreflightFinding(
             "dilated",
             f"a second of the fleet lasts {dilation:g} s of this machine; all durations of "
             "this run are the fleet's",

@@ -16,15 +16,15 @@ DETACH = b"d"
 """What a TUI writes to the run it started before it leaves it alone."""
 
 
-class Stop:
+class StopControl:
     """How a signal, or the death of a part of the testbed, reaches the run."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
         self.coordinator: Coordinator | None = None
-        self.broken: Exception | None = None
+        self.failure: Exception | None = None
 
-    def gently(self) -> None:
+    def in_order(self) -> None:
         """End the run in order."""
         if self.coordinator is not None:
             self.coordinator.stop()
@@ -32,7 +32,7 @@ class Stop:
             self.scope.cancel()
 
     def on_process_end(self, ended: HelperEnded) -> None:
-        """A device may die and the run goes on; the proxies or the nursery may not."""
+        """A device may die and the run goes on; the proxies or the fork server may not."""
         if ended.was_asked:
             return
         how = f"signal {-ended.status}" if ended.status < 0 else f"exit status {ended.status}"
@@ -40,21 +40,21 @@ class Stop:
             why = "" if ended.reason is None else f": {ended.reason}"
             self.note("died", f"the agent ended with {how}{why}; see its log", ended.name)
         else:
-            self.give_up(BackendError(f"{ended.name}: ended with {how}; the fleet is lost"))
+            self.fail(BackendError(f"{ended.name}: ended with {how}; the fleet is lost"))
 
     def note(self, kind: str, text: str, device: str | None = None) -> None:
         """Write down what happened to a part of the testbed."""
         if self.coordinator is not None:
             self.coordinator.note(kind, text, "warning", device)
 
-    def give_up(self, why: Exception) -> None:
+    def fail(self, why: Exception) -> None:
         """The run cannot go on."""
-        self.broken = why
-        self.gently()
+        self.failure = why
+        self.in_order()
 
 
-async def heed_signals(
-    stop: Stop,
+async def handle_signals(
+    stop: StopControl,
     interrupted: Callable[[], None],
     *,
     task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
@@ -67,12 +67,12 @@ async def heed_signals(
             count += 1
             interrupted()
             if count == 1:
-                stop.gently()
+                stop.in_order()
             else:
                 stop.scope.cancel()
 
 
-async def heed_stdin(stop: Stop) -> None:
+async def watch_stdin(stop: StopControl) -> None:
     """End the run in order when standard input ends, unless it said `DETACH` before."""
     while True:
         await anyio.wait_readable(sys.stdin.fileno())
@@ -80,5 +80,5 @@ async def heed_stdin(stop: Stop) -> None:
         if word.startswith(DETACH):
             return
         if not word:
-            stop.gently()
+            stop.in_order()
             return

@@ -22,7 +22,7 @@ from fairbed.coordinator.store import RunReader, Store
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.task.catalogue import initial_vector, load_task
 from fairbed.testbed.backends.base import Backend
-from fairbed.testbed.backends.choice import BackendStage, open_backend
+from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.emulation.work import WorkCosts
 from fairbed.testbed.errors import innermost
 from fairbed.testbed.experiment.datasets.loading import load
@@ -39,10 +39,10 @@ from fairbed.testbed.run.broker import (
     find_chunk_limit,
     start_broker,
 )
-from fairbed.testbed.run.conditions import driving, unplugged_at
 from fairbed.testbed.run.evaluation import FleetEvaluator
-from fairbed.testbed.run.preflight import remarks
-from fairbed.testbed.run.stopping import Stop, heed_signals, heed_stdin
+from fairbed.testbed.run.fleet_schedule import count_unplugged, follow_schedules
+from fairbed.testbed.run.preflight import preflight_findings
+from fairbed.testbed.run.stopping import StopControl, handle_signals, watch_stdin
 from fairbed.testbed.run_folder import (
     ENDPOINT_FILE,
     Endpoint,
@@ -95,11 +95,11 @@ async def run_experiment(
     """
     is_new = is_untouched(plan.folder)
     async with anyio.create_task_group() as group:
-        stop = Stop()
+        stop = StopControl()
         # Before the first file: from here on nothing is left behind by a Ctrl-C.
-        await group.start(heed_signals, stop, interrupted, name="run.signals")
+        await group.start(handle_signals, stop, interrupted, name="run.signals")
         if is_attached:
-            group.start_soon(heed_stdin, stop, name="run.stdin")
+            group.start_soon(watch_stdin, stop, name="run.stdin")
         end: End = "stopped"
         failure: Exception | None = None
         with stop.scope:
@@ -115,7 +115,7 @@ async def run_experiment(
 
 
 async def _run(
-    plan: RunPlan, listener: Callable[[RoundProgress], None], stop: Stop, group: TaskGroup
+    plan: RunPlan, listener: Callable[[RoundProgress], None], stop: StopControl, group: TaskGroup
 ) -> End:
     experiment = plan.experiment
     planned = plan_fleet(experiment, os.environ) if plan.has_fleet else []
@@ -148,14 +148,14 @@ async def _run(
                 devices,
                 listener,
             )
-            for remark in remarks(experiment, devices, stage, plan.dilation):
+            for remark in preflight_findings(experiment, devices, stage, plan.dilation):
                 stop.coordinator.note(remark.kind, remark.text, remark.level)
-            async with driving(
+            async with follow_schedules(
                 backend, _followed(devices, stage), store, stop, group, plan.dilation
             ):
                 end = await stop.coordinator.run()
-            if stop.broken is not None:
-                raise stop.broken
+            if stop.failure is not None:
+                raise stop.failure
             await anyio.to_thread.run_sync(store.set_status, end)
             return end
         except BaseException as exc:
@@ -170,7 +170,9 @@ async def _run(
 
 
 @asynccontextmanager
-async def _stage(plan: RunPlan, devices: list[PlannedDevice]) -> AsyncIterator[BackendStage | None]:
+async def _stage(
+    plan: RunPlan, devices: list[PlannedDevice]
+) -> AsyncIterator[BackendChoice | None]:
     """Choose where the emulated devices will be, if there are any."""
     if not devices:
         yield None
@@ -190,7 +192,7 @@ async def _stage(plan: RunPlan, devices: list[PlannedDevice]) -> AsyncIterator[B
 
 @asynccontextmanager
 async def _fleet(
-    stage: BackendStage | None, endpoint: Endpoint, stop: Stop
+    stage: BackendChoice | None, endpoint: Endpoint, stop: StopControl
 ) -> AsyncIterator[Backend | None]:
     """Make ready for the emulated devices, if there are any; end them all at the end."""
     if stage is None:
@@ -204,7 +206,7 @@ async def _fleet(
         yield backend
 
 
-def _followed(devices: list[PlannedDevice], stage: BackendStage | None) -> list[PlannedDevice]:
+def _followed(devices: list[PlannedDevice], stage: BackendChoice | None) -> list[PlannedDevice]:
     """Return the devices as their backend can have them: a TCP proxy loses nothing."""
     if stage is None or stage.name != "process":
         return devices
@@ -237,7 +239,7 @@ def _watch(
         own = [broker.pid] if broker is not None and broker.pid is not None else []
         return own + backend.path_pids
 
-    return ContentionMonitor(emulated, backend.starved_s, path, dilation=dilation)
+    return ContentionMonitor(emulated, backend.contended_s, path, dilation=dilation)
 
 
 def _coordinator(
@@ -253,7 +255,7 @@ def _coordinator(
     listener: Callable[[RoundProgress], None],
 ) -> Coordinator:
     config = plan.experiment.coordinator(
-        starts_fleet=plan.has_fleet, absent=unplugged_at(devices, store.resume_offset_s())
+        starts_fleet=plan.has_fleet, absent=count_unplugged(devices, store.resume_offset_s())
     )
     boot = secrets.randbits(40)
 
@@ -284,7 +286,7 @@ def _coordinator(
 
 @asynccontextmanager
 async def _endpoint(
-    plan: RunPlan, stage: BackendStage | None, stop: Stop, group: TaskGroup
+    plan: RunPlan, stage: BackendChoice | None, stop: StopControl, group: TaskGroup
 ) -> AsyncIterator[tuple[Endpoint, Broker | None]]:
     """Find or start the broker; a resumed run gets its old address again."""
     broker = plan.experiment.broker
@@ -324,7 +326,7 @@ async def _endpoint(
             keeper.cancel()
 
 
-async def _keep_up(broker: Broker, scope: anyio.CancelScope, stop: Stop) -> None:
+async def _keep_up(broker: Broker, scope: anyio.CancelScope, stop: StopControl) -> None:
     """Start the broker again when it dies, a bounded number of times."""
     with scope:
         for _ in range(BROKER_RESTARTS):
@@ -333,9 +335,9 @@ async def _keep_up(broker: Broker, scope: anyio.CancelScope, stop: Stop) -> None
             try:
                 await broker.restart()
             except BrokerError as exc:
-                stop.give_up(exc)
+                stop.fail(exc)
                 return
-        stop.give_up(BrokerError(f"{broker.kind}: died {BROKER_RESTARTS} times; see {broker.log}"))
+        stop.fail(BrokerError(f"{broker.kind}: died {BROKER_RESTARTS} times; see {broker.log}"))
 
 
 def _clean_up(folder: Path, is_new: bool, end: str) -> None:

@@ -15,8 +15,7 @@ from fairbed.device_agent.cgroup import cpu_quotas
 from fairbed.profiles.errors import ProfileError
 from fairbed.profiles.traces import TraceReader
 from fairbed.testbed.errors import BackendError, UsageError
-from fairbed.testbed.shape import enter as door
-from fairbed.testbed.shape import report, signals
+from fairbed.testbed.shape import enter, report, signals
 from fairbed.testbed.shape.plan import ShapePlan, make_plan
 from fairbed.testbed.shape.request import DeviceRequest, RequestError, device_request
 from fairbed.testbed.shape.session import Outcome, ShapedCommand, ShapeSession, shell_status
@@ -52,26 +51,26 @@ def shape(options: argparse.Namespace, held: signals.Signals) -> Ending:
 
 def _read(options: argparse.Namespace) -> tuple[ShapePlan, ShapedCommand]:
     try:
-        wishes = _measured(device_request(options))
+        request = _measured(device_request(options))
         memory_bytes = psutil.virtual_memory().total
-        plan = make_plan(wishes, TraceReader(os.environ), host_cores(), memory_bytes)
+        plan = make_plan(request, TraceReader(os.environ), host_cores(), memory_bytes)
         user = None if options.user is None else _user(options.user)
     except (RequestError, ProfileError, BackendError) as exc:
         raise UsageError(f"shape: {exc}") from exc
     return plan, ShapedCommand(options.argv, _folder(), user)
 
 
-def _measured(wishes: DeviceRequest) -> DeviceRequest:
-    """Return the wishes with the speed of this machine as a number.
+def _measured(request: DeviceRequest) -> DeviceRequest:
+    """Return the request with the speed of this machine as a number.
 
     Raises:
         BackendError: It cannot be measured.
     """
-    if wishes.host_core_speed != "auto":
-        return wishes
+    if request.host_core_speed != "auto":
+        return request
     from fairbed.testbed.host.speed import host_speed  # loads the training engine
 
-    return replace(wishes, host_core_speed=host_speed(os.environ).core_speed)
+    return replace(request, host_core_speed=host_speed(os.environ).core_speed)
 
 
 def _folder() -> str:
@@ -103,7 +102,7 @@ def _tell(outcome: Outcome, path: Path | None, *, is_verbose: bool) -> None:
         return
     lines = report.warnings_of(found)
     if is_verbose:
-        lines += report.in_words(found)
+        lines += report.report_lines(found)
     for line in lines:
         sys.stderr.write(f"fairbed: shape: {line}\n")
     if path is not None:
@@ -118,7 +117,7 @@ def _ending(outcome: Outcome) -> Ending:
         if not outcome.has_begun:
             raise UsageError(f"shape: {outcome.problem}") from outcome.problem
         sys.stderr.write(f"fairbed: shape: {outcome.problem}\n")
-        return Ending(door.CLOSED)
+        return Ending(enter.CANNOT_ENTER)
     if outcome.wait_status is None:
         assert outcome.interrupted_by is not None
         return Ending(128 + outcome.interrupted_by, outcome.interrupted_by)

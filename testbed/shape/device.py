@@ -27,9 +27,9 @@ from fairbed.testbed.backends.network.owner import claimed, forget, one_at_a_tim
 from fairbed.testbed.backends.network.plan.names import TAG_BYTES, NetworkNames, make_names
 from fairbed.testbed.backends.network.sweep import sweep_alone
 from fairbed.testbed.backends.sandbox import Sandbox
+from fairbed.testbed.emulation.condition_log import ConditionLog, ConditionMeans
 from fairbed.testbed.emulation.conditions import Conditions
-from fairbed.testbed.emulation.stretch import Stretch, StretchLog
-from fairbed.testbed.host.contention import PathWatch
+from fairbed.testbed.host.contention import WaitCounter
 from fairbed.testbed.shape.pacer import Pacer
 from fairbed.testbed.shape.plan import ShapePlan
 from fairbed.testbed.shape.process_tree import Tree
@@ -54,7 +54,7 @@ class Received:
     """None is unknown."""
     link: LinkCounters | None
     """None is this machine's own, which does not count."""
-    path_starved_s: float
+    path_contended_s: float
     """For how long who delays packets was kept waiting by this machine."""
 
 
@@ -71,8 +71,8 @@ class ShapedDevice:
     present: Conditions
     """What holds at this moment."""
     _begun: float = 0.0
-    _log: StretchLog | None = None
-    _path: PathWatch = field(default_factory=PathWatch)
+    _log: ConditionLog | None = None
+    _path: WaitCounter = field(default_factory=WaitCounter)
 
     @property
     def hub_address(self) -> str:
@@ -80,28 +80,28 @@ class ShapedDevice:
         return str(LOOPBACK) if self.network is None else self.network.hub_address
 
     @property
-    def cell(self) -> Sandbox:
+    def sandbox(self) -> Sandbox:
         """Where the guest goes in."""
-        cell = NO_GROUPS if self.group is None else self.group.cell()
+        sandbox = NO_GROUPS if self.group is None else self.group.sandbox()
         if self.network is None:
-            return cell
+            return sandbox
         network = str(self.network.namespace(NAME))
-        return msgspec.structs.replace(cell, network=network, host=identity())
+        return msgspec.structs.replace(sandbox, network=network, host=identity())
 
     def begin(self, pid: int) -> None:
         """Count from here on; this is the process of the guest."""
         if self.pacer is not None:
             self.pacer.begin(pid)
-        self._path_starved_s()
+        self._path_contended_s()
         self._begun = time.monotonic()
-        self._log = StretchLog(self._begun, self.present)
+        self._log = ConditionLog(self._begun, self.present)
 
-    def _path_starved_s(self) -> float:
+    def _path_contended_s(self) -> float:
         if self.network is not None:
             self._path.look(self.network.pids)
         return self._path.seconds
 
-    def meant(self) -> Stretch:
+    def meant(self) -> ConditionMeans:
         """Return what the device was meant to have since it began, on average.
 
         Raises:
@@ -154,7 +154,7 @@ class ShapedDevice:
             wall_s=max(time.monotonic() - self._begun, LEAST_S),
             group=self.usage(),
             link=link,
-            path_starved_s=self._path_starved_s(),
+            path_contended_s=self._path_contended_s(),
         )
 
 
@@ -165,7 +165,7 @@ async def open_device(plan: ShapePlan) -> AsyncIterator[ShapedDevice]:
     Raises:
         BackendError: This machine refuses.
     """
-    first = plan.course.conditions(0.0)
+    first = plan.follower.conditions(0.0)
     async with AsyncExitStack() as stack:
         network = None
         if plan.has_link:
@@ -197,7 +197,7 @@ async def open_paced(plan: ShapePlan, strangers: Sequence[int]) -> AsyncIterator
     Raises:
         BackendError: This kernel does not let us.
     """
-    device = ShapedDevice(None, None, None, plan.course.conditions(0.0))
+    device = ShapedDevice(None, None, None, plan.follower.conditions(0.0))
     device.pacer = Pacer(Tree(strangers), lambda: device.present.speed_ratio)
     try:
         yield device

@@ -1,4 +1,4 @@
-"""The way in: becomes the guest, inside its cell, as the user it shall be, and nothing before.
+"""The way in: becomes the guest, inside its sandbox, as the user it shall be, and nothing before.
 
 `python -m fairbed.testbed.shape.enter PARENT PASSAGE COMMAND...` has the exit statuses of env(1)
 for a command that cannot be run: 127 there is none, 126 it cannot be run, 125 the way in is closed.
@@ -16,15 +16,15 @@ from msgspec import Struct
 from fairbed.testbed.backends.sandbox import Sandbox, enter
 from fairbed.testbed.host.guard import die_with_parent
 
-CLOSED, CANNOT_RUN, NOT_FOUND = 125, 126, 127
+CANNOT_ENTER, CANNOT_RUN, NOT_FOUND = 125, 126, 127
 """Exit statuses."""
 
 
-class Passage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EntrySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What becomes of a process on its way in."""
 
-    cell: Sandbox | None
-    """None is no cell: it stays where we are."""
+    sandbox: Sandbox | None
+    """None is no sandbox: it stays where we are."""
     folder: str
     """In which the command starts."""
     user: str | None
@@ -33,7 +33,7 @@ class Passage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Signals that the command finds blocked."""
 
 
-def argv_through(passage: Passage, command: Sequence[str]) -> list[str]:
+def entry_argv(passage: EntrySpec, command: Sequence[str]) -> list[str]:
     """Return the program that becomes the command."""
     told = msgspec.json.encode(passage).decode()
     return [sys.executable, "-m", "fairbed.testbed.shape.enter", str(os.getpid()), told, *command]
@@ -56,16 +56,16 @@ def become_user(name: str) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run `PARENT PASSAGE COMMAND...`; return only if that is impossible."""
     parent, told, *command = arguments
-    passage = msgspec.json.decode(told, type=Passage)
+    passage = msgspec.json.decode(told, type=EntrySpec)
     try:
-        if passage.cell is not None:
-            enter(passage.cell)
+        if passage.sandbox is not None:
+            enter(passage.sandbox)
         os.chdir(passage.folder)  # before a change of user, who may not be allowed to
         if passage.user is not None:
             become_user(passage.user)
         die_with_parent(int(parent))  # last: a change of user makes the kernel forget it
     except (KeyError, OSError, RuntimeError) as exc:
-        return _complain(f"{command[0]}: must get into its device, got: {exc}", CLOSED)
+        return _complain(f"{command[0]}: must get into its device, got: {exc}", CANNOT_ENTER)
     _restore_signals(passage.blocked)
     try:
         os.execvp(command[0], command)

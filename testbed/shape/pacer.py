@@ -72,11 +72,11 @@ class Pacer:
 
     def usage(self) -> GroupUsage:
         """Return what the command has had."""
-        starved_s = min(self._account.unused_s, self._run_delay_s)
+        contended_s = min(self._account.unused_s, self._run_delay_s)
         return GroupUsage(
             cpu_s=self._tree.cpu_s(),
             throttled_s=self._stopped_s,
-            waiting_s=self._stopped_s + starved_s,
+            waiting_s=self._stopped_s + contended_s,
             memory_kills=0,
         )
 

@@ -1,4 +1,4 @@
-"""From wishes to the device: what holds at every moment while the command runs.
+"""From request to the device: what holds at every moment while the command runs.
 
     profile      processor, memory and link, each unless an option says otherwise
     --trace      the rates of the link, and whatever else the trace has a column for
@@ -34,7 +34,7 @@ NOTHING = (
 class ShapePlan:
     """The device of a command."""
 
-    course: ScheduleFollower
+    follower: ScheduleFollower
     is_slowed: bool
     """Its processor has a speed of its own."""
     has_link: bool
@@ -58,35 +58,35 @@ class ShapePlan:
 
 
 def make_plan(
-    wishes: DeviceRequest, read_trace: ReadTrace, host_cores: float, host_memory_bytes: int
+    request: DeviceRequest, read_trace: ReadTrace, host_cores: float, host_memory_bytes: int
 ) -> ShapePlan:
     """Return the device that was asked for.
 
     Args:
-        wishes: What was asked for.
+        request: What was asked for.
         read_trace: Called for traces.
         host_cores: Of this machine.
         host_memory_bytes: Of this machine.
 
     Raises:
         ProfileError: A profile, a link or a trace is unknown or breaks a rule.
-        WishError: The wishes contradict each other, or this machine is too small for them.
+        RequestError: The request contradict each other, or this machine is too small for them.
         ValueError: The speed of this machine was to be measured, and was not.
     """
-    profile = None if wishes.profile is None else profiles.load(wishes.profile)
-    link = _link_of(wishes, profile)
-    rng = np.random.Generator(np.random.PCG64(wishes.seed))
+    profile = None if request.profile is None else profiles.load(request.profile)
+    link = _link_of(request, profile)
+    rng = np.random.Generator(np.random.PCG64(request.seed))
     tracks = device_tracks(profile, link, read_trace, rng)
-    speed = _speed_of(wishes, profile, tracks.clock_ratio, tracks.background_load)
-    thermal = tracks.thermal if wishes.cpu is None else None
+    speed = _speed_of(request, profile, tracks.clock_ratio, tracks.background_load)
+    thermal = tracks.thermal if request.cpu is None else None
     if speed is not None:
         slowest = thermal.sustained_clock_ratio if thermal is not None else 1.0
-        _check_speed(wishes, speed, min(slowest, 1.0), host_cores)
-    link_tracks = _link_tracks(wishes, tracks.link, read_trace)
-    memory_bytes = _memory_of(wishes, profile, host_memory_bytes)
+        _check_speed(request, speed, min(slowest, 1.0), host_cores)
+    link_tracks = _link_tracks(request, tracks.link, read_trace)
+    memory_bytes = _memory_of(request, profile, host_memory_bytes)
     timeline = Schedule(speed=speed, link=link_tracks)
     plan = ShapePlan(
-        course=ScheduleFollower(
+        follower=ScheduleFollower(
             timeline,
             thermal,
             cores=1 if profile is None else profile.cores,
@@ -96,10 +96,10 @@ def make_plan(
         has_link=link_tracks is not None,
         is_delayed=link_tracks is not None and _is_delayed(link_tracks),
         memory_bytes=memory_bytes,
-        threads=None if speed is None else _threads_for(wishes, speed),
+        threads=None if speed is None else _threads_for(request, speed),
         is_steady=timeline.is_constant and thermal is None,
-        seed=wishes.seed,
-        is_paced=wishes.is_paced,
+        seed=request.seed,
+        is_paced=request.is_paced,
     )
     _check_backend(plan)
     return plan
@@ -109,7 +109,7 @@ def _check_backend(plan: ShapePlan) -> None:
     """Refuse what is no device, or none that the backend can have.
 
     Raises:
-        WishError: It is.
+        RequestError: It is.
     """
     if not plan.is_limited and not plan.has_link:
         raise RequestError(NOTHING)
@@ -128,24 +128,24 @@ def _check_backend(plan: ShapePlan) -> None:
         )
 
 
-def _link_of(wishes: DeviceRequest, profile: Profile | None) -> Link | None:
+def _link_of(request: DeviceRequest, profile: Profile | None) -> Link | None:
     """Return the link that was named; None is none, or this machine's own."""
-    if wishes.link == HOST_LINK:
-        if wishes.link_options:
+    if request.link == HOST_LINK:
+        if request.link_options:
             raise RequestError(
-                f"--link: host is not shaped, got {' and '.join(wishes.link_options)} besides; "
+                f"--link: host is not shaped, got {' and '.join(request.link_options)} besides; "
                 "leave one of them out"
             )
         return None
-    if wishes.link is not None:
-        return profiles.load_link(wishes.link).link
+    if request.link is not None:
+        return profiles.load_link(request.link).link
     return None if profile is None else profile.link
 
 
 def _link_tracks(
-    wishes: DeviceRequest, named: LinkTracks | None, read_trace: ReadTrace
+    request: DeviceRequest, named: LinkTracks | None, read_trace: ReadTrace
 ) -> LinkTracks | None:
-    if named is None and not wishes.link_options:
+    if named is None and not request.link_options:
         return None
     found = named or LinkTracks(
         down_bps=Series.constant(UNLIMITED_BPS),
@@ -154,15 +154,15 @@ def _link_tracks(
         jitter_s=Series.constant(0.0),
         loss_ratio=Series.constant(0.0),
     )
-    if wishes.trace is not None:
-        found = _traced(found, wishes.trace, read_trace)
-    _check_link(wishes)
+    if request.trace is not None:
+        found = _traced(found, request.trace, read_trace)
+    _check_link(request)
     said = {
-        "down_bps": wishes.down_bps,
-        "up_bps": wishes.up_bps,
-        "delay_s": wishes.delay_s,
-        "jitter_s": wishes.jitter_s,
-        "loss_ratio": wishes.loss_ratio,
+        "down_bps": request.down_bps,
+        "up_bps": request.up_bps,
+        "delay_s": request.delay_s,
+        "jitter_s": request.jitter_s,
+        "loss_ratio": request.loss_ratio,
     }
     constants = {key: Series.constant(value) for key, value in said.items() if value is not None}
     return replace(found, **constants)
@@ -172,16 +172,16 @@ def _is_delayed(link: LinkTracks) -> bool:
     return max(link.delay_s.highest, link.jitter_s.highest, link.loss_ratio.highest) > 0.0
 
 
-def _check_link(wishes: DeviceRequest) -> None:
+def _check_link(request: DeviceRequest) -> None:
     """Refuse what no link can be.
 
     Raises:
-        WishError: A rate is too low, or a time too long.
+        RequestError: A rate is too low, or a time too long.
     """
-    for option, rate in (("--down", wishes.down_bps), ("--up", wishes.up_bps)):
+    for option, rate in (("--down", request.down_bps), ("--up", request.up_bps)):
         if rate is not None and rate < MIN_BPS:
             raise RequestError(f"{option}: must be at least {MIN_BPS:g} bit/s, got {rate:g}")
-    for option, time in (("--delay", wishes.delay_s), ("--jitter", wishes.jitter_s)):
+    for option, time in (("--delay", request.delay_s), ("--jitter", request.jitter_s)):
         if time is not None and time > MAX_DELAY_S:
             raise RequestError(f"{option}: must be at most {MAX_DELAY_S:g} s, got {time:g}")
 
@@ -204,29 +204,29 @@ def _traced(link: LinkTracks, name: str, read_trace: ReadTrace) -> LinkTracks:
 
 
 def _speed_of(
-    wishes: DeviceRequest, profile: Profile | None, clock_ratio: Series, background_load: Series
+    request: DeviceRequest, profile: Profile | None, clock_ratio: Series, background_load: Series
 ) -> Speed | None:
-    if wishes.threads is not None and (profile is None or wishes.cpu is not None):
+    if request.threads is not None and (profile is None or request.cpu is not None):
         raise RequestError(
             "--threads: counts cores of a profile whose speed is taken, got none; "
             "name a profile and no --cpu, or give --cpu for all threads together"
         )
-    if wishes.cpu == NONE:
+    if request.cpu == NONE:
         return None
-    if wishes.cpu is not None:
+    if request.cpu is not None:
         steady = Series.constant(1.0), Series.constant(0.0)
-        return Speed(wishes.cpu, 1, 1, *steady)
+        return Speed(request.cpu, 1, 1, *steady)
     if profile is None:
         return None
-    threads = wishes.threads or profile.engine_threads
+    threads = request.threads or profile.engine_threads
     if threads > profile.cores:
         raise RequestError(
             f"--threads: must be at most the {profile.cores} cores of {profile.name}, got {threads}"
         )
-    if wishes.host_core_speed == "auto":
+    if request.host_core_speed == "auto":
         raise ValueError("host_core_speed must be a number when a device is planned, got auto")
     return Speed(
-        per_core=profile.core_speed / wishes.host_core_speed,
+        per_core=profile.core_speed / request.host_core_speed,
         threads=threads,
         cores=profile.cores,
         clock_ratio=clock_ratio,
@@ -234,24 +234,24 @@ def _speed_of(
     )
 
 
-def _check_speed(wishes: DeviceRequest, speed: Speed, hot: float, host_cores: float) -> None:
+def _check_speed(request: DeviceRequest, speed: Speed, hot: float, host_cores: float) -> None:
     """Refuse what this machine cannot be.
 
     Raises:
-        WishError: It would have to be faster than it is, or slower than its kernel can make it.
+        RequestError: It would have to be faster than it is, or slower than its kernel can make it.
     """
-    option = "--cpu" if wishes.cpu is not None else f"{wishes.profile}"
+    option = "--cpu" if request.cpu is not None else f"{request.profile}"
     clock = speed.clock_ratio.highest
     fastest = _total(speed, speed.background_load.lowest) * clock
     if fastest > host_cores + ROUNDING:
         raise RequestError(
             f"{option}: must be at most the {host_cores:g} cores of this machine, got "
-            f"{fastest:.3g}; ask for less{_instead(wishes)}"
+            f"{fastest:.3g}; ask for less{_instead(request)}"
         )
-    if wishes.cpu is None and speed.per_core * clock > 1.0 + ROUNDING:
+    if request.cpu is None and speed.per_core * clock > 1.0 + ROUNDING:
         raise RequestError(
             f"{option}: one core of it must not be faster than one of this machine, got "
-            f"{speed.per_core * clock:.3g} times; take a slower profile{_instead(wishes)}"
+            f"{speed.per_core * clock:.3g} times; take a slower profile{_instead(request)}"
         )
     slowest = _total(speed, speed.background_load.highest) * speed.clock_ratio.lowest * hot
     if slowest < MIN_SHARE:
@@ -265,24 +265,24 @@ def _total(speed: Speed, busy: float) -> float:
     return speed.per_core * min(float(speed.threads), max(speed.cores - busy, LEAST_FREE_CORES))
 
 
-def _instead(wishes: DeviceRequest) -> str:
-    return "" if wishes.cpu is not None else ", or say which share to give with --cpu"
+def _instead(request: DeviceRequest) -> str:
+    return "" if request.cpu is not None else ", or say which share to give with --cpu"
 
 
 def _memory_of(
-    wishes: DeviceRequest, profile: Profile | None, host_memory_bytes: int
+    request: DeviceRequest, profile: Profile | None, host_memory_bytes: int
 ) -> int | None:
-    if wishes.memory_bytes == NONE:
+    if request.memory_bytes == NONE:
         return None
-    if wishes.memory_bytes is not None:
-        if wishes.memory_bytes > host_memory_bytes:
+    if request.memory_bytes is not None:
+        if request.memory_bytes > host_memory_bytes:
             raise RequestError(
                 f"--memory: must be at most the {host_memory_bytes >> 20}M of this machine, "
-                f"got {wishes.memory_bytes >> 20}M; ask for less, or none"
+                f"got {request.memory_bytes >> 20}M; ask for less, or none"
             )
-        return wishes.memory_bytes
+        return request.memory_bytes
     return None if profile is None else profile.memory_bytes
 
 
-def _threads_for(wishes: DeviceRequest, speed: Speed) -> int:
-    return threads_for(speed.per_core) if wishes.cpu is not None else speed.threads
+def _threads_for(request: DeviceRequest, speed: Speed) -> int:
+    return threads_for(speed.per_core) if request.cpu is not None else speed.threads

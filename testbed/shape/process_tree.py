@@ -46,12 +46,12 @@ class Tree:
             )
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._strangers = set(strangers)
-        self._guest: int | None = None
+        self._process: int | None = None
         self._ended_before_s = _ended_s()
 
     def adopt(self, guest: int) -> None:
         """Know the one child that somebody else waits for."""
-        self._guest = guest
+        self._process = guest
 
     def members(self) -> list[int]:
         """Return all processes, parents first."""
@@ -73,7 +73,7 @@ class Tree:
     def reap(self) -> None:
         """Let orphans that have ended go."""
         for pid in _children(os.getpid()):
-            if pid != self._guest and pid not in self._strangers:
+            if pid != self._process and pid not in self._strangers:
                 with suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 

@@ -4,9 +4,9 @@ import signal
 
 from msgspec import Struct
 
-from fairbed.coordinator.records.rows import STARVED_RATIO_LIMIT
+from fairbed.coordinator.records.rows import CONTENDED_RATIO_LIMIT
 from fairbed.testbed.backends.network.counters import LinkCounters
-from fairbed.testbed.emulation.stretch import Stretch
+from fairbed.testbed.emulation.condition_log import ConditionMeans
 from fairbed.testbed.shape.device import Received
 
 
@@ -20,7 +20,7 @@ class CpuReport(Struct, frozen=True, kw_only=True):
     used_s: float | None
     throttled_s: float | None
     """Held back by the emulation, on purpose."""
-    starved_s: float | None
+    contended_s: float | None
     """Wanted to run and was allowed to, but this machine was busy; None is unknown."""
 
 
@@ -39,7 +39,7 @@ class LinkReport(Struct, frozen=True, kw_only=True):
     up_bytes: int
     dropped_packets: int
     """By a full queue, in an outage, or on purpose."""
-    starved_s: float
+    contended_s: float
     """For how long who delays packets was kept waiting because this machine was busy."""
 
 
@@ -56,15 +56,20 @@ class ShapeReport(Struct, frozen=True, kw_only=True):
     memory_limit_bytes: int | None
     memory_kills: int
     """Processes of the command that were killed because that was full."""
-    starved_ratio: float | None
-    """Share of the time that the command or its packets waited, whichever is more; None is unknown,
-    or neither slowed nor shaped."""
+    contended_ratio: float | None
+    """Share of the time that the command or its packets waited, whichever is more.
+
+    None is unknown, or a device that is neither slowed nor shaped."""
     is_valid: bool
     """This machine kept them waiting for no more than 5 % of the time."""
 
 
 def make_report(
-    command: list[str], status: int, memory_limit_bytes: int | None, meant: Stretch, had: Received
+    command: list[str],
+    status: int,
+    memory_limit_bytes: int | None,
+    meant: ConditionMeans,
+    had: Received,
 ) -> ShapeReport:
     """Put together how it went.
 
@@ -76,8 +81,8 @@ def make_report(
         had: What its guest has had.
     """
     used = had.group
-    starved_s = _starved_s(had, is_slowed=meant.speed_ratio is not None)
-    starved_ratio = None if starved_s is None else starved_s / had.wall_s
+    contended_s = _contended_s(had, is_slowed=meant.speed_ratio is not None)
+    contended_ratio = None if contended_s is None else contended_s / had.wall_s
     return ShapeReport(
         command=command,
         status=status,
@@ -87,26 +92,26 @@ def make_report(
             used_cores=None if used is None else used.cpu_s / had.wall_s,
             used_s=None if used is None else used.cpu_s,
             throttled_s=None if used is None else used.throttled_s,
-            starved_s=None if used is None else used.starved_s,
+            contended_s=None if used is None else used.contended_s,
         ),
-        link=None if had.link is None else _link(had.link, had.path_starved_s, meant),
+        link=None if had.link is None else _link(had.link, had.path_contended_s, meant),
         memory_limit_bytes=memory_limit_bytes,
         memory_kills=0 if used is None else used.memory_kills,
-        starved_ratio=starved_ratio,
-        is_valid=starved_ratio is None or starved_ratio <= STARVED_RATIO_LIMIT,
+        contended_ratio=contended_ratio,
+        is_valid=contended_ratio is None or contended_ratio <= CONTENDED_RATIO_LIMIT,
     )
 
 
-def _starved_s(had: Received, *, is_slowed: bool) -> float | None:
+def _contended_s(had: Received, *, is_slowed: bool) -> float | None:
     """Return the longer one of what the command and its packets have waited; None is unknown.
 
-    A command without a quota competes with everybody, on purpose, and is not starved.
+    A command without a quota competes with everybody, on purpose, and is not contended.
     """
     waits = []
     if had.link is not None:
-        waits.append(had.path_starved_s)
-    if is_slowed and had.group is not None and had.group.starved_s is not None:
-        waits.append(had.group.starved_s)
+        waits.append(had.path_contended_s)
+    if is_slowed and had.group is not None and had.group.contended_s is not None:
+        waits.append(had.group.contended_s)
     return max(waits, default=None)
 
 
@@ -123,18 +128,18 @@ def warnings_of(report: ShapeReport) -> list[str]:
             f"{report.memory_kills} {what} killed: the memory of the device, "
             f"{report.memory_limit_bytes / 2**20:.0f} MiB, was full; --memory gives more"
         )
-    starved_ratio = report.starved_ratio or 0.0
-    if not report.is_valid and starved_ratio * report.wall_s > NOTABLE_S:
+    contended_ratio = report.contended_ratio or 0.0
+    if not report.is_valid and contended_ratio * report.wall_s > NOTABLE_S:
         found.append(
             f"not valid: this machine kept the command or its packets waiting for "
-            f"{100 * starved_ratio:.0f} % of the time, over "
-            f"{100 * STARVED_RATIO_LIMIT:.0f} %; the device was slower than it is, "
+            f"{100 * contended_ratio:.0f} % of the time, over "
+            f"{100 * CONTENDED_RATIO_LIMIT:.0f} %; the device was slower than it is, "
             "run it again with less beside it"
         )
     return found
 
 
-def in_words(report: ShapeReport) -> list[str]:
+def report_lines(report: ShapeReport) -> list[str]:
     """Return the whole report for a person."""
     cpu, link = report.cpu, report.link
     used = "unknown" if cpu.used_cores is None else f"{cpu.used_cores:.3f} cores"
@@ -142,19 +147,20 @@ def in_words(report: ShapeReport) -> list[str]:
     lines = [
         f"{_ending(report.status)} after {report.wall_s:.2f} s",
         f"processor: {used} used, {asked}; held back for {_s(cpu.throttled_s)}, "
-        f"starved for {_s(cpu.starved_s)}",
+        f"waited for this machine {_s(cpu.contended_s)}",
     ]
     if link is not None:
         lines.append(
             f"link: {_mbit(link.down_bps)} down, {_mbit(link.up_bps)} up, "
             f"{1e3 * link.delay_s:.1f} ms, loss {100 * link.loss_ratio:.2f} %; "
             f"{link.down_bytes} bytes came, {link.up_bytes} went, "
-            f"{link.dropped_packets} packets dropped; starved for {_s(link.starved_s)}"
+            f"{link.dropped_packets} packets dropped; "
+            f"waited for this machine {_s(link.contended_s)}"
         )
     return lines
 
 
-def _link(counted: LinkCounters, starved_s: float, meant: Stretch) -> LinkReport:
+def _link(counted: LinkCounters, contended_s: float, meant: ConditionMeans) -> LinkReport:
     return LinkReport(
         down_bps=_unless_unlimited(meant.down_bps),
         up_bps=_unless_unlimited(meant.up_bps),
@@ -165,7 +171,7 @@ def _link(counted: LinkCounters, starved_s: float, meant: Stretch) -> LinkReport
         down_bytes=counted.down_bytes,
         up_bytes=counted.up_bytes,
         dropped_packets=counted.dropped_packets,
-        starved_s=starved_s,
+        contended_s=contended_s,
     )
 
 

@@ -63,7 +63,7 @@ def device_request(options: argparse.Namespace) -> DeviceRequest:
     """Read the command line.
 
     Raises:
-        WishError: A value is nonsense.
+        RequestError: A value is nonsense.
     """
     return DeviceRequest(
         profile=options.profile,

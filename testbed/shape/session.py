@@ -20,7 +20,7 @@ from fairbed.testbed.host.threads import THREAD_VARIABLES
 from fairbed.testbed.shape.cleanup_watchdog import MARK_VARIABLE, watched
 from fairbed.testbed.shape.command import ShapedProcess
 from fairbed.testbed.shape.device import NAME, ShapedDevice, open_device, open_paced
-from fairbed.testbed.shape.enter import Passage, argv_through
+from fairbed.testbed.shape.enter import EntrySpec, entry_argv
 from fairbed.testbed.shape.pacer import DEATH_S, Pacer
 from fairbed.testbed.shape.plan import ShapePlan
 from fairbed.testbed.shape.report import ShapeReport, make_report
@@ -95,7 +95,7 @@ class ShapeSession:
 
     def __init__(self, plan: ShapePlan, command: ShapedCommand, signals: Signals) -> None:
         self._plan, self._command, self._signals = plan, command, signals
-        self._guest = ShapedProcess(signals)
+        self._process = ShapedProcess(signals)
         self._environ = dict(os.environ)
         self._problem: BackendError | None = None
         self._status: int | None = None
@@ -104,7 +104,7 @@ class ShapeSession:
     async def run(self) -> Outcome:
         """Make the device, run the command, give everything back."""
         async with anyio.create_task_group() as group:
-            group.start_soon(self._guest.attend, group.cancel_scope, name="shape.signals")
+            group.start_soon(self._process.attend, group.cancel_scope, name="shape.signals")
             try:
                 async with self._open() as device:
                     await self._stay(device)
@@ -113,10 +113,10 @@ class ShapeSession:
             group.cancel_scope.cancel()
         return Outcome(
             wait_status=self._status,
-            interrupted_by=self._guest.interrupted_by,
+            interrupted_by=self._process.interrupted_by,
             problem=self._problem,
             report=self._report,
-            has_begun=self._guest.has_begun,
+            has_begun=self._process.has_begun,
         )
 
     @asynccontextmanager
@@ -128,19 +128,19 @@ class ShapeSession:
         mark = secrets.token_hex(8)
         self._environ[MARK_VARIABLE] = mark
         async with watched(mark) as watcher, open_paced(self._plan, [watcher]) as device:
-            self._guest.pacer = device.pacer
+            self._process.pacer = device.pacer
             yield device
 
     async def _explained(self, problem: BackendError) -> BackendError:
-        if self._guest.has_begun:
+        if self._process.has_begun:
             return problem
         found = await diagnose(self._plan)
         return problem if found is None else BackendError(found)
 
     async def _stay(self, device: ShapedDevice) -> None:
-        argv = argv_through(
-            Passage(
-                cell=device.cell,
+        argv = entry_argv(
+            EntrySpec(
+                sandbox=device.sandbox,
                 folder=self._command.folder,
                 user=self._command.user,
                 blocked=tuple(self._signals.mask),
@@ -148,7 +148,7 @@ class ShapeSession:
             self._command.argv,
         )
         self._prepare_environ(device)
-        device.begin(self._guest.start(argv, self._environ))
+        device.begin(self._process.start(argv, self._environ))
         try:
             async with anyio.create_task_group() as group:
                 if device.pacer is not None:
@@ -156,21 +156,21 @@ class ShapeSession:
                     group.start_soon(self._pace, device.pacer, give_up, name="shape.pacer")
                 if not self._plan.is_steady:
                     group.start_soon(self._drive, device, name="shape.driver")
-                self._status = await self._guest.end()
+                self._status = await self._process.end()
                 group.cancel_scope.cancel()
         finally:
-            self._guest.kill()
+            self._process.kill()
         if self._status is None:
             return
         self._report = await self._reported(device, self._status)
 
     async def _drive(self, device: ShapedDevice) -> None:
-        """Have the device follow its course; without that, the command would run on another one."""
+        """Apply the schedule of the device; end the command if that fails."""
         try:
-            await ScheduleDriver(device, {NAME: self._plan.course}).run()
+            await ScheduleDriver(device, {NAME: self._plan.follower}).run()
         except BackendError as exc:
             self._problem = exc
-            self._guest.kill()
+            self._process.kill()
 
     async def _pace(self, pacer: Pacer, give_up: Callable[[], None]) -> None:
         """Have the command at its speed; at any other it must not run.
@@ -181,7 +181,7 @@ class ShapeSession:
             await pacer.run()
         except BackendError as exc:
             self._problem = exc
-            self._guest.kill()
+            self._process.kill()
             await anyio.sleep(DEATH_S)
             give_up()
 

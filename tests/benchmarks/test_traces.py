@@ -45,7 +45,7 @@ def test_the_synthetic_trace_is_the_same_every_time_and_has_holes() -> None:
     assert first["down"].mean > first["up"].mean > 1e6
 
 
-def test_a_second_in_which_somebody_was_starved_does_not_count() -> None:
+def test_a_second_in_which_somebody_was_contended_does_not_count() -> None:
     late = [(1.0, 0.0), (2.5, 0.3), (3.0, 0.0)]
     assert trace_replay._free(late, 6).tolist() == [True, False, False, False, True, True]
 

@@ -108,7 +108,7 @@ class Running:
             return 0
 
 
-def skip_if_starved(run: Running, device: str, median_s: float | None) -> None:
+def skip_if_contended(run: Running, device: str, median_s: float | None) -> None:
     """Skip a test whose device this machine kept waiting in every exchange; else there is a median.
 
     An exchange that is invalid for any other reason fails the test.
@@ -118,7 +118,7 @@ def skip_if_starved(run: Running, device: str, median_s: float | None) -> None:
     with RunReader(run.folder) as reader:
         exchanges = reader.exchanges_of(device)
     assert exchanges
-    assert all(x.is_starved for x in exchanges), [x.why for x in exchanges]
+    assert all(x.is_contended for x in exchanges), [x.why for x in exchanges]
     pytest.skip(f"{device}: {exchanges[0].why}")
 
 

@@ -58,7 +58,7 @@ COLUMNS: tuple[Column, ...] = (
 def _outcome(row: ExchangeRow) -> str:
     if row.is_valid or row.outcome != "done":
         return row.outcome
-    return "done, starved" if row.is_starved else "done, invalid"
+    return "done, contended" if row.is_contended else "done, invalid"
 
 
 def _coding_s(row: ExchangeRow) -> float | None:

@@ -102,7 +102,7 @@ class RunHeader(Widget):
             Tile("LAST ROUND", plain(f"{seconds(last.duration_s)} s" if last else MISSING), 4),
             Tile("DEBT ΣZ", plain(ratio(debt, 2)), 6),
             Tile("DEVICES", plain(devices), 7),
-            Tile("INVALID", self._invalid(view.quality), 1 if view.quality.starved else 8),
+            Tile("INVALID", self._invalid(view.quality), 1 if view.quality.contended else 8),
             *([Tile("LATE", plain(_late(view.stragglers)), 3)] if view.stragglers else []),
             Tile(f"ELAPSED{slower}", plain(clock(view.elapsed_s)), 2),
         ]
@@ -117,10 +117,10 @@ class RunHeader(Widget):
 
     def _invalid(self, quality: Quality) -> Text:
         """Exchanges that measured nothing; red when this machine is too busy to emulate."""
-        kind = "bad" if quality.starved else "value"
+        kind = "bad" if quality.contended else "value"
         style = self.get_component_rich_style(f"header--{kind}", partial=True)
-        starved = f", {quality.starved} starved" if quality.starved else ""
-        return Text(f"{quality.invalid}/{quality.done}{starved}", style)
+        contended = f", {quality.contended} contended" if quality.contended else ""
+        return Text(f"{quality.invalid}/{quality.done}{contended}", style)
 
     def _round(self, completed: int, planned: int | None) -> Text:
         value = self.get_component_rich_style("header--value", partial=True)

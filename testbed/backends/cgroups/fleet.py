@@ -27,7 +27,7 @@ _PASSING = re.compile(r"fairbed-(\d+)-[0-9a-f]+")
 
 
 @asynccontextmanager
-async def open_cells(
+async def open_groups(
     fleet: Mapping[str, DeviceSpec], names: Mapping[str, str]
 ) -> AsyncIterator[dict[str, Group]]:
     """Make the groups of a fleet; leaving kills what is inside and removes them.

@@ -24,7 +24,7 @@ class GroupUsage:
     """Processes killed because the group's memory was full."""
 
     @property
-    def starved_s(self) -> float | None:
+    def contended_s(self) -> float | None:
         """Ready to run and allowed to, but this machine was busy; None is unknown.
 
         Pressure counts what the quota holds back too: 1559 ms against 1548 ms throttled on a
@@ -51,7 +51,7 @@ class Group:
         self._held: int | None = None
         """Descriptor that keeps others from sweeping the group."""
 
-    def cell(self) -> Sandbox:
+    def sandbox(self) -> Sandbox:
         """Return what a process needs to go in."""
         return Sandbox(
             procs=tuple(str(folder / "cgroup.procs") for folder in self._folders),

@@ -1,4 +1,4 @@
-"""The agent containers of a run, by device: started, watched, ended; in place of a nursery.
+"""The agent containers of a run, by device: started, watched, ended; in place of a fork server.
 
 A container starts with the launcher, which waits at a pipe. Meanwhile its process is moved into
 the control groups of the device, from outside, and only then told what to be. The quota is mounted
@@ -129,24 +129,24 @@ class Containers:
                 await self.end(list(self._inmates), signal.SIGKILL)
 
     async def _start(self, launch: Launch) -> None:
-        name, cell = launch.agent.name, launch.cell
-        assert cell is not None
+        name, sandbox = launch.agent.name, launch.sandbox
+        assert sandbox is not None
         async with self._limiter:
             pipe = self._folder / f"{name}.pipe"
             pipe.unlink(missing_ok=True)
             try:
                 os.mkfifo(pipe, 0o600)
-                await self._run(name, cell, pipe)
+                await self._run(name, sandbox, pipe)
                 inside = msgspec.structs.replace(
-                    cell, procs=(), network=None, quota_folder=QUOTA_INSIDE
+                    sandbox, procs=(), network=None, quota_folder=QUOTA_INSIDE
                 )
-                await self._tell(name, pipe, msgspec.structs.replace(launch, cell=inside))
+                await self._tell(name, pipe, msgspec.structs.replace(launch, sandbox=inside))
             except OSError as exc:
                 raise BackendError(f"{name}: cannot be told what to be, {exc}") from exc
             finally:
                 pipe.unlink(missing_ok=True)
 
-    async def _run(self, name: str, cell: Sandbox, pipe: Path) -> None:
+    async def _run(self, name: str, sandbox: Sandbox, pipe: Path) -> None:
         """Start a container, and put its process into the device's groups."""
         engine, called = self._engine, self._names[name]
         if name in self._lived:
@@ -158,14 +158,14 @@ class Containers:
             "--detach",
             f"--name={called}",
             f"--pidfile={found}",
-            f"--network=ns:{cell.network}",
+            f"--network=ns:{sandbox.network}",
             "--no-hosts",
             "--log-driver=none",
             "--workdir=/",
             *LIMITS,
             *engine.mounts,
             f"--volume={self._folder}:{self._folder}",
-            f"--volume={cell.quota_folder}:{QUOTA_INSIDE}",
+            f"--volume={sandbox.quota_folder}:{QUOTA_INSIDE}",
             *engine.source,
             engine.python,
             *("-m", "fairbed.testbed.backends.launcher", "0", str(pipe)),
@@ -173,7 +173,7 @@ class Containers:
         try:
             pid = int(found.read_text(encoding="utf-8"))
             descriptor = os.pidfd_open(pid)
-            admit(pid, cell)
+            admit(pid, sandbox)
         except (OSError, ValueError) as exc:
             raise BackendError(
                 f"{name}: its container must run, got: {exc}; {self._advice}"
@@ -211,7 +211,7 @@ class Containers:
         )
 
     async def _status(self, name: str) -> int:
-        """Return how an agent ended, as the nursery would say it."""
+        """Return how an agent ended, as the fork server would say it."""
         with anyio.CancelScope(shield=True):
             try:
                 status = int(await self._engine("wait", self._names[name]))

@@ -31,18 +31,18 @@ from fairbed.testbed.backends.network.enter import identity
 from fairbed.testbed.backends.network.owner import claimed, claims, one_at_a_time
 from fairbed.testbed.backends.network.plan import htb, links
 from fairbed.testbed.backends.network.plan.change import (
-    AS_MADE,
+    INITIAL_STATE,
     UNLIMITED,
     Changes,
     DelayedBy,
     NetworkLink,
     State,
     add_change,
-    air_of,
     check,
     follow,
+    impairment_of,
 )
-from fairbed.testbed.backends.network.plan.delay import CLEAR
+from fairbed.testbed.backends.network.plan.delay import NO_IMPAIRMENT
 from fairbed.testbed.backends.network.plan.names import (
     MAX_DEVICES,
     TAG_BYTES,
@@ -142,7 +142,7 @@ def relayed_links(names: NetworkNames, made: Mapping[str, NetworkLink]) -> dict[
         name: RelayedLink(
             namespace=str(NAMESPACES / names.device(name)),
             hub_link=hub_side(link.index),
-            air=CLEAR,
+            impairment=NO_IMPAIRMENT,
         )
         for name, link in made.items()
         if link.delayed_by == "relay"
@@ -194,7 +194,7 @@ class Network:
     ) -> None:
         self._names, self._addresses = names, addresses
         self._links = links
-        self._now = dict.fromkeys(links, AS_MADE)
+        self._now = dict.fromkeys(links, INITIAL_STATE)
         self._ip, self._tc = pipes
         self._relays = relays
         self._lock = anyio.Lock(fast_acquire=True)
@@ -244,7 +244,7 @@ class Network:
             self._now.update(following)
             await self._tc.run(todo.tc)
             await self._ip.run(todo.ip)
-            await self._relays.change(todo.air)
+            await self._relays.change(todo.impairment)
 
     async def counters(self) -> dict[str, LinkCounters]:
         """Return what every device's link has carried.
@@ -347,7 +347,11 @@ async def _links(
     strangers = sorted(set(delayed) - set(shapes))
     if strangers:
         raise BackendError(f"{strangers[0]}: no such device; the fleet is {', '.join(shapes)}")
-    need = {name for name, each in known.items() if air_of(each) != CLEAR or name in delayed}
+    need = {
+        name
+        for name, each in known.items()
+        if impairment_of(each) != NO_IMPAIRMENT or name in delayed
+    }
     by: DelayedBy = None
     if need:
         support = await probe()

@@ -21,17 +21,17 @@ from pathlib import Path
 import msgspec
 
 from fairbed.testbed.backends.network.enter import enter
-from fairbed.testbed.backends.network.plan.delay import Air, DelayLine
+from fairbed.testbed.backends.network.plan.delay import DelayLine, Impairment
 from fairbed.testbed.backends.network.plan.names import DEVICE_LINK
 from fairbed.testbed.backends.network.plan.relay_protocol import (
-    AirState,
-    Relayed,
     RelayedLink,
-    RelayOrder,
-    RelayReport,
+    RelayedLinkState,
+    RelayReply,
+    RelayRequest,
+    RelaySetup,
 )
 from fairbed.testbed.backends.network.tun import open_tun, set_carrier
-from fairbed.testbed.backends.priority import go_first
+from fairbed.testbed.backends.priority import raise_priority
 from fairbed.testbed.host.guard import die_with_parent
 
 MAX_PACKET_BYTES = 2048
@@ -87,20 +87,20 @@ class Direction:
 class Ends:
     """The two TUN links of one device."""
 
-    def __init__(self, hub: int, device: int, air: Air, seed: str) -> None:
-        self.down = Direction(hub, _way(air, f"{seed}/down"))
-        self.up = Direction(device, _way(air, f"{seed}/up"))
+    def __init__(self, hub: int, device: int, impairment: Impairment, seed: str) -> None:
+        self.down = Direction(hub, _way(impairment, f"{seed}/down"))
+        self.up = Direction(device, _way(impairment, f"{seed}/up"))
         self.down.exit, self.up.exit = device, hub
         self._is_plugged = True
 
-    def change(self, state: AirState) -> None:
+    def change(self, state: RelayedLinkState) -> None:
         """Be another link from now on; what is under way arrives as it was to.
 
         Raises:
             OSError: The kernel does not let a plug be pulled.
         """
         for direction in (self.down, self.up):
-            direction.way.air = state.air
+            direction.way.impairment = state.impairment
             direction.is_plugged = state.is_plugged  # the kernel takes up to a second to notice
             if not state.is_plugged:
                 direction.n_lost += len(direction.under_way)
@@ -114,7 +114,7 @@ class Ends:
 class Relay:
     """All links of one process."""
 
-    def __init__(self, told: Relayed) -> None:
+    def __init__(self, told: RelaySetup) -> None:
         self._ends = {name: _open_ends(told, name, each) for name, each in told.links.items()}
         self._poll = select.epoll()
         self._by_entry: dict[int, Direction] = {}
@@ -151,7 +151,7 @@ class Relay:
             if direction.under_way:
                 heapq.heappush(self._next, (direction.under_way[0][0], entry))
 
-    def obey(self, order: RelayOrder) -> RelayReport:
+    def obey(self, order: RelayRequest) -> RelayReply:
         """Change links; return how things are."""
         problem = ""
         for name, state in order.changes.items():
@@ -160,23 +160,23 @@ class Relay:
             except OSError as exc:
                 problem = f"{name}: cannot pull its plug: {exc.strerror}"
         lost = {name: ends.down.n_lost + ends.up.n_lost for name, ends in self._ends.items()}
-        return RelayReport(lost=lost, problem=problem)
+        return RelayReply(lost=lost, problem=problem)
 
 
-def _open_ends(told: Relayed, name: str, link: RelayedLink) -> Ends:
+def _open_ends(told: RelaySetup, name: str, link: RelayedLink) -> Ends:
     enter(Path(told.hub), told.host)
     hub = open_tun(link.hub_link)
     enter(Path(link.namespace), told.host)
     device = open_tun(DEVICE_LINK)
-    return Ends(hub, device, link.air, f"{told.seed}/{name}")
+    return Ends(hub, device, link.impairment, f"{told.seed}/{name}")
 
 
-def _way(air: Air, seed: str) -> DelayLine:
+def _way(impairment: Impairment, seed: str) -> DelayLine:
     dice = random.Random(seed)
-    return DelayLine(air, dice.random, lambda: dice.gauss(0.0, 1.0))
+    return DelayLine(impairment, dice.random, lambda: dice.gauss(0.0, 1.0))
 
 
-def _answer(report: RelayReport) -> None:
+def _answer(report: RelayReply) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
     sys.stdout.buffer.flush()
 
@@ -184,20 +184,20 @@ def _answer(report: RelayReport) -> None:
 def main() -> int:
     """Relay; the first argument is our parent's process id."""
     die_with_parent(int(sys.argv[1]))
-    go_first()
-    told = msgspec.json.decode(sys.stdin.buffer.readline(), type=Relayed)
+    raise_priority()
+    told = msgspec.json.decode(sys.stdin.buffer.readline(), type=RelaySetup)
     try:
         relay = Relay(told)
     except (OSError, RuntimeError) as exc:
-        _answer(RelayReport(lost={}, problem=str(exc)))
+        _answer(RelayReply(lost={}, problem=str(exc)))
         return 1
-    _answer(relay.obey(RelayOrder()))
+    _answer(relay.obey(RelayRequest()))
     stdin = sys.stdin.fileno()
     rest = b""
     while heard := relay.pass_on(stdin):
         *lines, rest = (rest + heard).split(b"\n")
         for line in lines:
-            _answer(relay.obey(msgspec.json.decode(line, type=RelayOrder)))
+            _answer(relay.obey(msgspec.json.decode(line, type=RelayRequest)))
     return 0
 
 

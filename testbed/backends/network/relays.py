@@ -14,11 +14,11 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from fairbed.testbed.backends.helper import ANSWER_TIMEOUT_S, end_helper, open_helper
 from fairbed.testbed.backends.network.plan.relay_protocol import (
-    AirState,
-    Relayed,
     RelayedLink,
-    RelayOrder,
-    RelayReport,
+    RelayedLinkState,
+    RelayReply,
+    RelayRequest,
+    RelaySetup,
 )
 from fairbed.testbed.errors import BackendError
 
@@ -40,7 +40,7 @@ class _RelayPipe:
         self._stdout = BufferedByteReceiveStream(process.stdout)
         self._lock = anyio.Lock()
 
-    async def tell(self, what: msgspec.Struct) -> RelayReport:
+    async def tell(self, what: msgspec.Struct) -> RelayReply:
         """Say one line, return the answer; not interrupted by a cancellation."""
         async with self._lock:
             try:
@@ -58,7 +58,7 @@ class _RelayPipe:
                 raise BackendError(
                     f"{self._name}: must stay alive and answer, got {exc!r}; see {self._log}"
                 ) from exc
-        report = msgspec.json.decode(answer, type=RelayReport)
+        report = msgspec.json.decode(answer, type=RelayReply)
         if report.problem:
             raise BackendError(f"{self._name}: {report.problem}")
         return report
@@ -81,7 +81,7 @@ class Relays:
         self._pipes.append(pipe)
         self._of.update(dict.fromkeys(devices, pipe))
 
-    async def change(self, changes: Mapping[str, AirState]) -> None:
+    async def change(self, changes: Mapping[str, RelayedLinkState]) -> None:
         """Change links; return when the changes hold.
 
         Raises:
@@ -90,7 +90,7 @@ class Relays:
         for pipe in self._pipes:
             own = {name: state for name, state in changes.items() if self._of[name] is pipe}
             if own:
-                await pipe.tell(RelayOrder(changes=own))
+                await pipe.tell(RelayRequest(changes=own))
 
     async def lost(self) -> dict[str, int]:
         """Return how many packets of each device were lost.
@@ -100,7 +100,7 @@ class Relays:
         """
         found: dict[str, int] = {}
         for pipe in self._pipes:
-            found.update((await pipe.tell(RelayOrder())).lost)
+            found.update((await pipe.tell(RelayRequest())).lost)
         return found
 
 
@@ -134,6 +134,6 @@ async def open_relays(
             pipes.append(_RelayPipe(name, process, log))
         for pipe in pipes:  # all of them are coming up meanwhile
             own = {name: links[name] for name in islice(names, LINKS_PER_RELAY)}
-            await pipe.tell(Relayed(host=host, hub=str(hub), seed=seed, links=own))
+            await pipe.tell(RelaySetup(host=host, hub=str(hub), seed=seed, links=own))
             relays.add(pipe, own)
         yield relays

@@ -36,7 +36,7 @@ import msgspec
 from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
-from fairbed.testbed.backends.priority import go_first
+from fairbed.testbed.backends.priority import raise_priority
 from fairbed.testbed.backends.proxy.protocol import Held, LinkState, ProxySpec, Shape
 from fairbed.testbed.emulation.link import QUEUE_S, LinkDirection, Piece, set_up_s
 from fairbed.testbed.host.guard import die_with_parent
@@ -420,7 +420,7 @@ async def proxies(spec: ProxySpec) -> AsyncIterator[Proxies]:
                 await checkpoint()  # asyncio closes an aborted socket in its next turn
 
 
-class _Orders:
+class _Requests:
     """Reads orders from stdin while the loop runs, and answers each one."""
 
     def __init__(self, opened: Proxies) -> None:
@@ -449,7 +449,7 @@ def _say(answer: object) -> None:
 
 async def _serve(spec: ProxySpec) -> None:
     async with proxies(spec) as opened:
-        orders = _Orders(opened)
+        orders = _Requests(opened)
         _say(opened.ports)
         await orders.parent_left.wait()
 
@@ -457,7 +457,7 @@ async def _serve(spec: ProxySpec) -> None:
 def main() -> None:
     """Serve a `ProxySpec` from stdin; the first argument is our parent's process id."""
     die_with_parent(int(sys.argv[1]))
-    go_first()
+    raise_priority()
     anyio.run(_serve, msgspec.json.decode(sys.stdin.buffer.readline(), type=ProxySpec))
 
 

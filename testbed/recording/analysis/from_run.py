@@ -103,7 +103,7 @@ def findings_of_run(device: DeviceOfRun, course: TrainingSettings) -> Findings:
 
 def valid(exchanges: Iterable[ExchangeRow]) -> list[ExchangeRow]:
     """Return the exchanges that were the device's own from end to end."""
-    return [x for x in exchanges if x.outcome == "done" and x.is_valid and not x.is_starved]
+    return [x for x in exchanges if x.outcome == "done" and x.is_valid and not x.is_contended]
 
 
 def sampled(pairs: Iterable[tuple[float, float | None]]) -> Sampled:

@@ -12,7 +12,7 @@ QUIET = Evidence(
     wall_s=2.0,
     stolen_s=0.01,
     waited_s=0.05,
-    starved_s=0.01,
+    contended_s=0.01,
     carried_ratio=5.0,
     drift_ratio=0.01,
     max_drift=0.015,
@@ -32,7 +32,7 @@ def test_a_quiet_machine_makes_a_valid_window() -> None:
     ("evidence", "reason"),
     [
         (replace(QUIET, stolen_s=0.03), "1.5% of the time was stolen by the host"),
-        (replace(QUIET, starved_s=0.03), "the device was starved for 1.5% of the time"),
+        (replace(QUIET, contended_s=0.03), "the device was contended for 1.5% of the time"),
         (replace(QUIET, waited_s=0.11), "a process on the path waited for 5.5% of the time"),
         (replace(QUIET, max_waited=0.01), "a process on the path waited for 2.5% of the time"),
         (replace(QUIET, carried_ratio=1.1), "without limits the path carries only 1.10 of it"),

@@ -126,29 +126,33 @@ def test_the_row_keeps_the_context_known_before_selection() -> None:
     assert row.tau_wall_s == pytest.approx(row.tau_s)
 
 
-def starved_exchange(**waited_s: float) -> Exchange:
+def contended_exchange(**waited_s: float) -> Exchange:
     exchange = played().exchanges["pi-1"]
-    exchange.starved = Contention(**{"device_s": 0.0, "path_s": 0.0, "watched_s": 2.0, **waited_s})
+    exchange.contended = Contention(
+        **{"device_s": 0.0, "path_s": 0.0, "watched_s": 2.0, **waited_s}
+    )
     return exchange
 
 
 @pytest.mark.parametrize(
     ("who", "whom"), [("device_s", "the device"), ("path_s", "its link or the broker")]
 )
-def test_an_exchange_of_a_starved_fleet_is_merged_but_teaches_nothing(who: str, whom: str) -> None:
-    exchange = starved_exchange(**{who: 0.5})
+def test_an_exchange_of_a_contended_fleet_is_merged_but_teaches_nothing(
+    who: str, whom: str
+) -> None:
+    exchange = contended_exchange(**{who: 0.5})
     assert f"too busy: {whom} waited for it 25 %" in invalid_reason(exchange, lag_p99_s=0.0)
     seen = observation(exchange, row=0, lag_p99_s=0.0)
     assert (seen.tau_s, seen.is_aggregated) == (None, True)
 
 
 def test_a_twentieth_of_the_time_may_be_lost() -> None:
-    assert invalid_reason(starved_exchange(device_s=0.1, path_s=0.1), lag_p99_s=0.0) == ""
+    assert invalid_reason(contended_exchange(device_s=0.1, path_s=0.1), lag_p99_s=0.0) == ""
 
 
-def test_a_starved_device_that_is_late_gives_no_lower_bound() -> None:
+def test_a_contended_device_that_is_late_gives_no_lower_bound() -> None:
     late = Round(id=3, attempt=0, deadline_s=60.0, slots=1, wanted=1)
     late.dispatch("pi-1", now=0.0)
     late.on(Tick(), 60.0)
-    late.exchanges["pi-1"].starved = Contention(device_s=30.0, path_s=0.0, watched_s=60.0)
+    late.exchanges["pi-1"].contended = Contention(device_s=30.0, path_s=0.0, watched_s=60.0)
     assert not observation(late.exchanges["pi-1"], 0, 0.0).timed_out

@@ -177,13 +177,13 @@ def test_an_invalid_exchange_is_counted_but_measures_nothing(tmp_path: Path) -> 
     assert summary.estimator.mape_second_half is None
 
 
-def test_exchanges_of_a_starved_fleet_are_counted_apart(tmp_path: Path) -> None:
+def test_exchanges_of_a_contended_fleet_are_counted_apart(tmp_path: Path) -> None:
     def change(row: ExchangeRow) -> ExchangeRow:
-        return replace(row, is_valid=row.round != 2, is_starved=row.round == 2)
+        return replace(row, is_valid=row.round != 2, is_contended=row.round == 2)
 
     summary = changed(tmp_path / "r", change)
-    assert (summary.exchange.invalid, summary.exchange.starved) == (4, 4)
-    assert "4 invalid (4 starved by this machine)" in summary_table(summary)
+    assert (summary.exchange.invalid, summary.exchange.contended) == (4, 4)
+    assert "4 invalid (4 contended by this machine)" in summary_table(summary)
 
 
 def test_a_run_without_rounds_is_all_nulls(tmp_path: Path) -> None:

@@ -183,18 +183,18 @@ async def test_a_live_run_is_followed(run: FakeRun) -> None:
         assert await shows(app, pilot, "● paused", "4/30")
 
 
-async def test_a_starved_and_dilated_run_says_so_at_the_top(tmp_path: Path) -> None:
+async def test_a_contended_and_dilated_run_says_so_at_the_top(tmp_path: Path) -> None:
     run = FakeRun(tmp_path / "slow", dilation=4.0)
     run.play(3)
     run.store.flush()
     with RunReader(run.folder) as reader:
         for row in reader.exchanges(2):
-            run.store.add(replace(row, is_valid=False, is_starved=True))
+            run.store.add(replace(row, is_valid=False, is_contended=True))
     async with room(run.finish()) as (app, pilot):
-        assert await shows(app, pilot, "ELAPSED ÷ 4", "4/12, 4 starved")
+        assert await shows(app, pilot, "ELAPSED ÷ 4", "4/12, 4 contended")
         head = text_of(app).splitlines()[:3]
     assert "ELAPSED ÷ 4" in head[1]
-    assert "4/12, 4 starved" in head[2]
+    assert "4/12, 4 contended" in head[2]
 
 
 async def test_a_run_that_nobody_has_joined_can_be_watched(tmp_path: Path) -> None:

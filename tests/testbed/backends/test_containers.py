@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from fairbed.testbed.backends.base import Backend
-from fairbed.testbed.backends.choice import BackendStage, open_backend
+from fairbed.testbed.backends.choice import BackendChoice, open_backend
 from fairbed.testbed.backends.containers.engine import find_engine
 from fairbed.testbed.backends.helper import HelperEnded
 from fairbed.testbed.errors import BackendUnavailable, innermost
@@ -79,9 +79,9 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 
 @asynccontextmanager
-async def at_work(
+async def opened_backend(
     folder: Path, run_id: str, count: int, ended: list[HelperEnded] | None = None
-) -> AsyncIterator[tuple[BackendStage, Backend]]:
+) -> AsyncIterator[tuple[BackendChoice, Backend]]:
     async with (
         open_backend("container", pis(count), folder, run_id) as stage,
         stage.backend(NOWHERE, on_end=None if ended is None else ended.append) as backend,
@@ -108,7 +108,7 @@ def test_every_device_is_a_container_in_its_own_network_and_groups_and_all_of_it
     ended: list[HelperEnded] = []
 
     async def test() -> None:
-        async with at_work(tmp_path, run_id, 2, ended) as (stage, backend):
+        async with opened_backend(tmp_path, run_id, 2, ended) as (stage, backend):
             assert stage.network is not None
             assert len(containers(run_id)) == 2
             for name, pid in backend.pids.items():
@@ -135,7 +135,7 @@ def test_a_container_can_stand_still_and_be_killed_and_come_back(
     ended: list[HelperEnded] = []
 
     async def test() -> None:
-        async with at_work(tmp_path, run_id, 1, ended) as (_, backend):
+        async with opened_backend(tmp_path, run_id, 1, ended) as (_, backend):
             process = psutil.Process(backend.pids["pi-1"])
             await backend.apply({"pi-1": conditions(outage="frozen")})
             await until(lambda: process.status() == psutil.STATUS_STOPPED)
@@ -170,7 +170,7 @@ def test_containers_of_a_killed_run_go_with_it(tmp_path: Path, run_id: str) -> N
 
     async def another() -> None:
         await until(lambda: not containers(run_id))  # the keeper is at it
-        async with at_work(tmp_path / "next", f"next-{secrets.token_hex(4)}", 1):
+        async with opened_backend(tmp_path / "next", f"next-{secrets.token_hex(4)}", 1):
             pass
 
     run(another)

@@ -10,8 +10,8 @@ import pytest
 
 from fairbed.testbed.backends.gauges import (
     CLOCK_RATIO,
+    CONTENDED_S,
     SPEED_RATIO,
-    STARVED_S,
     TEMPERATURE_CELSIUS,
     Gauge,
     GaugeAddress,
@@ -22,14 +22,14 @@ DEVICE = """
 import sys, msgspec
 from fairbed.testbed.backends.gauges import *
 gauge = Gauge.open(msgspec.json.decode(sys.argv[1], type=GaugeAddress))
-gauge[STARVED_S] = 2.0 * gauge[SPEED_RATIO]
+gauge[CONTENDED_S] = 2.0 * gauge[SPEED_RATIO]
 """
 
 
 def test_nothing_is_known_at_first_but_the_nominal_clock(tmp_path: Path) -> None:
     gauge = Gauges(tmp_path / "gauges", ["a"])["a"]
     assert gauge[CLOCK_RATIO] == 1.0
-    assert all(math.isnan(gauge[column]) for column in (SPEED_RATIO, STARVED_S, 3))
+    assert all(math.isnan(gauge[column]) for column in (SPEED_RATIO, CONTENDED_S, 3))
 
 
 def test_a_device_in_another_process_shares_its_row_and_no_other(tmp_path: Path) -> None:
@@ -37,14 +37,14 @@ def test_a_device_in_another_process_shares_its_row_and_no_other(tmp_path: Path)
     gauges["b"][SPEED_RATIO] = 0.25
     address = msgspec.json.encode(gauges.address("b")).decode()
     subprocess.run([sys.executable, "-c", DEVICE, address], check=True, timeout=60)
-    assert gauges["b"][STARVED_S] == 0.5
-    assert math.isnan(gauges["a"][STARVED_S])
+    assert gauges["b"][CONTENDED_S] == 0.5
+    assert math.isnan(gauges["a"][CONTENDED_S])
 
 
 def test_a_restarted_device_finds_what_it_had_written(tmp_path: Path) -> None:
     gauges = Gauges(tmp_path / "gauges", ["a"])
-    Gauge.open(gauges.address("a"))[STARVED_S] = 3.0
-    assert Gauge.open(gauges.address("a"))[STARVED_S] == 3.0
+    Gauge.open(gauges.address("a"))[CONTENDED_S] = 3.0
+    assert Gauge.open(gauges.address("a"))[CONTENDED_S] == 3.0
     gauges["a"][TEMPERATURE_CELSIUS] = 61.0
     assert Gauge.open(gauges.address("a"))[TEMPERATURE_CELSIUS] == 61.0
 

@@ -17,10 +17,10 @@ from fairbed.device_agent.sensors import RealSensors, mu_cores
 from fairbed.testbed.backends.cgroups.quota import Headroom, Quota
 from fairbed.testbed.backends.gauges import (
     CLOCK_RATIO,
+    CONTENDED_S,
     FROZEN_S,
     IS_WILLING,
     SPEED_RATIO,
-    STARVED_S,
     TEMPERATURE_CELSIUS,
     Gauges,
 )
@@ -33,7 +33,7 @@ from tests.testbed.paced_machine import Machine, device
 ATTEMPTS = 12
 """Real pacing is tried again when this machine was too busy to emulate anything."""
 
-STARVED_RATIO = 0.05
+CONTENDED_RATIO = 0.05
 
 
 def test_a_section_lasts_as_long_as_on_the_device() -> None:
@@ -154,12 +154,12 @@ def test_the_backend_learns_for_how_long_a_device_was_kept_waiting(tmp_path: Pat
     machine = Machine()
     gauge = Gauges(tmp_path / "gauges", ["a"])["a"]
     pace = machine.pace(device(0.25), gauge=gauge)
-    assert gauge[STARVED_S] == 0.0
+    assert gauge[CONTENDED_S] == 0.0
     for _ in range(2):
         with pace.section("train") as meter:
             machine.work(0.1, late_s=0.9)  # the device: 0.4 s
             meter.step(1)
-    assert gauge[STARVED_S] == pytest.approx(2 * 0.6)
+    assert gauge[CONTENDED_S] == pytest.approx(2 * 0.6)
 
 
 def test_a_device_that_is_kept_waiting_says_so_before_its_section_ends(tmp_path: Path) -> None:
@@ -168,10 +168,10 @@ def test_a_device_that_is_kept_waiting_says_so_before_its_section_ends(tmp_path:
     with machine.pace(device(0.25), gauge=gauge).section("train") as meter:
         machine.work(0.1, late_s=0.9)
         meter.step(1)
-        assert gauge[STARVED_S] == pytest.approx(0.6)
+        assert gauge[CONTENDED_S] == pytest.approx(0.6)
         machine.work(0.1)  # the device: 0.4 s, so 0.3 s are caught up as far as may be
         meter.step(1)
-        assert gauge[STARVED_S] == pytest.approx(0.35)
+        assert gauge[CONTENDED_S] == pytest.approx(0.35)
 
 
 def test_a_section_that_fails_is_left_at_once() -> None:
@@ -235,7 +235,7 @@ def test_time_that_a_device_stood_still_on_purpose_is_not_lateness(tmp_path: Pat
         gauge[FROZEN_S] += 60.0
         meter.step(1)
     assert machine.now_s - started == pytest.approx(1.0 + 60.0)
-    assert gauge[STARVED_S] == pytest.approx(0.0)
+    assert gauge[CONTENDED_S] == pytest.approx(0.0)
 
 
 def test_a_hot_device_senses_its_clock_and_its_temperature(tmp_path: Path) -> None:
@@ -311,11 +311,11 @@ def train_for(duration_s: float, q: float) -> tuple[float, float]:
 
 @pytest.mark.alone
 def test_twice_the_speed_does_twice_the_work() -> None:
-    # A ratio within one run, and only where no side was starved of this machine.
+    # A ratio within one run, and only where no side was contended of this machine.
     ratios: list[float] = []
     for _ in range(ATTEMPTS):
         runs = [train_for(0.3, q) for q in (0.25, 0.5, 0.25)]
-        if min(share for _, share in runs) > 1.0 - STARVED_RATIO:
+        if min(share for _, share in runs) > 1.0 - CONTENDED_RATIO:
             slow, fast, again = (work for work, _ in runs)
             ratios.append(2.0 * fast / (slow + again))
         if len(ratios) == 3:
@@ -346,7 +346,7 @@ def test_the_launcher_appends_what_went_wrong_to_the_log(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("late_s", "lines"), [(0.0, 0), (0.02, 0), (0.5, 1)])
-def test_a_section_that_was_starved_gets_a_line_in_the_log(
+def test_a_section_that_was_contended_gets_a_line_in_the_log(
     late_s: float, lines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = Machine()

@@ -17,11 +17,11 @@ import pytest
 
 from fairbed import profiles
 from fairbed.testbed.backends.base import Backend, DeviceSpec, device_spec
-from fairbed.testbed.backends.cgroups import fleet as cells
+from fairbed.testbed.backends.cgroups import fleet as sandboxes
 from fairbed.testbed.backends.cgroups.files import read
 from fairbed.testbed.backends.cgroups.group import Group
 from fairbed.testbed.backends.cgroups.places import find_places
-from fairbed.testbed.backends.choice import BackendStage, open_backend, problem_with
+from fairbed.testbed.backends.choice import BackendChoice, open_backend, problem_with
 from fairbed.testbed.backends.helper import HelperEnded
 from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
 from fairbed.testbed.errors import BackendError
@@ -95,9 +95,9 @@ def conditions(
 
 
 @asynccontextmanager
-async def at_work(
+async def opened_backend(
     folder: Path, run_id: str, fleet: list[DeviceSpec], ended: list[HelperEnded] | None = None
-) -> AsyncIterator[tuple[BackendStage, Backend]]:
+) -> AsyncIterator[tuple[BackendChoice, Backend]]:
     async with (
         open_backend("namespace", fleet, folder, run_id) as stage,
         stage.backend(NOWHERE, on_end=None if ended is None else ended.append) as backend,
@@ -153,7 +153,7 @@ def test_every_device_has_a_network_and_groups_of_its_own_and_all_of_it_goes(
     ended: list[HelperEnded] = []
 
     async def test() -> None:
-        async with at_work(tmp_path, run_id, pis(3), ended) as (stage, backend):
+        async with opened_backend(tmp_path, run_id, pis(3), ended) as (stage, backend):
             assert stage.network is not None
             pids = backend.pids
             networks = {os.stat(f"/proc/{pid}/ns/net").st_ino for pid in pids.values()}
@@ -168,12 +168,12 @@ def test_every_device_has_a_network_and_groups_of_its_own_and_all_of_it_goes(
     run(test)
     assert what_is_left(run_id) == []
     assert all(end.was_asked for end in ended)
-    assert {end.name for end in ended} == {"pi-1", "pi-2", "pi-3", "nursery"}
+    assert {end.name for end in ended} == {"pi-1", "pi-2", "pi-3", "fork server"}
 
 
 def test_conditions_change_while_devices_run(tmp_path: Path, run_id: str) -> None:
     async def test() -> None:
-        async with at_work(tmp_path, run_id, pis(2)) as (_, backend):
+        async with opened_backend(tmp_path, run_id, pis(2)) as (_, backend):
             before = share_of(run_id, "pi-2")
             await backend.apply({"pi-1": conditions(0.05)})
             assert share_of(run_id, "pi-1") == pytest.approx(0.05, rel=1e-3)
@@ -201,7 +201,7 @@ def test_what_cannot_be_had_is_one_line(
     name: str, speed: float, complaint: str, tmp_path: Path, run_id: str
 ) -> None:
     async def test() -> None:
-        async with at_work(tmp_path, run_id, pis(1)) as (_, backend):
+        async with opened_backend(tmp_path, run_id, pis(1)) as (_, backend):
             before = share_of(run_id, "pi-1")
             with pytest.raises(BackendError, match=complaint):
                 await backend.apply({"pi-1": conditions(0.2), name: conditions(speed)})
@@ -214,7 +214,7 @@ def test_a_device_that_died_with_its_quota_lifted_comes_back_with_its_own(
     tmp_path: Path, run_id: str
 ) -> None:
     async def test() -> None:
-        async with at_work(tmp_path, run_id, pis(1)) as (stage, backend):
+        async with opened_backend(tmp_path, run_id, pis(1)) as (stage, backend):
             assert stage.network is not None
             before, pid = share_of(run_id, "pi-1"), backend.pids["pi-1"]
             assert before is not None
@@ -276,7 +276,7 @@ def test_devices_reach_a_broker_on_the_hub_and_are_counted(tmp_path: Path, run_i
 def test_a_device_whose_memory_is_full_dies_and_the_reason_is_told(
     tmp_path: Path, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cells, "AGENT_MEMORY_BYTES", 1 << 20)
+    monkeypatch.setattr(sandboxes, "AGENT_MEMORY_BYTES", 1 << 20)
     ended: list[HelperEnded] = []
     spec = pis(1)[0]
     assert spec.device is not None
@@ -311,7 +311,7 @@ def test_what_a_killed_run_leaves_goes_with_the_next_start(tmp_path: Path, run_i
     assert psutil.wait_procs(agents, timeout=LIMIT_S)[1] == []
 
     async def another() -> None:
-        async with at_work(tmp_path, f"after-{secrets.token_hex(4)}", pis(1)):
+        async with opened_backend(tmp_path, f"after-{secrets.token_hex(4)}", pis(1)):
             pass
 
     run(another)
@@ -320,9 +320,9 @@ def test_what_a_killed_run_leaves_goes_with_the_next_start(tmp_path: Path, run_i
 
 def test_a_live_run_survives_the_start_of_another(tmp_path: Path, run_id: str) -> None:
     async def test() -> None:
-        async with at_work(tmp_path, run_id, pis(1)) as (_, backend):
+        async with opened_backend(tmp_path, run_id, pis(1)) as (_, backend):
             other = f"other-{secrets.token_hex(4)}"
-            async with at_work(tmp_path / "other", other, pis(1)) as (_, neighbour):
+            async with opened_backend(tmp_path / "other", other, pis(1)) as (_, neighbour):
                 assert backend.pids.keys() == neighbour.pids.keys() == {"pi-1"}
             assert what_is_left(other) == []
             assert share_of(run_id, "pi-1") is not None

@@ -98,7 +98,7 @@ def test_every_device_is_a_process_with_a_log_and_all_end_together(
 
     run(test)
     assert {end.name for end in ended if end.is_device} == {"pi-00", "pi-01", "pi-02"}
-    assert {end.name for end in ended if not end.is_device} == {"nursery", "proxy-0"}
+    assert {end.name for end in ended if not end.is_device} == {"fork server", "proxy-0"}
     assert all(end.was_asked for end in ended)
     for end in ended:
         if end.is_device and end.status == 0:  # it had the time to begin
@@ -178,7 +178,7 @@ def test_without_its_nursery_a_fleet_is_over(tmp_path: Path) -> None:
         lost = anyio.Event()
 
         def on_end(ended: HelperEnded) -> None:
-            if ended.name == "nursery" and not ended.was_asked:
+            if ended.name == "fork server" and not ended.was_asked:
                 lost.set()
 
         async with ProcessBackend(NOWHERE, fleet_of(2), tmp_path, on_end=on_end) as backend:
@@ -187,7 +187,7 @@ def test_without_its_nursery_a_fleet_is_over(tmp_path: Path) -> None:
             os.kill(psutil.Process(pids["pi-00"]).ppid(), signal.SIGKILL)
             await lost.wait()
             assert backend.pids == {}
-            with pytest.raises(BackendError, match=r"^nursery: .*nursery\.log"):
+            with pytest.raises(BackendError, match=r"^fork server: .*fork-server\.log"):
                 await backend.restart("pi-00")
 
     run(test)
@@ -217,7 +217,7 @@ def test_nothing_outlives_the_testbed(
     number: signal.Signals, testbed: tuple[subprocess.Popen[str], list[psutil.Process]]
 ) -> None:
     process, family = testbed
-    assert len(family) == 5  # nursery, proxies, three agents
+    assert len(family) == 5  # fork server, proxies, three agents
     process.send_signal(number)
     process.wait(30)
     _, alive = psutil.wait_procs(family, timeout=0.1)

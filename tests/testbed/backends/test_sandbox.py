@@ -1,4 +1,4 @@
-"""Going into a cell: before anything runs, or not at all."""
+"""Going into a sandbox: before anything runs, or not at all."""
 
 import os
 import subprocess
@@ -24,31 +24,31 @@ LIMIT_S = 60.0
 NOWHERE = "mqtt://127.0.0.1:1"
 
 
-def inside(argv: Sequence[str], cell: Sandbox) -> list[str]:
-    """Return the command that runs `argv` in a cell for as long as this process lives."""
-    told = msgspec.json.encode(cell).decode()
+def inside(argv: Sequence[str], sandbox: Sandbox) -> list[str]:
+    """Return the command that runs `argv` in a sandbox for as long as this process lives."""
+    told = msgspec.json.encode(sandbox).decode()
     return [sys.executable, "-m", "fairbed.testbed.backends.sandbox", str(os.getpid()), told, *argv]
 
 
-def run(argv: list[str], cell: Sandbox) -> subprocess.CompletedProcess[str]:
+def run(argv: list[str], sandbox: Sandbox) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        inside(argv, cell), capture_output=True, text=True, timeout=LIMIT_S, check=False
+        inside(argv, sandbox), capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
 
 
-def shut(cell: Sandbox) -> Sandbox:
-    """Return a cell that lets nobody in."""
-    return msgspec.structs.replace(cell, procs=("/proc/1/no-such-file",))
+def shut(sandbox: Sandbox) -> Sandbox:
+    """Return a sandbox that lets nobody in."""
+    return msgspec.structs.replace(sandbox, procs=("/proc/1/no-such-file",))
 
 
 NO_CELL = Sandbox(procs=(), quota_folder="/nowhere", quota_version=1)
 
 
 def test_a_command_is_in_the_groups_from_its_first_moment(make_group: MakeGroup) -> None:
-    cell = make_group("a").cell()
-    done = run(["cat", "/proc/self/cgroup"], cell)
+    sandbox = make_group("a").sandbox()
+    done = run(["cat", "/proc/self/cgroup"], sandbox)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count(Path(cell.quota_folder).name) == len(cell.procs)
+    assert done.stdout.count(Path(sandbox.quota_folder).name) == len(sandbox.procs)
 
 
 def test_the_exit_code_is_the_commands() -> None:
@@ -59,7 +59,7 @@ def test_a_command_that_cannot_go_in_does_not_run() -> None:
     done = run(["echo", "I run"], shut(NO_CELL))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        "cell: must get in, got: [Errno 2] No such file or directory: '/proc/1/no-such-file'\n"
+        "sandbox: must get in, got: [Errno 2] No such file or directory: '/proc/1/no-such-file'\n"
     )
 
 
@@ -67,7 +67,7 @@ def test_a_program_that_is_missing_is_one_line() -> None:
     done = run(["no-such-program"], NO_CELL)
     assert done.returncode == 127
     assert done.stderr == (
-        "cell: cannot run no-such-program: No such file or directory; is it on the PATH?\n"
+        "sandbox: cannot run no-such-program: No such file or directory; is it on the PATH?\n"
     )
 
 
@@ -85,17 +85,17 @@ def test_an_agent_that_cannot_go_in_does_not_run(
             if end.is_device:
                 done.set()
 
-        crew = AgentPool([DeviceSpec("a")], tmp_path, on_end=on_end)
+        pool = AgentPool([DeviceSpec("a")], tmp_path, on_end=on_end)
         site = Site(NOWHERE, shut(NO_CELL))
         with anyio.fail_after(LIMIT_S):
-            async with crew.at_work(lambda name: site, method):
-                await crew.start(None)
+            async with pool.open(lambda name: site, method):
+                await pool.start(None)
                 await done.wait()
 
     anyio.run(test)
     assert [(end.name, end.status) for end in ended if end.is_device] == [("a", 1)]
     log = (tmp_path / "logs/a.log").read_text()
     assert log == (
-        "a: must get into its cell, got: [Errno 2] No such file or directory: "
+        "a: must get into its sandbox, got: [Errno 2] No such file or directory: "
         "'/proc/1/no-such-file'\n"
     )

@@ -8,6 +8,7 @@ import pytest
 
 from fairbed.profiles.series import Series
 from fairbed.testbed.backends.schedule_driver import STRETCH_S, TICK_S, LoopClock, ScheduleDriver
+from fairbed.testbed.emulation.condition_log import ConditionMeans
 from fairbed.testbed.emulation.conditions import Conditions
 from fairbed.testbed.emulation.schedule import (
     LOOK_S,
@@ -16,7 +17,6 @@ from fairbed.testbed.emulation.schedule import (
     ScheduleFollower,
     Speed,
 )
-from fairbed.testbed.emulation.stretch import Stretch
 from tests.testbed.emulation.test_heat import thermal
 from tests.testbed.emulation.test_schedule import ONE, ZERO, link
 
@@ -67,15 +67,15 @@ class Fleet:
 
 
 def drive(
-    courses: Mapping[str, ScheduleFollower],
+    followers: Mapping[str, ScheduleFollower],
     clock: FakeClock,
     fleet: Fleet,
-    note: Callable[[str, Stretch], None] | None = None,
+    note: Callable[[str, ConditionMeans], None] | None = None,
     start_s: float = 0.0,
     dilation: float = 1.0,
 ) -> ScheduleDriver:
     driver = ScheduleDriver(
-        fleet, courses, clock=clock, note=note, start_s=start_s, dilation=dilation
+        fleet, followers, clock=clock, note=note, start_s=start_s, dilation=dilation
     )
 
     async def run() -> None:
@@ -105,13 +105,13 @@ def test_after_a_day_every_change_is_still_at_its_time() -> None:
 def test_what_is_due_in_one_tick_goes_out_in_one_piece() -> None:
     clock = FakeClock(10.0)
     fleet = Fleet(clock)
-    courses = {
+    followers = {
         f"device-{n}": ScheduleFollower(
             Schedule(link=link(Series.sampled([1e6, 2e6], 1.0).starting_at(0.001 * n)))
         )
         for n in range(50)
     }
-    drive(courses, clock, fleet)
+    drive(followers, clock, fleet)
     assert all(len(changed) == 50 for _, changed in fleet.applied)
     assert len(fleet.applied) == 11
 
@@ -161,9 +161,9 @@ def test_a_device_whose_heat_nobody_changes_is_only_looked_at() -> None:
     fleet = Fleet(clock)
     speed = Speed(per_core=0.25, threads=1, cores=1, clock_ratio=ONE, background_load=ZERO)
     hot = thermal(onset_s=60.0, time_constant_s=60.0)
-    course = ScheduleFollower(Schedule(speed=speed), hot)
+    follower = ScheduleFollower(Schedule(speed=speed), hot)
     fleet.used = lambda now: 0.25 * min(now, 100.0)  # it trains for 100 s
-    drive({"pi": course}, clock, fleet)
+    drive({"pi": follower}, clock, fleet)
     changes = [(now, changed["pi"].clock_ratio) for now, changed in fleet.applied]
     assert [ratio for _, ratio in changes] == [1.0, 0.6, 1.0]
     assert 60.0 <= changes[1][0] <= 60.0 + 2 * LOOK_S
@@ -183,10 +183,10 @@ def test_a_run_that_goes_on_goes_on_in_its_traces() -> None:
 def test_what_holds_at_last_is_told_when_the_run_ends() -> None:
     clock = FakeClock(500.0)
     fleet = Fleet(clock)
-    told: list[Stretch] = []
+    told: list[ConditionMeans] = []
     window = OutageWindow(12.0, 15.0, "unplugged")
-    course = ScheduleFollower(Schedule(outages=(window,)))
-    drive({"device": course}, clock, fleet, lambda _, stretch: told.append(stretch))
+    follower = ScheduleFollower(Schedule(outages=(window,)))
+    drive({"device": follower}, clock, fleet, lambda _, stretch: told.append(stretch))
     assert [(s.start_s, s.end_s, s.outage_s) for s in told] == [
         pytest.approx((0.0, 12.0, 0.0)),
         pytest.approx((12.0, 15.0, 3.0)),
@@ -208,10 +208,12 @@ def test_an_outage_begins_and_ends_at_its_time() -> None:
 
 def test_what_was_configured_is_told_once_a_second_and_adds_up() -> None:
     clock = FakeClock(60.0)
-    told: list[Stretch] = []
+    told: list[ConditionMeans] = []
     rates = [1e6 * (n % 7) for n in range(1, 50)]
-    course = trace(rates, 0.1)
-    driver = drive({"device": course}, clock, Fleet(clock), lambda _, stretch: told.append(stretch))
+    follower = trace(rates, 0.1)
+    driver = drive(
+        {"device": follower}, clock, Fleet(clock), lambda _, stretch: told.append(stretch)
+    )
     assert driver.punctuality.changes > 500
     assert len(told) <= 61
     assert all(s.end_s - s.start_s >= STRETCH_S - 1e-6 for s in told[:-1])
@@ -224,11 +226,11 @@ def test_a_dilated_machine_gives_a_part_and_a_hot_device_stays_as_hot() -> None:
         clock = FakeClock(100.0)
         fleet = Fleet(clock)
         speed = Speed(per_core=0.4, threads=1, cores=1, clock_ratio=ONE, background_load=ZERO)
-        course = ScheduleFollower(
+        follower = ScheduleFollower(
             Schedule(speed=speed), thermal(onset_s=60.0, time_constant_s=60.0)
         )
         fleet.used = lambda now: 0.4 * now  # k times the time at a k-th of the speed
-        drive({"pi": course}, clock, fleet, dilation=dilation)
+        drive({"pi": follower}, clock, fleet, dilation=dilation)
         changes = [(now, changed["pi"].clock_ratio) for now, changed in fleet.applied]
         return changes, fleet.applied[0][1]["pi"].speed_ratio
 

@@ -34,7 +34,7 @@ def run(section: PacedSection, cpu_s: Iterable[float], late_s: Iterable[float] =
 def test_a_section_takes_the_time_of_the_slow_device(q: float, cpu_s: list[float]) -> None:
     section = start(q)
     assert run(section, cpu_s) == pytest.approx(sum(cpu_s) / q, abs=1e-9)
-    assert section.starved_ratio == pytest.approx(0.0, abs=1e-6)
+    assert section.contended_ratio == pytest.approx(0.0, abs=1e-6)
 
 
 @given(speed_ratios, steps)
@@ -53,8 +53,8 @@ def test_lateness_is_made_up_or_counted(q: float, cpu_s: list[float], late_s: li
     wall_s = run(section, cpu_s, late_s)
     ideal_s = sum(cpu_s) / q
     assert wall_s >= ideal_s - 1e-9
-    assert section.starved_ratio * wall_s == pytest.approx(wall_s - ideal_s, abs=1e-6)
-    assert 0.0 <= section.starved_ratio <= 1.0
+    assert section.contended_ratio * wall_s == pytest.approx(wall_s - ideal_s, abs=1e-6)
+    assert 0.0 <= section.contended_ratio <= 1.0
 
 
 @given(st.lists(st.floats(0.0, 0.1), min_size=1, max_size=40), st.floats(0.3, 100.0))
@@ -83,10 +83,10 @@ def test_a_device_faster_than_this_machine_is_not_slowed(q: float, cpu_s: list[f
     assert run(start(q), cpu_s) == pytest.approx(sum(cpu_s))
 
 
-def test_a_device_faster_than_this_machine_counts_as_starved() -> None:
+def test_a_device_faster_than_this_machine_counts_as_contended() -> None:
     section = start(4.0)
     run(section, [0.5, 0.5])
-    assert section.starved_ratio == pytest.approx(0.75)
+    assert section.contended_ratio == pytest.approx(0.75)
 
 
 @given(st.integers(0, 10**9), st.floats(1e5, 1e9))
@@ -127,9 +127,9 @@ def test_the_recent_share_follows_starvation() -> None:
     run(punctual, [1.0])
     share.add(punctual)
     assert share.value == pytest.approx(1.0)
-    starved = start(0.5)
-    run(starved, [10.0], [20.0 + 10.0])  # twice as long as the device needs
-    share.add(starved)
+    contended = start(0.5)
+    run(contended, [10.0], [20.0 + 10.0])  # twice as long as the device needs
+    share.add(contended)
     assert 0.5 < share.value < 0.7
 
 

@@ -19,7 +19,7 @@ from fairbed.testbed.experiment.file import (
     parse_experiment,
 )
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
-from fairbed.testbed.run.preflight import admit, demand_of
+from fairbed.testbed.run.preflight import choose_dilation, demand_of
 
 FLEET = (
     FleetConfig(profile="raspberry-pi-zero-2w", count=2),  # 0.214 cores of the reference each
@@ -39,7 +39,7 @@ def experiment(
 
 
 def admitted(plan: Experiment, cores: float, earlier: float | None = None) -> float:
-    return admit(plan, plan_fleet(plan, {}), cores, earlier)
+    return choose_dilation(plan, plan_fleet(plan, {}), cores, earlier)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_a_device_that_heats_up_is_driven() -> None:
     kinds = [name for name in profiles.names() if profiles.load(name).thermal is not None]
     (device,) = planned(FleetConfig(profile=kinds[0], link="gigabit-ethernet"))
     assert device.spec.is_driven
-    assert device.course(0.0).asks_load(0.0)
+    assert device.course(0.0).needs_load(0.0)
 
 
 def test_dilation_and_a_backend_without_loss_leave_what_is_meant(tmp_path: Path) -> None:

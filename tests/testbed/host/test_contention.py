@@ -11,8 +11,8 @@ from fairbed.testbed.host.contention import (
     KEEP_S,
     SHORT_S,
     ContentionMonitor,
-    PathWatch,
     SchedulerWaits,
+    WaitCounter,
     waits,
 )
 
@@ -56,7 +56,7 @@ def test_a_whole_cohort_costs_one_look_at_the_processes() -> None:
 
 def test_long_waits_add_up_and_those_of_waking_up_do_not() -> None:
     told = {7: SchedulerWaits(100.0, 1000), 8: SchedulerWaits(5.0, 10)}
-    watch = PathWatch(lambda pid: told[pid])
+    watch = WaitCounter(lambda pid: told[pid])
     watch.look([7, 8])
     assert watch.seconds == 0.0  # before anybody looked
     told[7] = SchedulerWaits(100.0 + 3000 * SHORT_S, 4000)  # a relay at work, and nobody in its way
@@ -67,7 +67,7 @@ def test_long_waits_add_up_and_those_of_waking_up_do_not() -> None:
 
 def test_a_process_that_takes_the_place_of_another_begins_anew() -> None:
     told = {7: SchedulerWaits(100.0, 1000), 8: SchedulerWaits(1.0, 10)}
-    watch = PathWatch(lambda pid: told[pid])
+    watch = WaitCounter(lambda pid: told[pid])
     watch.look([7])
     watch.look([8])
     told[8] = SchedulerWaits(1.5, 10)

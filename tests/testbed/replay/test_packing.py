@@ -214,7 +214,7 @@ def test_a_moment_at_which_a_device_was_slow_tells_the_same_work() -> None:
     [
         {"outcome": "late"},
         {"is_valid": False},
-        {"is_starved": True},
+        {"is_contended": True},
         {"codec_down": "float32", "codec_up": "float16"},
         {"decode_s": None, "encode_s": None},
         {"train_s": None},

@@ -7,7 +7,7 @@ import pytest
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.experiment.file import Experiment, FleetConfig, load_experiment
-from fairbed.testbed.run.preflight import broken_promise
+from fairbed.testbed.run.preflight import infeasible_rate
 
 LINEAR = """
 name = "promised"
@@ -31,8 +31,8 @@ def plan(folder: Path, beta: float) -> Path:
 
 def test_the_example_of_the_specification(tmp_path: Path) -> None:
     """N = 2, m = 1, availability .6: beta = .5 passes N beta <= m, and diverges at rate .42."""
-    assert broken_promise(load_experiment(plan(tmp_path, 0.42))) is None
-    line = broken_promise(load_experiment(plan(tmp_path, 0.5)))
+    assert infeasible_rate(load_experiment(plan(tmp_path, 0.42))) is None
+    line = infeasible_rate(load_experiment(plan(tmp_path, 0.5)))
     assert line is not None
     assert line.startswith("beta 0.5 cannot hold for the 2 least available of 2 devices with 1 per")
 
@@ -45,13 +45,13 @@ def test_the_least_available_device_may_be_the_first_that_fails() -> None:
             FleetConfig(model="linear", theta=(1.0, 1.0, 1.0), count=1, availability=0.1),
         ),
     )
-    assert "the 1 least available of 21" in (broken_promise(experiment) or "")
+    assert "the 1 least available of 21" in (infeasible_rate(experiment) or "")
 
 
 @pytest.mark.parametrize("policy", ["uniform", "fedcs"])
 def test_who_promises_nothing_breaks_nothing(tmp_path: Path, policy: str) -> None:
     experiment = load_experiment(plan(tmp_path, 0.5), [f"selection.policy={policy}"])
-    assert broken_promise(experiment) is None
+    assert infeasible_rate(experiment) is None
 
 
 def test_a_replay_warns_and_keeps_the_warning(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fairbed.testbed.experiment.file import Experiment, FleetConfig
 from fairbed.testbed.experiment.fleet import plan_fleet
-from fairbed.testbed.run.preflight import unmet
+from fairbed.testbed.run.preflight import not_emulated
 
 LINK = """
 title = "A link that moves"
@@ -26,7 +26,7 @@ def test_a_fleet_that_holds_still_has_nothing_to_say() -> None:
         FleetConfig(profile="raspberry-pi-4b", link="gigabit-ethernet", count=3),
         FleetConfig(),
     )
-    assert unmet(plan_fleet(Experiment(name="still", fleet=fleet), {}), "process") is None
+    assert not_emulated(plan_fleet(Experiment(name="still", fleet=fleet), {}), "process") is None
 
 
 def test_one_line_names_what_is_missing_and_of_which_profiles(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_one_line_names_what_is_missing_and_of_which_profiles(tmp_path: Path) ->
         FleetConfig(profile="raspberry-pi-5", link=str(path)),
         FleetConfig(profile="raspberry-pi-4b", link="gigabit-ethernet"),
     )
-    words = unmet(plan_fleet(Experiment(name="moving", fleet=fleet), {}), "process")
+    words = not_emulated(plan_fleet(Experiment(name="moving", fleet=fleet), {}), "process")
     assert words is not None
     assert words.startswith("3 of 4 devices ask for what the process backend does not emulate")
     assert words.endswith("link.loss_ratio (raspberry-pi-4b and 1 more)")

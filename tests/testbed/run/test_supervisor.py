@@ -26,7 +26,7 @@ from tests.testbed.small_run import (
     Running,
     assert_gone,
     running,
-    skip_if_starved,
+    skip_if_contended,
     wait_until,
 )
 
@@ -58,7 +58,7 @@ def test_devices_are_as_fast_as_their_profiles_say_relative_to_each_other(tmp_pa
     profiles = json.loads(out)["profiles"]
     fast, slow = profiles["raspberry-pi-4b"], profiles["raspberry-pi-zero-2w"]
     for device, profile in (("raspberry-pi-4b-1", fast), ("raspberry-pi-zero-2w-1", slow)):
-        skip_if_starved(run, device, profile["train_s_median"])
+        skip_if_contended(run, device, profile["train_s_median"])
     ratio = slow["train_s_median"] / fast["train_s_median"]
     assert ratio == pytest.approx(fast["speed"] / slow["speed"], rel=0.1)
     with RunReader(run.folder) as reader:
@@ -90,7 +90,7 @@ def test_dilated_time_leaves_every_duration_as_it_is(tmp_path: Path) -> None:
         assert summary["wall_s"] > dilation * summary["virtual_s"]
         costs = msgspec.json.decode((run.folder / WORK).read_bytes(), type=WorkCosts)
         train_s = summary["profiles"]["raspberry-pi-zero-2w"]["train_s_median"]
-        skip_if_starved(run, "raspberry-pi-zero-2w-1", train_s)
+        skip_if_contended(run, "raspberry-pi-zero-2w-1", train_s)
         ratios[dilation] = train_s / costs.train.seconds(
             TrainingConfig().batch_size
         )  # each run calibrates anew
@@ -179,7 +179,7 @@ def test_a_killed_agent_costs_only_itself(tmp_path: Path) -> None:
         run.wait_round(2)
         with RunReader(run.folder) as reader:
             victim = reader.exchanges(0)[-1].device
-        agents = [p for p in run.family() if "nursery" in " ".join(p.cmdline())]
+        agents = [p for p in run.family() if "fork server" in " ".join(p.cmdline())]
         oldest = min(agents, key=lambda p: p.create_time())
         next(p for p in agents if p.pid != oldest.pid).kill()
         code, out, err = run.finish()
@@ -193,11 +193,11 @@ def test_a_killed_agent_costs_only_itself(tmp_path: Path) -> None:
 def test_a_run_that_fails_says_why_in_its_events(tmp_path: Path) -> None:
     with running(tmp_path, rounds=500) as run:
         run.wait_round(2)
-        agents = [p for p in run.family() if "nursery" in " ".join(p.cmdline())]
+        agents = [p for p in run.family() if "fork server" in " ".join(p.cmdline())]
         min(agents, key=lambda p: p.create_time()).kill()
         code, _, err = run.finish()
     assert code == 1
-    assert err.splitlines()[-1] == "fairbed: nursery: ended with signal 9; the fleet is lost"
+    assert err.splitlines()[-1] == "fairbed: fork server: ended with signal 9; the fleet is lost"
     with RunReader(run.folder) as reader:
         assert reader.run().status == "failed"
         last = [event for _, event in reader.events()][-1]

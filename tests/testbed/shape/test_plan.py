@@ -14,14 +14,14 @@ from fairbed.testbed.shape.request import DeviceRequest, RequestError
 CORES, MEMORY_BYTES = 2.0, 8 << 30
 
 
-def plan(wishes: DeviceRequest) -> ShapePlan:
-    return make_plan(wishes, TraceReader({}), CORES, MEMORY_BYTES)
+def plan(request: DeviceRequest) -> ShapePlan:
+    return make_plan(request, TraceReader({}), CORES, MEMORY_BYTES)
 
 
 def test_a_profile_gives_processor_memory_and_link() -> None:
     pi = profiles.load("raspberry-pi-4b")
     found = plan(DeviceRequest(profile="raspberry-pi-4b"))
-    now = found.course.conditions(0.0)
+    now = found.follower.conditions(0.0)
     assert now.speed_ratio == pytest.approx(pi.training_speed)
     assert now.shape is not None
     assert (now.shape.down_bps, now.shape.up_bps) == (pi.link.down_bps, pi.link.up_bps)
@@ -34,7 +34,7 @@ def test_options_override_the_profile_one_by_one() -> None:
     found = plan(
         DeviceRequest(profile="raspberry-pi-4b", cpu=0.1, up_bps=1e6, memory_bytes=1 << 30)
     )
-    now = found.course.conditions(0.0)
+    now = found.follower.conditions(0.0)
     assert now.speed_ratio == pytest.approx(0.1)
     assert now.shape is not None
     assert now.shape.up_bps == 1e6
@@ -43,15 +43,15 @@ def test_options_override_the_profile_one_by_one() -> None:
 
 
 def test_more_threads_of_a_profile_are_more_cores_of_it() -> None:
-    one = plan(DeviceRequest(profile="raspberry-pi-4b")).course.conditions(0.0)
-    two = plan(DeviceRequest(profile="raspberry-pi-4b", threads=2)).course.conditions(0.0)
+    one = plan(DeviceRequest(profile="raspberry-pi-4b")).follower.conditions(0.0)
+    two = plan(DeviceRequest(profile="raspberry-pi-4b", threads=2)).follower.conditions(0.0)
     assert one.speed_ratio is not None
     assert two.speed_ratio == pytest.approx(2 * one.speed_ratio)
 
 
 def test_a_faster_host_gives_a_smaller_share_of_itself() -> None:
-    slow = plan(DeviceRequest(profile="raspberry-pi-4b")).course.conditions(0.0)
-    fast = plan(DeviceRequest(profile="raspberry-pi-4b", host_core_speed=2.0)).course.conditions(
+    slow = plan(DeviceRequest(profile="raspberry-pi-4b")).follower.conditions(0.0)
+    fast = plan(DeviceRequest(profile="raspberry-pi-4b", host_core_speed=2.0)).follower.conditions(
         0.0
     )
     assert slow.speed_ratio is not None
@@ -65,7 +65,7 @@ def test_without_wishes_for_a_link_the_network_is_that_of_this_machine() -> None
 
 
 def test_one_rate_leaves_the_other_direction_unlimited() -> None:
-    shape = plan(DeviceRequest(down_bps=1e6)).course.conditions(0.0).shape
+    shape = plan(DeviceRequest(down_bps=1e6)).follower.conditions(0.0).shape
     assert shape is not None
     assert (shape.down_bps, shape.up_bps) == (1e6, UNLIMITED_BPS)
 
@@ -80,7 +80,7 @@ def test_a_trace_moves_the_rates_and_options_hold_the_rest(tmp_path: Path) -> No
     path = tmp_path / "hills.csv"
     path.write_text("t_s,down_mbps,up_mbps\n0,8,2\n1,4,1\n", encoding="utf-8")
     found = plan(DeviceRequest(trace=str(path), up_bps=3e6, delay_s=0.01))
-    first, then = found.course.conditions(0.0).shape, found.course.conditions(1.0).shape
+    first, then = found.follower.conditions(0.0).shape, found.follower.conditions(1.0).shape
     assert first is not None
     assert then is not None
     assert (first.down_bps, then.down_bps) == (8e6, 4e6)
@@ -92,8 +92,8 @@ def test_a_trace_moves_the_rates_and_options_hold_the_rest(tmp_path: Path) -> No
 
 def test_a_link_that_varies_is_drawn_with_the_seed() -> None:
     def rates(seed: int) -> list[float | None]:
-        course = plan(DeviceRequest(link="lte-driving", seed=seed)).course
-        shapes = [course.conditions(float(t)).shape for t in range(30)]
+        follower = plan(DeviceRequest(link="lte-driving", seed=seed)).follower
+        shapes = [follower.conditions(float(t)).shape for t in range(30)]
         return [None if shape is None else shape.down_bps for shape in shapes]
 
     assert rates(1) == rates(1)
@@ -101,7 +101,7 @@ def test_a_link_that_varies_is_drawn_with_the_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "words"),
+    ("request", "words"),
     [
         (DeviceRequest(), "nothing to emulate"),
         (DeviceRequest(cpu="none"), "nothing to emulate"),
@@ -121,9 +121,9 @@ def test_a_link_that_varies_is_drawn_with_the_seed() -> None:
         (DeviceRequest(cpu=0.5, down_bps=1e6, is_paced=True), "got a link to emulate too"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(wishes: DeviceRequest, words: str) -> None:
+def test_what_cannot_be_is_refused_in_one_line(request: DeviceRequest, words: str) -> None:
     with pytest.raises(RequestError, match=words) as caught:
-        plan(wishes)
+        plan(request)
     assert "\n" not in str(caught.value)
 
 

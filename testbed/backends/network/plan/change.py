@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from msgspec import Struct
 
-from fairbed.testbed.backends.network.plan.delay import CLEAR, Air
+from fairbed.testbed.backends.network.plan.delay import NO_IMPAIRMENT, Impairment
 from fairbed.testbed.backends.network.plan.htb import (
     FRAME_BYTES,
     HOLE_BPS,
@@ -23,7 +23,7 @@ from fairbed.testbed.backends.network.plan.htb import (
     up_lane,
 )
 from fairbed.testbed.backends.network.plan.links import plug_line
-from fairbed.testbed.backends.network.plan.relay_protocol import AirState
+from fairbed.testbed.backends.network.plan.relay_protocol import RelayedLinkState
 from fairbed.testbed.emulation.conditions import Conditions, Shape
 
 UNLIMITED = Shape()
@@ -65,13 +65,13 @@ class State(Struct, frozen=True):
 
     lanes: tuple[LaneState, LaneState] = (LaneState(), LaneState())
     """Towards the device, and away from it."""
-    air: Air = CLEAR
+    impairment: Impairment = NO_IMPAIRMENT
     """What happens to packets."""
     is_plugged: bool = True
     """The device is not in airplane mode."""
 
 
-AS_MADE = State()
+INITIAL_STATE = State()
 """A link that nothing has been told yet: without limits."""
 
 
@@ -84,7 +84,7 @@ def follow(before: State, wanted: Conditions) -> State:
             _follow_lane(down, shape.down_bps, is_hole=is_hole),
             _follow_lane(up, shape.up_bps, is_hole=is_hole),
         ),
-        air=air_of(shape),
+        impairment=impairment_of(shape),
         is_plugged=wanted.outage != "unplugged",
     )
 
@@ -100,11 +100,11 @@ def _follow_lane(before: LaneState, goodput_bps: float | None, *, is_hole: bool)
     return LaneState(goodput_bps, fastest_bps, fastest_bps)
 
 
-def air_of(shape: Shape) -> Air:
+def impairment_of(shape: Shape) -> Impairment:
     """Return what happens to packets."""
     if not (shape.delay_s or shape.jitter_s or shape.loss_ratio):
-        return CLEAR
-    return Air(delay_s=shape.delay_s, jitter_s=shape.jitter_s, loss_ratio=shape.loss_ratio)
+        return NO_IMPAIRMENT
+    return Impairment(delay_s=shape.delay_s, jitter_s=shape.jitter_s, loss_ratio=shape.loss_ratio)
 
 
 @dataclass(slots=True)
@@ -113,22 +113,26 @@ class Changes:
 
     tc: list[str] = field(default_factory=list)
     ip: list[str] = field(default_factory=list)
-    air: dict[str, AirState] = field(default_factory=dict)
+    impairment: dict[str, RelayedLinkState] = field(default_factory=dict)
     """For relays, by device."""
 
 
 def add_change(changes: Changes, name: str, link: NetworkLink, before: State, after: State) -> None:
     """Add what brings one link from one state to another; nothing where nothing changes."""
     has_netem = link.delayed_by == "netem"
-    is_other_air = has_netem and after.air != before.air
+    is_impairment_new = has_netem and after.impairment != before.impairment
     for lane, old, new in zip(link.lanes, before.lanes, after.lanes, strict=True):
         if new.rate_bps != old.rate_bps and new.rate_bps != HOLE_BPS:
             changes.tc.append(rate_line(lane, new.rate_bps))
-        if new.leaf_bps != old.leaf_bps or is_other_air:
-            changes.tc.append(leaf_line(lane, new.leaf_bps, after.air if has_netem else CLEAR))
+        if new.leaf_bps != old.leaf_bps or is_impairment_new:
+            changes.tc.append(
+                leaf_line(lane, new.leaf_bps, after.impairment if has_netem else NO_IMPAIRMENT)
+            )
     if link.delayed_by == "relay":
-        if (after.air, after.is_plugged) != (before.air, before.is_plugged):
-            changes.air[name] = AirState(air=after.air, is_plugged=after.is_plugged)
+        if (after.impairment, after.is_plugged) != (before.impairment, before.is_plugged):
+            changes.impairment[name] = RelayedLinkState(
+                impairment=after.impairment, is_plugged=after.is_plugged
+            )
     elif after.is_plugged != before.is_plugged:
         changes.ip.append(plug_line(link.index, is_plugged=after.is_plugged))
 
@@ -145,9 +149,9 @@ def check(link: NetworkLink, shape: Shape) -> None:
     _check_time("jitter_s", shape.jitter_s)
     if not 0.0 <= shape.loss_ratio <= 1.0:
         raise ValueError(f"loss_ratio must be 0 to 1, got {shape.loss_ratio:g}; see profiles")
-    if link.delayed_by is None and (air := air_of(shape)) != CLEAR:
+    if link.delayed_by is None and (impairment := impairment_of(shape)) != NO_IMPAIRMENT:
         raise ValueError(
-            f"a link that was opened without delay and loss cannot have any, got {air}; "
+            f"a link that was opened without delay and loss cannot have any, got {impairment}; "
             "name the device in `delayed` when the network is opened"
         )
 

@@ -1,4 +1,4 @@
-"""The way of packets through the air: when does what leaves now arrive, if it does?
+"""The way of packets through the impairment: when does what leaves now arrive, if it does?
 
     due = max(last due, now + max(0, delay + jitter x))       nothing overtakes
 
@@ -24,7 +24,7 @@ MEMORY = 20.0
 dense stream by about 2 / MEMORY of the jitter."""
 
 
-class Air(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Impairment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What happens to packets on their way, the same in both directions."""
 
     delay_s: float = 0.0
@@ -35,7 +35,7 @@ class Air(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Share of packets that are lost, each way, 0 to 1."""
 
 
-CLEAR = Air()
+NO_IMPAIRMENT = Impairment()
 """Neither delay nor loss."""
 
 
@@ -43,7 +43,7 @@ CLEAR = Air()
 class DelayLine:
     """One direction. Times are seconds on any one monotonic clock."""
 
-    air: Air
+    impairment: Impairment
     uniform: Callable[[], float]
     """Returns numbers from 0 to 1."""
     normal: Callable[[], float]
@@ -55,12 +55,12 @@ class DelayLine:
 
     def due(self, now: float) -> float | None:
         """Return when a packet arrives that leaves now; None if it is lost."""
-        air = self.air
-        if air.loss_ratio > 0.0 and self.uniform() < air.loss_ratio:
+        impairment = self.impairment
+        if impairment.loss_ratio > 0.0 and self.uniform() < impairment.loss_ratio:
             return None
-        delay_s = air.delay_s
-        if air.jitter_s > 0.0:
-            delay_s = max(0.0, delay_s + air.jitter_s * self._wander(now))
+        delay_s = impairment.delay_s
+        if impairment.jitter_s > 0.0:
+            delay_s = max(0.0, delay_s + impairment.jitter_s * self._wander(now))
         self.last_due = max(self.last_due, now + delay_s)
         return self.last_due
 
@@ -69,7 +69,7 @@ class DelayLine:
         if self._x is None:
             self._x = z
         else:
-            kept = exp((self._x_at - now) / (MEMORY * self.air.jitter_s))
+            kept = exp((self._x_at - now) / (MEMORY * self.impairment.jitter_s))
             self._x = self._x * kept + z * sqrt(1.0 - kept * kept)
         self._x_at = now
         return self._x

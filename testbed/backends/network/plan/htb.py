@@ -14,7 +14,7 @@ A queue keeps its size when its link becomes slower, as a base station's does, a
 trace cost one line, not two.
 
 Where nothing passes, as in a radio hole, the leaf swallows everything, what waited in the queue
-included: TCP comes back after its retransmission timeout, as it does on the air.
+included: TCP comes back after its retransmission timeout, as it does on the impairment.
 
 A kernel with netem delays and loses packets in the same leaf. It came with no machine that this
 was written on: those lines are tested as text, and the kernel's word on them is the probe's.
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
-from fairbed.testbed.backends.network.plan.delay import CLEAR, Air
+from fairbed.testbed.backends.network.plan.delay import NO_IMPAIRMENT, Impairment
 from fairbed.testbed.backends.network.plan.names import HUB_LINK, Addresses, hub_side
 
 PAYLOAD_BYTES = 1448
@@ -131,22 +131,22 @@ def rate_line(lane: Lane, goodput_bps: float | None) -> str:
     return _class_line("change", lane, goodput_bps)
 
 
-def leaf_line(lane: Lane, goodput_bps: float | None, air: Air = CLEAR) -> str:
+def leaf_line(lane: Lane, goodput_bps: float | None, impairment: Impairment = NO_IMPAIRMENT) -> str:
     """Return what gives a lane a queue that fits a rate, after a hole too.
 
     Args:
         lane: Which one.
         goodput_bps: The fastest that passes, bit/s; None is not limited, `HOLE_BPS` lets nothing
             pass.
-        air: What netem does to packets; where it is clear, netem is not needed.
+        impairment: What netem does to packets; where it is clear, netem is not needed.
     """
     at = f"qdisc replace dev {lane.link} parent 1:{lane.class_id:x} handle"
     if goodput_bps == HOLE_BPS:
         return f"{at} {lane.leaf_id + _BLACK:x}: blackhole"
     rate = wire_bps(goodput_bps, lane.packet_bytes)
-    if air == CLEAR:
+    if impairment == NO_IMPAIRMENT:
         return f"{at} {lane.leaf_id:x}: bfifo limit {queue_bytes(rate)}"
-    return f"{at} {lane.leaf_id + _NETEM:x}: netem {_netem_options(rate, air)}"
+    return f"{at} {lane.leaf_id + _NETEM:x}: netem {_netem_options(rate, impairment)}"
 
 
 def wire_bps(goodput_bps: float | None, packet_bytes: int) -> int:
@@ -176,20 +176,22 @@ def _class_line(verb: str, lane: Lane, goodput_bps: float | None) -> str:
     )
 
 
-def _netem_options(rate_bps: int, air: Air) -> str:
+def _netem_options(rate_bps: int, impairment: Impairment) -> str:
     """Return what netem is told.
 
     Its `rate` is no limit here: with one, and only with one, it keeps packets in order.
     """
-    latest_s = air.delay_s + NETEM_JITTERS * air.jitter_s
+    latest_s = impairment.delay_s + NETEM_JITTERS * impairment.jitter_s
     under_way = min(rate_bps * latest_s / 8, MAX_QUEUE_BYTES) + queue_bytes(rate_bps)
     words = [f"limit {ceil(under_way / FRAME_BYTES)}"]
-    if air.delay_s or air.jitter_s:
-        words.append(f"delay {_us(air.delay_s)}us")
-    if air.jitter_s:
-        words.append(f"{_us(air.jitter_s)}us distribution normal rate {NETEM_ORDER_BPS:.0f}bit")
-    if air.loss_ratio:
-        words.append(f"loss {100 * air.loss_ratio:.4f}%")
+    if impairment.delay_s or impairment.jitter_s:
+        words.append(f"delay {_us(impairment.delay_s)}us")
+    if impairment.jitter_s:
+        words.append(
+            f"{_us(impairment.jitter_s)}us distribution normal rate {NETEM_ORDER_BPS:.0f}bit"
+        )
+    if impairment.loss_ratio:
+        words.append(f"loss {100 * impairment.loss_ratio:.4f}%")
     return " ".join(words)
 
 

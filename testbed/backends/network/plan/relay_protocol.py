@@ -1,12 +1,12 @@
-"""What crosses between a network and its relay: one line of JSON each.
+"""Messages between a network and its relay: one line of JSON each.
 
-First a `Relayed`, then any number of `RelayOrder`s; each is answered by one `RelayReport` when it
-holds.
+First a `RelaySetup`, then any number of `RelayRequest`s. The relay answers each with one
+`RelayReply`, when the change is in force.
 """
 
 from msgspec import Struct
 
-from fairbed.testbed.backends.network.plan.delay import CLEAR, Air
+from fairbed.testbed.backends.network.plan.delay import NO_IMPAIRMENT, Impairment
 
 
 class RelayedLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,10 +16,10 @@ class RelayedLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Path of its namespace."""
     hub_link: str
     """Name of its link in the hub."""
-    air: Air
+    impairment: Impairment
 
 
-class Relayed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RelaySetup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All devices behind one relay."""
 
     host: str
@@ -31,20 +31,20 @@ class Relayed(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     links: dict[str, RelayedLink]
 
 
-class AirState(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RelayedLinkState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a relayed link is from now on."""
 
-    air: Air = CLEAR
+    impairment: Impairment = NO_IMPAIRMENT
     is_plugged: bool = True
 
 
-class RelayOrder(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RelayRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Changes of links by device; an empty one asks how things are."""
 
-    changes: dict[str, AirState] = {}
+    changes: dict[str, RelayedLinkState] = {}
 
 
-class RelayReport(Struct, frozen=True, kw_only=True):
+class RelayReply(Struct, frozen=True, kw_only=True):
     """How things are."""
 
     lost: dict[str, int]

@@ -35,7 +35,7 @@ from fairbed.testbed.backends.cgroups.group import Group
 from fairbed.testbed.backends.cgroups.places import find_places
 group = Group(find_places(), sys.argv[1])
 group.make()
-print(json.dumps(group.cell().procs), flush=True)
+print(json.dumps(group.sandbox().procs), flush=True)
 sys.stdin.read()
 """
 
@@ -60,7 +60,7 @@ def python(script: str, *arguments: str) -> subprocess.Popen[str]:
 def test_a_process_that_joins_gets_its_share_and_the_group_says_so(make_group: MakeGroup) -> None:
     group = make_group("a")
     group.limit_cpu(0.2)
-    with python(SPIN, "0.3", *group.cell().procs) as process:
+    with python(SPIN, "0.3", *group.sandbox().procs) as process:
         share = float(process.communicate(timeout=LIMIT_S)[0])
     usage = group.usage()
     assert share < 0.2 * 1.15  # more would be unthrottled; less is a busy machine
@@ -78,8 +78,8 @@ def test_a_share_changes_while_the_process_runs(make_group: MakeGroup) -> None:
     for group in (slow, fast):
         group.limit_cpu(0.05)
     with (
-        python(SPIN, "0.2", *slow.cell().procs) as one,
-        python(SPIN, "0.2", *fast.cell().procs) as other,
+        python(SPIN, "0.2", *slow.sandbox().procs) as one,
+        python(SPIN, "0.2", *fast.sandbox().procs) as other,
     ):
         fast.limit_cpu(0.8)
         assert float(other.communicate(timeout=LIMIT_S)[0]) > 2.0 * float(
@@ -91,10 +91,10 @@ def test_a_share_can_be_lifted_and_fall_below_what_its_period_allowed(
     make_group: MakeGroup,
 ) -> None:
     group = make_group("a")
-    folder = Path(group.cell().quota_folder)
+    folder = Path(group.sandbox().quota_folder)
     for share in (0.5, None, 0.02, 0.5, 1.0):
         group.limit_cpu(share)
-        if group.cell().quota_version == 1:
+        if group.sandbox().quota_version == 1:
             quota, period = (
                 int(read(folder / f"cpu.cfs_{name}_us")) for name in ("quota", "period")
             )
@@ -104,7 +104,7 @@ def test_a_share_can_be_lifted_and_fall_below_what_its_period_allowed(
 def test_who_needs_more_memory_than_the_group_has_is_killed(make_group: MakeGroup) -> None:
     group = make_group("a")
     group.limit_memory(32 << 20)
-    with python(HOLD, str(96 << 20), *group.cell().procs) as process:
+    with python(HOLD, str(96 << 20), *group.sandbox().procs) as process:
         assert process.communicate(timeout=LIMIT_S)[0] == ""
     assert process.returncode == -9
     assert group.usage().memory_kills >= 1
@@ -112,12 +112,12 @@ def test_who_needs_more_memory_than_the_group_has_is_killed(make_group: MakeGrou
 
 def test_removing_kills_everything_inside(make_group: MakeGroup) -> None:
     group = make_group("a")
-    with python(HOLD, "1", *group.cell().procs) as process:
+    with python(HOLD, "1", *group.sandbox().procs) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         group.remove()
         assert process.wait(LIMIT_S) == -9
-    assert not any(Path(path).exists() for path in group.cell().procs)
+    assert not any(Path(path).exists() for path in group.sandbox().procs)
     group.remove()  # once more is no harm
 
 
@@ -133,7 +133,7 @@ def test_an_impossible_limit_is_told_in_one_line(make_group: MakeGroup) -> None:
 def test_sweeping_takes_what_a_dead_process_left_and_nothing_that_is_held(
     make_group: MakeGroup, places: CgroupPlaces
 ) -> None:
-    neighbour = Path(make_group("b").cell().quota_folder)
+    neighbour = Path(make_group("b").sandbox().quota_folder)
     folder = neighbour.with_name(f"{neighbour.name}-left")
     with subprocess.Popen(
         [sys.executable, "-c", MAKE, folder.name],
@@ -175,7 +175,7 @@ def test_a_hundred_groups_are_set_up_within_the_time_of_a_few_processes(
 def test_a_group_that_cannot_be_made_says_what_to_do(
     make_group: MakeGroup, places: CgroupPlaces
 ) -> None:
-    folder = Path(make_group("a").cell().quota_folder)
+    folder = Path(make_group("a").sandbox().quota_folder)
     with pytest.raises(CgroupError, match="File exists; run as root, or use"):
         Group(places, folder.name).make()
     assert folder.exists()

@@ -12,9 +12,9 @@ from tests.testbed.backends.cgroups.conftest import MakeGroup
 
 def quota_of(group: Group) -> float:
     """Return the share that the kernel knows of, in cores."""
-    cell = group.cell()
-    folder = Path(cell.quota_folder)
-    if cell.quota_version == 2:
+    sandbox = group.sandbox()
+    folder = Path(sandbox.quota_folder)
+    if sandbox.quota_version == 2:
         quota, period = read(folder / "cpu.max").split()
     else:
         quota, period = (read(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
@@ -23,8 +23,8 @@ def quota_of(group: Group) -> float:
 
 def headroom_of(group: Group, speeds: list[float]) -> Headroom:
     """Return headroom of a device whose speed is the last one listed."""
-    cell = group.cell()
-    quota = Quota(Path(cell.quota_folder), cell.quota_version, is_shared=True)
+    sandbox = group.sandbox()
+    quota = Quota(Path(sandbox.quota_folder), sandbox.quota_version, is_shared=True)
     return Headroom(quota, lambda: speeds[-1])
 
 
@@ -61,8 +61,8 @@ def test_a_change_of_speed_within_a_section_is_followed(make_group: MakeGroup) -
 def test_a_change_in_the_moment_a_section_ends_is_not_undone(make_group: MakeGroup) -> None:
     group, told = make_group("a"), iter([0.5, 0.5, 0.1, 0.1])
     group.limit_cpu(0.5)
-    cell = group.cell()
-    quota = Quota(Path(cell.quota_folder), cell.quota_version, is_shared=True)
+    sandbox = group.sandbox()
+    quota = Quota(Path(sandbox.quota_folder), sandbox.quota_version, is_shared=True)
     with Headroom(quota, lambda: next(told)).lifted():
         pass
     assert quota_of(group) == pytest.approx(0.1)

@@ -125,10 +125,10 @@ def test_a_group_of_version_2_writes_and_reads_its_own_files(tmp_path: Path) -> 
     usage = group.usage()
     assert (usage.cpu_s, usage.throttled_s, usage.memory_kills) == (1.5, 4.0, 1)
     assert usage.waiting_s == pytest.approx(4.25)
-    assert usage.starved_s == pytest.approx(0.25)
+    assert usage.contended_s == pytest.approx(0.25)
     (folder / "cpu.pressure").unlink()
-    assert group.usage().starved_s is None
-    assert group.cell().procs == (str(folder / "cgroup.procs"),)
+    assert group.usage().contended_s is None
+    assert group.sandbox().procs == (str(folder / "cgroup.procs"),)
 
 
 def test_a_limit_that_did_not_take_is_no_silent_success(tmp_path: Path) -> None:

@@ -6,16 +6,16 @@ import pytest
 
 from fairbed.testbed.backends.network.plan import htb, links
 from fairbed.testbed.backends.network.plan.change import (
-    AS_MADE,
+    INITIAL_STATE,
     Changes,
     NetworkLink,
     add_change,
     check,
     follow,
 )
-from fairbed.testbed.backends.network.plan.delay import Air
+from fairbed.testbed.backends.network.plan.delay import Impairment
 from fairbed.testbed.backends.network.plan.names import Addresses, make_names
-from fairbed.testbed.backends.network.plan.relay_protocol import AirState
+from fairbed.testbed.backends.network.plan.relay_protocol import RelayedLinkState
 from fairbed.testbed.emulation.conditions import Conditions, Shape
 from tests.testbed.backends.network.conditions import linked
 
@@ -106,7 +106,7 @@ def test_a_new_device_gets_a_class_each_way_and_is_told_by_its_address() -> None
 
 def _change(before: Conditions, after: Conditions, link: NetworkLink = WIRE) -> Changes:
     changes = Changes()
-    made = follow(AS_MADE, before)
+    made = follow(INITIAL_STATE, before)
     add_change(changes, "pi", link, made, follow(made, after))
     return changes
 
@@ -132,7 +132,7 @@ def test_a_slower_link_keeps_its_class_and_its_queue() -> None:
 
 
 def test_a_queue_is_for_the_fastest_that_its_link_was_since_it_had_no_limit() -> None:
-    queues, before = [], AS_MADE
+    queues, before = [], INITIAL_STATE
     for rate_bps in (4e6, 1e6, 16e6, 0.0, 2e6, None, 1e6):
         after = follow(before, linked(Shape(down_bps=rate_bps, up_bps=1e6)))
         changes = Changes()
@@ -184,11 +184,15 @@ def test_one_outage_may_follow_the_other() -> None:
 
 
 def test_a_relay_is_told_of_the_air_and_of_the_plug_and_not_of_rates() -> None:
-    air = Air(delay_s=0.02, jitter_s=0.005, loss_ratio=0.01)
-    assert _change(linked(FAST), linked(FAR), RELAYED) == Changes(air={"pi": AirState(air=air)})
+    impairment = Impairment(delay_s=0.02, jitter_s=0.005, loss_ratio=0.01)
+    assert _change(linked(FAST), linked(FAR), RELAYED) == Changes(
+        impairment={"pi": RelayedLinkState(impairment=impairment)}
+    )
     unplugged = _change(linked(FAR), linked(FAR, "unplugged"), RELAYED)
-    assert unplugged == Changes(air={"pi": AirState(air=air, is_plugged=False)})
-    assert _change(linked(FAST), linked(SLOW), RELAYED).air == {}
+    assert unplugged == Changes(
+        impairment={"pi": RelayedLinkState(impairment=impairment, is_plugged=False)}
+    )
+    assert _change(linked(FAST), linked(SLOW), RELAYED).impairment == {}
 
 
 def test_netem_has_room_for_what_is_under_way_and_keeps_the_order() -> None:

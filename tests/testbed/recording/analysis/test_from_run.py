@@ -35,13 +35,13 @@ def test_a_core_is_as_fast_as_at_its_nominal_clock() -> None:
     assert found["clock_ratio"].value == pytest.approx(0.6)
 
 
-def test_what_was_starved_or_invalid_or_sent_twice_does_not_count() -> None:
+def test_what_was_contended_or_invalid_or_sent_twice_does_not_count() -> None:
     good = World().device()
     bad = World(core_speed=0.01, down_bps=[1e3], up_bps=[1e3], delay_s=3.0, cold_s=99.0)
     row = bad.exchange(0)
-    starved = replace(row, is_valid=False, is_starved=True)
+    contended = replace(row, is_valid=False, is_contended=True)
     late = replace(row, outcome="late")
-    spoiled = with_exchanges(good, *[starved] * 30, *[late] * 30)
+    spoiled = with_exchanges(good, *[contended] * 30, *[late] * 30)
     assert findings_of_run(spoiled, COURSE).found == findings_of_run(good, COURSE).found
     again = replace(good.exchanges[1], rerequests_down=1, resent_up=1, download_s=9e9, upload_s=9e9)
     found = findings_of_run(with_exchanges(good, *[again] * 30), COURSE).found

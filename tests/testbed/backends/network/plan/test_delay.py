@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbed.testbed.backends.network.plan.delay import MEMORY, Air, DelayLine
+from fairbed.testbed.backends.network.plan.delay import MEMORY, DelayLine, Impairment
 
 
-def _way(air: Air, seed: int = 0) -> DelayLine:
+def _way(impairment: Impairment, seed: int = 0) -> DelayLine:
     dice = random.Random(seed)
-    return DelayLine(air, dice.random, lambda: dice.gauss(0.0, 1.0))
+    return DelayLine(impairment, dice.random, lambda: dice.gauss(0.0, 1.0))
 
 
 def _dues(way: DelayLine, times: list[float]) -> list[float]:
@@ -19,18 +19,18 @@ def _dues(way: DelayLine, times: list[float]) -> list[float]:
 
 
 airs = st.builds(
-    Air,
+    Impairment,
     delay_s=st.floats(0.0, 1.0),
     jitter_s=st.floats(0.0, 0.3),
     loss_ratio=st.floats(0.0, 1.0),
 )
 
 
-@given(air=airs, steps=st.lists(st.floats(0.0, 0.5), max_size=50), seed=st.integers(0, 99))
+@given(impairment=airs, steps=st.lists(st.floats(0.0, 0.5), max_size=50), seed=st.integers(0, 99))
 def test_nothing_overtakes_and_nothing_comes_before_it_left(
-    air: Air, steps: list[float], seed: int
+    impairment: Impairment, steps: list[float], seed: int
 ) -> None:
-    way, now, last = _way(air, seed), 5.0, 0.0
+    way, now, last = _way(impairment, seed), 5.0, 0.0
     for step in steps:
         now += step
         due = way.due(now)
@@ -40,14 +40,14 @@ def test_nothing_overtakes_and_nothing_comes_before_it_left(
 
 
 def test_without_jitter_every_packet_takes_the_delay() -> None:
-    dues = _dues(_way(Air(delay_s=0.25)), [1.0, 1.0, 2.0])
+    dues = _dues(_way(Impairment(delay_s=0.25)), [1.0, 1.0, 2.0])
     assert dues == [1.25, 1.25, 2.25]
 
 
 def test_a_shorter_delay_lets_nobody_overtake() -> None:
-    way = _way(Air(delay_s=0.5))
+    way = _way(Impairment(delay_s=0.5))
     assert way.due(1.0) == 1.5
-    way.air = Air(delay_s=0.1)
+    way.impairment = Impairment(delay_s=0.1)
     assert way.due(1.1) == 1.5
     assert way.due(2.0) == 2.1
 
@@ -55,7 +55,7 @@ def test_a_shorter_delay_lets_nobody_overtake() -> None:
 def test_packets_far_apart_have_the_jitter_asked_for() -> None:
     jitter_s, delay_s = 0.01, 0.1
     times = [10.0 * n for n in range(4000)]
-    dues = _dues(_way(Air(delay_s=delay_s, jitter_s=jitter_s)), times)
+    dues = _dues(_way(Impairment(delay_s=delay_s, jitter_s=jitter_s)), times)
     delays = [due - at for due, at in zip(dues, times, strict=True)]
     mean = sum(delays) / len(delays)
     spread = (sum((each - mean) ** 2 for each in delays) / len(delays)) ** 0.5
@@ -66,14 +66,14 @@ def test_packets_far_apart_have_the_jitter_asked_for() -> None:
 def test_a_dense_stream_sees_the_mean_delay_and_not_the_worst() -> None:
     jitter_s, delay_s = 0.01, 0.1
     times = [1e-4 * n for n in range(200_000)]  # 20 s, 100 times the memory of the jitter
-    dues = _dues(_way(Air(delay_s=delay_s, jitter_s=jitter_s)), times)
+    dues = _dues(_way(Impairment(delay_s=delay_s, jitter_s=jitter_s)), times)
     mean = sum(due - at for due, at in zip(dues, times, strict=True)) / len(times)
     sampling = 3 * jitter_s * (2 * MEMORY * jitter_s / 20.0) ** 0.5
     assert mean - delay_s == pytest.approx(2 * jitter_s / MEMORY, abs=sampling)
 
 
 def test_packets_in_a_row_are_delayed_alike() -> None:
-    way = _way(Air(delay_s=0.1, jitter_s=0.01))
+    way = _way(Impairment(delay_s=0.1, jitter_s=0.01))
     dues = _dues(way, [1.0, 1.0 + 1e-6])
     assert dues[1] - dues[0] < 1e-3
 
@@ -81,13 +81,13 @@ def test_packets_in_a_row_are_delayed_alike() -> None:
 @pytest.mark.parametrize("loss_ratio", [0.0, 0.01, 0.3, 1.0])
 def test_the_share_of_packets_asked_for_is_lost(loss_ratio: float) -> None:
     n = 40_000
-    arrived = len(_dues(_way(Air(loss_ratio=loss_ratio)), [1.0] * n))
+    arrived = len(_dues(_way(Impairment(loss_ratio=loss_ratio)), [1.0] * n))
     deviation = (loss_ratio * (1 - loss_ratio) / n) ** 0.5
     assert 1 - arrived / n == pytest.approx(loss_ratio, abs=4 * deviation)
 
 
 def test_the_same_seed_loses_the_same_packets() -> None:
-    air = Air(delay_s=0.01, jitter_s=0.002, loss_ratio=0.2)
+    impairment = Impairment(delay_s=0.01, jitter_s=0.002, loss_ratio=0.2)
     times = [0.01 * n for n in range(500)]
-    first, second, other = (list(map(_way(air, seed).due, times)) for seed in (1, 1, 2))
+    first, second, other = (list(map(_way(impairment, seed).due, times)) for seed in (1, 1, 2))
     assert first == second != other

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairbed.profiles.series import Series
+from fairbed.testbed.emulation.condition_log import ConditionLog
 from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
-from fairbed.testbed.emulation.stretch import StretchLog
 
 
 def has(down_bps: float, outage: Outage | None = None, is_willing: bool = True) -> Conditions:
@@ -16,7 +16,7 @@ def has(down_bps: float, outage: Outage | None = None, is_willing: bool = True) 
 
 @given(st.lists(st.floats(0.0, 1e9), min_size=2, max_size=30), st.integers(1, 29))
 def test_the_volume_of_all_stretches_is_the_integral(rates: list[float], every: int) -> None:
-    log = StretchLog(0.0, has(rates[0]))
+    log = ConditionLog(0.0, has(rates[0]))
     volume = 0.0
     for second, rate in enumerate(rates[1:], 1):
         log.note(float(second), has(rate))
@@ -33,7 +33,7 @@ def test_the_volume_of_all_stretches_is_the_integral(rates: list[float], every: 
 
 
 def test_an_outage_lets_nothing_pass_and_is_counted() -> None:
-    log = StretchLog(10.0, has(1e6))
+    log = ConditionLog(10.0, has(1e6))
     log.note(11.0, has(1e6, "coverage"))
     log.note(14.0, has(1e6, is_willing=False))
     stretch = log.take(15.0)
@@ -46,7 +46,7 @@ def test_an_outage_lets_nothing_pass_and_is_counted() -> None:
 
 
 def test_a_frozen_device_has_no_speed_meanwhile() -> None:
-    log = StretchLog(0.0, has(1e6))
+    log = ConditionLog(0.0, has(1e6))
     log.note(1.0, has(1e6, "frozen"))
     stretch = log.take(4.0)
     assert stretch is not None
@@ -54,4 +54,4 @@ def test_a_frozen_device_has_no_speed_meanwhile() -> None:
 
 
 def test_no_time_is_no_stretch() -> None:
-    assert StretchLog(1.0, has(1e6)).take(1.0) is None
+    assert ConditionLog(1.0, has(1e6)).take(1.0) is None

@@ -23,11 +23,11 @@ from fairbed.testbed.emulation.conditions import Conditions
 from fairbed.testbed.errors import BackendError
 
 
-class LiveDevices:
-    """Applies conditions to a crew at work behind shaped links."""
+class ConditionApplier:
+    """Applies conditions to a pool at work behind shaped links."""
 
-    def __init__(self, crew: AgentPool, links: ShapedLinks) -> None:
-        self._crew, self._links = crew, links
+    def __init__(self, pool: AgentPool, links: ShapedLinks) -> None:
+        self._pool, self._links = pool, links
         self._ports = links.ports
         self._states: dict[str, LinkState] = {}
 
@@ -39,19 +39,19 @@ class LiveDevices:
                 gone.
         """
         for name, wanted in conditions.items():
-            self._check(self._crew.spec(name), wanted)
+            self._check(self._pool.spec(name), wanted)
         for name, wanted in conditions.items():
-            tell(self._crew.gauges[name], self._crew.spec(name), wanted)
+            write_gauges(self._pool.gauges[name], self._pool.spec(name), wanted)
         frozen = {name for name, wanted in conditions.items() if wanted.outage == "frozen"}
-        await self._crew.freezer.thaw(conditions.keys() - frozen)
+        await self._pool.freezer.thaw(conditions.keys() - frozen)
         await self._change_links(conditions)
-        await self._crew.freezer.freeze(frozen)
+        await self._pool.freezer.freeze(frozen)
 
     def _check(self, spec: DeviceSpec, wanted: Conditions) -> None:
         check_speed(spec, wanted)
         shape = wanted.shape or Shape()
         if shape.loss_ratio > 0.0:
-            raise BackendError(no_loss(spec.name, shape.loss_ratio))
+            raise BackendError(loss_problem(spec.name, shape.loss_ratio))
         is_shaped = not shape.is_plain or wanted.outage in ("coverage", "unplugged")
         if is_shaped and spec.name not in self._ports:
             raise BackendError(
@@ -79,7 +79,7 @@ def link_state(wanted: Conditions) -> LinkState:
     )
 
 
-def tell(gauge: Gauge, spec: DeviceSpec, wanted: Conditions) -> None:
+def write_gauges(gauge: Gauge, spec: DeviceSpec, wanted: Conditions) -> None:
     """Write into a device's row what its pace follows and its sensors see."""
     if spec.device is not None:
         at_most = float(spec.device.engine_threads)  # what it could use of this machine
@@ -111,7 +111,7 @@ def check_speed(spec: DeviceSpec, wanted: Conditions) -> None:
         )
 
 
-def no_loss(name: str, loss_ratio: float) -> str:
+def loss_problem(name: str, loss_ratio: float) -> str:
     """Return why a device cannot lose packets behind a TCP proxy."""
     return (
         f"{name}: the process backend relays TCP and cannot lose packets, got loss_ratio "

@@ -12,8 +12,8 @@ from fairbed.testbed.emulation.conditions import Conditions
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.experiment.file import EmulationConfig, Experiment, FleetConfig, OutageConfig
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
-from fairbed.testbed.run.conditions import driving, unplugged_at
-from fairbed.testbed.run.stopping import Stop
+from fairbed.testbed.run.fleet_schedule import count_unplugged, follow_schedules
+from fairbed.testbed.run.stopping import StopControl
 
 LIMIT_S = 30.0
 
@@ -60,18 +60,18 @@ def drive(
     """Drive a fleet until it has its conditions, or is refused them; return what ended the run."""
 
     async def run() -> Exception | None:
-        fleet, stop, store = Fleet(refusal), Stop(), new_store(folder)
+        fleet, stop, store = Fleet(refusal), StopControl(), new_store(folder)
         hole = OutageConfig(start_s=3600.0, duration_s=1.0)
         with anyio.fail_after(LIMIT_S):
             async with (
                 anyio.create_task_group() as group,
-                driving(fleet, devices(hole), store, stop, group, 1.0),
+                follow_schedules(fleet, devices(hole), store, stop, group, 1.0),
             ):
                 await fleet.applied.wait()
                 if breaks_store:
                     store.close()
         store.close()
-        return stop.broken
+        return stop.failure
 
     return anyio.run(run)
 
@@ -96,4 +96,4 @@ def test_a_store_that_takes_nothing_ends_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("t", "missing"), [(0.0, 4), (9.0, 4), (10.0, 0)])
 def test_nobody_waits_for_devices_that_have_no_link(t: float, missing: int) -> None:
     plane = OutageConfig(kind="unplugged", start_s=0.0, duration_s=10.0)
-    assert unplugged_at(devices(plane), t) == missing
+    assert count_unplugged(devices(plane), t) == missing

@@ -6,7 +6,7 @@ from fairbed.testbed.emulation.conditions import Conditions
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ConditionMeans:
     """Means over the time from `start_s` to `end_s`."""
 
     start_s: float
@@ -27,7 +27,7 @@ class Stretch:
     """At the end."""
 
 
-class StretchLog:
+class ConditionLog:
     """Adds up what holds, until somebody takes it.
 
     Args:
@@ -49,7 +49,7 @@ class StretchLog:
         self._add(t)
         self._now = conditions
 
-    def take(self, t: float) -> Stretch | None:
+    def take(self, t: float) -> ConditionMeans | None:
         """Return the means up to `t` and begin a new stretch; None if no time has passed."""
         self._add(t)
         lasted_s = t - self._start
@@ -57,7 +57,7 @@ class StretchLog:
             return None
         speed, clock, down, up, delay, jitter, loss, outage, unwilling = self._sums
         now, shape = self._now, self._now.shape
-        stretch = Stretch(
+        stretch = ConditionMeans(
             start_s=self._start,
             end_s=t,
             speed_ratio=None if now.speed_ratio is None else speed / lasted_s,

@@ -9,31 +9,31 @@ from anyio.abc import TaskGroup
 from fairbed.coordinator.store import Store, StoreError
 from fairbed.coordinator.store.tables import ConditionRow
 from fairbed.testbed.backends.schedule_driver import TICK_S, Driven, ScheduleDriver
-from fairbed.testbed.emulation.stretch import Stretch
+from fairbed.testbed.emulation.condition_log import ConditionMeans
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.experiment.fleet import PlannedDevice
-from fairbed.testbed.run.stopping import Stop
+from fairbed.testbed.run.stopping import StopControl
 
 LAST_ROWS_S = 5.0
 """For the driver to write down what holds at the end."""
 
 
-def unplugged_at(devices: Sequence[PlannedDevice], t: float) -> int:
+def count_unplugged(devices: Sequence[PlannedDevice], t: float) -> int:
     """Return how many devices have no link at a moment of the run: nobody can wait for them."""
     now = (device.timeline.conditions(t) for device in devices)
     return sum(conditions.outage == "unplugged" for conditions in now)
 
 
 @asynccontextmanager
-async def driving(
+async def follow_schedules(
     backend: Driven | None,
     devices: Sequence[PlannedDevice],
     store: Store,
-    stop: Stop,
+    stop: StopControl,
     group: TaskGroup,
     dilation: float,
 ) -> AsyncIterator[None]:
-    """Have the devices that change follow their courses while the run lasts.
+    """Have the devices that change follow their followers while the run lasts.
 
     A driver that cannot go on ends the run.
 
@@ -45,20 +45,20 @@ async def driving(
         group: Owns the driver's task.
         dilation: Seconds of this machine in one second of the fleet.
     """
-    courses = {
+    followers = {
         device.spec.name: device.course(store.resume_offset_s())
         for device in devices
         if device.spec.is_driven
     }
-    if backend is None or not courses:
+    if backend is None or not followers:
         yield
         return
 
-    def note(name: str, stretch: Stretch) -> None:
+    def note(name: str, stretch: ConditionMeans) -> None:
         store.add(_row(name, stretch))
 
     driver = ScheduleDriver(
-        backend, courses, dilation=dilation, start_s=store.resume_offset_s(), note=note
+        backend, followers, dilation=dilation, start_s=store.resume_offset_s(), note=note
     )
     scope, is_over = anyio.CancelScope(), anyio.Event()
 
@@ -67,7 +67,7 @@ async def driving(
             with scope:
                 await driver.run()
         except (BackendError, StoreError) as exc:
-            stop.give_up(exc)
+            stop.fail(exc)
         finally:
             is_over.set()
 
@@ -78,10 +78,10 @@ async def driving(
         scope.cancel()
         with anyio.move_on_after(LAST_ROWS_S, shield=True):
             await is_over.wait()
-        _tell(driver, len(courses), stop)
+        _tell(driver, len(followers), stop)
 
 
-def _tell(driver: ScheduleDriver, n_devices: int, stop: Stop) -> None:
+def _tell(driver: ScheduleDriver, n_devices: int, stop: StopControl) -> None:
     """Write down how punctual the driver was."""
     kept = driver.punctuality
     is_late = kept.late_p99_s > TICK_S
@@ -94,7 +94,7 @@ def _tell(driver: ScheduleDriver, n_devices: int, stop: Stop) -> None:
         )
 
 
-def _row(name: str, stretch: Stretch) -> ConditionRow:
+def _row(name: str, stretch: ConditionMeans) -> ConditionRow:
     return ConditionRow(
         at_s=stretch.end_s,
         lasted_s=stretch.end_s - stretch.start_s,

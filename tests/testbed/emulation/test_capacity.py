@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbed.testbed.emulation.admission import Demand, fits, fitting_dilation, free_cores
+from fairbed.testbed.emulation.capacity import Demand, fits, fitting_dilation, free_cores
 
 Devices = st.lists(st.tuples(st.floats(0.01, 8.0), st.integers(1, 4)), min_size=1, max_size=30)
 

@@ -1,4 +1,4 @@
-"""A course turns what a device does into heat, and heat into a slower device."""
+"""A follower turns what a device does into heat, and heat into a slower device."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.testbed.emulation.test_heat import thermal
 from tests.testbed.emulation.test_schedule import ONE, ZERO
 
 
-def course(clock: Series = ONE) -> ScheduleFollower:
+def follower(clock: Series = ONE) -> ScheduleFollower:
     speed = Speed(per_core=0.25, threads=1, cores=1, clock_ratio=clock, background_load=ZERO)
     hot = thermal(onset_s=60.0, time_constant_s=60.0, idle_celsius=40.0, limit_celsius=80.0)
     return ScheduleFollower(Schedule(speed=speed), hot)
@@ -25,10 +25,10 @@ def work(device: ScheduleFollower, seconds: int, busy: float) -> None:
 
 
 def test_a_busy_device_throttles_after_its_onset() -> None:
-    device = course()
+    device = follower()
     work(device, 55, 1.0)
     assert device.conditions(55.0).clock_ratio == 1.0
-    device = course()
+    device = follower()
     work(device, 65, 1.0)
     hot = device.conditions(65.0)
     assert hot.clock_ratio == 0.6
@@ -38,13 +38,13 @@ def test_a_busy_device_throttles_after_its_onset() -> None:
 
 
 def test_an_idle_device_stays_cold() -> None:
-    device = course()
+    device = follower()
     work(device, 600, 0.02)
     assert device.conditions(600.0).clock_ratio == 1.0
 
 
 def test_a_device_that_is_dead_cools() -> None:
-    device = course()
+    device = follower()
     work(device, 120, 1.0)
     for second in range(121, 400):
         device.used(float(second), None)
@@ -52,25 +52,25 @@ def test_a_device_that_is_dead_cools() -> None:
 
 
 def test_a_restarted_device_is_not_taken_for_one_that_computes_backwards() -> None:
-    device = course()
+    device = follower()
     device.used(0.0, 100.0)
     device.used(1.0, 0.1)
     assert device.conditions(1.0).temperature_celsius == 40.0
 
 
 def test_devices_that_heat_up_are_looked_at_at_the_same_moments() -> None:
-    device = course(clock=Series((0.0, 5.5), (1.0, 0.5), 100.0))
-    assert device.asks_load(5.0)
+    device = follower(clock=Series((0.0, 5.5), (1.0, 0.5), 100.0))
+    assert device.needs_load(5.0)
     device.used(5.0, 0.0)
-    assert not device.asks_load(5.0)
-    assert device.next_look(5.0) == 5.5
-    assert not device.asks_load(5.5)
-    assert device.next_look(5.5) == 6.0  # the same moment for all
-    assert device.asks_load(6.0)
+    assert not device.needs_load(5.0)
+    assert device.next_update(5.0) == 5.5
+    assert not device.needs_load(5.5)
+    assert device.next_update(5.5) == 6.0  # the same moment for all
+    assert device.needs_load(6.0)
     assert LOOK_S == 2.0
 
 
 def test_a_device_that_never_changes_is_never_looked_at() -> None:
     still = ScheduleFollower(Schedule())
     assert still.is_constant
-    assert still.next_look(0.0) == float("inf")
+    assert still.next_update(0.0) == float("inf")
