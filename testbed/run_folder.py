@@ -1,9 +1,8 @@
-"""What a run may leave in its folder, and what becomes of it when the run never began.
+"""The files in the folder of a run, and the endpoint of a live run among them.
 
-Where a live run can be reached: written into its folder, readable by its owner only.
-
-A restarted coordinator takes the same address and password again, so that devices that joined
-by themselves find it where it was.
+The endpoint is the address and password of the broker, readable by the owner of the run only. A
+restarted coordinator takes the same address and password again, so that devices that joined by
+themselves find it again.
 """
 
 import os
@@ -19,7 +18,7 @@ ENDPOINT_FILE = "endpoint.json"
 
 
 class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to talk to a run."""
+    """Address of a live run."""
 
     url: str
     """Broker address with user and password."""
@@ -52,13 +51,13 @@ def read_endpoint(folder: Path) -> Endpoint | None:
 
 
 LOG = "run.log"
-"""What a run says that a TUI started: opened and, when the run never began, removed by the TUI."""
+"""Output of a run that a TUI started. The TUI opens it, and removes it if the run never began."""
 
 WORK = "work.json"
-"""What steps of training cost on this machine: a resumed run goes on with the same devices."""
+"""Measured costs of training steps: a resumed run continues with the same costs."""
 
 GAUGES = "gauges"
-"""What devices and their backend tell each other while they run; gone afterwards."""
+"""Memory shared by devices and their backend while they run; removed at the end."""
 
 RUN_FILES = {
     LOG,
@@ -72,11 +71,11 @@ RUN_FILES = {
     "logs",
     "models",
 }
-"""Names of what a run writes before its first row."""
+"""Files and folders that a run writes before its first row."""
 
 
 def foreign_files(folder: Path) -> list[str]:
-    """Return what a folder holds that no run wrote, sorted; nothing if there is no folder.
+    """Return the names in a folder that no run wrote, sorted; none if there is no folder.
 
     Raises:
         OSError: It is no folder, or cannot be read.
@@ -88,7 +87,7 @@ def foreign_files(folder: Path) -> list[str]:
 
 
 def is_untouched(folder: Path) -> bool:
-    """Tell whether no run has written to a folder yet.
+    """Return whether no run has written to a folder yet.
 
     Raises:
         OSError: It is no folder, or cannot be read.
@@ -97,7 +96,7 @@ def is_untouched(folder: Path) -> bool:
 
 
 def clear(folder: Path, *, with_log: bool = False) -> None:
-    """Remove what a run wrote that never began, and the folder if that was all."""
+    """Remove the files of a run that never began, and the folder if it is empty then."""
     for name in RUN_FILES if with_log else RUN_FILES - {LOG}:
         path = folder / name
         if path.is_dir():

@@ -115,7 +115,7 @@ def replayed(
 
 
 def moves(device: PlannedDevice) -> bool:
-    """Tell whether the rates of a device's link have a course."""
+    """Return whether the rates of a device's link have a course."""
     link = device.tracks.link
     return link is not None and not (link.down_bps.is_constant and link.up_bps.is_constant)
 

@@ -1,14 +1,11 @@
-"""The agents of a fleet on this machine: what backends share, wherever they put them.
+"""The agents of a fleet on this machine: the part that all backends share.
 
-A backend says of each device where it is (`Site`); the pool starts its agent there, from one
-fork server, keeps its log and its gauge, kills it and starts it again.
+A backend names the `Site` of each device. `AgentPool` starts the device's agent there, keeps its
+log and its gauge, kills it and restarts it. An `AgentLauncher`, which is a fork server or a
+container engine, makes the processes.
 
-Has devices stand still on purpose: SIGSTOP, always undone by SIGCONT.
-
-What a stopped process waits for goes on, so a device that is let go is told for how long it stood
-still, and does not count that as having been late.
-
-Who starts agents and ends them, as a pool needs it.
+`Freezer` stops devices on purpose, by SIGSTOP and SIGCONT. Time goes on for a stopped process, so
+its gauge counts for how long it was frozen, and the device does not count that time as lateness.
 """
 
 import math
@@ -37,7 +34,7 @@ from fairbed.wire.messages import is_device_name
 
 
 class AgentLauncher(Protocol):
-    """Satisfied by `Agents`, which has a fork server, and by `Containers`."""
+    """Makes and ends agent processes; satisfied by `AgentProcesses` and by `Containers`."""
 
     @property
     def pids(self) -> dict[str, int]:
@@ -53,19 +50,19 @@ class AgentLauncher(Protocol):
         ...
 
     async def signal(self, names: Iterable[str], number: int) -> None:
-        """Send a signal to the agents that are alive, and wait for nothing."""
+        """Send a signal to the agents that are alive; return at once."""
         ...
 
 
 class Freezer:
-    """Knows which devices stand still."""
+    """Stops devices and lets them continue."""
 
     def __init__(self, agents: AgentLauncher, gauges: Gauges) -> None:
         self._agents, self._gauges = agents, gauges
         self._frozen_at: dict[str, float] = {}
 
     async def freeze(self, names: Iterable[str]) -> None:
-        """Stop devices; those that are not alive or stand still already are passed over.
+        """Stop devices; those that are not alive or are stopped already are skipped.
 
         Raises:
             BackendError: The fork server is gone.
@@ -76,19 +73,19 @@ class Freezer:
         await self._agents.signal(freezing, signal.SIGSTOP)
 
     async def thaw(self, names: Iterable[str]) -> None:
-        """Let devices go on; those that do not stand still are passed over.
+        """Let stopped devices continue; the others are skipped.
 
         Raises:
             BackendError: The fork server is gone.
         """
         now = time.monotonic()
         thawing = [name for name in names if name in self._frozen_at]
-        for name in thawing:  # before they look at the clock
+        for name in thawing:  # before they read the clock
             self._gauges[name][FROZEN_S] += now - self._frozen_at.pop(name)
         await self._agents.signal(thawing, signal.SIGCONT)
 
     async def thaw_all(self) -> None:
-        """Let all devices go on.
+        """Let all stopped devices continue.
 
         Raises:
             BackendError: The fork server is gone.
@@ -107,11 +104,11 @@ class Site:
     broker_url: str
     """As the device reaches it."""
     sandbox: Sandbox | None = None
-    """None is where we are ourselves."""
+    """None is the namespace and control groups of this process."""
 
 
 class AgentPool:
-    """The agents of a fleet; at work inside `open`.
+    """The agents of a fleet; use it inside `open`.
 
     Args:
         fleet: The devices.
@@ -155,10 +152,10 @@ class AgentPool:
 
     @property
     def agents(self) -> AgentLauncher:
-        """Who starts and ends them.
+        """Makes and ends the processes.
 
         Raises:
-            BackendError: They are not at work.
+            BackendError: The pool is not open.
         """
         if self._agents is None:
             raise BackendError("backend: must be entered with `async with` before it is used")
@@ -166,10 +163,10 @@ class AgentPool:
 
     @property
     def gauges(self) -> Gauges:
-        """The numbers that we share with the agents.
+        """The numbers shared with the agents.
 
         Raises:
-            BackendError: They are not at work.
+            BackendError: The pool is not open.
         """
         if self._gauges is None:
             raise BackendError("backend: must be entered with `async with` before it is used")
@@ -177,27 +174,27 @@ class AgentPool:
 
     @property
     def freezer(self) -> Freezer:
-        """Who has agents stand still.
+        """Stops agents and lets them continue.
 
         Raises:
-            BackendError: They are not at work.
+            BackendError: The pool is not open.
         """
         if self._freezer is None:
             raise BackendError("backend: must be entered with `async with` before it is used")
         return self._freezer
 
     def uptime_s(self, name: str) -> float:
-        """Return for how long an agent has lived, seconds; 0 before it was started."""
+        """Return the seconds since an agent was started; 0 before that."""
         now = time.monotonic()
         return now - self._started_at.get(name, now)
 
     def cpu_s(self, name: str) -> float | None:
-        """Return the processor time of an agent in this life; None if it is not alive."""
+        """Return the processor time of an agent since it was started; None if it is not alive."""
         pid = self.pids.get(name)
         return None if pid is None else cpu_s(pid)
 
     def contended_s(self, name: str) -> float | None:
-        """Return for how long this machine has kept a device waiting; None if it cannot tell."""
+        """Return for how long this machine has kept a device waiting; None if unknown."""
         waited_s = math.nan if self._gauges is None else self._gauges[name][CONTENDED_S]
         return None if math.isnan(waited_s) else waited_s
 
@@ -212,12 +209,12 @@ class AgentPool:
         method: Method = "auto",
         launcher: AbstractAsyncContextManager[AgentLauncher] | None = None,
     ) -> AsyncIterator[None]:
-        """Have everything ready to start agents; at the end all are gone, politely at first.
+        """Prepare to start agents; at the end all are gone, by SIGTERM, then by SIGKILL.
 
         Args:
-            site: Says where a device is, whenever it is started.
+            site: Returns where a device is; called whenever the device is started.
             method: How a fork server starts agents; auto forks where that is safe, on Linux.
-            launcher: Who starts them instead of a fork server.
+            launcher: Makes the processes; None is a fork server.
 
         Raises:
             BackendError: The machine refuses a process.
@@ -234,7 +231,7 @@ class AgentPool:
                 self._freezer = Freezer(self._agents, self._gauges)
                 try:
                     yield
-                finally:  # so that they hear of their end
+                finally:  # a stopped agent cannot handle SIGTERM
                     with suppress(BackendError):
                         await self._freezer.thaw_all()
         finally:

@@ -1,4 +1,4 @@
-"""The agent processes of this machine, by name: started together, watched, ended together."""
+"""Client of the fork server: starts agent processes, follows them by name, ends them."""
 
 import signal
 import sys
@@ -38,10 +38,10 @@ else:
     from typing_extensions import assert_never
 
 STOP_TIMEOUT_S = 3.0
-"""For agents to say goodbye; then they are killed."""
+"""For agents to leave in order, seconds; then they are killed."""
 
 MAX_LINE_BYTES = 1 << 16
-"""Of one answer of the fork server."""
+"""Of one reply of the fork server."""
 
 
 @dataclass(slots=True)
@@ -52,17 +52,17 @@ class _Agent:
     refusal: str | None = None
     """Why it could not be started."""
     is_ending: bool = False
-    """We have asked for its end."""
+    """This process has ended it."""
 
 
 class AgentProcesses:
-    """Starts agents through a fork server and keeps track of them; made by `open_agents`."""
+    """The agents that a fork server has started; made by `open_agents`."""
 
     def __init__(self, fork_server: Process, on_end: OnEnd) -> None:
         self._fork_server, self._on_end = fork_server, on_end
         self._agents: dict[str, _Agent] = {}
         self._changed = anyio.Event()
-        self._ordering = anyio.Lock()
+        self._sending = anyio.Lock()
         self._is_closing = False
         self._is_lost = False
 
@@ -75,11 +75,11 @@ class AgentProcesses:
         """Start agents, all at once; return when every process exists.
 
         Raises:
-            BackendError: The machine refused one, or the fork server is gone or silent.
+            BackendError: The machine refused one, or the fork server is gone or does not answer.
         """
         asked = {launch.agent.name: _Agent() for launch in launches}
         self._agents.update(asked)
-        await self._order([Start(launch=launch) for launch in launches])
+        await self._request([Start(launch=launch) for launch in launches])
         await self._until(lambda: all(a.has_started or a.refusal for a in asked.values()))
         for name, agent in asked.items():
             if agent.refusal is not None:
@@ -89,38 +89,38 @@ class AgentProcesses:
         """Send a signal to the agents that are alive; return when they are gone.
 
         Raises:
-            BackendError: The fork server is gone or silent.
+            BackendError: The fork server is gone or does not answer.
         """
         asked = [name for name in names if name in self.pids]
         for name in asked:
             self._agents[name].is_ending = True
-        await self._order([Signal(name=name, number=number) for name in asked])
+        await self._request([Signal(name=name, number=number) for name in asked])
         await self._until(lambda: not any(name in self.pids for name in asked))
 
     async def signal(self, names: Iterable[str], number: int) -> None:
         """Send a signal to the agents that are alive, and wait for nothing.
 
         Raises:
-            BackendError: The fork server is gone or silent.
+            BackendError: The fork server is gone or does not answer.
         """
         asked = [name for name in names if name in self.pids]
         if asked:
-            await self._order([Signal(name=name, number=number) for name in asked])
+            await self._request([Signal(name=name, number=number) for name in asked])
 
     async def listen(self) -> None:
-        """Take in what the fork server says, until it ends."""
+        """Read the replies of the fork server until it ends."""
         assert self._fork_server.stdout is not None
         lines = BufferedByteReceiveStream(self._fork_server.stdout)
         decoder = msgspec.json.Decoder(Reply)
         try:
             while True:
-                self._take(decoder.decode(await lines.receive_until(b"\n", MAX_LINE_BYTES)))
+                self._handle(decoder.decode(await lines.receive_until(b"\n", MAX_LINE_BYTES)))
         except (anyio.EndOfStream, anyio.IncompleteRead, anyio.ClosedResourceError):
             status = await self._fork_server.wait()
         self._is_lost = True
         for agent in self._agents.values():
             agent.pid = None  # they die with the fork server
-        self._change()
+        self._notify()
         self._on_end(
             HelperEnded(
                 name="fork server", status=status, was_asked=self._is_closing, is_device=False
@@ -128,7 +128,7 @@ class AgentProcesses:
         )
 
     async def close(self) -> None:
-        """End all agents, politely at first."""
+        """End all agents, by SIGTERM, then by SIGKILL."""
         self._is_closing = True
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(STOP_TIMEOUT_S):
@@ -136,9 +136,9 @@ class AgentProcesses:
                     await self.end(list(self.pids), signal.SIGTERM)
             await end_helper(self._fork_server, signal.SIGKILL)
 
-    def _take(self, answer: Reply) -> None:
-        agent = self._agents[answer.name]
-        match answer:
+    def _handle(self, reply: Reply) -> None:
+        agent = self._agents[reply.name]
+        match reply:
             case Started(pid=pid):
                 agent.pid, agent.has_started = pid, True
             case NotStarted(reason=reason):
@@ -149,10 +149,10 @@ class AgentProcesses:
                     HelperEnded(name=name, status=status, was_asked=agent.is_ending, is_device=True)
                 )
             case _:
-                assert_never(answer)
-        self._change()
+                assert_never(reply)
+        self._notify()
 
-    def _change(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
 
@@ -160,24 +160,24 @@ class AgentProcesses:
         with anyio.move_on_after(ANSWER_TIMEOUT_S):
             while not is_so():
                 if self._is_lost:
-                    raise BackendError(
-                        f"fork server: must be alive, but it has ended; {self._advice}"
-                    )
+                    raise BackendError(f"fork server: has ended unexpectedly; {self._advice}")
                 await self._changed.wait()
             return
-        raise BackendError(f"fork server: silent for {ANSWER_TIMEOUT_S:.0f} s; {self._advice}")
+        raise BackendError(
+            f"fork server: no answer within {ANSWER_TIMEOUT_S:.0f} s; {self._advice}"
+        )
 
     _advice = "see logs/fork-server.log in the run's folder"
 
-    async def _order(self, orders: Iterable[Request]) -> None:
+    async def _request(self, requests: Iterable[Request]) -> None:
         assert self._fork_server.stdin is not None
-        lines = b"".join(msgspec.json.encode(order) + b"\n" for order in orders)
+        lines = b"".join(msgspec.json.encode(request) + b"\n" for request in requests)
         try:
             with anyio.fail_after(ANSWER_TIMEOUT_S):
-                async with self._ordering:  # one after the other
+                async with self._sending:  # one after the other
                     await self._fork_server.stdin.send(lines)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError) as exc:
-            raise BackendError(f"fork server: takes no orders any more; {self._advice}") from exc
+            raise BackendError(f"fork server: takes no more requests; {self._advice}") from exc
 
 
 @asynccontextmanager
@@ -187,7 +187,7 @@ async def open_agents(
     """Open a fork server; at the end all its agents are gone.
 
     Args:
-        log: Receives what the fork server has to say.
+        log: Receives the output of the fork server.
         method: How the fork server starts agents.
         on_end: Called for every process that ends.
 

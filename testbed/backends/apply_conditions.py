@@ -1,7 +1,7 @@
 """Changes the conditions of devices that are processes of this machine, while they run.
 
-processor      numbers in a file that the device maps, followed within `launcher.LOOK_S`
-link           an order to the process that shapes it
+processor      numbers in a file that the device maps, followed within `launcher.SPEED_POLL_S`
+link           a request to the proxy that shapes it
 frozen         see `testbed.backends.agent_pool`
 """
 
@@ -24,7 +24,7 @@ from fairbed.testbed.errors import BackendError
 
 
 class ConditionApplier:
-    """Applies conditions to a pool at work behind shaped links."""
+    """Applies conditions to agents behind the proxies of the process backend."""
 
     def __init__(self, pool: AgentPool, links: ShapedLinks) -> None:
         self._pool, self._links = pool, links
@@ -35,8 +35,8 @@ class ConditionApplier:
         """Change devices; return when the changes hold.
 
         Raises:
-            BackendError: A condition cannot be had here, and nothing has changed; or a helper is
-                gone.
+            BackendError: The backend cannot emulate a condition (nothing has changed), or a helper
+                is gone.
         """
         for name, wanted in conditions.items():
             self._check(self._pool.spec(name), wanted)
@@ -71,7 +71,7 @@ class ConditionApplier:
 
 
 def link_state(wanted: Conditions) -> LinkState:
-    """Return what becomes of a link."""
+    """Return the state of a proxied link under these conditions."""
     return LinkState(
         shape=wanted.shape or Shape(),
         is_covered=wanted.outage != "coverage",
@@ -80,9 +80,9 @@ def link_state(wanted: Conditions) -> LinkState:
 
 
 def write_gauges(gauge: Gauge, spec: DeviceSpec, wanted: Conditions) -> None:
-    """Write into a device's row what its pace follows and its sensors see."""
+    """Write the speed, clock, temperature and willingness that a device shall read."""
     if spec.device is not None:
-        at_most = float(spec.device.engine_threads)  # what it could use of this machine
+        at_most = float(spec.device.engine_threads)  # all that it could use of this machine
         gauge[SPEED_RATIO] = at_most if wanted.speed_ratio is None else wanted.speed_ratio
     celsius = wanted.temperature_celsius
     gauge[CLOCK_RATIO] = wanted.clock_ratio
@@ -91,7 +91,7 @@ def write_gauges(gauge: Gauge, spec: DeviceSpec, wanted: Conditions) -> None:
 
 
 def check_speed(spec: DeviceSpec, wanted: Conditions) -> None:
-    """See whether a device can be had at a speed.
+    """Check that a device can be emulated at a speed.
 
     Raises:
         BackendError: It cannot.
@@ -101,18 +101,18 @@ def check_speed(spec: DeviceSpec, wanted: Conditions) -> None:
         return
     if spec.device is None:
         raise BackendError(
-            f"{spec.name}: is this machine itself and cannot be slowed, got speed_ratio {speed}; "
+            f"{spec.name}: has no profile and cannot be slowed, got speed_ratio {speed}; "
             "give it a profile in [[fleet]]"
         )
     if not 0.0 < speed < math.inf:
         raise BackendError(
             f"{spec.name}: speed_ratio must be > 0, got {speed}; use outage 'frozen' for a "
-            "device that stands still"
+            "device that computes nothing"
         )
 
 
 def loss_problem(name: str, loss_ratio: float) -> str:
-    """Return why a device cannot lose packets behind a TCP proxy."""
+    """Return the message that a TCP proxy cannot drop packets."""
     return (
         f"{name}: the process backend relays TCP and cannot lose packets, got loss_ratio "
         f'{loss_ratio:g}; use emulation.backend = "namespace", or a link without loss'

@@ -1,12 +1,11 @@
-"""What every backend can do: start devices, change their conditions live, and tell how they fare.
+"""The interface of a backend, and the description of a device that it takes.
 
-    conditions     what a device is meant to have at this moment: processor, link, coverage
-    usage          what it really had since it was started
+    DeviceSpec     one device of a fleet, as a backend takes it
+    Conditions     what a device is configured to have at this moment: processor, link, coverage
+    Usage          what it really had since it was started
 
-A backend is entered with `async with` before it is used; leaving it ends all devices and gives
-back all that they used.
-
-One device of a fleet, as a backend takes it.
+A backend starts devices, changes their conditions while they run, and reports their usage. It is
+entered with `async with` before it is used; leaving it ends all devices and frees their resources.
 """
 
 from collections.abc import Mapping
@@ -67,7 +66,7 @@ def device_spec(
 
 
 def without_loss(spec: DeviceSpec) -> DeviceSpec:
-    """Return the same device on a link that loses nothing, for a backend that cannot lose."""
+    """Return the same device on a link without loss, for a backend that cannot drop packets."""
     if spec.shape is None:
         return spec
     return replace(spec, shape=msgspec.structs.replace(spec.shape, loss_ratio=0.0))
@@ -88,7 +87,7 @@ __all__ = ["Backend", "Conditions", "Outage", "Usage"]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a device had since it was started; None is what the backend cannot tell."""
+    """What a device had since it was started; None is unknown to the backend."""
 
     wall_s: float
     cpu_s: float
@@ -112,7 +111,7 @@ class Backend(Protocol):
 
     @property
     def path_pids(self) -> list[int]:
-        """Processes of ours that bytes of devices pass: kept waiting, they make links slower."""
+        """Helper processes that relay the bytes of devices: if they wait, links are slower."""
         ...
 
     def log_file(self, name: str) -> Path:
@@ -142,12 +141,12 @@ class Backend(Protocol):
         """Change devices to these conditions, all of them in one go; others stay as they are.
 
         Raises:
-            BackendError: There is no such device, or its condition cannot be had here.
+            BackendError: There is no such device, or the backend cannot emulate its condition.
         """
         ...
 
     def contended_s(self, name: str) -> float | None:
-        """Return for how long this machine has kept a device waiting; None if it cannot tell."""
+        """Return for how long this machine has kept a device waiting; None if unknown."""
         ...
 
     def cpu_s(self, name: str) -> float | None:
@@ -155,9 +154,9 @@ class Backend(Protocol):
         ...
 
     async def sample(self) -> dict[str, Usage]:
-        """Tell how the devices that are alive have fared.
+        """Return the usage of the devices that are alive.
 
         Raises:
-            BackendError: This machine does not tell.
+            BackendError: A counter cannot be read.
         """
         ...

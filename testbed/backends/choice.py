@@ -1,12 +1,12 @@
-"""Which backend a run takes: the one asked for, or the best that works here, and why.
+"""Chooses the backend of a run: the named one, or the best that works on this machine.
 
     namespace    Linux, root: the kernel shapes links and caps processor and memory
     container    the same with podman: a file system and process numbers of its own for each device
     process      everywhere: agents pace themselves, proxies shape links
 
-A container emulates nothing that a namespace does not, and starts slower: it is taken when asked
-for. What works is found out by trying. A backend that was asked for by name and does not work is an
-error: no other is taken in silence.
+A container emulates nothing that a namespace does not, and starts slower, so `auto` never takes
+it. Each backend is tried, not guessed. A named backend that does not work is an error: no other is
+taken silently.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -34,16 +34,16 @@ BackendKind: TypeAlias = Literal["auto", "namespace", "container", "process"]
 BACKENDS: tuple[BackendName, ...] = ("namespace", "container", "process")
 
 BEST_FIRST: tuple[BackendName, ...] = ("namespace", "process")
-"""What auto tries."""
+"""The backends that `auto` tries, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendChoice:
-    """Where a fleet will be: made by `open_backend`, before there is a broker."""
+    """The chosen backend and its network; made by `open_backend`, before there is a broker."""
 
     name: BackendName
-    passed_over: Mapping[BackendName, str]
-    """Better backends, and why they do not work."""
+    rejected: Mapping[BackendName, str]
+    """Better backends, and the reason why each does not work."""
     fleet: Sequence[DeviceSpec]
     folder: Path
     seed: int = 0
@@ -60,7 +60,7 @@ class BackendChoice:
     def backend(
         self, broker_url: str, *, tenant: str = "main", on_end: OnEnd | None = None
     ) -> AbstractAsyncContextManager[Backend]:
-        """Return the backend; enter it while the stage is open.
+        """Return the backend; enter it inside `open_backend`.
 
         Args:
             broker_url: Where the broker is.
@@ -80,7 +80,7 @@ class BackendChoice:
                 on_end=on_end,
                 engine=self.engine,
             )
-        fleet = [without_loss(spec) for spec in self.fleet]  # `testbed.run.preflight` says so
+        fleet = [without_loss(spec) for spec in self.fleet]  # `testbed.run.preflight` warns of it
         return ProcessBackend(
             broker_url, fleet, self.folder, tenant=tenant, on_end=on_end, seed=self.seed
         )
@@ -100,21 +100,21 @@ async def open_backend(
     """Choose a backend for a fleet and open the network that it needs.
 
     Args:
-        choice: What was asked for.
+        choice: `emulation.backend` of the experiment.
         fleet: The devices.
         folder: Of the run.
         run_id: Of the run.
-        has_own_broker: The broker is started for this run, where we like.
-        image: What containers are made of; None is this machine's own root.
+        has_own_broker: The broker is started for this run, at an address of our choice.
+        image: Container image; None is the root file system of this machine.
         seed: Of the jitter and loss of links.
 
     Raises:
-        BackendUnavailable: The backend that was asked for does not work.
+        BackendUnavailable: The named backend does not work.
         BackendError: The machine refuses the network.
     """
-    name, passed_over = await choose(choice, fleet, has_own_broker=has_own_broker)
+    name, rejected = await choose(choice, fleet, has_own_broker=has_own_broker)
     if name == "process":
-        yield BackendChoice(name, passed_over, fleet, folder, seed)
+        yield BackendChoice(name, rejected, fleet, folder, seed)
         return
     try:
         logs = folder / "logs"
@@ -129,32 +129,32 @@ async def open_backend(
         seed=seed,
         log=logs / "relay.log",
     ) as network:
-        yield BackendChoice(name, passed_over, fleet, folder, seed, network, engine)
+        yield BackendChoice(name, rejected, fleet, folder, seed, network, engine)
 
 
 async def choose(
     choice: BackendKind, fleet: Sequence[DeviceSpec], *, has_own_broker: bool = True
 ) -> tuple[BackendName, dict[BackendName, str]]:
-    """Return the backend to take, and why better ones were passed over.
+    """Return the backend to take, and the reasons against better ones.
 
     Raises:
-        BackendUnavailable: The backend that was asked for does not work.
+        BackendUnavailable: The named backend does not work.
     """
-    passed_over: dict[BackendName, str] = {}
+    rejected: dict[BackendName, str] = {}
     for name in BEST_FIRST if choice == "auto" else (choice,):
         problem = await problem_with(name, fleet, has_own_broker=has_own_broker)
         if problem is None:
-            return name, passed_over
-        passed_over[name] = problem
-    raise BackendUnavailable(_unavailable(choice, "; ".join(passed_over.values())))
+            return name, rejected
+        rejected[name] = problem
+    raise BackendUnavailable(_unavailable(choice, "; ".join(rejected.values())))
 
 
 async def problem_with(
     name: BackendName, fleet: Sequence[DeviceSpec] = (), *, has_own_broker: bool = True
 ) -> str | None:
-    """Try whether a backend works here; return why not and what to do, or None if it does.
+    """Try a backend; return why it does not work and what to do, or None if it works.
 
-    Of containers it tries all but the engine.
+    The engine of containers is not tried.
     """
     if name == "process":
         return None

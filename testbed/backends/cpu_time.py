@@ -1,4 +1,4 @@
-"""Processor time of other processes, to the nanosecond where the kernel tells it so."""
+"""Processor time of other processes, in nanoseconds where the kernel has CPU clocks."""
 
 import sys
 import time

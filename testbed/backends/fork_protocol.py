@@ -1,4 +1,4 @@
-"""What crosses between a backend and the fork server that starts its agents: one line of JSON each.
+"""Messages between a backend and the fork server of its agents: one line of JSON each.
 
 A start is answered by `Started` or `NotStarted`; every process that was started ends with
 exactly one `Exited`, whatever ended it.

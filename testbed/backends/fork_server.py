@@ -1,11 +1,11 @@
-"""A process that starts agents on order, and says how they end.
+"""The fork server: a process that starts agents on request and reports how they end.
 
-`python -m fairbed.testbed.backends.fork_server PARENT fork|spawn` reads orders from stdin and
-writes answers to stdout.
+`python -m fairbed.testbed.backends.fork_server PARENT fork|spawn` reads requests from stdin
+and writes replies to stdout.
 
-With `fork` it imports once what all agents import and forks each agent: some 10 ms where a new
+With `fork` it imports the modules of an agent once and forks each agent: some 10 ms where a new
 interpreter costs 300 ms, and the agents share that memory. It runs no event loop and has one
-thread, so a fork copies nothing that is half done; onnxruntime starts none before a session is
+thread, so a fork copies no half-finished state; onnxruntime starts none before a session is
 opened, which each agent does for itself. With `spawn` each agent is a new interpreter: for systems
 whose frameworks do not survive a fork (macOS).
 
@@ -39,13 +39,13 @@ from fairbed.testbed.backends.launcher import Launch, run_and_exit
 from fairbed.testbed.host.guard import die_with_parent
 
 _WARM = ("fairbed.device_agent.process", "anyio._backends._asyncio", "numpy.random")
-"""What an agent would import itself, or that anyio imports when it starts."""
+"""Modules that an agent imports, or that anyio imports when it starts."""
 
 _READ_BYTES = 1 << 16
 
 
 class ForkServer:
-    """Starts agents on order, and says how they end.
+    """Starts agents on request, and reports how they end.
 
     Args:
         start: Starts one agent; returns its process id.
@@ -73,18 +73,18 @@ class ForkServer:
                 data = os.read(0, _READ_BYTES)
                 if not data:
                     return
-                for order in self._orders(data):
-                    self._obey(order)
+                for request in self._requests(data):
+                    self._handle(request)
 
-    def _orders(self, data: bytes) -> Iterator[Request]:
+    def _requests(self, data: bytes) -> Iterator[Request]:
         *lines, self._pending = (self._pending + data).split(b"\n")
         for line in lines:
             yield self._decoder.decode(line)
 
-    def _obey(self, order: Request) -> None:
-        match order:
+    def _handle(self, request: Request) -> None:
+        match request:
             case Start(launch=launch):
-                _answer(self._begin(launch))
+                _reply(self._begin(launch))
             case Signal(name=name, number=number):
                 if name in self._pids:  # a zombie at worst: only we reap
                     os.kill(self._pids[name], number)
@@ -104,11 +104,11 @@ class ForkServer:
             found, status = os.waitpid(pid, os.WNOHANG)
             if found == pid:
                 del self._pids[name]
-                _answer(Exited(name=name, pid=pid, status=os.waitstatus_to_exitcode(status)))
+                _reply(Exited(name=name, pid=pid, status=os.waitstatus_to_exitcode(status)))
 
 
-def _answer(answer: Reply) -> None:
-    line = msgspec.json.encode(answer) + b"\n"
+def _reply(reply: Reply) -> None:
+    line = msgspec.json.encode(reply) + b"\n"
     while line:
         line = line[os.write(1, line) :]
 
@@ -158,7 +158,7 @@ def main() -> None:
         spare_memory()
         for module in _WARM:
             importlib.import_module(module)
-        with suppress(EngineError):  # each agent will say it
+        with suppress(EngineError):  # each agent reports it
             load_runtime()
         gc.collect()
         gc.freeze()  # a collection in an agent then leaves the shared pages alone

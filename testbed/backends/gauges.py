@@ -18,16 +18,16 @@ SPEED_RATIO: Literal[0] = 0
 """Written by the backend: speed of the processor in cores of this machine; NaN is the profile's."""
 CONTENDED_S: Literal[1] = 1
 """Written by the device: for how long this machine has kept it waiting since it was first started;
-NaN until it can tell."""
+NaN is unknown."""
 CLOCK_RATIO: Literal[2] = 2
 """Written by the backend: current clock / nominal clock."""
 TEMPERATURE_CELSIUS: Literal[3] = 3
 """Written by the backend; NaN is unknown."""
 
 IS_WILLING: Literal[4] = 4
-"""Written by the backend: 1 while its owner lets it take part, else 0."""
+"""Written by the backend: 1 while the device may take part, else 0."""
 FROZEN_S: Literal[5] = 5
-"""Written by the backend: for how long the device has stood still on purpose."""
+"""Written by the backend: for how long the device has been frozen."""
 
 Column: TypeAlias = Literal[0, 1, 2, 3, 4, 5]
 

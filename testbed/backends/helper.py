@@ -1,4 +1,4 @@
-"""Helper processes of a backend: our own modules, run beside us, that end with us."""
+"""Helper processes of a backend: modules of ours that run as child processes and end with us."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from anyio.abc import Process
 from fairbed.testbed.host.threads import ONE_THREAD
 
 ANSWER_TIMEOUT_S = 60.0
-"""For a helper to do what it was asked, on a machine that is busy starting a fleet."""
+"""For a helper to answer a request, on a machine that is busy starting a fleet; seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class HelperEnded:
     was_asked: bool
     """We ended it ourselves."""
     is_device: bool
-    """False is a helper, without which the fleet cannot go on."""
+    """False is a helper, without which the fleet cannot continue."""
     reason: str | None = None
-    """What else is known of it."""
+    """The known cause, such as full memory."""
 
 
 OnEnd = Callable[[HelperEnded], None]

@@ -46,8 +46,8 @@ LATE_RATIO = 0.05
 LATE_S = 0.05
 """A section that took this much longer than the device would have is worth a line in the log."""
 
-LOOK_S = 0.1
-"""While a device sleeps off what it owes, its speed is looked up this often."""
+SPEED_POLL_S = 0.1
+"""While a device sleeps, its speed is read this often; seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ Sleep = Callable[[float], None]
 
 
 class Launch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that one agent process needs to know."""
+    """The parameters of one agent process."""
 
     agent: AgentConfig
     device: EmulatedDevice | None
@@ -64,15 +64,15 @@ class Launch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     costs: WorkCosts | None = None
     """What steps of training are charged; None charges the processor time that they take."""
     gauge: GaugeAddress | None = None
-    """Where the device says how it fares; None keeps it to itself."""
+    """Where the device writes its readings; None writes none."""
     sandbox: Sandbox | None = None
-    """What holds the device; None is nothing."""
+    """Control groups and network of the device; None is those of the parent."""
     log_file: str
     """Receives stdout and stderr, appended."""
 
 
 class _PacedMeter:
-    """Sleeps in the working thread whenever the device would still be at work."""
+    """Sleeps in the working thread while the emulated device would still compute."""
 
     def __init__(
         self,
@@ -118,13 +118,13 @@ class _PacedMeter:
         return self._cpu() - self._uncharged_s
 
     def _pause(self, duration_s: float) -> None:
-        """Sleep off a deficit; its end moves when the speed changes."""
+        """Sleep for a time deficit; its end moves when the speed changes."""
         section, used_s = self._section, self._cpu()
         if self._gauge is not None:
             self._gauge[CONTENDED_S] = self._contended_before_s + section.late_s
         ends = section.now + duration_s
         while (left_s := ends - self._wall()) > 0.0:
-            self._sleep(min(left_s, LOOK_S))
+            self._sleep(min(left_s, SPEED_POLL_S))
             speed_ratio = self._speed()
             if speed_ratio != section.speed_ratio:
                 section.turn(self._wall(), speed_ratio)
@@ -137,11 +137,11 @@ class EmulatedPace:
 
     Args:
         device: The device to be as slow as.
-        share: Learns how much of its own speed the device really had.
+        share: Receives how much of its own speed the device really had.
         costs: What steps are charged; None charges the processor time that they take.
-        gauge: Tells the speed of this moment, and is told for how long this machine has kept the
-            device waiting; None is the speed of the profile for good.
-        headroom: Of the device's quota, which would hold it back once more; None is no quota.
+        gauge: Holds the present speed, and receives for how long this machine has kept the device
+            waiting; None is the constant speed of the profile.
+        headroom: Above the device's quota, which would slow it a second time; None is no quota.
         wall: Monotonic seconds.
         cpu: Processor seconds of the work; None takes those of the working thread, or of the
             whole process when the engine uses several threads.
@@ -169,7 +169,7 @@ class EmulatedPace:
 
     @contextmanager
     def section(self, name: Section) -> Iterator[Meter]:
-        """Enter a compute section; what is owed at its end is slept off before it is left."""
+        """Enter a compute section; a time deficit at its end is slept before it is left."""
         headroom = self._headroom
         cost = None if self._costs is None else self._costs.of(name)
         with nullcontext() if headroom is None else headroom.lifted():
@@ -205,12 +205,12 @@ class EmulatedPace:
         return _speed(self._device, self._gauge)
 
     def _wall(self) -> float:
-        """Return monotonic seconds, without those for which the device stood still on purpose."""
+        """Return monotonic seconds, without the time in which the device was frozen."""
         return self._clock() - (0.0 if self._gauge is None else self._gauge[FROZEN_S])
 
 
 def _speed(device: EmulatedDevice, gauge: Gauge | None) -> float:
-    """Return the speed of this moment; that of the profile before one was set."""
+    """Return the present speed; that of the profile before one was set."""
     now = math.nan if gauge is None else gauge[SPEED_RATIO]
     return device.speed_ratio if math.isnan(now) else now
 
@@ -221,13 +221,13 @@ def host_for(
     gauge: Gauge | None = None,
     sandbox: Sandbox | None = None,
 ) -> Host:
-    """Return the host that emulates `device`, or the real one; its owner has the say in both."""
+    """Return the host that emulates `device`, or the real one; the gauge sets its willingness."""
     if device is None:
         real = real_host()
         if gauge is None:
             return real
-        asked = RealSensors(willing=lambda: gauge[IS_WILLING] > 0.0)
-        return Host(clock=real.clock, pace=real.pace, sensors=asked)
+        sensors_of_host = RealSensors(willing=lambda: gauge[IS_WILLING] > 0.0)
+        return Host(clock=real.clock, pace=real.pace, sensors=sensors_of_host)
     clock = MonotonicClock() if device.dilation == 1.0 else DilatedClock(device.dilation)
     sensors = EmulatedSensors(device, weather=None if gauge is None else _surroundings(gauge))
     headroom = None if sandbox is None else _headroom(device, gauge, sandbox)
@@ -297,11 +297,11 @@ def redirect_output(log_file: str) -> None:
 
 
 def _is_inside(name: str, sandbox: Sandbox) -> bool:
-    """Enter the device's sandbox; tell whether we are in: outside nothing may run."""
+    """Enter the device's sandbox; return whether that worked: nothing may run outside."""
     try:
         enter(sandbox)
     except (OSError, RuntimeError) as exc:
-        sys.stderr.write(f"{name}: must get into its sandbox, got: {exc}\n")
+        sys.stderr.write(f"{name}: cannot enter its sandbox: {exc}\n")
         return False
     return True
 
@@ -327,8 +327,8 @@ def main() -> NoReturn:
     """
     die_with_parent(int(sys.argv[1]))
     pipe = sys.argv[2:]
-    told = Path(pipe[0]).read_bytes() if pipe else sys.stdin.buffer.readline()
-    run_and_exit(msgspec.json.decode(told, type=Launch))
+    line = Path(pipe[0]).read_bytes() if pipe else sys.stdin.buffer.readline()
+    run_and_exit(msgspec.json.decode(line, type=Launch))
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ class NamespaceBackend:
         return self._pool.pids
 
     def contended_s(self, name: str) -> float | None:
-        """Return for how long this machine has kept a device waiting; None if it cannot tell."""
+        """Return for how long this machine has kept a device waiting; None if unknown."""
         return self._pool.contended_s(name)
 
     def cpu_s(self, name: str) -> float | None:
@@ -101,7 +101,7 @@ class NamespaceBackend:
 
     @property
     def path_pids(self) -> list[int]:
-        """Processes of ours that bytes of devices pass."""
+        """Helper processes that relay the bytes of devices."""
         return self._network.pids
 
     def log_file(self, name: str) -> Path:
@@ -119,7 +119,7 @@ class NamespaceBackend:
         launcher: AbstractAsyncContextManager[AgentLauncher] | None = None
         if self._engine is not None:
             launcher = open_containers(self._engine, names, pool.folder, pool.on_end)
-        try:  # in this order: agents say goodbye, then what is left of them is killed
+        try:  # in this order: agents leave in order, then their remaining processes are killed
             self._groups = await self._stack.enter_async_context(open_groups(pool.fleet, names))
             await self._stack.enter_async_context(pool.open(self._site, launcher=launcher))
         except BaseException:
@@ -128,7 +128,7 @@ class NamespaceBackend:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """End everything: agents politely at first, then all that is left."""
+        """End the agents, by SIGTERM at first, then all remaining processes."""
         await self._stack.aclose()
 
     async def start(self, costs: WorkCosts | None = None) -> None:
@@ -180,7 +180,7 @@ class NamespaceBackend:
         await pool.freezer.freeze(frozen)
 
     async def sample(self) -> dict[str, Usage]:
-        """Tell how the devices that are alive have fared since they were last started.
+        """Return the usage of the devices that are alive since they were last started.
 
         Raises:
             BackendError: A counter cannot be read.
@@ -229,7 +229,7 @@ class NamespaceBackend:
             self._on_end(ended)
 
     def _is_full(self, name: str) -> bool:
-        """Tell whether a device was killed for its memory since this was last asked."""
+        """Return whether a process of a device was killed for memory since the last call."""
         try:
             kills = self._groups[name].usage().memory_kills
         except BackendError:  # its group is gone already

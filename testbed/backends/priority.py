@@ -1,8 +1,8 @@
-"""Lets a process of ours go before others: one that shapes a link and is late makes it slow.
+"""Raises the scheduling priority of processes that shape links: if they are late, links are slow.
 
-Where the kernel shares the processor out by session first (`sched_autogroup`, sched(7)), the
-niceness of a process counts within its session only. Our helpers lead sessions of their own: so
-theirs has to be told as well.
+With `sched_autogroup` (sched(7)) the kernel first shares the processor between sessions, and the
+niceness of a process counts within its session only. Our helpers lead sessions of their own, so
+the priority of the session is raised too.
 """
 
 import os
@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 NICENESS = -10
-"""About nine times the share of a process that was not told anything."""
+"""About nine times the share of a process with niceness 0."""
 
 AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def raise_priority() -> None:
-    """Have this process, and its session, go before others, where we may."""
+    """Raise the priority of this process and its session, where that is allowed."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     with suppress(OSError):

@@ -72,7 +72,7 @@ class ProcessBackend:
         return self._pool.pids
 
     def contended_s(self, name: str) -> float | None:
-        """Return for how long this machine has kept a device waiting; None if it cannot tell."""
+        """Return for how long this machine has kept a device waiting; None if unknown."""
         return self._pool.contended_s(name)
 
     def cpu_s(self, name: str) -> float | None:
@@ -81,7 +81,7 @@ class ProcessBackend:
 
     @property
     def path_pids(self) -> list[int]:
-        """Processes of ours that bytes of devices pass."""
+        """Helper processes that relay the bytes of devices."""
         return [] if self._links is None else self._links.pids
 
     def log_file(self, name: str) -> Path:
@@ -100,7 +100,7 @@ class ProcessBackend:
             name: spec.shape or Shape() for name, spec in pool.fleet.items() if _has_own_link(spec)
         }
         log = pool.logs / "proxy.log"
-        try:  # in this order: agents say goodbye through their links
+        try:  # in this order: agents leave through their links
             self._links = await self._stack.enter_async_context(
                 shaped_links(address.host, address.port, shapes, log, pool.on_end, self._seed)
             )
@@ -112,7 +112,7 @@ class ProcessBackend:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """End everything: agents politely at first, then all that is left."""
+        """End the agents, by SIGTERM at first, then all remaining processes."""
         await self._stack.aclose()
 
     async def start(self, costs: WorkCosts | None = None) -> None:
@@ -146,15 +146,15 @@ class ProcessBackend:
         """Change devices to these conditions, all of them in one go; others stay as they are.
 
         Raises:
-            BackendError: There is no such device, its condition cannot be had here (a TCP proxy
-                loses no packets), or a helper process is gone.
+            BackendError: There is no such device, its condition cannot be emulated here (a TCP
+                proxy drops no packets), or a helper process is gone.
         """
         if self._live is None:
             raise BackendError("backend: must be entered with `async with` before it is used")
         await self._live.apply(conditions)
 
     async def sample(self) -> dict[str, Usage]:
-        """Tell how the devices that are alive have fared."""
+        """Return the usage of the devices that are alive."""
         used = {name: self._pool.cpu_s(name) for name in self.pids}
         return {
             name: Usage(
@@ -197,6 +197,6 @@ def _checked(broker_url: str, fleet: Sequence[DeviceSpec]) -> Address:
 
 
 def _moved(url: str, port: int) -> str:
-    """Return the address of the proxy on `port`, with all that `url` says beside its own."""
+    """Return the address of the proxy on `port`, and the other parts of `url`."""
     user, at, _ = urlsplit(url).netloc.rpartition("@")
     return with_client(f"mqtt://{user}{at}127.0.0.1:{port}", parse_url(url).client)

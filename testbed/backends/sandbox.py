@@ -2,8 +2,7 @@
 
 A fork of ours calls `enter`; `python -m fairbed.testbed.backends.sandbox PARENT CELL PROGRAM
 ARGUMENTS...` starts a foreign program.
-Whoever cannot enter must not run: outside it would be faster than the device, and nobody would
-know.
+A process that cannot enter must not run: outside it would be faster than the device, unnoticed.
 """
 
 import os
@@ -20,7 +19,7 @@ from fairbed.testbed.host.guard import die_with_parent
 
 
 class Sandbox(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What holds one device; crosses to the process that goes in."""
+    """Control groups and network namespace of one device; sent to the process that enters."""
 
     procs: tuple[str, ...]
     """Files of its control groups that a process writes `0` into to join."""
@@ -29,13 +28,13 @@ class Sandbox(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     quota_version: Literal[1, 2]
     """Of control groups there."""
     network: str | None = None
-    """File that stands for its network namespace; None is that of who starts it."""
+    """File that stands for its network namespace; None is that of the parent process."""
     host: str | None = None
     """`identity` of the host's network namespace, in which nothing of a device may run."""
 
 
 def enter(sandbox: Sandbox) -> None:
-    """Move this process, which has one thread, into a sandbox, with all that it starts from now on.
+    """Move this process, which has one thread, and its later children into a sandbox.
 
     Raises:
         OSError: The kernel refused; the process may be half inside and must end.
@@ -58,12 +57,12 @@ def admit(pid: int, sandbox: Sandbox) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run `PARENT CELL PROGRAM ARGUMENTS...`; return only if that is impossible."""
-    parent, told, *argv = arguments
+    parent, encoded, *argv = arguments
     die_with_parent(int(parent))
     try:
-        enter(msgspec.json.decode(told, type=Sandbox))
+        enter(msgspec.json.decode(encoded, type=Sandbox))
     except (OSError, RuntimeError) as exc:
-        return _complain(f"must get in, got: {exc}", 1)
+        return _complain(f"cannot enter: {exc}", 1)
     try:
         os.execvp(argv[0], argv)
     except OSError as exc:

@@ -1,13 +1,13 @@
-"""Has devices follow their followers in real time: one task for the whole fleet.
+"""Applies the schedules of devices in real time: one task for the whole fleet.
 
     while the run lasts:
         sleep until the next tick at which a device changes      an absolute time: no drift
-        ask the followers of those devices for their conditions
-        hand all that differ to the backend, in one go
+        get the conditions of those devices from their followers
+        apply all that differ by one call of the backend
 
-Ticks are multiples of `TICK_S` since the run began, in seconds of the fleet. Whoever wakes up late
-goes on with the present tick: what was missed is skipped and counted, never caught up. A tick
-costs what its devices cost.
+Ticks are multiples of `TICK_S` since the run began, in seconds of the fleet. A driver
+that wakes up late continues with the present tick: missed ticks are skipped and counted, never
+caught up. The cost of a tick is proportional to its devices.
 """
 
 import heapq
@@ -27,21 +27,21 @@ from fairbed.testbed.emulation.schedule import ScheduleFollower
 TICK_S = 0.1
 """Changes take effect within this time: 10 Hz."""
 
-STRETCH_S = 1.0
-"""A device's conditions are written down at most this often, as means."""
+RECORD_INTERVAL_S = 1.0
+"""The mean conditions of a device are recorded at most this often; seconds."""
 
 SLICE = 50
-"""Devices whose conditions are worked out in one go, some 0.7 ms: the loop is a stopwatch."""
+"""Devices between two checkpoints, some 0.7 ms: the event loop measures time."""
 
 KEPT_TICKS = 36_000
-"""Lateness is told of the last hour."""
+"""Lateness is reported of the last hour."""
 
 _ROUNDING = 1e-6
-"""Of ticks: a moment so close to a tick is at it."""
+"""In ticks: a time this close to a tick counts as that tick."""
 
 
 class DriverClock(Protocol):
-    """What a driver lives by."""
+    """The time source of a driver."""
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -65,7 +65,7 @@ class LoopClock:
 
 
 class Driven(Protocol):
-    """What a driver needs of a backend."""
+    """The part of a backend that a driver uses."""
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
         """Change devices to these conditions, all of them in one go."""
@@ -78,14 +78,14 @@ class Driven(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Punctuality:
-    """How well a driver kept its times."""
+    """How late a driver applied changes."""
 
     ticks: int
-    """At which something was due."""
+    """Ticks at which a device was due."""
     changes: int
-    """Conditions that were handed to the backend."""
+    """Conditions that the backend applied."""
     skipped: int
-    """Ticks that were over before they were dealt with."""
+    """Ticks that had passed before they were handled."""
     late_p50_s: float
     """From the tick to the moment that its changes held, over the last hour."""
     late_p99_s: float
@@ -101,14 +101,14 @@ class Punctuality:
 
 
 class ScheduleDriver:
-    """Drives a fleet.
+    """Applies the schedules of a fleet through a backend.
 
     Args:
-        backend: Carries conditions out.
-        followers: Of the devices, by name.
+        backend: Applies conditions.
+        followers: Of the schedules of the devices, by name.
         dilation: Seconds of this machine in one second of the fleet.
-        start_s: Where on the run's clock this begins; a run that goes on goes on in its traces.
-        note: Given what a device was meant to have, at most once in `STRETCH_S` each.
+        start_s: Start on the clock of the run; a resumed run continues in its traces.
+        note: Receives the mean conditions of a device, at most once in `RECORD_INTERVAL_S`.
         clock: Monotonic seconds of the fleet.
     """
 
@@ -132,7 +132,7 @@ class ScheduleDriver:
 
     @property
     def punctuality(self) -> Punctuality:
-        """How well it kept its times so far."""
+        """How late changes were applied so far."""
         ordered = sorted(self._late_s) or [0.0]
         return Punctuality(
             ticks=self._ticks,
@@ -144,10 +144,10 @@ class ScheduleDriver:
         )
 
     async def run(self) -> None:
-        """Drive until cancelled; then write down what held at last.
+        """Apply schedules until cancelled; then record the last conditions.
 
         Raises:
-            BackendError: A condition cannot be had, or the backend is broken.
+            BackendError: The backend cannot apply a condition, or is broken.
         """
         begun = self._clock.now() - self._start_s
         tick = _tick_before(self._start_s)
@@ -160,14 +160,14 @@ class ScheduleDriver:
                 await self._apply(queue.pop(present), present, queue)
                 self._count(present - tick, self._clock.now() - begun - tick * TICK_S)
                 tick = present + 1
-            await self._clock.sleep_until(math.inf)  # nothing will change any more
+            await self._clock.sleep_until(math.inf)  # nothing changes any more
         finally:
-            self._write_all(self._clock.now() - begun)
+            self._record_all(self._clock.now() - begun)
 
     async def _apply(self, due: list["_Device"], tick: int, queue: "_TickQueue") -> None:
-        """Bring devices to what they are meant to be, and note when to look again.
+        """Apply the conditions of due devices, and queue each for its next update.
 
-        All that concerns one device is done at once, while its numbers are in the caches.
+        Each device is handled completely, while its numbers are in the caches.
         """
         t, changed = tick * TICK_S, dict[str, Conditions]()
         for number, device in enumerate(due, 1):
@@ -179,10 +179,10 @@ class ScheduleDriver:
             wanted = follower.conditions(t)
             if wanted != device.now:
                 changed[device.name] = device.now = wanted
-                self._write(device, t, wanted)
-            look = follower.next_update(t)
-            if look < math.inf:
-                queue.add(max(math.ceil(look / TICK_S - _ROUNDING), tick + 1), device)
+                self._log_conditions(device, t, wanted)
+            update_at = follower.next_update(t)
+            if update_at < math.inf:
+                queue.add(max(math.ceil(update_at / TICK_S - _ROUNDING), tick + 1), device)
         if changed:
             await self._backend.apply(self._dilated(changed))
             self._changes += len(changed)
@@ -193,21 +193,21 @@ class ScheduleDriver:
             return conditions
         return {name: now.dilated(k) for name, now in conditions.items()}
 
-    def _write(self, device: "_Device", t: float, wanted: Conditions) -> None:
+    def _log_conditions(self, device: "_Device", t: float, wanted: Conditions) -> None:
         log = device.log
         if log is None:
             device.log = ConditionLog(t, wanted)
             return
         log.note(t, wanted)
-        if t - log.start >= STRETCH_S and (stretch := log.take(t)) is not None:
-            self._tell(device.name, stretch)
+        if t - log.start >= RECORD_INTERVAL_S and (stretch := log.take(t)) is not None:
+            self._record(device.name, stretch)
 
-    def _write_all(self, t: float) -> None:
+    def _record_all(self, t: float) -> None:
         for device in self._devices:
             if device.log is not None and (stretch := device.log.take(t)) is not None:
-                self._tell(device.name, stretch)
+                self._record(device.name, stretch)
 
-    def _tell(self, name: str, stretch: ConditionMeans) -> None:
+    def _record(self, name: str, stretch: ConditionMeans) -> None:
         if self._note is not None:
             self._note(name, stretch)
 
@@ -224,7 +224,7 @@ def _tick_before(t: float) -> int:
 
 @dataclass(slots=True)
 class _Device:
-    """One device, and what it was brought to."""
+    """One device, and the conditions that were applied to it."""
 
     name: str
     follower: ScheduleFollower
@@ -233,18 +233,18 @@ class _Device:
 
 
 class _TickQueue:
-    """Which devices are to be looked at, by tick: most of a fleet shares its ticks.
+    """The devices that are due, by tick: most of a fleet shares its ticks.
 
     Args:
-        looks: Devices by tick, no list empty.
+        due: Devices by tick, no list empty.
     """
 
-    def __init__(self, looks: dict[int, list[_Device]]) -> None:
-        self._looks = looks
-        self._ticks = sorted(looks)
+    def __init__(self, due: dict[int, list[_Device]]) -> None:
+        self._due = due
+        self._ticks = sorted(due)
 
     def __bool__(self) -> bool:
-        """Tell whether anything is to come."""
+        """Return whether a device is queued."""
         return bool(self._ticks)
 
     @property
@@ -253,15 +253,15 @@ class _TickQueue:
         return self._ticks[0]
 
     def add(self, tick: int, device: _Device) -> None:
-        """Look at a device at a tick."""
-        if tick not in self._looks:
-            self._looks[tick] = []
+        """Queue a device for a tick."""
+        if tick not in self._due:
+            self._due[tick] = []
             heapq.heappush(self._ticks, tick)
-        self._looks[tick].append(device)
+        self._due[tick].append(device)
 
     def pop(self, tick: int) -> list[_Device]:
         """Take the devices that are due at a tick or before it."""
         due: list[_Device] = []
         while self._ticks and self._ticks[0] <= tick:
-            due += self._looks.pop(heapq.heappop(self._ticks))
+            due += self._due.pop(heapq.heappop(self._ticks))
         return due

@@ -91,7 +91,7 @@ def curves(
 
 
 def is_trace(what: str) -> bool:
-    """Tell whether a name is that of a trace."""
+    """Return whether a name is that of a trace."""
     path = Path(what)
     return what.startswith(DATA) or (
         path.suffix != ".toml" and (path.suffix != "" or path.is_file())

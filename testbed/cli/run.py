@@ -251,7 +251,7 @@ def _measured(experiment: Experiment) -> Experiment:
 
 
 def path_is_run(options: argparse.Namespace) -> bool:
-    """Tell whether the command line names a folder, to go on with its run."""
+    """Return whether the command line names a folder, to go on with its run."""
     path: Path = options.experiment
     return path.is_dir()
 

@@ -62,10 +62,10 @@ def fitting_dilation(demand: Demand, cores: float) -> int:
 
 
 def fits(demand: Demand, cores: float, dilation: float) -> bool:
-    """Tell whether a fleet fits into a machine, its time dilated so far."""
+    """Return whether a fleet fits into a machine, its time dilated so far."""
     return has_room(demand, cores, dilation) and demand.one_thread <= dilation + SLACK
 
 
 def has_room(demand: Demand, cores: float, dilation: float) -> bool:
-    """Tell whether there are cores enough, however fast each is."""
+    """Return whether there are cores enough, however fast each is."""
     return HEADROOM * demand.together / free_cores(cores) <= dilation + SLACK

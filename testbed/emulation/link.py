@@ -119,7 +119,7 @@ class LinkDirection:
             self._place(piece)
 
     def is_full(self, now: float) -> bool:
-        """Tell whether the sender should wait."""
+        """Return whether the sender should wait."""
         return self.free_at - now > QUEUE_S
 
     @property

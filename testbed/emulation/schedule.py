@@ -266,7 +266,7 @@ class ScheduleFollower:
         return self._heat is None and self._timeline.is_constant
 
     def needs_load(self, t: float) -> bool:
-        """Tell whether it is time to say what the device has computed."""
+        """Return whether it is time to say what the device has computed."""
         return t >= self._update_at - _ROUNDING_S
 
     def conditions(self, t: float) -> Conditions:

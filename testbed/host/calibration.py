@@ -1,13 +1,10 @@
-"""Measures what the steps of a task cost on this machine, in a process of its own.
+"""Measures the processor time of training steps and codecs on this machine, in a child process.
 
     python -m fairbed.testbed.host.calibration PARENT < Probe in JSON > WorkCosts in JSON
 
-It runs the agent's own training loop, so that everything is counted that a device does in a step.
-
-Measures what the codecs of a run cost on this machine: the agent's own coder, now and then.
-
-Between two models a device trains, sleeps, and hands memory back, so the processor's caches hold
-nothing of them any more: here other memory is walked over before each measurement.
+It runs the agent's own training loop and coder, so that the whole work of a device is counted.
+Between two models a device trains, sleeps and frees memory, so the processor's caches hold no part
+of a model when a codec begins. Therefore the caches are overwritten before each measurement.
 """
 
 import os
@@ -42,10 +39,10 @@ from fairbed.wire.selfcheck import selfcheck_inputs
 from fairbed.wire.tensors import vector_to_bytes
 
 REPEATS = 15
-"""Of each measurement; the median counts."""
+"""Of each measurement; the result is the median."""
 
 CACHE_BYTES = 64 << 20
-"""More than the caches of a core and what it shares with few others."""
+"""More than the private and shared caches of a core."""
 
 _CHUNK_BYTES = 65_536
 
@@ -68,13 +65,13 @@ ANY_DEVICE = Device(
 
 @dataclass(frozen=True, slots=True)
 class _CodecSample:
-    """A model that came, and what training has made of it; vectors of shape (n_values,)."""
+    """A received model, and the model after training; vectors of shape (n_values,)."""
 
     train: Train
     before: Train
-    """Of the version before."""
+    """The request of the version before."""
     blob: bytes | None
-    """The model packed; None if it came as it is."""
+    """The encoded model; None if it is sent unencoded."""
     base: Vector
     """The version before."""
     model: Vector
@@ -82,14 +79,14 @@ class _CodecSample:
 
 
 def codec_work_s(spec: TaskSpec, exchange: ExchangeConfig) -> tuple[float, float]:
-    """Return what unpacking a model and packing an update cost, seconds of one core, the medians.
+    """Return the cost of decoding a model and encoding an update, seconds of one core, medians.
 
     Args:
         spec: Of the task.
         exchange: The codecs.
 
     Returns:
-        Unpacking, 0 where models come as they are, and packing.
+        Decoding, 0 where models are sent unencoded, and encoding.
     """
     sample, cache = _codec_sample(spec, exchange), np.ones(CACHE_BYTES // 8)
     decoded, encoded = list[float](), list[float]()
@@ -160,14 +157,14 @@ MEASURE_S = 0.4
 """For training steps, and once more for evaluation steps."""
 
 MIN_STEPS = 4
-"""Of each size, however long they take; the first is not counted."""
+"""Of each size, however long they take; the first is discarded."""
 
 TIMEOUT_S = 120.0
 
 SMALL_EVALUATION = trainer.EVALUATION_BATCH // 4
 
 _CALM_RATE = 1e-6
-"""Learning rate that leaves the model where it is: the cost of a step is wanted, no descent."""
+"""A learning rate that hardly changes the model: only the cost of a step matters."""
 
 
 class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -176,15 +173,15 @@ class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     artifact: bytes
     hyperparameters: Hyperparameters
     exchange: ExchangeConfig | None = None
-    """Codecs to measure beside the steps; None leaves them out."""
+    """Codecs to measure too; None measures none."""
 
 
 async def work_costs(folder: Path, probe: Probe) -> WorkCosts:
-    """Return the costs that a run's folder keeps; measure them if it has none yet.
+    """Return the costs stored in a run's folder; measure and store them if there are none.
 
     Raises:
         BackendError: They cannot be measured.
-        OSError: They cannot be kept.
+        OSError: They cannot be stored.
     """
     path = anyio.Path(folder / WORK)
     try:
@@ -196,7 +193,7 @@ async def work_costs(folder: Path, probe: Probe) -> WorkCosts:
 
 
 async def measured(probe: Probe) -> WorkCosts:
-    """Return what steps cost here, measured in a process of its own, which takes a second.
+    """Return the cost of steps on this machine, measured in a child process for about a second.
 
     Raises:
         BackendError: They cannot be measured.
@@ -211,13 +208,13 @@ async def measured(probe: Probe) -> WorkCosts:
         reason = f"took over {TIMEOUT_S:g} s" if isinstance(exc, TimeoutError) else str(exc)
         raise BackendError(f"calibration: cannot be run, {reason}; try again") from exc
     if done.returncode != 0:
-        words = (done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
-        raise BackendError(f"calibration: a step of training must run here, it said: {words}")
+        last_line = (done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
+        raise BackendError(f"calibration: a step of training must run here, got: {last_line}")
     return msgspec.json.decode(done.stdout, type=WorkCosts)
 
 
 def measure(probe: Probe) -> WorkCosts:
-    """Run steps of two sizes by turns, and codecs, and return what they cost, by the median."""
+    """Run steps of two sizes in turns, and codecs; return their median costs."""
     engine = OnnxEngine(decode_artifact(probe.artifact))
     costs = WorkCosts(
         train=_train_cost(engine, probe.hyperparameters), evaluate=_evaluate_cost(engine)
@@ -229,7 +226,7 @@ def measure(probe: Probe) -> WorkCosts:
 
 
 class _StepTimer:
-    """A meter that notes the processor time between steps."""
+    """A meter that records the processor time of each step."""
 
     def __init__(self) -> None:
         self.costs_s: dict[int, list[float]] = defaultdict(list)
@@ -280,7 +277,7 @@ def _evaluate_cost(engine: OnnxEngine) -> StepCost:
 
 
 def main() -> int:
-    """Measure what stdin asks for; the first argument is our parent's process id."""
+    """Measure the probe on stdin; the first argument is our parent's process id."""
     die_with_parent(int(sys.argv[1]))
     probe = msgspec.json.decode(sys.stdin.buffer.read(), type=Probe)
     sys.stdout.write(msgspec.json.encode(measure(probe)).decode())

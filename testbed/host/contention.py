@@ -1,7 +1,7 @@
-"""Watches how busy this machine is while it emulates devices.
+"""Measures for how long this machine keeps emulated devices waiting because it is busy.
 
-A device that is kept from running is slower than its profile, and so is one whose bytes wait in a
-broker or a proxy that is kept from running. Nobody would notice: so it is counted.
+A device that waits for a processor is slower than its profile. So is a device whose bytes
+wait in a broker or a proxy that waits for a processor. That time is counted for each device.
 """
 
 import time
@@ -11,11 +11,11 @@ from pathlib import Path
 
 from fairbed.coordinator.ports import Waiting
 
-KEEP_S = 2e-3
+READING_S = 2e-3
 """Readings of the same processes within this time are one: a cohort is dispatched at once."""
 
 SHORT_S = 20e-6
-"""A wait on waking up that delays nothing to speak of. A relay wakes up for every packet: 1,500
+"""A wait on waking up that is too short to matter. A relay wakes up for every packet: 1,500
 waits of 28 us a second were 4 % of the time, and moved no packet by more than that."""
 
 _NS = 1e-9
@@ -23,14 +23,14 @@ _NS = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class SchedulerWaits:
-    """How often the threads of a process have run, and what they waited for that in all."""
+    """For how long the threads of a process waited for a processor, and how often they ran."""
 
     seconds: float = 0.0
     count: int = 0
 
 
 def waits(pid: int) -> SchedulerWaits:
-    """Return what the threads of a process have waited; nothing where the system does not tell."""
+    """Return the waits of the threads of a process; zero where the system does not count them."""
     total_ns, count = 0, 0
     for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         try:
@@ -42,10 +42,10 @@ def waits(pid: int) -> SchedulerWaits:
 
 
 class WaitCounter:
-    """Adds up for how long processes were kept waiting, but for waits that are short.
+    """Sums the time for which processes waited for a processor, without short waits.
 
     Args:
-        read: Returns what a process has waited so far.
+        read: Returns the waits of a process so far.
     """
 
     def __init__(self, read: Callable[[int], SchedulerWaits] = waits) -> None:
@@ -53,8 +53,8 @@ class WaitCounter:
         self._before: dict[int, SchedulerWaits] = {}
         self.seconds = 0.0
 
-    def look(self, pids: Iterable[int]) -> None:
-        """Take in what these processes have waited since they were last looked at."""
+    def update(self, pids: Iterable[int]) -> None:
+        """Add the waits of these processes since the last update."""
         now = {pid: self._read(pid) for pid in pids}
         for pid, found in now.items():
             before = self._before.get(pid, found)
@@ -64,12 +64,12 @@ class WaitCounter:
 
 
 class ContentionMonitor:
-    """Tells what emulated devices have suffered; `coordinator.ports.HostWatch`.
+    """Counts the waits of emulated devices; satisfies `coordinator.ports.HostWatch`.
 
     Args:
-        emulated: Names of the devices that have a profile to be true to.
+        emulated: Names of the devices that have a profile.
         contended_s: For how long a device was kept waiting, seconds in all; None is unknown.
-        path: Processes that every byte passes: the broker, proxies.
+        path: Processes that relay every byte: the broker, proxies.
         dilation: Seconds of this machine in one second of the fleet.
         now: Seconds.
     """
@@ -85,16 +85,16 @@ class ContentionMonitor:
     ) -> None:
         self._emulated, self._contended_s, self._path = frozenset(emulated), contended_s, path
         self._dilation, self._now = dilation, now
-        self._waited, self._read_at = WaitCounter(), -KEEP_S
+        self._waited, self._read_at = WaitCounter(), -READING_S
 
     def waiting(self, device: str) -> Waiting | None:
-        """Return what `device` has suffered so far; None if it is not emulated."""
+        """Return how long `device` and its bytes have waited; None if it is not emulated."""
         if device not in self._emulated:
             return None
         device_s = self._contended_s(device)
         now = self._now()
-        if now - self._read_at >= KEEP_S:
-            self._waited.look(self._path())
+        if now - self._read_at >= READING_S:
+            self._waited.update(self._path())
             self._read_at = now
         return Waiting(
             device_s=(device_s or 0.0) / self._dilation,

@@ -1,4 +1,4 @@
-"""Time that runs slower: a second of the fleet lasts k seconds of this machine.
+"""Time dilation: a second of the fleet lasts k seconds of this machine.
 
 Everything that waits on an event loop of `dilated_loop` waits k times as long, and its clock shows
 seconds of the fleet. So the coordinator's deadlines, the agents' contexts and every duration that a
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class _DilatedSelector(selectors.BaseSelector):
-    """Waits k times as long as it is asked to."""
+    """Waits k times as long as requested."""
 
     def __init__(self, inner: selectors.BaseSelector, dilation: float) -> None:
         self._inner, self._dilation = inner, dilation
@@ -50,7 +50,7 @@ class DilatedLoop(asyncio.SelectorEventLoop):
 
 
 def loop_factory(dilation: float) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return what makes the event loop of a process whose time is dilated; 1 is a plain one."""
+    """Return a factory of event loops with dilated time; 1 makes plain ones."""
     return asyncio.new_event_loop if dilation == 1.0 else lambda: DilatedLoop(dilation)
 
 

@@ -1,4 +1,4 @@
-"""Let no child process outlive the testbed, however the testbed ends.
+"""Ends child processes with the testbed, however the testbed ends.
 
 `kill -9` runs no `finally`, so each child has to notice by itself that its parent is gone:
 
@@ -7,16 +7,16 @@
 
 On Linux both ask the kernel for a signal at the parent's death (`PR_SET_PDEATHSIG`), and a
 guarded program replaces the guard: no extra process stays. The signal is SIGKILL, not SIGTERM,
-because nobody is left to wait for a child that ignores SIGTERM, is stopped or hangs, and nothing
-a child of ours could tidy up is worth an orphan. Elsewhere the guard stays as the program's
+because no process is left to wait for a child that ignores SIGTERM, is stopped or hangs, and no
+clean-up of a child is worth an orphan. Elsewhere the guard stays as the program's
 parent, passes SIGTERM and SIGINT on, and kills the program when its own parent changes.
 
 Three things to know:
 
 * The kernel means the *thread* that forked. Start children from the main thread.
 * The setting dies with a change of user or group. A program that drops root privileges by itself
-  (mosquitto, unless its `user` option names the user it was started as) must be told not to, or
-  be started with `stay=True`.
+  (mosquitto, unless its `user` option names the user it was started as) must be configured not to,
+  or be started with `stay=True`.
 * It is not inherited: a child that starts children guards them too.
 
 This file is also run by its path, with `python -I -S`, to be quick: it imports only small parts
@@ -33,7 +33,7 @@ PR_SET_PDEATHSIG = 1
 _HAS_DEATH_SIGNAL = sys.platform == "linux"
 
 WATCH_INTERVAL_S = 0.2
-"""How often a parent is looked for where the kernel does not tell of its death."""
+"""How often the parent is checked where the kernel does not signal its death; seconds."""
 
 
 def guarded(argv: Sequence[str], *, stay: bool = False) -> list[str]:
@@ -53,14 +53,14 @@ def die_with_parent(parent: int) -> None:
     """End this process when its parent ends; returns at once.
 
     Args:
-        parent: Process id that the caller expects as its parent, told by the parent itself: when
-            the parent died before this call, this process ends here.
+        parent: Process id that the caller expects as its parent, passed by that parent: if it
+            died before this call, this process ends here.
 
     Raises:
         OSError: The kernel refused the request.
     """
     if _HAS_DEATH_SIGNAL:
-        _ask_kernel()
+        _request_death_signal()
     else:
         import threading
 
@@ -69,7 +69,7 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def _ask_kernel() -> None:
+def _request_death_signal() -> None:
     import ctypes
     import signal
 
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str]) -> int:
         parent = numbers[0] if numbers else os.getppid()
         program = argv[0]
     except (ValueError, IndexError):
-        return _complain(f"need [--stay] [PARENT] -- CMD..., got {list(arguments)}", 2)
+        return _print_error(f"need [--stay] [PARENT] -- CMD..., got {list(arguments)}", 2)
     try:
         if stay or not _HAS_DEATH_SIGNAL:
             return _stay(argv, parent)
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str]) -> int:
         _restore_signals()
         os.execvp(program, argv)
     except OSError as error:
-        return _complain(f"cannot run {program}: {error.strerror}; is it on the PATH?", 127)
+        return _print_error(f"cannot run {program}: {error.strerror}; is it on the PATH?", 127)
 
 
 def _restore_signals() -> None:
@@ -141,7 +141,7 @@ def _restore_signals() -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 
 
-def _complain(message: str, status: int) -> int:
+def _print_error(message: str, status: int) -> int:
     sys.stderr.write(f"guard: {message}\n")
     return status
 

@@ -1,9 +1,9 @@
-"""How fast one core of this machine trains, in cores of the profiles' reference machine.
+"""The training speed of one core of this machine, in cores of the reference machine.
 
     core speed = REFERENCE_STEP_S / (processor time of the same step here)
 
-The step is one of the shipped CNN in the agent's own training loop, measured once per host in a
-process of its own, and kept in the user's cache folder.
+The step is one of the shipped CNN in the agent's own training loop. It is measured once per host
+in a child process, and stored in the user's cache folder.
 """
 
 import hashlib
@@ -33,12 +33,12 @@ REFERENCE_STEP_S = 0.017
 """What the step takes on one core of an Intel N100: derived, not measured, and right within a
 factor of 2; see tools/derive_reference.py and docs/profiles.md."""
 
-DIGITS = 3
-"""Of the result that mean something, and more."""
+SIGNIFICANT_DIGITS = 3
+"""Of the result."""
 
 
 class HostSpeed(Struct, frozen=True, kw_only=True):
-    """A measurement, as the cache keeps it."""
+    """A measurement, as the cache stores it."""
 
     cpu: str
     cores: int
@@ -49,13 +49,13 @@ class HostSpeed(Struct, frozen=True, kw_only=True):
     @property
     def core_speed(self) -> float:
         """Speed of one core, in cores of the reference machine."""
-        return float(f"{REFERENCE_STEP_S / self.step_s:.{DIGITS}g}")
+        return float(f"{REFERENCE_STEP_S / self.step_s:.{SIGNIFICANT_DIGITS}g}")
 
 
 def host_speed(environ: Mapping[str, str]) -> HostSpeed:
-    """Return the speed of this machine; measure it if the cache has it not, for about a second.
+    """Return the speed of this machine from the cache, or measure it in about a second.
 
-    A cache that cannot be written is no obstacle: the next one measures again.
+    If the cache cannot be written, the next call measures again.
 
     Args:
         environ: Read for `XDG_CACHE_HOME` and `HOME` only.
@@ -91,7 +91,7 @@ def _kept_or_measured(environ: Mapping[str, str]) -> HostSpeed:
 
 
 def cache_path(environ: Mapping[str, str]) -> Path:
-    """Return where the speed of a machine like this one, with this engine, is kept."""
+    """Return the cache file for this type of machine and this engine."""
     key = "\n".join([cpu_model(), str(os.cpu_count()), engine_version(), platform.machine()])
     root = environ.get("XDG_CACHE_HOME") or str(
         Path(environ.get("HOME", "~")).expanduser() / ".cache"
@@ -101,12 +101,12 @@ def cache_path(environ: Mapping[str, str]) -> Path:
 
 
 def cpu_model() -> str:
-    """Return what the processor calls itself."""
+    """Return the model name of the processor."""
     with suppress(OSError, UnicodeDecodeError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        told = dict(line.partition(":")[::2] for line in reversed(lines) if ":" in line)
-        told = {key.strip(): value.strip() for key, value in told.items()}
-        words = [told.get(key, "") for key in ("model name", "cpu family", "model", "CPU part")]
+        fields = dict(line.partition(":")[::2] for line in reversed(lines) if ":" in line)
+        fields = {key.strip(): value.strip() for key, value in fields.items()}
+        words = [fields.get(key, "") for key in ("model name", "cpu family", "model", "CPU part")]
         if any(words):
             return " ".join(word for word in words if word)
     return platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""How numerical libraries are told how many threads to start; read once, when they are loaded."""
+"""Environment variables for the number of threads of numerical libraries, read when they load."""
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -8,4 +8,4 @@ THREAD_VARIABLES = (
 )
 
 ONE_THREAD = dict.fromkeys(THREAD_VARIABLES, "1")
-"""For a process beside others that compute: their threads would wait for each other."""
+"""One thread, for a process beside others that compute: more would wait for each other."""

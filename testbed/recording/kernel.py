@@ -133,7 +133,7 @@ class Kernels:
         self._processes, self._told, self._deadline_s = processes, told, deadline_s
 
     def is_over(self) -> bool:
-        """Tell whether they have ended, or take far too long."""
+        """Return whether they have ended, or take far too long."""
         has_ended = all(process.poll() is not None for process in self._processes)
         return has_ended or time.monotonic() > self._deadline_s
 

@@ -1,1 +1,1 @@
-"""One run: broker, fleet, coordinator, and their end."""
+"""One live run: checks before it, broker, fleet, coordinator, evaluation, and its end."""

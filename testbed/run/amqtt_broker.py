@@ -1,4 +1,4 @@
-"""amqtt as a program: one listener, one user, and two faults of its broker mended.
+"""amqtt as a program: one listener, one user, and fixes for two faults of its broker.
 
 Run by its path: `python -I amqtt_broker.py SETTINGS.json`, with `bind`, `user` and `password`.
 Seen in amqtt 0.12.1: a client that connects is sent whatever is retained under the subscriptions
@@ -21,22 +21,24 @@ from amqtt.session import Session
 
 
 class OnePassword(BaseAuthPlugin):  # type: ignore[misc]  # amqtt publishes no types
-    """Lets the one user in."""
+    """Accepts the one user."""
 
     @dataclass
     class Config:
-        """What amqtt reads from the settings."""
+        """The settings that amqtt passes to this plug-in."""
 
         user: str
         password: str
 
     async def authenticate(self, *, session: Session) -> bool:
-        """Tell whether user and password are right."""
-        given = f"{session.username}:{session.password}".encode()
-        return hmac.compare_digest(given, f"{self.config.user}:{self.config.password}".encode())
+        """Return whether user and password are right."""
+        credentials = f"{session.username}:{session.password}".encode()
+        return hmac.compare_digest(
+            credentials, f"{self.config.user}:{self.config.password}".encode()
+        )
 
 
-class MendedBroker(Broker):  # type: ignore[misc]  # amqtt publishes no types
+class FixedBroker(Broker):  # type: ignore[misc]  # amqtt publishes no types
     """amqtt's broker; its loops over all subscriptions never let another task change them."""
 
     async def _publish_retained_messages_for_subscription(
@@ -56,7 +58,7 @@ async def serve(bind: str, user: str, password: str) -> None:
         "listeners": {"default": {"type": "tcp", "bind": bind}},
         "plugins": {f"{__name__}.{OnePassword.__name__}": {"user": user, "password": password}},
     }
-    broker = MendedBroker(settings)
+    broker = FixedBroker(settings)
     await broker.start()
     await asyncio.Event().wait()
 

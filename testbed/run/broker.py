@@ -1,16 +1,13 @@
-"""An MQTT broker of our own for one run: started, checked, password-protected, and gone with us.
+"""The MQTT broker of a run: an embedded one is started and ended, an external one is checked.
 
-`auto` takes the first that is installed, fastest first: mosquitto, the NATS server, amqtt.
-All speak MQTT 3.1.1. A broker listens on one address, knows one user with a random password,
-takes no packet above 1 MiB and queues a bounded number of bytes (amqtt has neither limit: the
-windows of `wire.transfer` bound it).
+`start_broker` runs an embedded broker. `auto` takes the first that is installed, fastest first:
+mosquitto, the NATS server, amqtt. All speak MQTT 3.1.1. The broker listens on one address, has
+one user with a random password, takes no packet above 1 MiB and queues a bounded number of bytes
+(amqtt has neither limit: the windows of `wire.transfer` bound it).
 
-Whether a broker that is not ours can be used, asked before anything else is started.
-
-How large a message a broker takes: found out by sending some to ourselves.
-
-A broker drops one that is too large, or the connection with it; so this is done on a link of its
-own, before anything depends on it.
+`await_broker` checks that an external broker accepts us. `find_chunk_limit` measures the largest
+message that it passes on: a broker drops a larger one, or the connection with it, so the test
+uses a connection of its own, before the run depends on it.
 """
 
 import base64
@@ -43,23 +40,23 @@ from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Tran
 from fairbed.wire.transport.client import MqttTransport
 
 CHUNK_SIZES = (64 * 1024, 112 * 1024, 256 * 1024, 480 * 1024, MAX_CHUNK_BYTES)
-"""The smallest is what a link probe needs; the second is for brokers with 120 KiB or 128 kB."""
+"""A link probe needs the smallest; the second is for brokers with a limit of 120 KiB or 128 kB."""
 
 SLACK_BYTES = 128
 """Topics of chunks may be longer than the probe's, and some brokers count them."""
 
 PROBE_ANSWER_S = 20.0
-"""Longest wait for one message to come back; 960 KiB take this at 800 kbit/s both ways."""
+"""Longest wait for one message to come back, seconds: 960 KiB at 800 kbit/s both ways."""
 
 
 async def largest_chunk(transport: Transport, topic: str) -> int:
-    """Return the largest chunk that the broker takes, bytes; 0 when it takes none.
+    """Return the largest chunk that the broker passes on, bytes; 0 if it passes none.
 
     Ends early when a chunk takes so long that no larger one would be used on this link.
 
     Args:
-        transport: A link that nothing else uses; it is entered and left.
-        topic: Nobody else's.
+        transport: A connection that nothing else uses; it is entered and left.
+        topic: One that no other client uses.
 
     Raises:
         Refused: The broker refused us.
@@ -122,11 +119,11 @@ READY_S = 20.0
 """amqtt takes 0.35 s on a quiet machine; a busy one may be fifty times slower."""
 
 STOP_S = 3.0
-"""From the polite signal to the other one."""
+"""From SIGTERM to SIGKILL, seconds."""
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(16 << 20)}
-"""For glibc, others ignore it: keep up to 16 MiB of freed memory instead of returning it chunk by
-chunk, which costs mosquitto 0.8 ms of processor time per MB that it passes on."""
+"""Settings of glibc's allocator, ignored elsewhere: keep up to 16 MiB of freed memory. Returning it
+chunk by chunk costs mosquitto 0.8 ms of processor time per MB that it passes on."""
 
 POLL_S = 0.01
 PORT_ATTEMPTS = 3
@@ -134,12 +131,12 @@ LOG_LINES = 3
 
 
 class BrokerError(Exception):
-    """No broker could be started; the message says why, in one line."""
+    """No broker could be started or reached; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Setup:
-    """What a broker is to be told."""
+    """Settings of a broker."""
 
     folder: Path
     """For its configuration and data; removed at the end."""
@@ -168,7 +165,7 @@ async def start_broker(
 
     Args:
         choice: Which one; `auto` takes the first that is installed.
-        folder: Its log becomes `broker.log` there; all else it writes is removed at the end.
+        folder: Receives `broker.log`; its other files there are removed at the end.
         port: None takes a free one.
         host: The one address it listens on.
         password: None makes a random one; a restarted coordinator gives the old one.
@@ -243,7 +240,7 @@ class Broker:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=os.environ | ALLOCATOR,
-                    start_new_session=True,  # Ctrl-C is for us: the broker goes last
+                    start_new_session=True,  # Ctrl-C must not end the broker before the run
                 )
             except OSError as exc:
                 raise BrokerError(f"{self.kind}: cannot start {self._command[0]}, {exc}") from exc
@@ -255,7 +252,7 @@ class Broker:
             raise
 
     async def stop(self) -> None:
-        """Stop it, politely at first, and remove what it wrote except the log."""
+        """Stop it, by SIGTERM at first, and remove its files except the log."""
         process = self._process
         if process is not None:
             if process.returncode is None:
@@ -266,7 +263,7 @@ class Broker:
         shutil.rmtree(self._setup.folder, ignore_errors=True)
 
     async def kill(self) -> None:
-        """Kill it as `kill -9` does; what it keeps on disk stays for the next `start`."""
+        """Kill it as `kill -9` does; its files stay for the next `start`."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -287,10 +284,10 @@ class Broker:
         await self.start()
 
     async def wait(self) -> str:
-        """Wait until it ends by itself; return its last words."""
+        """Wait until it ends by itself; return the end of its log."""
         if self._process is not None:
             await self._process.wait()
-        return self._last_words()
+        return self._log_end()
 
     async def _await_ready(self, process: Process) -> None:
         """Return when the broker has accepted a connection of ours."""
@@ -304,13 +301,13 @@ class Broker:
                     continue
                 if await self._accepts(process) and process.returncode is None:
                     return
-                trouble = "answered, but let nobody in"
+                trouble = "answered, but refused a login"
                 break
         if process.returncode is not None:
             trouble = f"ended with status {process.returncode}"
         raise BrokerError(
             f"{self.kind}: must answer at {self._setup.host}:{self._setup.port}, but {trouble}: "
-            f"{self._last_words()}; see {self.log}"
+            f"{self._log_end()}; see {self.log}"
         )
 
     async def _accepts(self, process: Process) -> bool:
@@ -325,7 +322,7 @@ class Broker:
             return False
         return is_up
 
-    def _last_words(self) -> str:
+    def _log_end(self) -> str:
         """Return the end of the log on one line."""
         try:
             lines = self.log.read_text(errors="replace").split("\n")
@@ -413,7 +410,7 @@ def _configure_nats(setup: _Setup) -> list[str]:
     settings = {
         "server_name": f"{USER}-{setup.port}",
         "host": setup.host,
-        "port": -1,  # NATS' own protocol; nobody uses it
+        "port": -1,  # NATS' own protocol; unused
         "max_payload": setup.max_packet_bytes,
         "max_pending": MAX_QUEUED_BYTES,
         "authorization": {"user": USER, "password": setup.password},
@@ -457,14 +454,14 @@ _KINDS: Mapping[BrokerKind, _Kind] = {
 
 
 ANSWER_S = 10.0
-"""A broker anywhere on earth answers within this, or a person has to look after it."""
+"""A working broker anywhere on earth answers within this; seconds."""
 
 
 async def await_broker(url: str, within_s: float | None = None) -> None:
-    """Return when the broker at `url` has let us in.
+    """Return when the broker at `url` has accepted a login.
 
     Args:
-        url: As `broker.url`; its password stands in no message.
+        url: As `broker.url`; its password appears in no message.
         within_s: Tries go on for this long, seconds; None is `ANSWER_S`.
 
     Raises:
@@ -489,7 +486,7 @@ async def await_broker(url: str, within_s: float | None = None) -> None:
 
 
 async def find_chunk_limit(url: str, topics: Topics) -> int:
-    """Return the largest chunk that the broker at `url` takes, bytes.
+    """Return the largest chunk that the broker at `url` passes on, bytes.
 
     Raises:
         BrokerError: It takes none, or refuses us.

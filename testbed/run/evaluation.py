@@ -1,4 +1,4 @@
-"""How well a model does on every device's held-out examples, off the record and at full speed."""
+"""Evaluates a model on every device's held-out examples, outside the measured time."""
 
 import math
 import threading
@@ -49,7 +49,7 @@ class FleetEvaluator:
         """Check that model and data fit, and open the engines.
 
         Args:
-            data: Who holds out what.
+            data: The held-out examples of each device.
             artifact: The model's graphs.
             threads: Batches evaluated at the same time.
             make_engine: Opens one engine.
@@ -112,7 +112,7 @@ class FleetEvaluator:
 
 
 def check_fit(dataset: Dataset, spec: TaskSpec) -> None:
-    """See that a model was made for data like these.
+    """Check that a model fits a data set.
 
     Raises:
         DataError: Size, type or number of classes differ.

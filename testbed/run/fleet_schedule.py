@@ -1,4 +1,4 @@
-"""Drives the fleet of a run, and writes down what each device was meant to have."""
+"""Applies the schedules of the devices during a run, and records the configured conditions."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,11 +15,11 @@ from fairbed.testbed.experiment.fleet import PlannedDevice
 from fairbed.testbed.run.stopping import StopControl
 
 LAST_ROWS_S = 5.0
-"""For the driver to write down what holds at the end."""
+"""For the driver to record the last conditions; seconds."""
 
 
 def count_unplugged(devices: Sequence[PlannedDevice], t: float) -> int:
-    """Return how many devices have no link at a moment of the run: nobody can wait for them."""
+    """Return how many devices have no link at `t`: the start of a run does not wait for them."""
     now = (device.timeline.conditions(t) for device in devices)
     return sum(conditions.outage == "unplugged" for conditions in now)
 
@@ -33,14 +33,14 @@ async def follow_schedules(
     group: TaskGroup,
     dilation: float,
 ) -> AsyncIterator[None]:
-    """Have the devices that change follow their followers while the run lasts.
+    """Apply the schedules of the devices that change while the context lasts.
 
-    A driver that cannot go on ends the run.
+    A driver that fails ends the run.
 
     Args:
-        backend: Carries conditions out; None has no devices.
+        backend: Applies conditions; None has no devices.
         devices: The fleet.
-        store: Receives what was configured, and knows where on its clock the run is.
+        store: Receives the configured conditions, and gives the start on the clock of the run.
         stop: Ends the run.
         group: Owns the driver's task.
         dilation: Seconds of this machine in one second of the fleet.
@@ -78,11 +78,11 @@ async def follow_schedules(
         scope.cancel()
         with anyio.move_on_after(LAST_ROWS_S, shield=True):
             await is_over.wait()
-        _tell(driver, len(followers), stop)
+        _record_punctuality(driver, len(followers), stop)
 
 
-def _tell(driver: ScheduleDriver, n_devices: int, stop: StopControl) -> None:
-    """Write down how punctual the driver was."""
+def _record_punctuality(driver: ScheduleDriver, n_devices: int, stop: StopControl) -> None:
+    """Record how late the driver applied changes."""
     kept = driver.punctuality
     is_late = kept.late_p99_s > TICK_S
     if stop.coordinator is not None:

@@ -1,10 +1,9 @@
-"""What a person should know of a run before its first round, one event each.
+"""Checks before the first round of a run or a replay.
 
-What profiles ask for that a backend leaves out: never in silence.
-
-Whether the fleet of an experiment can have the rate that its policy promises.
-
-Lets a fleet into this machine, or says what would make it fit.
+choose_dilation       does the fleet fit into this machine, and with which time dilation?
+infeasible_rate       can the guaranteed selection rate beta hold for this fleet?
+not_emulated          what do profiles ask for that the backend does not emulate?
+preflight_findings    the results for the event log of a run
 """
 
 from collections import defaultdict
@@ -31,20 +30,20 @@ from fairbed.testbed.experiment.fleet import PlannedDevice
 
 
 def not_emulated(devices: Sequence[PlannedDevice], backend: BackendName) -> str | None:
-    """Return one line that says what is not emulated, and of which profiles; None if all is."""
+    """Return one line with the keys that are not emulated, and their profiles; None if all are."""
     owners: dict[str, set[str]] = defaultdict(set)
     concerned = 0
     for planned in devices:
-        wishes = list(_unsupported_keys(planned.link, backend))
-        concerned += bool(wishes)
-        for wish in wishes:
-            owners[wish].add(planned.profile.name if planned.profile else planned.spec.name)
+        keys = list(_unsupported_keys(planned.link, backend))
+        concerned += bool(keys)
+        for key in keys:
+            owners[key].add(planned.profile.name if planned.profile else planned.spec.name)
     if not owners:
         return None
-    found = "; ".join(f"{wish} ({_some(sorted(names))})" for wish, names in owners.items())
+    found = "; ".join(f"{key} ({_some(sorted(names))})" for key, names in owners.items())
     return (
-        f"{concerned} of {len(devices)} devices ask for what the {backend} backend does not "
-        f"emulate, and do not have it: {found}"
+        f"{concerned} of {len(devices)} devices have settings that the {backend} backend does not "
+        f"emulate: {found}"
     )
 
 
@@ -61,8 +60,7 @@ def _some(names: Sequence[str]) -> str:
 def infeasible_rate(experiment: Experiment) -> str | None:
     """Return why beta cannot hold, with the first k whose inequality fails; None if it can.
 
-    Devices of a linear world are there as often as their law says; of others nobody knows it
-    beforehand, and they count as always there.
+    Devices of a linear world have a stated availability; the others count as always available.
     """
     selection = experiment.selection
     if selection.policy not in PROMISING or not experiment.devices:
@@ -73,7 +71,7 @@ def infeasible_rate(experiment: Experiment) -> str | None:
             for group in experiment.fleet
         ]
     )
-    # Of asynchronous rounds: as many are chosen for a version as updates make one.
+    # In asynchronous mode, as many devices are selected for a version as updates make one.
     chosen = experiment.coordinator().wanted
     k = first_infeasible_k(availability, chosen, selection.beta)
     if k is None:
@@ -82,14 +80,14 @@ def infeasible_rate(experiment: Experiment) -> str | None:
     return (
         f"beta {selection.beta:g} cannot hold for the {k} least available of "
         f"{experiment.devices} devices with {chosen} per round; lower it: even if all "
-        f"were always there, {most:.3f} would be the most"
+        f"were always available, at most {most:.3f} is possible"
     )
 
 
 def demand_of(experiment: Experiment, devices: Sequence[PlannedDevice]) -> Demand:
-    """Return what devices may want of this machine at the same time: `CoordinatorConfig.at_work`.
+    """Return the processor demand of the devices that may compute at the same time.
 
-    A device that is not throttled takes what it gets and wants nothing.
+    That number is `CoordinatorConfig.at_work`. A device that is not slowed demands nothing.
     """
     emulated = (planned.spec.device for planned in devices)
     speeds = ((d.speed_ratio, d.engine_threads) for d in emulated if d)
@@ -105,14 +103,14 @@ def choose_dilation(
     """Return the dilation with which the fleet fits into a machine.
 
     Args:
-        experiment: Says how many devices work at the same time, and which dilation is allowed.
+        experiment: Gives the number of devices at work at the same time, and the allowed dilation.
         devices: The fleet, its time not dilated.
         cores: Of this machine.
-        earlier: Dilation of the run that goes on; it is kept if it is enough.
+        earlier: Dilation of the run that is resumed; it is kept if it is enough.
 
     Raises:
         ExperimentError: It does not fit with the dilation that the experiment names, or devices
-            that are not throttled cannot be slowed with the others.
+            without a profile cannot be slowed with the others.
     """
     demand, wanted = demand_of(experiment, devices), experiment.emulation.dilation
     fitting = fitting_dilation(demand, cores)
@@ -137,16 +135,13 @@ def choose_dilation(
 
 def _why(demand: Demand, cores: float, dilation: float, settings: RoundConfig) -> str:
     if has_room(demand, cores, dilation):
-        return (
-            f"one thread of a device is as fast as {demand.one_thread:.2f} cores of this machine, "
-            "however many it has"
-        )
-    who, fewer = "of one round", "choose fewer devices per round"
+        return f"one thread of a device is as fast as {demand.one_thread:.2f} cores of this machine"
+    which, fewer = "of one round", "select fewer devices per round"
     if settings.patience_s is not None:
-        who += f" and of {settings.max_staleness} before it, which may be late and go on,"
+        which += f" and of {settings.max_staleness} rounds before it, whose late devices continue,"
         fewer += ", or a smaller round.max_staleness"
     return (
-        f"the fastest devices {who} want {demand.together:.2f} cores at once, and this "
+        f"the fastest devices {which} need {demand.together:.2f} cores at once, and this "
         f"machine has {cores:g}, {RESERVE_CORES:g} of which are for broker and coordinator: {fewer}"
     )
 
@@ -163,24 +158,26 @@ class PreflightFinding:
 def preflight_findings(
     experiment: Experiment,
     devices: Sequence[PlannedDevice],
-    stage: BackendChoice | None,
+    backend: BackendChoice | None,
     dilation: float,
 ) -> Iterator[PreflightFinding]:
-    """Tell what cannot be had, where the devices are, and whose seconds are counted.
+    """Yield the events: an infeasible rate, the backend, what it does not emulate, the dilation.
 
     Args:
-        experiment: What is asked for.
+        experiment: The experiment.
         devices: The emulated fleet.
-        stage: Where it is; None has no fleet.
+        backend: Where it runs; None has no fleet.
         dilation: Seconds of this machine in one second of the fleet.
     """
-    if (promise := infeasible_rate(experiment)) is not None:
-        yield PreflightFinding("infeasible", promise, "warning")
-    if stage is not None:
-        why = "".join(f"; {name} was passed over: {it}" for name, it in stage.passed_over.items())
-        yield PreflightFinding("backend", f"devices are emulated by the {stage.name} backend{why}")
-        if (words := not_emulated(devices, stage.name)) is not None:
-            yield PreflightFinding("not-emulated", words, "warning")
+    if (problem := infeasible_rate(experiment)) is not None:
+        yield PreflightFinding("infeasible", problem, "warning")
+    if backend is not None:
+        others = "".join(f"; {name} was rejected: {why}" for name, why in backend.rejected.items())
+        yield PreflightFinding(
+            "backend", f"devices are emulated by the {backend.name} backend{others}"
+        )
+        if (line := not_emulated(devices, backend.name)) is not None:
+            yield PreflightFinding("not-emulated", line, "warning")
     if dilation != 1.0:
         yield PreflightFinding(
             "dilated",

@@ -1,4 +1,4 @@
-"""The ways in which a run can be told to end before its last round."""
+"""Ends a run before its last round: signals, closed standard input, a dead helper process."""
 
 import os
 import signal
@@ -13,11 +13,11 @@ from fairbed.testbed.backends.helper import HelperEnded
 from fairbed.testbed.errors import BackendError
 
 DETACH = b"d"
-"""What a TUI writes to the run it started before it leaves it alone."""
+"""A TUI writes this to its run before it detaches."""
 
 
 class StopControl:
-    """How a signal, or the death of a part of the testbed, reaches the run."""
+    """Ends the run in order, or with the failure of a part of the testbed."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
@@ -32,7 +32,7 @@ class StopControl:
             self.scope.cancel()
 
     def on_process_end(self, ended: HelperEnded) -> None:
-        """A device may die and the run goes on; the proxies or the fork server may not."""
+        """Record the end of a device; end the run if it was a proxy or the fork server."""
         if ended.was_asked:
             return
         how = f"signal {-ended.status}" if ended.status < 0 else f"exit status {ended.status}"
@@ -43,12 +43,12 @@ class StopControl:
             self.fail(BackendError(f"{ended.name}: ended with {how}; the fleet is lost"))
 
     def note(self, kind: str, text: str, device: str | None = None) -> None:
-        """Write down what happened to a part of the testbed."""
+        """Record an event of a part of the testbed."""
         if self.coordinator is not None:
             self.coordinator.note(kind, text, "warning", device)
 
     def fail(self, why: Exception) -> None:
-        """The run cannot go on."""
+        """End the run because of an error."""
         self.failure = why
         self.in_order()
 
@@ -73,12 +73,12 @@ async def handle_signals(
 
 
 async def watch_stdin(stop: StopControl) -> None:
-    """End the run in order when standard input ends, unless it said `DETACH` before."""
+    """End the run in order when standard input ends, unless `DETACH` was read before."""
     while True:
         await anyio.wait_readable(sys.stdin.fileno())
-        word = os.read(sys.stdin.fileno(), 16)
-        if word.startswith(DETACH):
+        data = os.read(sys.stdin.fileno(), 16)
+        if data.startswith(DETACH):
             return
-        if not word:
+        if not data:
             stop.in_order()
             return

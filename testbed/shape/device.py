@@ -98,7 +98,7 @@ class ShapedDevice:
 
     def _path_contended_s(self) -> float:
         if self.network is not None:
-            self._path.look(self.network.pids)
+            self._path.update(self.network.pids)
         return self._path.seconds
 
     def meant(self) -> ConditionMeans:

@@ -58,7 +58,7 @@ def passing_name() -> str:
 
 
 def is_leftover(name: str) -> bool:
-    """Tell whether a group is of a run, or of a process, of ours that is dead."""
+    """Return whether a group is of a run, or of a process, of ours that is dead."""
     owner, maker = owner_of(name), _PASSING.fullmatch(name)
     if owner is not None:
         return not is_alive(owner)

@@ -115,7 +115,7 @@ def owners() -> set[NetworkNames]:
 
 
 def is_alive(names: NetworkNames) -> bool:
-    """Tell whether a run's owner lives."""
+    """Return whether a run's owner lives."""
     try:
         descriptor = os.open(lock_file(names), os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

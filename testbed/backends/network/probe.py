@@ -110,7 +110,7 @@ def _try_run_folder() -> str:
 
 
 def _reaches_itself() -> bool:
-    """Tell whether the loopback is up: an address of our own is reached through it."""
+    """Return whether the loopback is up: an address of our own is reached through it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         try:
             socket.create_connection(server.getsockname(), timeout=1.0).close()

@@ -123,7 +123,7 @@ class RelayEnd(asyncio.BufferedProtocol):
             self._go_on()
 
     def has_hung_up(self) -> bool:
-        """Tell whether the other side has closed, where the system tells it before we read."""
+        """Return whether the other side has closed, where the system tells it before we read."""
         if self._transport is None or not hasattr(select, "POLLRDHUP"):
             return not self.is_open
         poll = select.poll()

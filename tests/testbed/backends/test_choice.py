@@ -65,12 +65,12 @@ def test_auto_takes_namespaces_where_they_work() -> None:
 
 def test_auto_says_why_it_passes_the_better_one_over() -> None:
     async def test() -> None:
-        name, passed_over = await choose("auto", [pi(0.001)])
+        name, rejected = await choose("auto", [pi(0.001)])
         assert name == "process"
-        assert passed_over["namespace"].startswith("pi: processor share must be at least 0.01")
-        name, passed_over = await choose("auto", [pi()], has_own_broker=False)
+        assert rejected["namespace"].startswith("pi: processor share must be at least 0.01")
+        name, rejected = await choose("auto", [pi()], has_own_broker=False)
         assert name == "process"
-        assert passed_over["namespace"].startswith("broker.url: devices in namespaces reach")
+        assert rejected["namespace"].startswith("broker.url: devices in namespaces reach")
 
     anyio.run(test)
 

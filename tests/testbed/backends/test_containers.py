@@ -36,12 +36,12 @@ PARENT = """
 import sys
 from pathlib import Path
 import anyio
-from fairbed.testbed.backends.choice import open_stage
+from fairbed.testbed.backends.choice import open_backend
 from fairbed.testbed.backends.base import DeviceSpec
 
 async def main():
     fleet = [DeviceSpec("one"), DeviceSpec("two")]
-    async with open_stage("container", fleet, Path(sys.argv[1]), sys.argv[2]) as stage:
+    async with open_backend("container", fleet, Path(sys.argv[1]), sys.argv[2]) as stage:
         async with stage.backend("mqtt://127.0.0.1:1") as backend:
             await backend.start()
             print(*backend.pids.values(), flush=True)

@@ -24,7 +24,7 @@ from fairbed.testbed.backends.gauges import (
     TEMPERATURE_CELSIUS,
     Gauges,
 )
-from fairbed.testbed.backends.launcher import LOOK_S, EmulatedPace, Launch, host_for
+from fairbed.testbed.backends.launcher import SPEED_POLL_S, EmulatedPace, Launch, host_for
 from fairbed.testbed.emulation.cpu import RecentShare
 from fairbed.testbed.emulation.device import EmulatedSensors, emulated_device
 from fairbed.testbed.emulation.work import StepCost, WorkCosts
@@ -214,7 +214,7 @@ def test_a_section_follows_the_speed_of_this_moment(tmp_path: Path) -> None:
     assert machine.now_s - started == pytest.approx(
         1.0 + sum(slept[:10]) + (1.0 - done_at_half) / 0.25
     )
-    assert max(slept) <= LOOK_S
+    assert max(slept) <= SPEED_POLL_S
 
 
 def test_time_that_a_device_stood_still_on_purpose_is_not_lateness(tmp_path: Path) -> None:

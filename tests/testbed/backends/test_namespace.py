@@ -48,12 +48,12 @@ PARENT = """
 import sys
 from pathlib import Path
 import anyio
-from fairbed.testbed.backends.choice import open_stage
+from fairbed.testbed.backends.choice import open_backend
 from fairbed.testbed.backends.base import DeviceSpec
 
 async def main():
     fleet = [DeviceSpec(f"device-{i}") for i in range(3)]
-    async with open_stage("namespace", fleet, Path(sys.argv[1]), sys.argv[2]) as stage:
+    async with open_backend("namespace", fleet, Path(sys.argv[1]), sys.argv[2]) as stage:
         async with stage.backend("mqtt://127.0.0.1:1") as backend:
             await backend.start()
             print(*backend.pids.values(), flush=True)

@@ -10,10 +10,10 @@ from fairbed.testbed.backends.priority import AUTOGROUP, NICENESS
 
 CODE = """
 import os, sys
-from fairbed.testbed.backends.priority import AUTOGROUP, go_first
+from fairbed.testbed.backends.priority import AUTOGROUP, raise_priority
 if len(sys.argv) > 1:
     os.setuid(int(sys.argv[1]))
-go_first()
+raise_priority()
 print(os.getpriority(os.PRIO_PROCESS, 0))
 print(AUTOGROUP.read_text().split()[-1] if AUTOGROUP.exists() else "none")
 """

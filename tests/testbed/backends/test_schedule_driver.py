@@ -7,7 +7,12 @@ import anyio
 import pytest
 
 from fairbed.profiles.series import Series
-from fairbed.testbed.backends.schedule_driver import STRETCH_S, TICK_S, LoopClock, ScheduleDriver
+from fairbed.testbed.backends.schedule_driver import (
+    RECORD_INTERVAL_S,
+    TICK_S,
+    LoopClock,
+    ScheduleDriver,
+)
 from fairbed.testbed.emulation.condition_log import ConditionMeans
 from fairbed.testbed.emulation.conditions import Conditions
 from fairbed.testbed.emulation.schedule import (
@@ -216,7 +221,7 @@ def test_what_was_configured_is_told_once_a_second_and_adds_up() -> None:
     )
     assert driver.punctuality.changes > 500
     assert len(told) <= 61
-    assert all(s.end_s - s.start_s >= STRETCH_S - 1e-6 for s in told[:-1])
+    assert all(s.end_s - s.start_s >= RECORD_INTERVAL_S - 1e-6 for s in told[:-1])
     volume = sum((s.down_bps or 0.0) * (s.end_s - s.start_s) for s in told)
     assert volume == pytest.approx(Series.sampled(rates, 0.1).integral(0.0, 60.0), rel=1e-3)
 

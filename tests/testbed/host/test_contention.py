@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fairbed.testbed.host.contention import (
-    KEEP_S,
+    READING_S,
     SHORT_S,
     ContentionMonitor,
     SchedulerWaits,
@@ -49,29 +49,29 @@ def test_a_whole_cohort_costs_one_look_at_the_processes() -> None:
     watch = ContentionMonitor(["a"], lambda name: 0.0, path, now=lambda: now[0])
     for _ in range(20):
         watch.waiting("a")
-    now[0] += KEEP_S
+    now[0] += READING_S
     watch.waiting("a")
-    assert looks == [0.0, KEEP_S]
+    assert looks == [0.0, READING_S]
 
 
 def test_long_waits_add_up_and_those_of_waking_up_do_not() -> None:
     told = {7: SchedulerWaits(100.0, 1000), 8: SchedulerWaits(5.0, 10)}
     watch = WaitCounter(lambda pid: told[pid])
-    watch.look([7, 8])
+    watch.update([7, 8])
     assert watch.seconds == 0.0  # before anybody looked
     told[7] = SchedulerWaits(100.0 + 3000 * SHORT_S, 4000)  # a relay at work, and nobody in its way
     told[8] = SchedulerWaits(5.0 + 0.3, 20)
-    watch.look([7, 8])
+    watch.update([7, 8])
     assert watch.seconds == pytest.approx(0.3, rel=1e-3)
 
 
 def test_a_process_that_takes_the_place_of_another_begins_anew() -> None:
     told = {7: SchedulerWaits(100.0, 1000), 8: SchedulerWaits(1.0, 10)}
     watch = WaitCounter(lambda pid: told[pid])
-    watch.look([7])
-    watch.look([8])
+    watch.update([7])
+    watch.update([8])
     told[8] = SchedulerWaits(1.5, 10)
-    watch.look([8])
+    watch.update([8])
     assert watch.seconds == pytest.approx(0.5)
 
 

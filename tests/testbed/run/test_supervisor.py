@@ -179,7 +179,7 @@ def test_a_killed_agent_costs_only_itself(tmp_path: Path) -> None:
         run.wait_round(2)
         with RunReader(run.folder) as reader:
             victim = reader.exchanges(0)[-1].device
-        agents = [p for p in run.family() if "fork server" in " ".join(p.cmdline())]
+        agents = [p for p in run.family() if "fork_server" in " ".join(p.cmdline())]
         oldest = min(agents, key=lambda p: p.create_time())
         next(p for p in agents if p.pid != oldest.pid).kill()
         code, out, err = run.finish()
@@ -193,7 +193,7 @@ def test_a_killed_agent_costs_only_itself(tmp_path: Path) -> None:
 def test_a_run_that_fails_says_why_in_its_events(tmp_path: Path) -> None:
     with running(tmp_path, rounds=500) as run:
         run.wait_round(2)
-        agents = [p for p in run.family() if "fork server" in " ".join(p.cmdline())]
+        agents = [p for p in run.family() if "fork_server" in " ".join(p.cmdline())]
         min(agents, key=lambda p: p.create_time()).kill()
         code, _, err = run.finish()
     assert code == 1

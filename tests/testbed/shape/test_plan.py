@@ -101,7 +101,7 @@ def test_a_link_that_varies_is_drawn_with_the_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("request", "words"),
+    ("options", "words"),
     [
         (DeviceRequest(), "nothing to emulate"),
         (DeviceRequest(cpu="none"), "nothing to emulate"),
@@ -121,9 +121,9 @@ def test_a_link_that_varies_is_drawn_with_the_seed() -> None:
         (DeviceRequest(cpu=0.5, down_bps=1e6, is_paced=True), "got a link to emulate too"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(request: DeviceRequest, words: str) -> None:
+def test_what_cannot_be_is_refused_in_one_line(options: DeviceRequest, words: str) -> None:
     with pytest.raises(RequestError, match=words) as caught:
-        plan(request)
+        plan(options)
     assert "\n" not in str(caught.value)
 
 

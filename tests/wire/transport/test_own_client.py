@@ -124,7 +124,7 @@ async def test_a_user_name_that_mqtt_forbids_is_refused() -> None:
                 await anext(link.events())
 
 
-async def test_answers_that_nobody_waits_for_are_passed_over() -> None:
+async def test_answers_that_nobody_waits_for_are_rejected() -> None:
     strays = b"\x40\x02\x00\x09" + b"\xb0\x02\x00\x09" + b"\x90\x03\x00\x09\x00" + PINGRESP
     with anyio.fail_after(GIVE_UP_S):
         async with broker(stays(ACCEPTED, strays + SUBSCRIBED)) as url, link_to(url) as link:

@@ -37,7 +37,7 @@ def test_the_round_trip_is_no_part_of_the_rate() -> None:
     [(1.0, 0.9, MB), (1.0, 2.0, MB), (0.0, 0.0, MB), (math.nan, 0.0, MB), (1.0, 0.0, 1000)],
     ids=["latency", "quicker than light", "no time", "no number", "small"],
 )
-def test_what_tells_of_latency_is_passed_over(
+def test_what_tells_of_latency_is_rejected(
     elapsed_s: float, round_trip_s: float, n_bytes: int
 ) -> None:
     assert transfer(5.0, elapsed_s, round_trip_s, n_bytes) is None

@@ -48,7 +48,7 @@ def test_another_start_is_another_block() -> None:
 
 
 @pytest.mark.parametrize("gone", range(1, 4))
-def test_a_pool_that_a_route_covers_is_passed_over(gone: int) -> None:
+def test_a_pool_that_a_route_covers_is_rejected(gone: int) -> None:
     found = choose_addresses(100, POOLS[:gone], 77)
     if gone == 3:
         assert found is None
