@@ -254,6 +254,7 @@ def test_a_grid_that_was_killed_goes_on_and_ends_the_same(calls: Path) -> None:
     assert (calls / "compare.json").read_bytes() == (whole / "compare.json").read_bytes()
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_the_workers_and_the_next_call_goes_on(calls: Path) -> None:
     path = grid_file(calls.parent, seeds=6, rounds=60)
     with started(path, calls) as grid:

@@ -170,6 +170,7 @@ def test_a_reader_that_leaves_early_is_no_error_of_ours(
     assert (runs / "err").read_text(encoding="utf-8") == ""
 
 
+@pytest.mark.full
 def test_the_doctor_names_the_data_of_an_experiment_once(
     experiment: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -167,6 +167,7 @@ def test_bad_times_and_addresses_are_one_line(
     assert _record("--serve", "http") == 2
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_this_machine_becomes_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--for", "2s", "--load", "2s", "--like", "raspberry-pi-4b", "--out", tmp_path)

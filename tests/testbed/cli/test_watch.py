@@ -130,7 +130,9 @@ def test_a_run_that_cannot_begin_leaves_no_folder_and_tells_why(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, signal.SIGHUP, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+)
 def test_a_run_ends_in_order_when_its_terminal_is_gone(
     how: signal.Signals, experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
 ) -> None:
@@ -172,7 +174,16 @@ def test_a_run_that_dies_while_it_starts_is_told_as_such(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("moment_s", [0.0, 0.1, 0.2, 0.4, 1.5])
+@pytest.mark.parametrize(
+    "moment_s",
+    [
+        pytest.param(0.0, marks=pytest.mark.full),
+        pytest.param(0.1, marks=pytest.mark.full),
+        0.2,
+        pytest.param(0.4, marks=pytest.mark.full),
+        pytest.param(1.5, marks=pytest.mark.full),
+    ],
+)
 def test_a_signal_while_the_control_room_opens_ends_it_and_the_run(
     moment_s: float, experiment: Path, tmp_path: Path, start: Callable[..., Terminal]
 ) -> None:

@@ -161,6 +161,7 @@ print(min(ratios))
 """
 
 
+@pytest.mark.full
 @pytest.mark.alone
 def test_watching_this_machine_takes_at_most_a_hundredth_of_a_core() -> None:
     """The best of three: a virtual machine counts as used what its host took for others."""

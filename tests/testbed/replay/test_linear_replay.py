@@ -47,11 +47,11 @@ def total_s(rounds: list[Played]) -> float:
 @pytest.mark.parametrize(
     ("settings", "mild_s", "slack"),
     [
-        (["selection.policy=uniform"], 3241, 0.03),
-        (["selection.V=0"], 3286, 0.03),
+        pytest.param(["selection.policy=uniform"], 3241, 0.03, marks=pytest.mark.full),
+        pytest.param(["selection.V=0"], 3286, 0.03, marks=pytest.mark.full),
         (["selection.V=20"], 1520, 0.03),
-        (["selection.V=50"], 1429, 0.03),
-        (["selection.policy=fastest-known"], 1022, 0.03),
+        pytest.param(["selection.V=50"], 1429, 0.03, marks=pytest.mark.full),
+        pytest.param(["selection.policy=fastest-known"], 1022, 0.03, marks=pytest.mark.full),
         (["selection.policy=rbcs-f-known", "selection.V=20"], 1443, 0.03),
     ],
 )

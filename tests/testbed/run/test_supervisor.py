@@ -32,6 +32,10 @@ from tests.testbed.small_run import (
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
+FULL_SIGNALS = [
+    pytest.param(number, marks=pytest.mark.full) for number in (signal.SIGINT, signal.SIGTERM)
+]
+
 
 def test_a_run_ends_with_one_object_on_stdout_and_nothing_left(tmp_path: Path) -> None:
     with running(tmp_path) as run:
@@ -49,6 +53,7 @@ def test_a_run_ends_with_one_object_on_stdout_and_nothing_left(tmp_path: Path) -
     assert not left & {"cache", "endpoint.json", "run.db-wal"}
 
 
+@pytest.mark.full
 @pytest.mark.alone
 def test_devices_are_as_fast_as_their_profiles_say_relative_to_each_other(tmp_path: Path) -> None:
     # So slow that no neighbour can make them late: each needs some hundredths of a core.
@@ -74,6 +79,7 @@ def test_a_fleet_that_this_machine_cannot_carry_is_refused(tmp_path: Path) -> No
     assert not run.folder.exists()
 
 
+@pytest.mark.full
 @pytest.mark.alone
 def test_dilated_time_leaves_every_duration_as_it_is(tmp_path: Path) -> None:
     ratios = {}
@@ -137,7 +143,9 @@ def shift_worker(folder: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("unavailable_as", ["unwilling", "unplugged"])
+@pytest.mark.parametrize(
+    "unavailable_as", [pytest.param("unwilling", marks=pytest.mark.full), "unplugged"]
+)
 def test_devices_follow_their_courses_and_the_run_remembers_them(
     unavailable_as: str, tmp_path: Path
 ) -> None:
@@ -241,7 +249,7 @@ async def test_a_second_run_on_the_same_broker_is_refused_and_hurts_nothing(tmp_
         assert not {"rejoined", "left"} & {event.kind for _, event in reader.events()}
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("signal_number", [*FULL_SIGNALS, signal.SIGKILL])
 def test_an_interrupted_run_leaves_no_process_and_goes_on_at_its_open_round(
     signal_number: int, tmp_path: Path
 ) -> None:
@@ -265,7 +273,10 @@ def test_an_interrupted_run_leaves_no_process_and_goes_on_at_its_open_round(
         assert [row.round for row in reader.rounds()] == list(range(1, 41))
 
 
-@pytest.mark.parametrize("moment_s", [0.0, 0.5, 1.5])
+@pytest.mark.parametrize(
+    "moment_s",
+    [pytest.param(0.0, marks=pytest.mark.full), 0.5, pytest.param(1.5, marks=pytest.mark.full)],
+)
 def test_ctrl_c_soon_after_the_start_leaves_nothing(moment_s: float, tmp_path: Path) -> None:
     with running(tmp_path) as run:
         wait_until(run.folder.exists, "the folder")

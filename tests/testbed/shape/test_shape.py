@@ -96,7 +96,12 @@ def test_a_folder_full_of_strange_modules_disturbs_nobody(
     assert (done.stdout, without_warning(done.stderr)) == ("well\n", "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+FULL_SIGNALS = [
+    pytest.param(number, marks=pytest.mark.full) for number in (signal.SIGTERM, signal.SIGHUP)
+]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, *FULL_SIGNALS, signal.SIGUSR1])
 def test_signals_sent_to_us_reach_the_command(
     start: Start, backend: tuple[str, ...], number: signal.Signals
 ) -> None:
