@@ -62,7 +62,7 @@ class Agreement:
                 up=up,
                 top_k=self._top_k,
                 run=self._run,
-                merged=device.merged_round,
+                merged=device.aggregated_round,
                 model=model,
                 keeps_model=keeps,
             )

@@ -22,7 +22,7 @@ from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import (
     DeviceMetricRow,
     ExchangeRow,
-    FleetRow,
+    FleetContextRow,
     LossQueryRow,
     MetricRow,
     RoundRow,
@@ -188,7 +188,7 @@ def exchange_row(
         attempt=exchange.attempt,
         device=exchange.device,
         outcome=ExchangeState.LATE.value if exchange.goes_on else exchange.stage.value,
-        why=why,
+        reason=why,
         is_valid=not why,
         dispatched_at_s=dispatched_at_s,
         tau_wall_s=exchange.tau_wall_s,
@@ -229,12 +229,12 @@ def exchange_row(
         s_literal_seed=known.s_literal_seed,
         tau_hat_s=known.tau_hat_s,
         width_s=known.width_s,
-        settled_down_bytes=down.n_bytes if down else None,
-        settled_down_s=down.lasted_s if down else None,
-        settled_up_bytes=up.n_bytes if up else None,
-        settled_up_s=up.lasted_s if up else None,
+        steady_down_bytes=down.n_bytes if down else None,
+        steady_down_s=down.lasted_s if down else None,
+        steady_up_bytes=up.n_bytes if up else None,
+        steady_up_s=up.lasted_s if up else None,
         staleness=exchange.staleness,
-        merged_round=exchange.merged_round,
+        aggregated_round=exchange.aggregated_round,
     )
 
 
@@ -252,14 +252,14 @@ def round_row(
     other_bytes: tuple[int, int],
     model_sha256: str,
     coordinator_encode_s: float | None,
-    ask_s: float = 0.0,
+    loss_query_s: float = 0.0,
 ) -> RoundRow:
     """Return the row of a closed round.
 
     `over` are the exchanges that came to their end in it, begun in it or before: they count here,
-    as do their bytes. Who was available at its selection, and what is owed to each device after it,
-    have shape (N,). A round lasts for `ask_s`, if a selection had to ask, then from the dispatch
-    to the last arrival of its own (to the end of the waiting when somebody did not arrive), and
+    as do their bytes. Availability at its selection, and the virtual queues after it, have shape
+    (N,). A round lasts for `loss_query_s`, if its selection needed losses, then from the dispatch
+    to the last arrival of its own (to the end of the wait when a device did not arrive), and
     from there `close_s` until the next model is published. Its bytes are those of the models
     (`bytes_down`) and updates and, since the round before, `other_bytes` (down, up).
     """
@@ -267,7 +267,7 @@ def round_row(
     arrivals = [x.tau_wall_s for x in own if x.tau_wall_s is not None]
     is_complete = len(arrivals) == len(played.exchanges) > 0 and not played.is_buffered
     tau_max_s = max(arrivals) if is_complete else ended_at_s - dispatched_at_s
-    duration_s = ask_s + closed_at_s - dispatched_at_s
+    duration_s = loss_query_s + closed_at_s - dispatched_at_s
     done = [x for x in over if x.stage is ExchangeState.DONE]
     in_time = [x for x in own if x.stage is ExchangeState.DONE]
     slowest = max(in_time, key=lambda x: x.tau_wall_s or 0.0, default=None)
@@ -279,7 +279,7 @@ def round_row(
         closed_at_s=closed_at_s,
         duration_s=duration_s,
         tau_max_s=tau_max_s,
-        close_s=duration_s - ask_s - tau_max_s,
+        close_s=duration_s - loss_query_s - tau_max_s,
         slowest=slowest.device if slowest else None,
         selected=len(played.exchanges),
         aggregated=len(done),
@@ -291,8 +291,8 @@ def round_row(
         bytes_up=sum(x.bytes_up for x in over) + other_bytes[1],
         model_sha256=model_sha256,
         coordinator_encode_s=coordinator_encode_s,
-        ask_s=ask_s,
-        merged_late=sum(bool(x.staleness) for x in done),
+        loss_query_s=loss_query_s,
+        aggregated_late=sum(bool(x.staleness) for x in done),
         dropped_late=sum(x.stage is ExchangeState.LATE for x in over),
         cancelled=sum(x.stage is ExchangeState.CANCELLED for x in over),
     )
@@ -357,9 +357,9 @@ def ask_rows(poll: LossQuery, asks: Mapping[str, EvaluateRequest]) -> list[LossQ
                 outcome=(
                     QueryOutcome.LATE if asked.reply is QueryOutcome.OPEN else asked.reply
                 ).value,
-                why=asked.why,
+                reason=asked.why,
                 loss=answer.loss if answer else None,
-                took_s=asked.took_s,
+                duration_s=asked.took_s,
                 download_s=answer.download_s if answer else None,
                 decode_s=answer.decode_s if answer else None,
                 load_s=answer.load_s if answer else None,
@@ -371,16 +371,16 @@ def ask_rows(poll: LossQuery, asks: Mapping[str, EvaluateRequest]) -> list[LossQ
     return rows
 
 
-def fleet_rows(choice: Choice) -> list[FleetRow]:
+def fleet_rows(choice: Choice) -> list[FleetContextRow]:
     """Return what was known of every device at a selection; nothing where there are too many."""
     if len(choice.is_available) > KEPT_DEVICES:
         return []
     known_s = choice.known_s
     return [
-        FleetRow(
+        FleetContextRow(
             round=choice.round,
             context=choice.context.astype("<f8").tobytes(),
-            known_s=None if known_s is None else known_s.astype("<f8").tobytes(),
+            expected_tau_s=None if known_s is None else known_s.astype("<f8").tobytes(),
         )
     ]
 

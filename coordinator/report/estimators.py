@@ -20,7 +20,7 @@ from fairbed.coordinator.policy.config import SelectionConfig
 from fairbed.coordinator.report.quantities import MISSING, percent
 from fairbed.coordinator.state.registry import LINK_BOUNDS_BPS
 from fairbed.coordinator.store.reader import PlannedSelection, RunReader
-from fairbed.coordinator.store.tables import ExchangeRow, FleetRow
+from fairbed.coordinator.store.tables import ExchangeRow, FleetContextRow
 
 _DEFAULT = SelectionConfig()
 
@@ -44,7 +44,7 @@ def compare_estimators(reader: RunReader, counted_after: float = 0.0) -> dict[st
         rows,
         settings,
         counted_after,
-        {fleet.round: _everybody(fleet) for fleet in reader.fleets()},
+        {fleet.round: _everybody(fleet) for fleet in reader.fleet_contexts()},
         reader.audits(),
     )
     return prequential(_learners(settings), trials, alpha_of(settings))
@@ -68,10 +68,10 @@ def _learners(settings: PlannedSelection) -> dict[str, Learner]:
     }
 
 
-def _everybody(fleet: FleetRow) -> AllDevices:
+def _everybody(fleet: FleetContextRow) -> AllDevices:
     """Return what was known of every device, as numbers."""
     context = np.frombuffer(fleet.context, dtype="<f8").astype(np.float64).reshape(-1, CONTEXT)
-    known_s = fleet.known_s
+    known_s = fleet.expected_tau_s
     return AllDevices(
         context, None if known_s is None else np.frombuffer(known_s, "<f8").astype(np.float64)
     )
@@ -133,7 +133,7 @@ def rounds_that_teach(exchanges: Sequence[ExchangeRow]) -> list[list[ExchangeRow
 
 def _taught_in(x: ExchangeRow) -> tuple[int, int]:
     """Return the round in which an update came, and the one that it began in."""
-    return (x.round if x.merged_round is None else x.merged_round), x.round
+    return (x.round if x.aggregated_round is None else x.aggregated_round), x.round
 
 
 def _contexts(exchanges: Sequence[ExchangeRow], is_literal: bool) -> Floats:

@@ -78,14 +78,14 @@ def summarise_run(reader: RunReader) -> RunSummary:
         rounds = reader.rounds()
         devices = reader.devices()
         truths = {truth.name: truth for truth in reader.truths()}
-        tallies = {tally.device: tally for tally in reader.tallies()}
+        tallies = {tally.device: tally for tally in reader.selection_counts()}
         exchanges = _Table(reader.columns(ExchangeRow, COLUMNS))
         metrics = reader.metrics(since=_last_metric(reader) - 1)
         scores = {row.device: row for row in reader.device_metrics()}
-        crowd = reader.crowd()
+        crowd = reader.fleet_stats()
         last = rounds[-1].round if rounds else 0
         queues = {row.device: row.queue for row in reader.selections(last)}
-        asks = reader.columns(LossQueryRow, ("outcome", "took_s"))
+        queries = reader.columns(LossQueryRow, ("outcome", "duration_s"))
         audits = len(reader.audits())
 
     kinds = {device.name: profile_of(device, truths.get(device.name)) for device in devices}
@@ -101,8 +101,8 @@ def summarise_run(reader: RunReader) -> RunSummary:
                 n_k=device.n_k,
                 selected=tally.selected if tally else 0,
                 aggregated=tally.aggregated if tally else 0,
-                rate=tally.selected / tally.rounds if tally else None,
-                merged_rate=tally.aggregated / tally.rounds if tally else None,
+                selection_rate=tally.selected / tally.rounds if tally else None,
+                aggregation_rate=tally.aggregated / tally.rounds if tally else None,
                 queue=queues.get(device.name),
                 tau_s_median=_median(exchanges.tau_s[of_device]),
                 train_s_median=_median(exchanges.train_s[of_device]),
@@ -116,7 +116,7 @@ def summarise_run(reader: RunReader) -> RunSummary:
         name=info.row.name,
         seed=info.row.seed,
         status=info.status,
-        why=info.row.why,
+        reason=info.row.reason,
         rounds_completed=info.rounds_completed,
         rounds_planned=info.plan.rounds,
         rounds_void=len(rounds) - len(lasted),
@@ -130,7 +130,7 @@ def summarise_run(reader: RunReader) -> RunSummary:
         exchange=_exchanges(exchanges),
         estimator=_estimator(exchanges, len(rounds)),
         queues=_queues(rounds),
-        asking=_asking(asks, rounds),
+        loss_queries=_loss_queries(queries, rounds),
         audits=audits,
         bytes=Bytes(down=sum(r.bytes_down for r in rounds), up=sum(r.bytes_up for r in rounds)),
         fairness=_fairness(reader, tallies, queues)
@@ -198,7 +198,7 @@ def _exchanges(table: _Table) -> ExchangeSummary:
         invalid=int((table.done & ~table.valid).sum()),
         contended=int((table.done & (table.numbers["is_contended"] == 1.0)).sum()),
         late=int((table.outcome == "late").sum()),
-        merged_late=int((stale[table.done] > 0.0).sum()),
+        aggregated_late=int((stale[table.done] > 0.0).sum()),
         staleness_mean=_mean(stale[table.done]),
         cancelled=int((table.outcome == "cancelled").sum()),
         failed=int(np.isin(table.outcome, FAILURES).sum()),
@@ -235,43 +235,43 @@ def _queues(rounds: Sequence[RoundRow]) -> Queues:
     return Queues(mean_total=total / len(rounds), max=max(row.queue_max for row in rounds))
 
 
-def _asking(
-    asks: Sequence[tuple[str, float | None]], rounds: Sequence[RoundRow]
+def _loss_queries(
+    queries: Sequence[tuple[str, float | None]], rounds: Sequence[RoundRow]
 ) -> LossQuerySummary:
-    outcomes = Counter(outcome for outcome, _ in asks)
+    outcomes = Counter(outcome for outcome, _ in queries)
     return LossQuerySummary(
-        count=len(asks),
+        count=len(queries),
         answered=outcomes["answered"],
         late=outcomes["late"],
-        median_s=_median([took_s for _, took_s in asks if took_s is not None]),
-        total_s=sum(row.ask_s for row in rounds),
+        median_s=_median([took_s for _, took_s in queries if took_s is not None]),
+        total_s=sum(row.loss_query_s for row in rounds),
     )
 
 
 def _fairness(
     reader: RunReader, tallies: Mapping[str, SelectionCounts], queues: Mapping[str, float]
 ) -> Fairness:
-    beta, counts_what = reader.plan.beta, reader.plan.selection.queue_counts
+    beta, queue_counts = reader.plan.beta, reader.plan.selection.queue_counts
     if not tallies:
         return Fairness(
             beta=beta,
-            min_rate=None,
-            min_merged_rate=None,
+            min_selection_rate=None,
+            min_aggregation_rate=None,
             jain=None,
             invariant_holds=None,
-            counts=counts_what,
+            queue_counts=queue_counts,
         )
     selected = np.array([tally.selected for tally in tallies.values()], dtype=np.int64)
     aggregated = np.array([tally.aggregated for tally in tallies.values()], dtype=np.int64)
-    counted = selected if counts_what == "selected" else aggregated
+    counted = selected if queue_counts == "selected" else aggregated
     rounds = np.array([tally.rounds for tally in tallies.values()], dtype=np.int64)
     debts = np.array([queues.get(name, 0.0) for name in tallies], dtype=np.float64)
     evenness = jain(selected)
     return Fairness(
         beta=beta,
-        min_rate=float((selected / rounds).min()),
-        min_merged_rate=float((aggregated / rounds).min()),
-        counts=counts_what,
+        min_selection_rate=float((selected / rounds).min()),
+        min_aggregation_rate=float((aggregated / rounds).min()),
+        queue_counts=queue_counts,
         jain=None if np.isnan(evenness) else evenness,
         invariant_holds=None
         if beta is None or not queues.keys() >= tallies.keys()
@@ -283,9 +283,9 @@ def _fairness_of(crowd: FleetStatsRow, plan: ExperimentExcerpt) -> Fairness:
     """Return what was counted of a fleet that has no row for each device."""
     return Fairness(
         beta=plan.beta,
-        min_rate=crowd.min_rate,
-        min_merged_rate=crowd.min_merged_rate,
-        counts=plan.selection.queue_counts,
+        min_selection_rate=crowd.min_selection_rate,
+        min_aggregation_rate=crowd.min_aggregation_rate,
+        queue_counts=plan.selection.queue_counts,
         jain=crowd.jain,
         invariant_holds=None if plan.beta is None else crowd.slack >= -EXACT,
     )

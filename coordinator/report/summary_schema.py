@@ -1,6 +1,7 @@
-"""The keys of `fairbed show RUN --json`: scripts of strangers read them, so they only get added.
+"""The keys of `fairbed show RUN --json`.
 
-A number that is not known is null; NaN is encoded as null, too.
+Scripts read them, so from the first release on keys are only added. An unknown number is null; NaN
+is encoded as null, too.
 """
 
 from msgspec import Struct
@@ -32,15 +33,15 @@ class ExchangeSummary(Struct, frozen=True, kw_only=True):
     invalid: int
     """Done, but may not teach the estimator."""
     contended: int
-    """Of the invalid ones: the machine that emulates the fleet was too busy."""
+    """Of the invalid ones: by contention on the machine that emulates the fleet."""
     late: int
-    """Missed the deadline, and were not merged later."""
-    merged_late: int
+    """Missed the deadline, and were not aggregated later."""
+    aggregated_late: int
     """Done, but one version late or more."""
     staleness_mean: float | None
-    """Versions late, mean over all updates that were merged."""
+    """Versions late, mean over all aggregated updates."""
     cancelled: int
-    """Called off, enough others having arrived, or by a person."""
+    """Ended early: enough others had arrived, or a person excluded the device."""
     failed: int
     """Failed, lost or rejected."""
     median_s: float | None
@@ -55,7 +56,7 @@ class ExchangeSummary(Struct, frozen=True, kw_only=True):
     coordinator_decode_median_s: float | None
     """Of the update, outside the exchange time; None for float32."""
     down_median_bytes: float | None
-    """What one exchange carried."""
+    """Of one exchange."""
     up_median_bytes: float | None
     codecs_down: dict[str, int]
     """Exchanges by the codec that was really used."""
@@ -73,7 +74,7 @@ class EstimatorError(Struct, frozen=True, kw_only=True):
 
 
 class Queues(Struct, frozen=True, kw_only=True):
-    """Fairness debts Z over all rounds."""
+    """Virtual queues Z over all rounds."""
 
     mean_total: float | None
     """Mean over rounds of the sum over devices."""
@@ -88,20 +89,20 @@ class Bytes(Struct, frozen=True, kw_only=True):
 
 
 class Fairness(Struct, frozen=True, kw_only=True):
-    """How evenly devices were chosen."""
+    """How evenly devices were selected."""
 
     beta: float | None
     """Guaranteed rate; None when the policy guarantees none."""
-    min_rate: float | None
+    min_selection_rate: float | None
     """Lowest selections / rounds since it joined."""
-    min_merged_rate: float | None
-    """Lowest merged updates / rounds since it joined."""
+    min_aggregation_rate: float | None
+    """Lowest aggregated updates / rounds since it joined."""
     jain: float | None
     """Of the selections; 1 is equal."""
     invariant_holds: bool | None
     """rate >= beta - Z_T / T of every device, of the rate that `selection.queue_counts` names;
     None without beta."""
-    counts: str
+    queue_counts: str
     """selected or aggregated: what lowers a queue."""
 
 
@@ -124,10 +125,10 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
     n_k: int
     selected: int
     aggregated: int
-    rate: float | None
+    selection_rate: float | None
     """Selected / rounds since it joined."""
-    merged_rate: float | None
-    """Merged / rounds since it joined."""
+    aggregation_rate: float | None
+    """Aggregated / rounds since it joined."""
     queue: float | None
     """Z after the last round."""
     tau_s_median: float | None
@@ -137,16 +138,16 @@ class DeviceSummary(Struct, frozen=True, kw_only=True):
 
 
 class LossQuerySummary(Struct, frozen=True, kw_only=True):
-    """Questions before selections: what the loss of the model is on a device."""
+    """Loss queries before selections."""
 
     count: int
     answered: int
     late: int
     """No answer within `selection.loss_query_timeout_s`."""
     median_s: float | None
-    """From a question to its answer."""
+    """From a query to its answer."""
     total_s: float
-    """What asking has added to the rounds; part of `virtual_s`."""
+    """Time that loss queries added to the rounds; part of `virtual_s`."""
 
 
 class RoundTimes(Struct, frozen=True, kw_only=True):
@@ -163,7 +164,7 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     name: str
     seed: int
     status: str
-    why: str
+    reason: str
     rounds_completed: int
     rounds_planned: int | None
     rounds_void: int
@@ -181,9 +182,9 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     exchange: ExchangeSummary
     estimator: EstimatorError
     queues: Queues
-    asking: LossQuerySummary
+    loss_queries: LossQuerySummary
     audits: int
-    """Exchanges of devices that were drawn by chance."""
+    """Exchanges of uniformly drawn devices."""
     bytes: Bytes
     fairness: Fairness
     round_s: RoundTimes

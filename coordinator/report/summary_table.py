@@ -1,9 +1,14 @@
-"""The summary of a run as plain text: what `fairbed run` closes with."""
+"""The summary of a run as plain text: `fairbed run` prints it at the end."""
 
 from collections.abc import Sequence
 
 from fairbed.coordinator.report.quantities import MISSING, clock, percent, ratio, seconds, size
-from fairbed.coordinator.report.summary_schema import DeviceSummary, ExchangeSummary, RunSummary
+from fairbed.coordinator.report.summary_schema import (
+    DeviceSummary,
+    ExchangeSummary,
+    Fairness,
+    RunSummary,
+)
 
 MAX_DEVICES = 40
 """Devices listed for a terminal."""
@@ -12,9 +17,9 @@ _HEADINGS = (
     ("device", "<"),
     ("profile", "<"),
     ("selected", ">"),
-    ("rate", ">"),
-    ("merged", ">"),
-    ("queue", ">"),
+    ("sel rate", ">"),
+    ("agg rate", ">"),
+    ("queue Z", ">"),
     ("tau s", ">"),
     ("train s", ">"),
     ("accuracy", ">"),
@@ -29,14 +34,12 @@ def summary_table(summary: RunSummary) -> str:
 def _facts(s: RunSummary) -> list[str]:
     planned = f" of {s.rounds_planned}" if s.rounds_planned else ""
     void = f" ({s.rounds_void} void)" if s.rounds_void else ""
-    why = f": {s.why}" if s.why else ""
+    reason = f": {s.reason}" if s.reason else ""
     x, fair = s.exchange, s.fairness
-    bound = {True: "the bound holds", False: "the bound is broken", None: "no bound"}
-    beta = f"promised {fair.beta:g}" if fair.beta is not None else "nothing promised"
-    contended = f" ({x.contended} contended by this machine)" if x.contended else ""
+    contended = f" ({x.contended} by contention on this machine)" if x.contended else ""
     slower = f", one second of the fleet in {s.dilation:.3g}" if s.dilation != 1.0 else ""
     pairs = [
-        ("run", f"{s.run_id}  {s.status}{why}"),
+        ("run", f"{s.run_id}  {s.status}{reason}"),
         (
             "rounds",
             f"{s.rounds_completed}{planned}{void}, median {seconds(s.round_s.median)} s, "
@@ -57,17 +60,20 @@ def _facts(s: RunSummary) -> list[str]:
         ),
         (
             "prediction",
-            f"off by {percent(s.estimator.mape_second_half)} in the second half, "
+            f"mean error {percent(s.estimator.mape_second_half)} in the second half, "
             f"bias {percent(s.estimator.bias, is_signed=True)}",
         ),
         (
             "selection",
-            f"lowest rate {ratio(fair.min_rate)}, merged {ratio(fair.min_merged_rate)}, {beta}, "
-            f"{bound[fair.invariant_holds]}; "
-            f"Jain {ratio(fair.jain)}, queues {ratio(s.queues.mean_total, 2)}, "
-            f"at most {ratio(s.queues.max, 2)}",
+            f"selection rate: min {ratio(fair.min_selection_rate)} ({_guarantee(fair)}); "
+            f"aggregation rate: min {ratio(fair.min_aggregation_rate)}; "
+            f"Jain index {ratio(fair.jain)}",
         ),
-        *_asking(s),
+        (
+            "fairness",
+            f"virtual queues: sum {ratio(s.queues.mean_total, 2)}, max {ratio(s.queues.max, 2)}",
+        ),
+        *_queries(s),
         (
             "traffic",
             f"{size(s.bytes.down)} down{_named(x.codecs_down)}, "
@@ -77,33 +83,40 @@ def _facts(s: RunSummary) -> list[str]:
     return [f"{label:<11}{text}" for label, text in pairs]
 
 
-def _asking(s: RunSummary) -> list[tuple[str, str]]:
-    """Return what came of questions and audits; nothing where there were none."""
-    ask = s.asking
+def _guarantee(fair: Fairness) -> str:
+    if fair.beta is None:
+        return "no guarantee"
+    bound = {True: "bound holds", False: "bound broken", None: "bound unknown"}
+    return f"guaranteed {fair.beta:g}, {bound[fair.invariant_holds]}"
+
+
+def _queries(s: RunSummary) -> list[tuple[str, str]]:
+    """Return a line about loss queries and one about audits; none for what did not happen."""
+    q = s.loss_queries
     pairs = []
-    if ask.count:
+    if q.count:
         pairs.append(
             (
-                "asking",
-                f"{ask.answered} of {ask.count} told their loss, {ask.late} late, "
-                f"median {seconds(ask.median_s)} s; {clock(ask.total_s)} of the rounds",
+                "loss query",
+                f"{q.answered} of {q.count} answered, {q.late} late, "
+                f"median {seconds(q.median_s)} s; {clock(q.total_s)} of the rounds",
             )
         )
     if s.audits:
-        pairs.append(("audit", f"{s.audits} exchanges of devices drawn by chance"))
+        pairs.append(("audit", f"{s.audits} exchanges of uniformly drawn devices"))
     return pairs
 
 
 def _lateness(x: ExchangeSummary) -> str:
-    """Return what else became of those who took too long; nothing if nothing did."""
-    merged = f" and {x.merged_late} merged late" if x.merged_late else ""
-    mean = f" ({x.staleness_mean:.2g} versions on average)" if x.merged_late else ""
+    """Return the counts of late updates that were merged and of cancelled exchanges, if any."""
+    merged = f" and {x.aggregated_late} merged late" if x.aggregated_late else ""
+    mean = f" ({x.staleness_mean:.2g} versions on average)" if x.aggregated_late else ""
     cancelled = f", {x.cancelled} cancelled" if x.cancelled else ""
     return f"{merged}{mean}{cancelled}"
 
 
 def _named(codecs: dict[str, int]) -> str:
-    """Return what the exchanges travelled as, most frequent first; nothing for float32 alone."""
+    """Return the codecs of the exchanges, most frequent first; nothing for float32 alone."""
     if set(codecs) <= {"float32"}:
         return ""
     return " as " + " and ".join(sorted(codecs, key=lambda name: -codecs[name]))
@@ -124,8 +137,8 @@ def _cells(device: DeviceSummary) -> list[str]:
         device.name,
         device.profile or MISSING,
         str(device.selected),
-        ratio(device.rate),
-        ratio(device.merged_rate),
+        ratio(device.selection_rate),
+        ratio(device.aggregation_rate),
         ratio(device.queue, 2),
         seconds(device.tau_s_median),
         seconds(device.train_s_median),

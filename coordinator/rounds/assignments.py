@@ -127,7 +127,7 @@ class Assignments:
             if exchange.offer is not None:
                 device.holds = known.train.model.sha256
             if exchange.stage is ExchangeState.DONE:
-                device.merged_round = exchange.round
+                device.aggregated_round = exchange.round
         return asked
 
     def _train(self, played: Round, name: str) -> Train:

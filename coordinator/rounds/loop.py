@@ -325,7 +325,7 @@ class TrainingLoop:
             other_bytes=self._traffic.take(),
             model_sha256=_hash_of(self._versions.manifest),
             coordinator_encode_s=self._versions.encode_s if aggregated else None,
-            ask_s=self._inquiry.lasted_s(dispatched),
+            loss_query_s=self._inquiry.lasted_s(dispatched),
         )
         more: list[Record] = [*fleet_rows(choice), *self._inquiry.rows]
         for extra in more:

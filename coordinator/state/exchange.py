@@ -91,7 +91,7 @@ class Exchange:
     """It has missed the deadline and goes on."""
     staleness: int | None = None
     """Versions made while it trained; None unless it was merged."""
-    merged_round: int | None = None
+    aggregated_round: int | None = None
     """The round that its update entered; None unless it was merged."""
     ended: float | None = None
     """When it was given up; None unless it was."""

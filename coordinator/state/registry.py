@@ -35,7 +35,7 @@ _KEPT = (
     "is_excluded",
     "trained_last",
     "selected_last",
-    "merged_round",
+    "aggregated_round",
 )
 
 
@@ -70,7 +70,7 @@ class Device:
     """Completed local training in the previous round (s_{t,n} = 0)."""
     selected_last: bool = False
     """Was selected in the previous round."""
-    merged_round: int | None = None
+    aggregated_round: int | None = None
     """Last round that its update entered the model of."""
     holds: bytes | None = None
     """Hash of the model that this process of it pulled last."""

@@ -424,7 +424,7 @@ class Round:
 
     def _checked(self, x: Exchange, event: Checked, now: float, orders: list[Order]) -> None:
         if event.fault is None:
-            x.why, x.staleness, x.merged_round = "", self.version - x.version, self.id
+            x.why, x.staleness, x.aggregated_round = "", self.version - x.version, self.id
             self._put(x, ExchangeState.DONE)
             orders.append(Accept(x.device))
         else:

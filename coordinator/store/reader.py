@@ -38,7 +38,7 @@ from fairbed.coordinator.store.tables import (
     DeviceRow,
     EventRow,
     ExchangeRow,
-    FleetRow,
+    FleetContextRow,
     FleetStatsRow,
     LossQueryRow,
     MetricRow,
@@ -299,11 +299,11 @@ class RunReader:
         """Return every device at the selection of one round."""
         return self._select(SelectionRow, "WHERE round = ? ORDER BY device", (round_id,))
 
-    def fleets(self) -> list[FleetRow]:
+    def fleet_contexts(self) -> list[FleetContextRow]:
         """Return what was known of all devices at each selection, in the order of rounds."""
-        return self._select(FleetRow, "ORDER BY round")
+        return self._select(FleetContextRow, "ORDER BY round")
 
-    def asks(self) -> list[LossQueryRow]:
+    def loss_queries(self) -> list[LossQueryRow]:
         """Return who was asked for a loss, and what came of it, in the order of rounds."""
         return self._select(LossQueryRow, "ORDER BY round, device")
 
@@ -311,14 +311,14 @@ class RunReader:
         """Return the round and the device of each audit."""
         return set(self.columns(SelectionRow, ("round", "device"), "WHERE is_audit"))
 
-    def crowd(self) -> FleetStatsRow | None:
+    def fleet_stats(self) -> FleetStatsRow | None:
         """Return the latest count of a fleet that has no rows for each device; None of others."""
         rows = self._select(FleetStatsRow, "ORDER BY round DESC LIMIT 1")
         return rows[0] if rows else None
 
-    def tallies(self, since_round: int = 0) -> list[SelectionCounts]:
+    def selection_counts(self, since_round: int = 0) -> list[SelectionCounts]:
         """Return how often each device was chosen after round `since_round`."""
-        lists_all = self._query("SELECT selections FROM run")[0][0] == "all"
+        lists_all = self._query("SELECT selection_rows FROM run")[0][0] == "all"
         rows = self._query(_TALLIES if lists_all else _SPARSE_TALLIES, (since_round,))
         return [SelectionCounts(*row) for row in rows]
 
@@ -326,7 +326,7 @@ class RunReader:
         """Return what exchanges whose updates came after round `since_round` are worth."""
         rows = self._query(
             "SELECT count(*), ifnull(sum(NOT is_valid), 0), ifnull(sum(is_contended), 0) "
-            "FROM exchange WHERE ifnull(merged_round, round) > ? AND outcome = 'done'",
+            "FROM exchange WHERE ifnull(aggregated_round, round) > ? AND outcome = 'done'",
             (since_round,),
         )
         return Quality(*rows[0])

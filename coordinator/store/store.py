@@ -103,7 +103,7 @@ def void_rounds_after(
         for record in PER_ROUND:
             statement = f"DELETE FROM {table_of(record).name} WHERE round > ?"
             voided += connection.execute(statement, (round_id,)).rowcount
-        connection.execute("UPDATE run SET resumes = resumes + 1, why = ''")
+        connection.execute("UPDATE run SET resumes = resumes + 1, reason = ''")
         if voided:
             text = f"{voided} rows of rounds after {round_id} are void: those rounds never closed"
             event = EventRow(
@@ -169,7 +169,7 @@ class Store:
         git_revision: str | None,
         dilation: float = 1.0,
         clock: Literal["real", "virtual"] = "real",
-        selections: Literal["all", "chosen"] = "all",
+        selection_rows: Literal["all", "selected"] = "all",
         busy_timeout_s: float = BUSY_TIMEOUT_S,
     ) -> "Store":
         """Make the folder of a new run: `run.db` and `experiment.toml`.
@@ -188,11 +188,11 @@ class Store:
             git_revision=git_revision,
             dilation=dilation,
             status="created",
-            why="",
+            reason="",
             resumes=0,
             telemetry_dropped=0,
             clock=clock,
-            selections=selections,
+            selection_rows=selection_rows,
         )
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -328,9 +328,9 @@ class Store:
         keep = self._writer.run(commit, CLOSE_ROUND_TIMEOUT_S)
         remove_models(self.folder, keep)
 
-    def set_status(self, status: str, why: str = "") -> None:
+    def set_status(self, status: str, reason: str = "") -> None:
         """Queue the run's status: created, running, paused, done, failed, stopped."""
-        self._writer.put("UPDATE run SET status = ?, why = ?", [(status, why)])
+        self._writer.put("UPDATE run SET status = ?, reason = ?", [(status, reason)])
 
     def set_dilation(self, dilation: float) -> None:
         """Queue how many seconds of the machine one second of the run's clock took."""

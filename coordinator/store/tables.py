@@ -1,13 +1,10 @@
-"""The rows of the run store, one dataclass a table; a column is a field, its unit its suffix.
+"""The rows of the run store: a dataclass is a table, a field a column, its suffix the unit.
 
-`at_s` is seconds since the run was created, on the coordinator's monotonic clock carried over
-restarts; wall-clock instants are ISO 8601 strings in UTC and only for people.
+`at_s` is seconds since the run was created, on the coordinator's monotonic clock, which goes on
+after a restart. Wall-clock instants are ISO 8601 strings in UTC, for people only.
 
-The row of a fleet that is too large for rows of its devices; one of `records`.
-
-Rows of the run store about a selection: what was known and asked before it, and its outcome.
-
-Rows of the run store that the testbed writes: what it configured, for analysis alone.
+The coordinator writes what it decided and observed. The testbed writes `truth` and `condition`:
+what it configured, for analysis only.
 """
 
 from dataclasses import dataclass
@@ -18,57 +15,57 @@ from typing import ClassVar, TypeAlias
 class FleetStatsRow:
     """A replayed fleet that is too large for a row of each device, after one round."""
 
-    TABLE: ClassVar[str] = "crowd"
+    TABLE: ClassVar[str] = "fleet_stats"
     KEY: ClassVar[tuple[str, ...]] = ("round",)
 
     round: int
     devices: int
-    chosen: int
-    """Devices that were ever selected: those of the device table."""
-    min_rate: float
+    selected: int
+    """Devices that were selected at least once: those of the device table."""
+    min_selection_rate: float
     """Lowest selections / rounds."""
-    min_merged_rate: float
-    """Lowest merged updates / rounds."""
+    min_aggregation_rate: float
+    """Lowest aggregated updates / rounds."""
     jain: float | None
     """Of the selections; None before the first."""
     slack: float
-    """Least of rate - (beta - Z / T) over the devices."""
+    """Least rate - (beta - Z / T) over the devices: below 0, the bound is broken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetRow:
-    """What was known of every device at the selection of one round, as columns.
+class FleetContextRow:
+    """What was known of every device at the selection of one round, column by column.
 
     Written for fleets of up to `coordinator.records.rows.KEPT_DEVICES` devices, in the order of
     their rows, as little-endian float64.
     """
 
-    TABLE: ClassVar[str] = "fleet"
+    TABLE: ClassVar[str] = "fleet_context"
     KEY: ClassVar[tuple[str, ...]] = ("round",)
 
     round: int
     context: bytes
-    """1/mu, cold start, seconds down, seconds up: what the estimator was told, shape (N, 4)."""
-    known_s: bytes | None
-    """The true expected exchange times, seconds, shape (N,); None where nobody knows them."""
+    """1/mu, cold start, seconds down, seconds up: input of the estimator, shape (N, 4)."""
+    expected_tau_s: bytes | None
+    """The true expected exchange times, seconds, shape (N,); None in a live run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossQueryRow:
-    """One device that was asked for its loss before a selection."""
+    """One loss query to one device before a selection."""
 
-    TABLE: ClassVar[str] = "ask"
+    TABLE: ClassVar[str] = "loss_query"
     KEY: ClassVar[tuple[str, ...]] = ("round", "device")
 
     round: int
     device: str
     outcome: str
     """answered, late, failed, lost, refused."""
-    why: str
+    reason: str
     loss: float | None
-    """As the device says it, nats; None without an answer."""
-    took_s: float | None
-    """From the question to the answer, on the coordinator's clock."""
+    """As the device reported it, nats; None without a reply."""
+    duration_s: float | None
+    """From the query to the reply, on the coordinator's clock."""
     download_s: float | None
     """On the device's clock, like the three below."""
     decode_s: float | None
@@ -98,7 +95,7 @@ class SelectionRow:
     propensity: float
     """Probability of being in the cohort, given what the selector picked."""
     is_audit: bool
-    """Drawn by chance, for the audit sample."""
+    """Drawn uniformly, for the audit sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,12 +115,12 @@ class TruthRow:
     delay_s: float
     """One way."""
     details: str
-    """JSON: all that was configured."""
+    """JSON: the whole configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionRow:
-    """What the testbed configured for a device over a stretch of time, as means that are exact.
+    """What the testbed configured for a device over a stretch of time, as exact means.
 
     Written for devices whose conditions change, at most once a second each, and kept as long as
     telemetry.
@@ -134,14 +131,14 @@ class ConditionRow:
 
     at_s: float
     """End of the stretch."""
-    lasted_s: float
+    duration_s: float
     device: str
     speed_ratio: float | None
     """Of its processor, in cores of the emulating machine, time not dilated; None is not slowed."""
     clock_ratio: float
     """Clock / nominal clock, heat included."""
     temperature_celsius: float | None
-    """At the end; None where the profile does not tell."""
+    """At the end; None if the profile has no temperature."""
     down_bps: float | None
     """Bits that could pass / seconds: an outage counts as 0. None is not limited."""
     up_bps: float | None
@@ -149,9 +146,9 @@ class ConditionRow:
     jitter_s: float
     loss_ratio: float
     outage_s: float
-    """Time without a link, or standing still."""
+    """Time without a link, or frozen."""
     unwilling_s: float
-    """Time in which its owner did not let it take part."""
+    """Time in which it was not available by its schedule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,18 +170,18 @@ class RunRow:
     dilation: float
     """Seconds of the machine in one second of the run's clock."""
     status: str
-    """created, running, paused, done, failed, stopped; interrupted is what a reader makes of a
-    live status without a live process."""
-    why: str
+    """created, running, paused, done, failed, stopped. A reader reports a live status without a
+    live process as interrupted."""
+    reason: str
     resumes: int
-    """How often the run was opened again."""
+    """How often the run was resumed."""
     telemetry_dropped: int
     """Rows of telemetry and conditions that were not stored because the writer fell behind."""
     clock: str
     """real, or virtual: a replay."""
-    selections: str
-    """all: a selection row for each device and round; chosen: for those chosen, and for all in the
-    last round."""
+    selection_rows: str
+    """all: a selection row for each device and round; selected: for the cohort only, and for all
+    devices in the last round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,13 +210,13 @@ class RoundRow:
 
     round: int
     attempt: int
-    """How often the round was begun anew after a restart."""
+    """How often the round was started again after a restart."""
     status: str
-    """done, void (nobody available, or nothing came back)."""
+    """done, or void: no device available, or no update arrived."""
     dispatched_at_s: float
     closed_at_s: float
     duration_s: float
-    """ask_s + max tau_wall + close_s."""
+    """loss_query_s + max tau_wall + close_s."""
     tau_max_s: float
     close_s: float
     """From the last arrival, or the deadline, to the next model."""
@@ -237,12 +234,12 @@ class RoundRow:
     model_sha256: str
     coordinator_encode_s: float | None
     """Packing the next model at the coordinator, part of close_s; None if it was not packed."""
-    ask_s: float
-    """Asking candidates for their losses, before the dispatch and part of the duration."""
-    merged_late: int = 0
-    """Updates of earlier versions that entered the next model."""
+    loss_query_s: float
+    """Loss queries before the dispatch, part of the duration."""
+    aggregated_late: int = 0
+    """Updates of older model versions that entered the next model."""
     dropped_late: int
-    """Exchanges given up in it because they took too long."""
+    """Exchanges dropped in it because they were too late."""
     cancelled: int
 
 
@@ -258,7 +255,7 @@ class ExchangeRow:
     device: str
     outcome: str
     """done, late, failed, lost, rejected, cancelled."""
-    why: str
+    reason: str
     """One line when the outcome is not done or the exchange is not valid."""
     is_valid: bool
     """May teach the estimator."""
@@ -266,7 +263,7 @@ class ExchangeRow:
     tau_wall_s: float | None
     """t_complete - t_dispatch."""
     queued_s: float
-    """Waiting for a grant, which is ours."""
+    """Waiting for a grant: time of the coordinator, not of the device."""
     tau_s: float | None
     """tau_wall - queued: the model exchange time."""
     signal_s: float | None
@@ -286,14 +283,14 @@ class ExchangeRow:
     coordinator_decode_s: float | None
     """From the update's blob to its vector, off the loop and outside tau; None for float32."""
     contended_s: float | None
-    """For how long the machine that emulates the device kept it, its link or the broker waiting;
-    None where nobody can tell."""
+    """How long the emulating machine kept the device, its link or the broker waiting; None where
+    that cannot be measured."""
     is_contended: bool
-    """That was too long for the exchange to be the device's own."""
+    """Contention on the host was so long that the exchange is invalid."""
     codec_down: str
-    """What brought the model: float32, float16, int8 or delta."""
+    """Codec of the model: float32, float16, int8 or delta."""
     codec_up: str
-    """What the update came in: float32, float16, int8 or top-k."""
+    """Codec of the update: float32, float16, int8 or top-k."""
     bytes_down: int
     bytes_up: int
     rerequests_down: int
@@ -318,16 +315,16 @@ class ExchangeRow:
     tau_hat_s: float | None
     """Prediction made before selection."""
     width_s: float | None
-    settled_down_bytes: int | None
-    """Of the model, after its first chunk: by then TCP has found the rate of the link. None where
-    there was one chunk, or one came twice; so with the three below."""
-    settled_down_s: float | None
-    settled_up_bytes: int | None
-    settled_up_s: float | None
+    steady_down_bytes: int | None
+    """Steady part of the model's transfer, after its first chunk: by then TCP has found the rate
+    of the link. None for a single chunk or a repeated one; likewise the three below."""
+    steady_down_s: float | None
+    steady_up_bytes: int | None
+    steady_up_s: float | None
     staleness: int | None
-    """Versions made while it trained, 0 for an update in time; None if it was not merged."""
-    merged_round: int | None
-    """The round whose merge it entered; None if it was not merged."""
+    """Model versions made while it trained, 0 in time; None if it was not aggregated."""
+    aggregated_round: int | None
+    """The round in which it was aggregated; None if it was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,7 +370,7 @@ class DeviceMetricRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryRow:
-    """One context as it came (kept for a limited time)."""
+    """One context as it arrived (kept for a limited time)."""
 
     TABLE: ClassVar[str] = "telemetry"
     KEY: ClassVar[tuple[str, ...]] = ()
@@ -393,13 +390,12 @@ class TelemetryRow:
     clock_ratio: float | None
     """Clock under load / nominal clock; None where it cannot be read."""
     throttled: str | None
-    """What holds the processor back, words with commas between; empty is nothing, None is not
-    known."""
+    """Causes that throttle the processor, comma-separated; empty is none, None is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRow:
-    """Something a person may want to know."""
+    """One event of the run, for people."""
 
     TABLE: ClassVar[str] = "event"
     KEY: ClassVar[tuple[str, ...]] = ()
@@ -417,7 +413,7 @@ class EventRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRow:
-    """An order of a person to the run."""
+    """A command of an operator to the run."""
 
     TABLE: ClassVar[str] = "command"
     KEY: ClassVar[tuple[str, ...]] = ("id",)
@@ -430,7 +426,7 @@ class CommandRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRow:
-    """Everything needed to go on after a closed round."""
+    """Everything that resuming after a closed round needs."""
 
     TABLE: ClassVar[str] = "checkpoint"
     KEY: ClassVar[tuple[str, ...]] = ("round",)
@@ -451,7 +447,7 @@ Record: TypeAlias = (
     | RoundRow
     | FleetStatsRow
     | SelectionRow
-    | FleetRow
+    | FleetContextRow
     | LossQueryRow
     | ExchangeRow
     | MetricRow

@@ -86,7 +86,7 @@ class Feed:
                 rounds=rounds,
                 exchanges=reader.exchanges(max(cursor.round, newest - ROUNDS_KEPT)),
                 measured=reader.latest_exchanges() if cursor.round == 0 else (),
-                tallies=reader.tallies(cursor.round) if rounds else (),
+                tallies=reader.selection_counts(cursor.round) if rounds else (),
                 quality=reader.quality(cursor.round) if rounds else Quality(),
                 selections=reader.selections(newest) if rounds else (),
                 metrics=metrics,

@@ -68,7 +68,7 @@ class DeviceView:
         return self.selected / self.rounds if self.rounds else None
 
     @property
-    def merged_rate(self) -> float | None:
+    def aggregation_rate(self) -> float | None:
         """Merged updates per round since it joined."""
         return self.aggregated / self.rounds if self.rounds else None
 
@@ -119,7 +119,7 @@ class Stragglers:
     def plus(self, rows: Sequence[RoundRow]) -> "Stragglers":
         """Return the counts with those of more rounds."""
         return Stragglers(
-            self.merged + sum(row.merged_late for row in rows),
+            self.merged + sum(row.aggregated_late for row in rows),
             self.dropped + sum(row.dropped_late for row in rows),
             self.cancelled + sum(row.cancelled for row in rows),
         )

@@ -181,9 +181,9 @@ def _replayed(folder: Path, reader: RunReader, counted_after: float) -> dict[str
     links = recent_links(folder)
     rows = {device.name: device.row for device in reader.devices()}
     known_s = {
-        fleet.round: np.frombuffer(fleet.known_s, "<f8")
-        for fleet in reader.fleets()
-        if fleet.known_s is not None
+        fleet.round: np.frombuffer(fleet.expected_tau_s, "<f8")
+        for fleet in reader.fleet_contexts()
+        if fleet.expected_tau_s is not None
     }
     trials: dict[str, list[EstimatorTrial]] = {KNOWN: [], **({KNOWN_THEN: []} if links else {})}
     last = dict[str, ExchangeRow]()

@@ -50,7 +50,7 @@ def ground_truth_of(
     """
     is_emulated = truth.profile != "this-machine"
     return GroundTruth(
-        start_s=np.array([row.at_s - row.lasted_s for row in conditions], dtype=np.float64),
+        start_s=np.array([row.at_s - row.duration_s for row in conditions], dtype=np.float64),
         end_s=np.array([row.at_s for row in conditions], dtype=np.float64),
         means={
             "speed_ratio": np.array([_speed(row.speed_ratio) for row in conditions]),

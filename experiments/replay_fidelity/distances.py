@@ -64,7 +64,7 @@ def read_times(folder: Path, close_s: float = 0.0) -> RunTimes:
         StoreError: It cannot be read.
     """
     with RunReader(folder) as reader, reader.snapshot():
-        return times_of(reader.exchanges(), reader.rounds(), reader.tallies(), close_s)
+        return times_of(reader.exchanges(), reader.rounds(), reader.selection_counts(), close_s)
 
 
 def times_of(

@@ -149,7 +149,7 @@ def measure(folder: Path) -> RunMeasures:
     """
     with RunReader(folder) as reader:
         summary = summarise_run(reader)
-        rounds, tallies = reader.rounds(), reader.tallies()
+        rounds, tallies = reader.rounds(), reader.selection_counts()
         evaluations = [(row.round, row.accuracy_mean) for row in reader.metrics()]
         queues = _queues(reader, rounds, tallies)
     values = {

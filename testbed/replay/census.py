@@ -42,9 +42,9 @@ class Census:
         crowd = FleetStatsRow(
             round=round_id,
             devices=n,
-            chosen=int(np.count_nonzero(self._selected)),
-            min_rate=float(self._selected.min()) / round_id,
-            min_merged_rate=float(self._merged.min()) / round_id,
+            selected=int(np.count_nonzero(self._selected)),
+            min_selection_rate=float(self._selected.min()) / round_id,
+            min_aggregation_rate=float(self._merged.min()) / round_id,
             jain=None if np.isnan(evenness) else evenness,
             slack=float(slack.min()),
         )

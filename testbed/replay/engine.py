@@ -326,7 +326,7 @@ class Engine:
                 if has_failed:
                     entry = x.entry
                     entry.stage, entry.why, entry.offer = ExchangeState.FAILED, DIVERGED, None
-                    entry.staleness = entry.merged_round = None
+                    entry.staleness = entry.aggregated_round = None
 
     def _hand_over(self, choice: Choice, over: Sequence[ReplayedExchange]) -> LastRound:
         """Open the next table with what is in flight; return participation in this round."""

@@ -357,7 +357,7 @@ def resolve_at_once(exchanges: Sequence[ReplayedExchange], table: Round) -> floa
     for at in done:
         x, entry = exchanges[at], exchanges[at].entry
         entry.stage, entry.arrived, entry.bytes_up = ExchangeState.DONE, x.tau_s, x.bytes_up
-        entry.staleness, entry.merged_round = 0, table.id
+        entry.staleness, entry.aggregated_round = 0, table.id
     for x in exchanges:
         entry, ready_s = x.entry, x.ready_s
         if ready_s <= end:

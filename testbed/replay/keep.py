@@ -19,7 +19,8 @@ CHECKPOINT_S = 30.0
 
 LISTED = 1_000
 """Fleets of up to so many devices have a row for each of them in every round; of larger ones only
-the cohort has (`RunRow.selections`), and all have one in the last round, unless it is a crowd."""
+the cohort has (`RunRow.selection_rows`), and all have one in the last round, unless there are
+statistics instead (`FleetStatsRow`)."""
 
 
 class Checkpointer:

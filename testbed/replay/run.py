@@ -115,5 +115,5 @@ def _open_store(experiment: Experiment, folder: Path, run_id: str, devices: int)
         version=version("fairbed"),
         git_revision=None,
         clock="virtual",
-        selections="all" if devices <= LISTED else "chosen",
+        selection_rows="all" if devices <= LISTED else "selected",
     )

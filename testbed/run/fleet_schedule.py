@@ -97,7 +97,7 @@ def _record_punctuality(driver: ScheduleDriver, n_devices: int, stop: StopContro
 def _row(name: str, stretch: ConditionMeans) -> ConditionRow:
     return ConditionRow(
         at_s=stretch.end_s,
-        lasted_s=stretch.end_s - stretch.start_s,
+        duration_s=stretch.end_s - stretch.start_s,
         device=name,
         speed_ratio=stretch.speed_ratio,
         clock_ratio=stretch.clock_ratio,

@@ -60,7 +60,7 @@ def asked(place: Lab) -> dict[int, list[LossQueryRow]]:
     """Return who was asked, round by round."""
     with place.reader() as reader:
         rounds: dict[int, list[LossQueryRow]] = {}
-        for row in reader.asks():
+        for row in reader.loss_queries():
             rounds.setdefault(row.round, []).append(row)
     return rounds
 
@@ -101,14 +101,18 @@ async def test_the_download_is_paid_for_by_the_question_and_not_twice(tmp_path: 
     assert {x.was_cold for x in exchanges} == {False}
     assert [row.bytes_down >= 3 * VECTOR_BYTES for row in rounds] == [True] * 3
     for row in rounds:
-        assert row.ask_s > 0.0
-        parts = row.ask_s + row.tau_max_s + row.close_s
+        assert row.loss_query_s > 0.0
+        parts = row.loss_query_s + row.tau_max_s + row.close_s
         assert row.duration_s == pytest.approx(parts, abs=1e-9)
-        slowest = max(x.took_s or 0.0 for x in asked(place)[row.round])
-        assert row.ask_s >= slowest
-    assert (summary.asking.count, summary.asking.answered, summary.asking.late) == (9, 9, 0)
-    assert summary.asking.total_s == pytest.approx(sum(row.ask_s for row in rounds))
-    assert "9 of 9 told their loss, 0 late" in summary_table(summary)
+        slowest = max(x.duration_s or 0.0 for x in asked(place)[row.round])
+        assert row.loss_query_s >= slowest
+    assert (
+        summary.loss_queries.count,
+        summary.loss_queries.answered,
+        summary.loss_queries.late,
+    ) == (9, 9, 0)
+    assert summary.loss_queries.total_s == pytest.approx(sum(row.loss_query_s for row in rounds))
+    assert "9 of 9 answered, 0 late" in summary_table(summary)
 
 
 async def test_who_was_asked_trains_the_very_same_update(tmp_path: Path) -> None:
@@ -249,7 +253,7 @@ async def test_a_loss_that_is_none_is_a_bad_message_and_no_answer(
     place, _ = await play_with(lie, tmp_path)
     assert selected(place) == {"pi-0"}
     assert "loss" in events(place, "bad message")[0]
-    outcomes = {row.outcome for rows in asked(place).values() for row in rows if row.why}
+    outcomes = {row.outcome for rows in asked(place).values() for row in rows if row.reason}
     assert outcomes == {"late"}
 
 
@@ -269,9 +273,9 @@ async def test_an_answer_that_cannot_be_is_refused_at_once(
     place, _ = await play_with(lie, tmp_path, limit_s=30.0)
     assert selected(place) == {"pi-0"}
     rows = [row for rows in asked(place).values() for row in rows if row.device == "rogue"]
-    assert [(row.outcome, row.why) for row in rows] == [("refused", why)] * 2
+    assert [(row.outcome, row.reason) for row in rows] == [("refused", why)] * 2
     with place.reader() as reader:
-        assert max(row.ask_s for row in reader.rounds()) < 15.0
+        assert max(row.loss_query_s for row in reader.rounds()) < 15.0
 
 
 async def test_an_answer_to_another_question_is_ignored(tmp_path: Path) -> None:
@@ -293,7 +297,7 @@ async def test_the_silent_cost_the_limit_and_are_told_to_stop(tmp_path: Path) ->
     late = {t for t, rows in asked(place).items() for row in rows if row.outcome == "late"}
     assert 1 in late  # it may still count as at work in the second round
     with place.reader() as reader:
-        assert all(2.0 <= row.ask_s < 20.0 for row in reader.rounds() if row.round in late)
+        assert all(2.0 <= row.loss_query_s < 20.0 for row in reader.rounds() if row.round in late)
 
 
 async def test_who_answers_for_nothing_may_forget_the_model(tmp_path: Path) -> None:
@@ -331,4 +335,4 @@ async def test_nobody_answers_and_the_rounds_are_void(tmp_path: Path) -> None:
         group.cancel_scope.cancel()
     with place.reader() as reader:
         assert [(row.status, row.selected) for row in reader.rounds()] == [("void", 0)] * 2
-        assert all(row.duration_s >= row.ask_s for row in reader.rounds())
+        assert all(row.duration_s >= row.loss_query_s for row in reader.rounds())

@@ -89,8 +89,8 @@ async def test_a_version_is_made_of_as_many_updates_as_the_buffer_takes(tmp_path
     done = [x for x in exchanges if x.outcome == "done"]
     assert len(done) == 16
     for x in done:
-        assert x.merged_round is not None
-        assert x.staleness == x.merged_round - x.round >= 0
+        assert x.aggregated_round is not None
+        assert x.staleness == x.aggregated_round - x.round >= 0
         assert x.tau_s is not None
     assert [row.selected for row in rounds] == [sum(d.is_selected for d in row) for row in rows]
     for before, after in itertools.pairwise(rounds):
@@ -143,7 +143,7 @@ async def test_a_slow_device_holds_nobody_up_and_is_merged_versions_later(tmp_pa
     assert first.staleness is not None
     assert first.staleness >= 5
     assert all(row.aggregated == 2 for row in rounds)
-    assert summary.exchange.merged_late >= 1
+    assert summary.exchange.aggregated_late >= 1
 
 
 async def test_a_device_that_is_too_slow_is_given_up_and_the_buffer_does_not_wait(

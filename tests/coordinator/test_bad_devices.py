@@ -68,7 +68,7 @@ async def test_a_bad_update_is_rejected_with_its_reason(
     mine = [x for x in exchanges if x.device == "rogue"]
     others = [x for x in exchanges if x.device != "rogue"]
     assert {x.outcome for x in mine} == {"rejected"}
-    assert all(why in x.why for x in mine)
+    assert all(why in x.reason for x in mine)
     assert [x.outcome for x in others] == ["done"] * 4
 
 
@@ -81,7 +81,7 @@ async def test_a_bad_packed_update_is_rejected_with_its_reason(
         exchanges = reader.exchanges(0)
     mine = [x for x in exchanges if x.device == "rogue"]
     assert {x.outcome for x in mine} == {"rejected"}
-    assert all(why in x.why for x in mine)
+    assert all(why in x.reason for x in mine)
     assert [x.outcome for x in exchanges if x.device != "rogue"] == ["done"] * 4
 
 

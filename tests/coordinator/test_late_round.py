@@ -80,7 +80,7 @@ def test_a_late_update_enters_the_next_round_one_version_late() -> None:
     assert played.on(arrived, 172.0) == [Check("slow")]
     assert played.on(Checked("slow", None), 172.0) == [Accept("slow")]
     slow = played.carried["slow"]
-    assert (slow.round, slow.merged_round, slow.staleness) == (1, 2, 1)
+    assert (slow.round, slow.aggregated_round, slow.staleness) == (1, 2, 1)
     assert slow.tau_s == 72.0, "all of its time is known in the end"
     assert not played.is_over, "it counts beside those of its round"
 
@@ -95,7 +95,7 @@ def test_an_update_that_comes_late_while_its_round_is_open_is_not_stale() -> Non
     deliver(played, "slow", 163.0)
     played.on(Checked("checked", None), 164.0)
     slow = played.exchanges["slow"]
-    assert (slow.stage, slow.staleness, slow.merged_round) == (ExchangeState.DONE, 0, 1)
+    assert (slow.stage, slow.staleness, slow.aggregated_round) == (ExchangeState.DONE, 0, 1)
 
 
 def test_patience_has_an_end_too() -> None:

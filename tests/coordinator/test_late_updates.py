@@ -99,7 +99,7 @@ async def held_until(
 
 def is_merged(progress: RoundProgress) -> bool:
     """A late update has entered the model."""
-    return progress.round.merged_late > 0
+    return progress.round.aggregated_late > 0
 
 
 def is_asked_again(progress: RoundProgress) -> bool:
@@ -114,30 +114,32 @@ async def test_a_late_update_enters_a_later_round_and_teaches_its_whole_time(
     async with fleet(tmp_path, gate) as place:
         await held_until(place, gate, merging(), is_merged)
     late = of_victim(place)
-    assert (late.outcome, late.is_valid, late.why) == ("done", True, "")
+    assert (late.outcome, late.is_valid, late.reason) == ("done", True, "")
     assert late.staleness is not None
-    assert late.merged_round is not None
-    assert late.merged_round == 1 + late.staleness > 1
+    assert late.aggregated_round is not None
+    assert late.aggregated_round == 1 + late.staleness > 1
     assert late.tau_s is not None
     assert late.tau_s > DEADLINE_S
     with place.reader() as reader:
         rounds, summary = reader.rounds(), summarise_run(reader)
-        merged = {row.device for row in reader.selections(late.merged_round) if row.is_aggregated}
+        merged = {
+            row.device for row in reader.selections(late.aggregated_round) if row.is_aggregated
+        }
         assert VICTIM in merged
-        tallies = {tally.device: tally for tally in reader.tallies()}
+        tallies = {tally.device: tally for tally in reader.selection_counts()}
         kinds = [(event.kind, event.device, event.round) for _, event in reader.events()]
     assert ("goes on", VICTIM, 1) in kinds
     assert rounds[0].aggregated == 2
-    assert [row.merged_late for row in rounds] == [
-        int(r.round == late.merged_round) for r in rounds
+    assert [row.aggregated_late for row in rounds] == [
+        int(r.round == late.aggregated_round) for r in rounds
     ]
     assert sum(row.dropped_late for row in rounds) == 0
     assert tallies[VICTIM].selected == tallies[VICTIM].aggregated
-    assert summary.exchange.merged_late == 1
+    assert summary.exchange.aggregated_late == 1
     assert summary.exchange.late == 0
     assert summary.exchange.staleness_mean is not None
     assert summary.exchange.staleness_mean > 0.0
-    others = [r for r in rounds if r.round != late.merged_round]
+    others = [r for r in rounds if r.round != late.aggregated_round]
     assert all(row.duration_s == pytest.approx(row.tau_max_s + row.close_s) for row in others)
 
 
@@ -146,11 +148,11 @@ async def test_the_device_is_asked_again_when_it_is_done_and_is_warm(tmp_path: P
     async with fleet(tmp_path, gate) as place:
         await held_until(place, gate, merging(), is_asked_again)
     late = of_victim(place)
-    assert late.merged_round is not None
+    assert late.aggregated_round is not None
     with place.reader() as reader:
         mine = {x.round: x for x in reader.exchanges_of(VICTIM)}
-    assert set(range(2, late.merged_round + 1)).isdisjoint(mine), "it was still at work"
-    again = mine[late.merged_round + 1]
+    assert set(range(2, late.aggregated_round + 1)).isdisjoint(mine), "it was still at work"
+    again = mine[late.aggregated_round + 1]
     assert again.s_not_previous == 0
     assert again.was_cold is False
 
@@ -162,7 +164,7 @@ async def test_dropped_the_same_device_costs_its_work(tmp_path: Path) -> None:
         gate.shut()
         assert await place.run(merging(rounds=3, round=drop)) == "done"
     late = of_victim(place)
-    assert (late.outcome, late.staleness, late.merged_round) == ("late", None, None)
+    assert (late.outcome, late.staleness, late.aggregated_round) == ("late", None, None)
     with place.reader() as reader:
         late_rounds = [x.round for x in reader.exchanges_of(VICTIM) if x.outcome == "late"]
         assert [row.round for row in reader.rounds() if row.dropped_late] == late_rounds
@@ -188,10 +190,10 @@ async def test_who_would_be_too_late_is_given_up_and_comes_back(tmp_path: Path) 
         await held_until(place, gate, merging(round=least), is_asked_again, closed=3)
     late = of_victim(place)
     assert (late.outcome, late.staleness) == ("late", None)
-    assert "1 versions late" in late.why
+    assert "1 versions late" in late.reason
     with place.reader() as reader:
         assert sum(row.dropped_late for row in reader.rounds()) == 1
-        assert sum(row.merged_late for row in reader.rounds()) == 0
+        assert sum(row.aggregated_late for row in reader.rounds()) == 0
         assert [topic for topic in place.broker.retained if "/b/" in topic] == []
 
 
@@ -201,7 +203,7 @@ async def test_the_end_of_the_run_gives_up_who_is_still_at_work(tmp_path: Path) 
         gate.shut()
         assert await place.run(merging(rounds=2)) == "done"
     late = of_victim(place)
-    assert (late.outcome, late.why) == ("late", "the run is over")
+    assert (late.outcome, late.reason) == ("late", "the run is over")
     with place.reader() as reader:
         assert [row.dropped_late for row in reader.rounds()] == [0, 1]
 
@@ -265,7 +267,7 @@ async def test_a_fault_on_the_late_path_loses_nothing_and_merges_nothing_twice(
             for row in reader.selections(t)
             if row.device == VICTIM and row.is_aggregated
         ]
-        mine = [x.merged_round for x in reader.exchanges_of(VICTIM, limit=5000)]
+        mine = [x.aggregated_round for x in reader.exchanges_of(VICTIM, limit=5000)]
     assert sorted(entered) == sorted(r for r in mine if r is not None)
 
 
@@ -292,7 +294,7 @@ async def test_a_killed_coordinator_forgets_who_was_late_and_goes_on(tmp_path: P
         finally:
             store.close()
     late = of_victim(place)
-    assert (late.outcome, late.merged_round) == ("late", None)
+    assert (late.outcome, late.aggregated_round) == ("late", None)
     with place.reader() as reader:
         assert [row.round for row in reader.rounds()] == [1, 2, 3, 4, 5]
         assert {x.outcome for x in reader.exchanges(2)} == {"done"}
@@ -315,7 +317,7 @@ async def test_a_late_device_that_is_restarted_is_lost_and_comes_back(tmp_path: 
 
         await run_until(place, merging(), on_progress)
     late = of_victim(place)
-    assert (late.outcome, late.merged_round) == ("lost", None)
+    assert (late.outcome, late.aggregated_round) == ("lost", None)
 
 
 def blobs_in(place: Lab) -> set[str]:

@@ -75,8 +75,8 @@ async def test_an_exchange_during_which_we_lost_our_link_teaches_nothing(tmp_pat
         assert await place.run(make_config(rounds=2, selection=EVERYBODY)) == "done"
     with place.reader() as reader:
         first, second = reader.exchanges(0)[:3], reader.exchanges(0)[3:]
-    assert {x.why for x in first} == {"the coordinator lost its own link meanwhile"}
-    assert not any("link" in x.why for x in second)
+    assert {x.reason for x in first} == {"the coordinator lost its own link meanwhile"}
+    assert not any("link" in x.reason for x in second)
 
 
 async def test_an_outage_of_our_own_link_kills_no_work(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ async def test_what_a_device_says_is_one_printable_line(tmp_path: Path) -> None:
         assert await place.run(config) == "done"
         group.cancel_scope.cancel()
     with place.reader() as reader:
-        said = [x.why for x in reader.exchanges(0) if x.device == "rogue"]
+        said = [x.reason for x in reader.exchanges(0) if x.device == "rogue"]
     assert said == ["training:  [2Jgone round 1 pi-0 done"] * 2
 
 

@@ -118,8 +118,8 @@ def skip_if_contended(run: Running, device: str, median_s: float | None) -> None
     with RunReader(run.folder) as reader:
         exchanges = reader.exchanges_of(device)
     assert exchanges
-    assert all(x.is_contended for x in exchanges), [x.why for x in exchanges]
-    pytest.skip(f"{device}: {exchanges[0].why}")
+    assert all(x.is_contended for x in exchanges), [x.reason for x in exchanges]
+    pytest.skip(f"{device}: {exchanges[0].reason}")
 
 
 def wait_until(holds: Callable[[], bool], what: str) -> None:

@@ -31,10 +31,10 @@ TALL = 32
 
 ABSENCES = {
     "unwilling": "its owner or its schedule keeps it out",
-    "silent": "no word from it, in an outage or standing still",
-    "gone": "it left, or its link was cut",
+    "silent": "no context, in an outage or frozen",
+    "gone": "disconnected",
 }
-"""What keeps a device out of rounds, in words."""
+"""Why a device in this state takes no part in rounds."""
 
 Column = tuple[str, Callable[[ExchangeRow], str]]
 COLUMNS: tuple[Column, ...] = (
@@ -51,7 +51,7 @@ COLUMNS: tuple[Column, ...] = (
     ("upload", lambda x: seconds(x.upload_s)),
     ("rest", lambda x: percent(x.unaccounted_s / x.tau_s if x.unaccounted_s and x.tau_s else None)),
     ("loss", lambda x: ratio(x.loss_train)),
-    ("why", lambda x: x.why),
+    ("reason", lambda x: x.reason),
 )
 
 
@@ -199,7 +199,10 @@ def device_facts(row: DeviceRow, device: DeviceView, elapsed_s: float) -> list[t
         ),
         ("memory", size(device.rss_bytes)),
         ("temperature", MISSING if temperature is None else f"{temperature:.0f} °C"),
-        ("selected", f"{device.selected} of {device.rounds} rounds, {device.aggregated} merged"),
-        ("debt Z", ratio(device.queue, 2)),
+        (
+            "selected",
+            f"{device.selected} of {device.rounds} rounds, {device.aggregated} aggregated",
+        ),
+        ("queue Z", ratio(device.queue, 2)),
         ("accuracy", f"{ratio(device.accuracy)}, loss {ratio(device.loss)}"),
     ]

@@ -39,7 +39,7 @@ class Room(Screen[None]):
             yield RoundTimeline(id="timeline")
             yield CurvePlot("Accuracy", id="accuracy")
             yield EventLogView(id="events")
-            yield CurvePlot("Fairness debt Z", id="queues")
+            yield CurvePlot("Virtual queues Z", id="queues")
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
@@ -83,7 +83,7 @@ def accuracy_curves(view: RunView) -> tuple[Curve, ...]:
 
 
 def queue_curves(view: RunView) -> tuple[Curve, ...]:
-    """Return the fairness debt over rounds: the fleet's sum and the largest of a device."""
+    """Return the virtual queues over rounds: the fleet's sum and the largest of a device."""
     return (
         Curve("largest", "low", tuple((t, largest) for t, _, largest in view.queues)),
         Curve("sum", "main", tuple((t, total) for t, total, _ in view.queues)),

@@ -66,11 +66,11 @@ def rate_style(device: DeviceView, beta: float | None) -> str:
     return "good" if device.rate >= beta - TOLERANCE else "warn"
 
 
-def merged_style(device: DeviceView, beta: float | None) -> str:
+def aggregation_style(device: DeviceView, beta: float | None) -> str:
     """Return the same for the rate that enters the model."""
-    if beta is None or device.merged_rate is None:
+    if beta is None or device.aggregation_rate is None:
         return ""
-    return "good" if device.merged_rate >= beta - TOLERANCE else "warn"
+    return "good" if device.aggregation_rate >= beta - TOLERANCE else "warn"
 
 
 def busy_style(device: DeviceView, _beta: float | None) -> str:
@@ -94,7 +94,9 @@ COLUMNS: tuple[FleetColumn, ...] = (
     FleetColumn("tau", "τ s", 1, 5, lambda d: seconds(d.tau_s)),
     FleetColumn("selected", "sel", 3, 3, lambda d: str(d.selected)),
     FleetColumn("rate", "rate", 3, 5, lambda d: ratio(d.rate, 2), style=rate_style),
-    FleetColumn("merged", "merged", 9, 6, lambda d: ratio(d.merged_rate, 2), style=merged_style),
+    FleetColumn(
+        "aggregated", "agg", 9, 5, lambda d: ratio(d.aggregation_rate, 2), style=aggregation_style
+    ),
     FleetColumn("queue", "Z", 4, 4, lambda d: ratio(d.queue, 2)),
     FleetColumn("loss", "loss", 5, 4, lambda d: ratio(d.loss, 2)),
     FleetColumn("accuracy", "acc", 1, 5, lambda d: ratio(d.accuracy)),
@@ -177,7 +179,7 @@ class FleetTable(DataTable[str]):
         """Draw what changed."""
         self._view = view
         count = len(view.devices)
-        title = f"Fleet · {count} devices" if count else "Fleet · nobody has joined"
+        title = f"Fleet · {count} devices" if count else "Fleet · no devices"
         if title != self.border_title:
             self.border_title = title
         devices = view.devices[:MAX_LINES]

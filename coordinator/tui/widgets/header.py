@@ -1,4 +1,4 @@
-"""The head of the control room: what runs, how far it is, how good it is."""
+"""Header of the screens: name, status, progress and accuracy of the run."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -33,7 +33,7 @@ class Tile:
 
 
 class RunHeader(Widget):
-    """Two lines of tiles; a style follows from what its tile says."""
+    """Two lines of tiles; the style of a tile follows from its text."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "header--label",
@@ -49,13 +49,13 @@ class RunHeader(Widget):
 
     def __init__(self) -> None:
         super().__init__()
-        self._told: list[tuple[str, str]] = []
+        self._drawn: list[tuple[str, str]] = []
 
     def watch_view(self, view: RunView) -> None:
-        """Draw anew if a tile tells something else."""
-        told = [(tile.label, tile.value.plain) for tile in self._tiles(view)]
-        if told != self._told:
-            self._told = told
+        """Draw again if the text of a tile changed."""
+        texts = [(tile.label, tile.value.plain) for tile in self._tiles(view)]
+        if texts != self._drawn:
+            self._drawn = texts
             self.refresh()
 
     def render(self) -> Text:
@@ -83,7 +83,7 @@ class RunHeader(Widget):
         value = self.get_component_rich_style("header--value", partial=True)
         newest = view.metrics[-1] if view.metrics else None
         last = next((row for row in reversed(view.rounds) if row.status == "done"), None)
-        debt = view.queues[-1][1] if view.queues else None
+        queue_sum = view.queues[-1][1] if view.queues else None
         present = sum(device.state not in AWAY for device in view.devices)
         devices = f"{present}/{len(view.devices)}" if info.is_alive else str(len(view.devices))
 
@@ -100,7 +100,7 @@ class RunHeader(Widget):
             Tile("WORST 10 %", plain(ratio(newest.accuracy_worst10 if newest else None)), 3),
             Tile("LOSS", plain(ratio(newest.loss_mean if newest else None)), 5),
             Tile("LAST ROUND", plain(f"{seconds(last.duration_s)} s" if last else MISSING), 4),
-            Tile("DEBT ΣZ", plain(ratio(debt, 2)), 6),
+            Tile("QUEUES ΣZ", plain(ratio(queue_sum, 2)), 6),
             Tile("DEVICES", plain(devices), 7),
             Tile("INVALID", self._invalid(view.quality), 1 if view.quality.contended else 8),
             *([Tile("LATE", plain(_late(view.stragglers)), 3)] if view.stragglers else []),
@@ -116,7 +116,7 @@ class RunHeader(Widget):
         return Text(f"● {status}", style)
 
     def _invalid(self, quality: Quality) -> Text:
-        """Exchanges that measured nothing; red when this machine is too busy to emulate."""
+        """Return the share of invalid exchanges; red when this machine is too busy to emulate."""
         kind = "bad" if quality.contended else "value"
         style = self.get_component_rich_style(f"header--{kind}", partial=True)
         contended = f", {quality.contended} contended" if quality.contended else ""
@@ -132,7 +132,7 @@ class RunHeader(Widget):
 
 
 def _late(stragglers: Stragglers) -> str:
-    """Return what became of those who took too long, without what never happened."""
+    """Return the counts of late exchanges by their end, zeros left out."""
     counts = {
         "merged": stragglers.merged,
         "dropped": stragglers.dropped,
@@ -142,7 +142,7 @@ def _late(stragglers: Stragglers) -> str:
 
 
 def _pace(dilation: float) -> str:
-    """Return by how much the run's clock is slower than the machine's, or faster in a replay."""
+    """Return the factor between the run's clock and the machine's: ÷ slower, × faster (replay)."""
     if dilation == 1.0:
         return ""
     return f" ÷ {dilation:.3g}" if dilation > 1.0 else f" × {1.0 / dilation:,.0f}"

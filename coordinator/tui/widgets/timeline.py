@@ -136,20 +136,20 @@ def legend(width: int) -> Line:
 
 
 def title_line(round_: RoundView) -> Line:
-    """Return what became of a round."""
+    """Return the title of a round: its number, duration and result."""
     done = sum(x.outcome == "done" for x in round_.exchanges)
     if round_.status == "open":
         what = f"open for {seconds(round_.duration_s)} s"
     elif not round_.exchanges:
-        what = f"void, nobody available for {seconds(round_.duration_s)} s"
+        what = f"void, no device available for {seconds(round_.duration_s)} s"
     else:
-        what = f"{seconds(round_.duration_s)} s, {done} of {len(round_.exchanges)} merged"
+        what = f"{seconds(round_.duration_s)} s, {done} of {len(round_.exchanges)} aggregated"
     return (Run(f"round {round_.round} ", "title"), Run(what, "dim"))
 
 
 @lru_cache(maxsize=LINES_KEPT)
 def exchange_line(exchange: ExchangeView, scale_s: float, name_width: int, width: int) -> Line:
-    """Return the name of a device, its bar, and how long it took or what else became of it."""
+    """Return the name of a device, its bar, and its exchange time or outcome."""
     bar_width = max(width - name_width - NUMBER_WIDTH, 1)
     cells = bar(exchange.spans, scale_s, bar_width)
     runs = [

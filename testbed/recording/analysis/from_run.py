@@ -162,13 +162,13 @@ def transfers(
         if x.download_s is not None and not x.rerequests_down and x.bytes_down:
             end_s = x.dispatched_at_s + signal_s / 2.0 + x.download_s
             down.append(
-                settled_transfer(end_s, x.settled_down_s, x.settled_down_bytes, x.bytes_down)
+                settled_transfer(end_s, x.steady_down_s, x.steady_down_bytes, x.bytes_down)
                 or whole_transfer(end_s, x.download_s, signal_s, x.bytes_down)
             )
         if x.upload_s is not None and x.tau_wall_s is not None and not x.resent_up and x.bytes_up:
             end_s = x.dispatched_at_s + x.tau_wall_s
             up.append(
-                settled_transfer(end_s, x.settled_up_s, x.settled_up_bytes, x.bytes_up)
+                settled_transfer(end_s, x.steady_up_s, x.steady_up_bytes, x.bytes_up)
                 or whole_transfer(end_s, x.upload_s, signal_s, x.bytes_up)
             )
     return down, up

@@ -60,7 +60,7 @@ def test_each_way_is_agreed_on_alone() -> None:
 
 def test_top_k_names_its_number_its_run_and_what_was_merged_last() -> None:
     agreed = agreement(up="top-k", top_k=0.02)
-    coding = agreed.coding(device("top-k", merged_round=4), None)
+    coding = agreed.coding(device("top-k", aggregated_round=4), None)
     assert coding == Coding(up="top-k", top_k=20, run="run-1", merged=4)
     least = agreement(up="top-k", top_k=1e-9).coding(KNOWS_ALL, None)
     assert isinstance(least, Coding)

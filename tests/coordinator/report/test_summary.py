@@ -125,8 +125,8 @@ def test_the_model_is_the_last_one_evaluated(summary: RunSummary, reader: RunRea
 def test_fairness_is_judged_by_the_exact_bound(summary: RunSummary, reader: RunReader) -> None:
     fair = summary.fairness
     assert fair.beta == 0.15
-    assert fair.min_rate == pytest.approx(min(summary.selected.values()) / 30)
-    assert fair.min_merged_rate == pytest.approx(min(summary.aggregated.values()) / 30)
+    assert fair.min_selection_rate == pytest.approx(min(summary.selected.values()) / 30)
+    assert fair.min_aggregation_rate == pytest.approx(min(summary.aggregated.values()) / 30)
     assert fair.invariant_holds is True
     assert fair.jain is not None
     assert 0.9 < fair.jain <= 1.0
@@ -177,13 +177,13 @@ def test_an_invalid_exchange_is_counted_but_measures_nothing(tmp_path: Path) -> 
     assert summary.estimator.mape_second_half is None
 
 
-def test_exchanges_of_a_contended_fleet_are_counted_apart(tmp_path: Path) -> None:
+def test_exchanges_under_contention_are_counted_apart(tmp_path: Path) -> None:
     def change(row: ExchangeRow) -> ExchangeRow:
         return replace(row, is_valid=row.round != 2, is_contended=row.round == 2)
 
     summary = changed(tmp_path / "r", change)
     assert (summary.exchange.invalid, summary.exchange.contended) == (4, 4)
-    assert "4 invalid (4 contended by this machine)" in summary_table(summary)
+    assert "4 invalid (4 by contention on this machine)" in summary_table(summary)
 
 
 def test_a_run_without_rounds_is_all_nulls(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_run_without_rounds_is_all_nulls(tmp_path: Path) -> None:
         summary = summarise_run(reader)
     assert (summary.status, summary.rounds_completed) == ("interrupted", 0)
     assert summary.accuracy.mean is None
-    assert summary.fairness.min_rate is None
+    assert summary.fairness.min_selection_rate is None
     assert "raspberry-pi-00" in summary_table(summary)
 
 
@@ -201,9 +201,10 @@ def test_the_table_of_a_run_says_the_same(summary: RunSummary) -> None:
     lines = summary_table(summary).splitlines()
     assert lines[0].split() == ["run", "run-1", "done"]
     assert "30 of 30 (1 void)" in lines[1]
-    assert "promised 0.15, the bound holds" in lines[5]
-    assert lines[8].split()[:3] == ["device", "profile", "selected"]
-    assert len(lines) == 9 + 12
+    assert "guaranteed 0.15, bound holds" in lines[5]
+    assert lines[6].startswith("fairness   virtual queues: sum ")
+    assert lines[9].split()[:3] == ["device", "profile", "selected"]
+    assert len(lines) == 10 + 12
     row = next(line.split() for line in lines if line.startswith("phone-03"))
     assert row[1:4] == ["phone-mid", str(summary.selected["phone-03"]), "0.300"]
     assert all(len(line) < 120 for line in lines)

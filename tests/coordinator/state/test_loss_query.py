@@ -121,7 +121,7 @@ def test_rows_and_answers_say_the_same() -> None:
     told = answers_of(LossDemand(3, np.array([0, 2]), "all"), game, ["a", "b", "c"])
     np.testing.assert_array_equal(told.loss, [0.75, np.nan])
     rows = {row.device: row for row in ask_rows(game, {"a": ASK, "c": ASK})}
-    assert (rows["a"].outcome, rows["a"].loss, rows["a"].took_s) == ("answered", 0.75, 1.5)
+    assert (rows["a"].outcome, rows["a"].loss, rows["a"].duration_s) == ("answered", 0.75, 1.5)
     assert (rows["a"].bytes_down, rows["a"].was_cold) == (MODEL.size_bytes, True)
-    assert (rows["c"].outcome, rows["c"].why, rows["c"].loss) == ("failed", "no memory", None)
+    assert (rows["c"].outcome, rows["c"].reason, rows["c"].loss) == ("failed", "no memory", None)
     assert rows["c"].bytes_down == 0

@@ -189,7 +189,7 @@ class FakeRun:
             attempt=0,
             device=self.names[row],
             outcome="late" if is_late else "done",
-            why="no upload within 60 s" if is_late else "",
+            reason="no upload within 60 s" if is_late else "",
             is_valid=not is_late,
             dispatched_at_s=self.now_s,
             tau_wall_s=None if is_late else tau_s + queued_s,
@@ -230,12 +230,12 @@ class FakeRun:
             s_literal_seed=0,
             tau_hat_s=0.0 if self.round == 1 else tau_s * (1.0 + 0.5 / self.round),
             width_s=0.1,
-            settled_down_bytes=None,
-            settled_down_s=None,
-            settled_up_bytes=None,
-            settled_up_s=None,
+            steady_down_bytes=None,
+            steady_down_s=None,
+            steady_up_bytes=None,
+            steady_up_s=None,
             staleness=None,
-            merged_round=None,
+            aggregated_round=None,
         )
 
     def close_round(self) -> None:
@@ -281,7 +281,7 @@ class FakeRun:
                 bytes_up=MODEL_BYTES * len(done),
                 model_sha256="",
                 coordinator_encode_s=None,
-                ask_s=0.0,
+                loss_query_s=0.0,
                 dropped_late=0,
                 cancelled=0,
             ),
@@ -292,7 +292,7 @@ class FakeRun:
         )
         for e in exchanges:
             if e.outcome == "late":
-                self.event("late", f"{e.device}: {e.why}", device=e.device, level="warning")
+                self.event("late", f"{e.device}: {e.reason}", device=e.device, level="warning")
         self.evaluate()
         for row in range(self.devices):
             self.telemetry(row, "idle")

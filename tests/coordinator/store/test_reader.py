@@ -29,7 +29,7 @@ def test_since_is_exclusive(reader: RunReader) -> None:
     assert [row.round for row in reader.rounds(1)] == [2, 3]
     assert {row.round for row in reader.exchanges(2)} == {3}
     assert [row.round for row in reader.metrics(3)] == []
-    assert sum(tally.selected for tally in reader.tallies(2)) == 4
+    assert sum(tally.selected for tally in reader.selection_counts(2)) == 4
 
 
 def test_the_newest_events_come_oldest_first(reader: RunReader) -> None:

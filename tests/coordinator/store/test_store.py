@@ -306,7 +306,7 @@ def test_other_rows_are_never_dropped_but_refused_when_the_disk_is_dead(
 def condition(at_s: float, speed_ratio: float | None = 0.5) -> ConditionRow:
     return ConditionRow(
         at_s=at_s,
-        lasted_s=1.0,
+        duration_s=1.0,
         device="a",
         speed_ratio=speed_ratio,
         clock_ratio=1.0,

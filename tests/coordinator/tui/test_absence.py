@@ -16,9 +16,9 @@ from fairbed.coordinator.tui.view import DeviceView
         ),
         (
             DeviceView("pi", state="silent", heard_s=30.0),
-            "silent: no word from it, in an outage or standing still; heard 1:10 ago",
+            "silent: no context, in an outage or frozen; heard 1:10 ago",
         ),
-        (DeviceView("pi", state="gone"), "gone: it left, or its link was cut"),
+        (DeviceView("pi", state="gone"), "gone: disconnected"),
     ],
 )
 def test_only_what_keeps_a_device_away_is_explained(device: DeviceView, words: str) -> None:

@@ -128,7 +128,7 @@ async def test_every_part_can_be_shown_in_full(finished: Path, size: tuple[int, 
     titles = {
         "fleet": "Fleet · 12 devices",
         "rounds": "Rounds by phase",
-        "plots": "Fairness debt Z",
+        "plots": "Virtual queues Z",
         "events": "─ Events ─",
     }
     async with room(finished, size) as (app, pilot):
@@ -149,7 +149,7 @@ async def test_a_device_on_a_small_terminal_shows_facts_and_exchanges(finished: 
     async with room(finished, SMALL) as (app, pilot):
         await pilot.press("enter")
         assert await opens(app, pilot, DeviceDetail)
-        assert await shows(app, pilot, "profile", "accuracy", "debt Z")
+        assert await shows(app, pilot, "profile", "accuracy", "queue Z")
         assert await comes(pilot, lambda: sum(" done " in line for line in lines_on(app)) >= 5)
 
 
@@ -197,11 +197,11 @@ async def test_a_contended_and_dilated_run_says_so_at_the_top(tmp_path: Path) ->
     assert "4/12, 4 contended" in head[2]
 
 
-async def test_a_run_that_nobody_has_joined_can_be_watched(tmp_path: Path) -> None:
+async def test_a_run_without_devices_can_be_watched(tmp_path: Path) -> None:
     empty = FakeRun(tmp_path / "empty", devices=0)
     empty.store.flush()
     async with room(empty.folder) as (app, pilot):
-        assert await shows(app, pilot, "nobody has joined", "no round yet")
+        assert await shows(app, pilot, "no devices", "no round yet")
         await pilot.press("enter", "x")
     empty.store.close()
 

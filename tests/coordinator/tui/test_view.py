@@ -69,7 +69,7 @@ def test_counts_are_those_of_the_store(run: FakeRun, feed: Feed) -> None:
     view = next_view(run, feed, RunView())
     run.play(4)
     view = next_view(run, feed, view)
-    tallies = {tally.device: tally for tally in feed.reader.tallies()}
+    tallies = {tally.device: tally for tally in feed.reader.selection_counts()}
     for device in view.devices:
         assert (device.selected, device.rounds) == (tallies[device.name].selected, 9)
     assert view.beta == BETA

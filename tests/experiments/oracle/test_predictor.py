@@ -50,7 +50,7 @@ def condition(
 ) -> ConditionRow:
     return ConditionRow(
         at_s=end_s,
-        lasted_s=end_s - start_s,
+        duration_s=end_s - start_s,
         device="pi-1",
         speed_ratio=speed_ratio,
         clock_ratio=1.0,

@@ -127,7 +127,7 @@ def test_one_that_breaks_the_contract_ends_a_replay_that_goes_on_when_it_is_mend
     assert "selector greedy_of_test:make: select() of round 4 must return at most 2 devices" in line
     with RunReader(out) as reader:
         assert reader.run().status == "failed"
-        assert "greedy_of_test:make" in reader.run().row.why
+        assert "greedy_of_test:make" in reader.run().row.reason
     (tmp_path / "mended").touch()
     assert main(["replay", str(out)]) == 0
     with RunReader(out) as reader:

@@ -31,7 +31,9 @@ def test_they_are_the_queues_of_rbcs_f(tmp_path: Path) -> None:
     replay_experiment(experiment, tmp_path / "run", "run", lambda played: None)
     with RunReader(tmp_path / "run") as reader:
         rounds = reader.rounds()
-        found = virtual_queues_of(reader, [r.round for r in rounds], reader.tallies(), 0.15)
+        found = virtual_queues_of(
+            reader, [r.round for r in rounds], reader.selection_counts(), 0.15
+        )
     assert found is not None
     np.testing.assert_allclose(found.total, [row.queue_total for row in rounds])
     np.testing.assert_allclose(found.largest, [row.queue_max for row in rounds])

@@ -71,7 +71,7 @@ class World:
             attempt=0,
             device="pi-1",
             outcome="done",
-            why="",
+            reason="",
             is_valid=True,
             dispatched_at_s=5.0 + index * self.every_s,
             tau_wall_s=tau_s,
@@ -112,12 +112,12 @@ class World:
             s_literal_seed=0,
             tau_hat_s=None,
             width_s=None,
-            settled_down_bytes=None,
-            settled_down_s=None,
-            settled_up_bytes=None,
-            settled_up_s=None,
+            steady_down_bytes=None,
+            steady_down_s=None,
+            steady_up_bytes=None,
+            steady_up_s=None,
             staleness=0,
-            merged_round=index + 1,
+            aggregated_round=index + 1,
         )
 
     def context(self, at_s: float) -> TelemetryRow:

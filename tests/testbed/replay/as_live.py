@@ -31,11 +31,11 @@ class Story:
 
     def __init__(self, rounds: Sequence[RoundRow], exchanges: Sequence[ExchangeRow]) -> None:
         self.rounds = [
-            (r.round, r.status, r.selected, r.aggregated, r.merged_late, r.dropped_late)
+            (r.round, r.status, r.selected, r.aggregated, r.aggregated_late, r.dropped_late)
             for r in rounds
         ]
         self.exchanges = sorted(
-            (x.round, x.device, x.outcome, x.why, x.staleness or 0, x.merged_round or 0)
+            (x.round, x.device, x.outcome, x.reason, x.staleness or 0, x.aggregated_round or 0)
             for x in exchanges
         )
         self.models = [r.model_sha256 for r in rounds]

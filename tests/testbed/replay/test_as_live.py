@@ -74,7 +74,9 @@ async def test_losses_that_are_asked_for_are_those_of_real_agents(
     place = await played_live(tmp_path / "live", config, (0.01, 0.01, 0.01))
     with place.reader() as reader:
         chosen = [(x.round, x.device) for x in reader.exchanges(0)]
-        live = AskedStory(reader.asks(), chosen, [row.model_sha256 for row in reader.rounds()])
+        live = AskedStory(
+            reader.loss_queries(), chosen, [row.model_sha256 for row in reader.rounds()]
+        )
     virtual = replayed_asking(tmp_path / "replay", config, (0.01, 0.01, 0.01))
     assert virtual.losses == live.losses, "bit for bit"
     assert virtual.chosen == live.chosen

@@ -41,7 +41,7 @@ def test_a_late_device_goes_on_and_enters_a_later_round() -> None:
     assert [len(one.choice.rows) for one in rounds[:6]] == [4, 3, 3, 3, 3, 4]
     assert rounds[0].outcome[SLOW] == "late"
     late = over_of(rounds[4])[SLOW]
-    assert (late.stage, late.round, late.staleness, late.merged_round) == (
+    assert (late.stage, late.round, late.staleness, late.aggregated_round) == (
         ExchangeState.DONE,
         1,
         4,
@@ -97,14 +97,14 @@ def test_rows_tell_what_became_of_late_updates(tmp_path: Path) -> None:
         exchanges = {(x.round, x.device): x for x in reader.exchanges()}
         entered = {row.device for row in reader.selections(5) if row.is_aggregated}
     slow = exchanges[1, "linear-2-1"]
-    assert (slow.outcome, slow.is_valid, slow.why) == ("done", True, "")
-    assert (slow.staleness, slow.merged_round, slow.concurrent) == (4, 5, 3)
+    assert (slow.outcome, slow.is_valid, slow.reason) == ("done", True, "")
+    assert (slow.staleness, slow.aggregated_round, slow.concurrent) == (4, 5, 3)
     assert slow.tau_s == slow.tau_wall_s == 5.5
     assert "linear-2-1" in entered
-    assert [row.merged_late for row in rounds] == [0, 0, 0, 0, 1, 0, 0, 0]
+    assert [row.aggregated_late for row in rounds] == [0, 0, 0, 0, 1, 0, 0, 0]
     assert [row.dropped_late for row in rounds] == [0] * 7 + [1]
     assert all(row.duration_s == row.tau_max_s + row.close_s for row in rounds)
-    assert (summary.exchange.merged_late, summary.exchange.late) == (1, 1)
+    assert (summary.exchange.aggregated_late, summary.exchange.late) == (1, 1)
     assert summary.virtual_s == 2.0 + 4 * 1.0 + 2.0 + 2 * 1.0
 
 
@@ -154,7 +154,7 @@ def test_with_nobody_late_the_rows_are_those_of_rounds_that_end_their_exchanges(
         assert (a.round, a.device, a.outcome) == (b.round, b.device, b.outcome)
         assert (a.was_cold, a.steps, a.n_k) == (b.was_cold, b.steps, b.n_k)
         assert a.context_age_s == pytest.approx(b.context_age_s, abs=1e-6)
-        assert (a.why, a.bytes_down, a.bytes_up) == (b.why, b.bytes_down, b.bytes_up)
+        assert (a.reason, a.bytes_down, a.bytes_up) == (b.reason, b.bytes_down, b.bytes_up)
         assert (a.codec_down, a.codec_up) == (b.codec_down, b.codec_up)
         assert a.uplink_bps == pytest.approx(b.uplink_bps, rel=1e-6)
         for name in NUMBERS:
@@ -178,7 +178,7 @@ def test_a_version_is_made_of_as_many_updates_as_the_buffer_takes(tmp_path: Path
     assert [row.aggregated for row in rounds] == [3] * 40
     done = [x for x in rows if x.outcome == "done"]
     assert len(done) == 120
-    assert all(x.merged_round == x.round + (x.staleness or 0) for x in done)
+    assert all(x.aggregated_round == x.round + (x.staleness or 0) for x in done)
     assert max(x.staleness or 0 for x in done) > 2
     for before, after in pairwise(rounds):
         assert after.dispatched_at_s == before.closed_at_s
@@ -252,9 +252,9 @@ def test_a_crowd_counts_whose_late_update_entered_the_model(tmp_path: Path) -> N
     of = load_experiment(EXAMPLES / "million-phones.toml", [*crowd, *late])
     rows = rows_of(of, tmp_path / "run")
     with RunReader(tmp_path / "run") as reader:
-        rounds, tallies = reader.rounds(), reader.tallies()
+        rounds, tallies = reader.rounds(), reader.selection_counts()
     done = sum(x.outcome == "done" for x in rows)
-    assert sum(row.merged_late for row in rounds) > 0
+    assert sum(row.aggregated_late for row in rounds) > 0
     assert sum(row.aggregated for row in rounds) == done
     assert sum(tally.aggregated for tally in tallies) == done
     assert sum(tally.selected for tally in tallies) == 6 * 40

@@ -81,14 +81,14 @@ def test_the_example_runs_scaled_down_and_keeps_little(
     said = json.loads(capsys.readouterr().out)
     assert (said["devices"], said["rounds_completed"]) == (12_000, 4)
     assert said["fairness"]["invariant_holds"] is True
-    assert said["fairness"]["min_rate"] == 0.0
+    assert said["fairness"]["min_selection_rate"] == 0.0
     assert said["exchange"]["count"] == 160
     with RunReader(tmp_path / "a") as reader:
-        known, crowd = reader.devices(), reader.crowd()
-        counts = reader.columns(FleetStatsRow, ("round", "chosen"), "ORDER BY round")
+        known, crowd = reader.devices(), reader.fleet_stats()
+        counts = reader.columns(FleetStatsRow, ("round", "selected"), "ORDER BY round")
         assert len(reader.selections(4)) == 40
     assert crowd is not None
-    assert len(known) == crowd.chosen == len(said["selected"]) <= 160
+    assert len(known) == crowd.selected == len(said["selected"]) <= 160
     assert sum(said["selected"].values()) == 160
     assert [round_id for round_id, _ in counts] == [1, 2, 3, 4]
 
@@ -110,7 +110,7 @@ def test_it_goes_on_after_a_cut_as_if_nothing_had_happened(tmp_path: Path) -> No
     found = []
     for name in ("whole", "cut"):
         with RunReader(tmp_path / name) as reader:
-            found.append((reader.crowd(), reader.exchanges(), summarise_run(reader).selected))
+            found.append((reader.fleet_stats(), reader.exchanges(), summarise_run(reader).selected))
     assert found[0] == found[1]
 
 

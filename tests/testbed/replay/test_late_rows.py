@@ -23,8 +23,10 @@ def test_rounds_count_who_was_late_and_who_was_cancelled(tmp_path: Path) -> None
         assert (row.dropped_late, row.cancelled) == (words.count("late"), words.count("cancelled"))
     assert sum(row.dropped_late for row in rounds) == summary.late > 0
     assert sum(row.cancelled for row in rounds) == summary.cancelled > 0
-    assert {(x.outcome == "done", x.staleness, x.merged_round == x.round) for x in exchanges} == {
+    assert {
+        (x.outcome == "done", x.staleness, x.aggregated_round == x.round) for x in exchanges
+    } == {
         (True, 0, True),
         (False, None, False),
     }
-    assert (summary.merged_late, summary.staleness_mean) == (0, 0.0)
+    assert (summary.aggregated_late, summary.staleness_mean) == (0, 0.0)

@@ -172,12 +172,12 @@ def test_who_is_asked_for_a_loss_unpacks_for_the_question(device: str, tmp_path:
     of = packing({"profile": device, "count": 6}, selection=asks, replay=trains)
     replay_experiment(of, tmp_path / "run", "run", lambda played: None)
     with RunReader(tmp_path / "run") as reader:
-        asked, exchanges = reader.asks(), reader.exchanges()
+        asked, exchanges = reader.loss_queries(), reader.exchanges()
     assert len(asked) == 16
     for ask in asked:
         assert ask.decode_s == pytest.approx(DECODE_S)
         laps = ask.download_s, ask.decode_s, ask.load_s, ask.evaluate_s
-        assert ask.took_s == pytest.approx(0.06 + sum(lap or 0.0 for lap in laps))
+        assert ask.duration_s == pytest.approx(0.06 + sum(lap or 0.0 for lap in laps))
     for x in exchanges:
         assert (x.download_s, x.decode_s) == (0.0, 0.0), "it has the model since the question"
         assert x.encode_s == pytest.approx(ENCODE_S)

@@ -181,14 +181,14 @@ def test_a_large_fleet_keeps_what_show_needs_and_not_a_row_for_everybody(
     )
     replay_experiment(of, tmp_path / "run", "run", lambda played: None)
     with RunReader(tmp_path / "run") as reader:
-        summary, tallies = summarise_run(reader), reader.tallies()
+        summary, tallies = summarise_run(reader), reader.selection_counts()
         kept = sum(len(reader.selections(t)) for t in range(1, 50))
         last = reader.selections(50)
     assert (kept, len(last), len(tallies)) == (49 * 30, 1_200, 1_200)
     assert {tally.rounds for tally in tallies} == {50}
     assert sum(tally.selected for tally in tallies) == 50 * 30
     assert summary.fairness.invariant_holds
-    assert summary.fairness.min_rate == pytest.approx(0.02)
+    assert summary.fairness.min_selection_rate == pytest.approx(0.02)
     assert summary.queues.max is not None
 
 

@@ -47,7 +47,7 @@ class Kept:
             self.rounds: dict[int, RoundRow] = {row.round: row for row in reader.rounds()}
             self.asks: dict[int, list[LossQueryRow]] = {t: [] for t in self.rounds}
             self.exchanges: dict[int, list[ExchangeRow]] = {t: [] for t in self.rounds}
-            for ask in reader.asks():
+            for ask in reader.loss_queries():
                 self.asks[ask.round].append(ask)
             for x in reader.exchanges():
                 self.exchanges[x.round].append(x)
@@ -75,7 +75,7 @@ def test_a_question_takes_what_the_profile_says_and_the_exchange_no_more_of_it(
             assert ask.load_s == pytest.approx(cold_s if ask.was_cold else 0.0)
             assert ask.evaluate_s == pytest.approx(evaluate_s)
             parts_s = ask.download_s or 0.0, ask.load_s or 0.0, ask.evaluate_s or 0.0
-            assert ask.took_s == pytest.approx(0.06 + sum(parts_s))
+            assert ask.duration_s == pytest.approx(0.06 + sum(parts_s))
             assert ask.bytes_down == MODEL_BITS / 8
         losses = {ask.device: ask.loss or 0.0 for ask in asks}
         worst = sorted(losses, key=lambda name: -losses[name])[:2]
@@ -87,10 +87,10 @@ def test_a_question_takes_what_the_profile_says_and_the_exchange_no_more_of_it(
             assert x.tau_s == pytest.approx((x.train_s or 0.0) + 0.06 + 0.06 + MODEL_BITS / 100e3)
         trained = {x.device for x in cohort}
         row = kept.rounds[t]
-        assert row.ask_s == pytest.approx(max(ask.took_s or 0.0 for ask in asks))
-        assert row.duration_s == pytest.approx(row.ask_s + row.tau_max_s)
+        assert row.loss_query_s == pytest.approx(max(ask.duration_s or 0.0 for ask in asks))
+        assert row.duration_s == pytest.approx(row.loss_query_s + row.tau_max_s)
         assert row.bytes_down == 4 * MODEL_BITS / 8
-    assert (kept.summary.asking.count, kept.summary.asking.answered) == (24, 24)
+    assert (kept.summary.loss_queries.count, kept.summary.loss_queries.answered) == (24, 24)
     assert kept.summary.virtual_s == pytest.approx(kept.rounds[6].closed_at_s)
     assert max(ask.loss or 0.0 for ask in kept.asks[6]) < max(a.loss or 0.0 for a in kept.asks[1])
 
@@ -118,11 +118,11 @@ def test_who_does_not_answer_in_time_is_not_available(tmp_path: Path) -> None:
     for t, asks in kept.asks.items():
         late = [ask for ask in asks if ask.device == "linear-2-1"]
         assert [(ask.outcome, ask.loss, ask.bytes_down) for ask in late] == [("late", None, 0)]
-        assert late[0].why == "no answer within 5 s"
-        assert kept.rounds[t].ask_s == 5.0
+        assert late[0].reason == "no answer within 5 s"
+        assert kept.rounds[t].loss_query_s == 5.0
         assert "linear-2-1" not in {x.device for x in kept.exchanges[t]}
         assert len(kept.exchanges[t]) == 3
-    assert kept.summary.asking.late == 6
+    assert kept.summary.loss_queries.late == 6
 
 
 def test_who_is_gone_meanwhile_is_lost_and_not_waited_for(device: str, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_who_is_gone_meanwhile_is_lost_and_not_waited_for(device: str, tmp_path:
     fleet.append({"profile": device, "count": 1, "name": "pulled", "outage": [pulled]})
     kept = Kept(asking(*fleet, rounds=2), tmp_path / "run")
     assert {ask.device: ask.outcome for ask in kept.asks[1]}["pulled-1"] == "lost"
-    assert 5.0 < kept.rounds[1].ask_s < 6.0
+    assert 5.0 < kept.rounds[1].loss_query_s < 6.0
     assert len(kept.asks[2]) == 3
 
 
@@ -147,7 +147,7 @@ def test_in_a_linear_world_a_question_is_a_part_of_training(tmp_path: Path) -> N
 
 def test_nobody_is_there_to_be_asked(tmp_path: Path) -> None:
     kept = Kept(asking(seconds(1.0, 4) | {"availability": 0.0}, rounds=3), tmp_path / "run")
-    assert {(row.status, row.ask_s, row.duration_s) for row in kept.rounds.values()} == {
+    assert {(row.status, row.loss_query_s, row.duration_s) for row in kept.rounds.values()} == {
         ("void", 0.0, 1.0)
     }
     assert not any(kept.asks.values())
@@ -167,7 +167,7 @@ def test_a_device_whose_loss_is_no_number_cannot_answer() -> None:
     queried = query_losses(stage.decisions, world, scene, 1, 0.0, Diverged())
     assert queried is not None
     assert [row.outcome for row in queried.rows] == ["answered", "answered", "failed", "answered"]
-    assert queried.rows[2].why == NO_LOSS
+    assert queried.rows[2].reason == NO_LOSS
     assert np.isnan(queried.answers.loss).tolist() == [False, False, True, False]
 
 

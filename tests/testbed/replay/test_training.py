@@ -29,7 +29,7 @@ CODED = {"exchange": {"up": "top-k", "top_k": 0.1, "down": "delta"}}
 HURRY_S = 0.035
 """A deadline that the slower devices miss."""
 ASKS = {"selection": {"policy": "power-of-choice", "variant": "pow-d", "per_round": 3}}
-TABLES = ("device", "truth", "round", "selection", "ask", "exchange", "device_metric")
+TABLES = ("device", "truth", "round", "selection", "loss_query", "exchange", "device_metric")
 
 
 class Killed(Exception):
@@ -122,8 +122,8 @@ def test_what_is_gone_on_with_has_the_bits_of_what_was_never_cut_off(
     assert tables(tmp_path / "parts") == tables(tmp_path / "whole")
     with RunReader(tmp_path / "parts") as reader:
         summary = summarise_run(reader)
-    assert bool(summary.exchange.merged_late) == of.round.goes_on, "something was under way"
-    assert bool(summary.asking.answered) == (of.selection.variant == "pow-d")
+    assert bool(summary.exchange.aggregated_late) == of.round.goes_on, "something was under way"
+    assert bool(summary.loss_queries.answered) == (of.selection.variant == "pow-d")
 
 
 def test_arms_share_data_fleet_and_traces_and_start_from_one_model() -> None:
@@ -157,7 +157,7 @@ def test_a_device_that_diverges_has_failed_and_is_not_merged(tmp_path: Path) -> 
         rounds, exchanges = reader.rounds(), reader.exchanges()
     assert {row.outcome for row in exchanges} == {"failed"}
     assert {row.status for row in rounds} == {"void"}
-    assert exchanges[0].why == "training diverged; lower learning_rate or set clip_norm"
+    assert exchanges[0].reason == "training diverged; lower learning_rate or set clip_norm"
 
 
 def test_no_training_studies_selection_alone(

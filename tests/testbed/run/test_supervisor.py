@@ -168,9 +168,9 @@ def test_devices_follow_their_courses_and_the_run_remembers_them(
         stretches = rows[name]
         assert len(stretches) <= lasted_s + 2
         for before, after in pairwise(stretches):
-            assert after.at_s - after.lasted_s == pytest.approx(before.at_s)  # without a gap
-    whole_s = sum(row.lasted_s for row in rows["traced-1"])
-    volume = sum((row.down_bps or 0.0) * row.lasted_s for row in rows["traced-1"])
+            assert after.at_s - after.duration_s == pytest.approx(before.at_s)  # without a gap
+    whole_s = sum(row.duration_s for row in rows["traced-1"])
+    volume = sum((row.down_bps or 0.0) * row.duration_s for row in rows["traced-1"])
     series = Series((0.0, 1.0, 1.5, 2.0), (20e6, 4e6, 0.0, 12e6), 3.0)
     laps = int(whole_s // 3.0)
     assert laps * series.integral(0.0, 3.0) <= volume <= (laps + 1) * series.integral(0.0, 3.0)

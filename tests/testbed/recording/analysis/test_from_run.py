@@ -68,10 +68,10 @@ def test_a_rate_is_that_of_the_part_after_the_first_chunk() -> None:
             x,
             download_s=(x.download_s or 0.0) + 0.1,
             upload_s=(x.upload_s or 0.0) + 0.3,
-            settled_down_bytes=500_000,
-            settled_down_s=8 * 500_000 / 16e6,
-            settled_up_bytes=200_000,
-            settled_up_s=8 * 200_000 / 8e6,
+            steady_down_bytes=500_000,
+            steady_down_s=8 * 500_000 / 16e6,
+            steady_up_bytes=200_000,
+            steady_up_s=8 * 200_000 / 8e6,
         )
         for x in device.exchanges
     ]
@@ -87,9 +87,7 @@ def test_a_part_that_tells_nothing_or_cannot_be_leaves_the_whole(
     n_bytes: int, lasted_s: float
 ) -> None:
     device = World().device()
-    odd = [
-        replace(x, settled_down_bytes=n_bytes, settled_down_s=lasted_s) for x in device.exchanges
-    ]
+    odd = [replace(x, steady_down_bytes=n_bytes, steady_down_s=lasted_s) for x in device.exchanges]
     found = findings_of_run(replace(device, exchanges=odd), COURSE).found
     assert found["link.down_bps"].value == pytest.approx(16e6)
 
