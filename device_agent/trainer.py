@@ -32,9 +32,6 @@ def drawn(n: int, examples: int | None, seed: int) -> NDArray[np.int64] | slice:
 EVALUATION_BATCH = 256
 """Examples per evaluation step, the unit that an emulated host paces."""
 
-# The generator's type is quoted below: naming it loads numpy.random, 2.4 MB that an agent
-# without a task does not need.
-
 
 class TrainingDiverged(Exception):
     """The loss or a parameter is not finite any more."""
@@ -58,7 +55,7 @@ def train(
     x: Examples,
     y: NDArray[np.int64],
     hyperparameters: Hyperparameters,
-    rng: "np.random.Generator",
+    seed: int,
     meter: Meter,
     should_stop: Callable[[], bool],
 ) -> TrainResult:
@@ -78,7 +75,7 @@ def train(
         x: Examples, shape (n, *x_shape).
         y: Labels, shape (n,).
         hyperparameters: Epochs, batch size, step size and the terms above.
-        rng: Orders the mini-batches.
+        seed: Picks the orders of the mini-batches, as in `wire.messages.Train`.
         meter: Told of every mini-batch.
         should_stop: Asked before every mini-batch; True ends the training there.
 
@@ -95,7 +92,7 @@ def train(
     descent = Descent(work[: engine.spec.layout.n_params], hyperparameters)
     limit = hyperparameters.max_steps
     steps, loss_sum, seen = 0, 0.0, 0
-    for is_first, batch in mini_batches(len(y), hyperparameters, rng):
+    for is_first, batch in mini_batches(len(y), hyperparameters, seed):
         if (limit is not None and steps >= limit) or should_stop():
             break
         if is_first:
@@ -202,23 +199,45 @@ class Descent:
 
 
 def mini_batches(
-    n: int, hyperparameters: Hyperparameters, rng: "np.random.Generator"
+    n: int, hyperparameters: Hyperparameters, seed: int
 ) -> Iterator[tuple[bool, NDArray[np.int64]]]:
     """Yield whether a mini-batch opens an epoch, and its indices, shape (B,).
 
     Every epoch visits all `n` examples in a new random order; its last mini-batch may be smaller.
     """
-    for order in orders(n, hyperparameters, rng):
+    orders = EpochOrders()
+    for epoch in range(hyperparameters.epochs):
+        order = orders.draw(seed, epoch, n)
         for start in range(0, n, hyperparameters.batch_size):
             yield start == 0, order[start : start + hyperparameters.batch_size]
 
 
-def orders(
-    n: int, hyperparameters: Hyperparameters, rng: "np.random.Generator"
-) -> Iterator[NDArray[np.int64]]:
-    """Yield the order in which each epoch visits the examples, shape (n,)."""
-    for _ in range(hyperparameters.epochs):
-        yield rng.permutation(n)
+class EpochOrders:
+    """Draws the orders in which epochs visit examples, each keyed by seed and epoch.
+
+    Key and counter alone decide which numbers a Philox draws. One generator therefore serves
+    all keys: to move it costs a tenth of making another.
+    """
+
+    def __init__(self) -> None:
+        philox = np.random.Philox(key=0)
+        self._generator, self._philox = np.random.Generator(philox), philox
+        self._state = philox.state
+
+    def draw(self, seed: int, epoch: int, n: int) -> NDArray[np.int64]:
+        """Return a random order of `n` examples, shape (n,).
+
+        It is that of `Generator(Philox(key=seed, counter=[0, 0, 0, epoch]))`.
+
+        Args:
+            seed: Of the device and round.
+            epoch: From 0.
+            n: Examples.
+        """
+        self._state["state"]["key"][0] = seed
+        self._state["state"]["counter"][3] = epoch
+        self._philox.state = self._state
+        return self._generator.permutation(n)
 
 
 def _check_labels(engine: Engine, y: NDArray[np.int64]) -> None:

@@ -318,7 +318,6 @@ class TrainingThread:
         watch.lap("evaluate")
         job.progress([*untold, Event.EVALUATED])
 
-        rng = np.random.Generator(np.random.PCG64(train.seed))
         cpu_s = time.thread_time()
         with self._section("train", job.should_stop) as meter:
             result = trainer.train(
@@ -327,7 +326,7 @@ class TrainingThread:
                 warm.x,
                 warm.y,
                 train.hyperparameters,
-                rng,
+                train.seed,
                 meter,
                 job.should_stop,
             )

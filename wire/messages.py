@@ -405,7 +405,7 @@ class Train(Message, frozen=True, kw_only=True, tag="train"):
     model: Manifest
     hyperparameters: Hyperparameters
     seed: Count
-    """Seeds the order of the mini-batches."""
+    """Picks the orders of the mini-batches: the key of their Philox, see `trainer.EpochOrders`."""
     needs_loss: bool
     """Evaluate F_k(w_t) over the whole training set before the first local step."""
     deadline_s: Seconds

@@ -20,7 +20,7 @@ from fairbed.coordinator.algorithms.estimation.base import (
     Measured,
     Prediction,
 )
-from fairbed.coordinator.algorithms.random_streams import first_word, first_words
+from fairbed.coordinator.algorithms.random_streams import seeds
 from fairbed.coordinator.algorithms.selection.audit import audit
 from fairbed.coordinator.algorithms.selection.base import (
     Candidates,
@@ -33,8 +33,11 @@ from fairbed.coordinator.policy.choice import Choice, LossDemand, Observations, 
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.factories import make_aggregator, make_estimator, make_selector
 
-_SELECTION, _TRAINING, _ENCODING, _ASKING, _AUDIT = 0, 1, 2, 3, 4
+_SELECTION, _ENCODING, _ASKING, _AUDIT = 0, 2, 3, 4
 """Purposes of random streams within a round (spec/algorithms.md, 0.4.8)."""
+
+_TRAINING_SEED, _ASKING_SEED = 1000, 1001
+"""Purposes of seeds per device. A replayed fleet has smaller ones, perhaps with the same seed."""
 
 MAX_LOSS = 1e6
 """Nats; a loss above it is taken for it: sums of losses must not overflow."""
@@ -252,16 +255,16 @@ class Decisions:
         return Gathered(rule, vector, n_params, learning_rate, models(), self._registered)
 
     def training_seed(self, round_id: int, row: int) -> int:
-        """Return the seed of a device's mini-batch order in a round."""
-        return first_word([self.config.seed_training, round_id, row, _TRAINING])
+        """Return the seed of a device's mini-batch orders in a round."""
+        return int(self.training_seeds(round_id, np.array([row]))[0])
 
     def training_seeds(self, round_id: int, rows: Ints) -> Ints:
         """Return the `training_seed` of each row, shape (K,)."""
-        return first_words([self.config.seed_training, round_id, rows, _TRAINING])
+        return seeds(self.config.seed_training, round_id, rows, _TRAINING_SEED)
 
     def asking_seed(self, round_id: int, row: int) -> int:
         """Return the seed of the mini-batch that a device evaluates when it is asked."""
-        return first_word([self.config.seed_training, round_id, row, _ASKING])
+        return int(seeds(self.config.seed_training, round_id, np.array([row]), _ASKING_SEED)[0])
 
     def encoding_stream(self, round_id: int) -> np.random.Generator:
         """Return what rounds the model that a round leaves; 0 is the first one."""

@@ -262,8 +262,7 @@ def _train_cost(engine: OnnxEngine, hyperparameters: Hyperparameters) -> StepCos
         max_steps=None,
     )
     timer = _StepTimer()
-    rng = np.random.Generator(np.random.PCG64(0))
-    trainer.train(engine, vector, x, y, calm, rng, timer, timer.is_enough)
+    trainer.train(engine, vector, x, y, calm, 0, timer, timer.is_enough)
     return timer.cost()
 
 

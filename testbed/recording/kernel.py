@@ -155,8 +155,6 @@ class Kernels:
 
 def train(duration_s: float, out: IO[bytes]) -> None:
     """Train for so long, and tell."""
-    import numpy as np
-
     from fairbed.device_agent import trainer
     from fairbed.device_agent.engines.onnx import OnnxEngine
     from fairbed.testbed.host.speed import BATCH, probe
@@ -169,10 +167,9 @@ def train(duration_s: float, out: IO[bytes]) -> None:
     calm = msgspec.structs.replace(
         wanted.hyperparameters, epochs=EPOCHS, learning_rate=CALM_RATE, max_steps=None
     )
-    rng = np.random.Generator(np.random.PCG64(0))
     counter = _Counter(duration_s, out)
     while not counter.is_over():
-        trainer.train(engine, vector, x, y, calm, rng, counter, counter.is_over)
+        trainer.train(engine, vector, x, y, calm, 0, counter, counter.is_over)
 
 
 def main() -> int:

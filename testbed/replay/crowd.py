@@ -13,13 +13,13 @@ import numpy as np
 
 from fairbed import profiles
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
+from fairbed.coordinator.algorithms.random_streams import uniforms
 from fairbed.coordinator.store.tables import DeviceRow, Record, TruthRow
 from fairbed.profiles import Link, Population
 from fairbed.profiles.sampling import columns
 from fairbed.profiles.tracks import DAY_S
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import MAX_EMULATED, MAX_NAME, stream
-from fairbed.testbed.replay.chance import uniforms
 from fairbed.testbed.replay.columns import Moving, Steady
 from fairbed.testbed.replay.names import Names
 from fairbed.testbed.replay.phases import Purpose

@@ -20,10 +20,10 @@ from enum import IntEnum
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.algorithms.random_streams import normals
 from fairbed.testbed.emulation.heat import Heat
 from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES
 from fairbed.testbed.emulation.tcp import waiting_s
-from fairbed.testbed.replay.chance import normals
 from fairbed.testbed.replay.columns import Moving, Steady
 from fairbed.testbed.replay.task import Sizes, Work
 from fairbed.testbed.replay.walk import Pace, Way
@@ -32,7 +32,7 @@ from fairbed.wire.chunks import suitable_chunk_bytes
 
 
 class Purpose(IntEnum):
-    """What a device's luck is asked for, two numbers of `chance` each."""
+    """Purposes of random streams per device, two numbers of `uniforms` each."""
 
     CONTEXT = 0
     DOWNLOAD = 2

@@ -12,13 +12,13 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.rounds.async_dispatch import DRAINING
+from fairbed.coordinator.algorithms.random_streams import uniforms
 from fairbed.coordinator.state.registry import CONTEXT_MAX_AGE_S, LINK_BOUNDS_BPS, MU_BOUNDS
 from fairbed.device_agent.sensors import MIN_FREE_CORES
 from fairbed.testbed.emulation.device import NOTICED_SHARE
 from fairbed.testbed.emulation.heat import Heat
 from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES
 from fairbed.testbed.emulation.tcp import waiting_s
-from fairbed.testbed.replay.chance import uniforms
 from fairbed.testbed.replay.columns import Moving, Steady, Tracks
 from fairbed.testbed.replay.phases import MESSAGES, Order, PhaseModel, Purpose, luck
 from fairbed.testbed.replay.probing import Probes

@@ -65,7 +65,7 @@ async def test_trains_what_it_was_asked_to(stage: Stage) -> None:
         x,
         y,
         Hyperparameters(epochs=1, batch_size=10, learning_rate=0.5),
-        np.random.Generator(np.random.PCG64(1)),
+        1,
         Unpaced(),
         lambda: False,
     )

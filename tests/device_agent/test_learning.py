@@ -24,7 +24,7 @@ def test_the_cnn_learns_handwritten_digits(seed: int) -> None:
     with FreePace().section("train") as meter:
         for epochs, learning_rate in ((5, 0.1), (3, 0.02)):
             plan = Hyperparameters(epochs=epochs, batch_size=20, learning_rate=learning_rate)
-            result = train(engine, vector, x[seen], y[seen], plan, rng, meter, lambda: False)
+            result = train(engine, vector, x[seen], y[seen], plan, seed, meter, lambda: False)
             vector = result.vector
         loss, accuracy = evaluate(engine, vector, x[held_out], y[held_out], meter)
     assert accuracy > 0.95

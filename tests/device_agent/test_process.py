@@ -82,7 +82,8 @@ async def test_trains_the_shipped_cnn_over_mosquitto(tmp_path: Path) -> None:
     vector = initial_vector(task.spec, 1)
     async with stage(tmp_path) as (broker, coordinator):
         with agent_process(broker, tmp_path, "--once") as process:
-            shard = encode_shard(make_shard(x, np.arange(60) % 10))
+            two_of_ten = np.arange(60) % 2  # the first steps lower the loss in any order
+            shard = encode_shard(make_shard(x, two_of_ten))
             await coordinator.join(encode_artifact(task), shard)
             first, vector = await coordinator.play(1, vector, needs_loss=True)
             second, vector = await coordinator.play(2, vector, needs_loss=True)

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy import stats
 
 from fairbed.device_agent.engines.base import Examples
-from fairbed.device_agent.trainer import TrainingDiverged, TrainResult, evaluate, train
+from fairbed.device_agent.trainer import EpochOrders, TrainingDiverged, TrainResult, evaluate, train
 from fairbed.wire.artifact import SelfCheck, TaskSpec
 from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.tensors import Layout, Tensor
@@ -103,7 +104,7 @@ def run(
         x,
         np.zeros(n, np.int64),
         hyperparameters,
-        np.random.default_rng(seed),
+        seed,
         meter or CountingMeter(),
         should_stop,
     )
@@ -175,7 +176,7 @@ def test_does_not_change_the_global_model() -> None:
         np.zeros(3, np.float32),
         np.zeros(3, np.int64),
         Hyperparameters(epochs=1, batch_size=1, learning_rate=0.1),
-        np.random.default_rng(0),
+        0,
         CountingMeter(),
         lambda: False,
     )
@@ -202,6 +203,28 @@ def test_orders_each_epoch_anew_and_by_the_seed_alone() -> None:
     assert not np.array_equal(first.batches[0], first.batches[1])
     np.testing.assert_array_equal(np.array(first.batches), np.array(again.batches))
     assert not np.array_equal(first.batches[0], other.batches[0])
+
+
+@given(seed=st.integers(0, (1 << 40) - 1), epoch=st.integers(0, 5), n=st.integers(1, 300))
+def test_an_order_depends_on_seed_and_epoch_alone(seed: int, epoch: int, n: int) -> None:
+    orders = EpochOrders()
+    orders.draw(seed + 1, epoch, 7)
+    philox = np.random.Philox(key=seed, counter=[0, 0, 0, epoch])
+    expected = np.random.Generator(philox).permutation(n)
+    np.testing.assert_array_equal(orders.draw(seed, epoch, n), expected)
+
+
+def test_orders_are_uniform_and_independent_between_epochs_and_devices() -> None:
+    orders, n = EpochOrders(), 5
+    first, second = (
+        np.array([orders.draw(seed, epoch, n) for seed in range(4000)]) for epoch in (0, 1)
+    )
+    for drawn in (first, second):
+        counts = [np.bincount(drawn[:, place], minlength=n) for place in range(n)]
+        assert stats.chisquare(np.ravel(counts), ddof=2 * n - 2).pvalue > 0.01
+    for one, other in ((first, second), (first[1:], first[:-1])):
+        both = np.bincount(n * one[:, 0] + other[:, 0], minlength=n * n)
+        assert stats.chisquare(both).pvalue > 0.01
 
 
 def test_max_steps_ends_training_in_the_middle_of_an_epoch() -> None:

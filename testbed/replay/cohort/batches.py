@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
-from fairbed.coordinator.algorithms.random_streams import streams
-from fairbed.device_agent.trainer import orders
+from fairbed.device_agent.trainer import EpochOrders
 from fairbed.wire.messages import Hyperparameters
 
 
@@ -74,10 +73,7 @@ class Batches:
         """Examples of the last mini-batch of an epoch."""
         self._full_weights = _weights(self._full, len(self._columns))
         self._last_weights = _weights(self._last, len(self._columns))
-        self._orders = [
-            orders(n, hyperparameters, stream)
-            for n, stream in zip(sizes, streams(np.array(seeds)), strict=True)
-        ]
+        self._seeds, self._orders = seeds, EpochOrders()
         first = np.array([of_one[0] for of_one in rows], dtype=np.int64)
         width = int(last_start.max()) + len(self._columns)
         if hyperparameters.max_steps is not None:
@@ -95,7 +91,7 @@ class Batches:
         per_epoch = int(self._per_epoch[0])
         place = step % per_epoch
         begins = self._all[: 0 if place else active]
-        self._begin(begins)
+        self._begin(begins, step)
         start = place * self._batch_size
         index = self._order[:active, start : start + len(self._columns)]
         is_last = place == per_epoch - 1
@@ -107,7 +103,7 @@ class Batches:
         per_epoch = self._per_epoch[:active]
         place = step % per_epoch
         begins = np.flatnonzero(place == 0)
-        self._begin(begins)
+        self._begin(begins, step)
         start = place * self._batch_size
         index = self._order[self._all[:active, np.newaxis], start[:, np.newaxis] + self._columns]
         count, weights = self._full[:active], self._full_weights[:active]
@@ -117,11 +113,14 @@ class Batches:
             weights = np.where(is_last[:, np.newaxis], self._last_weights[:active], weights)
         return SideBySide(index, count, weights, begins)
 
-    def _begin(self, which: Ints) -> None:
-        """Let devices begin an epoch."""
-        for i in which.tolist():
-            line = self._order[i, : len(self._rows[i])]
-            self._rows[i].take(next(self._orders[i])[: len(line)], out=line, mode="clip")
+    def _begin(self, which: Ints, step: int) -> None:
+        """Let devices begin an epoch with a step."""
+        epochs = step // self._per_epoch[which]
+        for i, epoch in zip(which.tolist(), epochs.tolist(), strict=True):
+            rows = self._rows[i]
+            line = self._order[i, : len(rows)]
+            order = self._orders.draw(self._seeds[i], epoch, len(rows))
+            rows.take(order[: len(line)], out=line, mode="clip")
 
 
 def _weights(count: Ints, width: int) -> Vector:

@@ -84,11 +84,10 @@ class DeviceTrainer:
         self, vector: Vector, at: int, job: Job, hyperparameters: Hyperparameters
     ) -> Trained:
         x, y = self._shards.whole(job.device)
-        rng = np.random.Generator(np.random.PCG64(job.seed))
         with self._engine() as engine:
             try:
                 result = trainer.train(
-                    engine, vector, x, y, hyperparameters, rng, _Unpaced(), lambda: False
+                    engine, vector, x, y, hyperparameters, job.seed, _Unpaced(), lambda: False
                 )
             except trainer.TrainingDiverged as exc:
                 return _alone(at, vector, steps=0, loss_train=np.nan, problem=str(exc))

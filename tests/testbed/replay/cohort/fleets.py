@@ -92,9 +92,8 @@ def on_devices(
     results = []
     for job in jobs:
         x, y = shards.whole(job.device)
-        rng = np.random.Generator(np.random.PCG64(job.seed))
         results.append(
-            trainer.train(engine, vector, x, y, hyperparameters, rng, Meter(), lambda: False)
+            trainer.train(engine, vector, x, y, hyperparameters, job.seed, Meter(), lambda: False)
         )
     return results
 
