@@ -7,7 +7,7 @@ common: 20 clients x 20 rounds of an MLP 784-318-10, 320 examples each, batch 32
 clients x 100 rounds of softmax regression on Synthetic(1,1), 10 local steps of batch 20. All
 clients are in every round. A replay is whole: selection, training, merge, store; only the last
 model is evaluated. A round is timed from the end of the first to the end of the last; times of the
-processor, of all threads and helpers together, also tell something on a machine that does other
+processor, of all threads and workers together, also tell something on a machine that does other
 work.
 
 PYTHON is an interpreter with `flwr[simulation]`; it runs the same job, by the same formulas in
@@ -180,9 +180,9 @@ def _replay(case: Case, folder: Path, threads: int, rounds: int) -> dict[str, fl
 
 
 def _processor_s() -> float:
-    """Return the processor time of this process and of those that help it, seconds."""
-    helpers = (process.cpu_times() for process in psutil.Process().children())
-    return time.process_time() + sum(spent.user + spent.system for spent in helpers)
+    """Return the processor time of this process and of its workers, seconds."""
+    workers = (process.cpu_times() for process in psutil.Process().children())
+    return time.process_time() + sum(spent.user + spent.system for spent in workers)
 
 
 def _bare_products(case: Case, threads: int) -> dict[str, float]:

@@ -2,8 +2,12 @@
 
 import psutil
 
-LONG_LIVED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-"""Helpers of the standard library that end with pytest itself."""
+LONG_LIVED = (
+    "multiprocessing.resource_tracker",
+    "multiprocessing.forkserver",
+    "loky.backend.resource_tracker",
+)
+"""Processes of the standard library and of loky that end with pytest itself."""
 
 
 def own_children() -> list[psutil.Process]:
@@ -13,7 +17,7 @@ def own_children() -> list[psutil.Process]:
 
 
 def is_long_lived(process: psutil.Process) -> bool:
-    """Tell whether a process serves the standard library until pytest ends."""
+    """Tell whether a process serves a library until pytest ends."""
     return any(name in describe(process) for name in LONG_LIVED)
 
 

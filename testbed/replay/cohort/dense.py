@@ -4,6 +4,7 @@ See docs/decisions/0011-a-cohort-trains-in-cache.md.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -11,15 +12,16 @@ from threadpoolctl import ThreadpoolController
 from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
 from fairbed.testbed.replay.cohort.base import Job, Trained
 from fairbed.testbed.replay.cohort.batches import longest_first
-from fairbed.testbed.replay.cohort.chunk import train_chunk
-from fairbed.testbed.replay.cohort.crew import Crew
-from fairbed.testbed.replay.cohort.net import DenseNet
+from fairbed.testbed.replay.cohort.net import DenseNet, train_chunk
 from fairbed.testbed.replay.cohort.ordered import Workers
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.wire.artifact import TaskSpec
 from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.selfcheck import Examples, run_selfcheck
 from fairbed.wire.tensors import BYTES_PER_VALUE
+
+if TYPE_CHECKING:
+    from fairbed.testbed.replay.cohort.worker_pool import WorkerPool
 
 CHUNK_BYTES = 1 << 20
 """What the models, steps and mini-batches of one chunk may take, unless one device takes more:
@@ -56,15 +58,17 @@ class DenseTrainer:
         self._blas = ThreadpoolController()
         run_selfcheck(spec, self._one)
         most = max(1, CHUNK_BYTES // (2 * BYTES_PER_VALUE * self._net.n_params))
-        is_one_chunk = len(shards.n_k) <= most
-        self._crew = Crew(spec, shards, most, 0 if is_one_chunk else threads - 1)
+        has_others = threads > 1 and len(shards.n_k) > most
+        self._pool = _make_pool(spec, shards, most, threads - 1) if has_others else None
 
     def train(
         self, vector: Vector, jobs: Sequence[Job], hyperparameters: Hyperparameters
     ) -> Iterator[Trained]:
         """Yield the answers to all jobs, those with more steps first."""
         chunks = self._chunks(jobs, hyperparameters)
-        self._crew.begin_at(vector)
+        pool = self._pool
+        if pool is not None:
+            pool.begin_at(vector)
 
         def here(chunk: Sequence[int]) -> Trained:
             params = np.repeat(vector[np.newaxis], len(chunk), axis=0)
@@ -72,10 +76,9 @@ class DenseTrainer:
             return train_chunk(self._net, self._shards, params, chunk, mine, hyperparameters)
 
         def elsewhere(chunk: Sequence[int]) -> Trained:
-            with self._crew.helper() as helper:
-                if helper is None:
-                    return here(chunk)
-                return helper.train(chunk, [jobs[at] for at in chunk], hyperparameters)
+            if pool is None or not pool.is_ready():
+                return here(chunk)
+            return pool.train(chunk, [jobs[at] for at in chunk], hyperparameters)
 
         # A product that BLAS cuts for its own threads may round differently on another machine.
         with self._blas.limit(limits=1, user_api="blas"):
@@ -98,7 +101,8 @@ class DenseTrainer:
     def close(self) -> None:
         """Let the threads and processes go."""
         self._workers.close()
-        self._crew.close()
+        if self._pool is not None:
+            self._pool.close()
 
     def _chunks(self, jobs: Sequence[Job], hyperparameters: Hyperparameters) -> list[list[int]]:
         """Return which jobs are trained together, those with more steps first."""
@@ -124,3 +128,10 @@ class DenseTrainer:
         flat = x.reshape(1, len(y), -1).astype(np.float32)
         loss = self._net.gradient(vector[np.newaxis], flat, y[np.newaxis], w, gradient)
         return float(loss[0]), gradient[0]
+
+
+def _make_pool(spec: TaskSpec, shards: Shards, most: int, size: int) -> "WorkerPool":
+    # loky takes 160 ms to load: a fleet of one chunk, or one thread, does not need it.
+    from fairbed.testbed.replay.cohort.worker_pool import WorkerPool
+
+    return WorkerPool(spec, shards, most, size)

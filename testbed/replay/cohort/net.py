@@ -1,9 +1,10 @@
-"""Loss and gradient of many dense nets at once, by matrix products alone.
+"""Loss, gradient and training of many dense nets at once, by matrix products alone.
 
 Each model has parameters and a mini-batch of its own; a product of the batch is one call of BLAS
 a model, so no model's numbers depend on who is beside it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,7 +13,13 @@ from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
 from fairbed.coordinator.task.recipes import FLAT_MODELS
+from fairbed.device_agent.trainer import Descent
+from fairbed.testbed.replay.cohort.base import Job, Trained
+from fairbed.testbed.replay.cohort.batches import Batches
+from fairbed.testbed.replay.cohort.progress import Progress
+from fairbed.testbed.replay.cohort.shards import Examples
 from fairbed.wire.artifact import TaskSpec
+from fairbed.wire.messages import Hyperparameters
 
 Array = NDArray[np.float32]
 
@@ -143,3 +150,38 @@ def _cross_entropy(logits: Array, y: Ints) -> Array:
     logits /= total
     flat[label] -= 1.0
     return losses
+
+
+def train_chunk(
+    net: DenseNet,
+    examples: Examples,
+    params: Vector,
+    at: Sequence[int],
+    jobs: Sequence[Job],
+    hyperparameters: Hyperparameters,
+) -> Trained:
+    """Train the models of a chunk side by side, step by step; return the answers.
+
+    Args:
+        net: The models.
+        examples: The training data.
+        params: The start of each, shape (G, n_params); changed to its end.
+        at: Places of the jobs in the cohort.
+        jobs: Those with more steps first.
+        hyperparameters: Of the round.
+    """
+    rows = [examples.rows(job.device) for job in jobs]
+    batches = Batches([job.seed for job in jobs], rows, hyperparameters)
+    descent = Descent(params, hyperparameters)
+    gradient = np.empty_like(params)
+    factor = hyperparameters.learning_rate if descent.is_plain else 1.0
+    progress = Progress(batches.steps)
+    with np.errstate(all="ignore"):
+        for step in range(progress.last):
+            active = progress.active(step)
+            batch, part = batches.next(active), slice(0, active)
+            x, y = examples.take(batch.index)
+            loss = net.gradient(params[part], x, y, batch.weights, gradient[part], factor)
+            descent.step(gradient[part], part, is_scaled=descent.is_plain)
+            progress.note(step, batch, loss)
+    return progress.answers(at, params)

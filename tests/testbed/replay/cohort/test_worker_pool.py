@@ -1,0 +1,232 @@
+"""Worker processes that train: the same bits, and no process that outlives its replay."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from threadpoolctl import threadpool_limits
+
+from fairbed.device_agent.engines.base import EngineError
+from fairbed.testbed.replay.cohort import worker_pool
+from fairbed.testbed.replay.cohort.base import Job, Trained
+from fairbed.testbed.replay.cohort.dense import DenseTrainer
+from fairbed.testbed.replay.cohort.net import DenseNet, train_chunk
+from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.testbed.replay.cohort.worker_pool import SharedArrays, WorkerPool
+from fairbed.wire.messages import Hyperparameters
+from tests.processes import is_gone, is_long_lived, own_children
+from tests.testbed.replay.cohort.fleets import (
+    EVERYTHING,
+    PLAIN,
+    RECIPES,
+    SIZES,
+    fleet_data,
+    jobs_of,
+    one_by_one,
+    shipped,
+    start_of,
+)
+
+MOST = 4
+LOADING_S = 30.0
+"""Within which a worker has loaded what it needs on a busy machine."""
+MLP = "mlp-784-318-10"
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    before = set(own_children())
+    yield
+    assert set(own_children()) <= before
+
+
+def shards_of(name: str = MLP, *, pixels: bool = False) -> Shards:
+    return Shards(fleet_data(RECIPES[name], pixels=pixels), shipped(RECIPES[name]).spec.x_shape)
+
+
+@contextmanager
+def ready_pool(shards: Shards, name: str = MLP) -> Iterator[WorkerPool]:
+    """Begin a pool of one worker, wait until it has loaded, and end it."""
+    pool = WorkerPool(shipped(RECIPES[name]).spec, shards, MOST, 1)
+    try:
+        until = time.monotonic() + LOADING_S
+        while not pool.is_ready():
+            assert time.monotonic() < until, "no worker became ready"
+            time.sleep(0.01)
+        yield pool
+    finally:
+        pool.close()
+
+
+def same(one: Trained, other: Trained) -> bool:
+    """Tell whether answers agree in every bit."""
+    return (
+        one.at.tolist() == other.at.tolist()
+        and one.vectors.tobytes() == other.vectors.tobytes()
+        and one.steps.tolist() == other.steps.tolist()
+        and one.loss_train.tobytes() == other.loss_train.tobytes()
+        and one.problems == other.problems
+    )
+
+
+@pytest.mark.parametrize("hyperparameters", [PLAIN, EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize("pixels", [False, True])
+@pytest.mark.parametrize("name", ["softmax-784-10", MLP])
+def test_a_worker_answers_as_the_replay_itself_would(
+    name: str, pixels: bool, hyperparameters: Hyperparameters
+) -> None:
+    artifact, shards = shipped(RECIPES[name]), shards_of(name, pixels=pixels)
+    jobs, net = jobs_of(len(SIZES)), DenseNet(artifact.spec)
+    limit = threadpool_limits(1, "blas")  # as while a replay trains
+    with limit, ready_pool(shards, name) as pool:
+        for start in (start_of(artifact), start_of(artifact) + np.float32(0.01)):
+            pool.begin_at(start)
+            for chunk in ([4, 2], [5, 1, 3]):
+                mine = [jobs[at] for at in chunk]
+                params = np.repeat(start[np.newaxis], len(chunk), axis=0)
+                here = train_chunk(net, shards, params, chunk, mine, hyperparameters)
+                assert same(pool.train(chunk, mine, hyperparameters), here)
+
+
+def test_a_worker_reports_devices_that_diverge() -> None:
+    artifact = shipped(RECIPES["softmax-60-10"])
+    data = fleet_data(RECIPES["softmax-60-10"])
+    data.dataset.x[data.train_rows[2]] *= np.float32(1e30)
+    shards, jobs = Shards(data, artifact.spec.x_shape), jobs_of(len(SIZES))
+    with ready_pool(shards, "softmax-60-10") as pool:
+        pool.begin_at(start_of(artifact))
+        answer = pool.train([4, 2], [jobs[4], jobs[2]], PLAIN)
+    assert answer.problems[0] == ""
+    assert answer.problems[1].startswith("training: the loss must be finite, got ")
+
+
+def test_workers_take_part_in_a_cohort_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    train, chunks = WorkerPool.train, list[Sequence[int]]()
+
+    def noted(
+        self: WorkerPool, at: Sequence[int], jobs: Sequence[Job], h: Hyperparameters
+    ) -> Trained:
+        chunks.append(at)
+        return train(self, at, jobs, h)
+
+    monkeypatch.setattr(WorkerPool, "train", noted)
+    artifact, shards = shipped(RECIPES[MLP]), shards_of()
+    start, jobs = start_of(artifact), jobs_of(len(SIZES))
+    alone, helped = (DenseTrainer(artifact.spec, shards, threads) for threads in (1, 3))
+    truth = [(a.at, a.vector.tobytes()) for a in one_by_one(alone.train(start, jobs, PLAIN))]
+    try:
+        until = time.monotonic() + LOADING_S
+        while not chunks and time.monotonic() < until:
+            got = [(a.at, a.vector.tobytes()) for a in one_by_one(helped.train(start, jobs, PLAIN))]
+            assert got == truth
+        assert chunks
+    finally:
+        helped.close()
+        alone.close()
+
+
+def test_a_fleet_of_one_chunk_starts_no_process() -> None:
+    artifact = shipped(RECIPES["softmax-60-10"])
+    before = set(own_children())
+    trainer = DenseTrainer(artifact.spec, shards_of("softmax-60-10"), threads=2)
+    assert set(own_children()) == before
+    trainer.close()
+
+
+def test_the_death_of_a_worker_is_one_line() -> None:
+    before = set(own_children())
+    with ready_pool(shards_of()) as pool:
+        (process,) = set(own_children()) - before
+        process.kill()
+        with pytest.raises(
+            EngineError,
+            match=r"^replay: a process that trains ended with SIGKILL\(-9\);"
+            r" the same command goes on .*--threads 1 needs no other process$",
+        ):
+            pool.train([0], jobs_of(1), PLAIN)
+
+
+def test_a_machine_without_memory_for_workers_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(worker_pool, "_make_memory", refuse)
+    with pytest.raises(EngineError, match=r"^replay: cannot start a process .*--threads 1 needs"):
+        DenseTrainer(shipped(RECIPES[MLP]).spec, shards_of(), threads=2)
+
+
+@pytest.mark.parametrize("is_anonymous", [True, False])
+def test_what_one_process_writes_others_read(
+    is_anonymous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_anonymous:
+        monkeypatch.delattr(os, "memfd_create", raising=False)  # as on macOS
+    layout = {"a": (np.float32, (3, 5)), "empty": (np.uint8, (0,)), "b": (np.int64, (7,))}
+    one = SharedArrays(layout)
+    other = SharedArrays(layout, os.dup(one._memory))
+    one["a"][:], one["b"][:] = 1.5, np.arange(7)
+    one.close()
+    assert other["a"].tolist() == [[1.5] * 5] * 3
+    assert other["b"].tolist() == list(range(7))
+    assert other["empty"].shape == (0,)
+    other.close()
+
+
+OWNER = """
+import os, sys, time
+from fairbed.testbed.replay.cohort.dense import DenseTrainer
+from fairbed.testbed.replay.cohort.shards import Shards
+from tests.testbed.replay.cohort.fleets import *
+artifact = shipped(RECIPES["mlp-784-318-10"])
+trainer = DenseTrainer(artifact.spec, Shards(fleet_data(RECIPES["mlp-784-318-10"]), (784,)), 3)
+if sys.argv[1] == "loaded":
+    while not trainer._pool.is_ready():
+        time.sleep(0.01)
+print("begun", flush=True)
+time.sleep(60.0)
+"""
+
+
+@contextmanager
+def owner(when: str) -> Iterator[tuple[subprocess.Popen[bytes], list[psutil.Process]]]:
+    """Start a process with a pool of two workers, in a session of its own; yield all of them."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, when],
+        cwd=Path(__file__).parents[4],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        children = psutil.Process(process.pid).children()
+        assert len([child for child in children if not is_long_lived(child)]) == 2
+        yield process, children
+
+
+@pytest.mark.parametrize("when", ["loading", "loaded"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_die_with_a_replay_that_is_killed(when: str, number: signal.Signals) -> None:
+    with owner(when) as (process, children):
+        process.send_signal(number)
+    assert all(is_gone(child) for child in children)
+
+
+@pytest.mark.parametrize("when", ["loading", "loaded"])
+def test_ctrl_c_ends_a_replay_and_its_workers_and_only_the_replay_says_so(when: str) -> None:
+    with owner(when) as (process, children):
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stderr is not None
+        lines = process.stderr.read().decode().splitlines()
+    assert all(is_gone(child) for child in children)
+    assert len([line for line in lines if line.startswith("KeyboardInterrupt")]) == 1
