@@ -1,7 +1,9 @@
-"""Works through the cells of a grid; what it starts ends with it, whatever ends it.
+"""Runs the cells of a grid in processes that end with it, whatever ends it.
 
-Replays go to one worker a core, live fleets run one after another: two on one machine would wait
-for each other.
+Replays go to one worker a core. Live fleets run one after another, each by `fairbed run` in a
+process of its own: two on one machine would wait for each other. A process ends in order, its run
+closed, when its standard input does. Why this is not loky:
+docs/decisions/0011-a-cohort-trains-in-cache.md.
 """
 
 import os
@@ -18,20 +20,24 @@ import msgspec
 from anyio.abc import Process, TaskStatus
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from fairbed.testbed.compare.cell import Reply, Result
+from fairbed.coordinator.store import StoreError
+from fairbed.testbed.compare.cell import Reply, Result, begin_anew, one_line, reply_of, state_of
+from fairbed.testbed.compare.folder import ARMS
 from fairbed.testbed.compare.grid import Grid, GridCell
-from fairbed.testbed.compare.live import run_live
 from fairbed.testbed.compare.worker import CLOSE_S, Job
 from fairbed.testbed.host.threads import ONE_THREAD
 
 GRACE_S = CLOSE_S + 5.0
-"""A worker that was told to stop is killed after this."""
+"""A worker whose standard input has ended is killed after this."""
 MAX_REPLY_BYTES = 1 << 28
+STOP_S = 60.0
+"""Within which a run closes its round and ends its devices, after its standard input ends."""
+LOGS = "logs"
 
-Told: TypeAlias = Callable[[Result], None]
+ReportResult: TypeAlias = Callable[[Result], None]
 
 
-async def work_through(grid: Grid, out: Path, jobs: int, told: Told) -> bool:
+async def work_through(grid: Grid, out: Path, jobs: int, report: ReportResult) -> bool:
     """Run every cell that is not done, and read those that are.
 
     SIGINT, SIGTERM and SIGHUP end the work in order: runs are closed, processes are gone.
@@ -40,7 +46,7 @@ async def work_through(grid: Grid, out: Path, jobs: int, told: Told) -> bool:
         grid: What to run.
         out: Its folder.
         jobs: Workers; live fleets always have one.
-        told: Is called with every result, as it comes.
+        report: Called with every result, as it comes.
 
     Returns:
         Whether all cells were worked through; False after a signal.
@@ -49,19 +55,19 @@ async def work_through(grid: Grid, out: Path, jobs: int, told: Told) -> bool:
     rest = iter(cells)
     is_whole = False
     async with anyio.create_task_group() as group:
-        await group.start(_heed_signals, group.cancel_scope, name="compare.signals")
+        await group.start(_watch_signals, group.cancel_scope, name="compare.signals")
         async with anyio.create_task_group() as workers:
             if grid.fleet == "run":
-                workers.start_soon(_run, rest, out, told, name="compare.fleet")
+                workers.start_soon(_run, rest, out, report, name="compare.fleet")
             else:
                 for number in range(min(jobs, len(cells))):
-                    workers.start_soon(_replay, rest, out, told, name=f"compare.{number}")
+                    workers.start_soon(_replay, rest, out, report, name=f"compare.{number}")
         is_whole = True
         group.cancel_scope.cancel()
     return is_whole
 
 
-async def _heed_signals(
+async def _watch_signals(
     scope: anyio.CancelScope, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
 ) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
@@ -70,18 +76,18 @@ async def _heed_signals(
             scope.cancel()
 
 
-async def _run(cells: Iterator[GridCell], out: Path, told: Told) -> None:
+async def _run(cells: Iterator[GridCell], out: Path, report: ReportResult) -> None:
     for cell in cells:
-        told(_result(cell, out, await run_live(cell, out)))
+        report(_result(cell, out, await _run_live(cell, out)))
 
 
-async def _replay(cells: Iterator[GridCell], out: Path, told: Told) -> None:
+async def _replay(cells: Iterator[GridCell], out: Path, report: ReportResult) -> None:
     """Keep one worker busy; another takes its place when it dies."""
     cell = next(cells, None)
     while cell is not None:
         async with Worker() as worker:
             while cell is not None and worker.is_alive:
-                told(_result(cell, out, await worker.replay(cell, out)))
+                report(_result(cell, out, await worker.replay(cell, out)))
                 cell = next(cells, None)
 
 
@@ -91,7 +97,7 @@ def _result(cell: GridCell, out: Path, reply: Reply) -> Result:
 
 
 class Worker:
-    """A process that replays cells; leaving the context ends it, also when nobody waits."""
+    """A process that replays cells; leaving the context ends it."""
 
     def __init__(self) -> None:
         self._process: Process | None = None
@@ -117,20 +123,11 @@ class Worker:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        with anyio.CancelScope(shield=True):
-            await process.stdin.aclose()  # the word to stop
-            with anyio.move_on_after(GRACE_S):
-                await process.wait()
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
-            await process.aclose()
+        assert self._process is not None
+        await _end(self._process, GRACE_S)
 
     async def replay(self, cell: GridCell, out: Path) -> Reply:
-        """Have a cell replayed and measured; the death of the process is a reply, too."""
+        """Have a cell replayed and measured; a process that dies is a failed reply."""
         assert self._process is not None
         assert self._process.stdin is not None
         job = Job(
@@ -144,6 +141,80 @@ class Worker:
         except (anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError):
             self.is_alive = False
             status = await self._process.wait()
-            how = f"signal {-status}" if status < 0 else f"exit status {status}"
-            return Reply(problem=f"its process ended with {how}; the same command tries it again")
+            return Reply(
+                problem=f"its process ended with {_how(status)}; the same command tries it again"
+            )
         return self._decoder.decode(line)
+
+
+async def _run_live(cell: GridCell, out: Path) -> Reply:
+    """Run a cell or go on with it, unless it is done, and measure it; failures are replies, too."""
+    folder = cell.folder(out)
+    try:
+        state = await anyio.to_thread.run_sync(state_of, folder)
+        if state in ("new", "damaged"):
+            await anyio.to_thread.run_sync(begin_anew, folder)
+        if state != "done":
+            log = out / LOGS / cell.arm.name / f"{cell.seed}.log"
+            status = await _fairbed_run(_arguments(cell, out, is_begun=state == "partial"), log)
+            if status != 0:
+                return Reply(problem=_last_line(log, status))
+            if await anyio.to_thread.run_sync(state_of, folder) != "done":
+                return Reply(problem="was stopped before its last round; the same command goes on")
+        return await anyio.to_thread.run_sync(lambda: reply_of(folder, was_done=state == "done"))
+    except (OSError, StoreError) as exc:
+        return Reply(problem=one_line(exc))
+
+
+def _arguments(cell: GridCell, out: Path, *, is_begun: bool) -> list[str]:
+    folder = str(cell.folder(out))
+    if is_begun:
+        return [folder]
+    experiment = str(out / ARMS / f"{cell.arm.name}.toml")
+    return [experiment, "--seed", str(cell.seed), "--out", folder]
+
+
+async def _fairbed_run(arguments: list[str], log: Path) -> int:
+    """Run `fairbed run` to its end; return the exit status. Cancelling ends it in order."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "fairbed.testbed.cli.main", "run", *arguments]
+    with log.open("ab") as lines:
+        process = await anyio.open_process(
+            [*command, "--headless", "--json", "--attached"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=lines,
+            start_new_session=True,
+        )
+    try:
+        return await process.wait()
+    finally:
+        await _end(process, STOP_S, terminate=True)
+
+
+def _last_line(log: Path, status: int) -> str:
+    """Return the last line of a run that failed, without its prefix, and how it ended."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    last = lines[-1].removeprefix("fairbed: ") if lines else "it said nothing"
+    return f"{last} ({_how(status)}; {log} has the rest)"
+
+
+async def _end(process: Process, patience_s: float, *, terminate: bool = False) -> None:
+    """End a process whose standard input is held open: by closing that, or else by signals."""
+    assert process.stdin is not None
+    with anyio.CancelScope(shield=True):
+        await process.stdin.aclose()
+        with anyio.move_on_after(patience_s):
+            await process.wait()
+        if terminate and process.returncode is None:
+            process.terminate()
+            with anyio.move_on_after(patience_s):
+                await process.wait()
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        await process.aclose()
+
+
+def _how(status: int) -> str:
+    return f"signal {-status}" if status < 0 else f"exit status {status}"
