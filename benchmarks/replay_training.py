@@ -34,7 +34,7 @@ from fairbed.testbed.experiment.datasets import load
 from fairbed.testbed.experiment.file import Experiment, parse_experiment
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.host.guard import guarded
-from fairbed.testbed.replay.cohort.ordered import Workers, free_cores
+from fairbed.testbed.replay.cohort.ordered import OrderedThreads, free_cores
 from fairbed.testbed.replay.run import replay_experiment
 
 FLOWER_APP = "_flower_app"
@@ -210,7 +210,7 @@ def _bare_products(case: Case, threads: int) -> dict[str, float]:
                 if h is not layers[0][0]:
                     np.matmul(w.T, d, out=back)
 
-    workers, walls, cpus = Workers(threads), [], []
+    workers, walls, cpus = OrderedThreads(threads), [], []
     with threadpool_limits(1, "blas"):
         for _repeat in range(REPEATS):
             wall_s, cpu_s = time.perf_counter(), time.process_time()

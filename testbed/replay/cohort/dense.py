@@ -13,7 +13,7 @@ from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
 from fairbed.testbed.replay.cohort.base import Job, Trained
 from fairbed.testbed.replay.cohort.batches import longest_first
 from fairbed.testbed.replay.cohort.net import DenseNet, train_chunk
-from fairbed.testbed.replay.cohort.ordered import Workers
+from fairbed.testbed.replay.cohort.ordered import OrderedThreads
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.wire.artifact import TaskSpec
 from fairbed.wire.messages import Hyperparameters
@@ -54,7 +54,7 @@ class DenseTrainer:
         self.spec = spec
         self._net = DenseNet(spec)
         self._shards = shards
-        self._workers = Workers(threads)
+        self._threads = OrderedThreads(threads)
         self._blas = ThreadpoolController()
         run_selfcheck(spec, self._one)
         most = max(1, CHUNK_BYTES // (2 * BYTES_PER_VALUE * self._net.n_params))
@@ -82,7 +82,7 @@ class DenseTrainer:
 
         # A product that BLAS cuts for its own threads may round differently on another machine.
         with self._blas.limit(limits=1, user_api="blas"):
-            yield from self._workers.run(here, chunks, elsewhere)
+            yield from self._threads.run(here, chunks, elsewhere)
 
     def losses(self, vector: Vector, devices: Sequence[int]) -> Floats:
         """Return F_k(w), nats per example, shape (K,); infinite where it is not finite."""
@@ -96,11 +96,11 @@ class DenseTrainer:
             return max(0.0, total / len(rows)) if np.isfinite(total) else np.inf
 
         with self._blas.limit(limits=1, user_api="blas"):
-            return np.array(list(self._workers.run(work, devices)), dtype=np.float64)
+            return np.array(list(self._threads.run(work, devices)), dtype=np.float64)
 
     def close(self) -> None:
         """Let the threads and processes go."""
-        self._workers.close()
+        self._threads.close()
         if self._pool is not None:
             self._pool.close()
 

@@ -11,7 +11,7 @@ from fairbed.device_agent import trainer
 from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.engines.onnx import OnnxEngine, self_check
 from fairbed.testbed.replay.cohort.base import Job, Trained
-from fairbed.testbed.replay.cohort.ordered import Workers
+from fairbed.testbed.replay.cohort.ordered import OrderedThreads
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.run.evaluation import EngineFactory
 from fairbed.wire.artifact import Artifact
@@ -46,7 +46,7 @@ class DeviceTrainer:
     ) -> None:
         self.spec = artifact.spec
         self._shards = shards
-        self._workers = Workers(threads)
+        self._threads = OrderedThreads(threads)
         self._engines: SimpleQueue[Engine] = SimpleQueue()
         for _ in range(max(1, threads)):
             engine = make_engine(artifact)
@@ -61,7 +61,7 @@ class DeviceTrainer:
         def work(at: int) -> Trained:
             return self._train(vector, at, jobs[at], hyperparameters)
 
-        return self._workers.run(work, range(len(jobs)))
+        return self._threads.run(work, range(len(jobs)))
 
     def losses(self, vector: Vector, devices: Sequence[int]) -> Floats:
         """Return F_k(w), nats per example, shape (K,); infinite where it is not finite."""
@@ -74,11 +74,11 @@ class DeviceTrainer:
                 except trainer.TrainingDiverged:
                     return np.inf
 
-        return np.array(list(self._workers.run(work, devices)), dtype=np.float64)
+        return np.array(list(self._threads.run(work, devices)), dtype=np.float64)
 
     def close(self) -> None:
         """Let the threads go."""
-        self._workers.close()
+        self._threads.close()
 
     def _train(
         self, vector: Vector, at: int, job: Job, hyperparameters: Hyperparameters

@@ -25,11 +25,11 @@ class _Task(Generic[Work, Result]):
     future: Future[Result]
 
 
-class Workers:
+class OrderedThreads:
     """Threads that are kept from call to call; the caller's own is one of them.
 
-    Whoever waits for a result does meanwhile what nobody has begun, so that there are never more
-    threads at work than there should be.
+    A caller that waits for a result does work that no thread has begun, so that as many threads
+    are busy as there should be.
     """
 
     def __init__(self, threads: int) -> None:
@@ -46,40 +46,40 @@ class Workers:
         """Yield `do` of each, in order; at most twice as many results as threads wait.
 
         Args:
-            do: What is to be done with each.
+            do: Does one piece of work.
             work: Any number.
-            elsewhere: How the other threads do it, if not by `do` like the caller's.
+            elsewhere: Does it in the other threads, instead of `do`.
         """
         if self._pool is None:
             yield from map(do, work)
             return
         elsewhere = elsewhere or do
-        under_way: deque[_Task[Work, Result]] = deque()
+        pending: deque[_Task[Work, Result]] = deque()
         try:
             for each in work:
-                under_way.append(_Task(each, self._pool.submit(elsewhere, each)))
-                if len(under_way) > 2 * self._threads:
-                    yield _first(under_way, do)
-            while under_way:
-                yield _first(under_way, do)
+                pending.append(_Task(each, self._pool.submit(elsewhere, each)))
+                if len(pending) > 2 * self._threads:
+                    yield _first(pending, do)
+            while pending:
+                yield _first(pending, do)
         finally:
-            for task in under_way:
+            for task in pending:
                 task.future.cancel()
 
     def close(self) -> None:
-        """Let the threads end with what they do."""
+        """End the threads; each finishes what it has begun."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
 
-def _first(under_way: deque[_Task[Work, Result]], do: Callable[[Work], Result]) -> Result:
+def _first(pending: deque[_Task[Work, Result]], do: Callable[[Work], Result]) -> Result:
     """Return the result of the first task, and do others until it is there."""
-    while not under_way[0].future.done():
-        left = next((task for task in under_way if task.future.cancel()), None)
+    while not pending[0].future.done():
+        left = next((task for task in pending if task.future.cancel()), None)
         if left is None:
             break
         left.future = _done(do, left.work)
-    return under_way.popleft().future.result()
+    return pending.popleft().future.result()
 
 
 def _done(do: Callable[[Work], Result], work: Work) -> Future[Result]:

@@ -15,7 +15,7 @@ from fairbed.testbed.replay.cohort.choose import make_trainer
 from fairbed.testbed.replay.cohort.dense import DenseTrainer
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer
 from fairbed.testbed.replay.cohort.functional import TorchTrainer
-from fairbed.testbed.replay.cohort.ordered import Workers
+from fairbed.testbed.replay.cohort.ordered import OrderedThreads
 from fairbed.wire.messages import Hyperparameters
 from tests.testbed.replay.cohort.fleets import RECIPES, fleet_data, shipped
 
@@ -71,7 +71,7 @@ def test_results_come_in_order_and_little_work_is_ahead(threads: int) -> None:
         begun.append(number)
         return number * number
 
-    workers, done = Workers(threads), 0
+    workers, done = OrderedThreads(threads), 0
     for number, result in enumerate(workers.run(do, range(50))):
         assert result == number * number
         done += 1
@@ -82,7 +82,7 @@ def test_results_come_in_order_and_little_work_is_ahead(threads: int) -> None:
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_the_caller_is_one_of_the_threads(threads: int) -> None:
-    workers, together = Workers(threads), threading.Barrier(threads, timeout=10.0)
+    workers, together = OrderedThreads(threads), threading.Barrier(threads, timeout=10.0)
     idents = set()
 
     def do(number: int) -> int:
@@ -98,7 +98,7 @@ def test_the_caller_is_one_of_the_threads(threads: int) -> None:
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_the_other_threads_may_do_it_in_their_own_way(threads: int) -> None:
-    workers, together = Workers(threads), threading.Barrier(threads, timeout=10.0)
+    workers, together = OrderedThreads(threads), threading.Barrier(threads, timeout=10.0)
 
     def here(_: int) -> int:
         together.wait()
@@ -115,7 +115,7 @@ def test_the_other_threads_may_do_it_in_their_own_way(threads: int) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_mistake_in_the_work_is_the_callers(threads: int) -> None:
-    workers = Workers(threads)
+    workers = OrderedThreads(threads)
     with pytest.raises(ZeroDivisionError):
         list(workers.run(lambda number: 1 // number, [2, 1, 0, 1]))
     workers.close()
