@@ -219,7 +219,9 @@ def owner(when: str) -> Iterator[tuple[subprocess.Popen[bytes], list[psutil.Proc
 def test_workers_die_with_a_replay_that_is_killed(when: str, number: signal.Signals) -> None:
     with owner(when) as (process, children):
         process.send_signal(number)
-    assert all(is_gone(child) for child in children)
+        process.communicate()
+        assert all(is_gone(child) for child in children)
+    assert not list(Path("/dev/shm").glob(f"*loky-{process.pid}-*")), "semaphores are left"
 
 
 @pytest.mark.parametrize("when", ["loading", "loaded"])
