@@ -1,16 +1,19 @@
 """The store of a replay: rows of each round, and checkpoints to go on from."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 
+from fairbed.coordinator.algorithms.arrays import Ints
+from fairbed.coordinator.algorithms.fairness import jain, rate_slack
+from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.records.rows import fleet_rows
 from fairbed.coordinator.store import Checkpoint, Store
 from fairbed.coordinator.store.schema import Columns
-from fairbed.coordinator.store.tables import SelectionRow
-from fairbed.testbed.replay.census import Census, Told
+from fairbed.coordinator.store.tables import FleetStatsRow, Record, SelectionRow
 from fairbed.testbed.replay.engine import Engine, Played
 from fairbed.testbed.replay.record import chosen_rows, exchange_rows, round_row, score_rows
 
@@ -23,6 +26,55 @@ the cohort has (`RunRow.selection_rows`), and all have one in the last round, un
 statistics instead (`FleetStatsRow`)."""
 
 
+Told: TypeAlias = Callable[[int], Sequence[Record]]
+"""Returns the records of the device of a row."""
+
+
+class Census:
+    """Selection counts of a large fleet, stored as one row per round.
+
+    Args:
+        devices: N.
+        told: Called once for each device, at its first selection.
+    """
+
+    def __init__(self, devices: int, told: Told) -> None:
+        self._told = told
+        self._selected: Ints = np.zeros(devices, dtype=np.int64)
+        self._merged: Ints = np.zeros(devices, dtype=np.int64)
+
+    def count(self, played: Played, decisions: Decisions) -> list[Record]:
+        """Return the rows of devices selected for the first time, and of the fleet."""
+        rows = played.choice.rows
+        new = rows[self._selected[rows] == 0]
+        self._selected[rows] += 1
+        self._merged[played.merged] += 1
+        n, round_id = len(self._selected), played.choice.round
+        settings = decisions.config.selection
+        counted = self._selected if settings.queue_counts == "selected" else self._merged
+        slack = rate_slack(counted, round_id, settings.beta, decisions.selector.queues(n))
+        evenness = jain(self._selected)
+        crowd = FleetStatsRow(
+            round=round_id,
+            devices=n,
+            selected=int(np.count_nonzero(self._selected)),
+            min_selection_rate=float(self._selected.min()) / round_id,
+            min_aggregation_rate=float(self._merged.min()) / round_id,
+            jain=None if np.isnan(evenness) else evenness,
+            slack=float(slack.min()),
+        )
+        return [*(record for row in new.tolist() for record in self._told(row)), crowd]
+
+    def to_state(self) -> dict[str, Any]:
+        """Return the counts."""
+        return {"selected": self._selected.tobytes(), "merged": self._merged.tobytes()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over counts that `to_state` returned."""
+        self._selected = np.frombuffer(state["selected"], dtype=np.int64).copy()
+        self._merged = np.frombuffer(state["merged"], dtype=np.int64).copy()
+
+
 class Checkpointer:
     """Writes rounds into a store, and at intervals the state of the whole replay.
 
@@ -31,7 +83,7 @@ class Checkpointer:
         names: Of the devices, by row.
         engine: Its state is what a checkpoint holds, with that of the census.
         checkpoint_s: Between two checkpoints, seconds of this machine.
-        told: Of a crowd, what to write down of a device that is chosen for the first time.
+        told: Of a large fleet, the records of a device that is selected for the first time.
     """
 
     def __init__(

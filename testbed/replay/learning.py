@@ -1,4 +1,4 @@
-"""The model of a replay: its cohorts really train, its rule merges, its fleet judges."""
+"""The model of a replay: devices train it, the rule merges updates, an evaluator scores it."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,7 +15,9 @@ from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.ports import Evaluator, Score
 from fairbed.coordinator.rounds.update_store import UpdateStore
 from fairbed.coordinator.task.catalogue import initial_vector, load_task
-from fairbed.testbed.replay.batch_losses import BatchLosses
+from fairbed.device_agent.engines.base import Engine
+from fairbed.device_agent.engines.onnx import OnnxEngine
+from fairbed.device_agent.trainer import TrainingDiverged, drawn, evaluate
 from fairbed.testbed.replay.codings import Codings
 from fairbed.testbed.replay.cohort.base import Job, Trainer
 from fairbed.testbed.replay.cohort.choose import make_trainer
@@ -24,6 +26,57 @@ from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.replay.learned import Learned, VersionBatch
 from fairbed.testbed.replay.stage import Stage
 from fairbed.testbed.run.evaluation import FleetEvaluator
+from fairbed.wire.artifact import Artifact
+
+
+class BatchLosses:
+    """The loss of one mini-batch per device, which `cpow-d` queries, by the engine of the devices.
+
+    Args:
+        artifact: The task.
+        shards: The training data.
+    """
+
+    def __init__(self, artifact: Artifact, shards: Shards) -> None:
+        self._artifact, self._shards = artifact, shards
+        self._engine: Engine | None = None
+        """Opened by the first query; most replays have none."""
+
+    def of(
+        self, vector: Vector, devices: Sequence[int], seeds: Sequence[int], examples: int
+    ) -> Floats:
+        """Return the mean loss on a mini-batch of each device, nats, shape (K,).
+
+        Args:
+            vector: The model, shape (n_values,).
+            devices: Whose shards.
+            seeds: Each picks the examples of a device.
+            examples: Size of a mini-batch.
+
+        Returns:
+            Infinite where it is not finite.
+        """
+        engine = self._engine = self._engine or OnnxEngine(self._artifact)
+        losses = []
+        for device, seed in zip(devices, seeds, strict=True):
+            x, y = self._shards.whole(device)
+            picked = drawn(len(y), examples, seed)
+            try:
+                loss, _ = evaluate(engine, vector, x[picked], y[picked], _Unpaced())
+            except TrainingDiverged:
+                loss = np.inf
+            losses.append(max(0.0, loss))
+        return np.array(losses, dtype=np.float64)
+
+
+class _Unpaced:
+    """The meter of a device that nothing holds back."""
+
+    def step(self, n_examples: int) -> None:
+        """Let it go on."""
+
+    def read(self, n_bytes: int) -> None:
+        """Let it go on."""
 
 
 class Learning:
@@ -32,13 +85,12 @@ class Learning:
     Row n of the fleet holds shard n. Nothing here depends on the number of threads.
 
     Args:
-        decisions: Merge, and say in which order a device takes its mini-batches.
-        trainer: Does what the devices would.
-        evaluator: Judges the model.
+        decisions: Merge updates, and seed the order of mini-batches.
+        trainer: Trains as the devices would.
+        evaluator: Scores the model.
         vector: The model before round 1, shape (n_values,).
         folder: Where the models of a round lie for a rule that needs all of them at once.
-        batch_losses: Knows what devices find that are asked for the loss of a mini-batch; None
-            where nobody is.
+        batch_losses: Evaluates mini-batches for loss queries; None where there are none.
     """
 
     def __init__(
@@ -59,7 +111,7 @@ class Learning:
         self._folder = folder
         self._batch_losses = batch_losses
         self._before: dict[int, Vector] = {}
-        """Earlier versions that somebody is still at work on, by number."""
+        """Earlier model versions that devices in flight still train, by number."""
         self.evaluate_s = 0.0
         """What the last evaluation took on this machine."""
 

@@ -21,8 +21,7 @@ from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES
 from fairbed.testbed.emulation.tcp import waiting_s
 from fairbed.testbed.replay.columns import Moving, Steady, Tracks
 from fairbed.testbed.replay.phases import MESSAGES, Order, PhaseModel, Purpose, luck
-from fairbed.testbed.replay.probing import Probes
-from fairbed.testbed.replay.rates import MeasuredRates
+from fairbed.testbed.replay.rates import MeasuredRates, Probes
 from fairbed.testbed.replay.task import Sizes, Work
 from fairbed.testbed.replay.walk import Direction, Way
 from fairbed.testbed.replay.world import Exchanges, LastRound, ReplayedExchange, Scene

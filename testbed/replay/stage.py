@@ -21,12 +21,11 @@ from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import MAX_NAME, PlannedDevice, plan_fleet
 from fairbed.testbed.experiment.shards import FleetData
-from fairbed.testbed.replay.census import Told
 from fairbed.testbed.replay.columns import Moving, Steady, columns_of
 from fairbed.testbed.replay.costs import with_costs
-from fairbed.testbed.replay.crowd import crowd_of, is_crowd
+from fairbed.testbed.replay.crowd import Names, crowd_of, is_crowd
+from fairbed.testbed.replay.keep import Told
 from fairbed.testbed.replay.linear import LinearLaw, LinearWorld
-from fairbed.testbed.replay.names import Names
 from fairbed.testbed.replay.profile_world import ProfileWorld
 from fairbed.testbed.replay.record import device_rows, linear_rows
 from fairbed.testbed.replay.task import Sizes, Work

@@ -13,11 +13,10 @@ from fairbed.coordinator.policy.decisions import Decisions, make_decisions
 from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import ExchangeRow, LossQueryRow, RoundRow
 from fairbed.coordinator.task.catalogue import initial_vector
-from fairbed.testbed.replay.batch_losses import BatchLosses
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.replay.engine import Engine
-from fairbed.testbed.replay.learning import Learning
+from fairbed.testbed.replay.learning import BatchLosses, Learning
 from fairbed.testbed.replay.linear import LinearLaw, LinearWorld
 from fairbed.testbed.replay.record import exchange_rows, round_row
 from fairbed.wire.tensors import vector_to_bytes
