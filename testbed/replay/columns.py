@@ -9,8 +9,12 @@ from fairbed.coordinator.algorithms.arrays import Bools, Floats
 from fairbed.profiles import Profile
 from fairbed.profiles.schema import Thermal
 from fairbed.profiles.series import Series
-from fairbed.testbed.emulation.schedule import OutageWindow, Schedule, UnavailableAs
-from fairbed.testbed.emulation.schedule import ROUNDING_S, Away, OutageWindow, Schedule
+from fairbed.testbed.emulation.schedule import (
+    ROUNDING_S,
+    OutageWindow,
+    Schedule,
+    UnavailableAs,
+)
 from fairbed.testbed.experiment.fleet import PlannedDevice
 
 
@@ -20,8 +24,8 @@ class Stays:
 
         there at t  <=>  (t / cycle + phase) mod 1 < share
 
-    It is what `profiles.tracks.draw_sessions` draws where a population tells of one stay a day. Where
-    it tells the mean length of stays, all stays of a crowd have that length.
+    It is what `profiles.tracks.draw_sessions` draws where a population tells of one stay a day.
+    Where it tells the mean length of stays, all stays of a crowd have that length.
     """
 
     share: Floats

@@ -23,9 +23,6 @@ from fairbed.profiles.sampling import columns
 from fairbed.profiles.tracks import DAY_S
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import MAX_EMULATED, MAX_NAME, stream
-from fairbed.testbed.replay.columns import Moving, Steady
-from fairbed.testbed.replay.names import Names
-from fairbed.testbed.replay.chance import uniforms
 from fairbed.testbed.replay.columns import Moving, Stays, Steady
 from fairbed.testbed.replay.phases import Purpose
 
