@@ -15,9 +15,9 @@ from fairbed.coordinator.algorithms.fairness import jain
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
 from fairbed.coordinator.algorithms.selection.rbcs_f import solve_p4
 from fairbed.coordinator.policy.decisions import Decisions, make_decisions
-from fairbed.testbed.replay.engine import Engine
-from fairbed.testbed.replay.linear import LinearWorld
-from fairbed.testbed.replay.stage import cast_of
+from fairbed.testbed.replay.engine.engine import Engine
+from fairbed.testbed.replay.setup import cast_of
+from fairbed.testbed.replay.world.linear import LinearWorld
 
 GROUPS = 4
 """Fast, medium, slow, slowest: as many devices each, in this order of rows."""

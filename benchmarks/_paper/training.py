@@ -28,10 +28,10 @@ from fairbed.testbed.experiment.datasets.loading import load, thin
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.replay.cohort.choose import make_trainer
-from fairbed.testbed.replay.engine import Engine
+from fairbed.testbed.replay.engine.engine import Engine
 from fairbed.testbed.replay.learning import Learning
-from fairbed.testbed.replay.linear import LinearWorld
-from fairbed.testbed.replay.stage import cast_of
+from fairbed.testbed.replay.setup import cast_of
+from fairbed.testbed.replay.world.linear import LinearWorld
 from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.wire.artifact import Artifact
 
@@ -180,7 +180,7 @@ def curves_of(
 
 
 def _engine(experiment: Experiment, source: Source, scratch: Path) -> tuple[Engine, Learning]:
-    """Return the world of `testbed.replay.stage`, with data and task that are read already."""
+    """Return the world of `testbed.replay.setup`, with data and task that are read already."""
     cast, config, seed = cast_of(experiment), experiment.data, experiment.seed_for("data")
     data = FleetData(
         thin(source.dataset, config.max_examples, seed),

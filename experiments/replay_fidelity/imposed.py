@@ -12,7 +12,7 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
 from fairbed.coordinator.store.tables import ExchangeRow, RoundRow
-from fairbed.testbed.replay.world import Exchanges, LastRound, ReplayedExchange, Scene, World
+from fairbed.testbed.replay.world.world import Exchanges, LastRound, ReplayedExchange, Scene, World
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.replay.run import replay_stage
-from fairbed.testbed.replay.stage import Stage, stage_of
+from fairbed.testbed.replay.setup import Stage, stage_of
 
 
 def replay_forced(

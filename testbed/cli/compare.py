@@ -24,7 +24,7 @@ from fairbed.testbed.compare.table import plain, print_rich
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.experiment.fleet import plan_fleet
-from fairbed.testbed.replay.stage import cast_of
+from fairbed.testbed.replay.setup import cast_of
 
 COMPARISONS = Path("comparisons")
 """Where grids are kept unless `--out` says otherwise: by name, so that the next call goes on."""

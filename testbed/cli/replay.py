@@ -25,9 +25,9 @@ from fairbed.testbed.cli.run import (
 from fairbed.testbed.errors import BackendError, RunError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError
-from fairbed.testbed.replay.engine import Played
+from fairbed.testbed.replay.engine.engine import Played
 from fairbed.testbed.replay.run import replay_stage
-from fairbed.testbed.replay.stage import stage_of
+from fairbed.testbed.replay.setup import stage_of
 from fairbed.testbed.run.preflight import infeasible_rate
 
 EVERY_S = 0.5

@@ -9,10 +9,10 @@ from fairbed.coordinator.store import Store
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import EventRow
 from fairbed.testbed.experiment.file import Experiment
-from fairbed.testbed.replay.engine import Engine, Played
-from fairbed.testbed.replay.keep import CHECKPOINT_S, LISTED, Checkpointer
+from fairbed.testbed.replay.checkpointer import CHECKPOINT_S, LISTED, Checkpointer
+from fairbed.testbed.replay.engine.engine import Engine, Played
 from fairbed.testbed.replay.learning import make_learning
-from fairbed.testbed.replay.stage import Stage, stage_of
+from fairbed.testbed.replay.setup import Stage, stage_of
 from fairbed.testbed.run.preflight import infeasible_rate
 
 

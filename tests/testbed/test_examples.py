@@ -6,8 +6,8 @@ import pytest
 
 from fairbed.testbed.experiment.file import load_experiment
 from fairbed.testbed.experiment.fleet import MAX_EMULATED, plan_fleet
-from fairbed.testbed.replay.crowd import crowd_of, is_crowd
-from fairbed.testbed.replay.stage import cast_of
+from fairbed.testbed.replay.setup import cast_of
+from fairbed.testbed.replay.vector_fleet import crowd_of, is_crowd
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 

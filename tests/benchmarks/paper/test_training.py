@@ -10,9 +10,9 @@ import pytest
 from benchmarks._paper.settings import DATASETS, QUICK, SIZES, Setting, settings_of
 from benchmarks._paper.training import Curve, DamagedFile, curves_of, source_of, train
 from fairbed.coordinator.algorithms.fairness import jain
-from fairbed.testbed.replay.engine import Engine
+from fairbed.testbed.replay.engine.engine import Engine
 from fairbed.testbed.replay.learning import make_learning
-from fairbed.testbed.replay.stage import stage_of
+from fairbed.testbed.replay.setup import stage_of
 
 LONGER = replace(QUICK, rounds=12)
 

@@ -15,10 +15,10 @@ from fairbed.coordinator.store.tables import ExchangeRow, LossQueryRow, RoundRow
 from fairbed.coordinator.task.catalogue import initial_vector
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer
 from fairbed.testbed.replay.cohort.shards import Shards
-from fairbed.testbed.replay.engine import Engine
+from fairbed.testbed.replay.engine.engine import Engine
+from fairbed.testbed.replay.engine.rows import exchange_rows, round_row
 from fairbed.testbed.replay.learning import BatchLosses, Learning
-from fairbed.testbed.replay.linear import LinearLaw, LinearWorld
-from fairbed.testbed.replay.record import exchange_rows, round_row
+from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
 from fairbed.wire.tensors import vector_to_bytes
 from tests.coordinator import lab as live
 from tests.coordinator.lab import ARTIFACT, EXAMPLES, NAMES, Lab, NormEvaluator

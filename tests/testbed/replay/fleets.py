@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from fairbed.testbed.experiment.file import Experiment, parse_experiment
-from fairbed.testbed.replay.engine import Engine, Played
-from fairbed.testbed.replay.stage import Stage, stage_of
+from fairbed.testbed.replay.engine.engine import Engine, Played
+from fairbed.testbed.replay.setup import Stage, stage_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 QUICKSTART = EXAMPLES / "quickstart.toml"

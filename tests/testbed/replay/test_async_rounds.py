@@ -12,7 +12,7 @@ from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.testbed.experiment.file import Experiment, load_experiment
-from fairbed.testbed.replay.engine import Played
+from fairbed.testbed.replay.engine.engine import Played
 from fairbed.testbed.replay.run import replay_experiment
 from tests.testbed.replay.fleets import EXAMPLES, QUICKSTART, experiment, played, seconds
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from fairbed.profiles.series import Series
 from fairbed.testbed.emulation.schedule import ROUNDING_S, OutageWindow, Schedule
-from fairbed.testbed.replay.columns import Courses, Outages
+from fairbed.testbed.replay.world.columns import Courses, Outages
 
 
 def test_columns_agree_with_the_series() -> None:

@@ -12,9 +12,9 @@ from fairbed.profiles.series import Series
 from fairbed.profiles.tracks import LinkTracks
 from fairbed.testbed.emulation.schedule import OutageWindow, Schedule
 from fairbed.testbed.experiment.file import Experiment
-from fairbed.testbed.replay.columns import Moving, Steady
-from fairbed.testbed.replay.profile_world import PAUSE_S, Draining
 from fairbed.testbed.replay.run import replay_experiment
+from fairbed.testbed.replay.world.columns import Moving, Steady
+from fairbed.testbed.replay.world.profile_world import PAUSE_S, Draining
 from tests.testbed.replay.fleets import experiment, played
 from tests.testbed.replay.test_profile_replay import DEVICE
 

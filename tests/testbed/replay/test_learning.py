@@ -27,10 +27,10 @@ from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.replay.cohort.base import Job
 from fairbed.testbed.replay.cohort.shards import Shards
-from fairbed.testbed.replay.learned import Learned, VersionBatch
+from fairbed.testbed.replay.engine.training import Learned, VersionBatch
 from fairbed.testbed.replay.learning import Learning, make_learning
-from fairbed.testbed.replay.linear import LinearWorld
-from fairbed.testbed.replay.stage import Stage
+from fairbed.testbed.replay.setup import Stage
+from fairbed.testbed.replay.world.linear import LinearWorld
 from fairbed.wire.chunks import manifest_of
 from fairbed.wire.codecs import unpack
 from fairbed.wire.messages import Coding, Train

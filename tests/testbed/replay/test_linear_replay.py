@@ -22,10 +22,10 @@ from fairbed.testbed.experiment.file import (
     FleetConfig,
     load_experiment,
 )
-from fairbed.testbed.replay.engine import Engine, Played
-from fairbed.testbed.replay.linear import LinearLaw, LinearWorld
+from fairbed.testbed.replay.engine.engine import Engine, Played
 from fairbed.testbed.replay.run import replay_experiment
-from fairbed.testbed.replay.stage import cast_of
+from fairbed.testbed.replay.setup import cast_of
+from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
 
 PAPER = Path(__file__).parents[3] / "examples" / "rbcs-f-paper.toml"
 LAW = LinearLaw(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairbed.testbed.replay.crowd import Names
+from fairbed.testbed.replay.vector_fleet import Names
 
 
 def test_names_count_from_one_in_each_group() -> None:

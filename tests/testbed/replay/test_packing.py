@@ -21,9 +21,9 @@ from fairbed.testbed.emulation.work import StepCost, TaskCosts, WorkCosts
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
 from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.recording.analysis.from_run import Packing, packing_of
-from fairbed.testbed.replay.engine import Engine, column
+from fairbed.testbed.replay.engine.engine import Engine, column
 from fairbed.testbed.replay.run import replay_experiment
-from fairbed.testbed.replay.stage import stage_of
+from fairbed.testbed.replay.setup import stage_of
 from fairbed.testbed.run_folder import WORK
 from tests.testbed.recording.rows import COURSE, World
 from tests.testbed.replay.fleets import COSTS, experiment, played

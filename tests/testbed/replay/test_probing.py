@@ -6,8 +6,8 @@ import pytest
 from fairbed.profiles.series import Series
 from fairbed.profiles.tracks import LinkTracks
 from fairbed.testbed.emulation.schedule import OutageWindow, Schedule
-from fairbed.testbed.replay.columns import Moving, Steady
-from fairbed.testbed.replay.rates import GIVE_UP_S, Probes
+from fairbed.testbed.replay.world.columns import Moving, Steady
+from fairbed.testbed.replay.world.measured_rates import GIVE_UP_S, Probes
 
 BITS = 8.0 * 65_536
 FIRST = np.array([0, 1])

@@ -20,12 +20,12 @@ from fairbed.testbed.cli.main import main
 from fairbed.testbed.emulation.work import TaskCosts
 from fairbed.testbed.experiment.file import ExperimentError, load_experiment
 from fairbed.testbed.experiment.fleet import plan_fleet
-from fairbed.testbed.replay.columns import columns_of, timelines
-from fairbed.testbed.replay.engine import column
-from fairbed.testbed.replay.phases import Order, PhaseModel, luck
+from fairbed.testbed.replay.engine.engine import column
 from fairbed.testbed.replay.run import replay_experiment
-from fairbed.testbed.replay.stage import stage_of
-from fairbed.testbed.replay.task import Sizes, Work
+from fairbed.testbed.replay.setup import stage_of
+from fairbed.testbed.replay.world.columns import columns_of, timelines
+from fairbed.testbed.replay.world.phases import Order, PhaseModel, luck
+from fairbed.testbed.replay.world.work import Sizes, Work
 from tests.testbed.replay.fleets import COSTS, EXAMPLES, QUICKSTART, experiment, played
 
 SPEED, STORAGE = 0.4, 20e6

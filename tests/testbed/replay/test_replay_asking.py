@@ -11,11 +11,11 @@ from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow, LossQueryRow, RoundRow
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, parse_experiment
-from fairbed.testbed.replay.asking import NO_LOSS, query_losses
-from fairbed.testbed.replay.engine import Played
+from fairbed.testbed.replay.engine.engine import Played
+from fairbed.testbed.replay.engine.loss_query import NO_LOSS, query_losses
 from fairbed.testbed.replay.run import replay_experiment
-from fairbed.testbed.replay.stage import FORWARD_RATIO, stage_of
-from fairbed.testbed.replay.world import LastRound
+from fairbed.testbed.replay.setup import FORWARD_RATIO, stage_of
+from fairbed.testbed.replay.world.world import LastRound
 from tests.testbed.replay.fleets import COSTS, experiment, seconds
 from tests.testbed.replay.test_profile_replay import DEVICE, MODEL_BITS, SPEED, STORAGE
 

@@ -14,7 +14,7 @@ from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.experiment.file import Experiment, load_experiment
-from fairbed.testbed.replay.engine import Played
+from fairbed.testbed.replay.engine.engine import Played
 from fairbed.testbed.replay.run import replay_experiment
 from tests.testbed.replay.fleets import EXAMPLES, QUICKSTART
 

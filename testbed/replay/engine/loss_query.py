@@ -16,8 +16,8 @@ from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.records.rows import ask_rows
 from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome
 from fairbed.coordinator.store.tables import LossQueryRow
-from fairbed.testbed.replay.in_flight import GONE
-from fairbed.testbed.replay.world import Exchanges, Scene, World
+from fairbed.testbed.replay.engine.in_flight import GONE
+from fairbed.testbed.replay.world.world import Exchanges, Scene, World
 from fairbed.wire.messages import EvaluateReply, EvaluateRequest, Manifest
 
 NO_LOSS = "the loss of the model must be finite; lower learning_rate"

@@ -11,7 +11,7 @@
     upload     a round trip from the grant on, and the update's bits over the uplink, likewise
 
 Devices that never change are a few array operations, whatever their number. The others are walked
-through their exchange one by one (`testbed.replay.walk`), but only when they are chosen.
+through their exchange one by one (`testbed.replay.world.integrals`), but only when they are chosen.
 """
 
 from dataclasses import dataclass, replace
@@ -24,10 +24,10 @@ from fairbed.coordinator.algorithms.random_streams import normals
 from fairbed.testbed.emulation.heat import Heat
 from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES
 from fairbed.testbed.emulation.tcp import waiting_s
-from fairbed.testbed.replay.columns import Moving, Steady
-from fairbed.testbed.replay.task import Sizes, Work
-from fairbed.testbed.replay.walk import Pace, Way
-from fairbed.testbed.replay.world import Exchanges
+from fairbed.testbed.replay.world.columns import Moving, Steady
+from fairbed.testbed.replay.world.integrals import Pace, Way
+from fairbed.testbed.replay.world.work import Sizes, Work
+from fairbed.testbed.replay.world.world import Exchanges
 from fairbed.wire.chunks import suitable_chunk_bytes
 
 

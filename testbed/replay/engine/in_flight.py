@@ -33,8 +33,8 @@ from fairbed.coordinator.state.round import (
     Tick,
     Vanished,
 )
-from fairbed.testbed.replay.phases import PHASES
-from fairbed.testbed.replay.world import Exchanges, ReplayedExchange, Scene, World
+from fairbed.testbed.replay.world.phases import PHASES
+from fairbed.testbed.replay.world.world import Exchanges, ReplayedExchange, Scene, World
 from fairbed.wire.messages import Manifest, Offer, Phases
 
 GONE = "the device was gone for too long"

@@ -14,8 +14,8 @@ from fairbed.coordinator.records.rows import fleet_rows
 from fairbed.coordinator.store import Checkpoint, Store
 from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import FleetStatsRow, Record, SelectionRow
-from fairbed.testbed.replay.engine import Engine, Played
-from fairbed.testbed.replay.record import chosen_rows, exchange_rows, round_row, score_rows
+from fairbed.testbed.replay.engine.engine import Engine, Played
+from fairbed.testbed.replay.engine.rows import chosen_rows, exchange_rows, round_row, score_rows
 
 CHECKPOINT_S = 30.0
 """A replay that is killed loses at most so many seconds of work (design.md, section 3)."""

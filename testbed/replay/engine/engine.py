@@ -19,10 +19,10 @@ from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.ports import Score
 from fairbed.coordinator.state.exchange import ExchangeState
 from fairbed.coordinator.state.round import Round
-from fairbed.testbed.replay.asking import QueriedLosses, query_losses
-from fairbed.testbed.replay.in_flight import InFlight
-from fairbed.testbed.replay.learned import Cohort, VersionBatch
-from fairbed.testbed.replay.world import LastRound, ReplayedExchange, Scene, World
+from fairbed.testbed.replay.engine.in_flight import InFlight
+from fairbed.testbed.replay.engine.loss_query import QueriedLosses, query_losses
+from fairbed.testbed.replay.engine.training import Cohort, VersionBatch
+from fairbed.testbed.replay.world.world import LastRound, ReplayedExchange, Scene, World
 
 OVER = "the run is over"
 """Why the last round ends the exchanges that are still open."""

@@ -13,10 +13,10 @@ from fairbed.coordinator.algorithms.estimation.base import CONTEXT, Prediction
 from fairbed.coordinator.policy.choice import Choice
 from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
 from fairbed.testbed.experiment.file import Experiment
-from fairbed.testbed.replay.engine import column
-from fairbed.testbed.replay.in_flight import GONE, InFlight, needs_no_events
-from fairbed.testbed.replay.linear import LinearLaw, LinearWorld
-from fairbed.testbed.replay.world import Exchanges, LastRound, ReplayedExchange, Scene
+from fairbed.testbed.replay.engine.engine import column
+from fairbed.testbed.replay.engine.in_flight import GONE, InFlight, needs_no_events
+from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
+from fairbed.testbed.replay.world.world import Exchanges, LastRound, ReplayedExchange, Scene
 from fairbed.wire.messages import MAX_CHUNK_BYTES
 
 KB = 1024

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fairbed.device_agent.state.link_estimate import LinkEstimate
-from fairbed.testbed.replay.rates import MeasuredRates
+from fairbed.testbed.replay.world.measured_rates import MeasuredRates
 
 
 def test_columns_agree_with_the_agents_own_estimate() -> None:

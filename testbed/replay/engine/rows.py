@@ -19,9 +19,9 @@ from fairbed.coordinator.store.tables import (
     SelectionRow,
     TruthRow,
 )
-from fairbed.testbed.replay.engine import Played, column, flags
-from fairbed.testbed.replay.linear import LinearLaw
-from fairbed.testbed.replay.world import ReplayedExchange
+from fairbed.testbed.replay.engine.engine import Played, column, flags
+from fairbed.testbed.replay.world.linear import LinearLaw
+from fairbed.testbed.replay.world.world import ReplayedExchange
 
 
 def device_rows(

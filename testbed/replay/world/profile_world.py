@@ -19,12 +19,12 @@ from fairbed.testbed.emulation.device import NOTICED_SHARE
 from fairbed.testbed.emulation.heat import Heat
 from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES
 from fairbed.testbed.emulation.tcp import waiting_s
-from fairbed.testbed.replay.columns import Moving, Steady, Tracks
-from fairbed.testbed.replay.phases import MESSAGES, Order, PhaseModel, Purpose, luck
-from fairbed.testbed.replay.rates import MeasuredRates, Probes
-from fairbed.testbed.replay.task import Sizes, Work
-from fairbed.testbed.replay.walk import Direction, Way
-from fairbed.testbed.replay.world import Exchanges, LastRound, ReplayedExchange, Scene
+from fairbed.testbed.replay.world.columns import Moving, Steady, Tracks
+from fairbed.testbed.replay.world.integrals import Direction, Way
+from fairbed.testbed.replay.world.measured_rates import MeasuredRates, Probes
+from fairbed.testbed.replay.world.phases import MESSAGES, Order, PhaseModel, Purpose, luck
+from fairbed.testbed.replay.world.work import Sizes, Work
+from fairbed.testbed.replay.world.world import Exchanges, LastRound, ReplayedExchange, Scene
 
 CONTEXT_PERIOD_S = 1.0
 """Every device tells of itself once a second (design.md, section 2), each at its own moment."""
@@ -38,7 +38,7 @@ that is idle by then can be selected (`pause_s` of a run of examples/quickstart.
 
 
 class ProfileWorld:
-    """All devices of a fleet of profiles; `testbed.replay.world.World`.
+    """All devices of a fleet of profiles; `testbed.replay.world.world.World`.
 
     Args:
         steady: What never moves.

@@ -19,7 +19,7 @@ from fairbed.testbed.emulation.schedule import (
     Speed,
 )
 from fairbed.testbed.emulation.tcp import waiting_s
-from fairbed.testbed.replay.walk import Pace, Way
+from fairbed.testbed.replay.world.integrals import Pace, Way
 
 NONE = Series.constant(0.0)
 STEPS = Series((0.0, 1.0, 3.0, 4.5), (8e6, 2e6, 0.0, 16e6), 6.0)

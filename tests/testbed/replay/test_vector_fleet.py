@@ -23,11 +23,11 @@ from fairbed.testbed.experiment.file import (
     load_experiment,
 )
 from fairbed.testbed.experiment.fleet import plan_fleet
-from fairbed.testbed.replay.columns import Steady, columns_of
-from fairbed.testbed.replay.crowd import crowd_of
-from fairbed.testbed.replay.engine import Played
+from fairbed.testbed.replay.engine.engine import Played
 from fairbed.testbed.replay.run import replay_experiment
-from fairbed.testbed.replay.stage import stage_of
+from fairbed.testbed.replay.setup import stage_of
+from fairbed.testbed.replay.vector_fleet import crowd_of
+from fairbed.testbed.replay.world.columns import Steady, columns_of
 
 MILLION = Path(__file__).parents[3] / "examples" / "million-phones.toml"
 SMALL = ["fleet.0.count=12000", "selection.per_round=40", "rounds=4"]

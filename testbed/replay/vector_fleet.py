@@ -23,8 +23,8 @@ from fairbed.profiles.sampling import columns
 from fairbed.profiles.tracks import DAY_S
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import MAX_EMULATED, MAX_NAME, stream
-from fairbed.testbed.replay.columns import Moving, Stays, Steady
-from fairbed.testbed.replay.phases import Purpose
+from fairbed.testbed.replay.world.columns import Moving, Stays, Steady
+from fairbed.testbed.replay.world.phases import Purpose
 
 
 class Names(Sequence[str]):

@@ -21,15 +21,15 @@ from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import MAX_NAME, PlannedDevice, plan_fleet
 from fairbed.testbed.experiment.shards import FleetData
-from fairbed.testbed.replay.columns import Moving, Steady, columns_of
+from fairbed.testbed.replay.checkpointer import Told
 from fairbed.testbed.replay.costs import with_costs
-from fairbed.testbed.replay.crowd import Names, crowd_of, is_crowd
-from fairbed.testbed.replay.keep import Told
-from fairbed.testbed.replay.linear import LinearLaw, LinearWorld
-from fairbed.testbed.replay.profile_world import ProfileWorld
-from fairbed.testbed.replay.record import device_rows, linear_rows
-from fairbed.testbed.replay.task import Sizes, Work
-from fairbed.testbed.replay.world import World
+from fairbed.testbed.replay.engine.rows import device_rows, linear_rows
+from fairbed.testbed.replay.vector_fleet import Names, crowd_of, is_crowd
+from fairbed.testbed.replay.world.columns import Moving, Steady, columns_of
+from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
+from fairbed.testbed.replay.world.profile_world import ProfileWorld
+from fairbed.testbed.replay.world.work import Sizes, Work
+from fairbed.testbed.replay.world.world import World
 from fairbed.wire.codecs import CODECS
 from fairbed.wire.messages import Capabilities
 

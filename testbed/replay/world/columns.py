@@ -9,12 +9,7 @@ from fairbed.coordinator.algorithms.arrays import Bools, Floats
 from fairbed.profiles import Profile
 from fairbed.profiles.schema import Thermal
 from fairbed.profiles.series import Series
-from fairbed.testbed.emulation.schedule import (
-    ROUNDING_S,
-    OutageWindow,
-    Schedule,
-    UnavailableAs,
-)
+from fairbed.testbed.emulation.schedule import ROUNDING_S, OutageWindow, Schedule, UnavailableAs
 from fairbed.testbed.experiment.fleet import PlannedDevice
 
 

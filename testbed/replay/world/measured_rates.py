@@ -24,8 +24,8 @@ from fairbed.device_agent.state.link_estimate import (
     SMOOTHING,
 )
 from fairbed.testbed.emulation.tcp import waiting_s
-from fairbed.testbed.replay.columns import Moving, Steady
-from fairbed.testbed.replay.walk import Direction, Way
+from fairbed.testbed.replay.world.columns import Moving, Steady
+from fairbed.testbed.replay.world.integrals import Direction, Way
 
 
 class MeasuredRates:

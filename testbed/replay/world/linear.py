@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
-from fairbed.testbed.replay.world import Exchanges, LastRound, ReplayedExchange, Scene
+from fairbed.testbed.replay.world.world import Exchanges, LastRound, ReplayedExchange, Scene
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Weather:
 
 
 class LinearWorld:
-    """All devices of a linear world; `testbed.replay.world.World`.
+    """All devices of a linear world; `testbed.replay.world.world.World`.
 
     Args:
         laws: One a device, in the order of rows; a group's devices share theirs.
