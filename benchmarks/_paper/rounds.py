@@ -15,7 +15,7 @@ from fairbed.coordinator.algorithms.fairness import jain
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
 from fairbed.coordinator.algorithms.selection.rbcs_f import solve_p4
 from fairbed.coordinator.policy.decisions import Decisions, make_decisions
-from fairbed.testbed.replay.engine.engine import Engine
+from fairbed.testbed.replay.engine.engine import ReplayEngine
 from fairbed.testbed.replay.setup import cast_of
 from fairbed.testbed.replay.world.linear import LinearWorld
 
@@ -158,7 +158,7 @@ def trajectory(arm: Arm, rounds: int, seed: int) -> Trajectory:
     is_selected = np.zeros((rounds, n), dtype=np.bool_)
     columns = np.full((5, rounds), np.nan)
     broken, queue_error = 0, 0.0
-    for t, played in enumerate(Engine(decisions, world).play(rounds)):
+    for t, played in enumerate(ReplayEngine(decisions, world).play(rounds)):
         shown, rows = witness.shown, played.choice.rows
         assert shown is not None
         assert shown.known_s is not None, "the linear world knows its own laws"

@@ -28,7 +28,7 @@ from fairbed.testbed.experiment.datasets.loading import load, thin
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.replay.cohort.choose import make_trainer
-from fairbed.testbed.replay.engine.engine import Engine
+from fairbed.testbed.replay.engine.engine import ReplayEngine
 from fairbed.testbed.replay.learning import Learning
 from fairbed.testbed.replay.setup import cast_of
 from fairbed.testbed.replay.world.linear import LinearWorld
@@ -179,7 +179,7 @@ def curves_of(
             learning.close()
 
 
-def _engine(experiment: Experiment, source: Source, scratch: Path) -> tuple[Engine, Learning]:
+def _engine(experiment: Experiment, source: Source, scratch: Path) -> tuple[ReplayEngine, Learning]:
     """Return the world of `testbed.replay.setup`, with data and task that are read already."""
     cast, config, seed = cast_of(experiment), experiment.data, experiment.seed_for("data")
     data = FleetData(
@@ -200,7 +200,7 @@ def _engine(experiment: Experiment, source: Source, scratch: Path) -> tuple[Engi
         scratch,
     )
     world = LinearWorld(cast.laws, bits, luck, n_k)
-    return Engine(decisions, world, cohort=learning), learning
+    return ReplayEngine(decisions, world, cohort=learning), learning
 
 
 def _keep(path: Path, content: bytes) -> None:

@@ -17,7 +17,7 @@ from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.replay.run import replay_stage
-from fairbed.testbed.replay.setup import Stage, stage_of
+from fairbed.testbed.replay.setup import ReplaySetup, setup_of
 
 
 def replay_forced(
@@ -73,21 +73,21 @@ def pause_s(folder: Path) -> float:
     return float(np.median(gaps)) if gaps.size else 0.0
 
 
-def _stage(experiment: Experiment, recorded: Path) -> Stage:
+def _stage(experiment: Experiment, recorded: Path) -> ReplaySetup:
     """Return the world of the recorded devices, charged for training as they were live.
 
     Only times are compared, so nothing is trained.
     """
     costs = str(recorded.resolve())
     settings = msgspec.structs.replace(experiment.replay, costs_from=costs, training=False)
-    return stage_of(msgspec.structs.replace(experiment, replay=settings))
+    return setup_of(msgspec.structs.replace(experiment, replay=settings))
 
 
-def _of_rounds(stage: Stage, rounds: int) -> Stage:
+def _of_rounds(stage: ReplaySetup, rounds: int) -> ReplaySetup:
     return replace(stage, experiment=msgspec.structs.replace(stage.experiment, rounds=rounds))
 
 
-def _play(stage: Stage, folder: Path, tell: Callable[[str], None]) -> Path:
+def _play(stage: ReplaySetup, folder: Path, tell: Callable[[str], None]) -> Path:
     if (folder / DATABASE).exists():
         tell(f"{folder.name}: is done already")
         return folder

@@ -25,9 +25,9 @@ from fairbed.testbed.cli.run import (
 from fairbed.testbed.errors import BackendError, RunError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError
-from fairbed.testbed.replay.engine.engine import Played
+from fairbed.testbed.replay.engine.engine import ReplayedRound
 from fairbed.testbed.replay.run import replay_stage
-from fairbed.testbed.replay.setup import stage_of
+from fairbed.testbed.replay.setup import setup_of
 from fairbed.testbed.run.preflight import infeasible_rate
 
 EVERY_S = 0.5
@@ -45,7 +45,7 @@ def main(options: argparse.Namespace) -> int:
         if is_new and options.out is not None:
             check_new(folder)
         selector_of(experiment)
-        stage = stage_of(experiment)
+        stage = setup_of(experiment)
         if not is_new:
             check_resumable(folder, stage.experiment, is_named=named is not None, clock="virtual")
         if (promise := infeasible_rate(experiment)) is not None:
@@ -76,7 +76,7 @@ class _Progress:
     def __init__(self, rounds: int) -> None:
         self._rounds, self._said_at = rounds, time.monotonic()
 
-    def __call__(self, played: Played) -> None:
+    def __call__(self, played: ReplayedRound) -> None:
         now = time.monotonic()
         if now - self._said_at >= EVERY_S:
             self._said_at = now

@@ -24,7 +24,7 @@ from fairbed.coordinator.store import StoreError
 from fairbed.testbed.compare.cell import Reply, Result, begin_anew, one_line, reply_of, state_of
 from fairbed.testbed.compare.folder import ARMS
 from fairbed.testbed.compare.grid import Grid, GridCell
-from fairbed.testbed.compare.worker import CLOSE_S, Job
+from fairbed.testbed.compare.worker import CLOSE_S, CellJob
 from fairbed.testbed.host.threads import ONE_THREAD
 
 GRACE_S = CLOSE_S + 5.0
@@ -130,7 +130,7 @@ class Worker:
         """Have a cell replayed and measured; a process that dies is a failed reply."""
         assert self._process is not None
         assert self._process.stdin is not None
-        job = Job(
+        job = CellJob(
             run_id=f"{cell.arm.name}-{cell.seed}",
             folder=str(cell.folder(out)),
             experiment=cell.experiment,

@@ -43,7 +43,7 @@ CLOSE_S = 5.0
 """A run that is stopped closes its store within this, or is left as a crash would leave it."""
 
 
-class Job(Struct, frozen=True, kw_only=True):
+class CellJob(Struct, frozen=True, kw_only=True):
     """One cell."""
 
     run_id: str
@@ -51,7 +51,7 @@ class Job(Struct, frozen=True, kw_only=True):
     experiment: Experiment
 
 
-def carry_out(job: Job) -> Reply:
+def carry_out(job: CellJob) -> Reply:
     """Replay a cell, unless that was done before, and measure it; failures are replies, too."""
     try:
         folder = Path(job.folder)
@@ -70,7 +70,7 @@ def carry_out(job: Job) -> Reply:
 
 def main() -> None:
     """Carry out jobs until standard input ends."""
-    jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    jobs: queue.SimpleQueue[CellJob] = queue.SimpleQueue()
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a plug-in prints is no reply
     threading.Thread(target=_listen, args=(sys.stdin.buffer, jobs), daemon=True).start()
@@ -82,9 +82,9 @@ def main() -> None:
         os._exit(0)  # nobody listens any more, and what could be closed is
 
 
-def _listen(lines: BinaryIO, jobs: "queue.SimpleQueue[Job]") -> None:
+def _listen(lines: BinaryIO, jobs: "queue.SimpleQueue[CellJob]") -> None:
     """Hand jobs over; at the end of the input interrupt whatever the process is at."""
-    decoder = msgspec.json.Decoder(Job)
+    decoder = msgspec.json.Decoder(CellJob)
     for line in lines:
         jobs.put(decoder.decode(line))
     main_thread = threading.main_thread().ident

@@ -14,7 +14,7 @@ from fairbed.coordinator.records.rows import fleet_rows
 from fairbed.coordinator.store import Checkpoint, Store
 from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import FleetStatsRow, Record, SelectionRow
-from fairbed.testbed.replay.engine.engine import Engine, Played
+from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
 from fairbed.testbed.replay.engine.rows import chosen_rows, exchange_rows, round_row, score_rows
 
 CHECKPOINT_S = 30.0
@@ -30,7 +30,7 @@ Told: TypeAlias = Callable[[int], Sequence[Record]]
 """Returns the records of the device of a row."""
 
 
-class Census:
+class FleetStats:
     """Selection counts of a large fleet, stored as one row per round.
 
     Args:
@@ -43,7 +43,7 @@ class Census:
         self._selected: Ints = np.zeros(devices, dtype=np.int64)
         self._merged: Ints = np.zeros(devices, dtype=np.int64)
 
-    def count(self, played: Played, decisions: Decisions) -> list[Record]:
+    def count(self, played: ReplayedRound, decisions: Decisions) -> list[Record]:
         """Return the rows of devices selected for the first time, and of the fleet."""
         rows = played.choice.rows
         new = rows[self._selected[rows] == 0]
@@ -90,7 +90,7 @@ class Checkpointer:
         self,
         store: Store,
         names: Sequence[str],
-        engine: Engine,
+        engine: ReplayEngine,
         checkpoint_s: float = CHECKPOINT_S,
         told: Told | None = None,
     ) -> None:
@@ -98,11 +98,11 @@ class Checkpointer:
         self._checkpoint_s = checkpoint_s
         self._lists_all = len(names) <= LISTED
         self._names = list(names) if self._lists_all else names
-        self._census = None if told is None else Census(len(names), told)
+        self._census = None if told is None else FleetStats(len(names), told)
         self._began = self._saved = time.perf_counter()
         self._spent_s = 0.0
         """By earlier lives of this replay, until the checkpoint that this one goes on from."""
-        self._latest: Played | None = None
+        self._latest: ReplayedRound | None = None
 
     def restore(self) -> None:
         """Give the engine the state of the last checkpoint, if there is one.
@@ -122,7 +122,7 @@ class Checkpointer:
             self._census.load_state(state["census"])
         self._spent_s = state["spent_s"]
 
-    def keep(self, played: Played) -> None:
+    def keep(self, played: ReplayedRound) -> None:
         """Write a round down.
 
         Raises:
@@ -163,11 +163,11 @@ class Checkpointer:
     def _wall_s(self) -> float:
         return self._spent_s + time.perf_counter() - self._began
 
-    def _chosen(self, played: Played) -> Columns[SelectionRow]:
+    def _chosen(self, played: ReplayedRound) -> Columns[SelectionRow]:
         decisions = self._engine.decisions
         return chosen_rows(played, decisions, self._names, everybody=self._lists_all)
 
-    def _save(self, played: Played) -> None:
+    def _save(self, played: ReplayedRound) -> None:
         state = self._engine.to_state() | {
             "census": {} if self._census is None else self._census.to_state(),
             "spent_s": self._wall_s(),

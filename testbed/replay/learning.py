@@ -23,12 +23,12 @@ from fairbed.device_agent.coding import ENCODING
 from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.device_agent.trainer import TrainingDiverged, drawn, evaluate
-from fairbed.testbed.replay.cohort.base import Job, Trainer
+from fairbed.testbed.replay.cohort.base import CohortJob, Trainer
 from fairbed.testbed.replay.cohort.choose import make_trainer
 from fairbed.testbed.replay.cohort.ordered import free_cores
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.replay.engine.training import Learned, VersionBatch
-from fairbed.testbed.replay.setup import Stage
+from fairbed.testbed.replay.setup import ReplaySetup
 from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.codecs import encode_with_feedback, pack, unpack
@@ -272,7 +272,7 @@ class Learning:
         before = self._trainer.losses(base, rows) if needs_loss else None
         learned = Learned.nothing(len(rows))
         seeds = self._decisions.training_seeds(batch.round, batch.rows)
-        jobs = [Job(row, seed) for row, seed in zip(rows, seeds.tolist(), strict=True)]
+        jobs = [CohortJob(row, seed) for row, seed in zip(rows, seeds.tolist(), strict=True)]
         hyperparameters = self._config.training.hyperparameters(batch.round)
         for answers in self._trainer.train(base, jobs, hyperparameters):
             at, has_failed = answers.at, answers.has_failed
@@ -364,7 +364,7 @@ def _of(models: Vector, is_wanted: Bools) -> Vector:
     return models if is_wanted.all() else models[is_wanted]
 
 
-def make_learning(stage: Stage, folder: Path, threads: int | None = None) -> Learning:
+def make_learning(stage: ReplaySetup, folder: Path, threads: int | None = None) -> Learning:
     """Return the model of a replay before round 1.
 
     Args:

@@ -10,9 +10,9 @@ from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import EventRow
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.replay.checkpointer import CHECKPOINT_S, LISTED, Checkpointer
-from fairbed.testbed.replay.engine.engine import Engine, Played
+from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
 from fairbed.testbed.replay.learning import make_learning
-from fairbed.testbed.replay.setup import Stage, stage_of
+from fairbed.testbed.replay.setup import ReplaySetup, setup_of
 from fairbed.testbed.run.preflight import infeasible_rate
 
 
@@ -20,7 +20,7 @@ def replay_experiment(
     experiment: Experiment,
     folder: Path,
     run_id: str,
-    listener: Callable[[Played], None],
+    listener: Callable[[ReplayedRound], None],
     *,
     checkpoint_s: float = CHECKPOINT_S,
     threads: int | None = None,
@@ -46,15 +46,15 @@ def replay_experiment(
         ExperimentError: Its fleet cannot be replayed.
         StoreError: The store cannot be read or written.
     """
-    stage = stage_of(experiment)
+    stage = setup_of(experiment)
     return replay_stage(stage, folder, run_id, listener, checkpoint_s=checkpoint_s, threads=threads)
 
 
 def replay_stage(
-    stage: Stage,
+    stage: ReplaySetup,
     folder: Path,
     run_id: str,
-    listener: Callable[[Played], None],
+    listener: Callable[[ReplayedRound], None],
     *,
     checkpoint_s: float = CHECKPOINT_S,
     threads: int | None = None,
@@ -63,7 +63,7 @@ def replay_stage(
     experiment = stage.experiment
     learning = make_learning(stage, folder, threads) if experiment.trains_in_replay else None
     store = _open_store(experiment, folder, run_id, len(stage.names))
-    engine = Engine(stage.decisions, stage.world, cohort=learning)
+    engine = ReplayEngine(stage.decisions, stage.world, cohort=learning)
     checkpointer = Checkpointer(store, stage.names, engine, checkpoint_s, stage.told)
     rounds = 0
     try:

@@ -24,7 +24,7 @@ from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.replay.checkpointer import Told
 from fairbed.testbed.replay.costs import with_costs
 from fairbed.testbed.replay.engine.rows import device_rows, linear_rows
-from fairbed.testbed.replay.vector_fleet import Names, crowd_of, is_crowd
+from fairbed.testbed.replay.vector_fleet import DeviceNames, is_vector_fleet, vector_fleet_of
 from fairbed.testbed.replay.world.columns import Moving, Steady, columns_of
 from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
 from fairbed.testbed.replay.world.profile_world import ProfileWorld
@@ -42,7 +42,7 @@ _LABEL_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class ReplaySetup:
     """A world with its decisions, and what is known of it before the first round."""
 
     experiment: Experiment
@@ -63,12 +63,12 @@ class Stage:
 class Cast:
     """Who takes part in a linear world: one entry a device, in the order of rows."""
 
-    names: Names
+    names: DeviceNames
     groups: tuple[str, ...]
     laws: tuple[LinearLaw, ...]
 
 
-def stage_of(experiment: Experiment) -> Stage:
+def setup_of(experiment: Experiment) -> ReplaySetup:
     """Return the world of an experiment.
 
     Raises:
@@ -121,7 +121,7 @@ def cast_of(experiment: Experiment) -> Cast:
         laws += [_law(group, group.theta)] * group.count
     if len({prefix for prefix, _ in named}) < len(named):
         raise ExperimentError("fleet: names must differ, got a name twice; name the groups apart")
-    return Cast(Names(named), tuple(groups), tuple(laws))
+    return Cast(DeviceNames(named), tuple(groups), tuple(laws))
 
 
 def _law(group: FleetConfig, theta: tuple[float, float, float]) -> LinearLaw:
@@ -134,7 +134,7 @@ def _law(group: FleetConfig, theta: tuple[float, float, float]) -> LinearLaw:
     )
 
 
-def _linear_stage(experiment: Experiment) -> Stage:
+def _linear_stage(experiment: Experiment) -> ReplaySetup:
     cast, data = cast_of(experiment), None
     examples: Ints = np.ones(len(cast.names), dtype=np.int64)
     if experiment.trains_in_replay:
@@ -146,9 +146,9 @@ def _linear_stage(experiment: Experiment) -> Stage:
         law, n_k = cast.laws[row], int(examples[row])
         return linear_rows(row, cast.names[row], cast.groups[row], law, n_k)
 
-    is_listed, decisions = not is_crowd(experiment), make_decisions(experiment.coordinator())
+    is_listed, decisions = not is_vector_fleet(experiment), make_decisions(experiment.coordinator())
     ratio, bits = _answer_ratio(experiment, decisions, examples), experiment.replay.update_bits
-    return Stage(
+    return ReplaySetup(
         experiment=experiment,
         names=cast.names,
         world=LinearWorld(cast.laws, bits, seed, examples, ratio),
@@ -159,14 +159,14 @@ def _linear_stage(experiment: Experiment) -> Stage:
     )
 
 
-def _profile_stage(experiment: Experiment) -> Stage:
+def _profile_stage(experiment: Experiment) -> ReplaySetup:
     for number, group in enumerate(experiment.fleet):
         if group.profile is None and group.population is None:
             raise ExperimentError(
                 f"fleet[{number}].profile: must be given for a replay, got none: what this machine "
                 "is nobody wrote down; fairbed record does"
             )
-    if is_crowd(experiment):
+    if is_vector_fleet(experiment):
         return _crowd_stage(experiment)
     devices = plan_fleet(_in_reference_cores(experiment), os.environ)
     names = [device.spec.name for device in devices]
@@ -175,23 +175,23 @@ def _profile_stage(experiment: Experiment) -> Stage:
     data, examples = _examples(experiment, dataset, names)
     world, decisions = _world(experiment, dataset, columns_of(devices), examples)
     rows = [*_told(devices, examples), *(device.truth() for device in devices)]
-    return Stage(experiment, names, world, decisions, rows, data)
+    return ReplaySetup(experiment, names, world, decisions, rows, data)
 
 
-def _crowd_stage(experiment: Experiment) -> Stage:
+def _crowd_stage(experiment: Experiment) -> ReplaySetup:
     if experiment.replay.examples is None:
         raise ExperimentError(
             f"replay.examples: must be given for {experiment.devices:,} devices, got none: no data "
             "set can be divided among so many; 200 is usual"
         )
-    crowd = crowd_of(experiment)
+    crowd = vector_fleet_of(experiment)
     dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
     experiment = with_costs(experiment, dataset)
     data, examples = _examples(experiment, dataset, crowd.names)
     world, decisions = _world(experiment, dataset, (crowd.steady, crowd.moving), examples)
     world.slots = None  # a coordinator of so many has room for the uploads of a whole cohort
     told = partial(crowd.told, examples=examples)
-    return Stage(experiment, crowd.names, world, decisions, (), data, told)
+    return ReplaySetup(experiment, crowd.names, world, decisions, (), data, told)
 
 
 def _world(

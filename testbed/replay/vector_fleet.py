@@ -2,7 +2,7 @@
 
 Every device has the numbers that `plan_fleet` would have drawn for it, because both draw them from
 the same stream; what is left out is an object for each. Populations tell of numbers that hold
-still, so only coming and going has to be played (`Stays`).
+still, so only coming and going has to be played (`AvailabilityCycles`).
 """
 
 from bisect import bisect_right
@@ -23,11 +23,11 @@ from fairbed.profiles.sampling import columns
 from fairbed.profiles.tracks import DAY_S
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import MAX_EMULATED, MAX_NAME, stream
-from fairbed.testbed.replay.world.columns import Moving, Stays, Steady
+from fairbed.testbed.replay.world.columns import AvailabilityCycles, Moving, Steady
 from fairbed.testbed.replay.world.phases import Purpose
 
 
-class Names(Sequence[str]):
+class DeviceNames(Sequence[str]):
     """PREFIX-1, PREFIX-2, ... of one group after the other, by row.
 
     Args:
@@ -68,14 +68,14 @@ class Names(Sequence[str]):
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class VectorFleet:
     """All devices of a fleet that is drawn from populations."""
 
-    names: Names
+    names: DeviceNames
     kinds: tuple[str, ...]
     """Population of each group."""
     steady: Steady
-    stays: Stays
+    stays: AvailabilityCycles
 
     @property
     def moving(self) -> Moving:
@@ -116,12 +116,12 @@ class Crowd:
         ]
 
 
-def is_crowd(experiment: Experiment) -> bool:
+def is_vector_fleet(experiment: Experiment) -> bool:
     """Tell whether a fleet has too many devices to plan them one by one."""
     return experiment.devices > MAX_EMULATED
 
 
-def crowd_of(experiment: Experiment) -> Crowd:
+def vector_fleet_of(experiment: Experiment) -> VectorFleet:
     """Return the devices of a large fleet.
 
     Args:
@@ -161,11 +161,11 @@ def crowd_of(experiment: Experiment) -> Crowd:
     ]
     rows = np.arange(experiment.devices, dtype=np.int64)
     seed = experiment.seed_for("traces")
-    return Crowd(
-        Names([(prefix, group.count) for prefix, group, _ in groups]),
+    return VectorFleet(
+        DeviceNames([(prefix, group.count) for prefix, group, _ in groups]),
         tuple(population.name for _, _, population in groups),
         Steady(**_joined([numbers for numbers, _, _ in drawn])),
-        Stays(
+        AvailabilityCycles(
             np.concatenate([share for _, share, _ in drawn]),
             np.concatenate([cycle_s for _, _, cycle_s in drawn]),
             uniforms(seed, 0, rows, Purpose.STAY),

@@ -46,7 +46,7 @@ LOOPBACK = IPv4Address("127.0.0.1")
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedShare:
     """What a guest has had."""
 
     wall_s: float
@@ -143,14 +143,14 @@ class ShapedDevice:
             return self.group.usage()
         return None if self.pacer is None else self.pacer.usage()
 
-    async def had(self) -> Received:
+    async def had(self) -> ReceivedShare:
         """Tell what the guest has had since it began.
 
         Raises:
             BackendError: A counter cannot be read, or who delays packets is gone.
         """
         link = None if self.network is None else (await self.network.counters())[NAME]
-        return Received(
+        return ReceivedShare(
             wall_s=max(time.monotonic() - self._begun, LEAST_S),
             group=self.usage(),
             link=link,

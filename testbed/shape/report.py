@@ -7,7 +7,7 @@ from msgspec import Struct
 from fairbed.coordinator.records.rows import CONTENDED_RATIO_LIMIT
 from fairbed.testbed.backends.network.counters import LinkCounters
 from fairbed.testbed.emulation.condition_log import ConditionMeans
-from fairbed.testbed.shape.device import Received
+from fairbed.testbed.shape.device import ReceivedShare
 
 
 class CpuReport(Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ def make_report(
     status: int,
     memory_limit_bytes: int | None,
     meant: ConditionMeans,
-    had: Received,
+    had: ReceivedShare,
 ) -> ShapeReport:
     """Put together how it went.
 
@@ -102,7 +102,7 @@ def make_report(
     )
 
 
-def _contended_s(had: Received, *, is_slowed: bool) -> float | None:
+def _contended_s(had: ReceivedShare, *, is_slowed: bool) -> float | None:
     """Return the longer one of what the command and its packets have waited; None is unknown.
 
     A command without a quota competes with everybody, on purpose, and is not contended.

@@ -12,7 +12,7 @@ from fairbed.wire.messages import Hyperparameters
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CohortJob:
     """What one device is asked to do in a round."""
 
     device: int
@@ -22,7 +22,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class CohortResult:
     """What G devices answer, side by side; columns of shape (G,)."""
 
     at: Ints
@@ -50,8 +50,8 @@ class Trainer(Protocol):
     spec: TaskSpec
 
     def train(
-        self, vector: Vector, jobs: Sequence[Job], hyperparameters: Hyperparameters
-    ) -> Iterator[Trained]:
+        self, vector: Vector, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
+    ) -> Iterator[CohortResult]:
         """Yield the answers to all jobs, in an order that depends on the jobs alone.
 
         Every device does what `device_agent.trainer.train` does: the same mini-batches in the

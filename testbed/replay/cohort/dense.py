@@ -10,7 +10,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
-from fairbed.testbed.replay.cohort.base import Job, Trained
+from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult
 from fairbed.testbed.replay.cohort.batches import longest_first
 from fairbed.testbed.replay.cohort.net import DenseNet, train_chunk
 from fairbed.testbed.replay.cohort.ordered import OrderedThreads
@@ -62,20 +62,20 @@ class DenseTrainer:
         self._pool = _make_pool(spec, shards, most, threads - 1) if has_others else None
 
     def train(
-        self, vector: Vector, jobs: Sequence[Job], hyperparameters: Hyperparameters
-    ) -> Iterator[Trained]:
+        self, vector: Vector, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
+    ) -> Iterator[CohortResult]:
         """Yield the answers to all jobs, those with more steps first."""
         chunks = self._chunks(jobs, hyperparameters)
         pool = self._pool
         if pool is not None:
             pool.begin_at(vector)
 
-        def here(chunk: Sequence[int]) -> Trained:
+        def here(chunk: Sequence[int]) -> CohortResult:
             params = np.repeat(vector[np.newaxis], len(chunk), axis=0)
             mine = [jobs[at] for at in chunk]
             return train_chunk(self._net, self._shards, params, chunk, mine, hyperparameters)
 
-        def elsewhere(chunk: Sequence[int]) -> Trained:
+        def elsewhere(chunk: Sequence[int]) -> CohortResult:
             if pool is None or not pool.is_ready():
                 return here(chunk)
             return pool.train(chunk, [jobs[at] for at in chunk], hyperparameters)
@@ -104,7 +104,9 @@ class DenseTrainer:
         if self._pool is not None:
             self._pool.close()
 
-    def _chunks(self, jobs: Sequence[Job], hyperparameters: Hyperparameters) -> list[list[int]]:
+    def _chunks(
+        self, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
+    ) -> list[list[int]]:
         """Return which jobs are trained together, those with more steps first."""
         n_k = self._shards.n_k[[job.device for job in jobs]].tolist()
         chunks: list[list[int]] = []

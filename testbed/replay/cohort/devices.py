@@ -10,7 +10,7 @@ from fairbed.coordinator.algorithms.arrays import Floats, Vector
 from fairbed.device_agent import trainer
 from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.engines.onnx import OnnxEngine, self_check
-from fairbed.testbed.replay.cohort.base import Job, Trained
+from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult
 from fairbed.testbed.replay.cohort.ordered import OrderedThreads
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.run.evaluation import EngineFactory
@@ -54,11 +54,11 @@ class DeviceTrainer:
             self._engines.put(engine)
 
     def train(
-        self, vector: Vector, jobs: Sequence[Job], hyperparameters: Hyperparameters
-    ) -> Iterator[Trained]:
+        self, vector: Vector, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
+    ) -> Iterator[CohortResult]:
         """Yield the answer of each job, in their order."""
 
-        def work(at: int) -> Trained:
+        def work(at: int) -> CohortResult:
             return self._train(vector, at, jobs[at], hyperparameters)
 
         return self._threads.run(work, range(len(jobs)))
@@ -81,8 +81,8 @@ class DeviceTrainer:
         self._threads.close()
 
     def _train(
-        self, vector: Vector, at: int, job: Job, hyperparameters: Hyperparameters
-    ) -> Trained:
+        self, vector: Vector, at: int, job: CohortJob, hyperparameters: Hyperparameters
+    ) -> CohortResult:
         x, y = self._shards.whole(job.device)
         with self._engine() as engine:
             try:
@@ -104,9 +104,9 @@ class DeviceTrainer:
             self._engines.put(engine)
 
 
-def _alone(at: int, vector: Vector, *, steps: int, loss_train: float, problem: str) -> Trained:
+def _alone(at: int, vector: Vector, *, steps: int, loss_train: float, problem: str) -> CohortResult:
     """Return the answer of one device."""
-    return Trained(
+    return CohortResult(
         at=np.array([at]),
         vectors=vector[np.newaxis],
         steps=np.array([steps]),

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
-from fairbed.testbed.replay.cohort.base import Job, Trained
+from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult
 from fairbed.testbed.replay.cohort.batches import Batches, longest_first
 from fairbed.testbed.replay.cohort.progress import Progress
 from fairbed.testbed.replay.cohort.shards import Shards
@@ -69,8 +69,8 @@ class TorchTrainer:
         run_selfcheck(spec, self._one)
 
     def train(
-        self, vector: Vector, jobs: Sequence[Job], hyperparameters: Hyperparameters
-    ) -> Iterator[Trained]:
+        self, vector: Vector, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
+    ) -> Iterator[CohortResult]:
         """Yield the answers to all jobs, those with more steps first."""
         n_k = self._shards.n_k[[job.device for job in jobs]].tolist()
         order = longest_first(n_k, hyperparameters)
@@ -92,9 +92,9 @@ class TorchTrainer:
         self,
         vector: Vector,
         chunk: Sequence[int],
-        jobs: Sequence[Job],
+        jobs: Sequence[CohortJob],
         hyperparameters: Hyperparameters,
-    ) -> Trained:
+    ) -> CohortResult:
         rows = [self._shards.rows(job.device) for job in jobs]
         batches = Batches([job.seed for job in jobs], rows, hyperparameters)
         params = self._tensor(vector).repeat(len(jobs), 1)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fairbed.coordinator.algorithms.arrays import Floats, Ints, Vector
 from fairbed.coordinator.task.recipes import FLAT_MODELS
 from fairbed.device_agent.trainer import Descent
-from fairbed.testbed.replay.cohort.base import Job, Trained
+from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult
 from fairbed.testbed.replay.cohort.batches import Batches
 from fairbed.testbed.replay.cohort.progress import Progress
 from fairbed.testbed.replay.cohort.shards import Examples
@@ -157,9 +157,9 @@ def train_chunk(
     examples: Examples,
     params: Vector,
     at: Sequence[int],
-    jobs: Sequence[Job],
+    jobs: Sequence[CohortJob],
     hyperparameters: Hyperparameters,
-) -> Trained:
+) -> CohortResult:
     """Train the models of a chunk side by side, step by step; return the answers.
 
     Args:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Vector
 from fairbed.device_agent.trainer import diverged
-from fairbed.testbed.replay.cohort.base import Trained
+from fairbed.testbed.replay.cohort.base import CohortResult
 from fairbed.testbed.replay.cohort.batches import SideBySide
 
 
@@ -43,7 +43,7 @@ class Progress:
         self._counts[step, : len(loss)] = batch.count
         np.multiply(loss, batch.count, out=self._losses[step, : len(loss)])
 
-    def answers(self, chunk: Sequence[int], vectors: Vector) -> Trained:
+    def answers(self, chunk: Sequence[int], vectors: Vector) -> CohortResult:
         """Return what the devices answer.
 
         Args:
@@ -60,7 +60,7 @@ class Progress:
         for i in np.flatnonzero(~is_sound).tolist():
             problems[i] = problems[i] or _not_finite(vectors[i], self._steps[i])
         loss_sum, seen = self._last_epoch(self._losses), self._last_epoch(self._counts)
-        return Trained(
+        return CohortResult(
             at=np.array(chunk, dtype=np.int64),
             vectors=vectors,
             steps=np.array(self._steps, dtype=np.int64),

@@ -27,7 +27,7 @@ from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.testbed.host.guard import die_with_parent
 from fairbed.testbed.host.threads import ONE_THREAD
-from fairbed.testbed.replay.cohort.base import Job, Trained
+from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult
 from fairbed.testbed.replay.cohort.net import DenseNet, train_chunk
 from fairbed.testbed.replay.cohort.shards import Examples
 from fairbed.wire.artifact import TaskSpec
@@ -145,8 +145,8 @@ class WorkerPool:
         self._shared["vector"][:] = vector
 
     def train(
-        self, at: Sequence[int], jobs: Sequence[Job], hyperparameters: Hyperparameters
-    ) -> Trained:
+        self, at: Sequence[int], jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
+    ) -> CohortResult:
         """Have a worker train a chunk; see `train_chunk`.
 
         Raises:
@@ -166,7 +166,7 @@ class WorkerPool:
             ) from exc
         finally:
             self._slots.put(slot)
-        return Trained(np.array(at, dtype=np.int64), vectors, steps, loss_train, problems)
+        return CohortResult(np.array(at, dtype=np.int64), vectors, steps, loss_train, problems)
 
     def close(self) -> None:
         """End all processes."""
@@ -233,9 +233,9 @@ def _nothing() -> None:
 
 
 def _train(
-    slot: int, jobs: Sequence[Job], hyperparameters: Hyperparameters
+    slot: int, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
 ) -> tuple[Any, Any, tuple[str, ...]]:
-    """Train a chunk in a worker; return steps, losses and problems of a `Trained`."""
+    """Train a chunk in a worker; return steps, losses and problems of a `CohortResult`."""
     params = _worker.trained[slot, : len(jobs)]
     params[:] = _worker.vector
     got = train_chunk(_worker.net, _worker.examples, params, (), jobs, hyperparameters)

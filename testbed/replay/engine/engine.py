@@ -48,7 +48,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class ReplayedRound:
     """One round that is over and learned from."""
 
     choice: Choice
@@ -120,7 +120,7 @@ def flags(exchanges: Sequence[ReplayedExchange], name: str) -> Bools:
 
 
 @dataclass(slots=True)
-class RoundContext:
+class ReplayContext:
     """The open round."""
 
     id: int
@@ -132,7 +132,7 @@ class RoundContext:
     queried: QueriedLosses | None = None
 
 
-class Engine:
+class ReplayEngine:
     """Replays the rounds of an experiment.
 
     Args:
@@ -146,16 +146,16 @@ class Engine:
         self.at = Position.start(len(world))
         self._in_flight = InFlight(decisions.config, world)
 
-    def play(self, rounds: int) -> Iterator[Played]:
+    def play(self, rounds: int) -> Iterator[ReplayedRound]:
         """Play the rounds up to number `rounds`; yield each when it is over and learned from."""
         while self.at.round < rounds:
             yield self.play_round(is_last=self.at.round + 1 == rounds)
 
-    def play_round(self, *, is_last: bool = False) -> Played:
+    def play_round(self, *, is_last: bool = False) -> ReplayedRound:
         """Play one round: select, dispatch, run events, train and merge, learn."""
         flight = self._in_flight
         flight.begin_round()
-        opened = RoundContext(flight.table.id, flight.now, self.at.last)
+        opened = ReplayContext(flight.table.id, flight.now, self.at.last)
         opened.scene = self._look(opened)
         self._query_losses(opened)
         self._select(opened, opened.scene)
@@ -170,7 +170,7 @@ class Engine:
         self.decisions.learn(choice, _observations(over, opened.id))
         table = flight.table
         self.at = Position(opened.id, flight.now, self._hand_over(choice, over))
-        return Played(
+        return ReplayedRound(
             choice=choice,
             scene=opened.scene,
             started_s=opened.started_s,
@@ -213,7 +213,7 @@ class Engine:
         self.at = Position(round_id, state["now"], last)
         self._in_flight.load_state(state["in_flight"], self.at.now)
 
-    def _look(self, opened: RoundContext) -> Scene:
+    def _look(self, opened: ReplayContext) -> Scene:
         """Return the fleet at this instant; devices at work are not available."""
         flight = self._in_flight
         flight.notify_world()
@@ -223,7 +223,7 @@ class Engine:
         busy = flight.busy(len(self.world))
         return replace(scene, is_available=scene.is_available & ~busy)
 
-    def _query_losses(self, opened: RoundContext) -> None:
+    def _query_losses(self, opened: ReplayContext) -> None:
         """Query losses if the selector needs them; exchanges in flight go on meanwhile."""
         flight = self._in_flight
         opened.queried = query_losses(
@@ -235,7 +235,7 @@ class Engine:
                 pass
             opened.scene = self._look(opened)
 
-    def _select(self, opened: RoundContext, scene: Scene, pick: int = 0) -> None:
+    def _select(self, opened: ReplayContext, scene: Scene, pick: int = 0) -> None:
         """Select devices and dispatch them: a whole cohort, or as many as there are places."""
         decisions, flight, world = self.decisions, self._in_flight, self.world
         config = decisions.config
@@ -257,7 +257,7 @@ class Engine:
         else:
             opened.picks = Picks(choice)
 
-    def _run_events(self, opened: RoundContext) -> None:
+    def _run_events(self, opened: ReplayContext) -> None:
         """Run events until the round is over; an asynchronous one dispatches more meanwhile."""
         flight, void_wait_s = self._in_flight, self.decisions.config.round.void_wait_s
         if self.decisions.config.round.is_buffered:
@@ -272,7 +272,7 @@ class Engine:
         else:
             self._wait_for_devices(opened)
 
-    def _refill(self, opened: RoundContext, pick: int) -> bool:
+    def _refill(self, opened: ReplayContext, pick: int) -> bool:
         """Run one event, then dispatch devices to the free places; return whether it did.
 
         With free places it looks for devices every `void_wait_s`, whether or not events occur.
@@ -291,13 +291,13 @@ class Engine:
         self._select(opened, scene, pick)
         return True
 
-    def _release(self, opened: RoundContext) -> None:
+    def _release(self, opened: ReplayContext) -> None:
         for x in self._in_flight.release():
             has_trained = opened.last.has_trained.copy()
             has_trained[x.row] = x.has_trained
             opened.last = replace(opened.last, has_trained=has_trained)
 
-    def _wait_for_devices(self, opened: RoundContext) -> None:
+    def _wait_for_devices(self, opened: ReplayContext) -> None:
         """Wait until a device is available or a late exchange ends, at most for the deadline."""
         flight, rules = self._in_flight, self.decisions.config.round
         if flight.table.is_idle:

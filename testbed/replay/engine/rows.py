@@ -19,7 +19,7 @@ from fairbed.coordinator.store.tables import (
     SelectionRow,
     TruthRow,
 )
-from fairbed.testbed.replay.engine.engine import Played, column, flags
+from fairbed.testbed.replay.engine.engine import ReplayedRound, column, flags
 from fairbed.testbed.replay.world.linear import LinearLaw
 from fairbed.testbed.replay.world.world import ReplayedExchange
 
@@ -56,7 +56,7 @@ def linear_rows(row: int, name: str, group: str, law: LinearLaw, n_k: int) -> li
     ]
 
 
-def round_row(played: Played, decisions: Decisions, names: Sequence[str]) -> RoundRow:
+def round_row(played: ReplayedRound, decisions: Decisions, names: Sequence[str]) -> RoundRow:
     """Return the row of a round that is over and learned from."""
     choice, over, queues = played.choice, played.over, decisions.selector.queues(len(names))
     done = [x for x in over if x.is_done]
@@ -91,7 +91,7 @@ def round_row(played: Played, decisions: Decisions, names: Sequence[str]) -> Rou
 
 
 def chosen_rows(
-    played: Played, decisions: Decisions, names: Sequence[str], *, everybody: bool
+    played: ReplayedRound, decisions: Decisions, names: Sequence[str], *, everybody: bool
 ) -> Columns[SelectionRow]:
     """Return who was chosen and why: a row for each device, or for each of the cohort."""
     merged = {names[row] for row in played.merged.tolist()}
@@ -99,7 +99,7 @@ def chosen_rows(
     return selection_rows(played.choice, names, decisions, merged, rows)
 
 
-def score_rows(played: Played, evaluate_s: float) -> list[Record]:
+def score_rows(played: ReplayedRound, evaluate_s: float) -> list[Record]:
     """Return what the model after a round scores; nothing if it was not evaluated.
 
     Args:
@@ -113,7 +113,7 @@ def score_rows(played: Played, evaluate_s: float) -> list[Record]:
     return [*devices, *([] if metric is None else [metric])]
 
 
-def exchange_rows(played: Played, names: Sequence[str]) -> Columns[ExchangeRow]:
+def exchange_rows(played: ReplayedRound, names: Sequence[str]) -> Columns[ExchangeRow]:
     """Return the exchanges that ended in a round, and its own that are late and go on.
 
     As in a live run: phases are known from the offer on, the exchange time from the arrival on.

@@ -14,7 +14,7 @@ from fairbed.testbed.experiment.fleet import PlannedDevice
 
 
 @dataclass(frozen=True, slots=True)
-class Stays:
+class AvailabilityCycles:
     """Availability of a large fleet: one stay per cycle, without a series for each device.
 
         there at t  <=>  (t / cycle + phase) mod 1 < share
@@ -46,7 +46,7 @@ class Stays:
         return there
 
 
-class Courses:
+class MovingNumbers:
     """One number of each device over time; most devices' never moves.
 
     Args:
@@ -144,7 +144,7 @@ class Steady:
 class Moving:
     """What changes in time, row by row; empty for a fleet that never changes."""
 
-    available: Mapping[int, Series] | Stays = field(default_factory=dict)
+    available: Mapping[int, Series] | AvailabilityCycles = field(default_factory=dict)
     """Of a crowd, all its stays together."""
     clock_ratio: Mapping[int, Series] = field(default_factory=dict)
     busy_cores: Mapping[int, Series] = field(default_factory=dict)
@@ -166,12 +166,14 @@ class Tracks:
 
     def __init__(self, steady: Steady, moving: Moving) -> None:
         n = len(steady)
-        self.busy_cores = Courses(steady.busy_cores, moving.busy_cores)
-        self.clock_ratio = Courses(steady.clock_ratio, moving.clock_ratio)
-        self.down_bps = Courses(steady.down_bps, moving.down_bps)
-        self.up_bps = Courses(steady.up_bps, moving.up_bps)
+        self.busy_cores = MovingNumbers(steady.busy_cores, moving.busy_cores)
+        self.clock_ratio = MovingNumbers(steady.clock_ratio, moving.clock_ratio)
+        self.down_bps = MovingNumbers(steady.down_bps, moving.down_bps)
+        self.up_bps = MovingNumbers(steady.up_bps, moving.up_bps)
         stays = moving.available
-        self._available = stays if isinstance(stays, Stays) else Courses(np.ones(n), stays)
+        self._available = (
+            stays if isinstance(stays, AvailabilityCycles) else MovingNumbers(np.ones(n), stays)
+        )
         self._outages = Outages(moving.outages, n)
         self._is_unplugged_when_unavailable = moving.unavailable_as == "unplugged"
         self._n = n

@@ -20,7 +20,7 @@ _ROUNDING_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class LinkIntegral:
     """The link of a device over time.
 
     Args:
@@ -89,7 +89,7 @@ class Way:
 
 
 @dataclass(slots=True)
-class Pace:
+class ComputeIntegral:
     """The processor of a device over time.
 
     Args:

@@ -38,7 +38,7 @@ class LinearLaw:
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class RoundDraws:
     """What chance decides in one round, for every device."""
 
     is_available: Bools
@@ -87,7 +87,7 @@ class LinearWorld:
         self._bps = column([law.bandwidth_bps for law in kinds], 2)
         self._availability = column([law.availability for law in kinds], 1)[:, 0]
         self._noise = column([law.noise for law in kinds], 1)[:, 0]
-        self._latest: tuple[int, Weather] | None = None
+        self._latest: tuple[int, RoundDraws] | None = None
         """Of the last look, with its round: within one nothing changes but who is warm."""
         self._expected_s: Floats = np.zeros((0, 3))
         self._deviation: Floats = np.zeros(0)
@@ -100,24 +100,24 @@ class LinearWorld:
         """Return the number of devices, N."""
         return len(self._theta)
 
-    def weather(self, round_id: int) -> Weather:
+    def weather(self, round_id: int) -> RoundDraws:
         """Return what chance decides in a round, 1 for the first."""
         rng = np.random.default_rng(np.random.SeedSequence([self._seed, round_id]))
         there, mu, bps, noise = rng.random((4, len(self)))
-        return Weather(
+        return RoundDraws(
             is_available=there < self._availability,
             inverse_mu=1.0 / _between(self._mu, mu),
             bandwidth_bps=_between(self._bps, bps),
             deviation=1.0 + self._noise * (2.0 * noise - 1.0),
         )
 
-    def _weather_of(self, round_id: int) -> Weather:
+    def _weather_of(self, round_id: int) -> RoundDraws:
         """Return the weather of a round, drawn once however often it is looked at."""
         if self._latest is None or self._latest[0] != round_id:
             self._latest = round_id, self.weather(round_id)
         return self._latest[1]
 
-    def parts_s(self, weather: Weather, is_cold: Bools) -> Floats:
+    def parts_s(self, weather: RoundDraws, is_cold: Bools) -> Floats:
         """Return what an exchange is expected to consist of, seconds, shape (N, 3).
 
         Training, cold start and transfer: their sum is c . theta.

@@ -25,7 +25,7 @@ from fairbed.device_agent.state.link_estimate import (
 )
 from fairbed.testbed.emulation.tcp import waiting_s
 from fairbed.testbed.replay.world.columns import Moving, Steady
-from fairbed.testbed.replay.world.integrals import Direction, Way
+from fairbed.testbed.replay.world.integrals import Direction, LinkIntegral
 
 
 class MeasuredRates:
@@ -133,7 +133,10 @@ class Probes:
         """
         trip_s, took_s = self._trip_s[rows], self._took_s[direction][rows]
         for at in np.flatnonzero(self._moves[rows]).tolist():
-            way, begun = Way(self._links[int(rows[at])], GIVE_UP_S), float(t[at] + trip_s[at])
+            way, begun = (
+                LinkIntegral(self._links[int(rows[at])], GIVE_UP_S),
+                float(t[at] + trip_s[at]),
+            )
             took_s[at] = way.transfer(begun, _BITS, direction) - begun
         elapsed_s = took_s + trip_s
         least_s = np.maximum(MIN_TRANSFER_RATIO * elapsed_s, _BITS / MAX_BPS)

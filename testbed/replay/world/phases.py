@@ -25,7 +25,7 @@ from fairbed.testbed.emulation.heat import Heat
 from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES
 from fairbed.testbed.emulation.tcp import waiting_s
 from fairbed.testbed.replay.world.columns import Moving, Steady
-from fairbed.testbed.replay.world.integrals import Pace, Way
+from fairbed.testbed.replay.world.integrals import ComputeIntegral, LinkIntegral
 from fairbed.testbed.replay.world.work import Sizes, Work
 from fairbed.testbed.replay.world.world import Exchanges
 from fairbed.wire.chunks import suitable_chunk_bytes
@@ -58,7 +58,7 @@ NOISY = (
     Purpose.DECODE,
     Purpose.ENCODE,
 )
-"""The phases that luck stretches, in the order of `Order.luck`."""
+"""The phases that luck stretches, in the order of `CohortWork.luck`."""
 
 DECODING, ENCODING = NOISY.index(Purpose.DECODE), NOISY.index(Purpose.ENCODE)
 
@@ -68,7 +68,7 @@ MESSAGES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class CohortWork:
     """What a cohort is asked to do, and what chance has in store; columns of shape (K,)."""
 
     now: float
@@ -96,7 +96,7 @@ def luck(
     jitters: bool = True,
     delays: Purpose = Purpose.DELAY,
 ) -> tuple[Floats, Floats]:
-    """Return `Order.luck` and `Order.scores` of a cohort; scores are 0 where nothing jitters.
+    """Return `luck` and `scores` of a cohort; scores are 0 where nothing jitters.
 
     A question has the luck of the exchange that follows, which does not repeat its phases, but for
     the `delays` of its messages.
@@ -178,7 +178,7 @@ class PhaseModel:
         speed: Floats = steady.per_core[rows] * np.minimum(steady.threads[rows], free) * clock_ratio
         return speed
 
-    def exchanges(self, order: Order, heats: dict[int, Heat]) -> Exchanges:
+    def exchanges(self, order: CohortWork, heats: dict[int, Heat]) -> Exchanges:
         """Return what a cohort does.
 
         Args:
@@ -202,7 +202,7 @@ class PhaseModel:
                 gone_s[at] = walks[at].gone_s(min(over_s, self.give_up_s))
         return replace(found, **columns, gone_s=gone_s)
 
-    def upload_s(self, order: Order, heats: dict[int, Heat], granted_s: float) -> float | None:
+    def upload_s(self, order: CohortWork, heats: dict[int, Heat], granted_s: float) -> float | None:
         """Return how long the upload of the first of a cohort takes that is granted later.
 
         None where it always takes the same.
@@ -210,7 +210,7 @@ class PhaseModel:
         row = int(order.rows[0])
         return self._walk(order, 0, row, heats).upload_s(granted_s) if self._moves(row) else None
 
-    def _steadily(self, order: Order) -> Exchanges:
+    def _steadily(self, order: CohortWork) -> Exchanges:
         rows, steady, sizes = order.rows, self.steady, self.sizes
         speed = self.speed(rows, steady.busy_cores[rows], steady.clock_ratio[rows])
         lines_s = self.lines_s(rows, speed, steady.down_bps[rows], steady.up_bps[rows])
@@ -250,13 +250,13 @@ class PhaseModel:
     def _moves(self, row: int) -> bool:
         return row in self.moving.links
 
-    def _walk(self, order: Order, at: int, row: int, heats: dict[int, Heat]) -> "_Walk":
+    def _walk(self, order: CohortWork, at: int, row: int, heats: dict[int, Heat]) -> "_Walk":
         steady, work, heat = self.steady, self.work, heats.get(row)
         cold_s = float(steady.cold_start_s[row])
         is_unpacked = bool(order.is_packed[at] & ~order.has_model[at])
         return _Walk(
-            way=Way(self.moving.links[row], self.give_up_s),
-            pace=Pace(
+            way=LinkIntegral(self.moving.links[row], self.give_up_s),
+            pace=ComputeIntegral(
                 self.moving.speeds[row],
                 None if heat is None else replace(heat),
                 float(steady.threads[row] / steady.cores[row]),
@@ -283,8 +283,8 @@ class PhaseModel:
 class _Walk:
     """One device on its way through one exchange."""
 
-    way: Way
-    pace: Pace
+    way: LinkIntegral
+    pace: ComputeIntegral
     now: float
     jitter_s: list[float]
     luck: list[float]

@@ -20,9 +20,15 @@ from fairbed.testbed.emulation.heat import Heat
 from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES
 from fairbed.testbed.emulation.tcp import waiting_s
 from fairbed.testbed.replay.world.columns import Moving, Steady, Tracks
-from fairbed.testbed.replay.world.integrals import Direction, Way
+from fairbed.testbed.replay.world.integrals import Direction, LinkIntegral
 from fairbed.testbed.replay.world.measured_rates import MeasuredRates, Probes
-from fairbed.testbed.replay.world.phases import MESSAGES, Order, PhaseModel, Purpose, luck
+from fairbed.testbed.replay.world.phases import (
+    MESSAGES,
+    CohortWork,
+    PhaseModel,
+    Purpose,
+    luck,
+)
 from fairbed.testbed.replay.world.work import Sizes, Work
 from fairbed.testbed.replay.world.world import Exchanges, LastRound, ReplayedExchange, Scene
 
@@ -215,14 +221,14 @@ class ProfileWorld:
 
     def _order(
         self, round_id: int, now: float, rows: Ints, delays: Purpose = Purpose.DELAY
-    ) -> Order:
+    ) -> CohortWork:
         """Return what a cohort is asked `now`, rows (K,)."""
         jitters = bool(self._steady.jitter_s[rows].any())
         factors, scores = luck(
             self._seed, round_id, rows, self._noise, jitters=jitters, delays=delays
         )
         has_model = self._has_model[rows]
-        return Order(
+        return CohortWork(
             now=now,
             rows=rows,
             is_cold=~(self._is_warm[rows] | has_model),
@@ -405,7 +411,7 @@ class Draining:
 
     def _heard_at(self, row: int, at: float) -> float:
         """Return when a device with outages is known to be idle."""
-        way = Way(self._links[row], self._give_up_s)
+        way = LinkIntegral(self._links[row], self._give_up_s)
         told = min(way.carry(at, 0.0, "down"), at + self._give_up_s)
         idle = told + way.delay_s(told)
         return idle + way.delay_s(idle)

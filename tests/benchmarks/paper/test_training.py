@@ -10,9 +10,9 @@ import pytest
 from benchmarks._paper.settings import DATASETS, QUICK, SIZES, Setting, settings_of
 from benchmarks._paper.training import Curve, DamagedFile, curves_of, source_of, train
 from fairbed.coordinator.algorithms.fairness import jain
-from fairbed.testbed.replay.engine.engine import Engine
+from fairbed.testbed.replay.engine.engine import ReplayEngine
 from fairbed.testbed.replay.learning import make_learning
-from fairbed.testbed.replay.setup import stage_of
+from fairbed.testbed.replay.setup import setup_of
 
 LONGER = replace(QUICK, rounds=12)
 
@@ -32,9 +32,9 @@ def test_what_was_trained_before_is_not_trained_again(tmp_path: Path) -> None:
 
 def test_a_run_is_the_replay_of_its_experiment(tmp_path: Path) -> None:
     experiment = fair_run().experiment(LONGER)
-    stage = stage_of(experiment)
+    stage = setup_of(experiment)
     learning = make_learning(stage, tmp_path, threads=1)
-    rounds = Engine(stage.decisions, stage.world, cohort=learning).play(experiment.rounds)
+    rounds = ReplayEngine(stage.decisions, stage.world, cohort=learning).play(experiment.rounds)
     replayed = [
         (one.after.now, float(np.mean([s.correct / s.n for s in one.scores.values()])))
         for one in rounds

@@ -8,7 +8,7 @@ import pytest
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.coordinator.store.connection import RunLock
 from fairbed.testbed.compare.cell import Reply, state_of
-from fairbed.testbed.compare.worker import Job, carry_out
+from fairbed.testbed.compare.worker import CellJob, carry_out
 from fairbed.testbed.experiment.file import load_experiment
 
 PAPER = Path(__file__).parents[3] / "examples" / "rbcs-f-paper.toml"
@@ -16,7 +16,7 @@ PAPER = Path(__file__).parents[3] / "examples" / "rbcs-f-paper.toml"
 
 def replayed(folder: Path, rounds: int = 3) -> Reply:
     experiment = load_experiment(PAPER, [f"rounds={rounds}"])
-    return carry_out(Job(run_id="cell", folder=str(folder), experiment=experiment))
+    return carry_out(CellJob(run_id="cell", folder=str(folder), experiment=experiment))
 
 
 @pytest.fixture

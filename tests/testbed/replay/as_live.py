@@ -15,7 +15,7 @@ from fairbed.coordinator.store.tables import ExchangeRow, LossQueryRow, RoundRow
 from fairbed.coordinator.task.catalogue import initial_vector
 from fairbed.testbed.replay.cohort.devices import DeviceTrainer
 from fairbed.testbed.replay.cohort.shards import Shards
-from fairbed.testbed.replay.engine.engine import Engine
+from fairbed.testbed.replay.engine.engine import ReplayEngine
 from fairbed.testbed.replay.engine.rows import exchange_rows, round_row
 from fairbed.testbed.replay.learning import BatchLosses, Learning
 from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
@@ -115,7 +115,7 @@ def replayed(folder: Path, config: CoordinatorConfig, train_s: Sequence[float]) 
     decisions = make_decisions(config)
     learning = a_learning(decisions, folder)
     rounds, exchanges, models = [], dict[tuple[int, str], ExchangeRow](), []
-    for played in Engine(decisions, a_world(train_s), cohort=learning).play(config.rounds):
+    for played in ReplayEngine(decisions, a_world(train_s), cohort=learning).play(config.rounds):
         rounds.append(round_row(played, decisions, NAMES))
         exchanges |= {(x.round, x.device): x for x in _records(exchange_rows(played, NAMES))}
         models.append(hash_of(learning.vector))
@@ -131,7 +131,7 @@ def replayed_asking(
     decisions = make_decisions(config)
     learning, world = a_learning(decisions, folder), a_world(train_s)
     asks, chosen, models = list[LossQueryRow](), list[tuple[int, str]](), []
-    for played in Engine(decisions, world, cohort=learning).play(config.rounds):
+    for played in ReplayEngine(decisions, world, cohort=learning).play(config.rounds):
         assert played.queried is not None
         asks += played.queried.named(NAMES)
         chosen += [(played.choice.round, NAMES[row]) for row in played.choice.rows.tolist()]

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from fairbed.testbed.experiment.file import Experiment, parse_experiment
-from fairbed.testbed.replay.engine.engine import Engine, Played
-from fairbed.testbed.replay.setup import Stage, stage_of
+from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
+from fairbed.testbed.replay.setup import ReplaySetup, setup_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 QUICKSTART = EXAMPLES / "quickstart.toml"
@@ -37,10 +37,10 @@ def experiment(*fleet: dict[str, Any], **sections: Any) -> Experiment:
     return parse_experiment(raw, "small.toml")
 
 
-def played(of: Experiment, rounds: int | None = None) -> tuple[Stage, list[Played]]:
+def played(of: Experiment, rounds: int | None = None) -> tuple[ReplaySetup, list[ReplayedRound]]:
     """Return the stage of an experiment, and its rounds."""
-    stage = stage_of(of)
-    return stage, list(Engine(stage.decisions, stage.world).play(rounds or of.rounds))
+    stage = setup_of(of)
+    return stage, list(ReplayEngine(stage.decisions, stage.world).play(rounds or of.rounds))
 
 
 def seconds(s: float, count: int = 1) -> dict[str, Any]:

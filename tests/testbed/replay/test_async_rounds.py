@@ -12,7 +12,7 @@ from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow
 from fairbed.testbed.experiment.file import Experiment, load_experiment
-from fairbed.testbed.replay.engine.engine import Played
+from fairbed.testbed.replay.engine.engine import ReplayedRound
 from fairbed.testbed.replay.run import replay_experiment
 from tests.testbed.replay.fleets import EXAMPLES, QUICKSTART, experiment, played, seconds
 
@@ -31,7 +31,7 @@ def hurried(rounds: int = 8, **settings: Any) -> Experiment:
     )
 
 
-def over_of(one: Played) -> dict[int, Exchange]:
+def over_of(one: ReplayedRound) -> dict[int, Exchange]:
     return {x.row: x.entry for x in one.over}
 
 
@@ -114,7 +114,7 @@ def rows_of(of: Experiment, folder: Path) -> list[ExchangeRow]:
         return sorted(reader.exchanges(), key=lambda x: (x.round, x.device))
 
 
-BOUNDS = ("selection.policy=rbcs-f", "selection.censored=timeout")
+BOUNDS = ("selection.policy=rbcs-f", "selection.on_timeout=timeout")
 """A cancelled exchange teaches how long it has taken at least, and selections depend on it."""
 
 NUMBERS = (

@@ -25,11 +25,11 @@ from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.device_agent.trainer import evaluate
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.shards import FleetData
-from fairbed.testbed.replay.cohort.base import Job
+from fairbed.testbed.replay.cohort.base import CohortJob
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.testbed.replay.engine.training import Learned, VersionBatch
 from fairbed.testbed.replay.learning import Learning, make_learning
-from fairbed.testbed.replay.setup import Stage
+from fairbed.testbed.replay.setup import ReplaySetup
 from fairbed.testbed.replay.world.linear import LinearWorld
 from fairbed.wire.chunks import manifest_of
 from fairbed.wire.codecs import unpack
@@ -62,7 +62,9 @@ def a_learning(
 ) -> Learning:
     decisions = decisions or make_decisions(experiment.coordinator())
     names, world = sorted(data.assignments()), LinearWorld([], 1.0, 0)
-    return make_learning(Stage(experiment, names, world, decisions, [], data), folder, threads=1)
+    return make_learning(
+        ReplaySetup(experiment, names, world, decisions, [], data), folder, threads=1
+    )
 
 
 def train(
@@ -86,7 +88,7 @@ def from_devices(
     artifact, config = shipped(RECIPE), experiment.coordinator()
     shards, engine = Shards(data, artifact.spec.x_shape), OnnxEngine(shipped(RECIPE))
     decisions = make_decisions(config)
-    jobs = [Job(row, decisions.training_seed(round_id, row)) for row in rows]
+    jobs = [CohortJob(row, decisions.training_seed(round_id, row)) for row in rows]
     hyperparameters = config.training.hyperparameters(round_id)
     results = on_devices(artifact, shards, start, jobs, hyperparameters)
     losses = [evaluate(engine, start, *shards.whole(row), Meter())[0] for row in rows]

@@ -22,7 +22,7 @@ from fairbed.testbed.experiment.file import (
     FleetConfig,
     load_experiment,
 )
-from fairbed.testbed.replay.engine.engine import Engine, Played
+from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
 from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.setup import cast_of
 from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
@@ -33,14 +33,14 @@ LAW = LinearLaw(
 )
 
 
-def played(*settings: str, seed: int = 0, rounds: int | None = None) -> list[Played]:
+def played(*settings: str, seed: int = 0, rounds: int | None = None) -> list[ReplayedRound]:
     experiment = load_experiment(PAPER, settings, seed)
     world = LinearWorld(cast_of(experiment).laws, experiment.replay.update_bits, seed)
     decisions = make_decisions(experiment.coordinator())
-    return list(Engine(decisions, world).play(rounds or experiment.rounds))
+    return list(ReplayEngine(decisions, world).play(rounds or experiment.rounds))
 
 
-def total_s(rounds: list[Played]) -> float:
+def total_s(rounds: list[ReplayedRound]) -> float:
     return rounds[-1].started_s + rounds[-1].duration_s
 
 
@@ -123,20 +123,20 @@ def test_the_queue_invariant_is_exact() -> None:
     experiment = load_experiment(PAPER)
     world = LinearWorld(cast_of(experiment).laws, experiment.replay.update_bits, 0)
     decisions, counts = make_decisions(experiment.coordinator()), np.zeros(len(world), np.int64)
-    for t, one in enumerate(Engine(decisions, world).play(200), 1):
+    for t, one in enumerate(ReplayEngine(decisions, world).play(200), 1):
         counts[one.choice.rows] += 1
         queues = decisions.selector.queues(len(world))
         assert rate_slack(counts, t, experiment.selection.beta, queues).min() >= -1e-9
 
 
-def small(rounds: RoundConfig, per_round: int, law: LinearLaw = LAW) -> list[Played]:
+def small(rounds: RoundConfig, per_round: int, law: LinearLaw = LAW) -> list[ReplayedRound]:
     config = Experiment(
         name="small",
         selection=SelectionConfig(policy="uniform", per_round=per_round),
         round=rounds,
         fleet=(FleetConfig(model="linear", theta=law.theta, count=9),),
     ).coordinator()
-    return list(Engine(make_decisions(config), LinearWorld([law] * 9, 2e6, 0)).play(60))
+    return list(ReplayEngine(make_decisions(config), LinearWorld([law] * 9, 2e6, 0)).play(60))
 
 
 def test_a_round_waits_for_everybody_and_no_longer_than_its_deadline() -> None:
@@ -171,7 +171,7 @@ def test_a_device_is_cold_unless_it_trained_in_the_round_before() -> None:
 
 def test_a_replay_is_kept_and_summed_up_like_any_run(tmp_path: Path) -> None:
     experiment = load_experiment(PAPER, ["rounds=50"])
-    seen = list[Played]()
+    seen = list[ReplayedRound]()
     replay_experiment(experiment, tmp_path / "run", "run", seen.append)
     with RunReader(tmp_path / "run") as reader:
         summary, rows = summarise_run(reader), reader.exchanges()

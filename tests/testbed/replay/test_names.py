@@ -2,20 +2,20 @@
 
 import pytest
 
-from fairbed.testbed.replay.vector_fleet import Names
+from fairbed.testbed.replay.vector_fleet import DeviceNames
 
 
 def test_names_count_from_one_in_each_group() -> None:
-    names = Names([("a", 2), ("phone", 3)])
+    names = DeviceNames([("a", 2), ("phone", 3)])
     assert list(names) == ["a-1", "a-2", "phone-1", "phone-2", "phone-3"]
     assert names[-1] == "phone-3"
     assert names[1:3] == ["a-2", "phone-1"]
     assert [names.group(row) for row in range(5)] == [0, 0, 1, 1, 1]
-    assert len(Names([])) == 0
+    assert len(DeviceNames([])) == 0
 
 
 def test_a_million_cost_nothing_until_asked() -> None:
-    names = Names([("phone", 1_000_000)])
+    names = DeviceNames([("phone", 1_000_000)])
     assert len(names) == 1_000_000
     assert (names[0], names[999_999]) == ("phone-1", "phone-1000000")
     with pytest.raises(IndexError, match="row must be below 1000000, got 1000000"):

@@ -21,9 +21,9 @@ from fairbed.testbed.emulation.work import StepCost, TaskCosts, WorkCosts
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
 from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.recording.analysis.from_run import Packing, packing_of
-from fairbed.testbed.replay.engine.engine import Engine, column
+from fairbed.testbed.replay.engine.engine import ReplayEngine, column
 from fairbed.testbed.replay.run import replay_experiment
-from fairbed.testbed.replay.setup import stage_of
+from fairbed.testbed.replay.setup import setup_of
 from fairbed.testbed.run_folder import WORK
 from tests.testbed.recording.rows import COURSE, World
 from tests.testbed.replay.fleets import COSTS, experiment, played
@@ -154,10 +154,10 @@ class Listening:
 @pytest.mark.parametrize("settings", [{}, LATE], ids=["rounds", "late"])
 def test_estimators_learn_both_as_computing(device: str, settings: dict[str, Any]) -> None:
     of = packing({"profile": device, "count": 2}, round=settings)
-    stage = stage_of(of)
+    stage = setup_of(of)
     listening = Listening(stage.decisions.estimator)
     stage.decisions.estimator = listening  # type: ignore[assignment]  # no state is asked for
-    rounds = list(Engine(stage.decisions, stage.world).play(2))
+    rounds = list(ReplayEngine(stage.decisions, stage.world).play(2))
     warm = listening.seen[-1]
     np.testing.assert_allclose(np.asarray(warm.tau_s), rounds[-1].tau_s)
     compute_s = warm.phases_s[:, PHASES.index("compute")]
@@ -276,7 +276,7 @@ def test_a_recorded_run_is_predicted_with_its_packing(tmp_path: Path) -> None:
 
 def costs_of(of: Experiment) -> TaskCosts:
     """Return what a replay was told of costs."""
-    work = stage_of(of).experiment.replay.task_costs
+    work = setup_of(of).experiment.replay.task_costs
     assert work is not None
     return work
 

@@ -22,9 +22,9 @@ from fairbed.testbed.experiment.file import ExperimentError, load_experiment
 from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.replay.engine.engine import column
 from fairbed.testbed.replay.run import replay_experiment
-from fairbed.testbed.replay.setup import stage_of
+from fairbed.testbed.replay.setup import setup_of
 from fairbed.testbed.replay.world.columns import columns_of, timelines
-from fairbed.testbed.replay.world.phases import Order, PhaseModel, luck
+from fairbed.testbed.replay.world.phases import CohortWork, PhaseModel, luck
 from fairbed.testbed.replay.world.work import Sizes, Work
 from tests.testbed.replay.fleets import COSTS, EXAMPLES, QUICKSTART, experiment, played
 
@@ -134,7 +134,7 @@ def test_walking_an_unchanging_device_gives_the_closed_form() -> None:
         needs_loss=True,
     )
     factors, scores = luck(7, 3, np.arange(n), noise=0.3)
-    order = Order(
+    order = CohortWork(
         now=100.0,
         rows=np.arange(n),
         is_cold=np.arange(n) % 2 == 0,
@@ -338,7 +338,7 @@ def test_a_replay_of_profiles_is_kept_and_summed_up_like_any_run(
 )
 def test_a_fleet_that_nobody_knows_is_refused(fleet: dict[str, object], words: str) -> None:
     with pytest.raises((ExperimentError, profiles.ProfileError), match=words):
-        stage_of(experiment(fleet))
+        setup_of(experiment(fleet))
 
 
 def test_costs_that_nobody_knows_are_refused(device: str, tmp_path: Path) -> None:
@@ -347,4 +347,4 @@ def test_costs_that_nobody_knows_are_refused(device: str, tmp_path: Path) -> Non
     assert raw.task_costs is not None
     of = msgspec.structs.replace(unknown, replay=msgspec.structs.replace(raw, task_costs=None))
     with pytest.raises(ExperimentError, match='must be "shipped", "measured" or'):
-        stage_of(of)
+        setup_of(of)

@@ -11,10 +11,10 @@ from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.tables import ExchangeRow, LossQueryRow, RoundRow
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, parse_experiment
-from fairbed.testbed.replay.engine.engine import Played
+from fairbed.testbed.replay.engine.engine import ReplayedRound
 from fairbed.testbed.replay.engine.loss_query import NO_LOSS, query_losses
 from fairbed.testbed.replay.run import replay_experiment
-from fairbed.testbed.replay.setup import FORWARD_RATIO, stage_of
+from fairbed.testbed.replay.setup import FORWARD_RATIO, setup_of
 from fairbed.testbed.replay.world.world import LastRound
 from tests.testbed.replay.fleets import COSTS, experiment, seconds
 from tests.testbed.replay.test_profile_replay import DEVICE, MODEL_BITS, SPEED, STORAGE
@@ -98,7 +98,7 @@ def test_a_question_takes_what_the_profile_says_and_the_exchange_no_more_of_it(
 def test_expected_times_know_who_has_the_model(device: str, tmp_path: Path) -> None:
     of, known = asking({"profile": device, "count": 4}, selection={"per_round": 4}), list[Floats]()
 
-    def tell(played: Played) -> None:
+    def tell(played: ReplayedRound) -> None:
         known.append(played.scene.known_s)
 
     replay_experiment(of, tmp_path / "run", "run", tell)
@@ -161,7 +161,7 @@ class Diverged:
 
 
 def test_a_device_whose_loss_is_no_number_cannot_answer() -> None:
-    stage = stage_of(asking(seconds(1.0, 4)))
+    stage = setup_of(asking(seconds(1.0, 4)))
     world = stage.world
     scene = world.look(1, 0.0, LastRound.nobody(4))
     queried = query_losses(stage.decisions, world, scene, 1, 0.0, Diverged())
@@ -175,4 +175,4 @@ def test_a_device_whose_loss_is_no_number_cannot_answer() -> None:
 def test_without_training_there_is_no_loss_to_ask_for(group: dict[str, Any]) -> None:
     raw = {"name": "x", "selection": POW_D, "fleet": [group], "replay": {"training": False}}
     with pytest.raises(ExperimentError, match="got 'power-of-choice' in a replay without training"):
-        stage_of(parse_experiment(raw, "x.toml"))
+        setup_of(parse_experiment(raw, "x.toml"))

@@ -14,7 +14,7 @@ from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.experiment.file import Experiment, load_experiment
-from fairbed.testbed.replay.engine.engine import Played
+from fairbed.testbed.replay.engine.engine import ReplayedRound
 from fairbed.testbed.replay.run import replay_experiment
 from tests.testbed.replay.fleets import EXAMPLES, QUICKSTART
 
@@ -35,7 +35,7 @@ def tables(folder: Path) -> dict[str, list[tuple[object, ...]]]:
 
 
 def cut_off_at(round_id: int, of: Experiment, folder: Path) -> None:
-    def tell(played: Played) -> None:
+    def tell(played: ReplayedRound) -> None:
         if played.choice.round == round_id:
             raise Killed
 
@@ -79,7 +79,7 @@ def test_rounds_after_the_last_checkpoint_are_played_again(tmp_path: Path) -> No
     of = experiment(EXAMPLES / "rbcs-f-paper.toml", ["rounds=30"])
     replay_experiment(of, tmp_path / "whole", "run", lambda played: None)
 
-    def tell(played: Played) -> None:
+    def tell(played: ReplayedRound) -> None:
         if played.choice.round == 20:
             raise Killed
 

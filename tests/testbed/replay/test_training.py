@@ -13,9 +13,9 @@ from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, parse_experiment
-from fairbed.testbed.replay.engine.engine import Played
+from fairbed.testbed.replay.engine.engine import ReplayedRound
 from fairbed.testbed.replay.run import replay_experiment
-from fairbed.testbed.replay.setup import stage_of
+from fairbed.testbed.replay.setup import setup_of
 from tests.testbed.replay.fleets import EXAMPLES
 
 LINEAR = {"model": "linear", "theta": [1.0, 0.5, 0.2], "count": 8, "availability": 1.0}
@@ -68,7 +68,7 @@ def tables(folder: Path) -> dict[str, object]:
 
 
 def cut_off_at(round_id: int, of: Experiment, folder: Path) -> None:
-    def tell(played: Played) -> None:
+    def tell(played: ReplayedRound) -> None:
         if played.choice.round == round_id:
             raise Killed
 
@@ -127,9 +127,9 @@ def test_what_is_gone_on_with_has_the_bits_of_what_was_never_cut_off(
 
 
 def test_arms_share_data_fleet_and_traces_and_start_from_one_model() -> None:
-    one = stage_of(an_experiment(seed=4))
+    one = setup_of(an_experiment(seed=4))
     seeds = {"selection": 1, "training": 2, "init": 3}
-    other = stage_of(an_experiment(seed=4, seeds=seeds, selection={"policy": "oort"}))
+    other = setup_of(an_experiment(seed=4, seeds=seeds, selection={"policy": "oort"}))
     assert one.data is not None
     assert other.data is not None
     for mine, theirs in zip(one.data.train_rows, other.data.train_rows, strict=True):

@@ -23,10 +23,10 @@ from fairbed.testbed.experiment.file import (
     load_experiment,
 )
 from fairbed.testbed.experiment.fleet import plan_fleet
-from fairbed.testbed.replay.engine.engine import Played
+from fairbed.testbed.replay.engine.engine import ReplayedRound
 from fairbed.testbed.replay.run import replay_experiment
-from fairbed.testbed.replay.setup import stage_of
-from fairbed.testbed.replay.vector_fleet import crowd_of
+from fairbed.testbed.replay.setup import setup_of
+from fairbed.testbed.replay.vector_fleet import vector_fleet_of
 from fairbed.testbed.replay.world.columns import Steady, columns_of
 
 MILLION = Path(__file__).parents[3] / "examples" / "million-phones.toml"
@@ -43,7 +43,7 @@ def phones(count: int, *, seed: int = 5, **others: object) -> Experiment:
 def test_its_devices_are_those_that_a_run_would_emulate(link: str | None) -> None:
     experiment = phones(200, link=link)
     steady, _ = columns_of(plan_fleet(experiment, {}))
-    crowd = crowd_of(experiment)
+    crowd = vector_fleet_of(experiment)
     assert list(crowd.names) == [device.spec.name for device in plan_fleet(experiment, {})]
     for column in fields(Steady):
         found, expected = getattr(crowd.steady, column.name), getattr(steady, column.name)
@@ -53,7 +53,7 @@ def test_its_devices_are_those_that_a_run_would_emulate(link: str | None) -> Non
 def test_devices_are_there_as_often_as_those_drawn_one_by_one() -> None:
     experiment = phones(400)
     drawn = [device.tracks.available for device in plan_fleet(experiment, {})]
-    stays = crowd_of(experiment).stays
+    stays = vector_fleet_of(experiment).stays
     instants = np.linspace(0.0, DAY_S, 240, endpoint=False)
     there = np.array([stays.at(float(t)) for t in instants])
     one_by_one = np.array([[series.at(float(t)) for series in drawn] for t in instants])
@@ -63,12 +63,12 @@ def test_devices_are_there_as_often_as_those_drawn_one_by_one() -> None:
 
 
 def test_a_seed_of_its_own_says_when_devices_come() -> None:
-    one, again, other = (crowd_of(phones(50, seed=seed)) for seed in (1, 1, 2))
+    one, again, other = (vector_fleet_of(phones(50, seed=seed)) for seed in (1, 1, 2))
     assert one.stays.phase.tolist() == again.stays.phase.tolist() != other.stays.phase.tolist()
     assert (
         one.steady.up_bps.tolist() == again.steady.up_bps.tolist() != other.steady.up_bps.tolist()
     )
-    everywhere = crowd_of(phones(50, always_available=True)).stays
+    everywhere = vector_fleet_of(phones(50, always_available=True)).stays
     assert not everywhere.moves
     assert everywhere.at(1234.5).all()
 
@@ -96,8 +96,8 @@ def test_the_example_runs_scaled_down_and_keeps_little(
 def test_it_goes_on_after_a_cut_as_if_nothing_had_happened(tmp_path: Path) -> None:
     experiment = load_experiment(MILLION, SMALL)
 
-    def until(last: int) -> Callable[[Played], None]:
-        def listener(played: Played) -> None:
+    def until(last: int) -> Callable[[ReplayedRound], None]:
+        def listener(played: ReplayedRound) -> None:
             if played.choice.round == last:
                 raise RuntimeError("cut")
 
@@ -147,7 +147,7 @@ def test_a_fleet_that_cannot_be_one_is_refused() -> None:
     ]
     for experiment, message in refused:
         with pytest.raises(ExperimentError, match=message):
-            stage_of(experiment)
+            setup_of(experiment)
     with pytest.raises(ExperimentError, match="at most 10,000 devices can be emulated, got 10,001"):
         plan_fleet(phones(many), {})
 

@@ -13,7 +13,7 @@ from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.testbed.experiment.data import DataConfig, Natural
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.shards import FleetData
-from fairbed.testbed.replay.cohort.base import Job, Trained
+from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult
 from fairbed.testbed.replay.cohort.shards import Shards
 from fairbed.wire.artifact import Artifact, decode_artifact
 from fairbed.wire.messages import Hyperparameters
@@ -76,15 +76,15 @@ def start_of(artifact: Artifact) -> Vector:
     return initial_vector(artifact.spec, 3)
 
 
-def jobs_of(count: int) -> list[Job]:
-    return [Job(device=k, seed=1000 + k) for k in range(count)]
+def jobs_of(count: int) -> list[CohortJob]:
+    return [CohortJob(device=k, seed=1000 + k) for k in range(count)]
 
 
 def on_devices(
     artifact: Artifact,
     shards: Shards,
     vector: Vector,
-    jobs: Sequence[Job],
+    jobs: Sequence[CohortJob],
     hyperparameters: Hyperparameters,
 ) -> list[trainer.TrainResult]:
     """Return what the devices themselves would answer, with their own engine and trainer."""
@@ -109,7 +109,7 @@ class Answer:
     problem: str
 
 
-def one_by_one(answers: Iterable[Trained]) -> Iterator[Answer]:
+def one_by_one(answers: Iterable[CohortResult]) -> Iterator[Answer]:
     """Yield the answer of each device, with a copy of its model."""
     for some in answers:
         for i, at in enumerate(some.at.tolist()):
@@ -122,7 +122,7 @@ def one_by_one(answers: Iterable[Trained]) -> Iterator[Answer]:
             )
 
 
-def kept(answers: Iterable[Trained], count: int) -> list[Answer]:
+def kept(answers: Iterable[CohortResult], count: int) -> list[Answer]:
     """Return all answers in the order of their jobs."""
     found = list(one_by_one(answers))
     by_place = {answer.at: answer for answer in found}

@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.testbed.replay.cohort import worker_pool
-from fairbed.testbed.replay.cohort.base import Job, Trained
+from fairbed.testbed.replay.cohort.base import CohortJob, CohortResult
 from fairbed.testbed.replay.cohort.dense import DenseTrainer
 from fairbed.testbed.replay.cohort.net import DenseNet, train_chunk
 from fairbed.testbed.replay.cohort.shards import Shards
@@ -67,7 +67,7 @@ def ready_pool(shards: Shards, name: str = MLP) -> Iterator[WorkerPool]:
         pool.close()
 
 
-def same(one: Trained, other: Trained) -> bool:
+def same(one: CohortResult, other: CohortResult) -> bool:
     """Tell whether answers agree in every bit."""
     return (
         one.at.tolist() == other.at.tolist()
@@ -113,8 +113,8 @@ def test_workers_take_part_in_a_cohort_and_change_no_bit(monkeypatch: pytest.Mon
     train, chunks = WorkerPool.train, list[Sequence[int]]()
 
     def noted(
-        self: WorkerPool, at: Sequence[int], jobs: Sequence[Job], h: Hyperparameters
-    ) -> Trained:
+        self: WorkerPool, at: Sequence[int], jobs: Sequence[CohortJob], h: Hyperparameters
+    ) -> CohortResult:
         chunks.append(at)
         return train(self, at, jobs, h)
 

@@ -19,7 +19,7 @@ from fairbed.testbed.emulation.schedule import (
     Speed,
 )
 from fairbed.testbed.emulation.tcp import waiting_s
-from fairbed.testbed.replay.world.integrals import Pace, Way
+from fairbed.testbed.replay.world.integrals import ComputeIntegral, LinkIntegral
 
 NONE = Series.constant(0.0)
 STEPS = Series((0.0, 1.0, 3.0, 4.5), (8e6, 2e6, 0.0, 16e6), 6.0)
@@ -44,7 +44,7 @@ def processor(busy: Series = NONE, *outages: OutageWindow) -> Schedule:
 
 
 def test_bits_take_the_integral_of_the_rate() -> None:
-    way = Way(link(), 1e3)
+    way = LinkIntegral(link(), 1e3)
     assert way.carry(0.0, 8e6, "down") == pytest.approx(1.0)
     assert way.carry(0.5, 8e6, "down") == pytest.approx(3.0)  # 4 + 4 Mbit
     assert way.carry(0.5, 9e6, "down") == pytest.approx(4.5 + 1e6 / 16e6)
@@ -55,7 +55,7 @@ def test_bits_take_the_integral_of_the_rate() -> None:
 
 def test_a_transfer_waits_for_acknowledgements_until_its_windows_fill_the_line() -> None:
     """A round trip of 40 ms; windows of 14.48, 28.96, 57.92 kB ..."""
-    way = Way(link(Series.constant(8e6)), 1e3)
+    way = LinkIntegral(link(Series.constant(8e6)), 1e3)
     assert way.transfer(0.0, 8e4, "down") == pytest.approx(0.01)
     assert way.transfer(0.0, 8 * 40e3, "down") == pytest.approx(0.04 + (40e3 - 14480) / 1e6)
     assert way.transfer(0.0, 8 * 86e3, "down") == pytest.approx(0.08 + (86e3 - 43440) / 1e6)
@@ -67,7 +67,7 @@ def test_a_transfer_waits_for_acknowledgements_until_its_windows_fill_the_line()
 @pytest.mark.parametrize("n_bytes", [1e3, 2e4, 86634, 4.4e6])
 def test_a_fleet_waits_as_its_devices_do(down_bps: float, n_bytes: float) -> None:
     line_s = 8 * n_bytes / down_bps
-    walked_s = Way(link(Series.constant(down_bps)), 1e3).transfer(0.0, 8 * n_bytes, "down")
+    walked_s = LinkIntegral(link(Series.constant(down_bps)), 1e3).transfer(0.0, 8 * n_bytes, "down")
     waited_s = waiting_s(8 * n_bytes, np.array([line_s]), np.array([0.04]))
     assert line_s + waited_s[0] == pytest.approx(walked_s)
     assert not waiting_s(8 * n_bytes, np.array([line_s]), np.array([0.0])).any()
@@ -76,7 +76,7 @@ def test_a_fleet_waits_as_its_devices_do(down_bps: float, n_bytes: float) -> Non
 @pytest.mark.parametrize("kind", ["coverage", "unplugged", "frozen"])
 def test_nothing_passes_in_an_outage(kind: str) -> None:
     window = OutageWindow(0.5, 10.0, kind)  # type: ignore[arg-type]  # each of the three
-    way = Way(link(Series.constant(8e6), window), 1e3)
+    way = LinkIntegral(link(Series.constant(8e6), window), 1e3)
     assert way.carry(0.0, 8e6, "down") == pytest.approx(10.5)
 
 
@@ -92,16 +92,16 @@ def test_nothing_passes_in_an_outage(kind: str) -> None:
 )
 def test_who_cannot_be_heard_is_given_up(kind: str, lasts_s: float, gone_at: float) -> None:
     window = OutageWindow(5.0, 5.0 + lasts_s, kind)  # type: ignore[arg-type]  # each of the three
-    way = Way(link(Series.constant(8e6), window), 1e3)
+    way = LinkIntegral(link(Series.constant(8e6), window), 1e3)
     assert way.gone_at(0.0, 60.0) == pytest.approx(gone_at)
     assert way.gone_at(0.0, 7.0) == inf
 
 
 def test_what_never_passes_takes_for_ever() -> None:
-    assert Way(link(Series((0.0,), (0.0,), 1.0)), 1e3).carry(0.0, 1.0, "down") == inf
-    assert Way(link(Series.constant(1e3)), 10.0).carry(inf, 1.0, "down") == inf
+    assert LinkIntegral(link(Series((0.0,), (0.0,), 1.0)), 1e3).carry(0.0, 1.0, "down") == inf
+    assert LinkIntegral(link(Series.constant(1e3)), 10.0).carry(inf, 1.0, "down") == inf
     dead = processor(NONE, OutageWindow(0.0, 1e8, "frozen"))
-    assert Pace(dead, None, 0.5, 100.0).work(0.0, 1.0) == inf
+    assert ComputeIntegral(dead, None, 0.5, 100.0).work(0.0, 1.0) == inf
 
 
 @pytest.mark.parametrize("start", [0.0, 0.7, 2.2, 3.3, 5.9])
@@ -122,22 +122,24 @@ def test_a_line_of_the_emulation_takes_as_long(start: float, megabits: float) ->
         t = timeline.next_change(t) or inf
         line.change(t, rate(t), 0.0)
     assert now.shape is not None
-    assert Way(timeline, 1e3).carry(start, megabits * 1e6, "down") == pytest.approx(piece.left_at)
+    assert LinkIntegral(timeline, 1e3).carry(start, megabits * 1e6, "down") == pytest.approx(
+        piece.left_at
+    )
 
 
 def test_work_takes_the_integral_of_the_speed() -> None:
     busy = Series((0.0, 2.0), (0.0, 1.5), 10.0)  # half a core is left from 2 s on
-    pace = Pace(processor(busy), None, 0.5, 1e3)
+    pace = ComputeIntegral(processor(busy), None, 0.5, 1e3)
     assert pace.work(0.0, 1.0) == pytest.approx(2.0)
     assert pace.work(0.0, 1.5) == pytest.approx(4.0)
-    frozen = Pace(processor(NONE, OutageWindow(1.0, 4.0, "frozen")), None, 0.5, 1e3)
+    frozen = ComputeIntegral(processor(NONE, OutageWindow(1.0, 4.0, "frozen")), None, 0.5, 1e3)
     assert frozen.work(0.0, 1.0) == pytest.approx(5.0)
 
 
 def test_heat_slows_work_down_as_the_emulation_does() -> None:
     timeline = processor()
     heat = Heat(THERMAL)
-    pace = Pace(timeline, heat, 0.5, 1e5)
+    pace = ComputeIntegral(timeline, heat, 0.5, 1e5)
     course = ScheduleFollower(timeline, THERMAL, cores=2, threads=1)
     # The course of the emulation, on which the device computes without a pause.
     t, done, speed = 0.0, 0.0, 0.5
@@ -154,9 +156,9 @@ def test_heat_slows_work_down_as_the_emulation_does() -> None:
 
 def test_a_device_that_is_hot_is_slow_and_gets_quick_again() -> None:
     heat = Heat(THERMAL)
-    pace = Pace(processor(), heat, 1.0, 1e5)
+    pace = ComputeIntegral(processor(), heat, 1.0, 1e5)
     took = pace.work(0.0, 20.0)
     assert took == pytest.approx(20.0 + (20.0 - 20.0 * 0.5) / 0.25, rel=0.1)
     assert heat.is_throttled
-    rested = Pace(processor(), heat, 1.0, 1e5).work(took + 300.0, 1.0)
+    rested = ComputeIntegral(processor(), heat, 1.0, 1e5).work(took + 300.0, 1.0)
     assert rested - (took + 300.0) == pytest.approx(2.0)
