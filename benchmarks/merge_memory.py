@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 
 from benchmarks._crowd import Crowd, Device, crowd
-from benchmarks._processes import fresh_processes
+from experiments.processes import fresh_processes
 from fairbed.coordinator.algorithms.aggregation import Merge, Streaming
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.policy.config import AggregationConfig

@@ -28,17 +28,17 @@ from typing import Any
 
 import msgspec
 
-from benchmarks._paper import figures
-from benchmarks._paper.accuracy import draw_accuracy
-from benchmarks._paper.accuracy_report import (
+from experiments.rbcs_f_paper import figures
+from experiments.rbcs_f_paper.accuracy import draw_accuracy
+from experiments.rbcs_f_paper.accuracy_report import (
     AccuracySummary,
     accuracy_markdown,
     summarise_accuracy,
 )
-from benchmarks._paper.arms import all_arms
-from benchmarks._paper.report import markdown
-from benchmarks._paper.rounds import play_all
-from benchmarks._paper.settings import (
+from experiments.rbcs_f_paper.arms import all_arms
+from experiments.rbcs_f_paper.report import markdown
+from experiments.rbcs_f_paper.rounds import play_all
+from experiments.rbcs_f_paper.settings import (
     DATASETS,
     MIXTURES,
     MODELS,
@@ -48,8 +48,8 @@ from benchmarks._paper.settings import (
     Size,
     settings_of,
 )
-from benchmarks._paper.summary import Summary, summarise
-from benchmarks._paper.training import DamagedFile, train_all
+from experiments.rbcs_f_paper.summary import Summary, summarise
+from experiments.rbcs_f_paper.training import DamagedFile, train_all
 from fairbed.coordinator.task.errors import TaskError
 from fairbed.testbed.cli import DONE, FAILED
 from fairbed.testbed.compare.figure_style import MISSING, files_of

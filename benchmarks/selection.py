@@ -25,7 +25,7 @@ import msgspec
 
 from benchmarks._columns import Desk
 from benchmarks._meter import peak_rss_bytes
-from benchmarks._processes import fresh_processes
+from experiments.processes import fresh_processes
 from fairbed.coordinator.policy.config import SelectionConfig
 from fairbed.testbed.experiment.file import load_experiment
 from fairbed.testbed.replay.run import replay_experiment

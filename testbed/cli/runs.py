@@ -1,4 +1,4 @@
-"""Keeping house: `show`, `runs`, `stop`, `rm`, `logs`, `enroll`."""
+"""The commands on existing runs: `show`, `runs`, `stop`, `rm`, `logs`, `enroll`."""
 
 import argparse
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from fairbed.coordinator.report.estimators import estimates_table
+from fairbed.coordinator.report.estimators import compare_estimators, estimates_table
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.report.summary_table import summary_table
 from fairbed.coordinator.store import (
@@ -32,7 +32,7 @@ from fairbed.wire.errors import TransportError
 from fairbed.wire.messages import is_device_name
 
 STOP_S = 30.0
-"""A run says goodbye, stops its devices and closes its store within this."""
+"""A run releases and ends its devices, and closes its store, within this; seconds."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -66,7 +66,7 @@ def live_endpoint(folder: Path) -> tuple[RunInfo, Endpoint]:
     endpoint = read_endpoint(folder)
     if not info.is_alive or endpoint is None:
         raise RunError(
-            f"{info.run_id}: is not live, its status is {info.status}; fairbed runs shows which are"
+            f"{info.run_id}: is not live, its status is {info.status}; list them with: fairbed runs"
         )
     return info, endpoint
 
@@ -82,8 +82,12 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _estimators(folder: Path, *, as_json: bool) -> int:
+    """Print the errors of the estimators, and in a clone those of the oracle predictors."""
     try:
         found = from_clone("experiments.oracle.errors").errors_of_run(folder)
+    except UsageError:  # an installed package has no oracle predictors
+        with RunReader(folder) as reader:
+            found = compare_estimators(reader)
     except (BackendError, DatasetError, ExperimentError) as exc:
         raise RunError(str(exc)) from exc
     print(msgspec.json.encode(found).decode() if as_json else estimates_table(found))

@@ -222,3 +222,11 @@ def test_a_wrong_experiment_is_exit_code_2_and_starts_nothing(
         assert line in error.splitlines()[-1]
         assert error.splitlines()[-1].startswith("fairbed: ")
         assert not (tmp_path / "out" / "run.db").exists()
+
+
+def test_an_installed_package_shows_the_estimators_without_the_oracle(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "experiments", None)  # as if it could not be imported
+    assert main(["show", str(runs / "demo-1"), "--estimators", "--json"]) == 0
+    assert {"ridge", "last value"} <= json.loads(capsys.readouterr().out).keys()

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks._paper.accuracy import ends, over_time
-from benchmarks._paper.accuracy_report import accuracy_markdown, summarise_accuracy
-from benchmarks._paper.reading import Outcome, Reading, outcomes, readings
-from benchmarks._paper.settings import SIZES, Figure, Setting, settings_of
-from benchmarks._paper.training import Curve
+from experiments.rbcs_f_paper.accuracy import ends, over_time
+from experiments.rbcs_f_paper.accuracy_report import accuracy_markdown, summarise_accuracy
+from experiments.rbcs_f_paper.reading import Outcome, Reading, outcomes, readings
+from experiments.rbcs_f_paper.settings import SIZES, Figure, Setting, settings_of
+from experiments.rbcs_f_paper.training import Curve
 
 SIZE = replace(SIZES["softmax"], rounds=100, every=5, seeds=5)
 ROUNDS = list(range(5, 101, 5))

@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from benchmarks._paper.arms import (
+from experiments.rbcs_f_paper.arms import (
     FASTEST,
     FEDCS,
     MILD,
@@ -16,9 +16,9 @@ from benchmarks._paper.arms import (
     rbcs_f,
     rbcs_f_known,
 )
-from benchmarks._paper.reference import METRICS, ROUNDS
-from benchmarks._paper.rounds import ROUNDING, Trajectory, trajectory
-from benchmarks._paper.table import Cell, cells, checks
+from experiments.rbcs_f_paper.reference import METRICS, ROUNDS
+from experiments.rbcs_f_paper.rounds import ROUNDING, Trajectory, trajectory
+from experiments.rbcs_f_paper.table import Cell, cells, checks
 
 SEEDS = {rbcs_f(5.0): 20}
 """Ten, but twice as many where ten happen to differ little among themselves and lie 1 % aside."""

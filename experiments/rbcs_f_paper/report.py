@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from benchmarks._paper.arms import POLICIES
-from benchmarks._paper.reference import METRICS, TIMES
-from benchmarks._paper.summary import Summary
-from benchmarks._paper.table import Cell
+from experiments.rbcs_f_paper.arms import POLICIES
+from experiments.rbcs_f_paper.reference import METRICS, TIMES
+from experiments.rbcs_f_paper.summary import Summary
+from experiments.rbcs_f_paper.table import Cell
 
 MISSING = "–"
 

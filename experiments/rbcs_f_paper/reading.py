@@ -11,9 +11,9 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from benchmarks._paper.arms import FEDCS, RANDOM, WEIGHTS, rbcs_f
-from benchmarks._paper.settings import EVENNESS, Figure, Line, Setting, Size, fixed, lines_of
-from benchmarks._paper.training import Curve, accuracies
+from experiments.rbcs_f_paper.arms import FEDCS, RANDOM, WEIGHTS, rbcs_f
+from experiments.rbcs_f_paper.settings import EVENNESS, Figure, Line, Setting, Size, fixed, lines_of
+from experiments.rbcs_f_paper.training import Curve, accuracies
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.testbed.compare.comparison import BOOTSTRAP_SEED
 from fairbed.testbed.compare.statistics import (

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks._paper.accuracy_report import TITLES
-from benchmarks._paper.reading import Trained, interval
-from benchmarks._paper.settings import Figure, Size, lines_of
-from benchmarks._paper.training import Curve, accuracies
+from experiments.rbcs_f_paper.accuracy_report import TITLES
+from experiments.rbcs_f_paper.reading import Trained, interval
+from experiments.rbcs_f_paper.settings import Figure, Size, lines_of
+from experiments.rbcs_f_paper.training import Curve, accuracies
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.testbed.compare.figure_style import band, drawing, look
 

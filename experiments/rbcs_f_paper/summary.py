@@ -5,10 +5,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks._paper.arms import KNOWN_WEIGHTS, MILD, WEIGHTS, WILD, Arm, rbcs_f, rbcs_f_known
-from benchmarks._paper.reference import ROUNDS
-from benchmarks._paper.rounds import TAIL, Trajectory
-from benchmarks._paper.table import Cell, Check, Played, cells, checks
+from experiments.rbcs_f_paper.arms import (
+    KNOWN_WEIGHTS,
+    MILD,
+    WEIGHTS,
+    WILD,
+    Arm,
+    rbcs_f,
+    rbcs_f_known,
+)
+from experiments.rbcs_f_paper.reference import ROUNDS
+from experiments.rbcs_f_paper.rounds import TAIL, Trajectory
+from experiments.rbcs_f_paper.table import Cell, Check, Played, cells, checks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

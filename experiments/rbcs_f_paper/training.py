@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from benchmarks._paper.settings import MODELS, Setting, Size
-from benchmarks._processes import fresh_processes
+from experiments.processes import fresh_processes
+from experiments.rbcs_f_paper.settings import MODELS, Setting, Size
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.ports import Score

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks._paper.arms import FASTEST, MILD, RANDOM, Arm, Policy, all_arms, rbcs_f
-from benchmarks._paper.figures import BIN, binned
-from benchmarks._paper.reference import METRICS, REFERENCE, SEEDS, Printed
-from benchmarks._paper.report import table
-from benchmarks._paper.rounds import ExactQueues, Trajectory, regret_s
-from benchmarks._paper.table import cells, checks
+from experiments.rbcs_f_paper.arms import FASTEST, MILD, RANDOM, Arm, Policy, all_arms, rbcs_f
+from experiments.rbcs_f_paper.figures import BIN, binned
+from experiments.rbcs_f_paper.reference import METRICS, REFERENCE, SEEDS, Printed
+from experiments.rbcs_f_paper.report import table
+from experiments.rbcs_f_paper.rounds import ExactQueues, Trajectory, regret_s
+from experiments.rbcs_f_paper.table import cells, checks
 from fairbed.coordinator.algorithms.arrays import Bools
 
 BETA = 0.15

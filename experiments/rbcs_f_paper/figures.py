@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks._paper.arms import (
+from experiments.rbcs_f_paper.arms import (
     FASTEST,
     FEDCS,
     KNOWN_WEIGHTS,
@@ -19,8 +19,8 @@ from benchmarks._paper.arms import (
     rbcs_f,
     rbcs_f_known,
 )
-from benchmarks._paper.rounds import Trajectory
-from benchmarks._paper.table import Played
+from experiments.rbcs_f_paper.rounds import Trajectory
+from experiments.rbcs_f_paper.table import Played
 from fairbed.coordinator.algorithms.arrays import Bools, Floats
 from fairbed.testbed.compare.figure_style import GREY, band, drawing, look
 

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from benchmarks._paper.arms import EXPERIMENT, FEDCS, MILD, RANDOM, Policy, rbcs_f
+from experiments.rbcs_f_paper.arms import EXPERIMENT, FEDCS, MILD, RANDOM, Policy, rbcs_f
 from fairbed.testbed.experiment.file import Experiment, load_experiment
 
 Figure: TypeAlias = Literal[5, 6]
@@ -21,7 +21,7 @@ EVENNESS = (0.1, 0.5, 1.0, 10.0)
 STRATEGIES = (RANDOM, rbcs_f(5.0), rbcs_f(20.0), rbcs_f(50.0), FEDCS)
 MODELS = {
     "softmax": "softmax",
-    "small-cnn": "benchmarks._paper.networks:small_cnn",
+    "small-cnn": "experiments.rbcs_f_paper.networks:small_cnn",
     "cnn": "cnn",
 }
 """Names of `--model`, and what an experiment calls them."""

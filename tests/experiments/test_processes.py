@@ -1,4 +1,4 @@
-"""What a benchmark starts ends with it. Real processes, real SIGKILL."""
+"""The child processes of a killed study or benchmark end with it: real processes, real SIGKILL."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 BENCHMARK = """
 import os, time
-from benchmarks._processes import fresh_processes
+from experiments.processes import fresh_processes
 with fresh_processes(2) as pool:
     pool.submit(time.sleep, 600)
     print(pool.submit(os.getpid).result(), flush=True)
@@ -25,7 +25,7 @@ with fresh_processes(2) as pool:
 
 @pytest.fixture
 def workers() -> Iterator[list[psutil.Process]]:
-    """All that a benchmark had started when it was killed."""
+    """The child processes of a benchmark at the time it was killed."""
     with subprocess.Popen(
         [sys.executable, "-c", BENCHMARK], stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as benchmark:
@@ -44,11 +44,11 @@ def test_a_killed_benchmark_leaves_no_worker(workers: list[psutil.Process]) -> N
     assert [process for process in workers if not is_gone(process)] == []
 
 
-def test_nobody_else_starts_a_pool_of_processes() -> None:
+def test_only_one_module_makes_a_pool_of_processes() -> None:
     makers = [
         path.relative_to(ROOT)
-        for package in ("benchmarks", "coordinator", "device_agent", "testbed")
+        for package in ("benchmarks", "experiments", "coordinator", "device_agent", "testbed")
         for path in (ROOT / package).rglob("*.py")
         if "ProcessPoolExecutor(" in path.read_text()
     ]
-    assert makers == [Path("benchmarks/_processes.py")]
+    assert makers == [Path("experiments/processes.py")]

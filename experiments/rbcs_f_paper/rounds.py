@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._paper.arms import Arm
-from benchmarks._processes import fresh_processes
+from experiments.processes import fresh_processes
+from experiments.rbcs_f_paper.arms import Arm
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.fairness import jain
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Selector

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks._paper.reading import Outcome, Reading, Trained, outcomes, readings
-from benchmarks._paper.report import table
-from benchmarks._paper.settings import Figure, Size
+from experiments.rbcs_f_paper.reading import Outcome, Reading, Trained, outcomes, readings
+from experiments.rbcs_f_paper.report import table
+from experiments.rbcs_f_paper.settings import Figure, Size
 from fairbed.testbed.compare.statistics import ConfidenceInterval
 
 TITLES = {"fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10", "digits": "digits"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks._paper.arms import (
+from experiments.rbcs_f_paper.arms import (
     FASTEST,
     KNOWN_WEIGHTS,
     MILD,
@@ -19,8 +19,8 @@ from benchmarks._paper.arms import (
     rbcs_f,
     rbcs_f_known,
 )
-from benchmarks._paper.reference import METRICS, REFERENCE, SEEDS, TIMES, Printed
-from benchmarks._paper.rounds import ROUNDING, Trajectory
+from experiments.rbcs_f_paper.reference import METRICS, REFERENCE, SEEDS, TIMES, Printed
+from experiments.rbcs_f_paper.rounds import ROUNDING, Trajectory
 from fairbed.coordinator.algorithms.arrays import Floats
 
 TIME_BAND = 0.02

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks._paper.settings import DATASETS, QUICK, SIZES, Setting, settings_of
-from benchmarks._paper.training import Curve, DamagedFile, curves_of, source_of, train
+from experiments.rbcs_f_paper.settings import DATASETS, QUICK, SIZES, Setting, settings_of
+from experiments.rbcs_f_paper.training import Curve, DamagedFile, curves_of, source_of, train
 from fairbed.coordinator.algorithms.fairness import jain
 from fairbed.testbed.replay.engine.engine import ReplayEngine
 from fairbed.testbed.replay.learning import make_learning
@@ -104,7 +104,7 @@ def test_every_run_has_a_file_of_its_own_and_seeds_come_one_after_another() -> N
 
 def test_the_small_network_has_the_size_it_says() -> None:
     torch = pytest.importorskip("torch", reason="needs fairbed[torch]")
-    from benchmarks._paper.networks import small_cnn
+    from experiments.rbcs_f_paper.networks import small_cnn
 
     for shape, size in (((1, 28, 28), 9_098), ((3, 32, 32), 11_642)):
         module = small_cnn(shape, 10)

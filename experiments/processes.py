@@ -1,4 +1,4 @@
-"""Processes that benchmarks work in beside their own; all of them end with it, however it ends."""
+"""Child processes of studies and benchmarks; they end with their parent, however it ends."""
 
 import multiprocessing
 import os
@@ -8,7 +8,7 @@ from fairbed.testbed.host.guard import die_with_parent
 
 
 def fresh_processes(workers: int) -> ProcessPoolExecutor:
-    """Return a pool of new interpreters, to be given its jobs from the main thread.
+    """Return a pool of new interpreters; submit its jobs from the main thread.
 
     Each holds both ends of the pipe that its jobs come through: left alone, a `kill -9` of the one
     that hands them out would leave it waiting for ever.
