@@ -1,1 +1,1 @@
-"""`fairbed shape`: any command as the guest of an emulated device."""
+"""`fairbed shape`: runs any command on an emulated device."""

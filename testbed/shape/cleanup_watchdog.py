@@ -1,9 +1,8 @@
-"""Gives everything back when `fairbed shape` dies without having done so: after `kill -9`.
+"""Cleans up after a `fairbed shape` that was killed by `kill -9`.
 
-`python -m fairbed.testbed.shape.cleanup_watchdog PARENT [MARK]` waits for the end of its stdin:
-after a farewell
-all is well, without one the parent is dead, and what it had is a leftover like any other. Processes
-of a command that had no control groups are found by MARK, in their environment.
+`python -m fairbed.testbed.shape.cleanup_watchdog PARENT [MARK]` waits for the end of its stdin. If
+the last data is not `FAREWELL`, the parent was killed, and its namespaces and groups are removed.
+Processes of a command without control groups are found by MARK in their environment.
 """
 
 import os
@@ -13,24 +12,24 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-FAREWELL = b"all is given back\n"
+FAREWELL = b"cleaned up\n"
 
 PARENT_DEATH_S = 10.0
-"""For a parent whose pipes are closed to be dead altogether, its locks released."""
+"""For a parent whose pipes are closed to end and release its locks; seconds."""
 
 POLL_S = 0.01
 
 
 MARK_VARIABLE = "FAIRBED_SHAPE"
-"""Tells the processes of a command without control groups from all others."""
+"""Environment variable that marks the processes of a command without control groups."""
 
 
 @asynccontextmanager
 async def watched(*marks: str) -> AsyncIterator[int]:
-    """Have somebody give everything back should we be killed inside; yield its process id.
+    """Run a watchdog that cleans up if this process is killed; yield its process id.
 
     Args:
-        marks: Of processes that are found by it.
+        marks: Of the processes to kill.
 
     Raises:
         BackendError: The machine refused.
@@ -54,7 +53,7 @@ async def watched(*marks: str) -> AsyncIterator[int]:
             start_new_session=True,
         )
     except OSError as exc:
-        raise BackendError(f"shape: cannot be watched over, {exc}") from exc
+        raise BackendError(f"shape: cannot start the clean-up watchdog, {exc}") from exc
     assert process.stdin is not None
     try:
         yield process.pid
@@ -85,7 +84,7 @@ async def _sweep() -> None:
 
 
 def main() -> int:
-    """Wait for the end of stdin, and sweep unless there was a farewell."""
+    """Wait for the end of stdin; clean up unless it ended with `FAREWELL`."""
     if sys.stdin.buffer.read() == FAREWELL:
         return 0
     deadline = time.monotonic() + PARENT_DEATH_S

@@ -1,4 +1,4 @@
-"""From the command line to the last word: reads options, runs the session, tells how it went."""
+"""`fairbed shape`: reads the options, runs the command on its device, prints the report."""
 
 import argparse
 import os
@@ -23,29 +23,29 @@ from fairbed.testbed.shape.session import Outcome, ShapedCommand, ShapeSession, 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How we have to end."""
+    """How this process must end."""
 
     status: int
-    """As a shell has it."""
+    """Exit status."""
     killed_by: int | None = None
-    """Signal that ended the command, or that came before there was one."""
+    """Signal that ended the command, or that arrived before it started."""
 
 
 def shape(options: argparse.Namespace, held: signals.Signals) -> Ending:
-    """Run the command; return how to end.
+    """Run the command; return how this process must end.
 
     Args:
         options: The command line.
-        held: What is sent to us.
+        held: The signals sent to this process.
 
     Raises:
         UsageError: The command line cannot be used, or not on this machine; nothing was run.
     """
     plan, command = _read(options)
     report_path = None if options.json is None else options.json.absolute()
-    os.chdir("/")  # the programs that we start must not find modules in the folder of the guest
+    os.chdir("/")  # our helpers must not import modules from the command's folder
     outcome = anyio.run(ShapeSession(plan, command, held).run)
-    _tell(outcome, report_path, is_verbose=options.verbose)
+    _print_report(outcome, report_path, is_verbose=options.verbose)
     return _ending(outcome)
 
 
@@ -61,7 +61,7 @@ def _read(options: argparse.Namespace) -> tuple[ShapePlan, ShapedCommand]:
 
 
 def _measured(request: DeviceRequest) -> DeviceRequest:
-    """Return the request with the speed of this machine as a number.
+    """Return the request with the measured speed of this machine.
 
     Raises:
         BackendError: It cannot be measured.
@@ -77,11 +77,11 @@ def _folder() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError as exc:
-        raise UsageError("shape: must be in a folder that exists, got one that is gone") from exc
+        raise UsageError("shape: the working folder must exist, got one that was deleted") from exc
 
 
 def host_cores() -> float:
-    """Return how many cores we may use, quotas that bind us included."""
+    """Return how many cores this process may use, by affinity and quotas."""
     quotas = [quota.cores for quota in cpu_quotas(Path("/"))]
     return min([float(len(os.sched_getaffinity(0))), *quotas])
 
@@ -96,7 +96,7 @@ def _user(name: str) -> str:
     return found.pw_name
 
 
-def _tell(outcome: Outcome, path: Path | None, *, is_verbose: bool) -> None:
+def _print_report(outcome: Outcome, path: Path | None, *, is_verbose: bool) -> None:
     found = outcome.report
     if found is None:
         return

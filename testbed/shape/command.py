@@ -1,11 +1,11 @@
-"""Runs the guest and stands in for it: what is sent to us goes to it, what becomes of it to us.
+"""The process of the command: forwards signals to it, and follows its stops and its end.
 
-Guest and we are one process group, so that it keeps the terminal, and its place in a pipeline:
+The command is in our process group, so that it keeps the terminal and its place in a pipeline:
 
-    Ctrl-C, Ctrl-Z, a closed terminal    the kernel tells the guest itself; we take note
-    kill of our process id               passed on
-    the guest stops (Ctrl-Z)             we stop too, so that the shell has its prompt back
-    the guest ends                       so do we, with its status or by its signal
+    Ctrl-C, Ctrl-Z, a closed terminal    the kernel signals the command itself
+    a signal to our process id           is forwarded
+    the command stops (Ctrl-Z)           we stop too, so that the shell shows its prompt
+    the command ends                     we end with its status or by its signal
 """
 
 import os
@@ -21,7 +21,7 @@ from fairbed.testbed.shape.signals import Sent, Signals, stop_ourselves
 
 
 class ShapedProcess:
-    """One command; `run` it once."""
+    """One command; `start` it once."""
 
     def __init__(self, signals: Signals) -> None:
         self._signals = signals
@@ -29,19 +29,19 @@ class ShapedProcess:
         self._status: int | None = None
         self._is_over = anyio.Event()
         self.interrupted_by: int | None = None
-        """A signal that came while there was no guest."""
+        """A signal that arrived before the command was started."""
         self.pacer: Pacer | None = None
-        """Who stops the guest all the time: its stops are nobody else's business then."""
+        """Slows the command by stopping it; then its stops do not stop this process."""
 
     @property
     def has_begun(self) -> bool:
-        """It was started, whatever became of it."""
+        """It was started, and may have ended."""
         return self._pid is not None or self._status is not None
 
     def start(self, argv: list[str], environ: Mapping[str, str]) -> int:
-        """Start it, return its process id; all that is inherited, it inherits.
+        """Start it with our descriptors; return its process id.
 
-        To be called from the main thread: that one's death is the guest's.
+        Call it from the main thread: the command is killed when that thread ends.
 
         Raises:
             BackendError: The machine refused.
@@ -52,8 +52,8 @@ class ShapedProcess:
             raise BackendError(f"{argv[0]}: cannot be started, {exc.strerror}") from exc
         return pid
 
-    async def end(self) -> int:
-        """Wait for its end; return its status as `os.waitpid` tells it."""
+    async def wait(self) -> int:
+        """Wait for its end; return its status as `os.waitpid` returns it."""
         await self._is_over.wait()
         assert self._status is not None
         return self._status
@@ -62,27 +62,27 @@ class ShapedProcess:
         """End it at once."""
         self._send(signal.SIGKILL)
 
-    async def attend(self, cancel: anyio.CancelScope) -> None:
-        """Pass signals on for ever.
+    async def forward_signals(self, cancel: anyio.CancelScope) -> None:
+        """Forward signals until cancelled.
 
         Args:
-            cancel: Cancelled by a signal that asks us to end while there is no guest.
+            cancel: Cancelled by a signal to end before the command was started.
         """
         while True:
             sent = await self._signals.receive()
             if sent.number == signal.SIGCHLD:
-                self._look()
+                self._update_status()
             elif self._pid is not None:
-                self._pass_on(sent)
+                self._forward(sent)
             elif sent.number == signal.SIGTSTP:
                 stop_ourselves()
             elif sent.number != signal.SIGCONT and self._status is None:
                 self.interrupted_by = sent.number
                 cancel.cancel()
 
-    def _pass_on(self, sent: Sent) -> None:
+    def _forward(self, sent: Sent) -> None:
         if self.pacer is not None and sent.number == signal.SIGTSTP:
-            with suppress(BackendError):  # who paces finds the same, and says it
+            with suppress(BackendError):  # the pacer raises the same error
                 self.pacer.suspend()
             return
         is_its_own = sent.is_from_kernel or sent.sender == self._pid
@@ -94,8 +94,8 @@ class ShapedProcess:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self._pid, number)
 
-    def _look(self) -> None:
-        """See what has become of it; a SIGCHLD may stand for several changes, or for others."""
+    def _update_status(self) -> None:
+        """Read its status; one SIGCHLD may stand for several changes, or for other children."""
         while self._pid is not None:
             pid, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED)
             if pid == 0:

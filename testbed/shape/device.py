@@ -1,4 +1,4 @@
-"""The device that a command is the guest of: its network, its control groups, and both at once.
+"""The device of a command: its network, its control groups, or a pacer without root.
 
 Names and locks are those of a run (`network.owner`), so that a run that starts later sweeps what a
 killed one has left behind, and the other way round.
@@ -34,11 +34,11 @@ from fairbed.testbed.shape.pacer import Pacer
 from fairbed.testbed.shape.plan import ShapePlan
 from fairbed.testbed.shape.process_tree import Tree
 
-RUN, NAME = "shape", "guest"
-"""In the names of namespaces and groups: `fairbed.shape.TAG.guest`."""
+RUN, NAME = "shape", "device"
+"""In the names of namespaces and groups: `fairbed.shape.TAG.device`."""
 
 LEAST_S = 1e-3
-"""No stay is told to have been shorter."""
+"""The shortest time that a report divides by."""
 
 NO_GROUPS = Sandbox(procs=(), quota_folder="", quota_version=2)
 
@@ -47,7 +47,7 @@ LOOPBACK = IPv4Address("127.0.0.1")
 
 @dataclass(frozen=True, slots=True)
 class ReceivedShare:
-    """What a guest has had."""
+    """The resources that a command received."""
 
     wall_s: float
     group: GroupUsage | None
@@ -55,7 +55,7 @@ class ReceivedShare:
     link: LinkCounters | None
     """None is this machine's own, which does not count."""
     path_contended_s: float
-    """For how long who delays packets was kept waiting by this machine."""
+    """For how long the relay of packets waited because this machine was busy."""
 
 
 @dataclass(slots=True)
@@ -67,21 +67,21 @@ class ShapedDevice:
     network: Network | None
     """None is this machine's own."""
     pacer: Pacer | None
-    """Who slows it where there is no group; None is nobody."""
+    """Slows it where there is no group; None is not used."""
     present: Conditions
-    """What holds at this moment."""
+    """The conditions in force."""
     _begun: float = 0.0
     _log: ConditionLog | None = None
     _path: WaitCounter = field(default_factory=WaitCounter)
 
     @property
     def hub_address(self) -> str:
-        """This machine, as the guest sees it."""
+        """Address of this machine across the link."""
         return str(LOOPBACK) if self.network is None else self.network.hub_address
 
     @property
     def sandbox(self) -> Sandbox:
-        """Where the guest goes in."""
+        """The groups and network that the command enters."""
         sandbox = NO_GROUPS if self.group is None else self.group.sandbox()
         if self.network is None:
             return sandbox
@@ -89,7 +89,7 @@ class ShapedDevice:
         return msgspec.structs.replace(sandbox, network=network, host=identity())
 
     def begin(self, pid: int) -> None:
-        """Count from here on; this is the process of the guest."""
+        """Start counting; `pid` is the process of the command."""
         if self.pacer is not None:
             self.pacer.begin(pid)
         self._path_contended_s()
@@ -101,17 +101,17 @@ class ShapedDevice:
             self._path.update(self.network.pids)
         return self._path.seconds
 
-    def meant(self) -> ConditionMeans:
-        """Return what the device was meant to have since it began, on average.
+    def configured(self) -> ConditionMeans:
+        """Return the mean of the configured conditions since the command began.
 
         Raises:
             RuntimeError: It has not begun.
         """
         end = max(time.monotonic(), self._begun + LEAST_S)
-        stretch = None if self._log is None else self._log.take(end)
-        if stretch is None:
-            raise RuntimeError("a device must begin before it is asked how it went")
-        return stretch
+        means = None if self._log is None else self._log.take(end)
+        if means is None:
+            raise RuntimeError("the command must begin before there is a report")
+        return means
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
         """Change the device to these conditions.
@@ -129,12 +129,12 @@ class ShapedDevice:
             self._log.note(time.monotonic(), wanted)
 
     def cpu_s(self, name: str) -> float | None:
-        """Return the processor time of the guest; None is unknown."""
+        """Return the processor time of the command; None is unknown."""
         usage = self.usage()
         return None if usage is None else usage.cpu_s
 
     def usage(self) -> GroupUsage | None:
-        """Return what the processes of the guest have had; None is unknown.
+        """Return the usage of the processes of the command; None is unknown.
 
         Raises:
             BackendError: A counter cannot be read.
@@ -143,11 +143,11 @@ class ShapedDevice:
             return self.group.usage()
         return None if self.pacer is None else self.pacer.usage()
 
-    async def had(self) -> ReceivedShare:
-        """Tell what the guest has had since it began.
+    async def received(self) -> ReceivedShare:
+        """Return the resources that the command received since it began.
 
         Raises:
-            BackendError: A counter cannot be read, or who delays packets is gone.
+            BackendError: A counter cannot be read, or the relay of packets is gone.
         """
         link = None if self.network is None else (await self.network.counters())[NAME]
         return ReceivedShare(
@@ -160,7 +160,7 @@ class ShapedDevice:
 
 @asynccontextmanager
 async def open_device(plan: ShapePlan) -> AsyncIterator[ShapedDevice]:
-    """Make the device that was planned; leaving kills what is inside and gives all of it back.
+    """Make the planned device; leaving kills all processes inside and removes it.
 
     Raises:
         BackendError: This machine refuses.
@@ -187,18 +187,18 @@ async def open_device(plan: ShapePlan) -> AsyncIterator[ShapedDevice]:
 
 
 @asynccontextmanager
-async def open_paced(plan: ShapePlan, strangers: Sequence[int]) -> AsyncIterator[ShapedDevice]:
-    """Make a device that is slowed without a control group; leaving kills what the guest started.
+async def open_paced(plan: ShapePlan, helpers: Sequence[int]) -> AsyncIterator[ShapedDevice]:
+    """Make a device that is slowed without a control group; leaving kills what the command started.
 
     Args:
         plan: The device, which has a processor and nothing else.
-        strangers: Processes that we have started ourselves.
+        helpers: Child processes of ours that do not belong to the command.
 
     Raises:
-        BackendError: This kernel does not let us.
+        BackendError: This kernel lacks a feature.
     """
     device = ShapedDevice(None, None, None, plan.follower.conditions(0.0))
-    device.pacer = Pacer(Tree(strangers), lambda: device.present.speed_ratio)
+    device.pacer = Pacer(Tree(helpers), lambda: device.present.speed_ratio)
     try:
         yield device
     finally:
@@ -206,7 +206,7 @@ async def open_paced(plan: ShapePlan, strangers: Sequence[int]) -> AsyncIterator
 
 
 async def _claim(stack: AsyncExitStack) -> NetworkNames:
-    """Own a name, for a device that needs no network; what the dead have left goes first."""
+    """Reserve a name for a device without a network, after removing leftovers of killed runs."""
     async with one_at_a_time():
         await sweep_alone()
         names = make_names(RUN, secrets.token_bytes(TAG_BYTES))

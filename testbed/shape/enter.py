@@ -1,7 +1,7 @@
-"""The way in: becomes the guest, inside its sandbox, as the user it shall be, and nothing before.
+"""The launcher of the command: enters the sandbox, changes the user, becomes the command.
 
-`python -m fairbed.testbed.shape.enter PARENT PASSAGE COMMAND...` has the exit statuses of env(1)
-for a command that cannot be run: 127 there is none, 126 it cannot be run, 125 the way in is closed.
+`python -m fairbed.testbed.shape.enter PARENT SPEC COMMAND...` has the exit statuses of env(1) for a
+command that cannot be run: 127 not found, 126 not executable, 125 the sandbox cannot be entered.
 """
 
 import os
@@ -21,30 +21,37 @@ CANNOT_ENTER, CANNOT_RUN, NOT_FOUND = 125, 126, 127
 
 
 class EntrySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What becomes of a process on its way in."""
+    """How a process enters its device."""
 
     sandbox: Sandbox | None
-    """None is no sandbox: it stays where we are."""
+    """None is that of the parent."""
     folder: str
-    """In which the command starts."""
+    """Working folder of the command."""
     user: str | None
-    """None stays who we are."""
+    """None is the present user."""
     blocked: tuple[int, ...]
     """Signals that the command finds blocked."""
 
 
-def entry_argv(passage: EntrySpec, command: Sequence[str]) -> list[str]:
-    """Return the program that becomes the command."""
-    told = msgspec.json.encode(passage).decode()
-    return [sys.executable, "-m", "fairbed.testbed.shape.enter", str(os.getpid()), told, *command]
+def entry_argv(spec: EntrySpec, command: Sequence[str]) -> list[str]:
+    """Return the command line of the launcher."""
+    encoded = msgspec.json.encode(spec).decode()
+    return [
+        sys.executable,
+        "-m",
+        "fairbed.testbed.shape.enter",
+        str(os.getpid()),
+        encoded,
+        *command,
+    ]
 
 
 def become_user(name: str) -> None:
-    """Be another user from now on, with the groups and the home of that one.
+    """Become another user, with the groups and the home folder of that user.
 
     Raises:
         KeyError: There is no such user.
-        OSError: We may not.
+        OSError: That is not allowed.
     """
     user = pwd.getpwnam(name)
     os.initgroups(user.pw_name, user.pw_gid)
@@ -54,29 +61,29 @@ def become_user(name: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `PARENT PASSAGE COMMAND...`; return only if that is impossible."""
-    parent, told, *command = arguments
-    passage = msgspec.json.decode(told, type=EntrySpec)
+    """Run `PARENT SPEC COMMAND...`; return only if that is impossible."""
+    parent, encoded, *command = arguments
+    spec = msgspec.json.decode(encoded, type=EntrySpec)
     try:
-        if passage.sandbox is not None:
-            enter(passage.sandbox)
-        os.chdir(passage.folder)  # before a change of user, who may not be allowed to
-        if passage.user is not None:
-            become_user(passage.user)
-        die_with_parent(int(parent))  # last: a change of user makes the kernel forget it
+        if spec.sandbox is not None:
+            enter(spec.sandbox)
+        os.chdir(spec.folder)  # before the user changes, to one who may lack access
+        if spec.user is not None:
+            become_user(spec.user)
+        die_with_parent(int(parent))  # last: the kernel resets it when the user changes
     except (KeyError, OSError, RuntimeError) as exc:
-        return _complain(f"{command[0]}: must get into its device, got: {exc}", CANNOT_ENTER)
-    _restore_signals(passage.blocked)
+        return _print_error(f"{command[0]}: cannot enter its device: {exc}", CANNOT_ENTER)
+    _restore_signals(spec.blocked)
     try:
         os.execvp(command[0], command)
     except FileNotFoundError:
-        return _complain(f"{command[0]}: no such command; is it on the PATH?", NOT_FOUND)
+        return _print_error(f"{command[0]}: no such command; is it on the PATH?", NOT_FOUND)
     except OSError as exc:
-        return _complain(f"{command[0]}: cannot be run, {exc.strerror}", CANNOT_RUN)
+        return _print_error(f"{command[0]}: cannot be run, {exc.strerror}", CANNOT_RUN)
 
 
 def _restore_signals(blocked: Sequence[int]) -> None:
-    """Undo what Python and we have done to signals; what was ignored before us stays so."""
+    """Restore the signal handlers; signals that were ignored at our start stay ignored."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -84,7 +91,7 @@ def _restore_signals(blocked: Sequence[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
-def _complain(message: str, status: int) -> int:
+def _print_error(message: str, status: int) -> int:
     sys.stderr.write(f"fairbed: shape: {message}\n")
     return status
 

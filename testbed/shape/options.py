@@ -1,4 +1,4 @@
-"""What `fairbed shape` is told on its command line. Light: the parser of every command loads it."""
+"""Command-line options of `fairbed shape`. Every command loads it, so it is small."""
 
 import argparse
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ USAGE = "fairbed shape [PROFILE] [options] -- COMMAND [ARGUMENT ...]"
 DESCRIPTION = """\
 Run any command on an emulated device: its processor, memory and network are those of PROFILE, or
 of the options, which override the profile. Terminal, input and output, folder, user, signals and
-exit status are the command's own; what it leaves running when it ends is killed.
+exit status are the command's own; processes that it leaves running are killed.
 
   fairbed shape raspberry-pi-4b -- python3 train.py
   fairbed shape --cpu 0.25 --down 10mbit --up 5mbit --delay 20ms -- \\
@@ -62,8 +62,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, metavar="N", help="of loss, jitter and what is drawn")
     add("--user", metavar="USER", help="be this user inside (default: yourself; root after sudo)")
     add("--backend", choices=("auto", "namespace", "process"), default="auto", help=_BACKEND)
-    add("-v", "--verbose", action="store_true", help="tell on stderr how it went")
-    add("--json", type=Path, metavar="FILE", help="write how it went")
+    add("-v", "--verbose", action="store_true", help="print a report on stderr")
+    add("--json", type=Path, metavar="FILE", help="write the report")
 
 
 _HOST_CORE_SPEED = (
@@ -71,7 +71,7 @@ _HOST_CORE_SPEED = (
     "measured once, about a second"
 )
 
-_BACKEND = "auto takes namespace, or says why it cannot; process slows the processor only"
+_BACKEND = "auto takes namespace, or explains why it cannot; process slows the processor only"
 
 
 def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -84,7 +84,7 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     first = next((word for word in own if not word.startswith("-")), None)
     if first != COMMAND or {"-h", "--help"} & set(own[: own.index("--") if "--" in own else None]):
         return own, []
-    if "--" not in own:  # the command itself says what is missing
+    if "--" not in own:  # the command prints what is missing
         return own[: own.index(COMMAND) + 1], []
     cut = own.index("--")
     return own[:cut], own[cut + 1 :]

@@ -1,4 +1,4 @@
-"""Keeps a command at its speed by stopping it and letting it go, for those who are not root."""
+"""Slows a command without root, by SIGSTOP and SIGCONT."""
 
 import time
 from collections.abc import Callable
@@ -12,17 +12,17 @@ from fairbed.testbed.shape.process_tree import Tree
 from fairbed.testbed.shape.signals import stop_ourselves
 
 DEATH_S = 2.0
-"""For killed processes to be gone."""
+"""For killed processes to end, seconds."""
 
 POLL_S = 5e-3
 
 
 class Pacer:
-    """Paces all that one command starts.
+    """Slows the process tree of one command.
 
     Args:
         tree: Its processes.
-        speed: Returns what it is meant to have, in cores; None is not slowed.
+        speed: Returns the configured speed, in cores; None is not slowed.
     """
 
     def __init__(self, tree: Tree, speed: Callable[[], float | None]) -> None:
@@ -32,12 +32,12 @@ class Pacer:
         self._run_delay_s = 0.0
 
     def begin(self, pid: int) -> None:
-        """Pace from here on; this is the process that the command began as."""
+        """Start pacing; `pid` is the first process of the command."""
         self._tree.adopt(pid)
         self._account = StopAndGo(time.monotonic(), self._tree.cpu_s())
 
     async def run(self) -> None:
-        """Pace for ever.
+        """Pace until cancelled.
 
         Raises:
             BackendError: A process cannot be stopped.
@@ -50,9 +50,9 @@ class Pacer:
             self._run_delay_s = max(self._run_delay_s, self._tree.waited_s())
             still_s = 0.0 if speed is None else self._account.advance(now, cpu_s, speed)
             if still_s > 0.0:
-                await self._stand_still(still_s)
+                await self._stop_for(still_s)
 
-    async def _stand_still(self, still_s: float) -> None:
+    async def _stop_for(self, still_s: float) -> None:
         begun = time.monotonic()
         try:
             self._tree.stop()
@@ -62,16 +62,16 @@ class Pacer:
             self._stopped_s += time.monotonic() - begun
 
     def suspend(self) -> None:
-        """Stand still together with the command, as Ctrl-Z would have us, until we are let go.
+        """Stop the command and this process, as Ctrl-Z does, until SIGCONT.
 
-        Of a command that stands still already, the kernel forgets a Ctrl-Z when it goes on.
+        The kernel drops a Ctrl-Z of a command that is stopped already.
         """
         self._tree.stop()
         stop_ourselves()
         self._tree.go()
 
     def usage(self) -> GroupUsage:
-        """Return what the command has had."""
+        """Return the usage of the command."""
         contended_s = min(self._account.unused_s, self._run_delay_s)
         return GroupUsage(
             cpu_s=self._tree.cpu_s(),
@@ -81,13 +81,13 @@ class Pacer:
         )
 
     async def end(self) -> None:
-        """Kill what is left."""
+        """Kill the remaining processes."""
         deadline = time.monotonic() + DEATH_S
         with anyio.CancelScope(shield=True):
             while self._tree.kill():
                 if time.monotonic() >= deadline:
                     raise BackendError(
-                        f"--backend process: what is killed must die within {DEATH_S:g} s, "
-                        f"got {self._tree.members()} alive; see what they wait for"
+                        f"--backend process: killed processes must end within {DEATH_S:g} s, "
+                        f"got {self._tree.members()} alive; check what they wait for"
                     )
                 await anyio.sleep(POLL_S)

@@ -1,10 +1,10 @@
-"""From request to the device: what holds at every moment while the command runs.
+"""Plans the device: its conditions at every moment while the command runs.
 
     profile      processor, memory and link, each unless an option says otherwise
     --trace      the rates of the link, and whatever else the trace has a column for
-    options      constants instead of what the profile, the link or the trace say
+    options      constants instead of the values of the profile, the link or the trace
 
-A device is there all the time, whatever its profile says of availability: somebody is using it.
+The device is always available, whatever its profile says of availability.
 """
 
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ class ShapePlan:
     """Nothing changes while the command runs."""
     seed: int
     is_paced: bool = False
-    """Slowed by standing still now and then, instead of by control groups."""
+    """Slowed by SIGSTOP and SIGCONT, instead of by control groups."""
 
     @property
     def is_limited(self) -> bool:
@@ -60,18 +60,18 @@ class ShapePlan:
 def make_plan(
     request: DeviceRequest, read_trace: ReadTrace, host_cores: float, host_memory_bytes: int
 ) -> ShapePlan:
-    """Return the device that was asked for.
+    """Return the plan of the requested device.
 
     Args:
-        request: What was asked for.
+        request: The requested device.
         read_trace: Called for traces.
         host_cores: Of this machine.
         host_memory_bytes: Of this machine.
 
     Raises:
         ProfileError: A profile, a link or a trace is unknown or breaks a rule.
-        RequestError: The request contradict each other, or this machine is too small for them.
-        ValueError: The speed of this machine was to be measured, and was not.
+        RequestError: Options contradict each other, or this machine is too small.
+        ValueError: The speed of this machine is not a number yet.
     """
     profile = None if request.profile is None else profiles.load(request.profile)
     link = _link_of(request, profile)
@@ -84,10 +84,10 @@ def make_plan(
         _check_speed(request, speed, min(slowest, 1.0), host_cores)
     link_tracks = _link_tracks(request, tracks.link, read_trace)
     memory_bytes = _memory_of(request, profile, host_memory_bytes)
-    timeline = Schedule(speed=speed, link=link_tracks)
+    schedule = Schedule(speed=speed, link=link_tracks)
     plan = ShapePlan(
         follower=ScheduleFollower(
-            timeline,
+            schedule,
             thermal,
             cores=1 if profile is None else profile.cores,
             threads=1 if speed is None else speed.threads,
@@ -97,7 +97,7 @@ def make_plan(
         is_delayed=link_tracks is not None and _is_delayed(link_tracks),
         memory_bytes=memory_bytes,
         threads=None if speed is None else _threads_for(request, speed),
-        is_steady=timeline.is_constant and thermal is None,
+        is_steady=schedule.is_constant and thermal is None,
         seed=request.seed,
         is_paced=request.is_paced,
     )
@@ -106,7 +106,7 @@ def make_plan(
 
 
 def _check_backend(plan: ShapePlan) -> None:
-    """Refuse what is no device, or none that the backend can have.
+    """Refuse a device without limits, or one that the backend cannot emulate.
 
     Raises:
         RequestError: It is.
@@ -124,12 +124,12 @@ def _check_backend(plan: ShapePlan) -> None:
         got, instead = (" and ".join(words) for words in zip(*too_much, strict=True))
         raise RequestError(
             f"--backend process: slows the processor and nothing else, got {got} to emulate too; "
-            f"be root and leave --backend out, or say {instead}"
+            f"be root and leave --backend out, or use {instead}"
         )
 
 
 def _link_of(request: DeviceRequest, profile: Profile | None) -> Link | None:
-    """Return the link that was named; None is none, or this machine's own."""
+    """Return the named link; None is none, or this machine's own."""
     if request.link == HOST_LINK:
         if request.link_options:
             raise RequestError(
@@ -157,14 +157,14 @@ def _link_tracks(
     if request.trace is not None:
         found = _traced(found, request.trace, read_trace)
     _check_link(request)
-    said = {
+    given = {
         "down_bps": request.down_bps,
         "up_bps": request.up_bps,
         "delay_s": request.delay_s,
         "jitter_s": request.jitter_s,
         "loss_ratio": request.loss_ratio,
     }
-    constants = {key: Series.constant(value) for key, value in said.items() if value is not None}
+    constants = {key: Series.constant(value) for key, value in given.items() if value is not None}
     return replace(found, **constants)
 
 
@@ -173,7 +173,7 @@ def _is_delayed(link: LinkTracks) -> bool:
 
 
 def _check_link(request: DeviceRequest) -> None:
-    """Refuse what no link can be.
+    """Refuse rates and delays that cannot be emulated.
 
     Raises:
         RequestError: A rate is too low, or a time too long.
@@ -235,7 +235,7 @@ def _speed_of(
 
 
 def _check_speed(request: DeviceRequest, speed: Speed, hot: float, host_cores: float) -> None:
-    """Refuse what this machine cannot be.
+    """Refuse a speed that this machine cannot emulate.
 
     Raises:
         RequestError: It would have to be faster than it is, or slower than its kernel can make it.
@@ -266,7 +266,7 @@ def _total(speed: Speed, busy: float) -> float:
 
 
 def _instead(request: DeviceRequest) -> str:
-    return "" if request.cpu is not None else ", or say which share to give with --cpu"
+    return "" if request.cpu is not None else ", or set the share with --cpu"
 
 
 def _memory_of(

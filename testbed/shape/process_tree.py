@@ -1,6 +1,6 @@
-"""A command and all that it has started: found, measured, stopped, let go, killed. Linux only.
+"""The process tree of a command: listed, measured, stopped, continued, killed. Linux only.
 
-Whoever loses its parent becomes our child (`PR_SET_CHILD_SUBREAPER`), so that nobody gets away.
+A process that loses its parent becomes our child (`PR_SET_CHILD_SUBREAPER`).
 """
 
 import ctypes
@@ -25,37 +25,37 @@ _CUTIME = 13
 """Of /proc/PID/stat behind the name: time of children that have ended, user; then system."""
 
 ROUNDS = 100
-"""Of looking for processes that were started meanwhile; each round stops all that it finds."""
+"""Of searches for new processes; each round stops all that it finds."""
 
 
 class Tree:
-    """All our descendants but some.
+    """All descendants of this process, except helpers.
 
     Args:
-        strangers: Children of ours that do not belong to it.
+        helpers: Children of ours that do not belong to it.
 
     Raises:
-        BackendError: This kernel does not tell who is whose child.
+        BackendError: This kernel does not list the children of a process.
     """
 
-    def __init__(self, strangers: Iterable[int]) -> None:
+    def __init__(self, helpers: Iterable[int]) -> None:
         if not (PROC / f"self/task/{os.getpid()}/children").exists():
             raise BackendError(
-                "--backend process: needs a kernel that tells of children "
-                "(CONFIG_PROC_CHILDREN), got one that does not; be root, and leave --backend out"
+                "--backend process: needs a kernel with CONFIG_PROC_CHILDREN, "
+                "got one without; be root, and leave --backend out"
             )
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._strangers = set(strangers)
+        self._helpers = set(helpers)
         self._process: int | None = None
         self._ended_before_s = _ended_s()
 
-    def adopt(self, guest: int) -> None:
-        """Know the one child that somebody else waits for."""
-        self._process = guest
+    def adopt(self, pid: int) -> None:
+        """Set the first process of the command, which `ShapedProcess` waits for."""
+        self._process = pid
 
     def members(self) -> list[int]:
         """Return all processes, parents first."""
-        found = [pid for pid in _children(os.getpid()) if pid not in self._strangers]
+        found = [pid for pid in _children(os.getpid()) if pid not in self._helpers]
         for pid in found:  # grows meanwhile
             found += _children(pid)
         return found
@@ -67,21 +67,21 @@ class Tree:
         return alive_s + _ended_s() - self._ended_before_s
 
     def waited_s(self) -> float:
-        """Return for how long those alive were ready to run and did not, all together."""
+        """Return for how long the living processes waited for a processor, in total."""
         return sum(map(_run_delay_s, self.members()))
 
     def reap(self) -> None:
-        """Let orphans that have ended go."""
+        """Reap orphans that have ended."""
         for pid in _children(os.getpid()):
-            if pid != self._process and pid not in self._strangers:
+            if pid != self._process and pid not in self._helpers:
                 with suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 
     def stop(self) -> None:
-        """Make all stand still.
+        """Stop all processes.
 
         Raises:
-            BackendError: One belongs to somebody else, or they multiply faster than we look.
+            BackendError: One belongs to another user, or they fork faster than they are found.
         """
         stopped: set[int] = set()
         for _ in range(ROUNDS):
@@ -90,17 +90,19 @@ class Tree:
                 return
             self._send(fresh, signal.SIGSTOP)
             stopped.update(fresh)
-        raise BackendError("--backend process: processes must be stopped faster than they multiply")
+        raise BackendError(
+            "--backend process: the command forks faster than its processes can be stopped"
+        )
 
     def go(self) -> None:
-        """Let all go on, children first: who waits for one finds it running."""
+        """Continue all processes, children first, before parents that wait for them."""
         self._send(reversed(self.members()), signal.SIGCONT)
 
     def kill(self) -> list[int]:
-        """Kill all of them; return those that were there to be killed."""
+        """Kill all processes; return those that were alive."""
         self.reap()
         members = self.members()
-        with suppress(BackendError):  # it belongs to somebody else, and has to end by itself
+        with suppress(BackendError):  # it belongs to another user, and must end by itself
             self._send(members, signal.SIGKILL)
         return members
 

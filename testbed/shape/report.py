@@ -1,4 +1,4 @@
-"""How it went: what the guest had of what it was meant to have."""
+"""The report: configured conditions beside the resources that the command received."""
 
 import signal
 
@@ -28,7 +28,7 @@ class LinkReport(Struct, frozen=True, kw_only=True):
     """The link; bytes are those of packets with their headers."""
 
     down_bps: float | None
-    """Mean over the time that it was meant to have, TCP payload; None is not limited."""
+    """Mean over the time that it was configured to have, TCP payload; None is not limited."""
     up_bps: float | None
     delay_s: float
     """One way."""
@@ -40,7 +40,7 @@ class LinkReport(Struct, frozen=True, kw_only=True):
     dropped_packets: int
     """By a full queue, in an outage, or on purpose."""
     contended_s: float
-    """For how long who delays packets was kept waiting because this machine was busy."""
+    """For how long the relay of packets waited because this machine was busy."""
 
 
 class ShapeReport(Struct, frozen=True, kw_only=True):
@@ -68,33 +68,35 @@ def make_report(
     command: list[str],
     status: int,
     memory_limit_bytes: int | None,
-    meant: ConditionMeans,
-    had: ReceivedShare,
+    configured: ConditionMeans,
+    received: ReceivedShare,
 ) -> ShapeReport:
-    """Put together how it went.
+    """Return the report of a command.
 
     Args:
         command: With its arguments.
-        status: As a shell has it.
+        status: As in a shell.
         memory_limit_bytes: None is not limited.
-        meant: What the device was meant to have, on average.
-        had: What its guest has had.
+        configured: Means of the configured conditions.
+        received: The resources that the command received.
     """
-    used = had.group
-    contended_s = _contended_s(had, is_slowed=meant.speed_ratio is not None)
-    contended_ratio = None if contended_s is None else contended_s / had.wall_s
+    used = received.group
+    contended_s = _contended_s(received, is_slowed=configured.speed_ratio is not None)
+    contended_ratio = None if contended_s is None else contended_s / received.wall_s
     return ShapeReport(
         command=command,
         status=status,
-        wall_s=had.wall_s,
+        wall_s=received.wall_s,
         cpu=CpuReport(
-            asked_cores=meant.speed_ratio,
-            used_cores=None if used is None else used.cpu_s / had.wall_s,
+            asked_cores=configured.speed_ratio,
+            used_cores=None if used is None else used.cpu_s / received.wall_s,
             used_s=None if used is None else used.cpu_s,
             throttled_s=None if used is None else used.throttled_s,
             contended_s=None if used is None else used.contended_s,
         ),
-        link=None if had.link is None else _link(had.link, had.path_contended_s, meant),
+        link=None
+        if received.link is None
+        else _link(received.link, received.path_contended_s, configured),
         memory_limit_bytes=memory_limit_bytes,
         memory_kills=0 if used is None else used.memory_kills,
         contended_ratio=contended_ratio,
@@ -102,25 +104,25 @@ def make_report(
     )
 
 
-def _contended_s(had: ReceivedShare, *, is_slowed: bool) -> float | None:
+def _contended_s(received: ReceivedShare, *, is_slowed: bool) -> float | None:
     """Return the longer one of what the command and its packets have waited; None is unknown.
 
-    A command without a quota competes with everybody, on purpose, and is not contended.
+    A command without a quota competes with all processes, on purpose, and does not count.
     """
     waits = []
-    if had.link is not None:
-        waits.append(had.path_contended_s)
-    if is_slowed and had.group is not None and had.group.contended_s is not None:
-        waits.append(had.group.contended_s)
+    if received.link is not None:
+        waits.append(received.path_contended_s)
+    if is_slowed and received.group is not None and received.group.contended_s is not None:
+        waits.append(received.group.contended_s)
     return max(waits, default=None)
 
 
 NOTABLE_S = 0.05
-"""A command that was kept waiting for less is not told so: it hardly ran."""
+"""Shorter waits give no warning: the command hardly ran."""
 
 
 def warnings_of(report: ShapeReport) -> list[str]:
-    """Return what a person has to know even if nothing was asked, one line each."""
+    """Return the warnings that are printed in any case, one line each."""
     found = []
     if report.memory_kills and report.memory_limit_bytes is not None:
         what = "process was" if report.memory_kills == 1 else "processes were"
@@ -133,14 +135,14 @@ def warnings_of(report: ShapeReport) -> list[str]:
         found.append(
             f"not valid: this machine kept the command or its packets waiting for "
             f"{100 * contended_ratio:.0f} % of the time, over "
-            f"{100 * CONTENDED_RATIO_LIMIT:.0f} %; the device was slower than it is, "
-            "run it again with less beside it"
+            f"{100 * CONTENDED_RATIO_LIMIT:.0f} %; the emulated device was too slow; "
+            "run it again while less else runs"
         )
     return found
 
 
 def report_lines(report: ShapeReport) -> list[str]:
-    """Return the whole report for a person."""
+    """Return the report as lines of text."""
     cpu, link = report.cpu, report.link
     used = "unknown" if cpu.used_cores is None else f"{cpu.used_cores:.3f} cores"
     asked = "not slowed" if cpu.asked_cores is None else f"of {cpu.asked_cores:.3f}"
@@ -153,21 +155,21 @@ def report_lines(report: ShapeReport) -> list[str]:
         lines.append(
             f"link: {_mbit(link.down_bps)} down, {_mbit(link.up_bps)} up, "
             f"{1e3 * link.delay_s:.1f} ms, loss {100 * link.loss_ratio:.2f} %; "
-            f"{link.down_bytes} bytes came, {link.up_bytes} went, "
+            f"{link.down_bytes} bytes down, {link.up_bytes} up, "
             f"{link.dropped_packets} packets dropped; "
             f"waited for this machine {_s(link.contended_s)}"
         )
     return lines
 
 
-def _link(counted: LinkCounters, contended_s: float, meant: ConditionMeans) -> LinkReport:
+def _link(counted: LinkCounters, contended_s: float, configured: ConditionMeans) -> LinkReport:
     return LinkReport(
-        down_bps=_unless_unlimited(meant.down_bps),
-        up_bps=_unless_unlimited(meant.up_bps),
-        delay_s=meant.delay_s,
-        jitter_s=meant.jitter_s,
-        loss_ratio=meant.loss_ratio,
-        outage_s=meant.outage_s,
+        down_bps=_unless_unlimited(configured.down_bps),
+        up_bps=_unless_unlimited(configured.up_bps),
+        delay_s=configured.delay_s,
+        jitter_s=configured.jitter_s,
+        loss_ratio=configured.loss_ratio,
+        outage_s=configured.outage_s,
         down_bytes=counted.down_bytes,
         up_bytes=counted.up_bytes,
         dropped_packets=counted.dropped_packets,

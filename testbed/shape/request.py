@@ -1,4 +1,4 @@
-"""What a person asks of the device, in plain units: the command line without its spellings."""
+"""The requested device, decoded from the command line into plain units."""
 
 import argparse
 import math
@@ -19,12 +19,12 @@ HOST_LINK: Final = "host"
 
 
 class RequestError(Exception):
-    """What was asked for cannot be; the message is one line."""
+    """The requested device cannot be emulated; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRequest:
-    """What was asked for; None is not said."""
+    """The requested device; None is an option that was not given."""
 
     profile: str | None = None
     cpu: float | Unlimited | None = None
@@ -47,8 +47,8 @@ class DeviceRequest:
 
     @property
     def link_options(self) -> list[str]:
-        """The options that say how the link is, but for its name."""
-        said = {
+        """The given options that change the link, except its name."""
+        given = {
             "--down": self.down_bps,
             "--up": self.up_bps,
             "--delay": self.delay_s,
@@ -56,7 +56,7 @@ class DeviceRequest:
             "--loss": self.loss_ratio,
             "--trace": self.trace,
         }
-        return [option for option, value in said.items() if value is not None]
+        return [option for option, value in given.items() if value is not None]
 
 
 def device_request(options: argparse.Namespace) -> DeviceRequest:

@@ -1,6 +1,6 @@
-"""One command from its first signal to its last report.
+"""Runs one command on one device: opens the device, runs the command, makes the report.
 
-Why a device cannot be had on this machine: asked only after it could not.
+If the device cannot be opened, `diagnose` finds the reason.
 """
 
 import os
@@ -28,31 +28,31 @@ from fairbed.testbed.shape.signals import Signals
 
 
 async def diagnose(plan: ShapePlan) -> str | None:
-    """Return what stands in the way and what to do, in one line; None if nothing is found."""
+    """Return why the device cannot be emulated here and what to do; None if no cause is found."""
     if os.geteuid() != 0:
         return (
-            f"needs root, got user id {os.geteuid()}; put sudo in front, or for the processor "
-            "alone, without link and memory, use --backend process"
+            f"needs root, got user id {os.geteuid()}; use sudo, or for the processor "
+            "alone, without link and memory, --backend process"
         )
     if plan.has_link:
         support = await probe()
         if support.problem is not None:
-            return _for_us(support.problem)
+            return _without_backend_advice(support.problem)
         if plan.is_delayed and support.delay_problem is not None:
             return support.delay_problem
     if plan.is_limited:
         try:
             await run_sync(try_groups)
         except BackendError as exc:
-            return _for_us(str(exc))
+            return _without_backend_advice(str(exc))
     return None
 
 
-def _for_us(problem: str) -> str:
-    """Return a problem without the advice to take another backend, which is not ours to take."""
+def _without_backend_advice(problem: str) -> str:
+    """Return a problem without the advice to choose another backend, which does not apply here."""
     first, *advice = problem.split("; ")
-    good = [words for words in advice if "backend" not in words]
-    return "; ".join([first, *(good or ["be root of this machine"])])
+    kept = [part for part in advice if "backend" not in part]
+    return "; ".join([first, *(kept or ["be root of this machine"])])
 
 
 HUB_VARIABLE = "FAIRBED_HUB"
@@ -64,24 +64,24 @@ class ShapedCommand:
 
     argv: Sequence[str]
     folder: str
-    """Where it starts."""
+    """Its working folder."""
     user: str | None
-    """None is who we are."""
+    """None is the present user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it: one of the first three, and a report if the command ran."""
+    """The result: one of the first three, and a report if the command ran."""
 
     wait_status: int | None = None
-    """Of the command, as `os.waitpid` tells it."""
+    """Of the command, as `os.waitpid` returns it."""
     interrupted_by: int | None = None
-    """A signal before there was a command."""
+    """A signal before the command was started."""
     problem: BackendError | None = None
-    """What the machine refused, or what broke."""
+    """The failure of the device."""
     report: ShapeReport | None = None
     has_begun: bool = False
-    """There was a command."""
+    """The command was started."""
 
 
 class ShapeSession:
@@ -90,7 +90,7 @@ class ShapeSession:
     Args:
         plan: The device.
         command: The command.
-        signals: Held since before any thread was started.
+        signals: Blocked before any thread was started.
     """
 
     def __init__(self, plan: ShapePlan, command: ShapedCommand, signals: Signals) -> None:
@@ -102,14 +102,16 @@ class ShapeSession:
         self._report: ShapeReport | None = None
 
     async def run(self) -> Outcome:
-        """Make the device, run the command, give everything back."""
+        """Open the device, run the command, close the device."""
         async with anyio.create_task_group() as group:
-            group.start_soon(self._process.attend, group.cancel_scope, name="shape.signals")
+            group.start_soon(
+                self._process.forward_signals, group.cancel_scope, name="shape.signals"
+            )
             try:
                 async with self._open() as device:
-                    await self._stay(device)
+                    await self._run_command(device)
             except BackendError as exc:
-                self._problem = self._problem or await self._explained(exc)
+                self._problem = self._problem or await self._diagnosed(exc)
             group.cancel_scope.cancel()
         return Outcome(
             wait_status=self._status,
@@ -131,13 +133,13 @@ class ShapeSession:
             self._process.pacer = device.pacer
             yield device
 
-    async def _explained(self, problem: BackendError) -> BackendError:
+    async def _diagnosed(self, problem: BackendError) -> BackendError:
         if self._process.has_begun:
             return problem
         found = await diagnose(self._plan)
         return problem if found is None else BackendError(found)
 
-    async def _stay(self, device: ShapedDevice) -> None:
+    async def _run_command(self, device: ShapedDevice) -> None:
         argv = entry_argv(
             EntrySpec(
                 sandbox=device.sandbox,
@@ -152,17 +154,17 @@ class ShapeSession:
         try:
             async with anyio.create_task_group() as group:
                 if device.pacer is not None:
-                    give_up = group.cancel_scope.cancel
-                    group.start_soon(self._pace, device.pacer, give_up, name="shape.pacer")
+                    stop_waiting = group.cancel_scope.cancel
+                    group.start_soon(self._pace, device.pacer, stop_waiting, name="shape.pacer")
                 if not self._plan.is_steady:
                     group.start_soon(self._drive, device, name="shape.driver")
-                self._status = await self._process.end()
+                self._status = await self._process.wait()
                 group.cancel_scope.cancel()
         finally:
             self._process.kill()
         if self._status is None:
             return
-        self._report = await self._reported(device, self._status)
+        self._report = await self._make_report(device, self._status)
 
     async def _drive(self, device: ShapedDevice) -> None:
         """Apply the schedule of the device; end the command if that fails."""
@@ -172,10 +174,10 @@ class ShapeSession:
             self._problem = exc
             self._process.kill()
 
-    async def _pace(self, pacer: Pacer, give_up: Callable[[], None]) -> None:
-        """Have the command at its speed; at any other it must not run.
+    async def _pace(self, pacer: Pacer, stop_waiting: Callable[[], None]) -> None:
+        """Pace the command; end it if that fails.
 
-        Who cannot be stopped can perhaps not be killed either, and is not waited for.
+        A process that cannot be stopped perhaps cannot be killed, so its end is not awaited.
         """
         try:
             await pacer.run()
@@ -183,15 +185,15 @@ class ShapeSession:
             self._problem = exc
             self._process.kill()
             await anyio.sleep(DEATH_S)
-            give_up()
+            stop_waiting()
 
-    async def _reported(self, device: ShapedDevice, status: int) -> ShapeReport:
+    async def _make_report(self, device: ShapedDevice, status: int) -> ShapeReport:
         return make_report(
             list(self._command.argv),
             shell_status(status),
             self._plan.memory_bytes,
-            device.meant(),
-            await device.had(),
+            device.configured(),
+            await device.received(),
         )
 
     def _prepare_environ(self, device: ShapedDevice) -> None:
@@ -203,6 +205,6 @@ class ShapeSession:
 
 
 def shell_status(wait_status: int) -> int:
-    """Return a status as a shell has it: 128 + n for a command that signal n killed."""
+    """Return the exit status as in a shell: 128 + n for a command that signal n killed."""
     code = os.waitstatus_to_exitcode(wait_status)
     return code if code >= 0 else 128 - code

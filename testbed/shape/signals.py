@@ -1,8 +1,8 @@
-"""Signals that are sent to us, one after the other, with who sent them. Linux only.
+"""Signals to this process, in order, with their sender. Linux only.
 
-A Ctrl-C is sent by the kernel to everybody on the terminal, so to the guest too; a `kill` is sent
-to us alone and has to be passed on. Python's own handlers do not tell the two apart, and neither
-does an event loop: the kernel's `signalfd` does.
+The kernel sends a Ctrl-C to all processes of the terminal, the command included. A `kill` reaches
+this process alone and must be forwarded. Neither Python's handlers nor an event loop distinguish
+the two; the kernel's `signalfd` does.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import anyio
 
-PASSED_ON = (
+FORWARDED = (
     signal.SIGINT,
     signal.SIGTERM,
     signal.SIGHUP,
@@ -45,18 +45,18 @@ class Sent:
 
     number: int
     is_from_kernel: bool
-    """So its whole process group has it."""
+    """Then the whole process group received it."""
     sender: int
     """Process id; 0 is unknown."""
 
 
 class Signals:
-    """What arrives while signals are held; see `held`."""
+    """The signals that arrive inside `held`."""
 
     def __init__(self, descriptor: int, mask: set[int]) -> None:
         self._descriptor = descriptor
         self.mask = mask
-        """What was blocked before; for the guest."""
+        """The signals that were blocked before; the command restores them."""
 
     async def receive(self) -> Sent:
         """Return the next one; SIGCHLD is among them."""
@@ -72,17 +72,17 @@ class Signals:
 
 @contextmanager
 def held() -> Iterator[Signals]:
-    """Keep signals for `receive`; before any thread is started, which would get them too.
+    """Block signals and queue them for `receive`; call it before any thread is started.
 
-    What we were told to ignore (`nohup`) stays ignored, by the guest as well.
+    Signals that were ignored before (`nohup`) stay ignored, by the command as well.
 
     Raises:
         OSError: The kernel refused.
-        RuntimeError: There are other threads: what is sent to us might go to one of them.
+        RuntimeError: There are other threads, which could receive the signals.
     """
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("signals must be held before a second thread is started")
-    numbers = [n for n in PASSED_ON if signal.getsignal(n) is not signal.SIG_IGN]
+    numbers = [n for n in FORWARDED if signal.getsignal(n) is not signal.SIG_IGN]
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would keep no status for us
     wanted = {*numbers, signal.SIGCHLD}
     mask = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, wanted)}
@@ -107,7 +107,7 @@ def stop_ourselves() -> None:
 
 
 def die_of(number: int) -> None:
-    """End as the guest did, without a core file of ours; return if that signal ends nobody."""
+    """End by the signal that ended the command, without a core file of ours."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

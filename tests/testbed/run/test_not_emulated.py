@@ -39,6 +39,8 @@ def test_one_line_names_what_is_missing_and_of_which_profiles(tmp_path: Path) ->
     )
     words = not_emulated(plan_fleet(Experiment(name="moving", fleet=fleet), {}), "process")
     assert words is not None
-    assert words.startswith("3 of 4 devices ask for what the process backend does not emulate")
+    assert words.startswith(
+        "3 of 4 devices have settings that the process backend does not emulate"
+    )
     assert words.endswith("link.loss_ratio (raspberry-pi-4b and 1 more)")
     assert "\n" not in words

@@ -75,7 +75,7 @@ def test_a_fleet_that_this_machine_cannot_carry_is_refused(tmp_path: Path) -> No
         code, _, err = run.finish()
     assert code == 2
     assert "emulation.dilation: must make room for the fleet, got 1; the fastest" in err
-    assert "want 639.00 cores at once" in err
+    assert "need 639.00 cores at once" in err
     assert not run.folder.exists()
 
 

@@ -1,4 +1,4 @@
-"""A guest behaves as if nobody stood between it and the shell, on either backend."""
+"""A command on an emulated device behaves as in a plain shell, with either backend."""
 
 import json
 import os
