@@ -128,6 +128,7 @@ def test_every_device_is_a_container_in_its_own_network_and_groups_and_all_of_it
     assert {(end.name, end.was_asked) for end in ended} == {("pi-1", True), ("pi-2", True)}
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("needs_containers")
 def test_a_container_can_stand_still_and_be_killed_and_come_back(
     tmp_path: Path, run_id: str

@@ -41,6 +41,7 @@ def _expect_the_link(probed: Probed) -> None:
     assert LINK.delay_s <= delay.value <= LINK.delay_s + 0.02
 
 
+@pytest.mark.full
 @pytest.mark.alone
 @pytest.mark.slow
 def test_a_probe_over_tcp_finds_rates_and_delay_of_a_link() -> None:

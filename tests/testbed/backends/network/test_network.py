@@ -102,7 +102,13 @@ def _others() -> list[str]:
     return [*own[:1], "192.0.2.1", "8.8.8.8"]
 
 
-@pytest.mark.parametrize("has_a_way", [False, True], ids=["as it is", "with a route of its own"])
+@pytest.mark.parametrize(
+    "has_a_way",
+    [
+        pytest.param(False, id="as it is"),
+        pytest.param(True, id="with a route of its own", marks=pytest.mark.full),
+    ],
+)
 def test_a_device_reaches_nothing_but_the_hub_address(has_a_way: bool) -> None:
     def reach(network: Network) -> None:
         if has_a_way:
