@@ -63,6 +63,11 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return "tier: fast; `just test-all` runs the rest, too (tests/tiers.py)"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import what is left out."""
+    return True if config.getoption("--tier") == "fast" and _is_in_full(collection_path) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests of the chosen tier."""
     tier = config.getoption("--tier")
@@ -73,10 +78,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = kept
 
 
+def _is_in_full(path: Path) -> bool:
+    return any(path.is_relative_to(ROOT / name) for name in FULL)
+
+
 def _is_fast(item: pytest.Item) -> bool:
-    place = item.path.relative_to(ROOT)
-    places = {str(place), *map(str, place.parents)}
-    return places.isdisjoint(FULL) and item.get_closest_marker("full") is None
+    return item.get_closest_marker("full") is None and not _is_in_full(item.path)
 
 
 def _is_of_the_rest(item: pytest.Item) -> bool:
