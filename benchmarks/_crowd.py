@@ -19,10 +19,10 @@ from fairbed.coordinator.fleet.uploads import Uploads
 from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.rounds.executor import RoundExecutor
 from fairbed.coordinator.rounds.merging import Merging
-from fairbed.coordinator.server.event_log import EventLog
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Round
 from fairbed.coordinator.store import Store, StoreError
+from fairbed.coordinator.store.event_log import EventLog
 from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES, encode_chunk, manifest_of
 from fairbed.wire.codec import decode_to_device
 from fairbed.wire.messages import Grant, Hyperparameters, Manifest, Offer, Phases, Train, UploadDone

@@ -9,8 +9,8 @@ from fairbed.coordinator.messaging.blobs import PrivateBlobs, SideTraffic
 from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.policy.config import ExchangeConfig
 from fairbed.coordinator.ports import ShardSource
-from fairbed.coordinator.server.event_log import EventLog
 from fairbed.coordinator.state.registry import NEVER, Device, Registry, clamps
+from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import DeviceRow, TelemetryRow
 from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES, manifest_of
 from fairbed.wire.messages import (

@@ -18,7 +18,6 @@ from fairbed.coordinator.fleet.uploads import Complete, Uploads, fault_in_offer
 from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.ports import HostWatch, Waiting
 from fairbed.coordinator.rounds.merging import Merging
-from fairbed.coordinator.server.event_log import EventLog
 from fairbed.coordinator.state.exchange import Contention, Exchange, ExchangeState, upload_window
 from fairbed.coordinator.state.round import (
     Abandon,
@@ -38,6 +37,7 @@ from fairbed.coordinator.state.round import (
     Tick,
     Vanished,
 )
+from fairbed.coordinator.store.event_log import EventLog
 from fairbed.wire.codec import Buffer
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import (

@@ -34,14 +34,14 @@ from fairbed.coordinator.rounds.async_dispatch import (
     wait_for_any_device,
 )
 from fairbed.coordinator.rounds.executor import RoundExecutor
+from fairbed.coordinator.rounds.loop_lag import LagMeter
 from fairbed.coordinator.rounds.loss_query import LossQueries, LossQueryExecutor
 from fairbed.coordinator.rounds.merging import Merging
 from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.rounds.update_store import UpdateStore
-from fairbed.coordinator.server.event_log import EventLog
-from fairbed.coordinator.server.loop_lag import LagMeter
 from fairbed.coordinator.state.exchange import Exchange, ExchangeState, slots
 from fairbed.coordinator.state.round import Round
+from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import MetricRow, Record, RoundRow
 from fairbed.wire.artifact import TaskSpec
 from fairbed.wire.messages import Manifest, Train
@@ -231,7 +231,7 @@ class TrainingLoop:
             refill = AsyncDispatcher(
                 self._player, self._registry, self._config, self._journal.now, choose
             )
-            group.start_soon(refill.run, played, name="fairbed.coordinator.rounds.async_dispatch")
+            group.start_soon(refill.run, played, name="coordinator.async_dispatch")
             await self._player.play(played, trains, merging, self._versions.vector)
             group.cancel_scope.cancel()
         if played.is_void:

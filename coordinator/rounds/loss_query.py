@@ -15,9 +15,9 @@ from fairbed.coordinator.policy.decisions import MAX_LOSS, Decisions
 from fairbed.coordinator.records.rows import answers_of, ask_rows
 from fairbed.coordinator.rounds.executor import ASK_AGAIN_S
 from fairbed.coordinator.rounds.model_versions import ModelVersions
-from fairbed.coordinator.server.event_log import EventLog
 from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome, fault_in
 from fairbed.coordinator.state.registry import Registry
+from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import LossQueryRow
 from fairbed.wire.messages import Cancel, EvaluateReply, EvaluateRequest, Failed
 

@@ -14,8 +14,8 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Floats, Vector
 from fairbed.coordinator.fleet.codec_agreement import Agreement, encoded_version
 from fairbed.coordinator.messaging.blobs import PublicBlobs
-from fairbed.coordinator.server.event_log import EventLog
 from fairbed.coordinator.state.registry import Device, Registry
+from fairbed.coordinator.store.event_log import EventLog
 from fairbed.wire.chunks import (
     RETAINED_CHUNK_BYTES,
     manifest_of,

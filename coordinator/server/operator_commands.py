@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from fairbed.coordinator.rounds.executor import RoundExecutor
 from fairbed.coordinator.rounds.loop import TrainingLoop
-from fairbed.coordinator.server.event_log import EventLog
 from fairbed.coordinator.state.registry import Registry
+from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import CommandRow
 from fairbed.wire.messages import OperatorCommand
 

@@ -15,7 +15,7 @@ from fairbed.coordinator.fleet.membership import Fleet
 from fairbed.coordinator.messaging.blobs import PrivateBlobs, PublicBlobs
 from fairbed.coordinator.rounds.executor import RoundExecutor
 from fairbed.coordinator.rounds.loss_query import LossQueryExecutor
-from fairbed.coordinator.server.event_log import EventLog
+from fairbed.coordinator.store.event_log import EventLog
 from fairbed.wire.codec import decode_command, decode_from_device
 from fairbed.wire.errors import DecodeError, Disconnected
 from fairbed.wire.messages import (

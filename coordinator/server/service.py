@@ -20,14 +20,14 @@ from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.ports import Evaluator, HostWatch, ShardSource
 from fairbed.coordinator.rounds.executor import RoundExecutor
 from fairbed.coordinator.rounds.loop import RoundProgress, TrainingLoop
+from fairbed.coordinator.rounds.loop_lag import LagMeter
 from fairbed.coordinator.rounds.loss_query import LossQueryExecutor
-from fairbed.coordinator.server.event_log import EventLog, Level
 from fairbed.coordinator.server.lease import CoordinatorLease
-from fairbed.coordinator.server.loop_lag import LagMeter
 from fairbed.coordinator.server.operator_commands import OperatorCommands
 from fairbed.coordinator.server.router import Router
 from fairbed.coordinator.state.registry import Registry, why_gone
 from fairbed.coordinator.store import Store, StoreError
+from fairbed.coordinator.store.event_log import EventLog, Level
 from fairbed.wire.artifact import Artifact, encode_artifact
 from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES, manifest_of
 from fairbed.wire.codec import encode
@@ -185,12 +185,10 @@ class Coordinator:
             OperatorCommands(campaign, player, fleet.registry, self._journal, self.stop).on_command,
         )
         group.start_soon(self._pump, group, inbox, post, public, name="coordinator.pump")
-        group.start_soon(self._insist, post, public, name="fairbed.coordinator.server.lease")
-        group.start_soon(self._lag.run, name="fairbed.coordinator.server.loop_lag")
-        group.start_soon(player.keep_time, name="fairbed.coordinator.state.round")
-        group.start_soon(
-            self._watch, (player, asker), fleet.registry, name="fairbed.coordinator.state.registry"
-        )
+        group.start_soon(self._insist, post, public, name="coordinator.lease")
+        group.start_soon(self._lag.run, name="coordinator.loop_lag")
+        group.start_soon(player.keep_time, name="coordinator.deadlines")
+        group.start_soon(self._watch, (player, asker), fleet.registry, name="coordinator.presence")
         try:
             # Until the tree is ours nothing is written to it, and nobody is answered.
             await self._claim.take()

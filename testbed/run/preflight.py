@@ -14,7 +14,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.selection.feasibility import first_infeasible_k
 from fairbed.coordinator.policy.config import RoundConfig
-from fairbed.coordinator.server.event_log import Level
+from fairbed.coordinator.store.event_log import Level
 from fairbed.coordinator.store.reader import PROMISING
 from fairbed.profiles import Link
 from fairbed.testbed.backends.choice import BackendChoice, BackendName

@@ -12,9 +12,9 @@ from fairbed.coordinator.fleet.codec_agreement import Agreement
 from fairbed.coordinator.messaging.blobs import PublicBlobs
 from fairbed.coordinator.policy.config import ExchangeConfig
 from fairbed.coordinator.rounds.model_versions import ModelVersions
-from fairbed.coordinator.server.event_log import EventLog
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.store import RunReader, Store
+from fairbed.coordinator.store.event_log import EventLog
 from fairbed.wire.codecs import Int8Blocks, Vector, unpack
 from fairbed.wire.messages import Coding, Manifest
 from fairbed.wire.tensors import vector_to_bytes

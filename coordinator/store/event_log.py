@@ -5,7 +5,8 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Literal, TypeAlias
 
-from fairbed.coordinator.store import Store, StoreError
+from fairbed.coordinator.store.errors import StoreError
+from fairbed.coordinator.store.store import Store
 from fairbed.coordinator.store.tables import EventRow, Record
 
 _LOG = logging.getLogger("coordinator")

@@ -5,7 +5,7 @@ import time
 import anyio
 import pytest
 
-from fairbed.coordinator.server.loop_lag import LagMeter
+from fairbed.coordinator.rounds.loop_lag import LagMeter
 
 pytestmark = pytest.mark.anyio
 

@@ -33,7 +33,7 @@ class LagMeter:
         ringer = threading.Thread(
             target=self._ring,
             args=(loop, is_over),
-            name="fairbed.coordinator.server.loop_lag",
+            name="coordinator.loop_lag",
             daemon=True,
         )
         ringer.start()
