@@ -15,9 +15,9 @@ from fairbed.coordinator.algorithms.estimation.base import (
     Measured,
 )
 from fairbed.coordinator.algorithms.selection.base import Outcomes
-from fairbed.coordinator.policy.choice import Choice, Observations
 from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
 from fairbed.coordinator.policy.decisions import make_decisions
+from fairbed.coordinator.policy.selection import Observations, Selection
 from fairbed.testbed.experiment.file import Experiment
 
 AVAILABILITY = 0.8
@@ -70,7 +70,7 @@ class Desk:
         self._round += 1
         crowd = Crowd(self._devices, self._rng)
         used = time.process_time()
-        choice = self.decisions.choose(self._round, crowd, (1.0, 1.0), now=0.0)
+        choice = self.decisions.select(self._round, crowd, (1.0, 1.0), now=0.0)
         chosen_s = time.process_time() - used
         seen = self._observations(choice)
         used = time.process_time()
@@ -103,7 +103,7 @@ class Desk:
         """Return a tenth of the devices, shape (N,)."""
         return self._rng.random(self._devices) < 0.1
 
-    def _observations(self, choice: Choice) -> Observations:
+    def _observations(self, choice: Selection) -> Observations:
         phases_s, k = self._phases_s(choice.rows, choice.context), len(choice.rows)
         return Observations(
             rows=choice.rows,

@@ -1,4 +1,4 @@
-"""One round of the real player and its merge, fed by made-up devices in the same process.
+"""One round of the real executor and its merge, fed by made-up devices in the same process.
 
 A device makes each chunk when it sends it, so that all memory of a model is the coordinator's.
 """
@@ -18,7 +18,7 @@ from fairbed.coordinator.algorithms.aggregation.base import Accumulator
 from fairbed.coordinator.fleet.uploads import Uploads
 from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.rounds.executor import RoundExecutor
-from fairbed.coordinator.rounds.merging import Merging
+from fairbed.coordinator.rounds.merging import RoundMerge
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Round
 from fairbed.coordinator.store import Store, StoreError
@@ -55,12 +55,12 @@ class Device:
 
 @dataclass
 class Crowd:
-    """A player, and the devices that talk to it."""
+    """An executor, and the devices that talk to it."""
 
     devices: Mapping[str, Device]
     layout: Layout
-    player: RoundExecutor
-    merging: Merging
+    executor: RoundExecutor
+    merge: RoundMerge
     link: Transport
     group: TaskGroup
     topics: Topics = field(default_factory=Topics)
@@ -68,13 +68,17 @@ class Crowd:
     """Who has sent everything, in this order."""
     _is_listening: anyio.Event = field(default_factory=anyio.Event)
 
-    async def play(self, slots: int, wanted: int, deadline_s: float = 600.0) -> Round:
-        """Play one round with every device."""
+    async def run_round(self, slots: int, target_updates: int, deadline_s: float = 600.0) -> Round:
+        """Run one round with every device."""
         await self._is_listening.wait()
-        played = Round(id=ROUND, attempt=0, deadline_s=deadline_s, slots=slots, wanted=wanted)
+        table = Round(
+            id=ROUND, attempt=0, deadline_s=deadline_s, slots=slots, target_updates=target_updates
+        )
         trains = {name: _train() for name in self.devices}
-        await self.player.play(played, trains, self.merging, NO_MODEL)
-        return played
+        self.executor.open(table, self.merge)
+        self.executor.dispatch(table, trains, NO_MODEL)
+        await self.executor.wait_over(table)
+        return table
 
     async def listen(self) -> None:
         """Let each device answer what it is told."""
@@ -95,7 +99,7 @@ class Crowd:
 
     def _offer(self, name: str) -> None:
         device = self.devices[name]
-        self.player.on_offer(
+        self.executor.on_offer(
             name,
             Offer(
                 round=ROUND,
@@ -112,12 +116,12 @@ class Crowd:
         device, count = self.devices[name], self._manifest(blob).chunk_count
         for index in range(count):
             if device.vanishes and index == count // 2:
-                self.player.vanish(name, "gone")
+                self.executor.mark_lost(name, "gone")
                 return
-            self.player.on_frame(name, encode_chunk(blob, index, device.chunk(index)))
+            self.executor.on_frame(name, encode_chunk(blob, index, device.chunk(index)))
             await anyio.lowlevel.checkpoint()
         self.arrived.append(name)
-        self.player.on_done(name, UploadDone(round=ROUND, id=blob, sha256=device.sha256))
+        self.executor.on_done(name, UploadDone(round=ROUND, id=blob, sha256=device.sha256))
 
     def _manifest(self, blob: bytes) -> Manifest:
         return Manifest(
@@ -132,7 +136,7 @@ class Crowd:
 async def crowd(
     devices: Mapping[str, Device], layout: Layout, accumulator: Accumulator, folder: Path
 ) -> AsyncIterator[Crowd]:
-    """Bring a player and its devices together; what it writes goes into `folder`."""
+    """Connect an executor and its devices; what it writes goes into `folder`."""
     broker, topics, registry = MemoryBroker(), Topics(), Registry()
     registry.expect(devices)
     store = Store.create(
@@ -151,13 +155,13 @@ async def crowd(
             broker.transport("crowd") as theirs,
             anyio.create_task_group() as group,
         ):
-            journal = EventLog(store, time.perf_counter, _raise)
-            uploads = Uploads(layout, journal.now)
-            player = RoundExecutor(Publisher(ours, topics), uploads, journal, group)
-            merging = Merging(accumulator, registry)
-            place = Crowd(devices, layout, player, merging, theirs, group)
+            event_log = EventLog(store, time.perf_counter, _raise)
+            uploads = Uploads(layout, event_log.now)
+            executor = RoundExecutor(Publisher(ours, topics), uploads, event_log, group)
+            merge = RoundMerge(accumulator, registry)
+            place = Crowd(devices, layout, executor, merge, theirs, group)
             group.start_soon(place.listen)
-            group.start_soon(player.keep_time)
+            group.start_soon(executor.watch_deadlines)
             await _connected(ours)
             yield place
             group.cancel_scope.cancel()

@@ -10,10 +10,15 @@ import anyio
 from anyio.abc import TaskGroup
 
 from benchmarks._device import Monotonic
-from fairbed.coordinator.fleet.uploads import Complete, Uploads
+from fairbed.coordinator.fleet.uploads import CompletedUpload, Uploads
 from fairbed.coordinator.messaging.blobs import PublicBlobs
 from fairbed.coordinator.messaging.publisher import Publisher
-from fairbed.coordinator.state.exchange import FLIGHT_BYTES, flight_bytes, slots, upload_window
+from fairbed.coordinator.state.exchange import (
+    MAX_IN_FLIGHT_BYTES,
+    in_flight_bytes,
+    upload_slots,
+    upload_window,
+)
 from fairbed.wire.codec import Buffer, decode_from_device
 from fairbed.wire.errors import Disconnected
 from fairbed.wire.messages import Grant, Manifest, Offer, Received, UploadAck, UploadDone
@@ -38,17 +43,17 @@ class Desk:
         self.dropped = 0
         self._topics = Topics()
         self._transport = MqttTransport(url, NAME)
-        self._post = Publisher(self._transport, self._topics)
+        self._publisher = Publisher(self._transport, self._topics)
         self.public = PublicBlobs(self._transport, self._topics, BOOT)
         layout = Layout(tensors=(Tensor(name="w", shape=(n_bytes // 4,), offset=0),))
         self._uploads = Uploads(layout, self.clock.now)
-        self._n_slots = slots(n_bytes)
+        self._n_slots = upload_slots(n_bytes)
         self._group = group
         self._drop, self._dice = drop, random.Random(seed)
         self._offers: dict[str, Manifest] = {}
         self._queued: deque[str] = deque()
         self._granted: set[str] = set()
-        self._complete: dict[str, Complete] = {}
+        self._complete: dict[str, CompletedUpload] = {}
         self._verdicts: dict[str, Received] = {}
         self._expected: set[str] = set()
         self._all_here = anyio.Event()
@@ -95,7 +100,7 @@ class Desk:
             id_ = self._offers[device].id
             word = Received(round=1, id=id_, accepted=fault is None, reason=fault or "")
             self._verdicts[device] = word
-            self._post.say(device, word)
+            self._publisher.publish(device, word)
         for device in self._expected:
             self._uploads.release(device)
         return is_right
@@ -112,7 +117,7 @@ class Desk:
             case Offer(manifest=manifest):
                 self._on_offer(device, manifest)
             case UploadDone() if device in self._verdicts:  # it missed the last word
-                self._post.say(device, self._verdicts[device])
+                self._publisher.publish(device, self._verdicts[device])
             case UploadDone() as done:
                 self._on_complete(device, self._uploads.on_done(device, done))
             case _:
@@ -125,7 +130,7 @@ class Desk:
         bitmap, complete = self._uploads.on_frame(device, frame)
         if bitmap is not None:
             ack = UploadAck(id=self._offers[device].id, received=bitmap)
-            self._post.say(device, ack, qos=0)
+            self._publisher.publish(device, ack, qos=0)
         self._on_complete(device, complete)
 
     def _on_offer(self, device: str, manifest: Manifest) -> None:
@@ -143,9 +148,9 @@ class Desk:
         """Grant as `coordinator.state.round` does: while slots and bytes in flight allow."""
         while self._queued:
             open_ = [self._offers[device] for device in self._granted - self._complete.keys()]
-            flight = sum(flight_bytes(manifest) for manifest in open_)
-            own = flight_bytes(self._offers[self._queued[0]])
-            if len(open_) >= self._n_slots or (open_ and flight + own > FLIGHT_BYTES):
+            flight = sum(in_flight_bytes(manifest) for manifest in open_)
+            own = in_flight_bytes(self._offers[self._queued[0]])
+            if len(open_) >= self._n_slots or (open_ and flight + own > MAX_IN_FLIGHT_BYTES):
                 return
             device = self._queued.popleft()
             self._granted.add(device)
@@ -155,9 +160,9 @@ class Desk:
     def _grant(self, device: str) -> None:
         manifest = self._offers[device]
         grant = Grant(round=1, id=manifest.id, window=upload_window(manifest))
-        self._post.say(device, grant)
+        self._publisher.publish(device, grant)
 
-    def _on_complete(self, device: str, complete: Complete | None) -> None:
+    def _on_complete(self, device: str, complete: CompletedUpload | None) -> None:
         if complete is None or device in self._complete:
             return
         self._complete[device] = complete

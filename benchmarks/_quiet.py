@@ -44,10 +44,10 @@ def measure(what: Callable[[], float]) -> Window:
     return Window(value, worst_s / wall_s)
 
 
-def repeat(what: Callable[[], float], repeats: int, patience_s: float) -> list[float]:
+def repeat(what: Callable[[], float], repeats: int, late_limit_s: float) -> list[float]:
     """Return what was measured in so many windows that count, or fewer when patience ends."""
     found: list[float] = []
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + late_limit_s
     while len(found) < repeats and time.monotonic() < deadline:
         window = measure(what)
         if window.counts:

@@ -25,7 +25,7 @@ from fairbed.coordinator.algorithms.aggregation import Merge, Streaming
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.policy.config import AggregationConfig
 from fairbed.coordinator.policy.factories import make_aggregator
-from fairbed.coordinator.state.exchange import slots
+from fairbed.coordinator.state.exchange import upload_slots
 from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES
 from fairbed.wire.tensors import BYTES_PER_VALUE, Layout, Tensor, vector_to_bytes
 
@@ -83,7 +83,7 @@ def measure(n_devices: int, size_mb: float, rule: str) -> dict[str, float | int 
         "devices": n_devices,
         "size_mb": size_mb,
         "rule": rule,
-        "slots": slots(layout.size_bytes),
+        "slots": upload_slots(layout.size_bytes),
         "base_rss_mb": base / 1e6,
         "peak_rss_mb": peak / 1e6,
         "limit_mb": LIMIT_MB,
@@ -96,9 +96,9 @@ def measure(n_devices: int, size_mb: float, rule: str) -> dict[str, float | int 
 async def _round(place: Crowd) -> tuple[Merge, float, float]:
     """Return the merge, the seconds until the last arrival, and those from there to the end."""
     started = time.perf_counter()
-    await place.play(slots(place.layout.size_bytes), wanted=len(place.devices))
+    await place.run_round(upload_slots(place.layout.size_bytes), target_updates=len(place.devices))
     ended = time.perf_counter()
-    merge = await place.merging.finish()
+    merge = await place.merge.finish()
     return merge, ended - started, time.perf_counter() - ended
 
 

@@ -1,4 +1,4 @@
-"""What the coordinator receives from the testbed instead of importing it."""
+"""Interfaces that the testbed implements for the coordinator, which never imports the testbed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,26 +14,26 @@ class ShardSource(Protocol):
     def shard(self, device: str) -> Shard | None:
         """Return the training data of `device`, always the same for the same name.
 
-        None means that there is no shard left for it. Called off the event loop.
+        None means that all shards are given out. Called off the event loop.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """For how long the machine that emulates devices has kept others waiting, seconds in all."""
+class WaitTimes:
+    """How long the busy host has kept an emulated device waiting so far, seconds in total."""
 
     device_s: float
-    """The device, when it had work and was allowed to do it."""
+    """The device waited although it had work within its quota."""
     path_s: float
-    """The broker, or what carries the device's bytes to it."""
+    """The broker waited, or the process that carries the device's bytes to it."""
 
 
-class HostWatch(Protocol):
-    """Watches the machine that emulates devices."""
+class HostMonitor(Protocol):
+    """Measures contention on the host that emulates devices."""
 
-    def waiting(self, device: str) -> Waiting | None:
-        """Return what `device` has suffered so far; None where nothing is emulated.
+    def waiting(self, device: str) -> WaitTimes | None:
+        """Return how long `device` has waited so far; None where nothing is emulated.
 
         Called on the event loop, at the dispatch and at the end of each exchange.
         """
@@ -42,7 +42,7 @@ class HostWatch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How a model does on one device's held-out data."""
+    """Result of a model on one device's held-out data."""
 
     n: int
     """Held-out examples."""
@@ -57,3 +57,14 @@ class Evaluator(Protocol):
     def evaluate(self, vector: Vector) -> Mapping[str, Score]:
         """Return the score of each device by name; called off the event loop, may be slow."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostServices:
+    """What the testbed gives to a coordinator."""
+
+    shards: ShardSource
+    evaluator: Evaluator | None
+    """None evaluates nothing."""
+    host_monitor: HostMonitor | None = None
+    """None where nothing is emulated."""

@@ -1,6 +1,6 @@
-"""Which codecs a run uses, and what is agreed with each device. Pure.
+"""The codecs of a run, and the agreement with each device. Pure.
 
-A device that does not know a codec of the run gets the same model, and sends its update, as
+A device that does not know a codec of the run downloads the same model, and uploads its update, as
 float32.
 """
 
@@ -14,13 +14,13 @@ from fairbed.wire.messages import Capabilities, Coding, Manifest, Offer, Packed,
 from fairbed.wire.tensors import Layout
 
 
-class Agreement:
+class CodecAgreement:
     """The codecs of `[exchange]`, device by device.
 
     Args:
-        config: What the experiment wants.
+        config: `[exchange]`.
         layout: Of the model.
-        run: Id of the run, to which what a device owes belongs.
+        run: Id of the run, which the residuals of top-k on a device belong to.
     """
 
     def __init__(self, config: ExchangeConfig, layout: Layout, run: str) -> None:
@@ -33,25 +33,25 @@ class Agreement:
 
     @property
     def down(self) -> Codec | None:
-        """What encodes a version, or the changes to it; None sends it as it is."""
+        """Encodes a model version, or its difference to the last one; None sends float32."""
         return Int8Blocks() if self.config.down == "delta" else codec_named(self.config.down)
 
     @property
     def up(self) -> Codec | None:
-        """What encodes an update; None sends it as it is."""
+        """Encodes an update; None sends float32."""
         return codec_named(self.config.up, self._top_k)
 
     @property
     def memory_bytes(self) -> int:
-        """What one upload takes at most: its vector, and what that is decoded from."""
+        """Memory that one upload takes at most: its vector and its encoded bytes."""
         return self._whole_bytes + (self.config.up != "float32") * self._coded_bytes
 
     def coding(self, device: Device, packed: Packed | None) -> Coding:
-        """Return how a device gets the model and sends its update.
+        """Return how a device downloads the model and encodes its update.
 
         Args:
-            device: Says what it knows.
-            packed: The smaller blob that becomes the version of now; None if there is none.
+            device: Its capabilities list the codecs that it knows.
+            packed: The encoded blob of the current version; None if there is none.
         """
         missing = missing_codecs(self.config, device.capabilities)
         up = "float32" if self.config.up in missing else self.config.up
@@ -69,10 +69,10 @@ class Agreement:
         return Coding(up=up, model=model, keeps_model=keeps)
 
     def sizes(self, device: Device, packed: Packed | None) -> tuple[int, int]:
-        """Return the bytes down and up that an exchange with a device is going to take."""
+        """Return the bytes that the next exchange with a device takes down and up."""
         missing = missing_codecs(self.config, device.capabilities)
         down, up = self._whole_bytes, self._whole_bytes
-        if packed and self.config.down not in missing and packed.base in (None, device.holds):
+        if packed and self.config.down not in missing and packed.base in (None, device.held_sha256):
             down = packed.manifest.size_bytes
         if self.config.up not in missing:
             up = self._coded_bytes
@@ -82,38 +82,38 @@ class Agreement:
 def encoded_version(
     codec: Codec, layout: Layout, vector: Vector, base: Vector | None, rng: np.random.Generator
 ) -> tuple[bytes, Vector]:
-    """Return a version packed, and what it decodes to, shape (n_values,): the model of the run.
+    """Return a version encoded, and its decoded values, shape (n_values,): the model of the run.
 
     Args:
-        codec: What encodes it.
+        codec: Encodes it.
         layout: Of the model.
         vector: The model, shape (n_values,).
-        base: The version that it is sent as changes of; None sends all of it.
-        rng: Rounds.
+        base: The version that the encoded values are relative to; None encodes all of it.
+        rng: Rounds stochastically.
 
     Raises:
         EncodeError: A value is too large for the codec.
     """
     n = layout.n_params
-    with np.errstate(over="ignore"):  # the codec refuses what is not finite
+    with np.errstate(over="ignore"):  # the codec refuses infinite values
         values = vector[:n] if base is None else vector[:n] - base[:n]
     blob = pack(codec, n, codec.encode(values, rng), vector[n:])
     return blob, unpack(blob, codec, layout, base)
 
 
 def missing_codecs(config: ExchangeConfig, capabilities: Capabilities | None) -> list[str]:
-    """Return which of the run's codecs a device does not know."""
+    """Return the codecs of the run that a device does not know."""
     wanted = {config.up, config.down} - {"float32"}
     return sorted(wanted.difference(() if capabilities is None else capabilities.codecs))
 
 
 def update_codec(train: Train) -> Codec | None:
-    """Return what the update of an exchange comes in; None is float32 as it is."""
+    """Return the codec of an exchange's update; None is float32."""
     return codec_named(train.coding.up, train.coding.top_k)
 
 
 def codecs_of(train: Train, offer: Offer | None) -> tuple[str, str]:
-    """Return the names of what brought the model down and brings the update up."""
+    """Return the names of the codecs that the model and the update of an exchange travel in."""
     coding = train.coding
     packed = coding.model
     if packed is None or pulled_blob(train, offer) != packed.manifest:
@@ -122,7 +122,7 @@ def codecs_of(train: Train, offer: Offer | None) -> tuple[str, str]:
 
 
 def pulled_blob(train: Train, offer: Offer | None) -> Manifest | None:
-    """Return the blob that a device says it pulled; None before it has, or if it lies."""
+    """Return the blob that a device reports to have pulled; None if none, or not announced."""
     if offer is None:
         return None
     if offer.pulled is None or offer.pulled == train.model.id:

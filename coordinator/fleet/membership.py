@@ -1,4 +1,4 @@
-"""Devices come, go and say how they are: the shell around the registry."""
+"""The fleet: hellos, contexts, goodbyes and link probes. The shell around the registry."""
 
 import anyio
 import anyio.to_thread
@@ -9,7 +9,7 @@ from fairbed.coordinator.messaging.blobs import PrivateBlobs, SideTraffic
 from fairbed.coordinator.messaging.publisher import Publisher
 from fairbed.coordinator.policy.config import ExchangeConfig
 from fairbed.coordinator.ports import ShardSource
-from fairbed.coordinator.state.registry import NEVER, Device, Registry, clamps
+from fairbed.coordinator.state.registry import NEVER, Device, Registry, clamped_values
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import DeviceRow, TelemetryRow
 from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES, manifest_of
@@ -26,10 +26,10 @@ from fairbed.wire.messages import (
 from fairbed.wire.shard import encode_shard
 
 MAX_DEVICES = 10_000
-"""More hellos than this are refused: a run-away client must not grow the registry for ever."""
+"""Further devices are refused: a faulty client must not grow the registry for ever."""
 
 REJOIN_S = 10.0
-"""After an outage the next round waits this long for the devices that were ready before it."""
+"""After an outage the next round waits this long for the devices that were ready before."""
 
 
 class Fleet:
@@ -38,69 +38,66 @@ class Fleet:
     def __init__(
         self,
         registry: Registry,
-        post: Publisher,
+        publisher: Publisher,
         private: PrivateBlobs,
         shards: ShardSource,
-        journal: EventLog,
-        traffic: SideTraffic,
+        event_log: EventLog,
         *,
-        task: Manifest,
-        boot: int,
+        welcome: Welcome,
+        side_traffic: SideTraffic,
         exchange: ExchangeConfig,
-        max_chunk_bytes: int,
     ) -> None:
         self.registry = registry
-        self._post = post
+        self._publisher = publisher
         self._private = private
         self._shards = shards
-        self._journal = journal
-        self._traffic = traffic
-        self._task = task
-        self._boot = boot
+        self._event_log = event_log
+        self._welcome = welcome
+        self._side_traffic = side_traffic
         self._exchange = exchange
-        self._max_chunk_bytes = max_chunk_bytes
         self._manifests: dict[str, Manifest] = {}
         self._clamped: set[tuple[str, str]] = set()
-        """Device and number that it was told about: once a run is enough."""
+        """Device and name of each clamped value that has its event already: one per run."""
         self._changed = anyio.Event()
         self._is_linked = anyio.Event()
         self._missing = 0
+        """Devices that were ready before the last outage; the next round waits for as many."""
         self._rejoin_by = 0.0
 
     def on_link_down(self) -> None:
-        """Nothing is current any more; no round begins until the fleet is back."""
+        """The link is down: no context is current, and no round begins until the fleet is back."""
         if self._is_linked.is_set():
             self._is_linked = anyio.Event()
-            # An outage may come before everybody is back from the last one.
+            # The next outage may begin before all devices are back from the last one.
             self._missing = max(self._missing, self.registry.forget_contexts())
 
     def on_link_up(self) -> None:
-        """The broker is back: the devices will say hello again."""
+        """The link is up: the devices will send a hello again."""
         self._is_linked.set()
-        self._rejoin_by = self._journal.now() + REJOIN_S
+        self._rejoin_by = self._event_log.now() + REJOIN_S
 
     async def wait_settled(self) -> None:
-        """Wait for the broker, and after an outage for those who were there before it."""
+        """Wait for the link, and after an outage for the devices that were ready before it."""
         while self._missing or not self._is_linked.is_set():
             await self._is_linked.wait()
-            left = self._rejoin_by - self._journal.now()
-            if left <= 0 or self.registry.present(self._journal.now()) >= self._missing:
+            left = self._rejoin_by - self._event_log.now()
+            if left <= 0 or self.registry.present(self._event_log.now()) >= self._missing:
                 self._missing = 0
             else:
                 await self.wait_change(left)
 
     async def wait_change(self, timeout_s: float) -> None:
-        """Wait until a device became available or ceased to be, or for `timeout_s`."""
+        """Wait until the availability of a device changes, or for `timeout_s`."""
         changed = self._changed
         with anyio.move_on_after(timeout_s):
             await changed.wait()
 
-    def _change(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
 
     async def on_hello(self, name: str, hello: Hello) -> bool:
-        """Welcome a device or refuse it; tell whether its process is another than before."""
+        """Welcome a device or refuse it; return whether its agent was restarted."""
         if name not in self.registry and len(self.registry) >= MAX_DEVICES:
             self._refuse(name, f"the run is full: {MAX_DEVICES} devices")
             return False
@@ -116,43 +113,37 @@ class Fleet:
         known = self.registry.get(name)
         is_new = known is None or known.boot != hello.boot
         was_known = known is not None and known.boot != NEVER
-        device = self.registry.join(name, hello, self._journal.now())
+        device = self.registry.join(name, hello, self._event_log.now())
         if shard is not None:
             device.n_registered = n_k
         if is_new:
             self._record(device, was_known)
-        welcome = Welcome(
-            boot=self._boot,
-            task=self._task,
-            shard=shard,
-            max_chunk_bytes=self._max_chunk_bytes,
-        )
-        self._post.say(name, welcome)
+        self._publisher.publish(name, msgspec.structs.replace(self._welcome, shard=shard))
         return is_new and was_known
 
     def on_context(self, name: str, context: Context) -> bool:
-        """Take note of a context, and tell whether it is a joined device's newest.
+        """Record a context; return whether it is the newest of a device that has joined.
 
-        The shard's memory is freed once the device has it.
+        Once the device is ready, the memory of its shard is freed.
         """
-        now = self._journal.now()
+        now = self._event_log.now()
         known = self.registry.get(name)
-        was_there = known is not None and (known.is_available(now), known.is_present(now))
+        before = known is not None and (known.is_available(now), known.is_present(now))
         if not self.registry.update_context(name, context, now):
             return False
         device = self.registry[name]
-        if (device.is_available(now), device.is_present(now)) != (was_there or (False, False)):
-            self._change()
-        for what, text in clamps(device).items():
-            if (name, what) not in self._clamped:
-                self._clamped.add((name, what))
-                text = f"says {what} {text}"
-                self._journal.event("clamped", text, level="warning", device=name)
+        if (device.is_available(now), device.is_present(now)) != (before or (False, False)):
+            self._notify()
+        for quantity, text in clamped_values(device).items():
+            if (name, quantity) not in self._clamped:
+                self._clamped.add((name, quantity))
+                text = f"reports {quantity} {text}"
+                self._event_log.event("clamped", text, level="warning", device=name)
         if context.is_ready:
             self._private.drop(name)
-        self._journal.add(
+        self._event_log.add(
             TelemetryRow(
-                at_s=self._journal.at_s(now),
+                at_s=self._event_log.at_s(now),
                 device=name,
                 phase=device.status(now),
                 is_available=device.is_available(now),
@@ -170,17 +161,19 @@ class Fleet:
         return True
 
     def on_status(self, name: str, status: Status) -> None:
-        """Take note of a farewell or a last will; `on` says nothing that a hello does not."""
-        if status.state == "off" and self.registry.went_off(name, status.boot, self._journal.now()):
-            self._journal.event("left", "the device went away", device=name)
-            self._change()
+        """Record a goodbye or a last will; `on` adds nothing to a hello."""
+        if status.state == "off" and self.registry.went_off(
+            name, status.boot, self._event_log.now()
+        ):
+            self._event_log.event("left", "the device disconnected", device=name)
+            self._notify()
 
     def on_probe(self, name: str, probe: LinkProbe) -> None:
         """Answer a link probe."""
-        self._traffic.up_bytes += len(probe.payload)
-        self._traffic.down_bytes += probe.reply_bytes
+        self._side_traffic.up_bytes += len(probe.payload)
+        self._side_traffic.down_bytes += probe.reply_bytes
         reply = LinkProbeReply(seq=probe.seq, payload=bytes(probe.reply_bytes))
-        self._post.say(name, reply, qos=0)
+        self._publisher.publish(name, reply, qos=0)
 
     async def _offer_shard(self, name: str) -> tuple[Manifest | None, int]:
         shard = await anyio.to_thread.run_sync(self._shards.shard, name)
@@ -190,22 +183,22 @@ class Fleet:
         manifest = self._manifests.get(name)
         if manifest is None:
             manifest = await anyio.to_thread.run_sync(
-                manifest_of, data, "shard", min(DEFAULT_CHUNK_BYTES, self._max_chunk_bytes)
+                manifest_of, data, "shard", min(DEFAULT_CHUNK_BYTES, self._welcome.max_chunk_bytes)
             )
             self._manifests[name] = manifest
         self._private.offer(name, manifest, data)
         return manifest, shard.n
 
     def _refuse(self, name: str, reason: str) -> None:
-        self._journal.complaint("refused", reason, device=name)
-        self._post.say(name, Refuse(reason=reason, is_final=True))
+        self._event_log.complaint("refused", reason, device=name)
+        self._publisher.publish(name, Refuse(reason=reason, is_final=True))
 
     def _record(self, device: Device, was_known: bool) -> None:
         capabilities = device.capabilities
         assert capabilities is not None
         if device.first_seen_s is None:
-            device.first_seen_s = self._journal.at_s()
-        self._journal.add(
+            device.first_seen_s = self._event_log.at_s()
+        self._event_log.add(
             DeviceRow(
                 name=device.name,
                 row=device.row,
@@ -215,24 +208,24 @@ class Fleet:
                 has_own_data=device.has_own_data,
             )
         )
-        self._journal.event(
+        self._event_log.event(
             "rejoined" if was_known else "joined",
             f"{capabilities.cores} cores, {capabilities.engine}, {device.n_registered} examples",
             device=device.name,
         )
-        if self.registry.must_answer and not device.can_answer:
-            self._journal.event(
+        if self.registry.needs_losses and not device.can_report_loss:
+            self._event_log.event(
                 "skill",
-                "cannot be asked for its loss, which the selection needs, so it is never "
+                "its agent cannot report a loss, which the selection needs, so it is never "
                 "selected; update its agent",
                 level="warning",
                 device=device.name,
             )
         missing = missing_codecs(self._exchange, capabilities)
         if missing:
-            self._journal.event(
+            self._event_log.event(
                 "codec",
-                f"knows no {' and no '.join(missing)}: is served float32; update its agent",
+                f"its agent has no codec {', '.join(missing)}: it gets float32; update its agent",
                 level="warning",
                 device=device.name,
             )

@@ -1,7 +1,4 @@
-"""Updates on their way in: one intake a granted device, bounded by the model's size.
-
-Whether an offer is what was agreed on.
-"""
+"""Uploads of updates: checks of an offer, one intake per granted device, decoding, memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,9 +20,9 @@ from fairbed.wire.transfer import Intake
 class _Upload:
     intake: Intake
     codec: Codec | None
-    """None is float32 as it is."""
+    """None is float32."""
     base: Vector | None
-    """The model that a coded update changes, shape (n_values,)."""
+    """The model that an encoded update is relative to, shape (n_values,)."""
     sha256: bytes | None = None
     resent: int = 0
     vector: Vector | None = None
@@ -34,11 +31,11 @@ class _Upload:
 
 
 @dataclass(frozen=True, slots=True)
-class Complete:
-    """All chunks and the hash of an update are here."""
+class CompletedUpload:
+    """All chunks of an update and its hash have arrived."""
 
     at: float
-    """When the last chunk came."""
+    """Arrival of the last chunk."""
     bytes_up: int
     duplicates: int
     resent: int
@@ -48,10 +45,10 @@ class Complete:
 class Uploads:
     """The open uploads, of this round and of earlier ones.
 
-    Memory is taken when one is granted. What an update occupied serves the next one of its size
-    as soon as it is released: fresh memory costs as much time as the chunks that fill it. So what
-    is kept is one blob for each upload that was ever open at the same time, in this round or
-    before. A coded update is decoded into a vector of its own, which goes with its release.
+    An upload takes its buffer when it is granted. A released buffer serves the next upload of its
+    size, because fresh memory costs as much time as the chunks that fill it. So there are as many
+    buffers as uploads were ever open at the same time. An encoded update is decoded into a vector
+    of its own, which is freed with its release.
     """
 
     def __init__(self, layout: Layout, now: Callable[[], float]) -> None:
@@ -61,14 +58,14 @@ class Uploads:
         self._spare: dict[int, list[bytearray]] = {}
 
     def fault_in_offer(self, manifest: Manifest, codec: Codec | None = None) -> str | None:
-        """Return what is wrong with an announced update, or None."""
+        """Return what is wrong with an announced update; None if nothing is."""
         if manifest.kind != "update":
             return f"manifest: kind must be update, got {manifest.kind}"
         expected = packed_bytes(codec, self._layout)
         if manifest.size_bytes != expected:
-            what = "float32" if codec is None else "values as agreed"
+            kind = "float32" if codec is None else "values as agreed"
             return (
-                f"update: must hold {self._layout.n_values} {what} "
+                f"update: must hold {self._layout.n_values} {kind} "
                 f"({expected} bytes), got {manifest.size_bytes} bytes"
             )
         return None
@@ -81,16 +78,17 @@ class Uploads:
         codec: Codec | None = None,
         base: Vector | None = None,
     ) -> None:
-        """Make room for the update of a device that is granted `window` chunks at a time.
+        """Open the upload of a device that is granted `window` chunks at a time.
 
-        `base`, shape (n_values,), is the model that it was sent: a coded update changes it.
+        `base`, shape (n_values,), is the model that it was sent: an encoded update is relative
+        to it.
         """
         spare = self._spare.get(manifest.size_bytes)
         memory = spare.pop() if spare else None
         self._open[device] = _Upload(Intake(manifest, window, memory), codec, base)
 
-    def on_frame(self, device: str, frame: Buffer) -> tuple[bytes | None, Complete | None]:
-        """Take a chunk; return the bitmap if an acknowledgement is due, and the end if it is one.
+    def on_frame(self, device: str, frame: Buffer) -> tuple[bytes | None, CompletedUpload | None]:
+        """Take a chunk; return the bitmap if it is to be acknowledged, and the upload if complete.
 
         Raises:
             DecodeError: The chunk is malformed. A chunk of an upload that is not open is ignored.
@@ -104,8 +102,8 @@ class Uploads:
         ack = upload.intake.on_chunk(chunk, self._now())
         return (upload.intake.bitmap() if ack else None), self._complete(upload)
 
-    def on_done(self, device: str, done: UploadDone) -> Complete | None:
-        """Take the hash of an update; return the end if all chunks are here."""
+    def on_done(self, device: str, done: UploadDone) -> CompletedUpload | None:
+        """Take the hash of an update; return the upload if all chunks have arrived."""
         upload = self._open.get(device)
         if upload is None or upload.intake.manifest.id != done.id:
             return None
@@ -113,7 +111,7 @@ class Uploads:
         return self._complete(upload)
 
     async def check(self, device: str) -> str | None:
-        """Verify and decode an update off the loop; return what is wrong with it, or None."""
+        """Verify and decode an update off the loop; return its fault, None without one."""
         upload = self._open.get(device)
         if upload is None or upload.sha256 is None:
             return "update: incomplete"
@@ -124,25 +122,25 @@ class Uploads:
         return None
 
     def vector(self, device: str) -> Vector:
-        """Return a verified update, shape (n_values,), which lasts until it is released."""
+        """Return a verified update, shape (n_values,); it is valid until `release`."""
         vector = self._open[device].vector
         assert vector is not None, "only a checked update has a vector"
         return vector
 
     def decode_s(self, device: str) -> float | None:
-        """Return what decoding a checked update took; None if it came as it is."""
+        """Return the time to decode a checked update; None if it came as float32."""
         upload = self._open.get(device)
         return None if upload is None else upload.decode_s
 
     def release(self, device: str) -> None:
-        """Let the next upload have the memory of one that nothing refers to any more."""
+        """Give the buffer of an update that nothing refers to any more to the next upload."""
         upload = self._open.pop(device, None)
         if upload is not None:
             data = upload.intake.data
             self._spare.setdefault(len(data), []).append(data)
 
     def forget(self, device: str) -> None:
-        """Free an upload that nobody wants any more; it may still be in the middle of a check."""
+        """Drop an upload whose exchange has ended; its check may still be under way."""
         self._open.pop(device, None)
 
     def clear(self) -> None:
@@ -160,11 +158,11 @@ class Uploads:
         upload.decode_s = self._now() - started
 
     @staticmethod
-    def _complete(upload: _Upload) -> Complete | None:
+    def _complete(upload: _Upload) -> CompletedUpload | None:
         intake = upload.intake
         if upload.sha256 is None or not intake.is_complete or intake.finished_at is None:
             return None
-        return Complete(
+        return CompletedUpload(
             at=intake.finished_at,
             bytes_up=intake.received_bytes,
             duplicates=intake.duplicates,
@@ -174,7 +172,7 @@ class Uploads:
 
 
 def fault_in_offer(uploads: Uploads, offer: Offer, train: Train) -> str | None:
-    """Return what is wrong with the answer to a `Train`, or None."""
+    """Return what is wrong with the offer that answers a `Train` message; None if nothing."""
     fault = uploads.fault_in_offer(offer.manifest, update_codec(train))
     if fault is not None:
         return fault

@@ -1,9 +1,8 @@
-"""What devices download: public blobs as a chunk store in the broker, private ones on request.
+"""Blobs that devices download: public ones as retained chunks, private ones on request.
 
-A public blob's retained `Intent` is there before its first chunk and gone after its last, so a
-crash between any two publishes leaves a trace that the next coordinator clears.
-
-Bytes that are no model: shards on their way down, link probes both ways.
+The retained `Intent` of a public blob is published before its first chunk and cleared after its
+last. So a crash between any two publishes leaves a record by which the next coordinator clears
+the rest.
 """
 
 import logging
@@ -18,26 +17,25 @@ from fairbed.wire.messages import ChunkRequest, Intent, Manifest
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import Packet, Transport
 
+REPEAT_S = 1.0
+"""A chunk of a public blob is published again at most this often: half the floor of a re-request
+(`wire.transfer`), so that each re-request of a well-behaved device is served."""
+
+_LOG = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class SideTraffic:
-    """Counts until it is taken."""
+    """Counts bytes that are no models or updates: shards down, link probes both ways."""
 
     down_bytes: int = 0
     up_bytes: int = 0
 
     def take(self) -> tuple[int, int]:
-        """Return (down, up) since the last call, and begin anew."""
+        """Return (down, up) since the last call, and reset both."""
         taken = self.down_bytes, self.up_bytes
         self.down_bytes = self.up_bytes = 0
         return taken
-
-
-REPEAT_S = 1.0
-"""A chunk of a public blob is published again at most this often: half the floor of a re-request
-(`wire.transfer`), so that a device that means well is heard each time."""
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class _Blob:
 
 
 class PublicBlobs:
-    """The chunk store: at most a handful of blobs, re-published after each reconnect."""
+    """The chunk store in the broker: a few blobs, published again after each reconnect."""
 
     def __init__(self, transport: Transport, topics: Topics, boot: int) -> None:
         self._transport = transport
@@ -58,17 +56,17 @@ class PublicBlobs:
         self._boot = boot
         self._live: dict[bytes, _Blob] = {}
         self._repeated: dict[tuple[bytes, int], float] = {}
-        """When a chunk of a live blob was last published again."""
+        """When a chunk of a live blob was last published on request."""
         self._lock = anyio.Lock()
 
     async def publish(self, manifest: Manifest, data: bytes | memoryview) -> None:
-        """Offer a blob to all devices; without a link it is published at the next reconnect."""
+        """Publish a blob to all devices; without a link it is published at the next reconnect."""
         async with self._lock:
             self._live[manifest.id] = _Blob(manifest, memoryview(data))
             await self._store(manifest.id)
 
     async def retire(self, blob_id: bytes) -> None:
-        """Take a blob out of the broker."""
+        """Remove a blob from the broker."""
         async with self._lock:
             blob = self._live.pop(blob_id, None)
             self._repeated = {key: at for key, at in self._repeated.items() if key[0] != blob_id}
@@ -76,31 +74,31 @@ class PublicBlobs:
                 await self._clear(blob.manifest)
 
     async def on_link_up(self) -> None:
-        """Put everything that lives back into a broker that may have forgotten it."""
+        """Publish all live blobs again: a restarted broker has lost them."""
         await self._subscribe_to_intents()
         async with self._lock:
             for blob_id in list(self._live):
                 await self._store(blob_id)
 
     async def on_intent(self, packet: Packet) -> None:
-        """Clear a blob that does not live: an earlier coordinator's, or one we could not clear."""
+        """Clear a blob that is not live, for example an earlier coordinator's."""
         if not packet.payload:
             return
         try:
             intent = decode_intent(packet.payload)
         except DecodeError as exc:
             _LOG.warning("unreadable intent on %s, cleared: %s", packet.topic, exc)
-            await self._quietly(packet.topic, b"", qos=1)
+            await self._publish(packet.topic, b"", qos=1)
             return
         async with self._lock:
             if intent.manifest.id not in self._live:
-                _LOG.info("clearing %s, which was left behind", intent.manifest.id.hex())
+                _LOG.info("clearing blob %s of an earlier coordinator", intent.manifest.id.hex())
                 await self._clear(intent.manifest)
 
     async def on_request(self, request: ChunkRequest) -> bool:
-        """Publish chunks again that a device misses; tell whether the blob is one of ours.
+        """Publish the chunks that a device misses again; return whether the blob is public.
 
-        Each at most every `REPEAT_S`, for all devices together.
+        Each chunk at most every `REPEAT_S`, for all devices together.
         """
         if request.id not in self._live:
             return False
@@ -114,13 +112,13 @@ class PublicBlobs:
                 if not is_known or now - self._repeated.get(key, -REPEAT_S) < REPEAT_S:
                     continue
                 self._repeated[key] = now
-                await self._quietly(
+                await self._publish(
                     self._topics.chunk(request.id.hex(), index), blob.frame(index), qos=0
                 )
         return True
 
     async def clear_all(self) -> None:
-        """Leave nothing in the broker."""
+        """Remove all blobs from the broker."""
         for blob_id in list(self._live):
             await self.retire(blob_id)
 
@@ -128,36 +126,36 @@ class PublicBlobs:
         try:
             await self._transport.subscribe(self._topics.intent("+"), qos=1)
         except Disconnected as exc:
-            _LOG.info("will look for leftovers after the next connect: %s", exc)
+            _LOG.info("will look for blobs of earlier coordinators after the next connect: %s", exc)
 
     async def _store(self, blob_id: bytes) -> None:
         blob = self._live[blob_id]
         name = blob_id.hex()
         intent = Intent(manifest=blob.manifest, boot=self._boot)
-        if not await self._quietly(self._topics.intent(name), encode(intent), qos=1):
+        if not await self._publish(self._topics.intent(name), encode(intent), qos=1):
             return
         for index in range(blob.manifest.chunk_count):
-            if not await self._quietly(self._topics.chunk(name, index), blob.frame(index), qos=0):
+            if not await self._publish(self._topics.chunk(name, index), blob.frame(index), qos=0):
                 return
 
     async def _clear(self, manifest: Manifest) -> None:
         name = manifest.id.hex()
         for index in range(manifest.chunk_count):
-            if not await self._quietly(self._topics.chunk(name, index), b"", qos=0):
+            if not await self._publish(self._topics.chunk(name, index), b"", qos=0):
                 return
-        await self._quietly(self._topics.intent(name), b"", qos=1)
+        await self._publish(self._topics.intent(name), b"", qos=1)
 
-    async def _quietly(self, topic: str, payload: bytes, *, qos: int) -> bool:
+    async def _publish(self, topic: str, payload: bytes, *, qos: int) -> bool:
         try:
             await self._transport.publish(topic, payload, qos=qos, retain=True)
         except Disconnected as exc:
-            _LOG.info("chunk store waits for the next connect: %s", exc)
+            _LOG.info("chunks wait for the next connect: %s", exc)
             return False
         return True
 
 
 class PrivateBlobs:
-    """Blobs for one device each, sent chunk by chunk as it asks."""
+    """Blobs for one device each, sent in chunks on request."""
 
     def __init__(self, transport: Transport, topics: Topics, traffic: SideTraffic) -> None:
         self._transport = transport
@@ -166,15 +164,15 @@ class PrivateBlobs:
         self._blobs: dict[str, _Blob] = {}
 
     def offer(self, device: str, manifest: Manifest, data: bytes) -> None:
-        """Keep a blob ready for `device`; it replaces the one before."""
+        """Offer a blob to `device`; it replaces the one before."""
         self._blobs[device] = _Blob(manifest, memoryview(data))
 
     def drop(self, device: str) -> None:
-        """Free the memory of a blob that has arrived."""
+        """Free a blob that has arrived."""
         self._blobs.pop(device, None)
 
     async def on_request(self, device: str, request: ChunkRequest) -> None:
-        """Send the chunks that a device asks for; a stranger's blob or index is ignored."""
+        """Send the chunks that a device requests; an unknown blob or index is ignored."""
         blob = self._blobs.get(device)
         if blob is None or blob.manifest.id != request.id:
             return

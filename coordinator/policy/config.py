@@ -1,4 +1,4 @@
-"""The coordinator's part of an experiment file; defaults exist here and nowhere else."""
+"""The coordinator's sections of an experiment file; defaults exist here and nowhere else."""
 
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
@@ -71,13 +71,13 @@ Policy: TypeAlias = Literal[
     "fastest-known",
 ]
 POLICIES: tuple[str, ...] = tuple(sorted(get_args(Policy)))
-"""The policies that Fairbed has; others are plug-ins."""
-KNOWING: tuple[Policy, ...] = ("rbcs-f-known", "fedcs-oracle", "fastest-known")
+"""The built-in policies; others are plug-ins."""
+ORACLE_POLICIES: tuple[Policy, ...] = ("rbcs-f-known", "fedcs-oracle", "fastest-known")
 """Oracle policies: they get the true expected times, which only a replay knows."""
 
 
 class OortConfig(Section, frozen=True, kw_only=True):
-    """`[selection.oort]`: the knobs of oort; see `coordinator.algorithms.selection.oort`."""
+    """`[selection.oort]`: the parameters of oort; see `coordinator.algorithms.selection.oort`."""
 
     exploration: Ratio = 0.9
     exploration_decay: Ratio = 0.98
@@ -146,23 +146,23 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
             )
 
     @property
-    def drawn(self) -> int:
-        """How many devices power-of-choice draws, d."""
+    def n_candidates(self) -> int:
+        """d, the number of candidates that power-of-choice draws."""
         return self.candidates or 2 * self.per_round
 
     @property
-    def asks_candidates(self) -> bool:
+    def queries_losses(self) -> bool:
         """Whether candidates get a loss query before the selection."""
         return self.policy == "power-of-choice" and self.variant != "rpow-d"
 
     @property
     def needs_known_times(self) -> bool:
         """The policy is an oracle: it needs the true expected times, which only a replay knows."""
-        return self.policy in KNOWING
+        return self.policy in ORACLE_POLICIES
 
     @property
     def is_plugin(self) -> bool:
-        """The policy is not one of ours."""
+        """The policy is not built in."""
         return self.policy not in POLICIES
 
 
@@ -227,17 +227,17 @@ class RoundConfig(Section, frozen=True, kw_only=True):
             key = "concurrency" if self.buffer is None else "buffer"
             raise ValueError(
                 f'{key} must be left out with mode = "sync", got {getattr(self, key)}; '
-                'selection.per_round says how many train, or write mode = "async"'
+                'selection.per_round sets how many devices train, or write mode = "async"'
             )
         if self.mode == "async" and self.over_select:
             raise ValueError(
                 f'over_select must be 0 with mode = "async", got {self.over_select}; '
-                "concurrency says how many train"
+                "concurrency sets how many devices train"
             )
         if self.mode == "async" and self.late == "merge":
             raise ValueError(
-                'late must be left out with mode = "async", got "merge"; what comes is merged up '
-                "to max_staleness versions late"
+                'late must be left out with mode = "async", got "merge"; updates are merged '
+                "up to max_staleness versions late"
             )
 
     @property
@@ -246,21 +246,21 @@ class RoundConfig(Section, frozen=True, kw_only=True):
         return self.mode == "async"
 
     @property
-    def goes_on(self) -> bool:
+    def merges_late_updates(self) -> bool:
         """Exchanges may outlive the round that they began in."""
         return self.is_buffered or self.late == "merge"
 
     @property
-    def patience_s(self) -> float | None:
-        """From its dispatch, how long a late device may go on; None is not at all."""
+    def late_limit_s(self) -> float | None:
+        """From the dispatch, how long a late exchange stays open; None ends it at the deadline."""
         return (1 + self.max_staleness) * self.deadline_s if self.late == "merge" else None
 
 
-MOST_SILOS = 200
-"""Devices that aaggff-s is for: it keeps K^2 numbers, and a round costs it K^3 steps."""
+MAX_SILOS = 200
+"""Largest fleet for aaggff-s: it keeps K^2 numbers, and a round costs it K^3 steps."""
 
-MERGING_LATE = ("fedavg",)
-"""Rules that take updates of earlier versions: others need losses at w_t, or models of one w_t."""
+RULES_FOR_LATE_UPDATES = ("fedavg",)
+"""Rules that merge updates of earlier versions; others need losses or models of one w_t."""
 
 
 def rule_problem(aggregation: AggregationConfig, selection: SelectionConfig, devices: int) -> str:
@@ -271,9 +271,9 @@ def rule_problem(aggregation: AggregationConfig, selection: SelectionConfig, dev
             f"aggregation.weights must be 'n' with rule {rule!r}, got {aggregation.weights!r}; "
             "leave it out"
         )
-    if rule == "aaggff-s" and devices > MOST_SILOS:
+    if rule == "aaggff-s" and devices > MAX_SILOS:
         return (
-            f"aggregation.rule must not be 'aaggff-s' with more than {MOST_SILOS} devices, got "
+            f"aggregation.rule must not be 'aaggff-s' with more than {MAX_SILOS} devices, got "
             f"{devices}; take aaggff-d"
         )
     if rule == "aaggff-d" and aggregation.impute == "mean" and selection.per_round == 1:
@@ -293,29 +293,30 @@ def merge_problem(
             f"aggregation.server_learning_rate must be 1 with rule {aggregation.rule!r}, got "
             f"{aggregation.server_learning_rate:g}; it is fedavg's"
         )
-    if round_.is_buffered and selection.asks_candidates:
+    if round_.is_buffered and selection.queries_losses:
         return (
             f'selection.variant must be "rpow-d" with round.mode = "async", got '
-            f"{selection.variant!r}: nobody can be asked for a loss while a round goes on"
+            f"{selection.variant!r}: losses cannot be queried while a round is open"
         )
-    if not round_.goes_on or aggregation.rule in MERGING_LATE:
+    if not round_.merges_late_updates or aggregation.rule in RULES_FOR_LATE_UPDATES:
         return ""
-    wish = f'mode = "{round_.mode}"' if round_.is_buffered else f'late = "{round_.late}"'
+    setting = f'mode = "{round_.mode}"' if round_.is_buffered else f'late = "{round_.late}"'
     return (
-        f"aggregation.rule must be one of {', '.join(MERGING_LATE)} with round.{wish}, got "
-        f"{aggregation.rule!r}; other rules cannot merge updates of earlier versions"
+        f"aggregation.rule must be one of {', '.join(RULES_FOR_LATE_UPDATES)} with "
+        f"round.{setting}, got {aggregation.rule!r}; other rules cannot merge "
+        "updates of earlier versions"
     )
 
 
 class ExchangeConfig(Section, frozen=True, kw_only=True):
-    """`[exchange]`: how models and updates travel; a device that cannot is served float32."""
+    """`[exchange]`: codecs of models and updates; a device that has none of them gets float32."""
 
     up: Literal["float32", "float16", "int8", "top-k"] = "float32"
     """Codec of the updates."""
     down: Literal["float32", "float16", "int8", "delta"] = "float32"
-    """Codec of the models; delta sends who has the version before its int8 changes."""
+    """Codec of the models; delta sends devices that hold the last version its int8 difference."""
     top_k: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.01
-    """Share of the parameters that top-k sends; what is left out is owed to the next update."""
+    """Share of the parameters that top-k sends; the rest is added to the next update."""
 
 
 class EvaluationConfig(Section, frozen=True, kw_only=True):
@@ -325,12 +326,12 @@ class EvaluationConfig(Section, frozen=True, kw_only=True):
     """Rounds between evaluations; 0 never, the last round always."""
 
     def is_due(self, round_id: int, rounds: int) -> bool:
-        """Tell whether the model after a round is evaluated, in a run of so many rounds."""
+        """Return whether the model after a round is evaluated, in a run of `rounds` rounds."""
         return round_id == rounds or (self.every > 0 and round_id % self.every == 0)
 
 
 class CoordinatorConfig(Section, frozen=True, kw_only=True):
-    """All that the coordinator needs to know of an experiment."""
+    """The coordinator's part of an experiment."""
 
     name: str
     seed_init: int
@@ -346,26 +347,26 @@ class CoordinatorConfig(Section, frozen=True, kw_only=True):
     exchange: ExchangeConfig = ExchangeConfig()
 
     @property
-    def asked(self) -> int:
-        """Devices that are asked in a round, or at work at the same time where it is buffered."""
+    def cohort_size(self) -> int:
+        """Devices that a round dispatches; asynchronous: devices at work at the same time."""
         if self.round.is_buffered:
             return self.round.concurrency or self.selection.per_round
         return self.selection.per_round + self.round.over_select
 
     @property
     def at_work(self) -> int:
-        """Devices that may compute at the same time: who is asked, and who is late and goes on.
+        """Devices that may compute at the same time.
 
-        Who is asked to train, or for a loss before. A round that leaves somebody late has lasted
-        `deadline_s` at least, so those who still have patience are of `max_staleness` rounds at
-        most. How many a plug-in asks for losses nobody knows.
+        They are the cohort, or the candidates of a loss query, and late devices. A round that
+        leaves a device late lasts at least `deadline_s`, so late devices belong to at most
+        `max_staleness` rounds. The number of devices that a plug-in queries is unknown.
         """
-        rounds_before = 0 if self.round.patience_s is None else self.round.max_staleness
-        drawn = self.selection.drawn if self.selection.asks_candidates else 0
-        return max(self.asked, drawn) + rounds_before * self.asked
+        rounds_before = 0 if self.round.late_limit_s is None else self.round.max_staleness
+        drawn = self.selection.n_candidates if self.selection.queries_losses else 0
+        return max(self.cohort_size, drawn) + rounds_before * self.cohort_size
 
     @property
-    def wanted(self) -> int:
-        """Updates that make the next version."""
+    def updates_per_version(self) -> int:
+        """Updates that are merged into the next version."""
         own = self.round.buffer if self.round.is_buffered else None
         return own or self.selection.per_round

@@ -1,9 +1,4 @@
-"""From `[selection]` to a selector.
-
-From `[selection]` to an estimator of exchange times.
-
-From `[aggregation]` to an aggregator.
-"""
+"""Makes the selector, the estimator and the aggregator that a configuration names."""
 
 import math
 
@@ -31,7 +26,7 @@ from fairbed.coordinator.policy.config import AggregationConfig, SelectionConfig
 
 
 def make_estimator(config: SelectionConfig) -> Estimator:
-    """Return the estimator that the configuration names, knowing nothing yet."""
+    """Return the estimator that the configuration names, with empty state."""
     match config.estimator:
         case "ridge":
             return RidgeEstimator(config.ridge_lambda, config.discount)
@@ -40,11 +35,11 @@ def make_estimator(config: SelectionConfig) -> Estimator:
 
 
 def make_aggregator(config: AggregationConfig, per_round: int = 2) -> Aggregator:
-    """Return the aggregator that the configuration names, without any memory yet.
+    """Return the aggregator that the configuration names, with empty state.
 
     Args:
         config: `[aggregation]`.
-        per_round: Updates that a round wants.
+        per_round: Updates that a round merges.
     """
     match config.rule:
         case "fedavg":
@@ -67,10 +62,10 @@ def make_aggregator(config: AggregationConfig, per_round: int = 2) -> Aggregator
 
 
 def make_selector(config: SelectionConfig) -> Selector:
-    """Return the selector that the configuration names, without any memory yet.
+    """Return the selector that the configuration names, with empty state.
 
     Raises:
-        PluginError: It is none of ours, and cannot be had.
+        PluginError: It is not built in and cannot be loaded.
     """
     match config.policy:
         case "uniform":
@@ -102,11 +97,11 @@ def _fedcs(config: SelectionConfig) -> FedCs:
 def _power_of_choice(config: SelectionConfig) -> Selector:
     match config.variant:
         case "rpow-d":
-            return PowerOfChoice(config.drawn)
+            return PowerOfChoice(config.n_candidates)
         case "pow-d":
-            return PowD(config.drawn, "all")
+            return PowD(config.n_candidates, "all")
         case "cpow-d":
-            return PowD(config.drawn, "batch")
+            return PowD(config.n_candidates, "batch")
 
 
 def _rbcs_f(config: SelectionConfig) -> RbcsF:

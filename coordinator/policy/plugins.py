@@ -1,4 +1,4 @@
-"""Selectors of others: found by entry point or by dotted path, and put under guard."""
+"""Third-party selectors: found by entry point or dotted path, and checked on every call."""
 
 import importlib
 import os
@@ -14,30 +14,30 @@ GROUP = "fairbed.selectors"
 
 
 def installed() -> dict[str, EntryPoint]:
-    """Return the selectors that installed packages offer, by name."""
+    """Return the entry points of installed selectors, by name."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def is_path(policy: str) -> bool:
-    """Tell whether a policy is named by `package.module:Name`."""
+    """Return whether a policy is written as `package.module:Name`."""
     return ":" in policy
 
 
 def load_selector(policy: str, options: Mapping[str, Any]) -> GuardedSelector:
-    """Return a third-party selector, without any memory yet.
+    """Return a third-party selector, with empty state.
 
     Args:
         policy: Name of an entry point of the group `fairbed.selectors`, or `package.module:Name` of
             a class or a function, on the import path or below the working directory.
-        options: What it is called with, by keyword: `[selection.options]`.
+        options: Its keyword arguments: `[selection.options]`.
 
     Raises:
-        PluginError: There is none, it cannot be imported, or it does not take the options.
+        PluginError: It is not installed, cannot be imported, or does not take the options.
     """
     make = _factory(policy)
     try:
         selector = make(**options)
-    except Exception as exc:  # a stranger's code may raise anything
+    except Exception as exc:  # third-party code may raise anything
         raise PluginError(
             f"selector {policy}: must be made from selection.options {dict(options)}, "
             f"got {type(exc).__name__}: {_line(exc)}; correct the options"
@@ -58,16 +58,16 @@ def _factory(policy: str) -> Any:
             return found[policy].load()
         module, _, name = policy.partition(":")
         if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # last: it hides nothing
+            sys.path.append(os.getcwd())  # last: it shadows no installed package
         made = importlib.import_module(module)
         for part in name.split("."):
             made = getattr(made, part)
     except PluginError:
         raise
-    except Exception as exc:  # importing runs a stranger's code
+    except Exception as exc:  # importing runs third-party code
         raise PluginError(
             f"selector {policy}: must be importable as package.module:Name, got "
-            f"{type(exc).__name__}: {_line(exc)}; install it, or run where it lies"
+            f"{type(exc).__name__}: {_line(exc)}; install it, or run fairbed in its folder"
         ) from exc
     if not callable(made):
         raise PluginError(

@@ -1,7 +1,4 @@
-"""From what happened in a round to the rows that the store keeps. Pure.
-
-From the scores of one evaluation to the rows that the store keeps. Pure.
-"""
+"""Builders of the rows that the store keeps of exchanges, rounds, selections and metrics. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +8,12 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.fairness import summarise
 from fairbed.coordinator.fleet.codec_agreement import codecs_of, pulled_blob
-from fairbed.coordinator.policy.choice import Choice, LossDemand, Observation, ReportedLosses
 from fairbed.coordinator.policy.decisions import Decisions
+from fairbed.coordinator.policy.selection import LossDemand, Observation, ReportedLosses, Selection
 from fairbed.coordinator.ports import Score
 from fairbed.coordinator.state.exchange import Exchange, ExchangeState
-from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome, pulled_in
-from fairbed.coordinator.state.registry import Device, cold_start, mu_of
+from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome, pulled_manifest
+from fairbed.coordinator.state.registry import Device, clamped_mu, cold_start
 from fairbed.coordinator.state.round import Round
 from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import (
@@ -34,19 +31,19 @@ LAG_RATIO_LIMIT = 0.01
 """Loop lag (p99 of the round) above this share of tau makes an exchange invalid (design.md)."""
 
 CONTENDED_RATIO_LIMIT = 0.05
-"""A machine that kept a device waiting for more than this share of an exchange did not emulate it:
-what was measured is the machine's, not the device's."""
+"""Contention above this share of an exchange makes it invalid: its times are the host's, not the
+emulated device's."""
 
-KEPT_DEVICES = 10_000
-"""Fleets up to this keep what was known of every device in each round: 40 bytes a device."""
+MAX_FLEET_ROW_DEVICES = 10_000
+"""Fleets up to this size store every device's context in each round: 40 bytes per device."""
 
 UNACCOUNTED_FLOOR_S = -0.005
 """Phases that exceed tau by more than this cannot be true."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Before:
-    """What was known of a device when it was selected; frozen before the dispatch."""
+class KnownAtSelection:
+    """What was known of a device when it was selected, before the dispatch."""
 
     mu_cores: float
     downlink_bps: float | None
@@ -59,30 +56,31 @@ class Before:
     width_s: float
 
 
-def before(device: Device, choice: Choice, now: float) -> Before:
+def known_at_selection(device: Device, selection: Selection, now: float) -> KnownAtSelection:
     """Return what is known of a selected device at this instant."""
     context = device.context
-    return Before(
-        mu_cores=mu_of(device),
+    return KnownAtSelection(
+        mu_cores=clamped_mu(device),
         downlink_bps=context.downlink_bps if context else None,
         uplink_bps=context.uplink_bps if context else None,
         link_age_s=context.link_age_s if context else None,
         context_age_s=now - device.context_at if context else None,
         s_not_previous=cold_start(device, "not_previous"),
         s_literal_seed=cold_start(device, "literal_seed"),
-        tau_hat_s=float(choice.prediction.tau_hat_s[device.row]),
-        width_s=float(choice.prediction.width_s[device.row]),
+        tau_hat_s=float(selection.prediction.tau_hat_s[device.row]),
+        width_s=float(selection.prediction.width_s[device.row]),
     )
 
 
 _CENSORED = frozenset({ExchangeState.LATE, ExchangeState.CANCELLED})
-"""Given up by us: the device might have made it, given more time."""
+"""Ended by the coordinator: the device might have finished with more time."""
 
 
 def phases_s(exchange: Exchange) -> tuple[float, ...] | None:
     """Return the phases of an exchange in the order of `PHASES`; None until an update arrived.
 
-    They add up to tau: what the device and the coordinator have not measured is the last one.
+    They add up to tau: the last one is the time that neither the device nor the coordinator has
+    measured.
     """
     tau, offer, upload = exchange.tau_s, exchange.offer, exchange.upload_s
     if tau is None or offer is None or upload is None:
@@ -94,35 +92,35 @@ def phases_s(exchange: Exchange) -> tuple[float, ...] | None:
 
 
 def unaccounted_s(exchange: Exchange) -> float | None:
-    """Return what phases and signal leave of tau; None until an update arrived."""
+    """Return tau without its phases and its signal; None until an update arrived."""
     phases = phases_s(exchange)
     return None if phases is None else phases[-1] - (exchange.signal_s or 0.0)
 
 
-def starvation(exchange: Exchange) -> str:
-    """Return whom the machine that emulates the device kept waiting too long; empty for nobody."""
-    contended = exchange.contended
-    if contended is None:
+def contention_reason(exchange: Exchange) -> str:
+    """Return what the busy host kept waiting for too long; empty if nothing."""
+    contention = exchange.contention
+    if contention is None:
         return ""
-    waits = {"the device": contended.device_s, "its link or the broker": contended.path_s}
-    who, waited_s = max(waits.items(), key=lambda wait: wait[1])
-    if waited_s <= CONTENDED_RATIO_LIMIT * contended.watched_s:
+    waits = {"the device": contention.device_s, "its link or the broker": contention.path_s}
+    part, waited_s = max(waits.items(), key=lambda wait: wait[1])
+    if waited_s <= CONTENDED_RATIO_LIMIT * contention.watched_s:
         return ""
-    share = 100 * waited_s / contended.watched_s
-    return f"this machine was too busy: {who} waited for it {share:.0f} % of the time"
+    share = 100 * waited_s / contention.watched_s
+    return f"this machine was too busy: {part} waited for it {share:.0f} % of the time"
 
 
 def invalid_reason(exchange: Exchange, lag_p99_s: float) -> str:
     """Return why an exchange must not teach the estimator; empty if it may."""
     tau, rest = exchange.tau_s, unaccounted_s(exchange)
-    if exchange.stage is not ExchangeState.DONE or tau is None or rest is None:
-        return exchange.why or exchange.stage.value
+    if exchange.state is not ExchangeState.DONE or tau is None or rest is None:
+        return exchange.why or exchange.state.value
     if exchange.is_disturbed:
-        return "the coordinator lost its own link meanwhile"
+        return "the coordinator lost its own link during the exchange"
     if lag_p99_s > LAG_RATIO_LIMIT * tau:
         return f"the coordinator lagged {lag_p99_s * 1e3:.1f} ms, over 1 % of tau"
-    if contended := starvation(exchange):
-        return contended
+    if contention := contention_reason(exchange):
+        return contention
     if rest < UNACCOUNTED_FLOOR_S - (exchange.signal_s or 0.0):
         return f"reported phases exceed tau by {-rest:.3f} s"
     return ""
@@ -131,25 +129,25 @@ def invalid_reason(exchange: Exchange, lag_p99_s: float) -> str:
 def observation(
     exchange: Exchange, row: int, lag_p99_s: float, context: Floats | None = None
 ) -> Observation:
-    """Return what an exchange teaches, or nothing yet of one that goes on.
+    """Return what the estimator may learn from an exchange.
 
     Args:
-        exchange: Over, or late and going on.
+        exchange: Over, or late and still open: then nothing is observed yet.
         row: Of its device.
-        lag_p99_s: Of the round in which it came to its end.
-        context: What was known when it was chosen, shape (4,), in an earlier round.
+        lag_p99_s: Of the round in which it ended.
+        context: Its context at the selection, shape (4,), if that was in an earlier round.
     """
     is_valid = not invalid_reason(exchange, lag_p99_s)
-    was_called_off = exchange.is_late or exchange.stage is ExchangeState.CANCELLED
+    was_ended_by_us = exchange.is_late or exchange.state is ExchangeState.CANCELLED
     return Observation(
         row=row,
         tau_s=exchange.tau_s if is_valid else None,
         phases_s=phases_s(exchange) if is_valid else None,
-        is_aggregated=exchange.stage is ExchangeState.DONE,
-        timed_out=exchange.stage is ExchangeState.LATE and not starvation(exchange),
+        is_aggregated=exchange.state is ExchangeState.DONE,
+        timed_out=exchange.state is ExchangeState.LATE and not contention_reason(exchange),
         loss=_loss(exchange.offer),
         at_least_s=exchange.at_least_s
-        if was_called_off and exchange.stage in _CENSORED and not starvation(exchange)
+        if was_ended_by_us and exchange.state in _CENSORED and not contention_reason(exchange)
         else None,
         context=context,
     )
@@ -163,31 +161,31 @@ def _loss(offer: Offer | None) -> float | None:
 
 def exchange_row(
     exchange: Exchange,
-    played: Round,
-    known: Before,
+    table: Round,
+    known: KnownAtSelection,
     *,
     train: Train,
     dispatched_at_s: float,
     lag_p99_s: float,
-    has_answered: bool = False,
+    has_reported_loss: bool = False,
 ) -> ExchangeRow:
-    """Return the row of one exchange; `known` is what was known when it was selected.
+    """Return the row of one exchange.
 
-    One that has answered a question may have pulled the model then.
+    A device that reported a loss before the selection may have downloaded the model for that.
     """
-    offer, contended = exchange.offer, exchange.contended
-    companions = exchange.companions
+    offer, contention = exchange.offer, exchange.contention
+    others = exchange.concurrent
     pulled, codecs = pulled_blob(train, offer), codecs_of(train, offer)
     phases = offer.phases if offer is not None else None
     down = offer.settled if offer is not None else None
     up = exchange.settled
-    is_held = has_answered and offer is not None and offer.is_held
+    is_held = has_reported_loss and offer is not None and offer.is_held
     why = invalid_reason(exchange, lag_p99_s)
     return ExchangeRow(
         round=exchange.round,
         attempt=exchange.attempt,
         device=exchange.device,
-        outcome=ExchangeState.LATE.value if exchange.goes_on else exchange.stage.value,
+        outcome=ExchangeState.LATE.value if exchange.is_open_late else exchange.state.value,
         reason=why,
         is_valid=not why,
         dispatched_at_s=dispatched_at_s,
@@ -205,8 +203,8 @@ def exchange_row(
         upload_s=exchange.upload_s,
         decode_s=phases.decode_s if phases else None,
         coordinator_decode_s=exchange.decode_s,
-        contended_s=max(contended.device_s, contended.path_s) if contended is not None else None,
-        is_contended=bool(starvation(exchange)),
+        contended_s=None if contention is None else max(contention.device_s, contention.path_s),
+        is_contended=bool(contention_reason(exchange)),
         codec_down=codecs[0],
         codec_up=codecs[1],
         bytes_down=pulled.size_bytes if pulled is not None and not is_held else 0,
@@ -214,7 +212,7 @@ def exchange_row(
         rerequests_down=offer.download_rerequests if offer else 0,
         resent_up=exchange.resent_up,
         duplicates_up=exchange.duplicates_up,
-        concurrent=len(played.exchanges) - 1 if companions is None else companions,
+        concurrent=len(table.exchanges) - 1 if others is None else others,
         n_k=offer.n_k if offer else 0,
         steps=offer.steps if offer else 0,
         was_cold=offer.was_cold if offer else None,
@@ -239,8 +237,8 @@ def exchange_row(
 
 
 def round_row(
-    played: Round,
-    over: Sequence[Exchange],
+    table: Round,
+    ended: Sequence[Exchange],
     dispatched_at_s: float,
     ended_at_s: float,
     closed_at_s: float,
@@ -256,24 +254,35 @@ def round_row(
 ) -> RoundRow:
     """Return the row of a closed round.
 
-    `over` are the exchanges that came to their end in it, begun in it or before: they count here,
-    as do their bytes. Availability at its selection, and the virtual queues after it, have shape
-    (N,). A round lasts for `loss_query_s`, if its selection needed losses, then from the dispatch
-    to the last arrival of its own (to the end of the wait when a device did not arrive), and
-    from there `close_s` until the next model is published. Its bytes are those of the models
-    (`bytes_down`) and updates and, since the round before, `other_bytes` (down, up).
+    A round lasts `loss_query_s`, then until the last of its own updates arrives, or until
+    collecting ends if one is missing, then `close_s` until the next model is published.
+
+    Args:
+        table: The round.
+        ended: Exchanges that ended in it, dispatched in it or before.
+        dispatched_at_s: The dispatch; this and the next two on the run's clock.
+        ended_at_s: End of collecting.
+        closed_at_s: Publication of the next model.
+        is_available: I_{t,n} at its selection, shape (N,).
+        queues: Virtual queues after it, shape (N,).
+        lag_p99_s: Of the coordinator's event loop.
+        bytes_down: Models that were downloaded.
+        other_bytes: Bytes down and up that are neither models nor updates, since the last round.
+        model_sha256: Of the next model.
+        coordinator_encode_s: Time to encode it; None if it was not encoded.
+        loss_query_s: Duration of the loss query; 0 without one.
     """
-    own = [x for x in over if x.round == played.id]
+    own = [x for x in ended if x.round == table.id]
     arrivals = [x.tau_wall_s for x in own if x.tau_wall_s is not None]
-    is_complete = len(arrivals) == len(played.exchanges) > 0 and not played.is_buffered
+    is_complete = len(arrivals) == len(table.exchanges) > 0 and not table.is_buffered
     tau_max_s = max(arrivals) if is_complete else ended_at_s - dispatched_at_s
     duration_s = loss_query_s + closed_at_s - dispatched_at_s
-    done = [x for x in over if x.stage is ExchangeState.DONE]
-    in_time = [x for x in own if x.stage is ExchangeState.DONE]
+    done = [x for x in ended if x.state is ExchangeState.DONE]
+    in_time = [x for x in own if x.state is ExchangeState.DONE]
     slowest = max(in_time, key=lambda x: x.tau_wall_s or 0.0, default=None)
     return RoundRow(
-        round=played.id,
-        attempt=played.attempt,
+        round=table.id,
+        attempt=table.attempt,
         status="done" if done else "void",
         dispatched_at_s=dispatched_at_s,
         closed_at_s=closed_at_s,
@@ -281,125 +290,127 @@ def round_row(
         tau_max_s=tau_max_s,
         close_s=duration_s - loss_query_s - tau_max_s,
         slowest=slowest.device if slowest else None,
-        selected=len(played.exchanges),
+        selected=len(table.exchanges),
         aggregated=len(done),
         available=int(is_available.sum()),
         queue_total=float(queues.sum()),
         queue_max=float(queues.max(initial=0.0)),
         lag_p99_s=lag_p99_s,
         bytes_down=bytes_down + other_bytes[0],
-        bytes_up=sum(x.bytes_up for x in over) + other_bytes[1],
+        bytes_up=sum(x.bytes_up for x in ended) + other_bytes[1],
         model_sha256=model_sha256,
         coordinator_encode_s=coordinator_encode_s,
         loss_query_s=loss_query_s,
         aggregated_late=sum(bool(x.staleness) for x in done),
-        dropped_late=sum(x.stage is ExchangeState.LATE for x in over),
-        cancelled=sum(x.stage is ExchangeState.CANCELLED for x in over),
+        dropped_late=sum(x.state is ExchangeState.LATE for x in ended),
+        cancelled=sum(x.state is ExchangeState.CANCELLED for x in ended),
     )
 
 
 def selection_rows(
-    choice: Choice,
+    selection: Selection,
     names: Sequence[str],
     decisions: Decisions,
     aggregated: set[str],
     rows: Ints | None = None,
 ) -> Columns[SelectionRow]:
-    """Return what was predicted, who was chosen, and the debt afterwards.
+    """Return each device's prediction, whether it was selected, and its virtual queue afterwards.
 
     Args:
-        choice: Of the round.
+        selection: Of the round.
         names: By row.
-        decisions: Those that chose and have learned.
-        aggregated: Whose updates entered the model.
-        rows: Of which devices; None is one row for each.
+        decisions: Have learned from the round.
+        aggregated: Devices whose update was merged.
+        rows: Rows of the devices to return; None is all.
     """
-    n = len(choice.is_available)
+    n = len(selection.is_available)
     rows = np.arange(n, dtype=np.int64) if rows is None else rows
     of_rows = [names[row] for row in rows.tolist()]
     is_selected = np.zeros(n, dtype=np.bool_)
-    is_selected[choice.rows] = True
+    is_selected[selection.rows] = True
     return Columns(
         SelectionRow,
         len(rows),
         {
-            "round": choice.round,
+            "round": selection.round,
             "device": of_rows,
-            "is_available": choice.is_available[rows],
+            "is_available": selection.is_available[rows],
             "is_selected": is_selected[rows],
             "is_aggregated": [name in aggregated for name in of_rows],
-            "tau_hat_s": finite_or_nan(choice.prediction.tau_hat_s[rows]),
-            "width_s": finite_or_nan(choice.prediction.width_s[rows]),
+            "tau_hat_s": finite_or_nan(selection.prediction.tau_hat_s[rows]),
+            "width_s": finite_or_nan(selection.prediction.width_s[rows]),
             "queue": decisions.selector.queues(n)[rows],
-            "propensity": choice.propensity[rows],
-            "is_audit": rows == (-1 if choice.audit_row is None else choice.audit_row),
+            "propensity": selection.propensity[rows],
+            "is_audit": rows == (-1 if selection.audit_row is None else selection.audit_row),
         },
     )
 
 
-def answers_of(question: LossDemand, poll: LossQuery, names: Sequence[str]) -> ReportedLosses:
-    """Return what came of a question, in the order of its rows."""
-    told = [poll.asked[names[row]].answer for row in question.rows.tolist()]
-    loss = np.array([np.nan if answer is None else answer.loss for answer in told])
-    return ReportedLosses(question.rows, loss.astype(np.float64))
+def reported_losses(demand: LossDemand, query: LossQuery, names: Sequence[str]) -> ReportedLosses:
+    """Return the losses of a query, in the order of the rows that were demanded."""
+    replies = [query.devices[names[row]].reply for row in demand.rows.tolist()]
+    loss = np.array([np.nan if reply is None else reply.loss for reply in replies])
+    return ReportedLosses(demand.rows, loss.astype(np.float64))
 
 
-def ask_rows(poll: LossQuery, asks: Mapping[str, EvaluateRequest]) -> list[LossQueryRow]:
-    """Return one row a device that was asked for its loss."""
+def loss_query_rows(
+    query: LossQuery, requests: Mapping[str, EvaluateRequest]
+) -> list[LossQueryRow]:
+    """Return one row for each device that was queried."""
     rows = []
-    for asked in poll.asked.values():
-        answer = asked.answer
-        pulled = None if answer is None else pulled_in(answer, asks[asked.device])
+    for device in query.devices.values():
+        reply = device.reply
+        pulled = None if reply is None else pulled_manifest(reply, requests[device.device])
         rows.append(
             LossQueryRow(
-                round=poll.round,
-                device=asked.device,
+                round=query.round,
+                device=device.device,
                 outcome=(
-                    QueryOutcome.LATE if asked.reply is QueryOutcome.OPEN else asked.reply
+                    QueryOutcome.LATE if device.outcome is QueryOutcome.OPEN else device.outcome
                 ).value,
-                reason=asked.why,
-                loss=answer.loss if answer else None,
-                duration_s=asked.took_s,
-                download_s=answer.download_s if answer else None,
-                decode_s=answer.decode_s if answer else None,
-                load_s=answer.load_s if answer else None,
-                evaluate_s=answer.evaluate_s if answer else None,
-                was_cold=answer.was_cold if answer else None,
+                reason=device.why,
+                loss=reply.loss if reply else None,
+                duration_s=device.took_s,
+                download_s=reply.download_s if reply else None,
+                decode_s=reply.decode_s if reply else None,
+                load_s=reply.load_s if reply else None,
+                evaluate_s=reply.evaluate_s if reply else None,
+                was_cold=reply.was_cold if reply else None,
                 bytes_down=0 if pulled is None else pulled.size_bytes,
             )
         )
     return rows
 
 
-def fleet_rows(choice: Choice) -> list[FleetContextRow]:
-    """Return what was known of every device at a selection; nothing where there are too many."""
-    if len(choice.is_available) > KEPT_DEVICES:
+def fleet_rows(selection: Selection) -> list[FleetContextRow]:
+    """Return every device's context at a selection; nothing for a very large fleet."""
+    if len(selection.is_available) > MAX_FLEET_ROW_DEVICES:
         return []
-    known_s = choice.known_s
+    known_s = selection.known_s
     return [
         FleetContextRow(
-            round=choice.round,
-            context=choice.context.astype("<f8").tobytes(),
+            round=selection.round,
+            context=selection.context.astype("<f8").tobytes(),
             expected_tau_s=None if known_s is None else known_s.astype("<f8").tobytes(),
         )
     ]
 
 
 def finite(value: float) -> float | None:
-    """Return a plain number, or None for what no database should hold."""
+    """Return a plain number; None if it is infinite or NaN."""
     return float(value) if np.isfinite(value) else None
 
 
 def finite_or_nan(column: Floats) -> Floats:
-    """Return a column with NaN, which stands for NULL, for what no database should hold."""
-    told: Floats = np.where(np.isfinite(column), column, np.nan)
-    return told
+    """Return a column with NaN, which the store writes as NULL, for every infinite value."""
+    finite_column: Floats = np.where(np.isfinite(column), column, np.nan)
+    return finite_column
 
 
 def metric_rows(
     round_id: int, scores: Mapping[str, Score], at_s: float, evaluate_s: float
 ) -> tuple[list[DeviceMetricRow], MetricRow | None]:
-    """Return one row a device that holds anything out, and the row over all of them."""
+    """Return one row per device with held-out data, and the row over all of them."""
     tested = {name: score for name, score in scores.items() if score.n > 0}
     devices = [
         DeviceMetricRow(

@@ -1,16 +1,13 @@
-"""Who is asked to train what: the choice, the orders, and what was known of each device then.
-
-What was said to a device, and known of it, when it was asked to train. Pure.
-"""
+"""Selects devices for a round, writes their `Train` messages, and remembers what was known then."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from fairbed.coordinator.algorithms.arrays import Floats
-from fairbed.coordinator.policy.choice import Choice, ReportedLosses
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.decisions import Decisions
-from fairbed.coordinator.records.rows import Before, before
+from fairbed.coordinator.policy.selection import ReportedLosses, Selection
+from fairbed.coordinator.records.rows import KnownAtSelection, known_at_selection
 from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.state.registry import Registry
@@ -20,27 +17,27 @@ from fairbed.wire.messages import Train
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One exchange that is under way."""
+    """The `Train` message of one exchange, and what was known of its device before."""
 
     round: int
-    """The round that it belongs to."""
+    """The round that the exchange belongs to."""
     train: Train
-    known: Before
+    known: KnownAtSelection
     context: Floats
     """Shape (4,)."""
-    has_answered: bool
-    """It had told a loss before the selection."""
+    has_reported_loss: bool
+    """The device reported a loss before the selection."""
 
     def context_before(self, round_id: int) -> Floats | None:
-        """Return the context if it is of a round before `round_id`."""
+        """Return the context if the exchange was dispatched before round `round_id`."""
         return self.context if self.round < round_id else None
 
 
-def pulled_blobs(asked: Mapping[tuple[str, int], Assignment], played: Round) -> set[bytes]:
-    """Return the ids of the models that devices may not have pulled yet."""
+def pulled_blobs(assignments: Mapping[tuple[str, int], Assignment], table: Round) -> set[bytes]:
+    """Return the ids of the blobs that devices may still be downloading."""
     blobs = set[bytes]()
-    for exchange in played.in_stage(ExchangeState.ASKED):
-        train = asked[exchange.device, exchange.round].train
+    for exchange in table.in_state(ExchangeState.DISPATCHED):
+        train = assignments[exchange.device, exchange.round].train
         blobs.add(train.model.id)
         if train.coding.model is not None:
             blobs.add(train.coding.model.manifest.id)
@@ -48,11 +45,11 @@ def pulled_blobs(asked: Mapping[tuple[str, int], Assignment], played: Round) -> 
 
 
 class Assignments:
-    """Chooses devices for rounds, and remembers what is known of them until they are through.
+    """Selects devices, and keeps the assignment of each exchange until it is over.
 
     Args:
         config: Of the run.
-        decisions: Choose.
+        decisions: Select.
         registry: Of the fleet.
         versions: The model that is trained.
         now: Monotonic seconds.
@@ -72,74 +69,74 @@ class Assignments:
         self._versions = versions
         self._now = now
         self._open: dict[tuple[str, int], Assignment] = {}
-        """Of every exchange that is under way, by device and round."""
+        """Of every open exchange, by device and round."""
 
-    def choose(
+    def select(
         self,
-        played: Round,
+        table: Round,
         count: int | None,
-        pick: int = 0,
-        answers: ReportedLosses | None = None,
-        answered: Collection[str] = (),
-    ) -> tuple[dict[str, Train], Choice]:
-        """Choose devices for the round that is open; return what each is asked.
+        selections_before: int = 0,
+        losses: ReportedLosses | None = None,
+        has_reported: Collection[str] = (),
+    ) -> tuple[dict[str, Train], Selection]:
+        """Select devices for the open round; return the `Train` message of each.
 
         Args:
-            played: The round.
-            count: How many; None is what the configuration says.
-            pick: How often devices were chosen for it before.
-            answers: The losses that were asked for; None where none were.
-            answered: Who has told one.
+            table: The round.
+            count: How many devices; None takes the configured number.
+            selections_before: Selections that were made for this round before.
+            losses: Losses that were queried for this selection; None where none were.
+            has_reported: Devices that reported one.
         """
         now = self._now()
-        choice = self._decisions.choose(
-            played.id,
+        selection = self._decisions.select(
+            table.id,
             self._registry,
             self._versions.transfer_bits(),
             now,
-            answers=answers,
-            asked=count,
-            pick=pick,
+            losses=losses,
+            count=count,
+            selections_before=selections_before,
         )
-        names = [self._registry.names()[row] for row in choice.rows.tolist()]
-        trains = {name: self._train(played, name) for name in names}
+        names = [self._registry.names()[row] for row in selection.rows.tolist()]
+        trains = {name: self._train(table, name) for name in names}
         for name in names:
             device = self._registry[name]
-            self._open[name, played.id] = Assignment(
-                round=played.id,
+            self._open[name, table.id] = Assignment(
+                round=table.id,
                 train=trains[name],
-                known=before(device, choice, now),
-                context=choice.context[device.row],
-                has_answered=name in answered,
+                known=known_at_selection(device, selection, now),
+                context=selection.context[device.row],
+                has_reported_loss=name in has_reported,
             )
-        self._registry.open_round(names, played.id)
-        return trains, choice
+        self._registry.open_round(names, table.id)
+        return trains, selection
 
-    def close(self, over: Sequence[Exchange]) -> dict[tuple[str, int], Assignment]:
-        """Return what is known of every exchange, by device and round; forget those that are over.
+    def close(self, ended: Sequence[Exchange]) -> dict[tuple[str, int], Assignment]:
+        """Return every assignment, by device and round; forget those of exchanges that ended.
 
-        The registry learns who holds which version, and whose update enters the next.
+        The registry learns which version each device holds, and which round merged its update.
         """
-        asked = dict(self._open)
-        for exchange in over:
+        assignments = dict(self._open)
+        for exchange in ended:
             device = self._registry[exchange.device]
-            known = self._open.pop((exchange.device, exchange.round))
+            assignment = self._open.pop((exchange.device, exchange.round))
             if exchange.offer is not None:
-                device.holds = known.train.model.sha256
-            if exchange.stage is ExchangeState.DONE:
+                device.held_sha256 = assignment.train.model.sha256
+            if exchange.state is ExchangeState.DONE:
                 device.aggregated_round = exchange.round
-        return asked
+        return assignments
 
-    def _train(self, played: Round, name: str) -> Train:
+    def _train(self, table: Round, name: str) -> Train:
         settings, device = self._config.round, self._registry[name]
         return Train(
-            round=played.id,
-            attempt=played.attempt,
+            round=table.id,
+            attempt=table.attempt,
             model=self._versions.manifest,
-            hyperparameters=self._config.training.hyperparameters(played.id),
-            seed=self._decisions.training_seed(played.id, device.row),
+            hyperparameters=self._config.training.hyperparameters(table.id),
+            seed=self._decisions.training_seed(table.id, device.row),
             needs_loss=self._decisions.aggregator.needs_loss,
-            deadline_s=settings.patience_s or settings.deadline_s,
-            keep_warm=settings.goes_on and device.trained_last,
+            deadline_s=settings.late_limit_s or settings.deadline_s,
+            keep_warm=settings.merges_late_updates and device.trained_last,
             coding=self._versions.coding(device),
         )

@@ -1,4 +1,4 @@
-"""Between a campaign and its rounds: the first table, and who is waited for or chosen again."""
+"""Dispatch in asynchronous rounds, the first table of a run, and the wait of a void round."""
 
 from collections.abc import Callable
 
@@ -12,104 +12,105 @@ from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Round
 
 DRAINING = frozenset({ExchangeState.LATE, ExchangeState.CANCELLED, ExchangeState.LOST})
-"""Who may still be at work although its exchange is over for us."""
+"""States in which the device may still be at work although its exchange is over."""
 
 
 def first_table(config: CoordinatorConfig, round_id: int, attempt: int, slots: int) -> Round:
-    """Return the table of the first round of this process; the others are its successors."""
+    """Return the table of the first round of this process; all others are its successors."""
     settings = config.round
     return Round(
         id=round_id,
         attempt=attempt,
         deadline_s=settings.deadline_s,
         slots=slots,
-        wanted=config.wanted,
+        target_updates=config.updates_per_version,
         is_buffered=settings.is_buffered,
-        patience_s=settings.patience_s,
+        late_limit_s=settings.late_limit_s,
         max_staleness=settings.max_staleness,
     )
 
 
 class ReleasedDevices:
-    """Who is through with a version before that of a round; nobody is told twice."""
+    """Exchanges of an asynchronous round that ended on an older version, each returned once."""
 
-    def __init__(self, played: Round) -> None:
-        self._played = played
+    def __init__(self, table: Round) -> None:
+        self._table = table
         self._seen = 0
-        """Of those that have come to an end in the round."""
+        """Exchanges of `table.ended` that were looked at."""
         self._held: list[Exchange] = []
-        """Those seen of whom something is still in memory."""
+        """Those of them whose update is still in memory."""
 
-    def take(self, is_through: Callable[[Exchange], bool]) -> list[Exchange]:
-        """Return who has become free since the last call.
+    def take(self, is_released: Callable[[Exchange], bool]) -> list[Exchange]:
+        """Return the exchanges that were released since the last call.
 
         Args:
-            is_through: Tells whether nothing of an exchange that is over is in memory any more.
+            is_released: Whether the update of an exchange that is over has left the memory.
         """
-        ended, version = self._played.ended, self._played.version
+        ended, version = self._table.ended, self._table.version
         fresh = [x for x in ended[self._seen :] if x.version < version]
-        free, held = list[Exchange](), list[Exchange]()
+        released, held = list[Exchange](), list[Exchange]()
         for x in [*self._held, *fresh]:
-            (free if is_through(x) else held).append(x)
+            (released if is_released(x) else held).append(x)
         self._seen, self._held = len(ended), held
-        return free
+        return released
 
 
 class AsyncDispatcher:
-    """Chooses as many devices as there are places, until the round is over.
+    """Keeps `concurrency` devices at work until an asynchronous round is over.
 
-    A device that is through with an earlier version may be chosen again at once, one that is
-    through with this version only for the next: nobody trains a version twice.
+    A device that ended on an earlier version may be selected again at once. One that ended on the
+    current version waits for the next: no device trains a version twice.
 
     Args:
-        player: Plays the round.
+        executor: Executes the round.
         registry: Of the fleet.
-        config: Says how many work at the same time.
+        config: Says how many devices work at the same time.
         now: Monotonic seconds.
-        choose: Chooses so many devices and has them asked; told how often it was called before.
+        dispatch: Selects and dispatches that many devices; its second argument counts the
+            selections made for the round before.
     """
 
     def __init__(
         self,
-        player: RoundExecutor,
+        executor: RoundExecutor,
         registry: Registry,
         config: CoordinatorConfig,
         now: Callable[[], float],
-        choose: Callable[[int, int], None],
+        dispatch: Callable[[int, int], None],
     ) -> None:
-        self._player = player
+        self._executor = executor
         self._registry = registry
         self._config = config
         self._now = now
-        self._choose = choose
+        self._dispatch = dispatch
 
-    async def run(self, played: Round) -> None:
-        """Look whenever something has happened, and for new devices every `void_wait_s`."""
-        picks, releases = 0, ReleasedDevices(played)
+    async def run(self, table: Round) -> None:
+        """Fill free places whenever the table has changed, and at least every `void_wait_s`."""
+        selections, released = 0, ReleasedDevices(table)
         while True:
-            await self._player.wait_moved(self._config.round.void_wait_s)
-            if played.is_over:
+            await self._executor.wait_changed(self._config.round.void_wait_s)
+            if table.is_over:
                 return
-            self._release(releases)
-            free = self._config.asked - played.open_count
+            self._release(released)
+            free = self._config.cohort_size - table.open_count
             if free > 0 and self._registry.available(self._now()).any():
-                picks += 1
-                self._choose(free, picks)
+                selections += 1
+                self._dispatch(free, selections)
 
-    def _release(self, releases: ReleasedDevices) -> None:
-        for x in releases.take(self._player.is_through):
+    def _release(self, released: ReleasedDevices) -> None:
+        for x in released.take(self._executor.is_released):
             self._registry.release(
                 x.device,
                 has_trained=x.offer is not None,
-                is_draining=x.stage in DRAINING,
+                is_draining=x.state in DRAINING,
             )
 
 
 async def wait_for_any_device(
-    player: RoundExecutor, fleet: Fleet, settings: RoundConfig, played: Round
+    executor: RoundExecutor, fleet: Fleet, settings: RoundConfig, table: Round
 ) -> None:
-    """Wait until availability changes, or until a late exchange is over, but not for ever."""
-    if played.is_idle:
+    """Wait until availability changes or a late exchange ends, at most for the deadline."""
+    if table.is_idle:
         await fleet.wait_change(settings.void_wait_s)
         return
     async with anyio.create_task_group() as group:
@@ -119,5 +120,5 @@ async def wait_for_any_device(
             group.cancel_scope.cancel()
 
         group.start_soon(wait_change)
-        await player.wait_end(played)
+        await executor.wait_exchange_end(table)
         group.cancel_scope.cancel()

@@ -1,9 +1,9 @@
-"""The run of rounds: wait for the fleet, choose, play, merge, write down, evaluate, again.
+"""The training loop: select, dispatch, collect, merge, record and evaluate, round after round.
 
-The model of now on everybody's held-out data, off the record.
+Start reading at `TrainingLoop.run_round`: it is one round from the first line to the last.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import anyio
@@ -11,12 +11,18 @@ import anyio.to_thread
 import msgspec
 
 from fairbed.coordinator.algorithms.arrays import Vector
-from fairbed.coordinator.fleet.codec_agreement import Agreement
+from fairbed.coordinator.algorithms.selection.rbcs_f import FREEZE_AFTER
+from fairbed.coordinator.fleet.codec_agreement import CodecAgreement
 from fairbed.coordinator.fleet.membership import Fleet
-from fairbed.coordinator.messaging.blobs import PublicBlobs, SideTraffic
-from fairbed.coordinator.policy.choice import Choice, Observations, Picks
+from fairbed.coordinator.messaging.blobs import SideTraffic
 from fairbed.coordinator.policy.config import CoordinatorConfig
 from fairbed.coordinator.policy.decisions import Decisions
+from fairbed.coordinator.policy.selection import (
+    Observations,
+    ReportedLosses,
+    Selection,
+    SelectionBuilder,
+)
 from fairbed.coordinator.ports import Evaluator
 from fairbed.coordinator.records.rows import (
     exchange_row,
@@ -26,7 +32,7 @@ from fairbed.coordinator.records.rows import (
     round_row,
     selection_rows,
 )
-from fairbed.coordinator.rounds.assignments import Assignments, pulled_blobs
+from fairbed.coordinator.rounds.assignments import Assignment, Assignments, pulled_blobs
 from fairbed.coordinator.rounds.async_dispatch import (
     DRAINING,
     AsyncDispatcher,
@@ -35,39 +41,15 @@ from fairbed.coordinator.rounds.async_dispatch import (
 )
 from fairbed.coordinator.rounds.executor import RoundExecutor
 from fairbed.coordinator.rounds.loop_lag import LagMeter
-from fairbed.coordinator.rounds.loss_query import LossQueries, LossQueryExecutor
-from fairbed.coordinator.rounds.merging import Merging
+from fairbed.coordinator.rounds.loss_query import LossQueries
+from fairbed.coordinator.rounds.merging import RoundMerge
 from fairbed.coordinator.rounds.model_versions import ModelVersions
 from fairbed.coordinator.rounds.update_store import UpdateStore
-from fairbed.coordinator.state.exchange import Exchange, ExchangeState, slots
+from fairbed.coordinator.state.exchange import Exchange, ExchangeState, upload_slots
 from fairbed.coordinator.state.round import Round
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.coordinator.store.tables import MetricRow, Record, RoundRow
-from fairbed.wire.artifact import TaskSpec
-from fairbed.wire.messages import Manifest, Train
-
-
-async def evaluate_fleet(
-    evaluator: Evaluator, journal: EventLog, round_id: int, vector: Vector
-) -> MetricRow | None:
-    """Evaluate `vector`, shape (n_values,), and write down what came of it.
-
-    None if it could not be evaluated: whatever went wrong, the training goes on.
-    """
-    started = journal.now()
-    try:
-        scores = await anyio.to_thread.run_sync(evaluator.evaluate, vector, abandon_on_cancel=True)
-    except Exception as exc:  # off the record
-        said = f"{type(exc).__name__}: {exc}"
-        journal.event("not evaluated", said, level="warning", round_id=round_id)
-        return None
-    took_s = journal.now() - started
-    devices, metric = metric_rows(round_id, scores, journal.at_s(), took_s)
-    for row in devices:
-        journal.add(row)
-    if metric is not None:
-        journal.add(metric)
-    return metric
+from fairbed.wire.messages import Train
 
 
 class FleetMissingError(Exception):
@@ -76,92 +58,101 @@ class FleetMissingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RoundProgress:
-    """A closed round, for whoever watches."""
+    """A closed round, for progress lines and tests."""
 
     round: RoundRow
     cohort: tuple[str, ...]
     metric: MetricRow | None
 
 
-class TrainingLoop:
-    """Plays the rounds of one run; pausing acts between rounds, stopping at once."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunServices:
+    """What every round of a run uses; each of them lives as long as the coordinator process."""
 
-    def __init__(
-        self,
-        config: CoordinatorConfig,
-        task: TaskSpec,
-        vector: Vector,
-        decisions: Decisions,
-        fleet: Fleet,
-        *,
-        player: RoundExecutor,
-        asker: LossQueryExecutor,
-        public: PublicBlobs,
-        journal: EventLog,
-        lag: LagMeter,
-        traffic: SideTraffic,
-        evaluator: Evaluator | None,
-        listener: Callable[[RoundProgress], None],
-        attempt: int,
-        max_chunk_bytes: int,
-    ) -> None:
-        self._config = config
-        self._task = task
-        self._decisions = decisions
-        self._fleet = fleet
-        self._registry = fleet.registry
-        self._player = player
-        self._journal = journal
-        self._lag = lag
-        self._traffic = traffic
-        self._evaluator = evaluator
-        self._listener = listener
+    config: CoordinatorConfig
+    decisions: Decisions
+    fleet: Fleet
+    agreement: CodecAgreement
+    versions: ModelVersions
+    assignments: Assignments
+    loss_queries: LossQueries
+    executor: RoundExecutor
+    event_log: EventLog
+    loop_lag: LagMeter
+    side_traffic: SideTraffic
+    evaluator: Evaluator | None
+    on_progress: Callable[[RoundProgress], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenRound:
+    """The round that is open."""
+
+    table: Round
+    merge: RoundMerge
+    started: float
+    """Start of the round's duration, on the coordinator's clock: the dispatch."""
+    selections: SelectionBuilder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedRound:
+    """A round whose table takes no further event."""
+
+    table: Round
+    merge: RoundMerge
+    selection: Selection
+    started: float
+    collected: float
+    """End of collecting; merging begins."""
+    lag_p99_s: float
+    ended: list[Exchange]
+    """Exchanges that ended in this round, dispatched in it or earlier."""
+    merged: set[str]
+    """Devices whose update enters the next model."""
+    assignments: dict[tuple[str, int], Assignment]
+    """Of every exchange, by device and round, also of those that are still open."""
+
+    def assignment(self, x: Exchange) -> Assignment:
+        """Return the assignment of an exchange."""
+        return self.assignments[x.device, x.round]
+
+
+class TrainingLoop:
+    """Runs the rounds of one run.
+
+    Args:
+        services: What the rounds use.
+        attempt: How often the first round was attempted before: 0 unless the run is resumed.
+    """
+
+    def __init__(self, services: RunServices, attempt: int) -> None:
+        self._config = services.config
+        self._decisions = services.decisions
+        self._fleet = services.fleet
+        self._registry = services.fleet.registry
+        self._versions = services.versions
+        self._executor = services.executor
+        self._event_log = services.event_log
+        self._services = services
         self._attempt = attempt
-        self._agreement = Agreement(config.exchange, task.layout, journal.store.run_id)
-        self._versions = ModelVersions(
-            self._agreement,
-            vector,
-            public,
-            fleet.registry,
-            journal,
-            max_chunk_bytes=max_chunk_bytes,
-        )
-        self._inquiry = LossQueries(
-            config, decisions, fleet.registry, self._versions, asker, journal
-        )
-        self._assignments = Assignments(
-            config, decisions, fleet.registry, self._versions, journal.now
-        )
-        self._picks: Picks
-        """Who was chosen for the round that is open."""
-        self._closed: float | None = None
-        """When the last round was over; None before."""
-        self._open: tuple[Round, Merging] | None = None
-        """The table that the last round has handed over, and where its updates go."""
+        self._next: tuple[Round, RoundMerge] | None = None
+        """The table of the next round, which takes events already, and its merge."""
+        self._last_closed: float | None = None
+        """When the last round of this process was over; None before."""
         self._frozen: set[str] = set()
+        """Devices whose virtual queue was frozen after the last round."""
         self._may_run = anyio.Event()
         self._may_run.set()
 
-    def pause(self) -> None:
-        """Begin no further round."""
-        if self._may_run.is_set():
-            self._may_run = anyio.Event()
-            self._journal.store.set_status("paused")
-
-    def resume(self) -> None:
-        """Go on."""
-        if not self._may_run.is_set():
-            self._may_run.set()
-            self._journal.store.set_status("running")
-
     async def run(self, first_round: int) -> None:
-        """Play rounds `first_round` .. `config.rounds`.
+        """Run the rounds `first_round` .. `config.rounds`.
 
         Raises:
             FleetMissingError: Too few devices joined in time.
         """
         await self._wait_for_fleet()
-        # A checkpoint's model was a version already: it goes out as it is.
+        # The model of a checkpoint has been encoded before: it is published unchanged.
         rng = self._decisions.encoding_stream(0) if first_round == 1 else None
         await self._versions.publish(self._versions.vector, rng)
         for round_id in range(first_round, self._config.rounds + 1):
@@ -169,14 +160,58 @@ class TrainingLoop:
             while not self._may_run.is_set():
                 await self._may_run.wait()
                 await self._fleet.wait_settled()
-            await self._play(round_id)
+            await self.run_round(round_id)
             self._attempt = 0
+
+    async def run_round(self, round_id: int) -> None:
+        """Run one round: select, dispatch, collect, merge, record, evaluate.
+
+        Synchronous: collecting ends when every device of the cohort has finished, has failed or
+        has missed the deadline. With late updates, an exchange that misses the deadline stays
+        open, and a later round merges it. Asynchronous: collecting also dispatches a replacement
+        whenever a device finishes, and ends after `round.buffer` updates of any version.
+        """
+        losses = await self._query_losses(round_id)
+        opened, trains = self._select(round_id, losses)
+        self._dispatch(opened, trains)
+        await self._collect(opened)
+        closed = self._close(opened)
+        closed_at = await self._merge(closed)
+        self._learn(closed)
+        row = await self._record(closed, closed_at)
+        metric = await self._evaluate(round_id)
+        cohort = tuple(closed.table.exchanges)
+        self._services.on_progress(RoundProgress(round=row, cohort=cohort, metric=metric))
+
+    def pause(self) -> None:
+        """Begin no further round; the open one ends as usual."""
+        if self._may_run.is_set():
+            self._may_run = anyio.Event()
+            self._event_log.store.set_status("paused")
+
+    def resume(self) -> None:
+        """Begin rounds again."""
+        if not self._may_run.is_set():
+            self._may_run.set()
+            self._event_log.store.set_status("running")
+
+    def checkpoint(self) -> bytes:
+        """Return the state that a restarted coordinator needs, without the model."""
+        return msgspec.msgpack.encode(
+            {"decisions": self._decisions.to_state(), "registry": self._registry.to_state()}
+        )
+
+    def restore(self, state: bytes) -> None:
+        """Load the state of a checkpoint."""
+        saved = msgspec.msgpack.decode(state)
+        self._registry.load_state(saved["registry"])
+        self._decisions.load_state(saved["decisions"])
 
     async def _wait_for_fleet(self) -> None:
         wanted, limit = self._config.round.min_devices, self._config.round.join_timeout_s
-        deadline = self._journal.now() + limit
-        while (ready := int(self._registry.available(self._journal.now()).sum())) < wanted:
-            left = deadline - self._journal.now()
+        deadline = self._event_log.now() + limit
+        while (ready := int(self._registry.available(self._event_log.now()).sum())) < wanted:
+            left = deadline - self._event_log.now()
             if left <= 0:
                 raise FleetMissingError(
                     f"fleet: {wanted} devices must be ready within {limit:g} s, got {ready} ready "
@@ -185,197 +220,250 @@ class TrainingLoop:
                 )
             await self._fleet.wait_change(left)
 
-    async def _play(self, round_id: int) -> None:
-        """Choose, dispatch, and wait for what comes back."""
-        answers = await self._inquiry.run(round_id, self._attempt)
-        if answers is not None:
-            await self._fleet.wait_settled()  # our own link may have been down meanwhile
-        played, merging = self._opened(round_id)
-        begun = self._journal.now()
-        self._begin_merge(round_id, merging)
-        count = self._config.asked - played.open_count if played.is_buffered else None
-        trains, choice = self._assignments.choose(
-            played, count, answers=answers, answered=self._inquiry.answered
+    async def _query_losses(self, round_id: int) -> ReportedLosses | None:
+        """Query devices for the losses that the selector needs; None if it needs none."""
+        losses = await self._services.loss_queries.run(round_id, self._attempt)
+        if losses is not None:
+            await self._fleet.wait_settled()  # The link may have been down during the query.
+        return losses
+
+    def _select(
+        self, round_id: int, losses: ReportedLosses | None
+    ) -> tuple[OpenRound, dict[str, Train]]:
+        """Begin the round and select its cohort; return the `Train` message of each device."""
+        table, merge = self._next or self._open_first(round_id)
+        started = self._event_log.now()
+        self._begin_merge(round_id, merge)
+        count = self._config.cohort_size - table.open_count if table.is_buffered else None
+        queries = self._services.loss_queries
+        trains, selection = self._services.assignments.select(
+            table, count, losses=losses, has_reported=queries.has_reported
         )
-        self._picks = Picks(choice)
-        self._inquiry.dismiss(round_id, list(trains))
-        self._lag.start()
+        queries.dismiss(round_id, list(trains))
+        opened = OpenRound(
+            table=table, merge=merge, started=started, selections=SelectionBuilder(selection)
+        )
+        return opened, trains
+
+    def _dispatch(self, opened: OpenRound, trains: dict[str, Train]) -> None:
+        """Send the cohort its `Train` messages."""
+        table = opened.table
+        self._services.loop_lag.start()
         if trains:
-            self._journal.event("dispatched", " ".join(trains), round_id=round_id)
-        if played.is_buffered:
-            await self._play_buffered(played, trains, merging, begun)
-        elif trains:
-            await self._player.play(played, trains, merging, self._versions.vector)
-            begun = next(iter(played.exchanges.values())).dispatched
+            self._event_log.event("dispatched", " ".join(trains), round_id=table.id)
+        if table.is_buffered:
+            table.begin(opened.started)
+        if trains or table.is_buffered:
+            self._executor.dispatch(table, trains, self._versions.vector)
+        if table.is_buffered and self._last_closed is not None:
+            opened.started = self._last_closed  # Devices also work between asynchronous rounds.
+        elif trains and not table.is_buffered:
+            opened.started = next(iter(table.exchanges.values())).dispatched
+
+    async def _collect(self, opened: OpenRound) -> None:
+        """Wait for the updates of the round; asynchronous: dispatch replacements meanwhile."""
+        table = opened.table
+        if table.is_buffered:
+            await self._collect_and_replace(opened)
+        elif table.exchanges:
+            await self._executor.wait_over(table)
         else:
-            self._journal.event("void", "no device was available", round_id=round_id)
-            await wait_for_any_device(self._player, self._fleet, self._config.round, played)
-        if played.is_buffered and self._closed is not None:
-            begun = self._closed  # devices work between rounds, too: no time may be left out
-        await self._close(self._picks.whole(), played, begun, merging)
+            self._event_log.event("void", "no device was available", round_id=table.id)
+            await wait_for_any_device(self._executor, self._fleet, self._config.round, table)
 
-    async def _play_buffered(
-        self, played: Round, trains: Mapping[str, Train], merging: Merging, now: float
-    ) -> None:
-        """Play until enough updates have come; whenever a device is through, choose another."""
-        played.begin(now)
+    async def _collect_and_replace(self, opened: OpenRound) -> None:
+        """Collect until the buffer is full; replace each device that finishes."""
+        table = opened.table
 
-        def choose(count: int, pick: int) -> None:
-            trains, more = self._assignments.choose(played, count, pick)
-            self._picks.add(more)
+        def dispatch(count: int, selections_before: int) -> None:
+            trains, selection = self._services.assignments.select(table, count, selections_before)
+            opened.selections.add(selection)
             if trains:
-                self._journal.event("refilled", " ".join(trains), round_id=played.id)
-                self._player.ask(played, trains, self._versions.vector)
+                self._event_log.event("replacement", " ".join(trains), round_id=table.id)
+                self._executor.dispatch(table, trains, self._versions.vector)
 
         async with anyio.create_task_group() as group:
-            refill = AsyncDispatcher(
-                self._player, self._registry, self._config, self._journal.now, choose
+            dispatcher = AsyncDispatcher(
+                self._executor, self._registry, self._config, self._event_log.now, dispatch
             )
-            group.start_soon(refill.run, played, name="coordinator.async_dispatch")
-            await self._player.play(played, trains, merging, self._versions.vector)
+            group.start_soon(dispatcher.run, table, name="coordinator.async_dispatch")
+            await self._executor.wait_over(table)
             group.cancel_scope.cancel()
-        if played.is_void:
-            self._journal.event("void", "no device was available", round_id=played.id)
+        if table.is_void:
+            self._event_log.event("void", "no device was available", round_id=table.id)
             await self._fleet.wait_change(self._config.round.void_wait_s)
 
-    def _opened(self, round_id: int) -> tuple[Round, Merging]:
-        """Return the table of a round and its merge, as the round before has left them."""
-        if self._open is None:
-            room = slots(self._agreement.memory_bytes)
-            played = first_table(self._config, round_id, self._attempt, room)
-            self._open = played, Merging(None, self._registry)
-            self._player.open(*self._open)
-        return self._open
+    def _close(self, opened: OpenRound) -> ClosedRound:
+        """Close the table of a round and open the next one.
 
-    def _hand_over(self, played: Round) -> tuple[list[Exchange], set[str]]:
-        """Close a table and open the next; return what is over, and whose updates are merged.
-
-        Nothing may be waited for in between: what arrives is in the one or in the other.
+        Nothing may be awaited in here: each event belongs to one of the two tables.
         """
-        if played.id == self._config.rounds:
-            self._player.give_up("the run is over")
-        over = [x for x in played.everybody() if x.is_over]
-        merged = {x.device for x in over if x.stage is ExchangeState.DONE}
-        self._open = played.successor(played.version + bool(merged)), Merging(None, self._registry)
-        self._player.open(*self._open)
-        return over, merged
+        table, now = opened.table, self._event_log.now()
+        lag_p99_s = self._services.loop_lag.p99_s()
+        if table.id == self._config.rounds:
+            self._executor.end_all("the run is over")
+        ended = [x for x in table.all_exchanges() if x.is_over]
+        merged = {x.device for x in ended if x.state is ExchangeState.DONE}
+        self._next = (
+            table.successor(table.version + bool(merged)),
+            RoundMerge(None, self._registry),
+        )
+        self._executor.open(*self._next)
+        return ClosedRound(
+            table=table,
+            merge=opened.merge,
+            selection=opened.selections.build(),
+            started=opened.started,
+            collected=now,
+            lag_p99_s=lag_p99_s,
+            ended=ended,
+            merged=merged,
+            assignments=self._services.assignments.close(ended),
+        )
 
-    async def _close(
-        self, choice: Choice, played: Round, dispatched: float, merging: Merging
-    ) -> None:
-        """Merge, learn, write down, evaluate."""
-        ended, lag = self._journal.now(), self._lag.p99_s()
-        over, aggregated = self._hand_over(played)
-        asked = self._assignments.close(over)
-        pulled = pulled_blobs(asked, played)
-        if aggregated:
-            merged = (await merging.finish()).vector
-            await self._versions.publish(merged, self._decisions.encoding_stream(played.id), pulled)
+    async def _merge(self, closed: ClosedRound) -> float:
+        """Finish the merge and publish the next version; return when the round was over."""
+        table = closed.table
+        pulled = pulled_blobs(closed.assignments, table)
+        if closed.merged:
+            merged = (await closed.merge.finish()).vector
+            await self._versions.publish(merged, self._decisions.encoding_stream(table.id), pulled)
         else:
             await self._versions.retire_all_but(pulled)
-        if played.exchanges and not aggregated:
-            self._journal.event(
-                "void", "no update arrived; the model stays", level="warning", round_id=played.id
+        if table.exchanges and not closed.merged:
+            self._event_log.event(
+                "void", "no update arrived; the model stays", level="warning", round_id=table.id
             )
-        closed = self._closed = self._journal.now()
-        self._decisions.learn(
-            choice,
-            Observations.of(
-                [
-                    observation(
-                        x,
-                        self._registry[x.device].row,
-                        lag,
-                        asked[x.device, x.round].context_before(played.id),
-                    )
-                    for x in over
-                ]
-            ),
-        )
-        self._name_frozen(played.id)
+        self._last_closed = self._event_log.now()
+        return self._last_closed
+
+    def _learn(self, closed: ClosedRound) -> None:
+        """Update the selector, the estimator and the registry with the exchanges that ended."""
+        table, ended = closed.table, closed.ended
+        observations = [
+            observation(
+                x,
+                self._registry[x.device].row,
+                closed.lag_p99_s,
+                closed.assignment(x).context_before(table.id),
+            )
+            for x in ended
+        ]
+        self._decisions.learn(closed.selection, Observations.of(observations))
+        self._report_frozen(table.id)
         self._registry.close_round(
-            played.exchanges,
-            trained=[x.device for x in over if x.offer is not None],
-            draining=[x.device for x in over if x.stage in DRAINING],
-            over=[x.device for x in over if played.find(x.device) is x],
+            table.exchanges,
+            trained=[x.device for x in ended if x.offer is not None],
+            draining=[x.device for x in ended if x.state in DRAINING],
+            over=[x.device for x in ended if table.find(x.device) is x],
         )
-        selections = selection_rows(choice, self._registry.names(), self._decisions, aggregated)
-        rows = [
+
+    async def _record(self, closed: ClosedRound, closed_at: float) -> RoundRow:
+        """Write the rows and the checkpoint of a round in one transaction."""
+        table, selection, log = closed.table, closed.selection, self._event_log
+        queries = self._services.loss_queries
+        selections = selection_rows(
+            selection, self._registry.names(), self._decisions, closed.merged
+        )
+        open_late = [x for x in table.exchanges.values() if x.is_open_late]
+        exchanges = [
             exchange_row(
                 x,
-                played,
-                asked[x.device, x.round].known,
-                train=asked[x.device, x.round].train,
-                dispatched_at_s=self._journal.at_s(x.dispatched),
-                lag_p99_s=lag,
-                has_answered=asked[x.device, x.round].has_answered,
+                table,
+                closed.assignment(x).known,
+                train=closed.assignment(x).train,
+                dispatched_at_s=log.at_s(x.dispatched),
+                lag_p99_s=closed.lag_p99_s,
+                has_reported_loss=closed.assignment(x).has_reported_loss,
             )
-            for x in [*over, *(x for x in played.exchanges.values() if x.goes_on)]
+            for x in [*closed.ended, *open_late]
         ]
+        model_bytes = sum(row.bytes_down for row in exchanges[: len(closed.ended)])
+        sha256 = self._versions.manifest.sha256
         row = round_row(
-            played,
-            over,
-            self._journal.at_s(dispatched),
-            self._journal.at_s(ended),
-            self._journal.at_s(closed),
-            is_available=choice.is_available,
-            queues=self._decisions.selector.queues(len(choice.is_available)),
-            lag_p99_s=lag,
-            bytes_down=sum(row.bytes_down for row in rows[: len(over)]) + self._inquiry.bytes_down,
-            other_bytes=self._traffic.take(),
-            model_sha256=_hash_of(self._versions.manifest),
-            coordinator_encode_s=self._versions.encode_s if aggregated else None,
-            loss_query_s=self._inquiry.lasted_s(dispatched),
+            table,
+            closed.ended,
+            log.at_s(closed.started),
+            log.at_s(closed.collected),
+            log.at_s(closed_at),
+            is_available=selection.is_available,
+            queues=self._decisions.selector.queues(len(selection.is_available)),
+            lag_p99_s=closed.lag_p99_s,
+            bytes_down=model_bytes + queries.bytes_down,
+            other_bytes=self._services.side_traffic.take(),
+            model_sha256=sha256.hex() if sha256 is not None else "",
+            coordinator_encode_s=self._versions.encode_s if closed.merged else None,
+            loss_query_s=queries.lasted_s(closed.started),
         )
-        more: list[Record] = [*fleet_rows(choice), *self._inquiry.rows]
-        for extra in more:
-            self._journal.add(extra)
+        records: list[Record] = [*fleet_rows(selection), *queries.rows]
+        for record in records:
+            log.add(record)
         model = self._versions.vector
         await anyio.to_thread.run_sync(
-            self._journal.store.close_round, row, selections, rows, self.checkpoint(), model
+            log.store.close_round, row, selections, exchanges, self.checkpoint(), model
         )
-        metric = None
-        is_due = self._config.evaluation.is_due(played.id, self._config.rounds)
-        if self._evaluator is not None and is_due:
-            metric = await evaluate_fleet(
-                self._evaluator, self._journal, played.id, self._versions.vector
-            )
-        self._listener(RoundProgress(round=row, cohort=tuple(played.exchanges), metric=metric))
+        return row
 
-    def _name_frozen(self, round_id: int) -> None:
+    async def _evaluate(self, round_id: int) -> MetricRow | None:
+        """Evaluate the new model if that is due; it is off the record, so it comes last."""
+        evaluator = self._services.evaluator
+        is_due = self._config.evaluation.is_due(round_id, self._config.rounds)
+        if evaluator is None or not is_due:
+            return None
+        return await evaluate_fleet(evaluator, self._event_log, round_id, self._versions.vector)
+
+    def _open_first(self, round_id: int) -> tuple[Round, RoundMerge]:
+        """Open the table of the first round of this process."""
+        slots = upload_slots(self._services.agreement.memory_bytes)
+        table = first_table(self._config, round_id, self._attempt, slots)
+        merge = RoundMerge(None, self._registry)
+        self._executor.open(table, merge)
+        return table, merge
+
+    def _begin_merge(self, round_id: int, merge: RoundMerge) -> None:
+        layout, model = self._services.agreement.layout, self._versions.vector
+        accumulator = self._decisions.begin_merge(
+            round_id,
+            model,
+            layout.n_params,
+            lambda: UpdateStore(self._event_log.store.folder, layout.n_values),
+        )
+        merge.begin(accumulator, model, layout.n_params, self._decisions.lateness)
+
+    def _report_frozen(self, round_id: int) -> None:
+        """Write an event for each device whose virtual queue is frozen since this round."""
         frozen = {self._registry.names()[row] for row in self._decisions.frozen()}
         for name in sorted(frozen - self._frozen):
-            self._journal.event(
+            self._event_log.event(
                 "frozen",
-                "fails time and again; its queue stands still until it succeeds",
+                f"failed {FREEZE_AFTER} times in a row; its virtual queue is frozen until it "
+                "succeeds",
                 level="warning",
                 device=name,
                 round_id=round_id,
             )
         self._frozen = frozen
 
-    def checkpoint(self) -> bytes:
-        """Return what a restarted coordinator needs beside the model."""
-        return msgspec.msgpack.encode(
-            {"decisions": self._decisions.to_state(), "registry": self._registry.to_state()}
-        )
 
-    def restore(self, state: bytes) -> None:
-        """Take over a checkpoint."""
-        kept = msgspec.msgpack.decode(state)
-        self._registry.load_state(kept["registry"])
-        self._decisions.load_state(kept["decisions"])
+async def evaluate_fleet(
+    evaluator: Evaluator, event_log: EventLog, round_id: int, vector: Vector
+) -> MetricRow | None:
+    """Evaluate `vector`, shape (n_values,), on every device's held-out data, and write the rows.
 
-    def _begin_merge(self, round_id: int, merging: Merging) -> None:
-        layout, now = self._task.layout, self._versions.vector
-        accumulator = self._decisions.begin_merge(
-            round_id,
-            now,
-            layout.n_params,
-            lambda: UpdateStore(self._journal.store.folder, layout.n_values),
-        )
-        merging.begin(accumulator, now, layout.n_params, self._decisions.lateness)
-
-
-def _hash_of(manifest: Manifest) -> str:
-    return manifest.sha256.hex() if manifest.sha256 is not None else ""
+    Returns:
+        The row over all devices; None if the evaluation failed: training goes on without it.
+    """
+    started = event_log.now()
+    try:
+        scores = await anyio.to_thread.run_sync(evaluator.evaluate, vector, abandon_on_cancel=True)
+    except Exception as exc:  # whatever failed, it is off the record
+        text = f"{type(exc).__name__}: {exc}"
+        event_log.event("not evaluated", text, level="warning", round_id=round_id)
+        return None
+    took_s = event_log.now() - started
+    devices, metric = metric_rows(round_id, scores, event_log.at_s(), took_s)
+    for row in devices:
+        event_log.add(row)
+    if metric is not None:
+        event_log.add(metric)
+    return metric

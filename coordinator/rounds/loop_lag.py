@@ -1,4 +1,4 @@
-"""How late the coordinator's own event loop is: it is the stopwatch of every exchange."""
+"""Lag of the coordinator's event loop, which times every exchange."""
 
 import asyncio
 import math
@@ -16,10 +16,10 @@ KEEP_S = 120.0
 
 
 class LagMeter:
-    """Samples how long something that is ready waits until the loop deals with it.
+    """Samples how long a ready callback waits until the event loop runs it.
 
-    A thread of its own rings the loop, as an arriving packet would, and the loop notes how long
-    it took to hear it. (A timer of the loop would not do: it is rounded up to a millisecond.)
+    A thread schedules callbacks on the loop, as an arriving packet would, and each callback
+    measures its delay. (A timer of the loop is no substitute: it is rounded up to a millisecond.)
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -30,20 +30,20 @@ class LagMeter:
         """Sample until cancelled."""
         is_over = threading.Event()
         loop = asyncio.get_running_loop()
-        ringer = threading.Thread(
-            target=self._ring,
+        sampler = threading.Thread(
+            target=self._sample,
             args=(loop, is_over),
             name="coordinator.loop_lag",
             daemon=True,
         )
-        ringer.start()
+        sampler.start()
         try:
             await anyio.sleep_forever()
         finally:
             is_over.set()
 
     def start(self) -> None:
-        """Begin a round: forget what was before."""
+        """Drop the samples of the round before."""
         self._samples.clear()
 
     def p99_s(self) -> float:
@@ -53,12 +53,12 @@ class LagMeter:
         ordered = sorted(self._samples)
         return ordered[max(math.ceil(0.99 * len(ordered)) - 1, 0)]
 
-    def _ring(self, loop: asyncio.AbstractEventLoop, is_over: threading.Event) -> None:
+    def _sample(self, loop: asyncio.AbstractEventLoop, is_over: threading.Event) -> None:
         while not is_over.wait(PERIOD_S):
             try:
-                loop.call_soon_threadsafe(self._note, self._now())
+                loop.call_soon_threadsafe(self._record, self._now())
             except RuntimeError:  # the loop is closed
                 return
 
-    def _note(self, rung: float) -> None:
-        self._samples.append(self._now() - rung)
+    def _record(self, scheduled: float) -> None:
+        self._samples.append(self._now() - scheduled)

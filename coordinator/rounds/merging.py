@@ -13,14 +13,14 @@ from fairbed.coordinator.state.exchange import Exchange
 from fairbed.coordinator.state.registry import Registry
 
 
-class Merging:
-    """Takes accepted updates one at a time, each in a worker thread.
+class RoundMerge:
+    """Adds accepted updates to an accumulator one at a time, each in a worker thread.
 
-    Whoever holds `turn` decides about one update and adds it. An update that waits for its turn
-    is still being checked, so it keeps its upload slot: what is in memory is at most one vector a
-    slot and the one being added, however quickly the devices upload.
+    The holder of `turn` decides about one update and adds it. An update that waits for its turn
+    is still being checked and keeps its upload slot. So memory holds at most one vector per slot
+    and the one being added, however fast the devices upload.
 
-    An update of an earlier version may be there before its merge has begun: it waits.
+    An update of an earlier version may arrive before the merge has begun: it waits.
     """
 
     def __init__(self, accumulator: Accumulator | None, registry: Registry) -> None:
@@ -41,7 +41,7 @@ class Merging:
             accumulator: Empty.
             now: The version that the round's devices train, shape (n_values,).
             n_params: Parameters in it; the rest are buffers.
-            lateness: What the updates of earlier versions count.
+            lateness: How much updates of earlier versions count.
         """
         self._accumulator = accumulator
         self._rebase = partial(lateness.rebased, now=now, n_params=n_params)
@@ -52,37 +52,37 @@ class Merging:
         await self._has_begun.wait()
 
     async def add(self, exchange: Exchange, model: Vector, base: Vector | None = None) -> None:
-        """Add the verified update of an exchange that is done; its turn must be held.
+        """Add the verified update of an exchange that is done; `turn` must be held.
 
-        A device cannot weigh more than the examples it is registered with.
+        Its weight is bounded by the number of examples that the device has registered.
 
         Args:
-            exchange: Says how many versions late the update is.
-            model: What the device has made, shape (n_values,).
-            base: The version that it made it from, shape (n_values,); None is that of now.
+            exchange: Gives the staleness of the update.
+            model: The model that the device has trained, shape (n_values,).
+            base: The version that it trained from, shape (n_values,); None is the current one.
         """
         device, offer = self._registry[exchange.device], exchange.offer
         accumulator, staleness = self._accumulator, exchange.staleness or 0
         assert offer is not None
         assert accumulator is not None, "only a merge that has begun takes updates"
 
-        def take() -> None:
-            made = model
+        def add() -> None:
+            rebased = model
             if staleness and base is not None and self._rebase is not None:
-                made = self._rebase(model, base=base, staleness=staleness)
+                rebased = self._rebase(model, base=base, staleness=staleness)
             accumulator.add(
                 Report(
                     row=device.row,
                     n_k=min(offer.n_k, device.n_registered or offer.n_k),
-                    model=made,
+                    model=rebased,
                     loss_before=offer.loss_before,
                 )
             )
 
-        await anyio.to_thread.run_sync(take)
+        await anyio.to_thread.run_sync(add)
 
     async def finish(self) -> Merge:
-        """Return the next model once the last accepted update has been added."""
+        """Return the next model, once the last accepted update has been added."""
         async with self.turn:
-            assert self._accumulator is not None, "only a merge that has begun comes to an end"
+            assert self._accumulator is not None, "only a merge that has begun can be finished"
             return await anyio.to_thread.run_sync(self._accumulator.finish)

@@ -1,8 +1,9 @@
-"""The versions of the global model in the broker: each one whole, and packed where that pays.
+"""The versions of the global model in the broker: each one as float32, and encoded if configured.
 
-A codec that loses something loses it here, once: what it decodes to is the model of the run.
-Devices decode it bit for bit, updates are changes of it, and merge, store and evaluation use it.
-So nothing adds up: the next version is merged from models that began at this one.
+A lossy codec is applied here, once per version: its decoded values become the model of the run.
+Devices decode the same bits, updates are relative to them, and merge, store and evaluation use
+them. So errors of the codec do not add up: the next version is merged from models that began at
+this one.
 """
 
 from collections.abc import Collection
@@ -12,7 +13,7 @@ import anyio.to_thread
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Vector
-from fairbed.coordinator.fleet.codec_agreement import Agreement, encoded_version
+from fairbed.coordinator.fleet.codec_agreement import CodecAgreement, encoded_version
 from fairbed.coordinator.messaging.blobs import PublicBlobs
 from fairbed.coordinator.state.registry import Device, Registry
 from fairbed.coordinator.store.event_log import EventLog
@@ -38,44 +39,44 @@ class _Encoded:
 
 
 class ModelVersions:
-    """The version of now, and how each device gets it.
+    """The current model version, and how each device gets it.
 
     Args:
         agreement: The codecs of the run.
         vector: The model before the first `publish`, shape (n_values,).
-        public: Where the blobs go.
-        registry: Whose slowest link the chunks must suit.
-        journal: Knows the time, and is told what cannot be packed.
-        max_chunk_bytes: What the broker takes.
+        public: Publishes the blobs.
+        registry: Its slowest link limits the size of chunks.
+        event_log: Gives the time, and takes the event of a version that cannot be encoded.
+        max_chunk_bytes: Largest chunk that the broker takes.
     """
 
     def __init__(
         self,
-        agreement: Agreement,
+        agreement: CodecAgreement,
         vector: Vector,
         public: PublicBlobs,
         registry: Registry,
-        journal: EventLog,
+        event_log: EventLog,
         *,
         max_chunk_bytes: int = MAX_CHUNK_BYTES,
     ) -> None:
         self.vector = vector
         """The model that devices train, shape (n_values,)."""
         self.encode_s: float | None = None
-        """What packing the version of now took, off the loop; None if it is not packed."""
+        """Time to encode the current version, off the loop; None if it is not encoded."""
         self._agreement = agreement
         self._public = public
         self._registry = registry
-        self._journal = journal
+        self._event_log = event_log
         self._max_chunk_bytes = min(RETAINED_CHUNK_BYTES, max_chunk_bytes)
         self._manifest: Manifest | None = None
         self._packed: Packed | None = None
         self._kept: set[bytes] = set()
-        """Blobs of earlier versions that somebody may still pull."""
+        """Blobs of earlier versions that devices may still be downloading."""
 
     @property
     def manifest(self) -> Manifest:
-        """The version of now, whole; its hash is the version's identity."""
+        """The current version as float32; its hash is the version's identity."""
         assert self._manifest is not None, "nothing is published yet"
         return self._manifest
 
@@ -84,7 +85,7 @@ class ModelVersions:
         return self._agreement.coding(device, self._packed)
 
     def transfer_bits(self) -> tuple[Floats, Floats]:
-        """Return what exchanges are going to take down and up, bits, both of shape (N,)."""
+        """Return the size of the next exchanges down and up, bits, both of shape (N,)."""
         sizes = [self._agreement.sizes(device, self._packed) for device in self._registry]
         bits = 8.0 * np.array(sizes, dtype=np.float64).reshape(-1, 2)
         return bits[:, 0], bits[:, 1]
@@ -95,10 +96,14 @@ class ModelVersions:
         rng: np.random.Generator | None,
         pulled: Collection[bytes] = frozenset(),
     ) -> None:
-        """Make `vector`, shape (n_values,), the version of now, as the codec leaves it.
+        """Make `vector`, shape (n_values,), the current version, as its codec rounds it.
 
-        `rng` rounds; None leaves the vector as it is: it was a version before this process. The
-        version before leaves the broker, but for blobs that are still `pulled`.
+        The version before is removed from the broker, except blobs that are still `pulled`.
+
+        Args:
+            vector: The next model.
+            rng: Rounds in the codec; None publishes the vector unchanged: it was encoded before.
+            pulled: Ids of blobs that devices may still be downloading.
         """
         old, packed = self._manifest, self._packed
         encoded = None if rng is None else await self._encode(vector, rng)
@@ -110,7 +115,7 @@ class ModelVersions:
         self.vector, self.encode_s = vector, encoded.took_s if encoded else None
         if old is not None and old.id == manifest.id:
             return
-        # First out, then in: the broker holds one version, not two.
+        # Remove first, then publish: the broker holds one version, not two.
         blobs = (None if packed is None else packed.manifest, old)
         self._kept |= {blob.id for blob in blobs if blob is not None}
         self._kept.discard(manifest.id)
@@ -123,13 +128,13 @@ class ModelVersions:
         await self._public.publish(manifest, data)
 
     async def retire_all_but(self, pulled: Collection[bytes]) -> None:
-        """Take the blobs of earlier versions out of the broker that nobody pulls any more."""
+        """Remove the blobs of earlier versions from the broker, except those that are `pulled`."""
         for blob_id in sorted(self._kept.difference(pulled)):
             self._kept.discard(blob_id)
             await self._public.retire(blob_id)
 
     async def _encode(self, vector: Vector, rng: np.random.Generator) -> _Encoded | None:
-        """Return a version packed; None where there is no codec, or nothing to be changes of."""
+        """Return a version encoded; None without a codec, or without a base for `delta`."""
         codec, base = self._agreement.down, None
         if self._agreement.config.down == "delta":
             if self._manifest is None:
@@ -138,19 +143,21 @@ class ModelVersions:
         if codec is None:
             return None
         try:
-            return await anyio.to_thread.run_sync(self._pack, codec, vector, base, rng)
+            return await anyio.to_thread.run_sync(self._encode_now, codec, vector, base, rng)
         except EncodeError as exc:
-            self._journal.event("not packed", f"{exc}; the model goes out whole", level="warning")
+            self._event_log.event(
+                "not encoded", f"{exc}; the model is sent as float32", level="warning"
+            )
             return None
 
-    def _pack(
+    def _encode_now(
         self, codec: Codec, vector: Vector, base: Vector | None, rng: np.random.Generator
     ) -> _Encoded:
-        started = self._journal.now()
+        started = self._event_log.now()
         blob, decoded = encoded_version(codec, self._agreement.layout, vector, base, rng)
         last = None if self._packed is None else self._packed.manifest
         manifest = manifest_of(blob, "model", self._chunk_bytes(len(blob), last))
-        return _Encoded(blob, decoded, manifest, self._journal.now() - started)
+        return _Encoded(blob, decoded, manifest, self._event_log.now() - started)
 
     def _describe(self, blob: Manifest, old: Manifest | None) -> Packed:
         base = old.sha256 if old is not None and self._agreement.config.down == "delta" else None

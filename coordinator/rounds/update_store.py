@@ -12,25 +12,25 @@ from fairbed.wire.tensors import vector_to_bytes
 
 
 class UpdateStore:
-    """The models of one round in a file without a name, which no crash leaves behind.
+    """The models of one round in an unnamed temporary file, which a crash cannot leave behind.
 
-    The file is written, not mapped, while models arrive, so that they count as cache of the
-    system and not as memory of this process; reading maps it.
+    While models arrive the file is written, not mapped: they count as page cache of the system and
+    not as memory of this process. Reading maps the file.
     """
 
     def __init__(self, folder: Path, n_values: int) -> None:
-        """Make the file.
+        """Create the file.
 
         Raises:
             OSError: The folder cannot be written.
         """
         self._n_values = n_values
         self._count = 0
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - lives as long as we do
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - open as long as this object
         weakref.finalize(self, self._file.close)
 
     def append(self, model: Vector) -> None:
-        """Write a model, shape (n_values,), to the end.
+        """Append a model, shape (n_values,).
 
         Raises:
             OSError: The disk is full.

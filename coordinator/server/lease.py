@@ -1,8 +1,8 @@
-"""Whose topic tree it is: one coordinator at a time, and who came first stays.
+"""The coordinator lease: one coordinator per topic tree, and the first one keeps it.
 
-A newcomer says that it is here but not on (`off` with its own boot, not retained: devices pass
-over it). Whoever is on answers `on`, and the newcomer gives up. A retained `on` that nobody
-stands behind, of a coordinator whose last will never came, is passed over after `ANSWER_S`.
+A newcomer publishes `off` with its own boot, not retained; devices ignore it. A coordinator that
+holds the tree answers `on`, and the newcomer gives up. A retained `on` of a coordinator that died
+without a last will is ignored after `ANSWER_S` without an answer.
 """
 
 from collections.abc import Callable
@@ -17,27 +17,27 @@ from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, Packet, Transport
 
 ANSWER_S = 5.0
-"""A coordinator that is alive and linked answers within this."""
+"""A live coordinator with a link answers within this."""
 
-LOOKER = 1 << 40
-"""Boot of one that only looks: the largest, so that it gives way to whoever wants the tree."""
+OBSERVER_BOOT = 1 << 40
+"""Boot of an observer: the largest, so that any coordinator that wants the tree goes first."""
 
 
 class AnotherCoordinatorError(Exception):
-    """The topic tree is another coordinator's."""
+    """Another coordinator holds the topic tree."""
 
 
 class CoordinatorLease:
-    """One coordinator's claim to a topic tree.
+    """One coordinator's lease of a topic tree.
 
-    Two that start in the same instant may both find the tree free; then, as after a time in which
-    the first one had no link, the smaller boot stays.
+    Two coordinators that start in the same instant may both find the tree free. Then the smaller
+    boot keeps it, as it does after the holder was without a link.
 
     Args:
         transport: The link; it may come and go.
         topics: The tree.
         boot: Of this coordinator process.
-        on_lost: Called when the tree was ours and turns out to be another's.
+        on_lost: Called when the lease is lost to another coordinator.
     """
 
     def __init__(
@@ -49,27 +49,27 @@ class CoordinatorLease:
         on_lost: Callable[[AnotherCoordinatorError], None] = lambda why: None,
     ) -> None:
         self.is_ours = False
-        """We are on, and say so to whoever asks."""
+        """This coordinator holds the tree, and answers `on`."""
         self._transport = transport
         self._topics = topics
         self._boot = boot
         self._on_lost = on_lost
         self._is_echoed = False
         self._rival: int | None = None
-        """Boot of one that may be alive."""
+        """Boot of another coordinator that may be alive."""
         self._owner: CoordinatorStatus | None = None
-        """One that is alive."""
-        self._is_doubted = self._was_on = False
-        self._moved = anyio.Event()
+        """Status of another coordinator that is alive."""
+        self._needs_renewal = self._other_was_on = False
+        self._changed = anyio.Event()
 
     async def take(self) -> None:
-        """Return when the tree is ours; nothing has been written to it before.
+        """Wait until this coordinator holds the tree; nothing is retained in it before.
 
         Raises:
-            AnotherCoordinatorError: It is another's.
+            AnotherCoordinatorError: Another coordinator holds it.
         """
         challenge = CoordinatorStatus(state="off", boot=self._boot)
-        with suppress(Disconnected):  # the filter is remembered
+        with suppress(Disconnected):  # the transport keeps the filter
             await self._transport.subscribe(self._topics.coordinator, qos=1)
         while not self._is_echoed and self._owner is None:
             with suppress(Disconnected):
@@ -80,28 +80,28 @@ class CoordinatorLease:
             raise self._taken_by(self._owner)
         self.is_ours = True
 
-    async def doubted(self) -> bool:
-        """Wait until we should say again that we are on.
+    async def wait_renewal(self) -> bool:
+        """Wait until `on` has to be published again.
 
         Returns:
-            Somebody else has said so of himself: what we keep in the broker may be cleared.
+            Whether another coordinator was on: it may have cleared our retained chunks.
         """
-        while not self._is_doubted:
-            await self._moved.wait()
-        was_on, self._is_doubted, self._was_on = self._was_on, False, False
+        while not self._needs_renewal:
+            await self._changed.wait()
+        was_on, self._needs_renewal, self._other_was_on = self._other_was_on, False, False
         return was_on
 
     def give_up(self) -> bool:
-        """Answer nobody any more; tell whether the tree was ours."""
+        """Stop answering; return whether this coordinator held the tree."""
         was_ours, self.is_ours = self.is_ours, False
         return was_ours
 
     def on_link_up(self) -> None:
-        """Ask again: what was asked before may be lost."""
-        self._move()
+        """Publish the challenge again: the last one may be lost."""
+        self._notify()
 
     def on_packet(self, packet: Packet) -> None:
-        """Deal with what somebody says of his presence; what is no status is passed over."""
+        """Handle a status of any coordinator; other messages are ignored."""
         try:
             status = decode_to_device(packet.payload)
         except DecodeError:
@@ -109,7 +109,7 @@ class CoordinatorLease:
         if not isinstance(status, CoordinatorStatus):
             return
         if self.is_ours:
-            self._defend(status, is_live=not packet.retained)
+            self._answer(status, is_live=not packet.retained)
         elif status.boot == self._boot:
             self._is_echoed = True
         elif status.state == "on" and not packet.retained:
@@ -119,31 +119,31 @@ class CoordinatorLease:
         elif status.boot == self._rival:
             self._rival = None  # its last will
         elif status.boot < self._boot and not packet.retained:
-            self._rival = status.boot  # it begins as we do, and goes first
-        self._move()
+            self._rival = status.boot  # it is starting too, and goes first
+        self._notify()
 
-    def _defend(self, status: CoordinatorStatus, *, is_live: bool) -> None:
+    def _answer(self, status: CoordinatorStatus, *, is_live: bool) -> None:
         is_own, is_on = status.boot == self._boot, status.state == "on"
         if not is_live or (is_own and is_on):
             return
         if is_on and status.boot < self._boot:
             self.is_ours = False
             self._on_lost(self._taken_by(status))
-        else:  # a newcomer asks, or a last will, even our own that comes late, hides that we are on
-            self._is_doubted = True
-            self._was_on |= is_on
+        else:  # a newcomer asks, or a last will (even our own, delayed) replaced our status
+            self._needs_renewal = True
+            self._other_was_on |= is_on
 
     async def _wait(self, holds: Callable[[], bool], *, once: bool = False) -> None:
-        """Wait until something holds, or with `once` for any news; at most `ANSWER_S`."""
+        """Wait until a condition holds, or with `once` for any status; at most `ANSWER_S`."""
         with anyio.move_on_after(ANSWER_S):
             while not holds():
-                await self._moved.wait()
+                await self._changed.wait()
                 if once:
                     return
 
-    def _move(self) -> None:
-        self._moved.set()
-        self._moved = anyio.Event()
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
 
     def _taken_by(self, status: CoordinatorStatus) -> AnotherCoordinatorError:
         return AnotherCoordinatorError(
@@ -152,20 +152,20 @@ class CoordinatorLease:
         )
 
 
-async def look(transport: Transport, topics: Topics) -> None:
-    """Return when the tree is free, and leave no trace.
+async def check_tree_is_free(transport: Transport, topics: Topics) -> None:
+    """Wait until the tree is known to be free, and leave no trace in it.
 
     Raises:
-        AnotherCoordinatorError: A coordinator is on.
-        Refused: The broker refused us.
+        AnotherCoordinatorError: A coordinator holds it.
+        Refused: The broker refused the connection.
     """
-    claim = CoordinatorLease(transport, topics, LOOKER)
+    lease = CoordinatorLease(transport, topics, OBSERVER_BOOT)
     failure: Exception | None = None
 
     async def take(scope: anyio.CancelScope) -> None:
         nonlocal failure
         try:
-            await claim.take()
+            await lease.take()
         except AnotherCoordinatorError as exc:  # leaves the group as itself, not in a group
             failure = exc
         scope.cancel()
@@ -175,9 +175,9 @@ async def look(transport: Transport, topics: Topics) -> None:
         try:
             async for event in transport.events():
                 if isinstance(event, LinkUp):
-                    claim.on_link_up()
+                    lease.on_link_up()
                 elif isinstance(event, Packet):
-                    claim.on_packet(event)
+                    lease.on_packet(event)
         except Refused as exc:
             failure = exc
             group.cancel_scope.cancel()

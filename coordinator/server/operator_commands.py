@@ -1,4 +1,4 @@
-"""Orders of people to a live run: written down, then carried out; twice the same acts once."""
+"""Commands of operators to a live run: recorded, then executed; a duplicate changes nothing."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,46 +11,46 @@ from fairbed.coordinator.store.tables import CommandRow
 from fairbed.wire.messages import OperatorCommand
 
 REMEMBERED = 1_000
-"""Commands that are known again; a second copy comes within seconds."""
+"""Commands whose duplicates are recognised; a duplicate comes within seconds."""
 
 
 class OperatorCommands:
-    """Carries commands out."""
+    """Executes commands."""
 
     def __init__(
         self,
-        campaign: TrainingLoop,
-        player: RoundExecutor,
+        loop: TrainingLoop,
+        executor: RoundExecutor,
         registry: Registry,
-        journal: EventLog,
+        event_log: EventLog,
         stop: Callable[[], None],
     ) -> None:
-        self._campaign = campaign
-        self._player = player
+        self._loop = loop
+        self._executor = executor
         self._registry = registry
-        self._journal = journal
+        self._event_log = event_log
         self._stop = stop
         self._seen: deque[bytes] = deque(maxlen=REMEMBERED)
 
     def on_command(self, command: OperatorCommand) -> None:
-        """Carry out a command, unless it was before."""
+        """Execute a command, unless it is a duplicate."""
         if command.id in self._seen:
             return
         self._seen.append(command.id)
-        self._journal.add(
+        self._event_log.add(
             CommandRow(
                 id=command.id.hex(),
-                at_s=self._journal.at_s(),
+                at_s=self._event_log.at_s(),
                 action=command.action,
                 device=command.device,
             )
         )
-        self._journal.event("command", command.action, device=command.device)
+        self._event_log.event("command", command.action, device=command.device)
         match command.action:
             case "pause":
-                self._campaign.pause()
+                self._loop.pause()
             case "resume":
-                self._campaign.resume()
+                self._loop.resume()
             case "stop":
                 self._stop()
             case "exclude" | "include":
@@ -59,8 +59,8 @@ class OperatorCommands:
     def _set_excluded(self, name: str, is_excluded: bool) -> None:
         device = self._registry.get(name)
         if device is None:
-            self._journal.complaint("command", f"no device {name!r} is known to this run")
+            self._event_log.complaint("command", f"no device {name!r} is known to this run")
             return
         device.is_excluded = is_excluded
         if is_excluded:
-            self._player.exclude(name)
+            self._executor.exclude(name)

@@ -1,12 +1,13 @@
-"""Every packet that reaches the coordinator, sorted to whom it concerns.
+"""Decodes every packet that reaches the coordinator and hands it to its receiver.
 
-One consumer, in order. What has to wait runs as a task of its own, so that it never holds the
-stopwatch back; of one device at most `MAX_PENDING` such tasks at a time.
+One consumer handles packets in order. A handler that has to wait runs as a task of its own, so
+that it never delays the clock of an exchange; at most `MAX_PENDING` such tasks per device.
 """
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 from anyio.abc import TaskGroup
@@ -38,39 +39,42 @@ from fairbed.wire.transport.base import Packet, Transport
 MessageT = TypeVar("MessageT", Hello, ChunkRequest)
 
 MAX_PENDING = 16
-"""Hellos and requests of one device that are dealt with at a time: twice the widest window. More
-are dropped, and a device that means well asks again."""
+"""Hellos and chunk requests of one device that are handled at the same time: twice the widest
+window. More are dropped; a well-behaved device repeats them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """The receivers of packets."""
+
+    fleet: Fleet
+    executor: RoundExecutor
+    loss_queries: LossQueryExecutor
+    public: PublicBlobs
+    private: PrivateBlobs
+    on_command: Callable[[OperatorCommand], None]
 
 
 class Router:
-    """Decodes packets, drops what breaks the protocol, and hands the rest on."""
+    """Decodes packets and hands each to its receiver."""
 
     def __init__(
-        self,
-        topics: Topics,
-        fleet: Fleet,
-        player: RoundExecutor,
-        asker: LossQueryExecutor,
-        public: PublicBlobs,
-        private: PrivateBlobs,
-        journal: EventLog,
-        group: TaskGroup,
-        on_command: Callable[[OperatorCommand], None],
+        self, topics: Topics, routes: Routes, event_log: EventLog, group: TaskGroup
     ) -> None:
         self._topics = topics
-        self._fleet = fleet
-        self._player = player
-        self._asker = asker
-        self._public = public
-        self._private = private
-        self._journal = journal
+        self._fleet = routes.fleet
+        self._executor = routes.executor
+        self._loss_queries = routes.loss_queries
+        self._public = routes.public
+        self._private = routes.private
+        self._on_command = routes.on_command
+        self._event_log = event_log
         self._group = group
-        self._on_command = on_command
         self._pending: Counter[str] = Counter()
         self._intents = topics.base + "/b/"
 
     async def subscribe(self, transport: Transport) -> None:
-        """Subscribe to all that devices and people write; remembered over reconnects."""
+        """Subscribe to everything that devices and operators publish; it outlasts reconnects."""
         t = self._topics
         with suppress(Disconnected):
             await transport.subscribe(t.up("+"), t.status("+"), t.command, qos=1)
@@ -78,19 +82,19 @@ class Router:
             await transport.subscribe(t.telemetry("+"), t.upload("+"), qos=0)
 
     def on_link_up(self) -> None:
-        """Our own link is up."""
+        """The coordinator's link is up."""
         self._fleet.on_link_up()
-        self._player.on_link_up()
-        self._asker.on_link_up()
+        self._executor.on_link_up()
+        self._loss_queries.on_link_up()
 
     def on_link_down(self) -> None:
-        """Our own link is gone."""
+        """The coordinator lost its link."""
         self._fleet.on_link_down()
-        self._player.on_link_down()
-        self._asker.on_link_down()
+        self._executor.on_link_down()
+        self._loss_queries.on_link_down()
 
     def on_packet(self, packet: Packet) -> None:
-        """Deal with one packet; whatever it holds, the coordinator goes on."""
+        """Handle one packet; whatever it contains, the coordinator keeps running."""
         if packet.topic.startswith(self._intents):
             self._group.start_soon(self._public.on_intent, packet)
             return
@@ -100,18 +104,18 @@ class Router:
                 return
             device, channel = self._topics.device_of(packet.topic)
         except DecodeError as exc:
-            self._journal.complaint("bad message", str(exc))
+            self._event_log.complaint("bad message", str(exc))
             return
-        self._fleet.registry.heard(device, self._journal.now())
+        self._fleet.registry.heard(device, self._event_log.now())
         if channel == "upload":
-            self._player.on_frame(device, packet.payload)
+            self._executor.on_frame(device, packet.payload)
             return
         if not packet.payload:
             return
         try:
             message = decode_from_device(packet.payload)
         except DecodeError as exc:
-            self._journal.complaint("bad message", str(exc), device=device)
+            self._event_log.complaint("bad message", str(exc), device=device)
             return
         self._on_message(device, message)
 
@@ -119,52 +123,54 @@ class Router:
         match message:
             case Context(phase=phase):
                 if self._fleet.on_context(device, message) and phase == "idle":
-                    self._player.on_idle(device)
-                    self._asker.on_idle(device)
+                    self._executor.on_idle(device)
+                    self._loss_queries.on_idle(device)
             case Hello():
-                self._start(device, self._hello, message)
+                self._start(device, self._on_hello, message)
             case Status():
                 self._fleet.on_status(device, message)
             case Offer():
-                self._player.on_offer(device, message)
+                self._executor.on_offer(device, message)
             case UploadDone():
-                self._player.on_done(device, message)
+                self._executor.on_done(device, message)
             case EvaluateReply():
-                self._asker.on_answer(device, message)
+                self._loss_queries.on_reply(device, message)
             case Failed():
-                if not self._asker.on_failed(device, message):
-                    self._player.on_failed(device, message)
+                if not self._loss_queries.on_failed(device, message):
+                    self._executor.on_failed(device, message)
             case Pong():
-                self._player.on_pong(device, message)
+                self._executor.on_pong(device, message)
             case ChunkRequest():
-                self._start(device, self._request, message)
+                self._start(device, self._on_chunk_request, message)
             case LinkProbe():
                 self._fleet.on_probe(device, message)
 
-    async def _hello(self, device: str, hello: Hello) -> None:
+    async def _on_hello(self, device: str, hello: Hello) -> None:
         is_other_process = await self._fleet.on_hello(device, hello)
-        self._player.on_hello(device, is_other_process)
-        self._asker.on_hello(device, is_other_process)
+        self._executor.on_hello(device, is_other_process)
+        self._loss_queries.on_hello(device, is_other_process)
 
-    async def _request(self, device: str, request: ChunkRequest) -> None:
+    async def _on_chunk_request(self, device: str, request: ChunkRequest) -> None:
         if not await self._public.on_request(request):
             await self._private.on_request(device, request)
 
     def _start(
-        self, device: str, work: Callable[[str, MessageT], Awaitable[None]], message: MessageT
+        self, device: str, handler: Callable[[str, MessageT], Awaitable[None]], message: MessageT
     ) -> None:
         if self._pending[device] >= MAX_PENDING:
-            self._journal.complaint("flood", "asks faster than it is served", device=device)
+            self._event_log.complaint(
+                "flood", "sends requests faster than they are served", device=device
+            )
             return
         self._pending[device] += 1
         name = f"coordinator.{type(message).__name__}[{device}]"
-        self._group.start_soon(self._work, device, work, message, name=name)
+        self._group.start_soon(self._handle, device, handler, message, name=name)
 
-    async def _work(
-        self, device: str, work: Callable[[str, MessageT], Awaitable[None]], message: MessageT
+    async def _handle(
+        self, device: str, handler: Callable[[str, MessageT], Awaitable[None]], message: MessageT
     ) -> None:
         try:
-            await work(device, message)
+            await handler(device, message)
         finally:
             self._pending[device] -= 1
             if not self._pending[device]:

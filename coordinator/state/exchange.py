@@ -1,8 +1,7 @@
-"""One device's exchange in a round: where it stands, and when it got there. Pure.
+"""One device's exchange in a round: its state, its instants, and how many may upload at once. Pure.
 
-How many exchanges of a table stand where, so that nobody has to go through all of them. Pure.
-
-How much room uploads get: in memory, and in the broker. Pure.
+An exchange begins when its `Train` message goes out and ends when its update has been verified,
+or when it is given up. `state.round` holds the transitions between its states.
 """
 
 from dataclasses import dataclass
@@ -14,31 +13,31 @@ UPLOAD_MEMORY_BYTES = 256_000_000
 MIN_SLOTS, MAX_SLOTS = 2, 16
 """G = clamp(256 MB / vector, 2, 16) updates in memory at the same time (design.md, Transfer)."""
 
-FLIGHT_BYTES = 8 << 20
-"""What granted uploads together may have waiting for us in the broker."""
+MAX_IN_FLIGHT_BYTES = 8 << 20
+"""Chunks of all granted uploads together that may wait in the broker for the coordinator."""
 
 LARGE_CHUNK_BYTES = 128 * 1024
 
 
-def slots(update_bytes: int) -> int:
+def upload_slots(update_bytes: int) -> int:
     """Return how many updates of this size may be in memory at the same time."""
     return min(max(UPLOAD_MEMORY_BYTES // max(update_bytes, 1), MIN_SLOTS), MAX_SLOTS)
 
 
 def upload_window(manifest: Manifest) -> int:
-    """Return how many chunks of an upload may be un-acknowledged: 4, of large ones 2."""
+    """Return how many chunks of an upload may be unacknowledged: 4, of large ones 2."""
     return 4 if manifest.chunk_bytes <= LARGE_CHUNK_BYTES else 2
 
 
-def flight_bytes(manifest: Manifest) -> int:
-    """Return how much of an upload may wait for us in the broker."""
+def in_flight_bytes(manifest: Manifest) -> int:
+    """Return how many bytes of an upload may wait in the broker for the coordinator."""
     return min(upload_window(manifest) * manifest.chunk_bytes, manifest.size_bytes)
 
 
 class ExchangeState(str, Enum):
-    """Where an exchange stands."""
+    """State of an exchange; the first four are open, the others final."""
 
-    ASKED = "asked"
+    DISPATCHED = "dispatched"
     QUEUED = "queued"
     GRANTED = "granted"
     CHECKING = "checking"
@@ -56,47 +55,52 @@ class ExchangeState(str, Enum):
 
 
 _OPEN = frozenset(
-    {ExchangeState.ASKED, ExchangeState.QUEUED, ExchangeState.GRANTED, ExchangeState.CHECKING}
+    {
+        ExchangeState.DISPATCHED,
+        ExchangeState.QUEUED,
+        ExchangeState.GRANTED,
+        ExchangeState.CHECKING,
+    }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """For how long the machine that emulates a device kept others waiting during an exchange."""
+    """How long the emulating host kept an exchange waiting, because it was busy."""
 
     device_s: float
-    """The device itself."""
+    """The device itself waited."""
     path_s: float
-    """The broker, or what carries the device's bytes to it."""
+    """The broker waited, or the process that carries the device's bytes to it."""
     watched_s: float
-    """How long the exchange was watched: from the dispatch to its end."""
+    """Length of the observation: from the dispatch to the end of the exchange."""
 
 
 @dataclass(slots=True)
 class Exchange:
-    """One device's exchange in this round; instants are on the coordinator's clock."""
+    """One device's exchange in a round; instants are on the coordinator's clock."""
 
     device: str
     dispatched: float
     round: int = 0
-    """The round that it was asked in."""
+    """The round in which it was dispatched."""
     attempt: int = 0
     version: int = 0
-    """Number of the version of the model that it trains."""
+    """Number of the model version that the device trains."""
     number: int = 0
-    """Its place in the order of dispatch, through all rounds."""
-    stage: ExchangeState = ExchangeState.ASKED
+    """Its place in the order of dispatch, over all rounds."""
+    state: ExchangeState = ExchangeState.DISPATCHED
     why: str = ""
     is_late: bool = False
-    """It has missed the deadline and goes on."""
+    """It has missed the deadline; where late updates are merged, it may still be open."""
     staleness: int | None = None
-    """Versions made while it trained; None unless it was merged."""
+    """Versions made while the device trained; None unless the update was merged."""
     aggregated_round: int | None = None
-    """The round that its update entered; None unless it was merged."""
+    """The round whose merge took the update; None unless it was merged."""
     ended: float | None = None
     """When it was given up; None unless it was."""
-    companions: int | None = None
-    """Other exchanges of its round; None while that is open."""
+    concurrent: int | None = None
+    """Other exchanges of its round; None while that round is open."""
     offer: Offer | None = None
     offered: float | None = None
     granted: float | None = None
@@ -106,28 +110,29 @@ class Exchange:
     duplicates_up: int = 0
     resent_up: int = 0
     settled: Settled | None = None
-    """Of the update."""
+    """Settled part of the upload."""
     decode_s: float | None = None
-    """Decoding the update here, off the loop; None if it came as it is."""
+    """Time to decode the update in the coordinator, off the loop; None if it came as float32."""
     is_disturbed: bool = False
-    """The coordinator lost its own link meanwhile."""
-    contended: Contention | None = None
-    """By the machine that emulates the device; None where nobody can tell."""
+    """The coordinator lost its own link during the exchange."""
+    contention: Contention | None = None
+    """Of the host that emulates the device; None where nothing measures it."""
     outage_s: float = 0.0
-    """For how long, while it was this device's turn; no part of its deadline."""
+    """Time in which the coordinator had no link and this device could not go on; the deadline
+    does not count it."""
 
     @property
     def is_over(self) -> bool:
-        """Nothing more becomes of it."""
-        return not self.stage.is_open
+        """Its state is final."""
+        return not self.state.is_open
 
     @property
-    def goes_on(self) -> bool:
-        """It is late, and may still succeed."""
-        return self.is_late and self.stage.is_open
+    def is_open_late(self) -> bool:
+        """It has missed the deadline and may still succeed."""
+        return self.is_late and self.state.is_open
 
     def queued_s(self, now: float) -> float:
-        """Return how long it has waited for its grant."""
+        """Return how long it has waited for its upload grant."""
         if self.offered is None:
             return 0.0
         return (self.granted if self.granted is not None else now) - self.offered
@@ -145,7 +150,7 @@ class Exchange:
 
     @property
     def at_least_s(self) -> float | None:
-        """How much of its time had passed when it was given up: a bound of its tau."""
+        """Lower bound of tau for an exchange that was given up: the time it had used by then."""
         if self.ended is None:
             return None
         return self.ended - self.dispatched - self.queued_s(self.ended) - self.outage_s
@@ -160,33 +165,35 @@ class Exchange:
 
 @dataclass(slots=True)
 class StateCounts:
-    """Kept along: an exchange is counted out before it changes, and in again afterwards."""
+    """Counts exchanges by state, so that no event has to visit all of them.
+
+    An exchange is counted out before its state changes, and in again afterwards.
+    """
 
     round: int
-    """The round that the table is of."""
+    """The round that the table belongs to."""
     open: int = 0
-    """Under way."""
-    waited_for: int = 0
-    """Of this round, under way and not late."""
+    awaited: int = 0
+    """Open exchanges of this round that are not late: the round waits for them."""
     done: int = 0
     done_in_round: int = 0
-    """Of this round."""
+    """Done exchanges that were dispatched in this round."""
     in_memory: int = 0
-    """On their way up, or being checked."""
-    flight_bytes: int = 0
-    """What those on their way may have waiting for us in the broker."""
+    """Granted uploads and updates being checked."""
+    in_flight_bytes: int = 0
+    """Bytes of granted uploads that may wait in the broker."""
 
     def count(self, x: Exchange, by: int) -> None:
-        """Count an exchange in where it stands (`by` = 1), or out of there (-1)."""
+        """Add an exchange to the counts of its state (`by` = 1), or remove it (-1)."""
         is_own = x.round == self.round
-        if x.stage is ExchangeState.DONE:
+        if x.state is ExchangeState.DONE:
             self.done += by
             self.done_in_round += by * is_own
-        if not x.stage.is_open:
+        if not x.state.is_open:
             return
         self.open += by
-        self.waited_for += by * (is_own and not x.is_late)
-        if x.stage in (ExchangeState.GRANTED, ExchangeState.CHECKING):
+        self.awaited += by * (is_own and not x.is_late)
+        if x.state in (ExchangeState.GRANTED, ExchangeState.CHECKING):
             self.in_memory += by
-        if x.stage is ExchangeState.GRANTED and x.offer is not None:
-            self.flight_bytes += by * flight_bytes(x.offer.manifest)
+        if x.state is ExchangeState.GRANTED and x.offer is not None:
+            self.in_flight_bytes += by * in_flight_bytes(x.offer.manifest)

@@ -1,9 +1,9 @@
-"""One poll as a table: who is asked for a loss before a selection, and what became of it.
+"""The table of one loss query: which devices are queried before a selection, and with what outcome.
 
-Pure: time is an argument. Nobody waits for ever: who has not answered at the limit is late, and
-not available to the selection. The limit does not run while our own link is down.
+Pure: time is an argument. A device that has not replied within the limit is late, and the
+selection treats it as not available. The limit does not run while the coordinator has no link.
 
-    open ─ answer ─> answered
+    open ─ reply ─> answered, or refused if the reply breaks a rule
       └── late, failed, lost
 """
 
@@ -14,7 +14,7 @@ from fairbed.wire.messages import EvaluateReply, EvaluateRequest, Manifest
 
 
 class QueryOutcome(str, Enum):
-    """What became of one question."""
+    """Outcome of the query to one device."""
 
     OPEN = "open"
     ANSWERED = "answered"
@@ -22,118 +22,119 @@ class QueryOutcome(str, Enum):
     FAILED = "failed"
     LOST = "lost"
     REFUSED = "refused"
-    """Answered with what cannot be."""
+    """The reply breaks a rule."""
 
 
 @dataclass(slots=True)
-class QueriedDevice:
-    """One device that is asked; instants are on the coordinator's clock."""
+class DeviceQuery:
+    """The query to one device; instants are on the coordinator's clock."""
 
     device: str
-    since: float
-    reply: QueryOutcome = QueryOutcome.OPEN
+    sent: float
+    outcome: QueryOutcome = QueryOutcome.OPEN
     why: str = ""
-    answer: EvaluateReply | None = None
-    answered: float | None = None
+    reply: EvaluateReply | None = None
+    replied: float | None = None
 
     @property
     def took_s(self) -> float | None:
-        """From the question to the answer; None without one."""
-        return None if self.answered is None else self.answered - self.since
+        """From the request to the reply; None without one."""
+        return None if self.replied is None else self.replied - self.sent
 
 
 @dataclass(slots=True)
 class LossQuery:
-    """The questions of one round."""
+    """The queries of one round."""
 
     round: int
     attempt: int
     limit_s: float
-    """Seconds for an answer."""
-    asked: dict[str, QueriedDevice] = field(default_factory=dict)
-    _open: dict[str, QueriedDevice] = field(default_factory=dict)
-    """Those who are expected to answer."""
+    """Time for a reply."""
+    devices: dict[str, DeviceQuery] = field(default_factory=dict)
+    """By name, in the order of the requests."""
+    _open: dict[str, DeviceQuery] = field(default_factory=dict)
+    """Those of them without an outcome yet."""
     _ends: float = 0.0
-    _held_since: float | None = None
+    _link_down_since: float | None = None
 
-    def ask(self, device: str, now: float) -> None:
-        """Take note that a device is asked."""
-        self.asked[device] = self._open[device] = QueriedDevice(device, now)
+    def add(self, device: str, now: float) -> None:
+        """Open the query to a device."""
+        self.devices[device] = self._open[device] = DeviceQuery(device, now)
         self._ends = max(self._ends, now + self.limit_s)
 
     @property
     def is_over(self) -> bool:
-        """Nobody is expected to answer any more."""
+        """No reply is expected any more."""
         return not self._open
 
     def open_devices(self) -> list[str]:
-        """Return who is expected to answer."""
+        """Return the devices whose reply is expected."""
         return list(self._open)
 
     def is_open(self, device: str) -> bool:
-        """Tell whether a device is expected to answer."""
+        """Return whether a reply of a device is expected."""
         return device in self._open
 
     def wake_at(self) -> float | None:
         """Return when the limit passes; None while it does not run."""
-        return None if self._held_since is not None else self._ends
+        return None if self._link_down_since is not None else self._ends
 
-    def answered(self, device: str, answer: EvaluateReply, fault: str | None, now: float) -> None:
-        """Take an answer; one that was not asked for, or comes again, changes nothing.
+    def on_reply(self, device: str, reply: EvaluateReply, fault: str | None, now: float) -> None:
+        """Take a reply; one that was not requested, and a duplicate, change nothing.
 
         Args:
-            device: Who says it.
-            answer: What it says.
-            fault: Why it cannot be; None if it can.
-            now: When it came.
+            device: The sender.
+            reply: Its message.
+            fault: The rule that it breaks; None if it is in order.
+            now: When it arrived.
         """
-        asked = self._open.pop(device, None)
-        if asked is None:
+        query = self._open.pop(device, None)
+        if query is None:
             return
         if fault is not None:
-            asked.reply, asked.why = QueryOutcome.REFUSED, fault
+            query.outcome, query.why = QueryOutcome.REFUSED, fault
             return
-        asked.reply, asked.answer, asked.answered = QueryOutcome.ANSWERED, answer, now
+        query.outcome, query.reply, query.replied = QueryOutcome.ANSWERED, reply, now
 
-    def ended(self, device: str, reply: QueryOutcome, why: str) -> None:
-        """Expect no answer of a device any more; who has answered stays answered."""
-        asked = self._open.pop(device, None)
-        if asked is not None:
-            asked.reply, asked.why = reply, why
+    def end(self, device: str, outcome: QueryOutcome, why: str) -> None:
+        """Expect no reply of a device any more; an outcome that it has already stays."""
+        query = self._open.pop(device, None)
+        if query is not None:
+            query.outcome, query.why = outcome, why
 
     def pass_limit(self, now: float) -> list[str]:
-        """Return who is late, each once."""
-        if self._held_since is not None or now < self._ends:
+        """Mark the open queries late if the limit has passed; return their devices."""
+        if self._link_down_since is not None or now < self._ends:
             return []
         late = self.open_devices()
         for device in late:
-            self.ended(device, QueryOutcome.LATE, f"no answer within {self.limit_s:g} s")
+            self.end(device, QueryOutcome.LATE, f"no answer within {self.limit_s:g} s")
         return late
 
-    def hold(self, now: float) -> None:
-        """Our own link is down: the limit waits until `go_on`."""
-        if self._held_since is None:
-            self._held_since = now
+    def on_link_down(self, now: float) -> None:
+        """The coordinator lost its link: the limit does not run until `on_link_up`."""
+        if self._link_down_since is None:
+            self._link_down_since = now
 
-    def go_on(self, now: float) -> None:
-        """Our link is back."""
-        held_since, self._held_since = self._held_since, None
-        if held_since is not None:
-            self._ends += now - held_since
-
-
-def pulled_in(answer: EvaluateReply, ask: EvaluateRequest) -> Manifest | None:
-    """Return the blob that a device says it pulled; None if nobody announced it."""
-    if answer.pulled is None or answer.pulled == ask.model.id:
-        return ask.model
-    packed = ask.coding.model
-    return packed.manifest if packed and packed.manifest.id == answer.pulled else None
+    def on_link_up(self, now: float) -> None:
+        """The link is back: the limit moves by the time without it."""
+        down_since, self._link_down_since = self._link_down_since, None
+        if down_since is not None:
+            self._ends += now - down_since
 
 
-def fault_in(answer: EvaluateReply, ask: EvaluateRequest) -> str | None:
-    """Return why an answer cannot be; None if it can."""
-    if pulled_in(answer, ask) is None:
+def pulled_manifest(reply: EvaluateReply, request: EvaluateRequest) -> Manifest | None:
+    """Return the blob that a device reports to have pulled; None if it was never announced."""
+    if reply.pulled is None or reply.pulled == request.model.id:
+        return request.model
+    packed = request.coding.model
+    return packed.manifest if packed and packed.manifest.id == reply.pulled else None
+
+
+def fault_in_reply(reply: EvaluateReply, request: EvaluateRequest) -> str | None:
+    """Return the rule that a reply breaks; None if it is in order."""
+    if pulled_manifest(reply, request) is None:
         return "answer: the model must have come in a blob that was announced"
-    if answer.n < 1:
+    if reply.n < 1:
         return "answer: the loss must be of at least 1 example, got 0"
     return None

@@ -1,9 +1,7 @@
-"""Who is in the fleet, what each device last said of itself, and who is available now.
+"""The devices of a run: what each last reported, which are available, and which are lost. Pure.
 
-A pure table: time is an argument. A device keeps its row for the whole run, also over restarts
-of the agent and of the coordinator.
-
-Who counts as gone in the middle of a round. Pure.
+Time is an argument. A device keeps its row for the whole run, also over restarts of the agent and
+of the coordinator.
 """
 
 import math
@@ -20,15 +18,15 @@ CONTEXT_MAX_AGE_S = 3.0
 """A device whose last context is older is not available (design.md, section 2)."""
 
 MU_BOUNDS = (0.05, 64.0)
-"""Clamp on the claimed CPU share, in cores (spec/algorithms.md, section 7)."""
+"""Bounds of a reported CPU share, in cores (spec/algorithms.md, section 7)."""
 
 LINK_BOUNDS_BPS = (1e3, 1e12)
-"""Clamp on claimed rates, bit/s: what is slower carries no model, and none is faster."""
+"""Bounds of a reported rate, bit/s: a slower link carries no model, and none is faster."""
 
 NEVER = -1
-"""Boot of a device that has not spoken yet."""
+"""Boot of a device that has sent no hello yet."""
 
-_KEPT = (
+_CHECKPOINTED = (
     "name",
     "n_registered",
     "first_seen_s",
@@ -46,37 +44,37 @@ class Device:
     name: str
     row: int
     boot: int = NEVER
-    """Boot of the agent process that spoke last."""
+    """Boot of the agent process that sent the last hello."""
     capabilities: Capabilities | None = None
     has_own_data: bool = False
     n_registered: int = 0
-    """Training examples at joining: what it may claim at most."""
+    """Training examples in its hello: the most that it may report later."""
     first_seen_s: float | None = None
     """On the run's clock, which goes on over restarts; None before the first hello."""
     is_on: bool = False
     off_since: float | None = None
-    """When its last will or farewell came; None while on."""
+    """When its last will or goodbye arrived; None while on."""
     heard_at: float = float("-inf")
-    """When anything last arrived from it; a transfer counts as life."""
+    """When the last packet of any kind arrived from it."""
     context: Context | None = None
     context_at: float = float("-inf")
     is_excluded: bool = False
-    """A person took it out."""
+    """An operator excluded it."""
     busy_round: int | None = None
-    """Round it is still at work on."""
+    """Round that it still works on."""
     is_draining: bool = False
-    """Its round is over for us; it is free again when it says that it is idle."""
+    """Its exchange is over, but it may still work; it is free once it reports that it is idle."""
     trained_last: bool = False
     """Completed local training in the previous round (s_{t,n} = 0)."""
     selected_last: bool = False
     """Was selected in the previous round."""
     aggregated_round: int | None = None
-    """Last round that its update entered the model of."""
-    holds: bytes | None = None
-    """Hash of the model that this process of it pulled last."""
+    """Last round that merged its update."""
+    held_sha256: bytes | None = None
+    """Hash of the model version that its agent process downloaded last."""
 
     def is_available(self, now: float) -> bool:
-        """Tell I_{t,n} at this instant."""
+        """Return I_{t,n} at this instant."""
         return (
             self.is_on
             and self.context is not None
@@ -88,12 +86,12 @@ class Device:
         )
 
     @property
-    def can_answer(self) -> bool:
-        """It can be asked for the loss of a model."""
+    def can_report_loss(self) -> bool:
+        """It understands requests for the loss of a model."""
         return self.capabilities is not None and "loss" in self.capabilities.skills
 
     def is_present(self, now: float) -> bool:
-        """It is available, or but for work that is still wanted of it."""
+        """It is available, or would be if it were not at work on an open exchange."""
         if self.busy_round is None or self.is_draining:
             return self.is_available(now)
         return (
@@ -101,7 +99,7 @@ class Device:
         )
 
     def status(self, now: float) -> str:
-        """Return the one word that a person reads."""
+        """Return its status in one word, as the TUI shows it."""
         if not self.is_on:
             return "gone" if self.boot != NEVER else "awaited"
         if self.is_excluded:
@@ -117,8 +115,8 @@ class Device:
 class Registry:
     """All devices of a run, by name and by row."""
 
-    must_answer: bool = False
-    """Who cannot be asked for a loss is not available: the selection depends on it."""
+    needs_losses: bool = False
+    """A device that cannot report a loss is not available: the selector needs it."""
     _devices: dict[str, Device] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -142,22 +140,22 @@ class Registry:
         return list(self._devices)
 
     def expect(self, names: Iterable[str]) -> None:
-        """Give devices that are to come their rows, in this order whoever joins first."""
+        """Give devices their rows in this order, whichever joins first."""
         for name in names:
             if name not in self._devices:
                 self._devices[name] = Device(name=name, row=len(self._devices))
 
     @property
     def joined(self) -> int:
-        """How many devices have said hello, in this life of the coordinator."""
+        """How many devices have sent a hello to this coordinator process."""
         return sum(device.boot != NEVER for device in self)
 
     def join(self, name: str, hello: Hello, now: float) -> Device:
-        """Take note of a hello; a device that is new gets the next row."""
+        """Record a hello; a new device gets the next row."""
         self.expect([name])
         device = self._devices[name]
         if device.boot != hello.boot:
-            device.context = device.holds = None
+            device.context = device.held_sha256 = None
             device.context_at = float("-inf")
             device.boot = hello.boot
             if device.is_draining:
@@ -170,16 +168,16 @@ class Registry:
         return device
 
     def to_state(self) -> list[dict[str, Any]]:
-        """Return what a resumed run must know of each device, in row order."""
-        return [{key: getattr(device, key) for key in _KEPT} for device in self]
+        """Return the state of each device for the checkpoint, in row order."""
+        return [{key: getattr(device, key) for key in _CHECKPOINTED} for device in self]
 
     def load_state(self, state: list[dict[str, Any]]) -> None:
-        """Put the devices of a resumed run back into their rows; each still has to say hello."""
-        for row, kept in enumerate(state):
-            self._devices[kept["name"]] = Device(row=row, **kept)
+        """Restore the devices of a resumed run in their rows; each still has to send a hello."""
+        for row, saved in enumerate(state):
+            self._devices[saved["name"]] = Device(row=row, **saved)
 
     def update_context(self, name: str, context: Context, now: float) -> bool:
-        """Take note of a context; tell whether it was a joined device's newest."""
+        """Record a context; return whether it is the newest of a device that has joined."""
         device = self._devices.get(name)
         if device is None or device.boot != context.boot:
             return False
@@ -192,7 +190,7 @@ class Registry:
         return True
 
     def forget_contexts(self) -> int:
-        """Our link is gone, so nothing known is current; return how many devices were ready."""
+        """Age all contexts, after a loss of the link; return how many devices were ready."""
         ready = 0
         for device in self:
             ready += device.is_on and device.context is not None and device.context.is_ready
@@ -200,13 +198,13 @@ class Registry:
         return ready
 
     def heard(self, name: str, now: float) -> None:
-        """Take note that something arrived from a device."""
+        """Record that a packet arrived from a device."""
         device = self._devices.get(name)
         if device is not None:
             device.heard_at = now
 
     def went_off(self, name: str, boot: int, now: float) -> bool:
-        """Take note of a farewell or last will; tell whether it was a present device's."""
+        """Record a goodbye or last will; return whether the device was on."""
         device = self._devices.get(name)
         if device is None or device.boot != boot or not device.is_on:
             return False
@@ -215,16 +213,16 @@ class Registry:
 
     def available(self, now: float) -> Bools:
         """Return I_t, shape (N,)."""
-        there = (d.is_available(now) and (d.can_answer or not self.must_answer) for d in self)
-        return np.fromiter(there, dtype=np.bool_, count=len(self))
+        flags = (d.is_available(now) and (d.can_report_loss or not self.needs_losses) for d in self)
+        return np.fromiter(flags, dtype=np.bool_, count=len(self))
 
     def present(self, now: float) -> int:
-        """Return how many devices are available, or at work on a round that is over for others."""
+        """Return how many devices are available or at work on an open exchange."""
         return sum(d.is_present(now) for d in self)
 
     def n_k(self) -> Ints:
-        """Return the training examples of each device, shape (N,); claims are clamped."""
-        return np.fromiter((claimed_n_k(d) for d in self), dtype=np.int64, count=len(self))
+        """Return the training examples of each device, shape (N,), bounded by its hello."""
+        return np.fromiter((bounded_n_k(d) for d in self), dtype=np.int64, count=len(self))
 
     def contexts(self, down_bits: float | Floats, up_bits: float | Floats, coding: str) -> Floats:
         """Return c = [1/mu, s, M_down/B_down, M_up/B_up] of each device, shape (N, 4).
@@ -240,7 +238,7 @@ class Registry:
         """
         rates_bps = np.array([_rates_bps(d) for d in self], dtype=np.float64).reshape(len(self), 2)
         transfer_s = transfer_times(down_bits, up_bits, rates_bps)
-        inverse_mu = np.array([1.0 / mu_of(d) for d in self], dtype=np.float64)
+        inverse_mu = np.array([1.0 / clamped_mu(d) for d in self], dtype=np.float64)
         cold = np.array([cold_start(d, coding) for d in self], dtype=np.float64)
         return np.concatenate([inverse_mu[:, None], cold[:, None], transfer_s], axis=1)
 
@@ -250,20 +248,20 @@ class Registry:
         return min((rate for rate in rates if rate is not None), default=None)
 
     def open_round(self, selected: Iterable[str], round_id: int) -> None:
-        """Take note of who is at work from now on."""
+        """Record which devices begin an exchange."""
         for name in selected:
             self._devices[name].busy_round = round_id
             self._devices[name].is_draining = False
 
     def release(self, name: str, *, has_trained: bool, is_draining: bool) -> None:
-        """Take note that a device's exchange is over while its round goes on."""
+        """Record that a device's exchange is over before its round is."""
         device = self._devices[name]
         device.trained_last = has_trained
         device.is_draining = is_draining
         device.busy_round = device.busy_round if is_draining else None
 
     def drain(self, names: Iterable[str], round_id: int) -> None:
-        """Take note of who may still be at work on a question that nobody waits for any more."""
+        """Record which devices may still work on a loss query that has ended."""
         for name in names:
             self._devices[name].busy_round, self._devices[name].is_draining = round_id, True
 
@@ -274,18 +272,18 @@ class Registry:
         draining: Iterable[str],
         over: Iterable[str] | None = None,
     ) -> None:
-        """Take note of how a round ended.
+        """Record how a round ended, each argument a set of device names.
 
         Args:
-            selected: Who was chosen.
-            trained: Who completed local training.
-            draining: Who may still be at work although nobody waits for it any more.
-            over: Whose exchange came to its end in it, begun then or earlier; None is the chosen.
+            selected: Selected in it.
+            trained: Completed local training.
+            draining: May still be at work although their exchange is over.
+            over: Their exchange ended in it, dispatched then or earlier; None is `selected`.
         """
-        chosen, done, late = set(selected), set(trained), set(draining)
-        ended = chosen if over is None else set(over)
+        cohort, done, late = set(selected), set(trained), set(draining)
+        ended = cohort if over is None else set(over)
         for device in self:
-            device.selected_last = device.name in chosen
+            device.selected_last = device.name in cohort
             device.trained_last = device.name in done
             if device.name in ended:
                 device.is_draining = device.name in late
@@ -295,8 +293,8 @@ class Registry:
 def transfer_times(down_bits: float | Floats, up_bits: float | Floats, rates_bps: Floats) -> Floats:
     """Return M_down/B_down and M_up/B_up of each device, seconds, shape (N, 2).
 
-    Where one of the two rates is unknown both times are the fleet's median, or 0 where nobody
-    knows its own.
+    Where one of the two rates is unknown, both times are the fleet's median, or 0 if no device has
+    measured both.
 
     Args:
         down_bits: Size of the model as it travels, bits, for each device (N,) or for all.
@@ -313,35 +311,35 @@ def transfer_times(down_bits: float | Floats, up_bits: float | Floats, rates_bps
     return transfer_s
 
 
-def mu_of(device: Device) -> float:
+def clamped_mu(device: Device) -> float:
     """Return the CPU share mu of a device in cores, clamped; 1 before its first context."""
     if device.context is None:
         return 1.0
     return min(max(device.context.mu_cores, MU_BOUNDS[0]), MU_BOUNDS[1])
 
 
-def clamps(device: Device) -> dict[str, str]:
-    """Return what is not taken as a device says it, by what it is: the raw value and the bound."""
-    context, found = device.context, dict[str, str]()
+def clamped_values(device: Device) -> dict[str, str]:
+    """Return the reported values that are out of bounds, by name: the raw and the used value."""
+    context, clamped = device.context, dict[str, str]()
     if context is None:
-        return found
+        return clamped
     low, high = MU_BOUNDS
     if not low <= context.mu_cores <= high:
-        found["mu"] = f"{context.mu_cores:g} cores, counts as {mu_of(device):g}"
+        clamped["mu"] = f"{context.mu_cores:g} cores, counts as {clamped_mu(device):g}"
     for name, rate in (("downlink", context.downlink_bps), ("uplink", context.uplink_bps)):
         slowest, fastest = LINK_BOUNDS_BPS
         if rate is not None and not slowest <= rate <= fastest:
-            taken = min(max(rate, slowest), fastest)
-            found[name] = f"{rate:g} bit/s, counts as {taken:g}"
+            used = min(max(rate, slowest), fastest)
+            clamped[name] = f"{rate:g} bit/s, counts as {used:g}"
     if context.n_k > device.n_registered > 0:
-        found["n_k"] = f"{context.n_k} examples, counts as {device.n_registered}"
-    return found
+        clamped["n_k"] = f"{context.n_k} examples, counts as {device.n_registered}"
+    return clamped
 
 
-def claimed_n_k(device: Device) -> int:
-    """Return n_k of a device: what it says, at most what it registered with."""
-    claim = device.context.n_k if device.context is not None else device.n_registered
-    return max(0, min(claim, device.n_registered) if device.n_registered else claim)
+def bounded_n_k(device: Device) -> int:
+    """Return n_k of a device: the reported number, at most the one in its hello."""
+    n_k = device.context.n_k if device.context is not None else device.n_registered
+    return max(0, min(n_k, device.n_registered) if device.n_registered else n_k)
 
 
 def cold_start(device: Device, coding: str) -> int:
@@ -362,19 +360,19 @@ def _rates_bps(device: Device) -> tuple[float, float]:
 
 
 OFF_GRACE_S = 5.0
-"""A last will is a lost link at first: the device has this long to come back and go on."""
+"""A last will may be a short loss of the link: the device has this long to come back."""
 
 SILENT_S = 15.0
-"""Nothing at all heard for this long: gone. Heartbeats come at 1 Hz but wait behind a window of
-chunks on a slow link (4 x 32 KB at 100 kbit/s is 10 s)."""
+"""A device that has sent no packet for this long is lost. Contexts come at 1 Hz but wait behind a
+window of chunks on a slow link (4 x 32 KB at 100 kbit/s is 10 s)."""
 
 
-def why_gone(device: Device, link_up_since: float, now: float) -> str | None:
-    """Return why a device that should be working counts as gone; None while it does not.
+def reason_lost(device: Device, link_up_since: float, now: float) -> str | None:
+    """Return why a device with an open exchange counts as lost; None while it does not.
 
     Args:
         device: The device.
-        link_up_since: When our own link last came up; nobody is to blame for silence before.
+        link_up_since: When the coordinator's link last came up; silence before it does not count.
         now: This instant.
     """
     off_since = device.off_since

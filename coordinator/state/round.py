@@ -1,27 +1,23 @@
-"""One round as a table: what may happen to each exchange, and what has to be done then.
+"""The table of one round: which events may happen to an exchange, and which actions follow. Pure.
 
-Pure: the shell reports events with the time they happened, and carries out the commands that
-come back. Everything a person may ask about an exchange later is written down here.
+The shell reports each event with its time, and carries out the actions that `Round.on` returns.
 
-    asked ─ Offered ─> queued ─ (slot free) ─> granted ─ Arrived ─> checking ─ Checked ─> done
-      │                  │                        │                    │
-      └──────────────────┴── late, failed, lost, cancelled ────────────┴──> rejected
+    dispatched ─ Offered ─> queued ─ (slot free) ─> granted ─ Arrived ─> checking ─ Checked ─> done
+        │                     │                        │                    │
+        └─────────────────────┴── late, failed, lost, cancelled ────────────┴──> rejected
 
-The deadline counts t - queued - outage: a device that waits for a grant, or for our link to come
-back, waits for us.
+Deadline: it counts t - queued - outage. Time in the upload queue, and time without the
+coordinator's own link, is not the device's.
 
-Where late updates are merged, a device that misses the deadline goes on: the round does not wait
-for it any more, and hands it to the next one (`successor`), until its patience is over or its
-update would be too old.
+Late updates: with `late_limit_s` an exchange that misses the deadline stays open. Its round no
+longer waits for it and hands it to the next round (`successor`), until the limit passes or the
+update would be too stale.
 
-In a buffered (asynchronous) round nobody is late for it: it is over when enough updates have come,
-of whichever version, or when none has come for too long, and hands all others to the next one.
+Asynchronous rounds (`is_buffered`): a round is over when `target_updates` updates of any version
+have arrived, or when its deadline passes. All open exchanges move to the next round.
 
-An event costs O(log K) among K exchanges: counts, the queue and the deadlines are kept along.
-
-What can happen to the exchanges of a round, and what has to be done then. Pure.
-
-Until when each device may be at work, and whose time is up first. Pure.
+An event costs O(log K) among K exchanges: the counts, the upload queue and the deadlines are kept
+up to date instead of being searched.
 """
 
 import heapq
@@ -31,11 +27,11 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from fairbed.coordinator.state.exchange import (
-    FLIGHT_BYTES,
+    MAX_IN_FLIGHT_BYTES,
     Exchange,
     ExchangeState,
     StateCounts,
-    flight_bytes,
+    in_flight_bytes,
 )
 from fairbed.wire.messages import Offer
 
@@ -50,42 +46,42 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """All chunks of an update and its hash are here."""
+    """All chunks of an update and its hash have arrived."""
 
     device: str
     at: float
-    """When the last chunk came."""
+    """Arrival of the last chunk."""
     bytes_up: int
     duplicates: int
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """An update has been hashed and looked at; `fault` is None when it may be merged."""
+    """An update has been verified; `fault` is None if it may be merged."""
 
     device: str
     fault: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class GaveUp:
-    """A device says that it cannot go on."""
+class DeviceFailed:
+    """A device reports that it cannot finish."""
 
     device: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Misbehaved:
-    """What a device sent breaks a rule."""
+class BrokeProtocol:
+    """A device sent a message that breaks a rule of the protocol."""
 
     device: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Vanished:
-    """A device has been gone for too long, or came back as another process."""
+class DeviceLost:
+    """A device has been gone for too long, or its agent was restarted."""
 
     device: str
     why: str
@@ -93,7 +89,7 @@ class Vanished:
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """A person took the device out."""
+    """An operator excluded the device."""
 
     device: str
 
@@ -103,7 +99,9 @@ class Tick:
     """Time has passed."""
 
 
-Event: TypeAlias = Offered | Arrived | Checked | GaveUp | Misbehaved | Vanished | Excluded | Tick
+Event: TypeAlias = (
+    Offered | Arrived | Checked | DeviceFailed | BrokeProtocol | DeviceLost | Excluded | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,162 +112,167 @@ class GrantUpload:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """Verify an update off the loop."""
+class VerifyUpdate:
+    """Verify an update off the loop, then report `Checked`."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
-class Accept:
-    """Tell a device that its update will be merged."""
+class AcceptUpdate:
+    """Notify a device that its update will be merged."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Tell a device to stop working on this round, and forget its upload."""
+    """Cancel a device's work on this exchange, and free its upload."""
 
     device: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class GoesOn:
-    """Write down that a device is late and that its update will be taken all the same."""
+class MarkLate:
+    """Record that a device missed the deadline, and that its update will be merged if it comes."""
 
     device: str
     why: str
 
 
-Order: TypeAlias = GrantUpload | Check | Accept | Abandon | GoesOn
+Action: TypeAlias = GrantUpload | VerifyUpdate | AcceptUpdate | Abandon | MarkLate
 
 
 @dataclass(slots=True)
 class Deadlines:
-    """The deadlines of the exchanges of a table; the next one is known without looking at all.
+    """The deadlines of a table's exchanges in a heap, so that the next one is found at once.
 
-    A deadline counts t - queued - outage: a device that waits for a grant, or for our link to come
-    back, waits for us. One that has moved is noted again, and what was noted before is skipped when
-    its time comes.
+    A deadline that moves is pushed again; its older entry is skipped when it reaches the top.
     """
 
     deadline_s: float
     """From the dispatch; after it a device is late."""
-    patience_s: float | None
-    """From the dispatch, how long a late device may go on; None is not at all."""
-    _noted: list[tuple[float, int]] = field(default_factory=list)
-    """A heap of instants, and the numbers of the exchanges that they were noted for."""
+    late_limit_s: float | None
+    """From the dispatch; after it a late exchange ends too. None ends it at the deadline."""
+    _heap: list[tuple[float, int]] = field(default_factory=list)
+    """Instants, each with the number of its exchange."""
     _exchanges: dict[int, Exchange] = field(default_factory=dict)
-    """By their numbers."""
+    """By number."""
 
     def limit_s(self, x: Exchange) -> float:
-        """Return how long an exchange may take, as it stands."""
-        if x.is_late and self.patience_s is not None:
-            return self.patience_s
+        """Return how long an exchange may take: up to the deadline, or to the limit if late."""
+        if x.is_late and self.late_limit_s is not None:
+            return self.late_limit_s
         return self.deadline_s
 
     def of(self, x: Exchange) -> float | None:
-        """Return when the time of an exchange is up; None while nothing is expected of it."""
-        if x.stage is not ExchangeState.ASKED and x.stage is not ExchangeState.GRANTED:
+        """Return when an exchange times out; None while the device has nothing to do."""
+        if x.state is not ExchangeState.DISPATCHED and x.state is not ExchangeState.GRANTED:
             return None
         waited = x.queued_s(x.granted) if x.granted is not None else 0.0
         return x.dispatched + self.limit_s(x) + waited + x.outage_s
 
-    def note(self, x: Exchange) -> None:
-        """Take note of an exchange that has come in, or whose deadline has moved."""
+    def update(self, x: Exchange) -> None:
+        """Push the deadline of an exchange that is new, or whose deadline has moved."""
         at = self.of(x)
         if at is not None:
             self._exchanges[x.number] = x
-            heapq.heappush(self._noted, (at, x.number))
+            heapq.heappush(self._heap, (at, x.number))
 
     def has_passed(self, x: Exchange, now: float) -> bool:
-        """Tell whether the time of an exchange is up."""
+        """Return whether an exchange has timed out."""
         at = self.of(x)
         return at is not None and now >= at
 
     def next(self) -> float | None:
-        """Return when the next deadline passes; None if none can."""
-        while self._noted:
-            at, number = self._noted[0]
+        """Return when the next deadline passes; None without one."""
+        while self._heap:
+            at, number = self._heap[0]
             if self.of(self._exchanges[number]) == at:
                 return at
-            heapq.heappop(self._noted)
+            heapq.heappop(self._heap)
         return None
 
-    def take_passed(self, now: float) -> list[Exchange]:
-        """Return whose time is up, in the order of dispatch; whoever goes on is to be noted."""
+    def pop_passed(self, now: float) -> list[Exchange]:
+        """Return the exchanges that have timed out, in the order of dispatch.
+
+        An exchange that stays open afterwards has to be updated again.
+        """
         numbers = set[int]()
         while (at := self.next()) is not None and at <= now:
-            numbers.add(heapq.heappop(self._noted)[1])
+            numbers.add(heapq.heappop(self._heap)[1])
         return [self._exchanges[number] for number in sorted(numbers)]
 
 
-_STAGES: dict[type[Event], frozenset[ExchangeState]] = {
-    Offered: frozenset({ExchangeState.ASKED}),
+_ALLOWED_STATES: dict[type[Event], frozenset[ExchangeState]] = {
+    Offered: frozenset({ExchangeState.DISPATCHED}),
     Arrived: frozenset({ExchangeState.GRANTED}),
     Checked: frozenset({ExchangeState.CHECKING}),
-    GaveUp: frozenset({ExchangeState.ASKED, ExchangeState.QUEUED, ExchangeState.GRANTED}),
-    Misbehaved: frozenset({ExchangeState.ASKED, ExchangeState.QUEUED, ExchangeState.GRANTED}),
-    Vanished: frozenset({ExchangeState.ASKED, ExchangeState.QUEUED, ExchangeState.GRANTED}),
-    Excluded: frozenset({ExchangeState.ASKED, ExchangeState.QUEUED, ExchangeState.GRANTED}),
+    DeviceFailed: frozenset(
+        {ExchangeState.DISPATCHED, ExchangeState.QUEUED, ExchangeState.GRANTED}
+    ),
+    BrokeProtocol: frozenset(
+        {ExchangeState.DISPATCHED, ExchangeState.QUEUED, ExchangeState.GRANTED}
+    ),
+    DeviceLost: frozenset({ExchangeState.DISPATCHED, ExchangeState.QUEUED, ExchangeState.GRANTED}),
+    Excluded: frozenset({ExchangeState.DISPATCHED, ExchangeState.QUEUED, ExchangeState.GRANTED}),
 }
-"""In which stages an event means something; anywhere else it is a duplicate and ignored."""
+"""States in which an event has a meaning; in any other it is a duplicate and is ignored."""
 
 
 @dataclass(slots=True)
 class Round:
-    """The exchanges of one round, and those of earlier ones that still go on."""
+    """The exchanges of one round, and the open ones of earlier rounds."""
 
     id: int
     attempt: int
     deadline_s: float
     slots: int
     """Updates that may be on their way or being checked at the same time (G)."""
-    wanted: int
-    """Updates after which the round is over (per_round)."""
+    target_updates: int
+    """Updates after which the round is over."""
     version: int = 0
-    """Number of the version that this round's devices train."""
-    patience_s: float | None = None
-    """From its dispatch, how long a late device may go on; None ends its exchange at once."""
+    """Number of the model version that this round's devices train."""
+    late_limit_s: float | None = None
+    """From the dispatch, how long a late exchange stays open; None ends it at the deadline."""
     max_staleness: int = 0
-    """An update is given up when it would be merged more than so many versions late."""
+    """An exchange ends when its update would be merged more than this many versions late."""
     is_buffered: bool = False
-    """Over as soon as `wanted` updates of any version have come; who is still at work goes on."""
+    """Asynchronous: over when `target_updates` updates of any version have arrived."""
     begun: float | None = None
-    """When a buffered round began; None before, and of any other."""
+    """When an asynchronous round began; None before, and in a synchronous one."""
     exchanges: dict[str, Exchange] = field(default_factory=dict)
-    """Of this round."""
+    """Dispatched in this round, by device."""
     carried: dict[str, Exchange] = field(default_factory=dict)
-    """Of earlier rounds, still open when this one began."""
+    """Of earlier rounds, open when this one began, by device."""
     ended: list[Exchange] = field(default_factory=list)
-    """Those of both that have come to their end in this round, in that order."""
+    """Exchanges of both kinds that ended in this round, in that order."""
     _dispatched: int = 0
-    """How many have been, in this round and the ones before."""
+    """Exchanges dispatched so far, in this round and the ones before."""
     _queue: deque[Exchange] = field(default_factory=deque)
-    """Who waits for a grant; who has come to an end meanwhile is skipped when its turn comes."""
-    _tally: StateCounts = field(init=False)
+    """Exchanges that wait for a grant; one that has ended is skipped when its turn comes."""
+    _counts: StateCounts = field(init=False)
     _deadlines: Deadlines = field(init=False)
-    _held_since: float | None = None
+    _link_down_since: float | None = None
     _outage_s: float = 0.0
-    """For how long our own link was down since it began."""
+    """Time without the coordinator's own link since an asynchronous round began."""
     _has_expired: bool = False
 
     def __post_init__(self) -> None:
-        self._tally = StateCounts(self.id)
-        self._deadlines = Deadlines(self.deadline_s, self.patience_s)
+        self._counts = StateCounts(self.id)
+        self._deadlines = Deadlines(self.deadline_s, self.late_limit_s)
         for x in self.carried.values():
             self._dispatched = max(self._dispatched, x.number + 1)
-            self._take_in(x)
+            self._add(x)
 
     def begin(self, now: float) -> None:
-        """Begin a buffered round."""
+        """Start the clock of an asynchronous round."""
         self.begun = now
 
     def dispatch(self, device: str, now: float) -> None:
-        """Take note that `device` was asked to train."""
-        assert device not in self.exchanges, "nobody is asked twice in a round"
+        """Open an exchange: `device` is being sent its `Train` message."""
+        assert device not in self.exchanges, "a device is dispatched at most once in a round"
         x = self.exchanges[device] = Exchange(
             device=device,
             dispatched=now,
@@ -277,243 +280,247 @@ class Round:
             attempt=self.attempt,
             version=self.version,
             number=self._dispatched,
-            is_disturbed=self._held_since is not None,
+            is_disturbed=self._link_down_since is not None,
         )
         self._dispatched += 1
-        self._take_in(x)
+        self._add(x)
 
     def successor(self, version: int) -> "Round":
-        """Return the next round, not begun yet, with all exchanges that are still open.
+        """Return the table of the next round, which takes over all open exchanges.
 
         Args:
-            version: Number of the version that it will train.
+            version: Number of the model version that the next round trains.
         """
-        open_ = {x.device: x for x in self.everybody() if x.stage.is_open}
+        open_ = {x.device: x for x in self.all_exchanges() if x.state.is_open}
         for x in open_.values():
-            if x.companions is None:
-                x.companions = len(self.exchanges) - 1
+            if x.concurrent is None:
+                x.concurrent = len(self.exchanges) - 1
         return Round(
             id=self.id + 1,
             attempt=0,
             deadline_s=self.deadline_s,
             slots=self.slots,
-            wanted=self.wanted,
+            target_updates=self.target_updates,
             version=version,
-            patience_s=self.patience_s,
+            late_limit_s=self.late_limit_s,
             max_staleness=self.max_staleness,
             is_buffered=self.is_buffered,
             carried=open_,
             _dispatched=self._dispatched,
-            _queue=deque(x for x in self._queue if x.stage is ExchangeState.QUEUED),
-            _held_since=self._held_since,
+            _queue=deque(x for x in self._queue if x.state is ExchangeState.QUEUED),
+            _link_down_since=self._link_down_since,
         )
 
-    def drop_stale(self, now: float) -> Sequence[Order]:
-        """Give up what would be merged too late; to be called once, when a round takes over."""
-        orders: list[Order] = []
+    def drop_stale(self, now: float) -> Sequence[Action]:
+        """End carried exchanges whose update would be too stale; called once per round."""
+        actions: list[Action] = []
         for x in self.carried.values():
-            if x.stage.is_open and self.version - x.version > self.max_staleness:
+            if x.state.is_open and self.version - x.version > self.max_staleness:
                 why = f"its update would be more than {self.max_staleness} versions late"
-                self._end(x, ExchangeState.LATE, why, now, orders)
-        self._grant_next(now, orders)
-        return orders
+                self._end(x, ExchangeState.LATE, why, now, actions)
+        self._grant_next(now, actions)
+        return actions
 
-    def give_up(self, why: str, now: float) -> Sequence[Order]:
-        """End every exchange that is still open: nobody will wait for it."""
-        orders: list[Order] = []
-        for x in self.everybody():
-            if x.stage.is_open:
+    def end_all(self, why: str, now: float) -> Sequence[Action]:
+        """End every open exchange."""
+        actions: list[Action] = []
+        for x in self.all_exchanges():
+            if x.state.is_open:
                 self._end(
                     x,
                     ExchangeState.LATE if x.is_late else ExchangeState.CANCELLED,
                     why,
                     now,
-                    orders,
+                    actions,
                 )
-        return orders
+        return actions
 
-    def everybody(self) -> list[Exchange]:
+    def all_exchanges(self) -> list[Exchange]:
         """Return the exchanges of earlier rounds, then those of this one."""
         return [*self.carried.values(), *self.exchanges.values()]
 
     def find(self, device: str) -> Exchange | None:
-        """Return a device's newest exchange here; None if it has none."""
+        """Return a device's newest exchange in this table; None if it has none."""
         return self.exchanges.get(device) or self.carried.get(device)
 
-    def hold(self, now: float) -> None:
-        """Our own link is down: no deadline passes until `go_on`."""
-        if self._held_since is not None:
+    def on_link_down(self, now: float) -> None:
+        """The coordinator lost its link: no deadline passes until `on_link_up`."""
+        if self._link_down_since is not None:
             return
-        self._held_since = now
-        for x in self.everybody():
-            x.is_disturbed |= x.stage.is_open
+        self._link_down_since = now
+        for x in self.all_exchanges():
+            x.is_disturbed |= x.state.is_open
 
-    def go_on(self, now: float) -> None:
-        """Our link is back: what it was down is given to whoever could not use it."""
-        held_since, self._held_since = self._held_since, None
-        if held_since is None:
+    def on_link_up(self, now: float) -> None:
+        """The link is back: exchanges that had to wait for it get that time back."""
+        down_since, self._link_down_since = self._link_down_since, None
+        if down_since is None:
             return
         if self.begun is not None:
-            self._outage_s += now - max(held_since, self.begun)
-        for x in self.everybody():
+            self._outage_s += now - max(down_since, self.begun)
+        for x in self.all_exchanges():
             if self._deadlines.of(x) is not None:
                 turn = x.dispatched if x.granted is None else x.granted
-                x.outage_s += now - max(held_since, turn)
-                self._deadlines.note(x)
+                x.outage_s += now - max(down_since, turn)
+                self._deadlines.update(x)
 
     @property
     def is_over(self) -> bool:
-        """Nothing more can arrive that this round would wait for."""
+        """The round waits for no further update."""
         if self.is_buffered:
             return self._has_expired or self._is_full or self.is_idle
-        return not self._tally.waited_for
+        return not self._counts.awaited
 
     @property
     def is_void(self) -> bool:
-        """Nothing has come, and nothing is under way."""
-        return self.is_idle and not self._tally.done
+        """No update has arrived, and no exchange is open."""
+        return self.is_idle and not self._counts.done
 
     @property
     def open_count(self) -> int:
-        """Exchanges that are under way."""
-        return self._tally.open
+        """Open exchanges, of this round and of earlier ones."""
+        return self._counts.open
 
     @property
     def is_idle(self) -> bool:
-        """Nothing can arrive, of whatever round."""
-        return not self._tally.open
+        """No exchange is open."""
+        return not self._counts.open
 
-    def in_stage(self, stage: ExchangeState) -> list[Exchange]:
-        """Return the exchanges in a stage, earlier rounds first, in the order of dispatch."""
-        return [x for x in self.everybody() if x.stage is stage]
+    def in_state(self, state: ExchangeState) -> list[Exchange]:
+        """Return the exchanges in a state, earlier rounds first, in the order of dispatch."""
+        return [x for x in self.all_exchanges() if x.state is state]
 
     def wake_at(self) -> float | None:
-        """Return when the next deadline passes; None if none can."""
-        if self._held_since is not None:
+        """Return when the next deadline passes; None while none can."""
+        if self._link_down_since is not None:
             return None
         expires = None if self.is_over else self._expires_at()
         instants = (self._deadlines.next(), expires)
         return min((at for at in instants if at is not None), default=None)
 
-    def on(self, event: Event, now: float) -> Sequence[Order]:
-        """Take note of an event and return what has to be done.
+    def on(self, event: Event, now: float) -> Sequence[Action]:
+        """Apply an event and return the actions that follow.
 
-        An event about a device that was not asked, or that comes twice or too late, changes
-        nothing.
+        An event of a device without an exchange here, a duplicate and one that comes too late
+        change nothing.
         """
-        orders: list[Order] = []
+        actions: list[Action] = []
         if not isinstance(event, Tick):
             exchange = self.find(event.device)
-            if exchange is None or exchange.stage not in _STAGES[type(event)]:
-                return orders
-            _HANDLERS[type(event)](self, exchange, event, now, orders)
-        self._pass_deadlines(now, orders)
-        self._stop_when_enough(now, orders)
-        self._grant_next(now, orders)
-        return orders
+            if exchange is None or exchange.state not in _ALLOWED_STATES[type(event)]:
+                return actions
+            _HANDLERS[type(event)](self, exchange, event, now, actions)
+        self._pass_deadlines(now, actions)
+        self._cancel_when_enough(now, actions)
+        self._grant_next(now, actions)
+        return actions
 
-    def _offered(self, x: Exchange, event: Offered, now: float, orders: list[Order]) -> None:
+    def _on_offered(self, x: Exchange, event: Offered, now: float, actions: list[Action]) -> None:
         x.offer, x.offered = event.offer, now
-        self._put(x, ExchangeState.QUEUED)
+        self._set_state(x, ExchangeState.QUEUED)
         self._queue.append(x)
 
-    def _arrived(self, x: Exchange, event: Arrived, now: float, orders: list[Order]) -> None:
+    def _on_arrived(self, x: Exchange, event: Arrived, now: float, actions: list[Action]) -> None:
         x.arrived, x.bytes_up, x.duplicates_up = event.at, event.bytes_up, event.duplicates
-        self._put(x, ExchangeState.CHECKING)
-        orders.append(Check(x.device))
+        self._set_state(x, ExchangeState.CHECKING)
+        actions.append(VerifyUpdate(x.device))
 
-    def _checked(self, x: Exchange, event: Checked, now: float, orders: list[Order]) -> None:
+    def _on_checked(self, x: Exchange, event: Checked, now: float, actions: list[Action]) -> None:
         if event.fault is None:
             x.why, x.staleness, x.aggregated_round = "", self.version - x.version, self.id
-            self._put(x, ExchangeState.DONE)
-            orders.append(Accept(x.device))
+            self._set_state(x, ExchangeState.DONE)
+            actions.append(AcceptUpdate(x.device))
         else:
-            self._end(x, ExchangeState.REJECTED, event.fault, now, orders)
+            self._end(x, ExchangeState.REJECTED, event.fault, now, actions)
 
-    def _gave_up(self, x: Exchange, event: GaveUp, now: float, orders: list[Order]) -> None:
-        self._end(x, ExchangeState.FAILED, event.why, now, orders)
+    def _on_failed(
+        self, x: Exchange, event: DeviceFailed, now: float, actions: list[Action]
+    ) -> None:
+        self._end(x, ExchangeState.FAILED, event.why, now, actions)
 
-    def _misbehaved(self, x: Exchange, event: Misbehaved, now: float, orders: list[Order]) -> None:
-        self._end(x, ExchangeState.REJECTED, event.why, now, orders)
+    def _on_broke_protocol(
+        self, x: Exchange, event: BrokeProtocol, now: float, actions: list[Action]
+    ) -> None:
+        self._end(x, ExchangeState.REJECTED, event.why, now, actions)
 
-    def _vanished(self, x: Exchange, event: Vanished, now: float, orders: list[Order]) -> None:
-        self._end(x, ExchangeState.LOST, event.why, now, orders)
+    def _on_lost(self, x: Exchange, event: DeviceLost, now: float, actions: list[Action]) -> None:
+        self._end(x, ExchangeState.LOST, event.why, now, actions)
 
-    def _excluded(self, x: Exchange, event: Excluded, now: float, orders: list[Order]) -> None:
-        self._end(x, ExchangeState.CANCELLED, "taken out by a person", now, orders)
+    def _on_excluded(self, x: Exchange, event: Excluded, now: float, actions: list[Action]) -> None:
+        self._end(x, ExchangeState.CANCELLED, "excluded by an operator", now, actions)
 
     def _end(
-        self, x: Exchange, stage: ExchangeState, why: str, now: float, orders: list[Order]
+        self, x: Exchange, state: ExchangeState, why: str, now: float, actions: list[Action]
     ) -> None:
         x.why, x.ended = why, now
-        self._put(x, stage)
-        orders.append(Abandon(x.device, why))
+        self._set_state(x, state)
+        actions.append(Abandon(x.device, why))
 
-    def _take_in(self, x: Exchange) -> None:
-        self._tally.count(x, 1)
-        self._deadlines.note(x)
+    def _add(self, x: Exchange) -> None:
+        self._counts.count(x, 1)
+        self._deadlines.update(x)
 
-    def _put(self, x: Exchange, stage: ExchangeState, *, is_late: bool = False) -> None:
-        """Put an exchange into a stage, late from now on if so: nothing else changes either."""
-        self._tally.count(x, -1)
-        x.stage, x.is_late = stage, x.is_late or is_late
-        self._take_in(x)
+    def _set_state(self, x: Exchange, state: ExchangeState, *, is_late: bool = False) -> None:
+        """Change the state of an exchange, and mark it late; only this method does either."""
+        self._counts.count(x, -1)
+        x.state, x.is_late = state, x.is_late or is_late
+        self._add(x)
         if x.is_over:
             self.ended.append(x)
 
     @property
     def _is_full(self) -> bool:
-        return self._tally.done >= self.wanted
+        return self._counts.done >= self.target_updates
 
     def _expires_at(self) -> float | None:
         if not self.is_buffered or self.begun is None:
             return None
         return self.begun + self.deadline_s + self._outage_s
 
-    def _pass_deadlines(self, now: float, orders: list[Order]) -> None:
-        if self._held_since is not None:
+    def _pass_deadlines(self, now: float, actions: list[Action]) -> None:
+        if self._link_down_since is not None:
             return
         expires = self._expires_at()
         self._has_expired |= expires is not None and now >= expires
-        for x in self._deadlines.take_passed(now):
+        for x in self._deadlines.pop_passed(now):
             while self._deadlines.has_passed(x, now):
                 why = f"no update within {self._deadlines.limit_s(x):g} s"
-                if x.is_late or self.patience_s is None:
-                    self._end(x, ExchangeState.LATE, why, now, orders)
+                if x.is_late or self.late_limit_s is None:
+                    self._end(x, ExchangeState.LATE, why, now, actions)
                 else:
                     x.why = why
-                    self._put(x, x.stage, is_late=True)
-                    orders.append(GoesOn(x.device, why))
+                    self._set_state(x, x.state, is_late=True)
+                    actions.append(MarkLate(x.device, why))
 
-    def _stop_when_enough(self, now: float, orders: list[Order]) -> None:
-        is_enough = self._tally.done_in_round >= self.wanted
-        if self.is_buffered or not is_enough or not self._tally.waited_for:
+    def _cancel_when_enough(self, now: float, actions: list[Action]) -> None:
+        is_enough = self._counts.done_in_round >= self.target_updates
+        if self.is_buffered or not is_enough or not self._counts.awaited:
             return
         for x in self.exchanges.values():
-            if x.stage.is_open and not x.is_late:
-                self._end(x, ExchangeState.CANCELLED, "enough updates had arrived", now, orders)
+            if x.state.is_open and not x.is_late:
+                self._end(x, ExchangeState.CANCELLED, "enough updates had arrived", now, actions)
 
-    def _grant_next(self, now: float, orders: list[Order]) -> None:
-        """Grant in the order of the queue, as long as there are slots and room in the broker."""
-        while self._queue and self._tally.in_memory < self.slots:
+    def _grant_next(self, now: float, actions: list[Action]) -> None:
+        """Grant uploads in the order of the queue while slots and bytes in flight allow it."""
+        while self._queue and self._counts.in_memory < self.slots:
             x = self._queue[0]
-            if x.stage is ExchangeState.QUEUED:
+            if x.state is ExchangeState.QUEUED:
                 assert x.offer is not None, "queued without an offer"
-                flight, own = self._tally.flight_bytes, flight_bytes(x.offer.manifest)
-                if flight and flight + own > FLIGHT_BYTES:
+                flight, own = self._counts.in_flight_bytes, in_flight_bytes(x.offer.manifest)
+                if flight and flight + own > MAX_IN_FLIGHT_BYTES:
                     return
                 x.granted = now
-                self._put(x, ExchangeState.GRANTED)
-                orders.append(GrantUpload(x.device))
+                self._set_state(x, ExchangeState.GRANTED)
+                actions.append(GrantUpload(x.device))
             self._queue.popleft()
 
 
 _HANDLERS: dict[type[Event], Callable[..., None]] = {
-    Offered: Round._offered,
-    Arrived: Round._arrived,
-    Checked: Round._checked,
-    GaveUp: Round._gave_up,
-    Misbehaved: Round._misbehaved,
-    Vanished: Round._vanished,
-    Excluded: Round._excluded,
+    Offered: Round._on_offered,
+    Arrived: Round._on_arrived,
+    Checked: Round._on_checked,
+    DeviceFailed: Round._on_failed,
+    BrokeProtocol: Round._on_broke_protocol,
+    DeviceLost: Round._on_lost,
+    Excluded: Round._on_excluded,
 }

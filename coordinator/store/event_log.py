@@ -15,17 +15,17 @@ Level: TypeAlias = Literal["info", "warning", "error"]
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 REPEAT_S = 10.0
-"""The same kind of complaint about the same device is written at most this often."""
+"""A complaint of one kind about one device is written at most this often."""
 
 
 class EventLog:
-    """Knows the time of the run and writes down what happens.
+    """The clock of a run, and the writer of its rows and events.
 
     Args:
-        store: Where to.
+        store: Takes the rows.
         now: Monotonic seconds.
-        on_failure: Told when the store cannot take a row any more, so that nobody else who
-            writes something down has to care.
+        on_failure: Called when the store cannot take a row any more; writers of rows need not
+            handle that themselves.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class EventLog:
         device: str | None = None,
         round_id: int | None = None,
     ) -> None:
-        """Write down something that a person may want to know."""
+        """Write an event to the store and to the log."""
         self.add(
             EventRow(
                 at_s=self.at_s(),
@@ -78,7 +78,7 @@ class EventLog:
     def complaint(
         self, kind: str, text: str, *, device: str | None = None, round_id: int | None = None
     ) -> None:
-        """Write down a peer's fault, at most once per `REPEAT_S` for each kind and device."""
+        """Write a warning about a peer, at most once per `REPEAT_S` for each kind and device."""
         now, key = self.now(), (kind, device)
         if now - self._complained.get(key, float("-inf")) < REPEAT_S:
             self.suppressed += 1

@@ -36,8 +36,8 @@ class FleetStatsRow:
 class FleetContextRow:
     """What was known of every device at the selection of one round, column by column.
 
-    Written for fleets of up to `coordinator.records.rows.KEPT_DEVICES` devices, in the order of
-    their rows, as little-endian float64.
+    Written for fleets of up to `coordinator.records.rows.MAX_FLEET_ROW_DEVICES` devices, in the
+    order of their rows, as little-endian float64.
     """
 
     TABLE: ClassVar[str] = "fleet_context"

@@ -34,7 +34,7 @@ def check_rounds(experiment: Experiment) -> None:
     Raises:
         ExperimentError: Exchanges may outlive their rounds.
     """
-    if experiment.round.goes_on:
+    if experiment.round.merges_late_updates:
         key = "mode" if experiment.round.is_buffered else "late"
         raise ExperimentError(
             f"round.{key}: must be left out of a comparison, got "

@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import Struct
 
 from fairbed.coordinator.algorithms.arrays import Vector
-from fairbed.coordinator.fleet.codec_agreement import Agreement, encoded_version
+from fairbed.coordinator.fleet.codec_agreement import CodecAgreement, encoded_version
 from fairbed.coordinator.policy.config import ExchangeConfig
 from fairbed.coordinator.state.registry import Device
 from fairbed.device_agent import trainer
@@ -117,7 +117,7 @@ def _encode_s(sample: _CodecSample, spec: TaskSpec) -> float:
 def _codec_sample(spec: TaskSpec, exchange: ExchangeConfig) -> _CodecSample:
     """Return a model and its changes; each is a tenth of what it changes."""
     layout, rng = spec.layout, np.random.Generator(np.random.PCG64(0))
-    agreement = Agreement(exchange, layout, "calibration")
+    agreement = CodecAgreement(exchange, layout, "calibration")
     base, _, _ = selfcheck_inputs(spec, seed=0, batch=1)
     model, codec = _changed(base, rng), agreement.down
     blob: bytes | None = None

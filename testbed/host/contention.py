@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairbed.coordinator.ports import Waiting
+from fairbed.coordinator.ports import WaitTimes
 
 READING_S = 2e-3
 """Readings of the same processes within this time are one: a cohort is dispatched at once."""
@@ -64,7 +64,7 @@ class WaitCounter:
 
 
 class ContentionMonitor:
-    """Counts the waits of emulated devices; satisfies `coordinator.ports.HostWatch`.
+    """Counts the waits of emulated devices; satisfies `coordinator.ports.HostMonitor`.
 
     Args:
         emulated: Names of the devices that have a profile.
@@ -87,7 +87,7 @@ class ContentionMonitor:
         self._dilation, self._now = dilation, now
         self._waited, self._read_at = WaitCounter(), -READING_S
 
-    def waiting(self, device: str) -> Waiting | None:
+    def waiting(self, device: str) -> WaitTimes | None:
         """Return how long `device` and its bytes have waited; None if it is not emulated."""
         if device not in self._emulated:
             return None
@@ -96,7 +96,7 @@ class ContentionMonitor:
         if now - self._read_at >= READING_S:
             self._waited.update(self._path())
             self._read_at = now
-        return Waiting(
+        return WaitTimes(
             device_s=(device_s or 0.0) / self._dilation,
             path_s=self._waited.seconds / self._dilation,
         )

@@ -13,7 +13,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.aggregation.base import Accumulator, Stack, add_all
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
-from fairbed.coordinator.fleet.codec_agreement import Agreement, encoded_version
+from fairbed.coordinator.fleet.codec_agreement import CodecAgreement, encoded_version
 from fairbed.coordinator.policy.config import CoordinatorConfig, ExchangeConfig
 from fairbed.coordinator.policy.decisions import Decisions
 from fairbed.coordinator.ports import Evaluator, Score
@@ -47,7 +47,7 @@ class Codings:
     """
 
     def __init__(self, config: ExchangeConfig, layout: Layout) -> None:
-        agreement = Agreement(config, layout, "replay")
+        agreement = CodecAgreement(config, layout, "replay")
         self._layout = layout
         self._up, self._down = agreement.up, agreement.down
         self._keeps_owed, self._is_delta = config.up == "top-k", config.down == "delta"
@@ -324,7 +324,7 @@ class Learning:
         devices = rows.tolist()
         if examples is None:
             return self.losses(devices)
-        seeds = [self._decisions.asking_seed(round_id, row) for row in devices]
+        seeds = [self._decisions.query_seed(round_id, row) for row in devices]
         assert self._batch_losses is not None, "nobody said what mini-batches have"
         return self._batch_losses.of(self._vector, devices, seeds, examples)
 

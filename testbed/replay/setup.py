@@ -215,7 +215,7 @@ def _world(
         ),
         seed=experiment.seed_for("traces"),
         noise=experiment.replay.noise,
-        deadline_s=experiment.round.patience_s or experiment.round.deadline_s,
+        deadline_s=experiment.round.late_limit_s or experiment.round.deadline_s,
         limit_s=experiment.selection.loss_query_timeout_s,
     )
     return world, decisions

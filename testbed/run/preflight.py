@@ -72,7 +72,7 @@ def infeasible_rate(experiment: Experiment) -> str | None:
         ]
     )
     # In asynchronous mode, as many devices are selected for a version as updates make one.
-    chosen = experiment.coordinator().wanted
+    chosen = experiment.coordinator().updates_per_version
     k = first_infeasible_k(availability, chosen, selection.beta)
     if k is None:
         return None
@@ -137,7 +137,7 @@ def _why(demand: Demand, cores: float, dilation: float, settings: RoundConfig) -
     if has_room(demand, cores, dilation):
         return f"one thread of a device is as fast as {demand.one_thread:.2f} cores of this machine"
     which, fewer = "of one round", "select fewer devices per round"
-    if settings.patience_s is not None:
+    if settings.late_limit_s is not None:
         which += f" and of {settings.max_staleness} rounds before it, whose late devices continue,"
         fewer += ", or a smaller round.max_staleness"
     return (

@@ -15,9 +15,10 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 
 from fairbed.coordinator.policy.decisions import make_decisions
+from fairbed.coordinator.ports import HostServices
 from fairbed.coordinator.rounds.loop import RoundProgress
-from fairbed.coordinator.server.lease import look
-from fairbed.coordinator.server.service import Coordinator, End
+from fairbed.coordinator.server.lease import check_tree_is_free
+from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
 from fairbed.coordinator.store import RunReader, Store
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.task.catalogue import initial_vector, load_task
@@ -264,22 +265,29 @@ def _coordinator(
         client_id = f"coordinator-{boot:x}"
         return MqttTransport(endpoint.url, client_id, will=will, keepalive_s=keepalive_s)
 
-    return Coordinator(
-        config,
+    setup = TrainingSetup(
+        config=config,
         artifact=artifact,
         vector=initial_vector(artifact.spec, config.seed_init),
         decisions=make_decisions(config),
-        store=store,
-        shards=RememberedShards(data, plan.folder),
-        evaluator=evaluator,
-        watch=watch,
+        attempt=attempt,
+        device_names=[device.spec.name for device in devices],
+    )
+    link = LinkSetup(
         transport=transport,
         topics=Topics(endpoint.tenant),
         boot=boot,
         max_chunk_bytes=endpoint.max_chunk_bytes,
-        attempt=attempt,
-        roster=[device.spec.name for device in devices],
-        listener=listener,
+    )
+    ports = HostServices(
+        shards=RememberedShards(data, plan.folder), evaluator=evaluator, host_monitor=watch
+    )
+    return Coordinator(
+        setup,
+        link,
+        store,
+        ports,
+        on_progress=listener,
         now=dilated(time.perf_counter, plan.dilation),
     )
 
@@ -293,7 +301,9 @@ async def _endpoint(
     if broker.url != "embedded":
         url = with_client(broker.url, broker.client)
         await await_broker(url)
-        await look(MqttTransport(url, f"look-{secrets.token_hex(4)}"), Topics(broker.tenant))
+        await check_tree_is_free(
+            MqttTransport(url, f"look-{secrets.token_hex(4)}"), Topics(broker.tenant)
+        )
         endpoint = Endpoint(
             url=url,
             tenant=broker.tenant,

@@ -21,9 +21,9 @@ from fairbed.coordinator.policy.config import (
     TrainingConfig,
 )
 from fairbed.coordinator.policy.decisions import make_decisions
-from fairbed.coordinator.ports import Score
+from fairbed.coordinator.ports import HostServices, Score
 from fairbed.coordinator.rounds.loop import RoundProgress
-from fairbed.coordinator.server.service import Coordinator, End
+from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
 from fairbed.coordinator.store import RunReader, Store
 from fairbed.coordinator.task.catalogue import initial_vector, load_task
 from fairbed.device_agent.agent import Agent
@@ -118,7 +118,7 @@ class Lab:
         self.artifact = artifact
         self.max_chunk_bytes = MAX_CHUNK_BYTES
         self.links = links
-        self.roster: Sequence[str] = ()
+        self.device_names: Sequence[str] = ()
         self.shards = Shards(width=artifact.spec.x_shape[0])
         self.evaluator = NormEvaluator()
         self.progress: list[RoundProgress] = []
@@ -162,22 +162,23 @@ class Lab:
     ) -> Coordinator:
         """Return a coordinator over this broker."""
         self._boots += 1
-        return Coordinator(
-            config,
+        setup = TrainingSetup(
+            config=config,
             artifact=self.artifact,
             vector=initial_vector(self.artifact.spec, config.seed_init),
             decisions=make_decisions(config),
-            store=store,
-            shards=self.shards,
-            evaluator=self.evaluator,
+            attempt=attempt,
+            device_names=self.device_names,
+        )
+        link = LinkSetup(
             transport=lambda will: self.links.transport(client_id, will),
             topics=Topics(),
             boot=self._boots,
             max_chunk_bytes=self.max_chunk_bytes,
-            attempt=attempt,
-            roster=self.roster,
-            listener=self._listen,
-            now=LoopClock().now,
+        )
+        ports = HostServices(shards=self.shards, evaluator=self.evaluator)
+        return Coordinator(
+            setup, link, store, ports, on_progress=self._on_progress, now=LoopClock().now
         )
 
     def open_store(self, name: str = "run") -> Store:
@@ -210,7 +211,7 @@ class Lab:
         """Read what the run wrote."""
         return RunReader(self.folder / "run")
 
-    def _listen(self, progress: RoundProgress) -> None:
+    def _on_progress(self, progress: RoundProgress) -> None:
         self.progress.append(progress)
         self.on_progress(progress)
 

@@ -50,7 +50,7 @@ def pow_d(per_round: int = 1, **changes: object) -> SelectionConfig:
 
 def prepare(place: Lab) -> None:
     """Give three devices the same rows and data whoever joins first."""
-    place.roster = NAMES
+    place.device_names = NAMES
     for name in NAMES:
         place.shards.shard(name)
         place.start_agent(name)
@@ -235,7 +235,7 @@ async def test_a_liar_is_always_selected_and_its_loss_is_bounded(tmp_path: Path)
 
     place, _ = await play_with(boast, tmp_path)
     assert selected(place) == {"rogue"}
-    assert events(place, "clamped")[0] == f"says a loss of 1e+308; it counts as {MAX_LOSS:g}"
+    assert events(place, "clamped")[0] == f"reports a loss of 1e+308; it counts as {MAX_LOSS:g}"
     raw = [row.loss for rows in asked(place).values() for row in rows if row.device == "rogue"]
     assert raw == [1e308, 1e308]
 
@@ -292,7 +292,7 @@ async def test_the_silent_cost_the_limit_and_are_told_to_stop(tmp_path: Path) ->
 
     place, witness = await play_with(keep_quiet, tmp_path)
     assert selected(place) == {"pi-0"}
-    assert set(events(place, "late")) == {"not asked any more for its loss: no answer within 2 s"}
+    assert set(events(place, "late")) == {"its loss query ended: no answer within 2 s"}
     assert witness.cancels[0].round == 1
     late = {t for t, rows in asked(place).items() for row in rows if row.outcome == "late"}
     assert 1 in late  # it may still count as at work in the second round
@@ -316,7 +316,7 @@ async def test_an_agent_without_the_skill_is_never_asked_and_named_once(tmp_path
     place, _ = await play_with(be_surprised, tmp_path, skills=())
     assert selected(place) == {"pi-0"}
     assert events(place, "skill") == [
-        "cannot be asked for its loss, which the selection needs, so it is never selected; "
+        "its agent cannot report a loss, which the selection needs, so it is never selected; "
         "update its agent"
     ]
 

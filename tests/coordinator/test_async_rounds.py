@@ -51,7 +51,7 @@ async def fleet(
     """A fleet of which the victim trains at a gate."""
     gate = Gate()
     async with lab(folder, agents=0, broker=broker) as place:
-        place.roster = names
+        place.device_names = names
         for name in names:
             place.shards.shard(name)
             place.start_agent(name, host=gate.host() if name == VICTIM else None)

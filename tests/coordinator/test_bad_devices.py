@@ -96,7 +96,7 @@ async def test_a_device_without_the_codecs_of_the_run_is_served_float32(
     used = {(x.device == "rogue", x.codec_down, x.codec_up) for x in exchanges}
     assert used == {(True, "float32", "float32"), (False, "float16", "int8")}
     assert {x.outcome for x in exchanges} == {"done"}
-    assert lines == ["knows no float16 and no int8: is served float32; update its agent"]
+    assert lines == ["its agent has no codec float16, int8: it gets float32; update its agent"]
 
 
 @pytest.mark.parametrize(("trick", "kind"), IGNORED, ids=[t.__name__ for t, _ in IGNORED])

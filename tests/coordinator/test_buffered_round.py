@@ -8,11 +8,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from fairbed.coordinator.state.exchange import ExchangeState
 from fairbed.coordinator.state.round import (
     Abandon,
-    Accept,
+    AcceptUpdate,
     Arrived,
     Checked,
+    DeviceFailed,
     Event,
-    GaveUp,
     Offered,
     Round,
     Tick,
@@ -24,60 +24,60 @@ DEADLINE_S = 60.0
 MAX_STALENESS = 3
 
 
-def started(*devices: str, wanted: int = 2, slots: int = 16) -> Round:
-    played = Round(
+def started(*devices: str, target_updates: int = 2, slots: int = 16) -> Round:
+    table = Round(
         id=1,
         attempt=0,
         deadline_s=DEADLINE_S,
         slots=slots,
-        wanted=wanted,
+        target_updates=target_updates,
         is_buffered=True,
         max_staleness=MAX_STALENESS,
     )
-    played.begin(100.0)
+    table.begin(100.0)
     for device in devices:
-        played.dispatch(device, now=100.0)
-    return played
+        table.dispatch(device, now=100.0)
+    return table
 
 
-def is_over(played: Round) -> bool:
-    return played.is_over
+def is_over(table: Round) -> bool:
+    return table.is_over
 
 
-def deliver(played: Round, device: str, now: float) -> None:
-    played.on(Offered(device, offer()), now)
-    played.on(Arrived(device, at=now, bytes_up=400, duplicates=0), now)
-    assert Accept(device) in played.on(Checked(device, None), now)
+def deliver(table: Round, device: str, now: float) -> None:
+    table.on(Offered(device, offer()), now)
+    table.on(Arrived(device, at=now, bytes_up=400, duplicates=0), now)
+    assert AcceptUpdate(device) in table.on(Checked(device, None), now)
 
 
-def followed(played: Round, now: float) -> Round:
-    after = played.successor(played.version + bool(played.in_stage(ExchangeState.DONE)))
+def followed(table: Round, now: float) -> Round:
+    after = table.successor(table.version + bool(table.in_state(ExchangeState.DONE)))
     after.drop_stale(now)
     after.begin(now)
     return after
 
 
 def test_a_round_is_over_when_the_buffer_is_full_and_nobody_is_called_off() -> None:
-    played = started("a", "b", "c")
-    deliver(played, "a", 110.0)
-    assert not is_over(played)
-    deliver(played, "b", 111.0)
-    assert is_over(played)
-    assert played.exchanges["c"].stage is ExchangeState.ASKED
-    assert not played.exchanges["c"].is_late
+    table = started("a", "b", "c")
+    deliver(table, "a", 110.0)
+    assert not is_over(table)
+    deliver(table, "b", 111.0)
+    assert is_over(table)
+    assert table.exchanges["c"].state is ExchangeState.DISPATCHED
+    assert not table.exchanges["c"].is_late
 
 
 def test_updates_of_all_versions_fill_the_buffer() -> None:
-    played = started("a", "b", "slow")
-    deliver(played, "a", 110.0)
-    deliver(played, "b", 111.0)
-    after = followed(played, 112.0)
+    table = started("a", "b", "slow")
+    deliver(table, "a", 110.0)
+    deliver(table, "b", 111.0)
+    after = followed(table, 112.0)
     after.dispatch("a", now=112.0)
     after.dispatch("b", now=112.0)
     deliver(after, "slow", 120.0)
     deliver(after, "a", 121.0)
     assert is_over(after)
-    assert [(x.device, x.staleness) for x in after.in_stage(ExchangeState.DONE)] == [
+    assert [(x.device, x.staleness) for x in after.in_state(ExchangeState.DONE)] == [
         ("slow", 1),
         ("a", 0),
     ]
@@ -86,23 +86,23 @@ def test_updates_of_all_versions_fill_the_buffer() -> None:
 def test_a_device_may_train_again_in_the_round_in_which_it_is_through_with_another_version() -> (
     None
 ):
-    played = started("a", "b", "c", wanted=2)
-    deliver(played, "a", 110.0)
-    deliver(played, "b", 111.0)
-    after = followed(played, 112.0)
+    table = started("a", "b", "c", target_updates=2)
+    deliver(table, "a", 110.0)
+    deliver(table, "b", 111.0)
+    after = followed(table, 112.0)
     deliver(after, "c", 113.0)
     after.dispatch("c", now=113.5)
     newest = after.find("c")
     assert newest is not None
-    assert (newest.round, newest.stage) == (2, ExchangeState.ASKED)
+    assert (newest.round, newest.state) == (2, ExchangeState.DISPATCHED)
     deliver(after, "c", 120.0)
-    assert [(x.round, x.staleness) for x in after.in_stage(ExchangeState.DONE)] == [(1, 1), (2, 0)]
+    assert [(x.round, x.staleness) for x in after.in_state(ExchangeState.DONE)] == [(1, 1), (2, 0)]
 
 
 def test_a_buffer_does_not_wait_for_ever() -> None:
-    played = started("a", "b")
-    deliver(played, "a", 110.0)
-    after = followed(played, 120.0)
+    table = started("a", "b")
+    deliver(table, "a", 110.0)
+    after = followed(table, 120.0)
     assert after.id == 2
     assert after.wake_at() == 160.0, "the deadline of b"
     after.dispatch("a", now=150.0)
@@ -111,37 +111,37 @@ def test_a_buffer_does_not_wait_for_ever() -> None:
     assert after.wake_at() == 180.0, "that of the round"
     assert after.on(Tick(), 180.0) == []
     assert is_over(after)
-    assert after.exchanges["a"].stage is ExchangeState.ASKED
+    assert after.exchanges["a"].state is ExchangeState.DISPATCHED
 
 
 def test_an_outage_is_given_back_to_the_buffer() -> None:
-    played = started("a", "b")
-    played.hold(110.0)
-    played.go_on(210.0)
-    played.on(Tick(), 259.0)
-    assert not is_over(played)
-    played.on(Tick(), 260.0)
-    assert is_over(played)
+    table = started("a", "b")
+    table.on_link_down(110.0)
+    table.on_link_up(210.0)
+    table.on(Tick(), 259.0)
+    assert not is_over(table)
+    table.on(Tick(), 260.0)
+    assert is_over(table)
 
 
 def test_a_round_in_which_nobody_is_left_is_over() -> None:
-    played = started("a", "b")
-    played.on(GaveUp("a", "x"), 101.0)
-    assert not is_over(played)
-    played.on(GaveUp("b", "x"), 102.0)
-    assert is_over(played)
-    assert played.is_void
+    table = started("a", "b")
+    table.on(DeviceFailed("a", "x"), 101.0)
+    assert not is_over(table)
+    table.on(DeviceFailed("b", "x"), 102.0)
+    assert is_over(table)
+    assert table.is_void
     assert started().is_void
 
 
 @pytest.mark.parametrize("versions", [MAX_STALENESS, MAX_STALENESS + 1])
 def test_what_is_too_stale_is_given_up(versions: int) -> None:
-    played = started("slow", "a", wanted=1)
+    table = started("slow", "a", target_updates=1)
     for number in range(versions):
-        deliver(played, "a", 101.0 + number)
-        played = followed(played, 101.5 + number)
-        played.dispatch("a", now=101.5 + number)
-    slow = played.find("slow")
+        deliver(table, "a", 101.0 + number)
+        table = followed(table, 101.5 + number)
+        table.dispatch("a", now=101.5 + number)
+    slow = table.find("slow")
     assert slow is not None
     assert slow.is_over is (versions > MAX_STALENESS)
 
@@ -155,26 +155,26 @@ class AnyBufferedRounds(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 100.0
-        self.played = started(wanted=2, slots=2)
+        self.table = started(target_updates=2, slots=2)
         self.merged: list[tuple[str, int]] = []
         self.refill()
 
     def refill(self) -> None:
-        played = self.played
-        everybody = played.everybody()
-        barred = {x.device for x in everybody if x.stage.is_open or x.version == played.version}
-        free = self.concurrency - played.open_count
+        table = self.table
+        everybody = table.all_exchanges()
+        barred = {x.device for x in everybody if x.state.is_open or x.version == table.version}
+        free = self.concurrency - table.open_count
         for device in [device for device in self.devices if device not in barred][:free]:
-            played.dispatch(device, self.now)
+            table.dispatch(device, self.now)
 
     def feed(self, event: Event) -> None:
-        for order in self.played.on(event, self.now):
-            exchange = self.played.find(order.device)
+        for order in self.table.on(event, self.now):
+            exchange = self.table.find(order.device)
             assert exchange is not None
-            if isinstance(order, Accept):
+            if isinstance(order, AcceptUpdate):
                 self.merged.append((exchange.device, exchange.version))
-        if self.played.is_over:
-            self.played = followed(self.played, self.now)
+        if self.table.is_over:
+            self.table = followed(self.table, self.now)
         self.refill()
 
     @rule(seconds=st.floats(0.0, 50.0))
@@ -196,37 +196,37 @@ class AnyBufferedRounds(RuleBasedStateMachine):
 
     @rule(device=st.sampled_from(devices))
     def gave_up(self, device: str) -> None:
-        self.feed(GaveUp(device, "x"))
+        self.feed(DeviceFailed(device, "x"))
 
     @invariant()
     def never_more_at_work_than_allowed(self) -> None:
-        assert self.played.open_count <= self.concurrency
+        assert self.table.open_count <= self.concurrency
 
     @invariant()
     def never_more_updates_in_memory_than_slots(self) -> None:
         granted, checking = ExchangeState.GRANTED, ExchangeState.CHECKING
-        assert len(self.played.in_stage(granted)) + len(self.played.in_stage(checking)) <= 2
+        assert len(self.table.in_state(granted)) + len(self.table.in_state(checking)) <= 2
 
     @invariant()
     def a_version_takes_no_more_than_the_buffer(self) -> None:
-        assert len(self.played.in_stage(ExchangeState.DONE)) <= 2
+        assert len(self.table.in_state(ExchangeState.DONE)) <= 2
 
     @invariant()
     def nobody_is_merged_twice_or_too_late(self) -> None:
         assert len(self.merged) == len(set(self.merged))
-        for x in self.played.in_stage(ExchangeState.DONE):
+        for x in self.table.in_state(ExchangeState.DONE):
             assert x.staleness is not None
             assert 0 <= x.staleness <= MAX_STALENESS
 
     @invariant()
     def nobody_trains_a_version_twice(self) -> None:
-        trained = [(x.device, x.version) for x in self.played.everybody()]
+        trained = [(x.device, x.version) for x in self.table.all_exchanges()]
         assert len(trained) == len(set(trained))
 
     @invariant()
     def something_open_always_has_a_way_to_end(self) -> None:
-        waiting = self.played.in_stage(ExchangeState.CHECKING) or self.played.wake_at() is not None
-        assert self.played.is_over or waiting
+        waiting = self.table.in_state(ExchangeState.CHECKING) or self.table.wake_at() is not None
+        assert self.table.is_over or waiting
 
 
 TestAnyBufferedRounds = AnyBufferedRounds.TestCase

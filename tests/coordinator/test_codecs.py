@@ -55,7 +55,7 @@ def config_of(name: str, rounds: int = ROUNDS, rule: str = "fedavg") -> Coordina
 async def fleet(folder: Path, broker: FaultyBroker | None = None) -> AsyncIterator[Lab]:
     """Three devices whose rows and data do not depend on who joins first."""
     async with lab(folder, agents=0, broker=broker) as place:
-        place.roster = NAMES
+        place.device_names = NAMES
         for name in NAMES:
             place.shards.shard(name)
             place.start_agent(name)

@@ -67,7 +67,7 @@ async def fleet(folder: Path, links: Links, names: tuple[str, ...] = NAMES) -> A
     """Devices whose rows and data do not depend on who joins first."""
     async with lab(folder, agents=0, limit_s=GIVE_UP_S, broker=links, artifact=ARTIFACT) as place:
         place.max_chunk_bytes = CHUNK_BYTES
-        place.roster = NAMES
+        place.device_names = NAMES
         for name in NAMES:
             place.shards.shard(name)
         for name in names:

@@ -44,7 +44,7 @@ def merging(rounds: int = ROUNDS, **sections: object) -> CoordinatorConfig:
 async def fleet(folder: Path, gate: Gate, broker: FaultyBroker | None = None) -> AsyncIterator[Lab]:
     """Three devices of which the victim trains at the gate; rows and data are always the same."""
     async with lab(folder, agents=0, broker=broker) as place:
-        place.roster = NAMES
+        place.device_names = NAMES
         for name in NAMES:
             place.shards.shard(name)
             place.start_agent(name, host=(gate if name == VICTIM else Stroll(TRAIN_S)).host())
@@ -128,7 +128,7 @@ async def test_a_late_update_enters_a_later_round_and_teaches_its_whole_time(
         assert VICTIM in merged
         tallies = {tally.device: tally for tally in reader.selection_counts()}
         kinds = [(event.kind, event.device, event.round) for _, event in reader.events()]
-    assert ("goes on", VICTIM, 1) in kinds
+    assert ("straggler", VICTIM, 1) in kinds
     assert rounds[0].aggregated == 2
     assert [row.aggregated_late for row in rounds] == [
         int(r.round == late.aggregated_round) for r in rounds

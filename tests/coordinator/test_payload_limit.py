@@ -28,7 +28,7 @@ async def play(folder: Path, links: Links, max_chunk_bytes: int) -> list[str]:
     """Run two devices with a model of 1 MB; return the models' hashes."""
     async with lab(folder, agents=0, broker=links, artifact=load_task("mlp", (784,), 10)) as place:
         place.max_chunk_bytes = max_chunk_bytes
-        place.roster = NAMES
+        place.device_names = NAMES
         for name in NAMES:
             place.shards.shard(name)
             place.start_agent(name)

@@ -122,8 +122,8 @@ async def test_what_is_clamped_is_told_once_with_its_number(tmp_path: Path) -> N
         told = [e.text for _, e in reader.events() if e.kind == "clamped"]
         exchanges = [x for x in reader.exchanges() if x.device == "rogue"]
     assert sorted(told) == [
-        "says downlink 1e-09 bit/s, counts as 1000",
-        "says mu 4096 cores, counts as 64",
-        "says uplink 1e+15 bit/s, counts as 1e+12",
+        "reports downlink 1e-09 bit/s, counts as 1000",
+        "reports mu 4096 cores, counts as 64",
+        "reports uplink 1e+15 bit/s, counts as 1e+12",
     ]
     assert all(np.isfinite(x.tau_hat_s or 0.0) for x in exchanges)

@@ -75,7 +75,7 @@ async def test_an_exchange_during_which_we_lost_our_link_teaches_nothing(tmp_pat
         assert await place.run(make_config(rounds=2, selection=EVERYBODY)) == "done"
     with place.reader() as reader:
         first, second = reader.exchanges(0)[:3], reader.exchanges(0)[3:]
-    assert {x.reason for x in first} == {"the coordinator lost its own link meanwhile"}
+    assert {x.reason for x in first} == {"the coordinator lost its own link during the exchange"}
     assert not any("link" in x.reason for x in second)
 
 
@@ -249,11 +249,11 @@ class StuckTransport(MemoryTransport):
 
 
 async def test_mail_to_a_device_that_takes_none_is_bounded() -> None:
-    post = Publisher(StuckTransport(MemoryBroker(), "coordinator"), Topics())
+    publisher = Publisher(StuckTransport(MemoryBroker(), "coordinator"), Topics())
     for seq in range(10 * MAX_PENDING):
-        post.say("pi-0", Ping(seq=seq))
-    post.say("pi-1", Ping(seq=0))
-    assert post.dropped == 9 * MAX_PENDING
+        publisher.publish("pi-0", Ping(seq=seq))
+    publisher.publish("pi-1", Ping(seq=0))
+    assert publisher.dropped == 9 * MAX_PENDING
 
 
 async def test_a_flood_from_one_device_costs_nobody_else_anything(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ async def test_a_flood_from_one_device_costs_nobody_else_anything(tmp_path: Path
 async def test_a_resumed_run_keeps_every_row_and_takes_in_whoever_is_new(tmp_path: Path) -> None:
     config = make_config(rounds=6)
     async with lab(tmp_path) as place:
-        place.roster = ("pi-0", "pi-1", "pi-2")
+        place.device_names = ("pi-0", "pi-1", "pi-2")
         store = place.open_store()
         first = place.coordinator(config, store)
         place.on_progress = lambda p: first.stop() if p.round.round == 3 else None
@@ -285,7 +285,7 @@ async def test_a_resumed_run_keeps_every_row_and_takes_in_whoever_is_new(tmp_pat
         place.on_progress = lambda p: None
         place.kill_agent("pi-1")
         place.start_agent("pi-3")
-        place.roster = ("pi-9", "pi-2")  # one that never comes
+        place.device_names = ("pi-9", "pi-2")  # one that never comes
         assert await place.run(config) == "done"
     with place.reader() as reader:
         rows = {device.name: device.row for device in reader.devices()}

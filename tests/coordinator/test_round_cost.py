@@ -8,16 +8,16 @@ import pytest
 from fairbed.coordinator.rounds.async_dispatch import ReleasedDevices
 from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome
 from fairbed.coordinator.state.round import (
-    Accept,
+    AcceptUpdate,
     Arrived,
-    Check,
     Checked,
+    DeviceFailed,
     Event,
-    GaveUp,
     GrantUpload,
     Offered,
     Round,
     Tick,
+    VerifyUpdate,
 )
 from tests.coordinator.builders import offer
 from tests.coordinator.state.test_loss_query import answer
@@ -28,11 +28,11 @@ TOLERANCE = 1.2
 """A logarithm, and what is done once a round; at K work for each event this would be 8."""
 
 
-class Played:
+class Driver:
     """A round in which a player looks at the table after every event."""
 
     def __init__(self, devices: int, **rules: object) -> None:
-        fields: dict[str, object] = {"deadline_s": 60.0, "slots": 4, "wanted": devices}
+        fields: dict[str, object] = {"deadline_s": 60.0, "slots": 4, "target_updates": devices}
         self.now = 100.0
         self.names = [f"d{k}" for k in range(devices)]
         self.table = Round(id=1, attempt=0, **(fields | rules))  # type: ignore[arg-type]
@@ -49,9 +49,9 @@ class Played:
             match order:
                 case GrantUpload(device=device):
                     self.granted.append(device)
-                case Check(device=device):
+                case VerifyUpdate(device=device):
                     self.feed(Checked(device, None))
-                case Accept(device=device):
+                case AcceptUpdate(device=device):
                     self.merged.append(device)
         table = self.table
         _ = table.is_over, table.is_idle, table.is_void, table.open_count, table.wake_at()
@@ -72,64 +72,64 @@ class Played:
 
 
 def all_are_merged(devices: int) -> None:
-    played = Played(devices)
-    for name in played.names:
-        played.feed(Offered(name, offer()))
-    played.upload()
-    assert played.merged == played.names
+    driver = Driver(devices)
+    for name in driver.names:
+        driver.feed(Offered(name, offer()))
+    driver.upload()
+    assert driver.merged == driver.names
 
 
 def all_wait_and_then_fail(devices: int) -> None:
-    played = Played(devices, slots=0)
-    for name in played.names:
-        played.feed(Offered(name, offer()))
-    for name in reversed(played.names):
-        played.feed(GaveUp(name, "x"))
-    assert played.table.is_void
+    driver = Driver(devices, slots=0)
+    for name in driver.names:
+        driver.feed(Offered(name, offer()))
+    for name in reversed(driver.names):
+        driver.feed(DeviceFailed(name, "x"))
+    assert driver.table.is_void
 
 
 def each_misses_its_own_deadline(devices: int) -> None:
-    played = Played(0, wanted=devices, deadline_s=5.0)
+    driver = Driver(0, target_updates=devices, deadline_s=5.0)
     for _ in range(devices):
-        played.table.dispatch(f"late{played.now}", played.now)
-        played.pass_time(1.0)
-    while not played.table.is_over:
-        played.pass_time(1.0)
-    assert len(played.table.ended) == devices
+        driver.table.dispatch(f"late{driver.now}", driver.now)
+        driver.pass_time(1.0)
+    while not driver.table.is_over:
+        driver.pass_time(1.0)
+    assert len(driver.table.ended) == devices
 
 
 def late_ones_are_merged_in_the_next_round(devices: int) -> None:
-    played = Played(devices, patience_s=1000.0, max_staleness=2)
-    played.pass_time(60.0)
-    played.next_round()
-    for name in played.names:
-        played.feed(Offered(name, offer()))
-    played.upload()
-    assert played.merged == played.names
+    driver = Driver(devices, late_limit_s=1000.0, max_staleness=2)
+    driver.pass_time(60.0)
+    driver.next_round()
+    for name in driver.names:
+        driver.feed(Offered(name, offer()))
+    driver.upload()
+    assert driver.merged == driver.names
 
 
 def a_buffered_round_frees_who_is_through(devices: int) -> None:
-    played = Played(devices, is_buffered=True, wanted=1, max_staleness=2, deadline_s=1e6)
-    played.feed(Offered("d0", offer()))
-    played.upload()
-    played.next_round()
-    releases = ReleasedDevices(played.table)
-    for name in played.names[1:]:
-        played.feed(Offered(name, offer()))
-        played.upload()
+    driver = Driver(devices, is_buffered=True, target_updates=1, max_staleness=2, deadline_s=1e6)
+    driver.feed(Offered("d0", offer()))
+    driver.upload()
+    driver.next_round()
+    releases = ReleasedDevices(driver.table)
+    for name in driver.names[1:]:
+        driver.feed(Offered(name, offer()))
+        driver.upload()
         assert [x.device for x in releases.take(lambda x: x.is_over)] == [name]
 
 
 def a_poll(devices: int) -> None:
     poll, names = LossQuery(3, 0, limit_s=10.0), [f"d{k}" for k in range(devices)]
     for name in names:
-        poll.ask(name, now=100.0)
+        poll.add(name, now=100.0)
     for name in names:
         assert poll.is_open(name)
         if name.endswith("3"):
-            poll.ended(name, QueryOutcome.LOST, "x")
+            poll.end(name, QueryOutcome.LOST, "x")
         else:
-            poll.answered(name, answer(1.0), None, 101.0)
+            poll.on_reply(name, answer(1.0), None, 101.0)
         assert poll.is_over is (name == names[-1])
 
 

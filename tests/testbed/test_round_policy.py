@@ -15,17 +15,17 @@ def experiment(**sections: Any) -> Experiment:
 
 def test_an_asynchronous_round_asks_and_wants_as_it_says() -> None:
     config = experiment(round={"mode": "async", "buffer": 3, "concurrency": 4}).coordinator()
-    assert (config.wanted, config.asked) == (3, 4)
+    assert (config.updates_per_version, config.cohort_size) == (3, 4)
     config = experiment(round={"mode": "async"}).coordinator()
-    assert (config.wanted, config.asked) == (2, 2)
+    assert (config.updates_per_version, config.cohort_size) == (2, 2)
     config = experiment(round={"over_select": 1}).coordinator()
-    assert (config.wanted, config.asked) == (2, 3)
+    assert (config.updates_per_version, config.cohort_size) == (2, 3)
 
 
 def test_who_is_late_has_a_deadline_for_every_version_that_it_may_be_late() -> None:
     settings = experiment(round={"late": "merge", "deadline_s": 10.0, "max_staleness": 3}).round
-    assert settings.patience_s == 40.0
-    assert experiment(round={"deadline_s": 10.0}).round.patience_s is None
+    assert settings.late_limit_s == 40.0
+    assert experiment(round={"deadline_s": 10.0}).round.late_limit_s is None
 
 
 def test_a_policy_comes_back_from_its_own_file() -> None:

@@ -14,8 +14,8 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 from fairbed.coordinator.algorithms.estimation.base import CONTEXT
-from fairbed.coordinator.policy.choice import Choice, Observations, Picks
 from fairbed.coordinator.policy.decisions import Decisions
+from fairbed.coordinator.policy.selection import Observations, Selection, SelectionBuilder
 from fairbed.coordinator.ports import Score
 from fairbed.coordinator.state.exchange import ExchangeState
 from fairbed.coordinator.state.round import Round
@@ -51,7 +51,7 @@ class Position:
 class ReplayedRound:
     """One round that is over and learned from."""
 
-    choice: Choice
+    choice: Selection
     """All selections of the round."""
     scene: Scene
     """Of the first selection."""
@@ -128,7 +128,7 @@ class ReplayContext:
     last: LastRound
     """Participation before each selection; an exchange that ends in this round changes it."""
     scene: Scene = field(init=False)
-    picks: Picks = field(init=False)
+    picks: SelectionBuilder = field(init=False)
     queried: QueriedLosses | None = None
 
 
@@ -166,7 +166,7 @@ class ReplayEngine:
         over, own = flight.over, flight.dispatched
         self._train_and_merge(over)
         flight.notify_world()
-        choice = opened.picks.whole()
+        choice = opened.picks.build()
         self.decisions.learn(choice, _observations(over, opened.id))
         table = flight.table
         self.at = Position(opened.id, flight.now, self._hand_over(choice, over))
@@ -218,7 +218,7 @@ class ReplayEngine:
         flight = self._in_flight
         flight.notify_world()
         scene = self.world.look(opened.id, flight.now, opened.last)
-        if not flight.table.everybody():
+        if not flight.table.all_exchanges():
             return scene
         busy = flight.busy(len(self.world))
         return replace(scene, is_available=scene.is_available & ~busy)
@@ -239,23 +239,23 @@ class ReplayEngine:
         """Select devices and dispatch them: a whole cohort, or as many as there are places."""
         decisions, flight, world = self.decisions, self._in_flight, self.world
         config = decisions.config
-        free = config.asked - flight.table.open_count if config.round.is_buffered else None
-        choice = decisions.choose(
+        free = config.cohort_size - flight.table.open_count if config.round.is_buffered else None
+        choice = decisions.select(
             opened.id,
             scene,
             world.transfer_bits,
             flight.now,
             known_s=scene.known_s,
-            answers=None if opened.queried is None else opened.queried.answers,
-            asked=free,
-            pick=pick,
+            losses=None if opened.queried is None else opened.queried.answers,
+            count=free,
+            selections_before=pick,
         )
         planned = world.exchange(opened.id, flight.now, choice.rows)
         flight.dispatch(planned, choice, scene)
         if pick:
             opened.picks.add(choice)
         else:
-            opened.picks = Picks(choice)
+            opened.picks = SelectionBuilder(choice)
 
     def _run_events(self, opened: ReplayContext) -> None:
         """Run events until the round is over; an asynchronous one dispatches more meanwhile."""
@@ -278,12 +278,12 @@ class ReplayEngine:
         With free places it looks for devices every `void_wait_s`, whether or not events occur.
         """
         config, flight = self.decisions.config, self._in_flight
-        has_places = flight.table.open_count < config.asked
+        has_places = flight.table.open_count < config.cohort_size
         flight.step(flight.clock + config.round.void_wait_s if has_places else np.inf)
         if flight.table.is_over:
             return False
         self._release(opened)
-        if flight.table.open_count >= config.asked:
+        if flight.table.open_count >= config.cohort_size:
             return False
         scene = self._look(opened)
         if not scene.is_available.any():
@@ -316,7 +316,7 @@ class ReplayEngine:
         table = self._in_flight.table
         trained = sorted((x for x in over if x.has_trained), key=lambda x: (x.round, x.row))
         groups = [list(group) for _, group in groupby(trained, key=lambda x: x.round)]
-        needed = {entry.version for entry in table.everybody() if not entry.is_over}
+        needed = {entry.version for entry in table.all_exchanges() if not entry.is_over}
         batches = [_version_batch(group) for group in groups]
         reports = self.cohort.train(table.id, table.version, batches, needed)
         for group, learned in zip(groups, reports, strict=True):
@@ -325,10 +325,10 @@ class ReplayEngine:
                 x.loss = loss
                 if has_failed:
                     entry = x.entry
-                    entry.stage, entry.why, entry.offer = ExchangeState.FAILED, DIVERGED, None
+                    entry.state, entry.why, entry.offer = ExchangeState.FAILED, DIVERGED, None
                     entry.staleness = entry.aggregated_round = None
 
-    def _hand_over(self, choice: Choice, over: Sequence[ReplayedExchange]) -> LastRound:
+    def _hand_over(self, choice: Selection, over: Sequence[ReplayedExchange]) -> LastRound:
         """Open the next table with what is in flight; return participation in this round."""
         table = self._in_flight.table
         trained = [x for x in over if x.has_trained]
@@ -385,7 +385,7 @@ def _observations(over: Sequence[ReplayedExchange], round_id: int) -> Observatio
         tau_s=np.where(is_done, column(over, "tau_s"), np.nan),
         phases_s=np.where(is_done[:, np.newaxis], phases_s, np.nan),
         is_aggregated=is_done,
-        timed_out=np.array([x.entry.stage is ExchangeState.LATE for x in over], dtype=np.bool_),
+        timed_out=np.array([x.entry.state is ExchangeState.LATE for x in over], dtype=np.bool_),
         loss=column(over, "loss"),
         at_least_s=np.array([_at_least_s(x) for x in over], dtype=np.float64),
         context=context,
@@ -395,7 +395,7 @@ def _observations(over: Sequence[ReplayedExchange], round_id: int) -> Observatio
 def _at_least_s(x: ReplayedExchange) -> float:
     """Return the lower bound of an exchange time that a cancellation teaches; NaN is none."""
     entry = x.entry
-    is_bound = entry.stage is ExchangeState.CANCELLED or (
-        entry.stage is ExchangeState.LATE and entry.is_late
+    is_bound = entry.state is ExchangeState.CANCELLED or (
+        entry.state is ExchangeState.LATE and entry.is_late
     )
     return np.nan if not is_bound or entry.at_least_s is None else entry.at_least_s

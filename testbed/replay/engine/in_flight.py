@@ -16,22 +16,27 @@ import msgspec
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools
-from fairbed.coordinator.policy.choice import Choice
 from fairbed.coordinator.policy.config import CoordinatorConfig
-from fairbed.coordinator.records.rows import Before
+from fairbed.coordinator.policy.selection import Selection
+from fairbed.coordinator.records.rows import KnownAtSelection
 from fairbed.coordinator.rounds.async_dispatch import ReleasedDevices, first_table
-from fairbed.coordinator.state.exchange import FLIGHT_BYTES, Exchange, ExchangeState, flight_bytes
+from fairbed.coordinator.state.exchange import (
+    MAX_IN_FLIGHT_BYTES,
+    Exchange,
+    ExchangeState,
+    in_flight_bytes,
+)
 from fairbed.coordinator.state.round import (
+    Action,
     Arrived,
-    Check,
     Checked,
+    DeviceLost,
     Event,
     GrantUpload,
     Offered,
-    Order,
     Round,
     Tick,
-    Vanished,
+    VerifyUpdate,
 )
 from fairbed.testbed.replay.world.phases import PHASES
 from fairbed.testbed.replay.world.world import Exchanges, ReplayedExchange, Scene, World
@@ -52,7 +57,7 @@ What: TypeAlias = Literal["offered", "gone", "arrived"]
 _PLANNED = (*PHASES, "was_cold", "bytes_down", "bytes_up", "chunk_bytes", "steps")
 """Columns of `Exchanges` that are the fields of a `ReplayedExchange` by the same names."""
 
-_LIVE_ONLY = frozenset({"offer", "contended", "settled"})
+_LIVE_ONLY = frozenset({"offer", "contention", "settled"})
 """Fields of a table entry that follow from its exchange, or that only a live run has."""
 
 
@@ -66,7 +71,7 @@ class InFlight:
 
     def __init__(self, config: CoordinatorConfig, world: World) -> None:
         self._config, self._world = config, world
-        self._rounds_overlap = config.round.goes_on
+        self._rounds_overlap = config.round.merges_late_updates
         self._origin = self.clock = 0.0
         """Zero of the table's clock on the virtual clock, and seconds since then."""
         self.table = self._first(1)
@@ -97,7 +102,7 @@ class InFlight:
         self._releases = ReleasedDevices(self.table)
         self._carry_out(self.table.drop_stale(self.clock))
 
-    def dispatch(self, planned: Exchanges, choice: Choice, scene: Scene) -> None:
+    def dispatch(self, planned: Exchanges, choice: Selection, scene: Scene) -> None:
         """Dispatch the devices of a choice now, each with its planned exchange."""
         self._restart_clock()
         table, names = self.table, [str(row) for row in choice.rows.tolist()]
@@ -182,7 +187,7 @@ class InFlight:
 
     def give_up(self, why: str) -> None:
         """End all exchanges that are open."""
-        self._carry_out(self.table.give_up(why, self.clock))
+        self._carry_out(self.table.end_all(why, self.clock))
 
     def of(self, entry: Exchange) -> ReplayedExchange:
         """Return the exchange of an entry of the table."""
@@ -196,7 +201,7 @@ class InFlight:
     @property
     def over(self) -> list[ReplayedExchange]:
         """Exchanges that came to their end in this round, in the order of dispatch."""
-        return [self.of(entry) for entry in self.table.everybody() if entry.is_over]
+        return [self.of(entry) for entry in self.table.all_exchanges() if entry.is_over]
 
     def open_next_table(self, over: Sequence[ReplayedExchange], version: int) -> None:
         """Open the table of the next round.
@@ -233,16 +238,16 @@ class InFlight:
         carried, queued = dict[str, Exchange](), list[ReplayedExchange]()
         self._exchanges = {}
         for plan, kept in zip(state["exchanges"], state["entries"], strict=True):
-            entry = Exchange(**{**kept, "stage": ExchangeState(kept["stage"])})
-            known = Before(**plan.pop("known"))
+            entry = Exchange(**{**kept, "state": ExchangeState(kept["state"])})
+            known = KnownAtSelection(**plan.pop("known"))
             x = ReplayedExchange(
                 **plan | {"known": known, "context": tuple(plan["context"]), "entry": entry}
             )
-            if entry.stage in (ExchangeState.QUEUED, ExchangeState.GRANTED):
+            if entry.state in (ExchangeState.QUEUED, ExchangeState.GRANTED):
                 entry.offer = self._offer(x)
-            if entry.stage is ExchangeState.QUEUED:
+            if entry.state is ExchangeState.QUEUED:
                 queued.append(x)
-                entry.stage = ExchangeState.ASKED
+                entry.state = ExchangeState.DISPATCHED
             carried[entry.device] = entry
             self._exchanges[entry.device, x.round] = x
         first = self._first(state["round"])
@@ -272,7 +277,7 @@ class InFlight:
 
     def _is_open(self, device: str, round_id: int) -> bool:
         x = self.table.find(device)
-        return x is not None and x.round == round_id and x.stage.is_open
+        return x is not None and x.round == round_id and x.state.is_open
 
     def _event(self, what: What, x: ReplayedExchange) -> Event:
         device = x.entry.device
@@ -282,17 +287,17 @@ class InFlight:
             case "arrived":
                 return Arrived(device, at=self.clock, bytes_up=x.bytes_up, duplicates=0)
             case "gone":
-                return Vanished(device, GONE)
+                return DeviceLost(device, GONE)
 
     def _offer(self, x: ReplayedExchange) -> Offer:
         return _offer(0 if self._world.slots is None else x.bytes_up, x.chunk_bytes)
 
-    def _carry_out(self, orders: Sequence[Order]) -> None:
+    def _carry_out(self, orders: Sequence[Action]) -> None:
         for order in orders:
             match order:
                 case GrantUpload(device=device):
                     self._upload(device)
-                case Check(device=device):
+                case VerifyUpdate(device=device):
                     self._carry_out(self.table.on(Checked(device, None), self.clock))
                 case _:
                     pass  # a cancelled device stops by itself in `profile_world.Draining`
@@ -325,8 +330,8 @@ def needs_no_events(planned: Exchanges, deadline_s: float, slots: int | None) ->
     if slots is None:
         return True
     sizes = zip(planned.bytes_up.tolist(), planned.chunk_bytes.tolist(), strict=True)
-    in_flight = sum(flight_bytes(_offer(*size).manifest) for size in sizes)
-    return len(ready_s) <= slots and in_flight <= FLIGHT_BYTES
+    in_flight = sum(in_flight_bytes(_offer(*size).manifest) for size in sizes)
+    return len(ready_s) <= slots and in_flight <= MAX_IN_FLIGHT_BYTES
 
 
 def resolve_at_once(exchanges: Sequence[ReplayedExchange], table: Round) -> float:
@@ -348,23 +353,23 @@ def resolve_at_once(exchanges: Sequence[ReplayedExchange], table: Round) -> floa
     """
     order = sorted(range(len(exchanges)), key=lambda at: _arrival(exchanges[at]))
     in_time = [at for at in order if exchanges[at].tau_s < table.deadline_s]
-    done = in_time[: table.wanted]
-    is_short = len(done) < min(table.wanted, len(exchanges))
+    done = in_time[: table.target_updates]
+    is_short = len(done) < min(table.target_updates, len(exchanges))
     end = table.deadline_s if is_short else exchanges[done[-1]].tau_s
     stage, why = ExchangeState.CANCELLED, ENOUGH
     if is_short:
         stage, why = ExchangeState.LATE, f"no update within {table.deadline_s:g} s"
     for at in done:
         x, entry = exchanges[at], exchanges[at].entry
-        entry.stage, entry.arrived, entry.bytes_up = ExchangeState.DONE, x.tau_s, x.bytes_up
+        entry.state, entry.arrived, entry.bytes_up = ExchangeState.DONE, x.tau_s, x.bytes_up
         entry.staleness, entry.aggregated_round = 0, table.id
     for x in exchanges:
         entry, ready_s = x.entry, x.ready_s
         if ready_s <= end:
             entry.offer = _offer(x.bytes_up, x.chunk_bytes)
             entry.offered = entry.granted = ready_s
-        if entry.stage is not ExchangeState.DONE:
-            entry.stage, entry.why, entry.ended = stage, why, end
+        if entry.state is not ExchangeState.DONE:
+            entry.state, entry.why, entry.ended = stage, why, end
         table.ended.append(entry)
     return end
 
@@ -375,7 +380,7 @@ def _arrival(x: ReplayedExchange) -> tuple[float, float]:
 
 
 def _exchanges_of(
-    planned: Exchanges, choice: Choice, scene: Scene, entries: Sequence[Exchange], now: float
+    planned: Exchanges, choice: Selection, scene: Scene, entries: Sequence[Exchange], now: float
 ) -> list[ReplayedExchange]:
     """Return the exchanges of devices that are dispatched `now`, in the order of the choice."""
     rows = choice.rows
@@ -404,7 +409,7 @@ def _exchanges_of(
     ]
 
 
-def _known_before(choice: Choice, scene: Scene) -> list[Before]:
+def _known_before(choice: Selection, scene: Scene) -> list[KnownAtSelection]:
     """Return what was known of each selected device."""
     rows = choice.rows
     k = len(rows)
@@ -422,7 +427,10 @@ def _known_before(choice: Choice, scene: Scene) -> list[Before]:
         "width_s": choice.prediction.width_s[rows],
     }
     names, lists = tuple(columns), (column.tolist() for column in columns.values())
-    return [Before(**dict(zip(names, known, strict=True))) for known in zip(*lists, strict=True)]
+    return [
+        KnownAtSelection(**dict(zip(names, known, strict=True)))
+        for known in zip(*lists, strict=True)
+    ]
 
 
 @lru_cache(maxsize=64)
@@ -449,4 +457,4 @@ def _plan_to_state(x: ReplayedExchange) -> dict[str, Any]:
 
 def _entry_to_state(x: Exchange) -> dict[str, Any]:
     kept = {one.name: getattr(x, one.name) for one in fields(x) if one.name not in _LIVE_ONLY}
-    return kept | {"stage": x.stage.value}
+    return kept | {"state": x.state.value}

@@ -11,9 +11,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
-from fairbed.coordinator.policy.choice import LossDemand, ReportedLosses
 from fairbed.coordinator.policy.decisions import Decisions
-from fairbed.coordinator.records.rows import ask_rows
+from fairbed.coordinator.policy.selection import LossDemand, ReportedLosses
+from fairbed.coordinator.records.rows import loss_query_rows
 from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome
 from fairbed.coordinator.store.tables import LossQueryRow
 from fairbed.testbed.replay.engine.in_flight import GONE
@@ -105,7 +105,7 @@ def query_losses(
         now: Seconds on the virtual clock.
         losses: Computes them; None where nothing is trained.
     """
-    question = decisions.question(round_id, scene, world.transfer_bits, now, scene.known_s)
+    question = decisions.loss_demand(round_id, scene, world.transfer_bits, now, scene.known_s)
     if question is None:
         return None
     assert isinstance(world, Answering), "only a world that imitates a live run is none"
@@ -116,17 +116,19 @@ def query_losses(
     found = losses.asked(round_id, rows, examples) if rows.size else np.zeros(0)
     poll = LossQuery(round_id, 0, config.selection.loss_query_timeout_s)
     for row in rows.tolist():
-        poll.ask(str(row), now)
+        poll.add(str(row), now)
     n = scene.examples[rows]
     over_s = _play(poll, asked, found, n if examples is None else np.minimum(n, examples), now)
-    replies = [poll.asked[str(row)] for row in rows.tolist()]
-    loss = [np.nan if reply.answer is None else reply.answer.loss for reply in replies]
-    answered = np.array([reply.reply is QueryOutcome.ANSWERED for reply in replies], dtype=np.bool_)
+    queries = [poll.devices[str(row)] for row in rows.tolist()]
+    loss = [np.nan if query.reply is None else query.reply.loss for query in queries]
+    answered = np.array(
+        [query.outcome is QueryOutcome.ANSWERED for query in queries], dtype=np.bool_
+    )
     world.on_answers(now, asked, rows, over_s, answered)
     return QueriedLosses(
         answers=ReportedLosses(rows, np.array(loss, dtype=np.float64)),
         lasted_s=float(over_s.max(initial=0.0)),
-        rows=ask_rows(poll, _asks(question, asked, poll)),
+        rows=loss_query_rows(poll, _asks(question, asked, poll)),
     )
 
 
@@ -142,18 +144,18 @@ def _play(poll: LossQuery, asked: Exchanges, found: Floats, n: Ints, now: float)
     """
     took_s, gone_s = asked.ready_s, asked.until_gone_s
     over_s: Floats = np.minimum(np.minimum(took_s, gone_s), poll.limit_s)
-    devices = list(poll.asked)
+    devices = list(poll.devices)
     for at in np.argsort(over_s, kind="stable").tolist():
         device = devices[at]
         if over_s[at] >= poll.limit_s:
             poll.pass_limit(now + poll.limit_s)
         elif gone_s[at] < took_s[at]:
-            poll.ended(device, QueryOutcome.LOST, GONE)
+            poll.end(device, QueryOutcome.LOST, GONE)
         elif not np.isfinite(found[at]):
-            poll.ended(device, QueryOutcome.FAILED, NO_LOSS)
+            poll.end(device, QueryOutcome.FAILED, NO_LOSS)
         else:
             answer = _answer(poll, asked, at, float(found[at]), int(n[at]))
-            poll.answered(device, answer, None, now + float(over_s[at]))
+            poll.on_reply(device, answer, None, now + float(over_s[at]))
     return over_s
 
 

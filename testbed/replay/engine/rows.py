@@ -62,7 +62,7 @@ def round_row(played: ReplayedRound, decisions: Decisions, names: Sequence[str])
     done = [x for x in over if x.is_done]
     in_time = [x for x in done if x.round == choice.round]
     slowest = max(in_time, key=lambda x: x.tau_wall_s, default=None)
-    stages = Counter(x.entry.stage for x in over)
+    stages = Counter(x.entry.state for x in over)
     return RoundRow(
         round=choice.round,
         attempt=0,
@@ -118,7 +118,7 @@ def exchange_rows(played: ReplayedRound, names: Sequence[str]) -> Columns[Exchan
 
     As in a live run: phases are known from the offer on, the exchange time from the arrival on.
     """
-    late = [x for x in played.exchanges if x.entry.goes_on]
+    late = [x for x in played.exchanges if x.entry.is_open_late]
     rows = [*played.over, *late]
     has_offered, is_done = flags(rows, "has_offered"), flags(rows, "is_done")
     zeros_s = np.zeros(len(rows))
@@ -169,7 +169,7 @@ def exchange_rows(played: ReplayedRound, names: Sequence[str]) -> Columns[Exchan
             "rerequests_down": 0,
             "resent_up": 0,
             "duplicates_up": 0,
-            "concurrent": [others if e.companions is None else e.companions for e in entries],
+            "concurrent": [others if e.concurrent is None else e.concurrent for e in entries],
             "n_k": [x.n_k for x in rows],
             "steps": [x.steps for x in rows],
             "was_cold": [x.was_cold for x in rows],
@@ -196,4 +196,4 @@ def exchange_rows(played: ReplayedRound, names: Sequence[str]) -> Columns[Exchan
 
 def _bytes_down(x: ReplayedExchange) -> int:
     """Return the bytes of the model, if the coordinator knows that the device got it."""
-    return x.bytes_down if x.has_offered or x.entry.stage is ExchangeState.FAILED else 0
+    return x.bytes_down if x.has_offered or x.entry.state is ExchangeState.FAILED else 0

@@ -172,7 +172,7 @@ class ProfileWorld:
 
     def on_over(self, exchanges: Sequence[ReplayedExchange]) -> None:
         """Learn the rates of uplinks, and which devices drain, are warm, and have heated up."""
-        drained = [x for x in exchanges if x.entry.stage in DRAINING]
+        drained = [x for x in exchanges if x.entry.state in DRAINING]
         self._draining.give_up(_rows(drained), _floats([x.started_s + x.over_s for x in drained]))
         done = [x for x in exchanges if x.is_done]
         self._learn(

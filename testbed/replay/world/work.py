@@ -6,9 +6,9 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.selection.base import Sample
-from fairbed.coordinator.fleet.codec_agreement import Agreement
+from fairbed.coordinator.fleet.codec_agreement import CodecAgreement
 from fairbed.coordinator.policy.config import CoordinatorConfig
-from fairbed.coordinator.state.exchange import slots
+from fairbed.coordinator.state.exchange import upload_slots
 from fairbed.device_agent.trainer import EVALUATION_BATCH
 from fairbed.testbed.emulation.work import TaskCosts, passes_s
 from fairbed.testbed.host.calibration import ANY_DEVICE
@@ -36,7 +36,7 @@ class Sizes:
     @classmethod
     def of(cls, config: CoordinatorConfig, layout: Layout) -> "Sizes":
         """Return the sizes that the coordinator of a run would agree on."""
-        agreement = Agreement(config.exchange, layout, "replay")
+        agreement = CodecAgreement(config.exchange, layout, "replay")
         whole, up = agreement.sizes(ANY_DEVICE, None)
         down = whole if agreement.down is None else packed_bytes(agreement.down, layout)
         return cls(
@@ -46,7 +46,7 @@ class Sizes:
             is_delta=config.exchange.down == "delta",
             up_bytes=up,
             codec_up=config.exchange.up,
-            slots=slots(agreement.memory_bytes),
+            slots=upload_slots(agreement.memory_bytes),
         )
 
     def is_packed(self, holds: Ints, version: int) -> Bools:

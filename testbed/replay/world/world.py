@@ -12,7 +12,7 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 from fairbed.coordinator.algorithms.estimation.base import COLD, CONTEXT, DOWN, INVERSE_MU, UP
-from fairbed.coordinator.records.rows import Before
+from fairbed.coordinator.records.rows import KnownAtSelection
 from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.state.registry import transfer_times
 
@@ -160,7 +160,7 @@ class ReplayedExchange:
     """How long after the dispatch the device counts as lost; `inf` is never."""
     steps: int
     n_k: int
-    known: Before
+    known: KnownAtSelection
     """What was known of the device at its selection, for the row of the exchange."""
     context: tuple[float, ...]
     """The same for the estimator: 1/mu, cold, seconds down, seconds up."""
@@ -214,7 +214,7 @@ class ReplayedExchange:
     @property
     def is_done(self) -> bool:
         """The update arrived in time and is merged."""
-        return self.entry.stage is ExchangeState.DONE
+        return self.entry.state is ExchangeState.DONE
 
     @property
     def has_offered(self) -> bool:
@@ -230,7 +230,7 @@ class ReplayedExchange:
     def outcome(self) -> str:
         """done, late, lost, cancelled or failed; a late one may go on."""
         x = self.entry
-        return ExchangeState.LATE.value if x.goes_on else x.stage.value
+        return ExchangeState.LATE.value if x.is_open_late else x.state.value
 
 
 class World(Protocol):

@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from fairbed.coordinator.fleet.codec_agreement import (
-    Agreement,
+    CodecAgreement,
     codecs_of,
     missing_codecs,
     pulled_blob,
@@ -23,8 +23,8 @@ DELTA = Packed(manifest=manifest_of(b"\0" * 1056, "model"), codec="int8", base=B
 HALF = Packed(manifest=manifest_of(b"\1" * 2052, "model"), codec="float16")
 
 
-def agreement(**exchange: object) -> Agreement:
-    return Agreement(ExchangeConfig(**exchange), LAYOUT, "run-1")  # type: ignore[arg-type]
+def agreement(**exchange: object) -> CodecAgreement:
+    return CodecAgreement(ExchangeConfig(**exchange), LAYOUT, "run-1")  # type: ignore[arg-type]
 
 
 def device(*codecs: str, **known: object) -> Device:
@@ -70,7 +70,7 @@ def test_top_k_names_its_number_its_run_and_what_was_merged_last() -> None:
 def test_the_context_counts_the_bytes_that_will_travel() -> None:
     agreed = agreement(up="int8", down="delta")
     up = 12 + 1000 + 4 + 40
-    assert agreed.sizes(device(*CODECS, holds=BASE), DELTA) == (1056, up)
+    assert agreed.sizes(device(*CODECS, held_sha256=BASE), DELTA) == (1056, up)
     assert agreed.sizes(KNOWS_ALL, DELTA) == (LAYOUT.size_bytes, up)
     assert agreement(down="float16").sizes(KNOWS_ALL, HALF) == (2052, LAYOUT.size_bytes)
 

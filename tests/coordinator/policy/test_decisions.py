@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from fairbed.coordinator.algorithms.estimation.base import COLD, DOWN, Measured
-from fairbed.coordinator.policy.choice import Observation, Observations, ReportedLosses
 from fairbed.coordinator.policy.config import (
     AggregationConfig,
     CoordinatorConfig,
@@ -16,6 +15,7 @@ from fairbed.coordinator.policy.config import (
     TrainingConfig,
 )
 from fairbed.coordinator.policy.decisions import Decisions, make_decisions
+from fairbed.coordinator.policy.selection import Observation, Observations, ReportedLosses
 from fairbed.coordinator.state.registry import Registry
 from tests.coordinator.builders import context, hello
 
@@ -48,17 +48,17 @@ def fleet(n: int = 5) -> Registry:
     return registry
 
 
-def observe(brain: Decisions, registry: Registry, round_id: int, tau_s: float) -> list[int]:
-    choice = brain.choose(round_id, registry, BOTH_WAYS, now=1.0)
-    seen = [Observation(int(row), tau_s + int(row), None, True, False) for row in choice.rows]
-    brain.learn(choice, Observations.of(seen))
-    return [int(row) for row in choice.rows]
+def observe(made: Decisions, registry: Registry, round_id: int, tau_s: float) -> list[int]:
+    selection = made.select(round_id, registry, BOTH_WAYS, now=1.0)
+    seen = [Observation(int(row), tau_s + int(row), None, True, False) for row in selection.rows]
+    made.learn(selection, Observations.of(seen))
+    return [int(row) for row in selection.rows]
 
 
 def test_the_same_seed_and_round_choose_the_same_cohort() -> None:
     registry = fleet()
-    first = decisions().choose(1, registry, BOTH_WAYS, now=1.0)
-    second = decisions().choose(1, registry, BOTH_WAYS, now=1.0)
+    first = decisions().select(1, registry, BOTH_WAYS, now=1.0)
+    second = decisions().select(1, registry, BOTH_WAYS, now=1.0)
     assert first.rows.tolist() == second.rows.tolist()
 
 
@@ -70,80 +70,80 @@ def test_a_restored_checkpoint_goes_on_as_if_nothing_had_happened() -> None:
     resumed = decisions()
     resumed.load_state(msgspec.msgpack.decode(msgspec.msgpack.encode(straight.to_state())))
     futures = [
-        [observe(brain, registry, round_id, 1.0) for round_id in range(6, 16)]
-        for brain in (straight, resumed)
+        [observe(made, registry, round_id, 1.0) for round_id in range(6, 16)]
+        for made in (straight, resumed)
     ]
     assert futures[0] == futures[1]
 
 
 def test_only_valid_exchanges_teach_the_estimator() -> None:
-    registry, brain = fleet(2), decisions()
-    choice = brain.choose(1, registry, BOTH_WAYS, now=1.0)
+    registry, made = fleet(2), decisions()
+    selection = made.select(1, registry, BOTH_WAYS, now=1.0)
     seen = [Observation(0, 4.0, None, True, False), Observation(1, None, None, True, False)]
-    brain.learn(choice, Observations.of(seen))
-    predicted = brain.choose(2, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
+    made.learn(selection, Observations.of(seen))
+    predicted = made.select(2, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
     assert predicted[0] > 1.0
     assert predicted[1] == 0.0
 
 
 def test_a_timeout_teaches_the_deadline_only_when_asked_to() -> None:
     for on_timeout, learnt in (("drop", False), ("lower_bound", True)):
-        registry, brain = fleet(2), decisions(on_timeout=on_timeout)
-        choice = brain.choose(1, registry, BOTH_WAYS, now=1.0)
-        brain.learn(choice, Observations.of([Observation(0, None, None, False, True)]))
-        predicted = brain.choose(2, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
+        registry, made = fleet(2), decisions(on_timeout=on_timeout)
+        selection = made.select(1, registry, BOTH_WAYS, now=1.0)
+        made.learn(selection, Observations.of([Observation(0, None, None, False, True)]))
+        predicted = made.select(2, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
         assert bool(predicted[0] > 5.0) is learnt
 
 
 def test_who_was_called_off_teaches_a_bound_above_its_prediction_only() -> None:
     for bound_s, learnt_s in ((50.0, 50.0), (1.0, 20.0)):
-        registry, brain = fleet(2), decisions(on_timeout="lower_bound")
+        registry, made = fleet(2), decisions(on_timeout="lower_bound")
         for round_id in (1, 2):
-            observe(brain, registry, round_id, 20.0)
-        choice = brain.choose(3, registry, BOTH_WAYS, now=1.0)
-        before = choice.prediction.tau_hat_s.copy()
+            observe(made, registry, round_id, 20.0)
+        selection = made.select(3, registry, BOTH_WAYS, now=1.0)
+        before = selection.prediction.tau_hat_s.copy()
         assert 1.0 < before[1] < 50.0
         called_off = Observation(1, None, None, False, False, at_least_s=bound_s)
-        brain.learn(choice, Observations.of([called_off]))
-        after = brain.choose(4, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
+        made.learn(selection, Observations.of([called_off]))
+        after = made.select(4, registry, BOTH_WAYS, now=1.0).prediction.tau_hat_s
         assert after[0] == before[0]
         assert bool(after[1] > before[1]) is (bound_s == learnt_s)
 
 
 def test_of_two_exchanges_of_a_device_each_teaches_with_the_context_of_its_choice() -> None:
-    registry, brain, alone = fleet(2), decisions(), decisions()
-    choice = brain.choose(1, registry, BOTH_WAYS, now=1.0)
-    earlier = 2.0 * choice.context[0]
+    registry, made, alone = fleet(2), decisions(), decisions()
+    selection = made.select(1, registry, BOTH_WAYS, now=1.0)
+    earlier = 2.0 * selection.context[0]
     late = Observation(0, 9.0, None, True, False, context=earlier)
     now = Observation(0, 4.0, None, True, False)
-    brain.learn(choice, Observations.of([now, late]))
+    made.learn(selection, Observations.of([now, late]))
     rows = np.array([0])
     alone.estimator.observe(rows, earlier[np.newaxis], Measured.whole(np.array([9.0])))
-    alone.estimator.observe(rows, choice.context[:1], Measured.whole(np.array([4.0])))
-    assert brain.to_state()["estimator"] == alone.to_state()["estimator"]
+    alone.estimator.observe(rows, selection.context[:1], Measured.whole(np.array([4.0])))
+    assert made.to_state()["estimator"] == alone.to_state()["estimator"]
 
 
 def test_queues_grow_in_a_round_with_nobody_available() -> None:
-    registry, brain = fleet(3), decisions(beta=0.2)
-    choice = brain.choose(1, registry, BOTH_WAYS, now=99.0)
-    assert choice.rows.size == 0
-    brain.learn(choice, Observations.of([]))
-    np.testing.assert_allclose(brain.selector.queues(3), 0.2)
+    registry, made = fleet(3), decisions(beta=0.2)
+    selection = made.select(1, registry, BOTH_WAYS, now=99.0)
+    assert selection.rows.size == 0
+    made.learn(selection, Observations.of([]))
+    np.testing.assert_allclose(made.selector.queues(3), 0.2)
 
 
 def test_mini_batch_orders_differ_between_rounds_and_devices() -> None:
-    brain = decisions()
-    seeds = [[brain.training_seed(r, d) for d in range(5)] for r in range(5)]
+    made = decisions()
+    seeds = [[made.training_seed(r, d) for d in range(5)] for r in range(5)]
     assert len({seed for of_round in seeds for seed in of_round}) == 25
-    assert [brain.training_seeds(r, np.arange(5)).tolist() for r in range(5)] == seeds
+    assert [made.training_seeds(r, np.arange(5)).tolist() for r in range(5)] == seeds
 
 
 def test_phases_teach_their_estimator_and_a_bound_does_not() -> None:
-    registry, brain = fleet(3), decisions(estimator="phases", on_timeout="lower_bound")
-    choice = brain.choose(1, registry, BOTH_WAYS, now=1.0)
+    registry, made = fleet(3), decisions(estimator="phases", on_timeout="lower_bound")
+    selection = made.select(1, registry, BOTH_WAYS, now=1.0)
     measured = Observation(0, 4.0, (1.0, 0.5, 1.5, 0.75, 0.25), True, False)
-    brain.learn(choice, Observations.of([measured, Observation(1, None, None, False, True)]))
-    predicted = brain.choose(2, registry, BOTH_WAYS, now=1.0).prediction
+    made.learn(selection, Observations.of([measured, Observation(1, None, None, False, True)]))
+    predicted = made.select(2, registry, BOTH_WAYS, now=1.0).prediction
     assert predicted.tau_hat_s[0] > 1.0
     assert predicted.tau_hat_s[1:].tolist() == [0.0, 0.0]
     assert predicted.width_s[0] < predicted.width_s[1]
@@ -157,8 +157,8 @@ def test_without_an_audit_the_choices_are_those_of_before() -> None:
     plain, audited = decisions(policy="uniform"), decisions(policy="uniform", audit=0.3)
     pairs = [
         (
-            plain.choose(t, fleet(8), BOTH_WAYS, now=1.0),
-            audited.choose(t, fleet(8), BOTH_WAYS, now=1.0),
+            plain.select(t, fleet(8), BOTH_WAYS, now=1.0),
+            audited.select(t, fleet(8), BOTH_WAYS, now=1.0),
         )
         for t in range(1, 101)
     ]
@@ -172,41 +172,41 @@ def test_without_an_audit_the_choices_are_those_of_before() -> None:
 
 
 def test_the_propensities_of_a_choice_add_up_to_the_cohort() -> None:
-    choice = decisions(audit=0.05).choose(1, fleet(5), BOTH_WAYS, now=1.0)
-    assert choice.propensity.sum() == pytest.approx(2.0)
-    assert choice.propensity[choice.rows] == pytest.approx(1.0 - 0.05 * 3 / 10)
+    selection = decisions(audit=0.05).select(1, fleet(5), BOTH_WAYS, now=1.0)
+    assert selection.propensity.sum() == pytest.approx(2.0)
+    assert selection.propensity[selection.rows] == pytest.approx(1.0 - 0.05 * 3 / 10)
 
 
 def test_only_a_selector_that_asks_has_a_question() -> None:
-    assert decisions().question(1, fleet(), BOTH_WAYS, now=1.0) is None
-    brain = decisions(**POW_D)
-    question = brain.question(1, fleet(), BOTH_WAYS, now=1.0)
-    assert question is not None
-    assert (len(set(question.rows.tolist())), question.sample) == (4, "all")
-    again = brain.question(1, fleet(), BOTH_WAYS, now=1.0)
+    assert decisions().loss_demand(1, fleet(), BOTH_WAYS, now=1.0) is None
+    made = decisions(**POW_D)
+    demand = made.loss_demand(1, fleet(), BOTH_WAYS, now=1.0)
+    assert demand is not None
+    assert (len(set(demand.rows.tolist())), demand.sample) == (4, "all")
+    again = made.loss_demand(1, fleet(), BOTH_WAYS, now=1.0)
     assert again is not None
-    assert again.rows.tolist() == question.rows.tolist()
+    assert again.rows.tolist() == demand.rows.tolist()
 
 
 def test_who_has_answered_needs_no_download_and_no_cold_start() -> None:
-    answers = ReportedLosses(np.array([0, 1, 3]), np.array([0.5, np.nan, 2.0]))
-    choice = decisions(**POW_D).choose(1, fleet(), BOTH_WAYS, now=1.0, answers=answers)
-    assert choice.rows.tolist() == [0, 3]
-    assert choice.is_available.tolist() == [True, False, True, True, True]
-    assert choice.context[[0, 3], COLD].tolist() == [0.0, 0.0]
-    assert choice.context[[0, 3], DOWN].tolist() == [0.0, 0.0]
-    assert choice.context[[1, 2, 4], COLD].tolist() == [1.0] * 3
-    assert choice.context[[1, 2, 4], DOWN].tolist() == [1.0] * 3
+    losses = ReportedLosses(np.array([0, 1, 3]), np.array([0.5, np.nan, 2.0]))
+    selection = decisions(**POW_D).select(1, fleet(), BOTH_WAYS, now=1.0, losses=losses)
+    assert selection.rows.tolist() == [0, 3]
+    assert selection.is_available.tolist() == [True, False, True, True, True]
+    assert selection.context[[0, 3], COLD].tolist() == [0.0, 0.0]
+    assert selection.context[[0, 3], DOWN].tolist() == [0.0, 0.0]
+    assert selection.context[[1, 2, 4], COLD].tolist() == [1.0] * 3
+    assert selection.context[[1, 2, 4], DOWN].tolist() == [1.0] * 3
 
 
 def test_a_loss_without_bounds_is_only_a_large_one() -> None:
-    answers = ReportedLosses(np.array([0, 1, 2]), np.array([1e308, 1e308, 3.0]))
-    brain = decisions(**POW_D)
-    chosen = brain.choose(1, fleet(), BOTH_WAYS, now=1.0, answers=answers).rows.tolist()
+    losses = ReportedLosses(np.array([0, 1, 2]), np.array([1e308, 1e308, 3.0]))
+    made = decisions(**POW_D)
+    chosen = made.select(1, fleet(), BOTH_WAYS, now=1.0, losses=losses).rows.tolist()
     assert chosen == [0, 1]
 
 
 def test_nobody_answers_and_nobody_is_selected() -> None:
-    answers = ReportedLosses(np.array([0, 1, 2, 3, 4]), np.full(5, np.nan))
-    choice = decisions(**POW_D).choose(1, fleet(), BOTH_WAYS, now=1.0, answers=answers)
-    assert choice.rows.size == 0
+    losses = ReportedLosses(np.array([0, 1, 2, 3, 4]), np.full(5, np.nan))
+    selection = decisions(**POW_D).select(1, fleet(), BOTH_WAYS, now=1.0, losses=losses)
+    assert selection.rows.size == 0

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fairbed.coordinator.algorithms.estimation.base import CONTEXT, PHASES
-from fairbed.coordinator.policy.choice import Observation, Observations
+from fairbed.coordinator.policy.selection import Observation, Observations
 
 
 def test_columns_hold_what_was_told_one_by_one() -> None:

@@ -5,27 +5,27 @@ import pytest
 from msgspec import structs
 
 from fairbed.coordinator.algorithms.estimation.base import PHASES, Prediction
-from fairbed.coordinator.policy.choice import Choice
+from fairbed.coordinator.policy.selection import Selection
 from fairbed.coordinator.records.rows import (
-    before,
     exchange_row,
     invalid_reason,
+    known_at_selection,
     observation,
     phases_s,
     unaccounted_s,
 )
 from fairbed.coordinator.state.exchange import Contention, Exchange
 from fairbed.coordinator.state.registry import Registry
-from fairbed.coordinator.state.round import Arrived, Checked, GaveUp, Offered, Round, Tick
+from fairbed.coordinator.state.round import Arrived, Checked, DeviceFailed, Offered, Round, Tick
 from tests.coordinator.builders import TRAIN, context, hello, offer
 
 TAU_S = 1.31 + 0.5
 """Phases of `offer()` (download, load, train, encode) and half a second of upload."""
 
 
-def played(*, silence_s: float = 0.02, signal_s: float = 0.02) -> Round:
+def table(*, silence_s: float = 0.02, signal_s: float = 0.02) -> Round:
     """A round whose only device has `silence_s` that no phase accounts for."""
-    game = Round(id=3, attempt=0, deadline_s=60.0, slots=1, wanted=1)
+    game = Round(id=3, attempt=0, deadline_s=60.0, slots=1, target_updates=1)
     game.dispatch("pi-1", now=10.0)
     game.on(Offered("pi-1", offer(3)), 10.0 + silence_s + 1.31)
     game.on(Arrived("pi-1", 10.0 + silence_s + TAU_S, 400, 0), 12.0)
@@ -34,8 +34,8 @@ def played(*, silence_s: float = 0.02, signal_s: float = 0.02) -> Round:
     return game
 
 
-def choice() -> Choice:
-    return Choice(
+def choice() -> Selection:
+    return Selection(
         round=3,
         rows=np.array([0]),
         is_available=np.array([True]),
@@ -47,12 +47,12 @@ def choice() -> Choice:
 
 
 def test_what_phases_and_signal_leave_is_unaccounted() -> None:
-    exchange = played(silence_s=0.05, signal_s=0.02).exchanges["pi-1"]
+    exchange = table(silence_s=0.05, signal_s=0.02).exchanges["pi-1"]
     assert unaccounted_s(exchange) == pytest.approx(0.03)
 
 
 def test_decoding_is_a_phase_of_the_device() -> None:
-    exchange = played(silence_s=0.05, signal_s=0.02).exchanges["pi-1"]
+    exchange = table(silence_s=0.05, signal_s=0.02).exchanges["pi-1"]
     assert exchange.offer is not None
     slower = structs.replace(exchange.offer.phases, decode_s=0.01)
     exchange.offer = structs.replace(exchange.offer, phases=slower)
@@ -60,7 +60,7 @@ def test_decoding_is_a_phase_of_the_device() -> None:
 
 
 def test_the_phases_of_an_exchange_add_up_to_its_tau() -> None:
-    exchange = played(silence_s=0.05).exchanges["pi-1"]
+    exchange = table(silence_s=0.05).exchanges["pi-1"]
     assert exchange.offer is not None
     told, phases = exchange.offer.phases, phases_s(exchange)
     assert phases is not None
@@ -74,7 +74,7 @@ def test_the_phases_of_an_exchange_add_up_to_its_tau() -> None:
 
 
 def test_a_clean_exchange_teaches_its_tau() -> None:
-    exchange = played().exchanges["pi-1"]
+    exchange = table().exchanges["pi-1"]
     assert invalid_reason(exchange, lag_p99_s=0.001) == ""
     seen = observation(exchange, row=0, lag_p99_s=0.001)
     assert seen.tau_s == pytest.approx(TAU_S + 0.02)
@@ -82,24 +82,24 @@ def test_a_clean_exchange_teaches_its_tau() -> None:
 
 
 def test_a_lagging_stopwatch_makes_an_exchange_invalid_but_still_merged() -> None:
-    exchange = played().exchanges["pi-1"]
+    exchange = table().exchanges["pi-1"]
     assert "lagged 20.0 ms" in invalid_reason(exchange, lag_p99_s=0.02)
     seen = observation(exchange, row=0, lag_p99_s=0.02)
     assert (seen.tau_s, seen.is_aggregated) == (None, True)
 
 
 def test_phases_that_exceed_tau_are_not_believed() -> None:
-    exchange = played(silence_s=-0.2).exchanges["pi-1"]
+    exchange = table(silence_s=-0.2).exchanges["pi-1"]
     assert "reported phases exceed tau" in invalid_reason(exchange, lag_p99_s=0.0)
 
 
 def test_a_missed_deadline_is_a_lower_bound_and_a_failure_is_not() -> None:
-    late = Round(id=3, attempt=0, deadline_s=60.0, slots=1, wanted=1)
+    late = Round(id=3, attempt=0, deadline_s=60.0, slots=1, target_updates=1)
     late.dispatch("pi-1", now=0.0)
     late.on(Tick(), 60.0)
-    failed = Round(id=3, attempt=0, deadline_s=60.0, slots=1, wanted=1)
+    failed = Round(id=3, attempt=0, deadline_s=60.0, slots=1, target_updates=1)
     failed.dispatch("pi-1", now=0.0)
-    failed.on(GaveUp("pi-1", "training: out of memory"), 1.0)
+    failed.on(DeviceFailed("pi-1", "training: out of memory"), 1.0)
     assert observation(late.exchanges["pi-1"], 0, 0.0).timed_out
     assert not observation(failed.exchanges["pi-1"], 0, 0.0).timed_out
     assert invalid_reason(failed.exchanges["pi-1"], 0.0) == "training: out of memory"
@@ -109,9 +109,9 @@ def test_the_row_keeps_the_context_known_before_selection() -> None:
     registry = Registry()
     registry.join("pi-1", hello(n_k=100), now=0.0)
     registry.update_context("pi-1", context(mu_cores=2.0), now=8.0)
-    known = before(registry["pi-1"], choice(), now=9.5)
+    known = known_at_selection(registry["pi-1"], choice(), now=9.5)
     registry.update_context("pi-1", context(seq=2, mu_cores=0.1), now=11.0)
-    game = played()
+    game = table()
     row = exchange_row(
         game.exchanges["pi-1"],
         game,
@@ -127,8 +127,8 @@ def test_the_row_keeps_the_context_known_before_selection() -> None:
 
 
 def contended_exchange(**waited_s: float) -> Exchange:
-    exchange = played().exchanges["pi-1"]
-    exchange.contended = Contention(
+    exchange = table().exchanges["pi-1"]
+    exchange.contention = Contention(
         **{"device_s": 0.0, "path_s": 0.0, "watched_s": 2.0, **waited_s}
     )
     return exchange
@@ -151,8 +151,8 @@ def test_a_twentieth_of_the_time_may_be_lost() -> None:
 
 
 def test_a_contended_device_that_is_late_gives_no_lower_bound() -> None:
-    late = Round(id=3, attempt=0, deadline_s=60.0, slots=1, wanted=1)
+    late = Round(id=3, attempt=0, deadline_s=60.0, slots=1, target_updates=1)
     late.dispatch("pi-1", now=0.0)
     late.on(Tick(), 60.0)
-    late.exchanges["pi-1"].contended = Contention(device_s=30.0, path_s=0.0, watched_s=60.0)
+    late.exchanges["pi-1"].contention = Contention(device_s=30.0, path_s=0.0, watched_s=60.0)
     assert not observation(late.exchanges["pi-1"], 0, 0.0).timed_out

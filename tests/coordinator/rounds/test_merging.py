@@ -80,8 +80,8 @@ def alone(rule: str, accepted: list[int]) -> Vector:
     return merge.finish().vector
 
 
-def accepted(played: Round) -> list[int]:
-    return [int(x.device.removeprefix("pi-")) for x in played.in_stage(ExchangeState.DONE)]
+def accepted(table: Round) -> list[int]:
+    return [int(x.device.removeprefix("pi-")) for x in table.in_state(ExchangeState.DONE)]
 
 
 async def play(
@@ -90,12 +90,14 @@ async def play(
     folder: Path,
     *,
     slots: int = 3,
-    wanted: int | None = None,
+    target_updates: int | None = None,
 ) -> tuple[Round, Merge, Crowd]:
     with anyio.fail_after(60):
         async with crowd(fleet, LAYOUT, accumulator, folder / "run") as place:
-            played = await place.play(slots, len(fleet) if wanted is None else wanted)
-            return played, await place.merging.finish(), place
+            table = await place.run_round(
+                slots, len(fleet) if target_updates is None else target_updates
+            )
+            return table, await place.merge.finish(), place
 
 
 @both_rules
@@ -103,8 +105,8 @@ async def test_every_update_enters_once_and_the_order_changes_no_bit(
     rule: str, tmp_path: Path
 ) -> None:
     accumulator = streaming(rule).begin(SENT, N_PARAMS, 0.1)
-    played, merge, place = await play(devices(8), accumulator, tmp_path)
-    assert accepted(played) == list(range(8))
+    table, merge, place = await play(devices(8), accumulator, tmp_path)
+    assert accepted(table) == list(range(8))
     assert len(place.arrived) == len(merge.weights) == 8
     np.testing.assert_array_equal(merge.vector, alone(rule, [5, 0, 7, 1, 6, 2, 4, 3]))
 
@@ -119,10 +121,10 @@ async def test_what_fails_after_others_were_added_was_never_there(
     fleet["pi-4"] = replace(fleet["pi-4"], sha256=bytes(32))
     fleet["pi-5"] = device(5, poison)
     accumulator = streaming(rule).begin(SENT, N_PARAMS, 0.1)
-    played, merge, place = await play(fleet, accumulator, tmp_path, slots=1)
+    table, merge, place = await play(fleet, accumulator, tmp_path, slots=1)
     assert place.arrived == ["pi-0", "pi-1", "pi-2", "pi-4", "pi-5", "pi-6"], "bad ones come later"
-    assert [x.device for x in played.in_stage(ExchangeState.LOST)] == ["pi-3"]
-    assert [x.device for x in played.in_stage(ExchangeState.REJECTED)] == ["pi-4", "pi-5"]
+    assert [x.device for x in table.in_state(ExchangeState.LOST)] == ["pi-3"]
+    assert [x.device for x in table.in_state(ExchangeState.REJECTED)] == ["pi-4", "pi-5"]
     assert len(merge.weights) == 4
     np.testing.assert_array_equal(merge.vector, alone(rule, [0, 1, 2, 6]))
 
@@ -132,10 +134,10 @@ async def test_with_more_asked_than_wanted_only_the_accepted_enter(
     rule: str, tmp_path: Path
 ) -> None:
     accumulator = streaming(rule).begin(SENT, N_PARAMS, 0.1)
-    played, merge, _ = await play(devices(9), accumulator, tmp_path, slots=9, wanted=4)
-    assert len(played.in_stage(ExchangeState.CANCELLED)) == 5
-    assert len(merge.weights) == len(accepted(played)) == 4
-    np.testing.assert_array_equal(merge.vector, alone(rule, accepted(played)))
+    table, merge, _ = await play(devices(9), accumulator, tmp_path, slots=9, target_updates=4)
+    assert len(table.in_state(ExchangeState.CANCELLED)) == 5
+    assert len(merge.weights) == len(accepted(table)) == 4
+    np.testing.assert_array_equal(merge.vector, alone(rule, accepted(table)))
 
 
 @both_rules
@@ -145,16 +147,16 @@ async def test_a_round_in_which_nothing_is_accepted_leaves_model_and_rule_alone(
     chosen = streaming(rule)
     state = chosen.to_state()
     fleet = {name: replace(gone, vanishes=True) for name, gone in devices(3).items()}
-    played, merge, _ = await play(fleet, chosen.begin(SENT, N_PARAMS, 0.1), tmp_path)
-    assert accepted(played) == []
+    table, merge, _ = await play(fleet, chosen.begin(SENT, N_PARAMS, 0.1), tmp_path)
+    assert accepted(table) == []
     np.testing.assert_array_equal(merge.vector, SENT)
     assert chosen.to_state() == state
 
 
 async def test_a_rule_that_needs_all_updates_finds_them_on_disk(tmp_path: Path) -> None:
     accumulator = Gathered(Median(), SENT, N_PARAMS, 0.1, UpdateStore(tmp_path, N_VALUES))
-    played, merge, _ = await play(devices(5), accumulator, tmp_path)
-    expected = np.median(np.array([model(k) for k in accepted(played)]), axis=0)
+    table, merge, _ = await play(devices(5), accumulator, tmp_path)
+    expected = np.median(np.array([model(k) for k in accepted(table)]), axis=0)
     np.testing.assert_array_equal(merge.vector, expected.astype(np.float32))
 
 
@@ -165,9 +167,9 @@ async def test_memory_does_not_grow_with_the_number_of_devices(tmp_path: Path) -
     accumulator = streaming("fedavg").begin(SENT, N_PARAMS, 0.1)
     tracemalloc.start()
     try:
-        played, _, _ = await play(fleet, accumulator, tmp_path, slots=2)
+        table, _, _ = await play(fleet, accumulator, tmp_path, slots=2)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert len(accepted(played)) == 24
+    assert len(accepted(table)) == 24
     assert peak < 7 * LAYOUT.size_bytes

@@ -8,7 +8,7 @@ import anyio
 import numpy as np
 import pytest
 
-from fairbed.coordinator.fleet.codec_agreement import Agreement
+from fairbed.coordinator.fleet.codec_agreement import CodecAgreement
 from fairbed.coordinator.messaging.blobs import PublicBlobs
 from fairbed.coordinator.policy.config import ExchangeConfig
 from fairbed.coordinator.rounds.model_versions import ModelVersions
@@ -39,10 +39,10 @@ class Place:
 
     def __init__(self, store: Store, broker: MemoryBroker, public: PublicBlobs, down: str) -> None:
         self.broker = broker
-        agreement = Agreement(ExchangeConfig(down=down), LAYOUT, "r")  # type: ignore[arg-type]
-        journal = EventLog(store, lambda: 0.0, _raise)
+        agreement = CodecAgreement(ExchangeConfig(down=down), LAYOUT, "r")  # type: ignore[arg-type]
+        event_log = EventLog(store, lambda: 0.0, _raise)
         self.registry = Registry()
-        self.versions = ModelVersions(agreement, vector(0), public, self.registry, journal)
+        self.versions = ModelVersions(agreement, vector(0), public, self.registry, event_log)
 
     def blob(self, manifest: Manifest) -> bytes:
         """Return what the broker keeps of a blob of one chunk."""
@@ -114,10 +114,10 @@ async def test_a_model_beyond_the_codec_goes_out_whole_with_one_line(tmp_path: P
         await here.versions.publish(vector(1) * np.float32(1e6), rng_of(1))
         np.testing.assert_array_equal(here.versions.vector, vector(1) * np.float32(1e6))
     with RunReader(tmp_path / "run") as reader:
-        lines = [event.text for _, event in reader.events() if event.kind == "not packed"]
+        lines = [event.text for _, event in reader.events() if event.kind == "not encoded"]
     assert len(lines) == 1
     assert lines[0].startswith("float16: every value must lie within 65504, got ")
-    assert lines[0].endswith("; the model goes out whole")
+    assert lines[0].endswith("; the model is sent as float32")
 
 
 async def test_what_is_going_to_travel_is_known_device_by_device(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ async def test_what_is_going_to_travel_is_known_device_by_device(tmp_path: Path)
         for name, like in (("a", KNOWS_ALL), ("b", OLD)):
             here.registry[name].capabilities = like.capabilities
         await here.versions.publish(vector(1), rng_of(1))
-        here.registry["a"].holds = here.versions.manifest.sha256
+        here.registry["a"].held_sha256 = here.versions.manifest.sha256
         await here.versions.publish(vector(2), rng_of(2))
         down, up = here.versions.transfer_bits()
     whole = 8.0 * LAYOUT.size_bytes

@@ -9,7 +9,7 @@ import pytest
 
 from fairbed.coordinator.policy.config import CoordinatorConfig, SelectionConfig
 from fairbed.coordinator.rounds.loop import RoundProgress
-from fairbed.coordinator.server.lease import AnotherCoordinatorError, look
+from fairbed.coordinator.server.lease import AnotherCoordinatorError, check_tree_is_free
 from fairbed.coordinator.store import RunReader
 from fairbed.testbed.run.broker import start_broker
 from fairbed.wire.codec import decode_to_device, encode
@@ -42,8 +42,8 @@ async def links(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 async def place(links: Links, tmp_path: Path) -> AsyncIterator[Lab]:
     """Two devices whose rows and data do not depend on who joins first."""
     async with lab(tmp_path, agents=0, broker=links) as made:
-        made.roster = ("pi-0", "pi-1")
-        for name in made.roster:
+        made.device_names = ("pi-0", "pi-1")
+        for name in made.device_names:
             made.shards.shard(name)
             made.start_agent(name)
         yield made
@@ -158,13 +158,13 @@ async def test_a_claim_that_nobody_stands_behind_blocks_for_a_while(
 
 
 async def test_who_looks_is_told_whether_the_tree_is_free(place: Lab) -> None:
-    await look(place.links.transport("look"), Topics())
+    await check_tree_is_free(place.links.transport("look"), Topics())
     found: list[str] = []
     async with anyio.create_task_group() as group:
 
         async def look_again() -> None:
             with pytest.raises(AnotherCoordinatorError, match=REFUSAL) as caught:
-                await look(place.links.transport("look"), Topics())
+                await check_tree_is_free(place.links.transport("look"), Topics())
             found.append(str(caught.value))
 
         def on_progress(progress: RoundProgress) -> None:
@@ -174,7 +174,7 @@ async def test_who_looks_is_told_whether_the_tree_is_free(place: Lab) -> None:
         place.on_progress = on_progress
         assert await place.run(config(rounds=60)) == "done"
     assert "(run 'lab')" in found[0]
-    await look(place.links.transport("look"), Topics())
+    await check_tree_is_free(place.links.transport("look"), Topics())
 
 
 async def test_a_presence_that_a_stranger_hid_is_shown_again(place: Lab) -> None:

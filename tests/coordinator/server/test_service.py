@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from fairbed.coordinator.policy.config import (
-    KNOWING,
+    ORACLE_POLICIES,
     AggregationConfig,
     EvaluationConfig,
     Policy,
@@ -41,7 +41,7 @@ async def test_a_fleet_trains_and_everything_is_written_down(tmp_path: Path) -> 
         assert reader.run().status == "done"
 
 
-@pytest.mark.parametrize("policy", [p for p in get_args(Policy) if p not in KNOWING])
+@pytest.mark.parametrize("policy", [p for p in get_args(Policy) if p not in ORACLE_POLICIES])
 async def test_every_policy_gives_a_fleet_its_rounds(tmp_path: Path, policy: Policy) -> None:
     selection = SelectionConfig(policy=policy, per_round=2, beta=0.3)
     async with lab(tmp_path) as place:

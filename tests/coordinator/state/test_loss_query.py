@@ -3,9 +3,14 @@
 import numpy as np
 import pytest
 
-from fairbed.coordinator.policy.choice import LossDemand
-from fairbed.coordinator.records.rows import answers_of, ask_rows
-from fairbed.coordinator.state.loss_query import LossQuery, QueryOutcome, fault_in, pulled_in
+from fairbed.coordinator.policy.selection import LossDemand
+from fairbed.coordinator.records.rows import loss_query_rows, reported_losses
+from fairbed.coordinator.state.loss_query import (
+    LossQuery,
+    QueryOutcome,
+    fault_in_reply,
+    pulled_manifest,
+)
 from fairbed.wire.chunks import manifest_of
 from fairbed.wire.messages import Coding, EvaluateReply, EvaluateRequest, Packed
 from tests.coordinator.builders import MODEL
@@ -34,93 +39,93 @@ def answer(loss: float = 1.5, **changes: object) -> EvaluateReply:
     return EvaluateReply(loss=loss, **(fields | changes))  # type: ignore[arg-type]
 
 
-def poll(*devices: str) -> LossQuery:
-    game = LossQuery(3, 0, limit_s=10.0)
+def opened(*devices: str) -> LossQuery:
+    query = LossQuery(3, 0, limit_s=10.0)
     for device in devices:
-        game.ask(device, now=100.0)
-    return game
+        query.add(device, now=100.0)
+    return query
 
 
 def test_everybody_answers() -> None:
-    game = poll("a", "b")
-    game.answered("a", answer(1.0), None, 101.0)
-    assert (game.open_devices(), game.is_over) == (["b"], False)
-    game.answered("b", answer(2.0), None, 104.0)
-    assert game.is_over
-    assert [x.took_s for x in game.asked.values()] == [1.0, 4.0]
+    query = opened("a", "b")
+    query.on_reply("a", answer(1.0), None, 101.0)
+    assert (query.open_devices(), query.is_over) == (["b"], False)
+    query.on_reply("b", answer(2.0), None, 104.0)
+    assert query.is_over
+    assert [x.took_s for x in query.devices.values()] == [1.0, 4.0]
 
 
 def test_an_answer_that_comes_twice_or_from_a_stranger_changes_nothing() -> None:
-    game = poll("a", "b")
-    game.answered("a", answer(1.0), None, 101.0)
-    game.answered("a", answer(9.0), None, 102.0)
-    game.answered("stranger", answer(9.0), None, 102.0)
-    told = game.asked["a"].answer
-    assert told is not None
-    assert told.loss == 1.0
-    assert set(game.asked) == {"a", "b"}
+    query = opened("a", "b")
+    query.on_reply("a", answer(1.0), None, 101.0)
+    query.on_reply("a", answer(9.0), None, 102.0)
+    query.on_reply("stranger", answer(9.0), None, 102.0)
+    reply = query.devices["a"].reply
+    assert reply is not None
+    assert reply.loss == 1.0
+    assert set(query.devices) == {"a", "b"}
 
 
 def test_who_has_not_answered_at_the_limit_is_late_and_stays_late() -> None:
-    game = poll("a", "b")
-    game.answered("a", answer(), None, 101.0)
-    assert game.wake_at() == 110.0
-    assert game.pass_limit(109.9) == []
-    assert game.pass_limit(110.0) == ["b"]
-    assert game.pass_limit(111.0) == []
-    game.answered("b", answer(), None, 112.0)
-    assert game.asked["b"].reply is QueryOutcome.LATE
-    assert game.asked["b"].why == "no answer within 10 s"
-    assert game.is_over
+    query = opened("a", "b")
+    query.on_reply("a", answer(), None, 101.0)
+    assert query.wake_at() == 110.0
+    assert query.pass_limit(109.9) == []
+    assert query.pass_limit(110.0) == ["b"]
+    assert query.pass_limit(111.0) == []
+    query.on_reply("b", answer(), None, 112.0)
+    assert query.devices["b"].outcome is QueryOutcome.LATE
+    assert query.devices["b"].why == "no answer within 10 s"
+    assert query.is_over
 
 
 def test_no_limit_passes_while_our_own_link_is_down() -> None:
-    game = poll("a")
-    game.hold(105.0)
-    game.hold(107.0)
-    assert game.wake_at() is None
-    assert game.pass_limit(1000.0) == []
-    game.go_on(205.0)
-    game.go_on(206.0)
-    assert game.wake_at() == 210.0
-    assert game.pass_limit(210.0) == ["a"]
+    query = opened("a")
+    query.on_link_down(105.0)
+    query.on_link_down(107.0)
+    assert query.wake_at() is None
+    assert query.pass_limit(1000.0) == []
+    query.on_link_up(205.0)
+    query.on_link_up(206.0)
+    assert query.wake_at() == 210.0
+    assert query.pass_limit(210.0) == ["a"]
 
 
-@pytest.mark.parametrize("reply", [QueryOutcome.FAILED, QueryOutcome.LOST])
-def test_one_that_is_over_is_over(reply: QueryOutcome) -> None:
-    game = poll("a", "b")
-    game.ended("a", reply, "gone")
-    game.answered("a", answer(), None, 101.0)
-    game.answered("b", answer(), None, 101.0)
-    game.ended("b", reply, "gone")
-    game.ended("stranger", reply, "gone")
-    assert [x.reply for x in game.asked.values()] == [reply, QueryOutcome.ANSWERED]
+@pytest.mark.parametrize("outcome", [QueryOutcome.FAILED, QueryOutcome.LOST])
+def test_one_that_is_over_is_over(outcome: QueryOutcome) -> None:
+    query = opened("a", "b")
+    query.end("a", outcome, "gone")
+    query.on_reply("a", answer(), None, 101.0)
+    query.on_reply("b", answer(), None, 101.0)
+    query.end("b", outcome, "gone")
+    query.end("stranger", outcome, "gone")
+    assert [x.outcome for x in query.devices.values()] == [outcome, QueryOutcome.ANSWERED]
 
 
 def test_an_answer_that_cannot_be_is_no_answer() -> None:
-    game = poll("a")
-    game.answered("a", answer(), "it lies", 101.0)
-    assert (game.asked["a"].reply, game.asked["a"].answer) == (QueryOutcome.REFUSED, None)
-    assert game.is_over
+    query = opened("a")
+    query.on_reply("a", answer(), "a fault", 101.0)
+    assert (query.devices["a"].outcome, query.devices["a"].reply) == (QueryOutcome.REFUSED, None)
+    assert query.is_over
 
 
 def test_the_model_must_have_come_in_a_blob_that_was_announced() -> None:
-    assert pulled_in(answer(), ASK) == MODEL
-    assert pulled_in(answer(pulled=MODEL.id), ASK) == MODEL
-    assert pulled_in(answer(pulled=PACKED.id), CODED) == PACKED
-    assert fault_in(answer(), ASK) is None
+    assert pulled_manifest(answer(), ASK) == MODEL
+    assert pulled_manifest(answer(pulled=MODEL.id), ASK) == MODEL
+    assert pulled_manifest(answer(pulled=PACKED.id), CODED) == PACKED
+    assert fault_in_reply(answer(), ASK) is None
     for ask in (ASK, CODED):
-        assert "a blob that was announced" in (fault_in(answer(pulled=bytes(16)), ask) or "")
-    assert "at least 1 example" in (fault_in(answer(n=0), ASK) or "")
+        assert "a blob that was announced" in (fault_in_reply(answer(pulled=bytes(16)), ask) or "")
+    assert "at least 1 example" in (fault_in_reply(answer(n=0), ASK) or "")
 
 
 def test_rows_and_answers_say_the_same() -> None:
-    game = poll("c", "a")
-    game.answered("a", answer(0.75), None, 101.5)
-    game.ended("c", QueryOutcome.FAILED, "no memory")
-    told = answers_of(LossDemand(3, np.array([0, 2]), "all"), game, ["a", "b", "c"])
+    query = opened("c", "a")
+    query.on_reply("a", answer(0.75), None, 101.5)
+    query.end("c", QueryOutcome.FAILED, "no memory")
+    told = reported_losses(LossDemand(3, np.array([0, 2]), "all"), query, ["a", "b", "c"])
     np.testing.assert_array_equal(told.loss, [0.75, np.nan])
-    rows = {row.device: row for row in ask_rows(game, {"a": ASK, "c": ASK})}
+    rows = {row.device: row for row in loss_query_rows(query, {"a": ASK, "c": ASK})}
     assert (rows["a"].outcome, rows["a"].loss, rows["a"].duration_s) == ("answered", 0.75, 1.5)
     assert (rows["a"].bytes_down, rows["a"].was_cold) == (MODEL.size_bytes, True)
     assert (rows["c"].outcome, rows["c"].reason, rows["c"].loss) == ("failed", "no memory", None)

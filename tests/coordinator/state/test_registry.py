@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fairbed.coordinator.state.registry import Registry, claimed_n_k, mu_of
+from fairbed.coordinator.state.registry import Registry, bounded_n_k, clamped_mu
 from tests.coordinator.builders import context, hello
 
 
@@ -98,8 +98,8 @@ def test_the_two_cold_start_codings_follow_training_and_selection() -> None:
 def test_claims_are_clamped() -> None:
     registry = joined("pi-1")
     registry.update_context("pi-1", context(seq=2, n_k=10**9, mu_cores=4000.0), now=11.0)
-    assert claimed_n_k(registry["pi-1"]) == 100
-    assert mu_of(registry["pi-1"]) == 64.0
+    assert bounded_n_k(registry["pi-1"]) == 100
+    assert clamped_mu(registry["pi-1"]) == 64.0
 
 
 def test_a_late_device_is_busy_until_it_says_that_it_is_idle() -> None:

@@ -163,7 +163,7 @@ def test_orders_of_people_show_at_once(run: FakeRun, feed: Feed) -> None:
 def test_a_device_that_left_or_fell_silent_is_told_apart(run: FakeRun, feed: Feed) -> None:
     view = next_view(run, feed, RunView())
     run.now_s += 1.0
-    run.event("left", "the device went away", device=run.names[0])
+    run.event("left", "the device disconnected", device=run.names[0])
     run.now_s += 4.0
     for row in range(2, run.devices):
         run.telemetry(row, "idle")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fairbed.coordinator.policy.config import KNOWING
+from fairbed.coordinator.policy.config import ORACLE_POLICIES
 from fairbed.testbed.cli.main import main
 from tests.coordinator.store.fake_run import FakeRun, fake_run
 
@@ -182,7 +182,7 @@ def test_the_doctor_names_the_data_of_an_experiment_once(
     assert not [line for line in json.loads(capsys.readouterr().out) if line["is_needed"]]
 
 
-@pytest.mark.parametrize("policy", KNOWING)
+@pytest.mark.parametrize("policy", ORACLE_POLICIES)
 def test_a_policy_that_has_to_know_the_true_times_is_refused_by_a_live_run(
     experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str
 ) -> None:

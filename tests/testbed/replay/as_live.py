@@ -66,7 +66,7 @@ def names_and_shards() -> live.Shards:
 async def played_live(folder: Path, config: CoordinatorConfig, train_s: Sequence[float]) -> Lab:
     """Run an experiment with agents that train for so long."""
     async with live.lab(folder, agents=0) as place:
-        place.roster = NAMES
+        place.device_names = NAMES
         place.shards = names_and_shards()
         for name, seconds in zip(NAMES, train_s, strict=True):
             place.start_agent(name, host=Stroll(seconds).host())

@@ -41,7 +41,7 @@ def test_a_late_device_goes_on_and_enters_a_later_round() -> None:
     assert [len(one.choice.rows) for one in rounds[:6]] == [4, 3, 3, 3, 3, 4]
     assert rounds[0].outcome[SLOW] == "late"
     late = over_of(rounds[4])[SLOW]
-    assert (late.stage, late.round, late.staleness, late.aggregated_round) == (
+    assert (late.state, late.round, late.staleness, late.aggregated_round) == (
         ExchangeState.DONE,
         1,
         4,
@@ -65,7 +65,7 @@ def test_its_whole_time_is_learned_against_what_was_known_when_it_was_chosen() -
 def test_who_would_be_too_late_is_given_up_and_chosen_again() -> None:
     _, rounds = played(hurried(max_staleness=2))
     dropped = over_of(rounds[3])[SLOW]
-    assert (dropped.stage, dropped.staleness) == (ExchangeState.LATE, None)
+    assert (dropped.state, dropped.staleness) == (ExchangeState.LATE, None)
     assert dropped.why == "its update would be more than 2 versions late"
     assert dropped.at_least_s == 4.0
     assert [SLOW in one.choice.rows for one in rounds[:5]] == [True, False, False, False, True]
@@ -87,7 +87,7 @@ def test_patience_ends_without_any_version_and_a_round_waits_for_that() -> None:
 def test_the_last_round_gives_up_who_is_still_at_work() -> None:
     _, rounds = played(hurried(rounds=3))
     given_up = over_of(rounds[2])[SLOW]
-    assert (given_up.stage, given_up.why) == (ExchangeState.LATE, "the run is over")
+    assert (given_up.state, given_up.why) == (ExchangeState.LATE, "the run is over")
 
 
 def test_rows_tell_what_became_of_late_updates(tmp_path: Path) -> None:

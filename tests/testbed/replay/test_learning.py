@@ -10,7 +10,7 @@ import pytest
 from fairbed.coordinator.algorithms.aggregation.base import Merge, Reports
 from fairbed.coordinator.algorithms.aggregation.fedavg import FedAvg
 from fairbed.coordinator.algorithms.arrays import Ints, Vector
-from fairbed.coordinator.fleet.codec_agreement import Agreement, encoded_version
+from fairbed.coordinator.fleet.codec_agreement import CodecAgreement, encoded_version
 from fairbed.coordinator.policy.config import (
     AggregationConfig,
     EvaluationConfig,
@@ -207,7 +207,7 @@ def test_codecs_change_models_and_updates_as_they_do_live(
     experiment, data = an_experiment(exchange=exchange), fleet_data(RECIPE)
     learning, layout = a_learning(tmp_path, experiment, data), shipped(RECIPE).spec.layout
     decisions = make_decisions(experiment.coordinator())
-    agreement = Agreement(exchange, layout, "run")
+    agreement = CodecAgreement(exchange, layout, "run")
     coders, asked = [Coder() for _ in range(N)], manifest_of(b"x" * layout.size_bytes, "model")
     for round_id in (1, 2, 3):
         sent = learning.vector.copy()

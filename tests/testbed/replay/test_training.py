@@ -122,7 +122,9 @@ def test_what_is_gone_on_with_has_the_bits_of_what_was_never_cut_off(
     assert tables(tmp_path / "parts") == tables(tmp_path / "whole")
     with RunReader(tmp_path / "parts") as reader:
         summary = summarise_run(reader)
-    assert bool(summary.exchange.aggregated_late) == of.round.goes_on, "something was under way"
+    assert bool(summary.exchange.aggregated_late) == of.round.merges_late_updates, (
+        "something was under way"
+    )
     assert bool(summary.loss_queries.answered) == (of.selection.variant == "pow-d")
 
 

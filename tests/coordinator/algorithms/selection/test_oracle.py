@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fairbed.coordinator.algorithms.selection.oracle import Fastest, OracleTimes
-from fairbed.coordinator.policy.config import KNOWING, Policy, SelectionConfig
+from fairbed.coordinator.policy.config import ORACLE_POLICIES, Policy, SelectionConfig
 from fairbed.coordinator.policy.factories import make_selector
 from tests.coordinator.algorithms.selection.fleet import fleet
 
@@ -15,14 +15,14 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-@pytest.mark.parametrize("policy", KNOWING)
+@pytest.mark.parametrize("policy", ORACLE_POLICIES)
 def test_goes_by_the_true_times_and_not_by_estimates(policy: Policy) -> None:
     wrong = replace(fleet([9.0, 8.0, 1.0, 2.0]), known_s=np.array([1.0, 2.0, 9.0, 8.0]))
     selector = make_selector(SelectionConfig(policy=policy, V=1e6, deadline_s=5.0))
     assert selector.select(wrong, 2, rng()).tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("policy", KNOWING)
+@pytest.mark.parametrize("policy", ORACLE_POLICIES)
 def test_refuses_when_nobody_knows(policy: Policy) -> None:
     blind = replace(fleet([1.0, 2.0]), known_s=None)
     with pytest.raises(ValueError, match="only a replay knows them"):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.estimation.base import CONTEXT, Prediction
-from fairbed.coordinator.policy.choice import Choice
 from fairbed.coordinator.policy.config import RoundConfig, SelectionConfig
+from fairbed.coordinator.policy.selection import Selection
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.replay.engine.engine import column
 from fairbed.testbed.replay.engine.in_flight import GONE, InFlight, needs_no_events
@@ -117,9 +117,9 @@ def a_round(
     return Round(flight.dispatched, flight.clock, world)
 
 
-def a_choice(rows: Ints, n: int) -> Choice:
+def a_choice(rows: Ints, n: int) -> Selection:
     nothing = np.zeros(n)
-    return Choice(
+    return Selection(
         round=1,
         rows=rows,
         is_available=np.ones(n, dtype=np.bool_),

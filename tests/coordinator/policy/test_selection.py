@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.coordinator.algorithms.estimation.base import CONTEXT, Prediction
-from fairbed.coordinator.policy.choice import Choice, Picks
+from fairbed.coordinator.policy.selection import Selection, SelectionBuilder
 
 
-def chosen(rng: np.random.Generator, n: int, rows: list[int], known: bool) -> Choice:
+def chosen(rng: np.random.Generator, n: int, rows: list[int], known: bool) -> Selection:
     """Return a choice of some of `n` devices, of which all that is known is random."""
-    return Choice(
+    return Selection(
         round=3,
         rows=np.array(rows, dtype=np.int64),
         is_available=rng.random(n) < 0.5,
@@ -26,8 +26,8 @@ def chosen(rng: np.random.Generator, n: int, rows: list[int], known: bool) -> Ch
     )
 
 
-def joined(earlier: Choice, later: Choice) -> Choice:
-    """Return two choices as one, column by column: what `Picks` has to come to."""
+def joined(earlier: Selection, later: Selection) -> Selection:
+    """Return two choices as one, column by column: what `SelectionBuilder` has to come to."""
 
     def keep(before: Floats, now: Floats) -> Floats:
         kept: Floats = now.copy()
@@ -65,35 +65,35 @@ def test_picks_are_the_choices_joined_one_by_one(seed: int, sizes: list[int], kn
         one = chosen(rng, n, order[taken : taken + size], known)
         taken += size
         if picks is None or expected is None:
-            picks, expected = Picks(one), one
+            picks, expected = SelectionBuilder(one), one
         else:
             picks.add(one)
             expected = joined(expected, one)
     assert picks is not None
     assert expected is not None
-    assert_same(picks.whole(), expected)
+    assert_same(picks.build(), expected)
 
 
 def test_devices_may_join_between_two_choices() -> None:
     rng = np.random.default_rng(1)
     first, later = chosen(rng, 3, [2], True), chosen(rng, 5, [4, 0], True)
-    picks = Picks(first)
+    picks = SelectionBuilder(first)
     picks.add(later)
-    assert_same(picks.whole(), joined(first, later))
+    assert_same(picks.build(), joined(first, later))
 
 
 def test_what_was_chosen_is_not_changed_by_a_later_choice() -> None:
     rng = np.random.default_rng(1)
     first, later = chosen(rng, 4, [1], True), chosen(rng, 4, [3], True)
     before, after = (chosen_again(one) for one in (first, later))
-    picks = Picks(first)
+    picks = SelectionBuilder(first)
     picks.add(later)
-    picks.whole()
+    picks.build()
     assert_same(first, before)
     assert_same(later, after)
 
 
-def chosen_again(one: Choice) -> Choice:
+def chosen_again(one: Selection) -> Selection:
     """Return a copy that shares nothing."""
     p = one.prediction
     return replace(
@@ -106,7 +106,7 @@ def chosen_again(one: Choice) -> Choice:
     )
 
 
-def assert_same(one: Choice, other: Choice) -> None:
+def assert_same(one: Selection, other: Selection) -> None:
     assert (one.round, one.audit_row) == (other.round, other.audit_row)
     for name in ("rows", "is_available", "context", "n_k", "propensity", "known_s"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)

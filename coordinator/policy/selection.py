@@ -1,7 +1,4 @@
-"""A selection, the question that may come before it, and what was known when it was made. Pure.
-
-What a round taught about the devices that were selected.
-"""
+"""Data of a selection: losses demanded before it, its cohort, observations after it. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,31 +12,31 @@ from fairbed.coordinator.algorithms.selection.base import Sample
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a round taught about one selected device."""
+    """What one exchange shows about its device."""
 
     row: int
     tau_s: float | None
-    """Measured model exchange time; None when not observed or not valid."""
+    """Measured model exchange time; None if it was not observed or is not valid."""
     phases_s: tuple[float, ...] | None
-    """Its phases, seconds, in the order of `PHASES`; None with it."""
+    """Its phases, seconds, in the order of `PHASES`; None if `tau_s` is."""
     is_aggregated: bool
     timed_out: bool
-    """Missed the deadline: its exchange took at least that long."""
+    """It missed the deadline: its exchange took at least that long."""
     loss: float | None = None
-    """Mean training loss that the device reports, nats: of the model it was sent if it was asked
-    for that, otherwise of its last epoch."""
+    """Mean training loss that the device reports, nats: of the model that it was sent if the
+    aggregation rule needs that, otherwise of its last epoch."""
     at_least_s: float | None = None
-    """Where the time is not known: how long it took at least, the queue not counted."""
+    """Lower bound where the time is not known, without time in the upload queue."""
     context: Floats | None = None
-    """What was known when it was chosen, shape (4,), where that was in an earlier round; None
-    takes this round's."""
+    """Its context at the selection, shape (4,), if that was in an earlier round; None takes this
+    round's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """The same of K exchanges, as columns of shape (K,); NaN stands for None.
+    """Observations of K exchanges, as columns of shape (K,); NaN stands for None.
 
-    A device may be there twice, with an exchange of an earlier round.
+    A device may occur twice: its second exchange is of an earlier round.
     """
 
     rows: Ints
@@ -55,7 +52,7 @@ class Observations:
 
     @classmethod
     def of(cls, observations: Sequence[Observation]) -> "Observations":
-        """Return observations that were made one by one."""
+        """Return single observations as columns."""
         no_phases, no_context = (np.nan,) * len(PHASES), (np.nan,) * CONTEXT
         phases = [no_phases if o.phases_s is None else o.phases_s for o in observations]
         contexts = [no_context if o.context is None else o.context for o in observations]
@@ -81,28 +78,28 @@ def _column(values: Sequence[float | None]) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class LossDemand:
-    """Whose losses a selector has to know before it can select."""
+    """The devices whose loss a selector needs before it can select."""
 
     round: int
     rows: Ints
-    """Who is asked, shape (K,)."""
+    """Rows of the devices, shape (K,)."""
     sample: Sample
-    """What they evaluate."""
+    """The data that they evaluate."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedLosses:
-    """What came of a question."""
+    """The losses that devices reported before a selection."""
 
     rows: Ints
-    """Who was asked, shape (K,)."""
+    """Rows of the devices that were queried, shape (K,)."""
     loss: Floats
-    """F_n of the model of this round, nats, shape (K,); NaN for who did not answer."""
+    """F_n of the model of this round, nats, shape (K,); NaN without a reply."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A selection and everything that was known when it was made."""
+class Selection:
+    """A cohort, and everything that was known when it was selected."""
 
     round: int
     rows: Ints
@@ -117,26 +114,26 @@ class Choice:
     propensity: Floats
     """Probability of being in the cohort, given what the selector picked, shape (N,)."""
     audit_row: int | None = None
-    """The device that was drawn by chance; None where this round has no audit."""
+    """The device that the audit drew at random; None where this round has no audit."""
     known_s: Floats | None = None
-    """The true expected exchange times, seconds, shape (N,), where somebody knows them."""
+    """The true expected exchange times, seconds, shape (N,), where a simulated world gives them."""
 
 
-class Picks:
-    """The choices of one round, made one after the other, of devices that are all different.
+class SelectionBuilder:
+    """Joins the selections of one asynchronous round, whose cohorts are disjoint, into one.
 
-    Of each but the last only what it knew of its own devices is kept: a round may be made of
-    thousands of picks from a fleet of a hundred thousand.
+    Of each selection but the last, only the columns of its own cohort are kept: a round may have
+    thousands of selections from a fleet of a hundred thousand.
     """
 
-    def __init__(self, first: Choice) -> None:
+    def __init__(self, first: Selection) -> None:
         self._first = self._last = first
         self._is_available = first.is_available
         self._rows, self._known = [first.rows], [_known(first, first.rows)]
-        """Of each choice, and what it knew of them."""
+        """The cohort of each selection, and its columns of that cohort."""
 
-    def add(self, later: Choice) -> None:
-        """Take one more choice of the round."""
+    def add(self, later: Selection) -> None:
+        """Add one more selection of the round."""
         self._last = later
         is_available = later.is_available.copy()
         is_available[: len(self._is_available)] |= self._is_available
@@ -144,10 +141,11 @@ class Picks:
         self._rows.append(later.rows)
         self._known.append(_known(later, later.rows))
 
-    def whole(self) -> Choice:
-        """Return all choices as one.
+    def build(self) -> Selection:
+        """Return all selections as one.
 
-        What was known of a device is that of its own choice, or of the last one if it has none.
+        The columns of a selected device are those of its own selection; of all others, the last
+        one's.
         """
         if len(self._rows) == 1:
             return self._first
@@ -171,16 +169,16 @@ class Picks:
         )
 
 
-def _known(choice: Choice, rows: Ints | slice) -> dict[str, Floats]:
-    """Return copies of what a choice knew of some devices, each of shape (K, ...)."""
-    prediction = choice.prediction
+def _known(selection: Selection, rows: Ints | slice) -> dict[str, Floats]:
+    """Return copies of a selection's columns for some devices, each of shape (K, ...)."""
+    prediction = selection.prediction
     columns = {
-        "context": choice.context,
-        "propensity": choice.propensity,
+        "context": selection.context,
+        "propensity": selection.propensity,
         "tau_hat_s": prediction.tau_hat_s,
         "width_s": prediction.width_s,
         "transfer_hat_s": prediction.transfer_hat_s,
     }
-    if choice.known_s is not None:
-        columns["known_s"] = choice.known_s
+    if selection.known_s is not None:
+        columns["known_s"] = selection.known_s
     return {name: np.array(column[rows]) for name, column in columns.items()}
