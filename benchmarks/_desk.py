@@ -21,7 +21,7 @@ from fairbed.coordinator.state.exchange import (
 )
 from fairbed.wire.codec import Buffer, decode_from_device
 from fairbed.wire.errors import Disconnected
-from fairbed.wire.messages import Grant, Manifest, Offer, Received, UploadAck, UploadDone
+from fairbed.wire.messages import Grant, Manifest, Offer, UploadAck, UploadDone, UploadResult
 from fairbed.wire.tensors import Layout, Tensor
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, Packet
@@ -54,7 +54,7 @@ class Desk:
         self._queued: deque[str] = deque()
         self._granted: set[str] = set()
         self._complete: dict[str, CompletedUpload] = {}
-        self._verdicts: dict[str, Received] = {}
+        self._verdicts: dict[str, UploadResult] = {}
         self._expected: set[str] = set()
         self._all_here = anyio.Event()
 
@@ -98,7 +98,7 @@ class Desk:
             fault = await self._uploads.check(device)
             is_right &= fault is None
             id_ = self._offers[device].id
-            word = Received(round=1, id=id_, accepted=fault is None, reason=fault or "")
+            word = UploadResult(round=1, id=id_, accepted=fault is None, reason=fault or "")
             self._verdicts[device] = word
             self._publisher.publish(device, word)
         for device in self._expected:

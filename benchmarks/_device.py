@@ -15,7 +15,15 @@ from fairbed.device_agent.transfers import Pulls, Push
 from fairbed.wire.chunks import decode_chunk, suitable_chunk_bytes
 from fairbed.wire.codec import decode_to_device
 from fairbed.wire.errors import Disconnected
-from fairbed.wire.messages import Grant, Manifest, Offer, Phases, Received, UploadAck, UploadDone
+from fairbed.wire.messages import (
+    Grant,
+    Manifest,
+    Offer,
+    Phases,
+    UploadAck,
+    UploadDone,
+    UploadResult,
+)
 from fairbed.wire.tensors import vector_to_bytes
 from fairbed.wire.topics import Topics
 from fairbed.wire.transfer import Download, Upload
@@ -64,7 +72,7 @@ class Device:
         self._grant: Grant | None = None
         self._push: Push | None = None
         self._done: UploadDone | None = None
-        self._received: Received | None = None
+        self._received: UploadResult | None = None
 
     async def run(self) -> None:
         """Stay on the link until cancelled."""
@@ -132,7 +140,7 @@ class Device:
     def _granted(self) -> Grant | None:
         return self._grant
 
-    def _last_word(self) -> Received | None:
+    def _last_word(self) -> UploadResult | None:
         return self._received
 
     def _say_done(self) -> None:
@@ -170,7 +178,7 @@ class Device:
                     self._push.on_grant(message.window)
             case UploadAck() if self._push is not None and message.id == offered:
                 self._push.on_ack(message.received)
-            case Received() if message.id == offered:
+            case UploadResult() if message.id == offered:
                 self._received = message
                 if self._push is not None:
                     self._push.close()

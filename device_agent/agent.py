@@ -49,12 +49,12 @@ from fairbed.wire.messages import (
     LinkProbeReply,
     Ping,
     Pong,
-    Received,
     Refuse,
     Status,
     ToDevice,
     Train,
     UploadAck,
+    UploadResult,
     Welcome,
 )
 from fairbed.wire.topics import Topics
@@ -312,7 +312,7 @@ class Agent:
                 self._rounds.on_train(message, arrived_s)
             case EvaluateRequest():
                 self._rounds.on_ask(message, arrived_s)
-            case Grant() | UploadAck() | Received():
+            case Grant() | UploadAck() | UploadResult():
                 self._rounds.on_message(message)
             case Cancel():
                 self._rounds.on_cancel(message)
@@ -404,7 +404,7 @@ class Agent:
             self._telemetry.send_now()
         elif self._phase is not Phase.IDLE:
             self._telemetry.send_soon()
-        elif event is Event.ANSWERED:
+        elif event is Event.UPLOAD_CONFIRMED:
             self._telemetry.send_next()
         else:
             self._telemetry.send_now()

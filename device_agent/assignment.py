@@ -16,9 +16,9 @@ from fairbed.wire.messages import (
     EvaluateRequest,
     Failed,
     Grant,
-    Received,
     Train,
     UploadAck,
+    UploadResult,
 )
 
 REST_S = 1.0
@@ -77,7 +77,7 @@ class CurrentAssignment:
                 self.repeat()
             return
         kit = self._kit
-        if Event.ASKED not in TRANSITIONS[self._phase()] or not kit.worker.is_prepared:
+        if Event.TRAIN_REQUESTED not in TRANSITIONS[self._phase()] or not kit.worker.is_prepared:
             self._say_failed(train, "not ready: task and data are not prepared")
             return
         self.stop("a newer round was asked for")
@@ -102,7 +102,7 @@ class CurrentAssignment:
 
         started = DeviceRound(train, arrived_s, kit, progress, progress_from_thread)
         self._current = started
-        self._step(Event.ASKED)
+        self._step(Event.TRAIN_REQUESTED)
         self._group.start_soon(self._run, started, name=f"agent[{kit.name}].round-{train.round}")
 
     def on_ask(self, ask: EvaluateRequest, arrived_s: float) -> None:
@@ -118,14 +118,14 @@ class CurrentAssignment:
                 self.repeat()
             return
         kit = self._kit
-        if Event.QUESTIONED not in TRANSITIONS[self._phase()] or not kit.worker.is_prepared:
+        if Event.EVALUATE_REQUESTED not in TRANSITIONS[self._phase()] or not kit.worker.is_prepared:
             self._say_failed(ask, "not ready: task and data are not prepared")
             return
         self.stop("the loss of a newer model was asked for")
         self._drop_if_missed(ask.round)
         self._asked, self._failed, self._answer = key, None, None
         self._question = DeviceEvaluation(ask, arrived_s, kit)
-        self._step(Event.QUESTIONED)
+        self._step(Event.EVALUATE_REQUESTED)
         name = f"agent[{kit.name}].question-{ask.round}"
         self._group.start_soon(self._reply, self._question, name=name)
 
@@ -135,7 +135,7 @@ class CurrentAssignment:
         if self._seen_round not in (round_id, round_id - 1) and kit.worker.is_warm:
             self._group.start_soon(kit.worker.drop, name=f"agent[{kit.name}].drop")
 
-    def on_message(self, message: Grant | UploadAck | Received) -> None:
+    def on_message(self, message: Grant | UploadAck | UploadResult) -> None:
         """Hand a message to the round it is about; others are late.
 
         Raises:
@@ -149,7 +149,7 @@ class CurrentAssignment:
                 current.on_ack(message)
             case Grant() if message.round == current.train.round:
                 current.on_grant(message)
-            case Received() if message.round == current.train.round:
+            case UploadResult() if message.round == current.train.round:
                 current.on_received(message)
 
     def on_cancel(self, cancel: Cancel) -> None:
@@ -236,7 +236,7 @@ class CurrentAssignment:
         else:
             self._answer = answer
             self._kit.post.say(answer)
-            self._step(Event.REPLIED)
+            self._step(Event.EVALUATE_REPLIED)
         self._on_end()
 
     async def _rest(self, newest: tuple[int, int] | None) -> None:

@@ -1,4 +1,4 @@
-"""What codecs need of a device: models decoded, updates encoded, and what is kept in between."""
+"""Decodes models and encodes updates, and keeps what codecs need between rounds."""
 
 import hashlib
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ ENCODING = 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _KeptModel:
     sha256: bytes
     vector: Vector
 
 
 @dataclass(frozen=True, slots=True)
-class _Owed:
-    """What top-k left out, shape (n_params,), before and after the update of one round."""
+class _Residual:
+    """Changes that top-k did not send, shape (n_params,), before and after one update."""
 
     run: str
     round: int
@@ -41,16 +41,16 @@ class _Owed:
 class Coder:
     """Decodes models and encodes updates for the training thread.
 
-    It keeps three vectors at most, and only where the run's codecs need them: the version of the
-    model that the next one may be changes of, and what top-k owed before and after its last
-    update. Which of the two holds the coordinator says (`Coding.merged`), so that an update that
-    was lost, late or rejected, or a coordinator that starts a round again, takes nothing away and
-    adds nothing twice. A restarted device owes nothing.
+    It keeps at most three vectors, and only if the run's codecs need them: the model version that
+    the next one may be changes of, and the residual of top-k before and after its last update.
+    `Coding.aggregated` says which residual counts, so that a lost, late or rejected update and a
+    repeated round neither lose a part of the residual nor add one twice. A restarted device has
+    no residual.
     """
 
     def __init__(self) -> None:
-        self._held: _Held | None = None
-        self._owed: _Owed | None = None
+        self._kept_model: _KeptModel | None = None
+        self._residual: _Residual | None = None
 
     def blob_for(self, train: Train | EvaluateRequest, layout: Layout) -> Manifest:
         """Return what to pull for this round: the smaller blob, or the model itself.
@@ -63,8 +63,8 @@ class Coder:
         if packed is None:
             return model
         _check_size(packed.manifest, packed_bytes(codec_named(packed.codec), layout))
-        held = self._held
-        if packed.base is None or (held is not None and held.sha256 == packed.base):
+        kept = self._kept_model
+        if packed.base is None or (kept is not None and kept.sha256 == packed.base):
             return packed.manifest
         return model
 
@@ -78,23 +78,23 @@ class Coder:
         assert packed is not None, "a packed blob was pulled"
         codec = codec_named(packed.codec)
         assert codec is not None, "float32 is not packed"
-        held, self._held = self._held, None  # pulled whole the next time, if this fails
-        vector = unpack(data, codec, layout, _base(packed, held))
+        kept, self._kept_model = self._kept_model, None  # pulled whole the next time, if this fails
+        vector = unpack(data, codec, layout, _base(packed, kept))
         if hashlib.sha256(vector_to_bytes(vector)).digest() != train.model.sha256:
             raise DecodeError("model: the packed blob must become the announced one, got another")
         return vector
 
     def keep(self, train: Train | EvaluateRequest, vector: Vector) -> None:
-        """Hold on to the model of this round, shape (n_values,), if the next may need it."""
+        """Keep the model of this round, shape (n_values,), if the next round may need it."""
         assert train.model.sha256 is not None, "a model has a hash"
-        keeps = train.coding.keeps_model
-        self._held = _Held(train.model.sha256, vector) if keeps else None
+        is_kept = train.coding.keep_model
+        self._kept_model = _KeptModel(train.model.sha256, vector) if is_kept else None
 
     def encode(self, train: Train, layout: Layout, model: Vector, trained: Vector) -> memoryview:
-        """Return the update of a round, as it travels.
+        """Return the encoded update of a round.
 
         Args:
-            train: Says how.
+            train: Names the codec and the seed.
             layout: Of both vectors.
             model: w_t, shape (n_values,); not changed.
             trained: w_k after local training, shape (n_values,); not changed.
@@ -105,32 +105,32 @@ class Coder:
         coding, n = train.coding, layout.n_params
         codec = codec_named(coding.up, coding.top_k)
         if codec is None:
-            self._owed = None
+            self._residual = None
             return vector_to_bytes(trained)
         with np.errstate(over="ignore"):  # the codec refuses what is not finite
             change = trained[:n] - model[:n]
         rng = np.random.default_rng(np.random.SeedSequence([train.seed, ENCODING]))
         if coding.up == "top-k":
-            before = self._owed_before(coding, n)
+            before = self._residual_before(coding, n)
             payload, after = encode_with_feedback(codec, change, before, rng)
-            self._owed = _Owed(coding.run, train.round, before, after)
+            self._residual = _Residual(coding.run, train.round, before, after)
         else:
-            payload, self._owed = codec.encode(change, rng), None
+            payload, self._residual = codec.encode(change, rng), None
         return memoryview(pack(codec, n, payload, trained[n:]))
 
-    def _owed_before(self, coding: Coding, n_params: int) -> Vector | None:
-        owed = self._owed
-        if owed is None or owed.run != coding.run or len(owed.after) != n_params:
+    def _residual_before(self, coding: Coding, n_params: int) -> Vector | None:
+        residual = self._residual
+        if residual is None or residual.run != coding.run or len(residual.after) != n_params:
             return None
-        return owed.after if owed.round == coding.merged else owed.before
+        return residual.after if residual.round == coding.aggregated else residual.before
 
 
-def _base(packed: Packed, held: _Held | None) -> Vector | None:
+def _base(packed: Packed, kept: _KeptModel | None) -> Vector | None:
     if packed.base is None:
         return None
-    if held is None or held.sha256 != packed.base:
+    if kept is None or kept.sha256 != packed.base:
         raise DecodeError("model: came as changes of a version that is not here any more")
-    return held.vector
+    return kept.vector
 
 
 def _check_size(manifest: Manifest, size_bytes: int) -> None:

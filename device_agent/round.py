@@ -39,10 +39,10 @@ from fairbed.wire.messages import (
     Manifest,
     Offer,
     Phases,
-    Received,
     Train,
     UploadAck,
     UploadDone,
+    UploadResult,
 )
 from fairbed.wire.transfer import Download, Upload
 
@@ -156,7 +156,7 @@ class DeviceRound:
         self._push: Push | None = None
         self._sha256: bytes | None = None
         self._done: UploadDone | None = None
-        self._received: Received | None = None
+        self._received: UploadResult | None = None
 
     async def run(self) -> None:
         """Work until the coordinator has said its last word, or `stop` was called.
@@ -201,7 +201,7 @@ class DeviceRound:
         if self._push is not None and ack.id == self._push.upload.manifest.id:
             self._push.on_ack(ack.received)
 
-    def on_received(self, received: Received) -> None:
+    def on_received(self, received: UploadResult) -> None:
         """Take the coordinator's last word; it may come before we have sent anything."""
         if self._offer is not None and received.id == self._offer.manifest.id:
             self._received = received
@@ -229,7 +229,7 @@ class DeviceRound:
             if grant is not None:
                 await self._upload(update, grant)
             received = await self._wait_for_last_word()
-        self._progress(Event.ANSWERED)
+        self._progress(Event.UPLOAD_CONFIRMED)
         if not received.accepted:
             _log.warning(
                 "%s round %d: not accepted: %s", self._kit.name, self.train.round, received.reason
@@ -273,7 +273,7 @@ class DeviceRound:
     def _make_offer(self, trained: Trained, manifest: Manifest, model: Download | None) -> Offer:
         watch = self._watch
         pulled = self.train.model.id if model is None else model.manifest.id
-        settled = None if model is None else model.settled
+        steady = None if model is None else model.steady
         return Offer(
             round=self.train.round,
             attempt=self.train.attempt,
@@ -294,9 +294,9 @@ class DeviceRound:
             loss_train=trained.loss_train,
             download_rerequests=0 if model is None else model.rerequests,
             downlink_bps=self._kit.link.downlink_bps,
-            settled=settled,
+            steady=steady,
             pulled=None if pulled == self.train.model.id else pulled,
-            is_held=model is None,
+            had_model=model is None,
         )
 
     async def _hash(self, update: memoryview) -> None:
@@ -328,7 +328,7 @@ class DeviceRound:
             self._kit.post.say(self._done)
             self._progress(Event.SENT)
 
-    async def _wait_for_last_word(self) -> Received:
+    async def _wait_for_last_word(self) -> UploadResult:
         while self._received is None:
             if not await self._bell.wait(self._kit.timeouts.resend_s):
                 self.repeat()

@@ -1,17 +1,15 @@
 """Every message between a coordinator and a device, and the rules their fields obey.
 
-A message is received valid or not at all: msgspec checks types and bounds when decoding, and
-`__post_init__` checks what a bound cannot say, on both sides. Arrays never ride in
-messages; they travel as chunks (`wire.chunks`, `wire.transfer`) that a `Manifest` announces.
+A message is decoded valid or not at all: msgspec checks types and bounds, and `__post_init__`
+checks what a bound cannot express, on both sides. Messages carry no arrays; those travel as chunks
+(`wire.chunks`, `wire.transfer`) that a `Manifest` announces.
 
-Durations are seconds on one clock, that of the side that names them; instants never cross.
+Durations are seconds on the clock of the sender; instants are never sent. A key that holds its
+default is left out of the bytes. The coordinator uses a codec or sends an `EvaluateRequest` only if
+the device names it in its `Capabilities`.
 
-A key that holds its default is left out of the bytes. The coordinator uses a codec, or asks for a
-loss, only where the device names it in its `Capabilities`.
-
-What messages are made of: bounds, names, their common base, and the parts that several share.
-
-A question before a selection, and its answer: what is the loss of this model on your data?
+In order: bounds and names, the common base, parts that several messages share, presence, device to
+coordinator, coordinator to device, operator to coordinator.
 """
 
 import math
@@ -24,14 +22,14 @@ from msgspec.structs import force_setattr
 PROTOCOL_VERSION = 1
 
 MAX_VECTOR_BYTES = 1 << 31
-"""The largest blob anybody may announce: 2 GiB, beyond what an edge device holds."""
+"""The largest blob that a manifest may announce: 2 GiB, more than an edge device holds."""
 
 MIN_CHUNK_BYTES = 1 << 10
 MAX_CHUNK_BYTES = 960 * 1024
 """With its header a chunk stays below 1 MB, NATS' and EMQX' default payload limit."""
 
 MAX_TEXT = 500
-"""Characters of any text; longer ones are cut by whoever builds the message."""
+"""Characters of any text; the sender cuts longer ones."""
 
 NAME_PATTERN = r"\A[a-z0-9-]{1,32}\Z"
 
@@ -55,7 +53,7 @@ class Message(
 ):
     """Base of all messages: immutable, keyword-only, no unknown fields, no NaN.
 
-    A text becomes one printable line: what a peer says must not steer a terminal or a log.
+    A text becomes one printable line, so that a peer cannot control a terminal or a log.
     """
 
     def __post_init__(self) -> None:
@@ -128,13 +126,13 @@ class Coding(Message, frozen=True, kw_only=True, tag="coding"):
     top_k: Annotated[int, Meta(ge=1, le=MAX_VECTOR_BYTES)] | None = None
     """Values that top-k sends; given exactly for it."""
     run: Text = ""
-    """The run that a device's unsent rest belongs to; of another run it is forgotten."""
-    merged: RoundId | None = None
-    """Last round of this device whose update was merged; it owes what that one left out."""
+    """The run that the top-k residual of the device belongs to; one of another run is dropped."""
+    aggregated: RoundId | None = None
+    """Last round of this device whose update was aggregated: the residual after it counts."""
     model: Packed | None = None
-    """How a device gets `Train.model` for less; None is by that blob itself."""
-    keeps_model: bool = False
-    """Hold on to this version: the next may come as changes of it."""
+    """A smaller blob that becomes `Train.model`; None if there is only the model itself."""
+    keep_model: bool = False
+    """Keep this version: the next one may be sent as changes of it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,11 +150,11 @@ def is_device_name(name: str) -> bool:
     return re.fullmatch(NAME_PATTERN, name) is not None
 
 
-class EvaluateRequest(Message, frozen=True, kw_only=True, tag="ask"):
-    """Evaluate the model of a round before anybody is selected, and answer with `EvaluateReply`.
+class EvaluateRequest(Message, frozen=True, kw_only=True, tag="evaluate-request"):
+    """Evaluate the model of a round before the selection, and send an `EvaluateReply`.
 
     A device that is selected then has the model already: it keeps it until the next `Train`,
-    `EvaluateRequest` or `Cancel`. Only who named the skill `loss` is asked.
+    `EvaluateRequest` or `Cancel`. Sent only to devices that name the skill `loss`.
     """
 
     round: RoundId
@@ -172,10 +170,10 @@ class EvaluateRequest(Message, frozen=True, kw_only=True, tag="ask"):
     """By default, the model travels as float32."""
 
 
-class EvaluateReply(Message, frozen=True, kw_only=True, tag="answer"):
-    """The loss of the model that `EvaluateRequest` announced; only who was asked says it.
+class EvaluateReply(Message, frozen=True, kw_only=True, tag="evaluate-reply"):
+    """The loss of the model that `EvaluateRequest` announced.
 
-    The durations are laps of one stopwatch, from the arrival of `EvaluateRequest` to the answer.
+    The durations are laps of one stopwatch, from the arrival of `EvaluateRequest` to the reply.
     """
 
     round: RoundId
@@ -220,7 +218,7 @@ class Intent(Message, frozen=True, kw_only=True, tag="intent"):
 
     manifest: Manifest
     boot: Count
-    """The coordinator process that wrote it; a stranger's intents are leftovers to clear."""
+    """The coordinator process that wrote it; intents of other processes are leftovers to clear."""
 
 
 # --- device to coordinator ----------------------------------------------------------------------
@@ -232,7 +230,7 @@ class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
     cores: Annotated[int, Meta(ge=1, le=4096)]
     memory_bytes: Count
     machine: Text
-    """Processor architecture, as `platform.machine()` says."""
+    """Processor architecture, as in `platform.machine()`."""
     python: Text
     engine: Text
     """Training engine and version, such as `onnxruntime 1.31.1`."""
@@ -240,11 +238,11 @@ class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
     agent: Text
     """Agent version."""
     model: Text = ""
-    """Board name if the machine tells it (`Raspberry Pi 4 Model B Rev 1.4`)."""
+    """Board name if the machine has one (`Raspberry Pi 4 Model B Rev 1.4`)."""
     codecs: Annotated[tuple[CodecName, ...], Meta(max_length=32)] = ()
-    """Codecs that it knows beside float32 (`wire.codecs.CODECS`); other names are ignored."""
+    """Codecs that it has beside float32 (`wire.codecs.CODECS`); unknown names are ignored."""
     skills: Annotated[tuple[Word, ...], Meta(max_length=32)] = ()
-    """What it can be asked beside training: `loss`; other names are ignored."""
+    """Requests that it serves beside `Train`: `loss`; unknown names are ignored."""
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
@@ -257,7 +255,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
 
 
 class Context(Message, frozen=True, kw_only=True, tag="context"):
-    """What a device knows of itself, sent at 1 Hz and on change, QoS 0."""
+    """Measurements and state of a device, sent at 1 Hz and on change, QoS 0."""
 
     boot: Count
     seq: Count
@@ -284,7 +282,7 @@ class Context(Message, frozen=True, kw_only=True, tag="context"):
     clock_ratio: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
     """Clock under load / nominal clock; None where it cannot be read."""
     throttled: Annotated[tuple[Word, ...], Meta(max_length=16)] | None = None
-    """What holds the processor back, a word each; None where it cannot be read."""
+    """Causes that throttle the processor, a word each; None where they cannot be read."""
 
 
 class Phases(Message, frozen=True, kw_only=True, tag="phases"):
@@ -299,7 +297,7 @@ class Phases(Message, frozen=True, kw_only=True, tag="phases"):
     load_s: Seconds
     """Reading the data and opening the session; about 0 when warm."""
     evaluate_s: Seconds
-    """F_k(w_t) over the whole training set; 0 unless the rule asks."""
+    """F_k(w_t) over the whole training set; 0 unless `Train.needs_loss`."""
     train_s: Seconds
     train_cpu_s: Seconds
     """CPU time of the training thread during `train_s`."""
@@ -308,16 +306,16 @@ class Phases(Message, frozen=True, kw_only=True, tag="phases"):
     """From the verified blob to the model vector, between `download_s` and `load_s`."""
 
 
-class Settled(Message, frozen=True, kw_only=True, tag="settled"):
+class SteadyTransfer(Message, frozen=True, kw_only=True, tag="steady-transfer"):
     """The part of a transfer after its first chunk: by then TCP has found the rate of the link."""
 
     n_bytes: Count
     """Payload."""
-    lasted_s: Seconds
+    duration_s: Seconds
 
 
 class Offer(Message, frozen=True, kw_only=True, tag="offer"):
-    """A device has trained and asks to upload its update."""
+    """A device has trained and requests to upload its update."""
 
     round: RoundId
     attempt: Count = 0
@@ -330,17 +328,17 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer"):
     was_cold: bool
     """Data and session had to be loaded in this round."""
     loss_before: Annotated[float, Meta(ge=0.0)] | None = None
-    """F_k(w_t) before the first local step, in nats; None unless asked."""
+    """F_k(w_t) before the first local step, in nats; None unless `Train.needs_loss`."""
     loss_train: Annotated[float, Meta(ge=0.0)] | None = None
     """Mean loss of the last local epoch, in nats."""
     download_rerequests: Count = 0
     downlink_bps: Positive | None = None
-    settled: Settled | None = None
-    """Of the model; None where it came in one chunk, or a chunk was requested twice."""
+    steady: SteadyTransfer | None = None
+    """Of the model's transfer; None for a single chunk or one requested twice."""
     pulled: BlobId | None = None
     """The blob that the model came in; None if it was `Train.model`."""
-    is_held: bool = False
-    """The device holds the model since `EvaluateRequest`, so that nothing was pulled."""
+    had_model: bool = False
+    """The device had the model from `EvaluateRequest`, so nothing was pulled."""
 
 
 class UploadDone(Message, frozen=True, kw_only=True, tag="upload-done"):
@@ -353,7 +351,7 @@ class UploadDone(Message, frozen=True, kw_only=True, tag="upload-done"):
 
 
 class Failed(Message, frozen=True, kw_only=True, tag="failed"):
-    """A device gives up on a round and says why."""
+    """A device cannot finish a round, and why."""
 
     round: RoundId
     phase: Text
@@ -361,7 +359,7 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
 
 
 class ChunkRequest(Message, frozen=True, kw_only=True, tag="chunk-request"):
-    """A device pulls chunks of a private blob, or misses some of a public one in the broker."""
+    """A device requests chunks of a private blob, or chunks of a public one that did not come."""
 
     id: BlobId
     chunks: ChunkList
@@ -391,9 +389,9 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     """Boot of the coordinator."""
     task: Manifest
     shard: Manifest | None
-    """Private data to pull; None when the device brought its own."""
+    """Private data to pull; None when the device has its own."""
     max_chunk_bytes: Annotated[int, Meta(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)] = MAX_CHUNK_BYTES
-    """The largest chunk that the broker takes, as the coordinator found out."""
+    """The largest chunk that the broker takes, as the coordinator measured."""
 
 
 class Train(Message, frozen=True, kw_only=True, tag="train"):
@@ -401,7 +399,7 @@ class Train(Message, frozen=True, kw_only=True, tag="train"):
 
     round: RoundId
     attempt: Count = 0
-    """Counts restarts of the same round, so that a late answer to an earlier one is told apart."""
+    """Counts restarts of the round: a late reply to an earlier attempt can be recognised."""
     model: Manifest
     hyperparameters: Hyperparameters
     seed: Count
@@ -432,8 +430,8 @@ class UploadAck(Message, frozen=True, kw_only=True, tag="upload-ack"):
     """Bit i % 8 (least significant first) of byte i // 8 is set when chunk i has arrived."""
 
 
-class Received(Message, frozen=True, kw_only=True, tag="received"):
-    """The coordinator's last word on an upload."""
+class UploadResult(Message, frozen=True, kw_only=True, tag="upload-result"):
+    """Whether the coordinator accepts an upload: the end of an exchange."""
 
     round: RoundId
     id: BlobId
@@ -442,7 +440,7 @@ class Received(Message, frozen=True, kw_only=True, tag="received"):
 
 
 class Cancel(Message, frozen=True, kw_only=True, tag="cancel"):
-    """Stop working on a round; its result is not wanted any more."""
+    """Stop working on a round; its result is not needed any more."""
 
     round: RoundId
     reason: Text = ""
@@ -462,11 +460,11 @@ class LinkProbeReply(Message, frozen=True, kw_only=True, tag="link-probe-reply")
 
 
 class Refuse(Message, frozen=True, kw_only=True, tag="refuse"):
-    """The device may not join, or what it sent was not understood; says what to do."""
+    """The device may not join, or its message was not understood; the reason says what to do."""
 
     reason: Text
     is_final: bool = False
-    """The agent should stop: trying again will not help."""
+    """The agent stops: another try would be refused again."""
 
 
 class Goodbye(Message, frozen=True, kw_only=True, tag="goodbye"):
@@ -475,11 +473,11 @@ class Goodbye(Message, frozen=True, kw_only=True, tag="goodbye"):
     reason: Text = ""
 
 
-# --- people to coordinator ----------------------------------------------------------------------
+# --- operator to coordinator ---------------------------------------------------------------------
 
 
 class OperatorCommand(Message, frozen=True, kw_only=True, tag="command"):
-    """An order of a person to a live run (TUI, `fairbed stop`)."""
+    """A command of an operator to a live run (TUI, `fairbed stop`)."""
 
     id: BlobId
     """Random; a command that arrives twice acts once."""
@@ -514,7 +512,7 @@ ToDevice: TypeAlias = (
     | EvaluateRequest
     | Grant
     | UploadAck
-    | Received
+    | UploadResult
     | Cancel
     | Ping
     | LinkProbeReply

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from fairbed.wire.chunks import Chunk, chunk_slice, encode_chunk
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.messages import Manifest, Settled
+from fairbed.wire.messages import Manifest, SteadyTransfer
 
 RETRY_FLOOR_S = 2.0
 RETRY_CEILING_S = 60.0
@@ -223,7 +223,7 @@ class _Pieces:
             raise DecodeError(f"blob: sha256 must be {expected}, got {digest.hex()}")
 
 
-class _Settling:
+class _SteadyMeter:
     """Measures what comes after the first chunk."""
 
     def __init__(self) -> None:
@@ -240,11 +240,11 @@ class _Settling:
         self._last_at = now
 
     @property
-    def part(self) -> Settled | None:
+    def part(self) -> SteadyTransfer | None:
         """What there was; None of a single chunk."""
         if self._first_at is None or not self._n_bytes:
             return None
-        return Settled(n_bytes=self._n_bytes, lasted_s=self._last_at - self._first_at)
+        return SteadyTransfer(n_bytes=self._n_bytes, duration_s=self._last_at - self._first_at)
 
 
 class Download:
@@ -267,7 +267,7 @@ class Download:
         self.received_bytes = 0
         """Payload bytes, duplicates included: what the link carried."""
         self._pieces = _Pieces(manifest)
-        self._settling = _Settling()
+        self._steady = _SteadyMeter()
         self._flow = Flow(manifest, rate_bps=rate_bps)
         self._flow.open(window)
 
@@ -288,7 +288,7 @@ class Download:
             self.duplicates += 1
             return []
         self._pieces.data[place] = chunk.payload
-        self._settling.add(len(chunk.payload), now)
+        self._steady.add(len(chunk.payload), now)
         if self.is_complete:
             self.finished_at = now
         return self._flow.fill(now)
@@ -322,9 +322,9 @@ class Download:
         return self._flow.repeats
 
     @property
-    def settled(self) -> Settled | None:
+    def steady(self) -> SteadyTransfer | None:
         """What came after the first chunk; None where there is no such part, or of repeats."""
-        return None if self.rerequests or self.duplicates else self._settling.part
+        return None if self.rerequests or self.duplicates else self._steady.part
 
     @property
     def data(self) -> bytearray:
@@ -444,7 +444,7 @@ class Intake:
         self.received_bytes = 0
         """Payload bytes, duplicates included: what the link carried."""
         self._pieces = _Pieces(manifest, memory)
-        self._settling = _Settling()
+        self._steady = _SteadyMeter()
         self._bitmap = bytearray(_bitmap_bytes(manifest.chunk_count))
         self._missing = manifest.chunk_count
         self._interval = ack_interval(window, manifest.chunk_count)
@@ -466,7 +466,7 @@ class Intake:
             self.duplicates += 1
             return True
         self._pieces.data[place] = chunk.payload
-        self._settling.add(len(chunk.payload), now)
+        self._steady.add(len(chunk.payload), now)
         self._bitmap[byte] |= bit
         self._missing -= 1
         self._unreported += 1
@@ -485,9 +485,9 @@ class Intake:
         return not self._missing
 
     @property
-    def settled(self) -> Settled | None:
+    def steady(self) -> SteadyTransfer | None:
         """What came after the first chunk; None where there is no such part, or of duplicates."""
-        return None if self.duplicates else self._settling.part
+        return None if self.duplicates else self._steady.part
 
     @property
     def data(self) -> bytearray:

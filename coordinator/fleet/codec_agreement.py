@@ -62,11 +62,11 @@ class CodecAgreement:
                 up=up,
                 top_k=self._top_k,
                 run=self._run,
-                merged=device.aggregated_round,
+                aggregated=device.aggregated_round,
                 model=model,
-                keeps_model=keeps,
+                keep_model=keeps,
             )
-        return Coding(up=up, model=model, keeps_model=keeps)
+        return Coding(up=up, model=model, keep_model=keeps)
 
     def sizes(self, device: Device, packed: Packed | None) -> tuple[int, int]:
         """Return the bytes that the next exchange with a device takes down and up."""

@@ -11,7 +11,7 @@ from fairbed.wire.chunks import decode_chunk
 from fairbed.wire.codec import Buffer
 from fairbed.wire.codecs import Codec, packed_bytes, unpack
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.messages import Manifest, Offer, Settled, Train, UploadDone
+from fairbed.wire.messages import Manifest, Offer, SteadyTransfer, Train, UploadDone
 from fairbed.wire.tensors import Layout, vector_from_bytes
 from fairbed.wire.transfer import Intake
 
@@ -39,7 +39,7 @@ class CompletedUpload:
     bytes_up: int
     duplicates: int
     resent: int
-    settled: Settled | None
+    steady: SteadyTransfer | None
 
 
 class Uploads:
@@ -167,7 +167,7 @@ class Uploads:
             bytes_up=intake.received_bytes,
             duplicates=intake.duplicates,
             resent=upload.resent,
-            settled=intake.settled,
+            steady=intake.steady,
         )
 
 

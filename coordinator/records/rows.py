@@ -177,9 +177,9 @@ def exchange_row(
     others = exchange.concurrent
     pulled, codecs = pulled_blob(train, offer), codecs_of(train, offer)
     phases = offer.phases if offer is not None else None
-    down = offer.settled if offer is not None else None
-    up = exchange.settled
-    is_held = has_reported_loss and offer is not None and offer.is_held
+    down = offer.steady if offer is not None else None
+    up = exchange.steady
+    is_held = has_reported_loss and offer is not None and offer.had_model
     why = invalid_reason(exchange, lag_p99_s)
     return ExchangeRow(
         round=exchange.round,
@@ -228,9 +228,9 @@ def exchange_row(
         tau_hat_s=known.tau_hat_s,
         width_s=known.width_s,
         steady_down_bytes=down.n_bytes if down else None,
-        steady_down_s=down.lasted_s if down else None,
+        steady_down_s=down.duration_s if down else None,
         steady_up_bytes=up.n_bytes if up else None,
-        steady_up_s=up.lasted_s if up else None,
+        steady_up_s=up.duration_s if up else None,
         staleness=exchange.staleness,
         aggregated_round=exchange.aggregated_round,
     )

@@ -45,10 +45,10 @@ from fairbed.wire.messages import (
     Offer,
     Ping,
     Pong,
-    Received,
     Train,
     UploadAck,
     UploadDone,
+    UploadResult,
 )
 
 RESEND_S = 2.0
@@ -121,15 +121,15 @@ class ExchangeVerdicts:
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
-        self._verdicts: dict[str, Received | Cancel] = {}
+        self._verdicts: dict[str, UploadResult | Cancel] = {}
 
     def send(self, exchange: Exchange) -> None:
         """Notify a device of how its exchange ended."""
         state, offer, why = exchange.state, exchange.offer, exchange.why
-        verdict: Received | Cancel = Cancel(round=exchange.round, reason=why)
+        verdict: UploadResult | Cancel = Cancel(round=exchange.round, reason=why)
         if offer is not None and state in (ExchangeState.DONE, ExchangeState.REJECTED):
             is_accepted, blob = state is ExchangeState.DONE, offer.manifest.id
-            verdict = Received(round=exchange.round, id=blob, accepted=is_accepted, reason=why)
+            verdict = UploadResult(round=exchange.round, id=blob, accepted=is_accepted, reason=why)
         self._verdicts[exchange.device] = verdict
         self._publisher.publish(exchange.device, verdict)
 
@@ -360,7 +360,7 @@ class RoundExecutor:
         exchange = self._table.find(device) if self._table else None
         if exchange is None:
             return
-        exchange.resent_up, exchange.settled = complete.resent, complete.settled
+        exchange.resent_up, exchange.steady = complete.resent, complete.steady
         self._contention.record(exchange)
         self._on(
             Arrived(

@@ -7,7 +7,7 @@ or when it is given up. `state.round` holds the transitions between its states.
 from dataclasses import dataclass
 from enum import Enum
 
-from fairbed.wire.messages import Manifest, Offer, Settled
+from fairbed.wire.messages import Manifest, Offer, SteadyTransfer
 
 UPLOAD_MEMORY_BYTES = 256_000_000
 MIN_SLOTS, MAX_SLOTS = 2, 16
@@ -109,8 +109,8 @@ class Exchange:
     bytes_up: int = 0
     duplicates_up: int = 0
     resent_up: int = 0
-    settled: Settled | None = None
-    """Settled part of the upload."""
+    steady: SteadyTransfer | None = None
+    """Steady part of the upload, after its first chunk."""
     decode_s: float | None = None
     """Time to decode the update in the coordinator, off the loop; None if it came as float32."""
     is_disturbed: bool = False

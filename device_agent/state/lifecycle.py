@@ -64,9 +64,9 @@ class Event(Enum):
     WELCOMED = "the coordinator took us in"
     PREPARED = "task and data are here and work"
     UNPREPARED = "task or data cannot be had or do not work"
-    ASKED = "the coordinator asks to train"
-    QUESTIONED = "the coordinator asks for the loss of a model"
-    REPLIED = "the loss is on its way"
+    TRAIN_REQUESTED = "`Train` arrived"
+    EVALUATE_REQUESTED = "`EvaluateRequest` arrived"
+    EVALUATE_REPLIED = "`EvaluateReply` was sent"
     DOWNLOADED = "the model is here"
     LOADED = "data and session are in memory"
     EVALUATED = "the loss before training is known, or nobody asked for it"
@@ -74,7 +74,7 @@ class Event(Enum):
     ENCODED = "the update is ready to go"
     GRANTED = "the coordinator lets us upload"
     SENT = "every chunk was sent"
-    ANSWERED = "the coordinator has said its last word on the update"
+    UPLOAD_CONFIRMED = "`UploadResult` arrived"
     ENDED = "the round was cancelled, failed or came too late"
     FINISHED = "the run is over, or we are not wanted"
 
@@ -87,7 +87,7 @@ Row: TypeAlias = Mapping[Event, Phase]
 
 _ALWAYS: Row = {Event.FINISHED: Phase.STOPPED}
 
-_ORDERS: Row = {Event.ASKED: Phase.DOWNLOADING, Event.QUESTIONED: Phase.ANSWERING}
+_ORDERS: Row = {Event.TRAIN_REQUESTED: Phase.DOWNLOADING, Event.EVALUATE_REQUESTED: Phase.ANSWERING}
 """What the coordinator may want of a device; the newest order is the one that counts."""
 
 _LINKED: Row = {
@@ -126,19 +126,19 @@ TRANSITIONS: Mapping[Phase, Row] = {
         Event.UNPREPARED: Phase.JOINING,
     },
     Phase.IDLE: {**_LINKED, **_ORDERS, Event.WELCOMED: Phase.PREPARING},
-    Phase.ANSWERING: _working(Phase.ANSWERING, {Event.REPLIED: Phase.IDLE}),
+    Phase.ANSWERING: _working(Phase.ANSWERING, {Event.EVALUATE_REPLIED: Phase.IDLE}),
     Phase.DOWNLOADING: _working(Phase.DOWNLOADING, {Event.DOWNLOADED: Phase.LOADING}),
     Phase.LOADING: _working(Phase.LOADING, {Event.LOADED: Phase.EVALUATING}),
     Phase.EVALUATING: _working(Phase.EVALUATING, {Event.EVALUATED: Phase.TRAINING}),
     Phase.TRAINING: _working(Phase.TRAINING, {Event.TRAINED: Phase.ENCODING}),
     Phase.ENCODING: _working(Phase.ENCODING, {Event.ENCODED: Phase.OFFERING}),
     Phase.OFFERING: _working(
-        Phase.OFFERING, {Event.GRANTED: Phase.UPLOADING, Event.ANSWERED: Phase.IDLE}
+        Phase.OFFERING, {Event.GRANTED: Phase.UPLOADING, Event.UPLOAD_CONFIRMED: Phase.IDLE}
     ),
     Phase.UPLOADING: _working(
-        Phase.UPLOADING, {Event.SENT: Phase.CONFIRMING, Event.ANSWERED: Phase.IDLE}
+        Phase.UPLOADING, {Event.SENT: Phase.CONFIRMING, Event.UPLOAD_CONFIRMED: Phase.IDLE}
     ),
-    Phase.CONFIRMING: _working(Phase.CONFIRMING, {Event.ANSWERED: Phase.IDLE}),
+    Phase.CONFIRMING: _working(Phase.CONFIRMING, {Event.UPLOAD_CONFIRMED: Phase.IDLE}),
     Phase.STOPPED: {},
 }
 """The whole behaviour: phase, event, next phase."""

@@ -16,7 +16,7 @@ from fairbed.coordinator.policy.config import (
 )
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.rounds.loop import RoundProgress
-from fairbed.wire.messages import Offer, Received, Train, UploadDone
+from fairbed.wire.messages import Offer, Train, UploadDone, UploadResult
 from tests.coordinator.faulty import VICTIM, Fault, FaultyBroker, message_of
 from tests.coordinator.lab import EVERYBODY, NAMES, Lab, lab, make_config
 from tests.coordinator.stragglers import Gate
@@ -182,7 +182,7 @@ STEPS = {
     "train": message_of(Train, 1),
     "offer": message_of(Offer, 1),
     "upload done": message_of(UploadDone, 1),
-    "received": message_of(Received, 1),
+    "upload-result": message_of(UploadResult, 1),
 }
 FAULTS: tuple[Fault, ...] = ("lost", "device cut after", "coordinator cut after")
 

@@ -12,7 +12,7 @@ import pytest
 from fairbed.coordinator.policy.config import AggregationConfig, CoordinatorConfig, ExchangeConfig
 from fairbed.coordinator.records.rows import UNACCOUNTED_FLOOR_S
 from fairbed.coordinator.store.tables import ExchangeRow
-from fairbed.wire.messages import Message, Offer, Received, Train
+from fairbed.wire.messages import Message, Offer, Train, UploadResult
 from tests.coordinator.faulty import (
     VICTIM,
     Fault,
@@ -130,7 +130,7 @@ CASES: list[tuple[str, Fault, Callable[[str, bytes], bool]]] = [
     ("update chunk", "device cut after", update_chunk),
     ("update chunk", "coordinator cut before", update_chunk),
     ("offer", "broker restarted after", message_of(Offer, 1)),
-    ("received", "lost", message_of(Received, 1)),
+    ("upload-result", "lost", message_of(UploadResult, 1)),
     ("train", "twice", message_of(Train, 2)),
 ]
 
@@ -156,7 +156,7 @@ async def test_a_fault_changes_nothing_in_the_end(
 
 
 @ALL
-@pytest.mark.parametrize("step", [Offer, Received, Train])
+@pytest.mark.parametrize("step", [Offer, UploadResult, Train])
 async def test_a_coordinator_killed_in_the_second_round_goes_on_as_if_it_had_lived(
     name: str, step: type[Message], tmp_path: Path
 ) -> None:

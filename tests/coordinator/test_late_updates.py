@@ -12,7 +12,7 @@ from fairbed.coordinator.policy.config import CoordinatorConfig, ExchangeConfig,
 from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.store.tables import ExchangeRow
-from fairbed.wire.messages import Grant, Offer, Received, UploadAck, UploadDone
+from fairbed.wire.messages import Grant, Offer, UploadAck, UploadDone, UploadResult
 from tests.coordinator.faulty import VICTIM, Fault, FaultyBroker, message_of, update_chunk
 from tests.coordinator.lab import EVERYBODY, NAMES, Lab, lab, make_config
 from tests.coordinator.stragglers import Gate, Stroll
@@ -236,7 +236,7 @@ LATE_STEPS = {
     "update chunk": update_chunk,
     "upload ack": message_of(UploadAck),
     "upload done": message_of(UploadDone, 1),
-    "received": message_of(Received, 1),
+    "upload-result": message_of(UploadResult, 1),
 }
 FAULTS: tuple[Fault, ...] = (
     "lost",

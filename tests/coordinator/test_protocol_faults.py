@@ -20,10 +20,10 @@ from fairbed.wire.messages import (
     Offer,
     Ping,
     Pong,
-    Received,
     Train,
     UploadAck,
     UploadDone,
+    UploadResult,
     Welcome,
 )
 from tests.coordinator.faulty import (
@@ -54,12 +54,15 @@ ROUND = {
     "update chunk": update_chunk,
     "upload ack": message_of(UploadAck),
     "upload done": message_of(UploadDone, 1),
-    "received": message_of(Received, 1),
+    "upload-result": message_of(UploadResult, 1),
 }
-ASKING = {"ask": message_of(EvaluateRequest, 1), "answer": message_of(EvaluateReply, 1)}
+LOSS_QUERY = {
+    "evaluate-request": message_of(EvaluateRequest, 1),
+    "evaluate-reply": message_of(EvaluateReply, 1),
+}
 """Before a selection that depends on losses."""
-STEPS = JOINING | ROUND | ASKING
-CUT_OFF = ("device cut after", "answer")
+STEPS = JOINING | ROUND | LOSS_QUERY
+CUT_OFF = ("device cut after", "evaluate-reply")
 """Then the device is not there at the instant of selection, and has its own test."""
 CASES = [(fault, step) for step in STEPS for fault in get_args(Fault) if (fault, step) != CUT_OFF]
 
@@ -83,7 +86,7 @@ def what_was_lost_is_soon_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> No
 
 def config_of(step: str) -> CoordinatorConfig:
     """Return a run that has such a step."""
-    return ASKED if step in ASKING else CONFIG
+    return ASKED if step in LOSS_QUERY else CONFIG
 
 
 @asynccontextmanager
@@ -190,7 +193,7 @@ async def test_an_agent_killed_and_started_again_at_one_step_costs_only_its_own_
     mine = [outcome for (_, device), outcome in outcomes.items() if device == VICTIM]
     assert set(outcomes.values()) - set(mine) <= {"done"}
     possible = [["done"], ["done", "done"], ["done", "lost"], ["lost"]]
-    if step in ASKING:
+    if step in LOSS_QUERY:
         possible.append([])  # it was not asked to train, and came back after the second selection
     assert sorted(mine) in possible
     assert step not in JOINING or mine == ["done", "done"]

@@ -30,10 +30,10 @@ from fairbed.wire.messages import (
     Manifest,
     Message,
     Offer,
-    Received,
     Train,
     UploadAck,
     UploadDone,
+    UploadResult,
     Welcome,
 )
 from fairbed.wire.tensors import vector_from_bytes, vector_to_bytes
@@ -194,7 +194,7 @@ class FakeCoordinator:
             while not intake.is_complete:
                 await self._changed.wait()
         intake.verify(done.sha256)
-        await self.tell(Received(round=offer.round, id=offer.manifest.id, accepted=True))
+        await self.tell(UploadResult(round=offer.round, id=offer.manifest.id, accepted=True))
         return vector_from_bytes(bytes(intake.data), offer.manifest.size_bytes // 4)
 
     async def play(

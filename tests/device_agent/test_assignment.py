@@ -20,7 +20,7 @@ from fairbed.wire.messages import (
     Grant,
     Hyperparameters,
     Offer,
-    Received,
+    UploadResult,
 )
 from fairbed.wire.shard import encode_shard
 from tests.device_agent.conftest import Stage
@@ -252,7 +252,7 @@ async def test_a_rejected_update_ends_the_round(
         offer = await coordinator.expect(Offer)
         await coordinator.grant(offer)
         await coordinator.tell(
-            Received(round=1, id=offer.manifest.id, accepted=False, reason="not finite")
+            UploadResult(round=1, id=offer.manifest.id, accepted=False, reason="not finite")
         )
         await coordinator.expect_context(is_ready=True, phase="idle")
         assert "round 1: not accepted: not finite" in caplog.text
@@ -266,7 +266,7 @@ async def test_messages_about_other_uploads_are_ignored(stage: Stage) -> None:
         stranger = bytes(16)
         await coordinator.tell(Grant(round=1, id=stranger, window=4))
         await coordinator.tell(Grant(round=9, id=offer.manifest.id, window=4))
-        await coordinator.tell(Received(round=1, id=stranger, accepted=True))
+        await coordinator.tell(UploadResult(round=1, id=stranger, accepted=True))
         await coordinator.expect(Offer)
         await coordinator.grant(offer)
         await coordinator.receive(offer)

@@ -53,7 +53,7 @@ def delta(old: Vector, new: Vector) -> tuple[Train, bytes]:
     """Return what asks a device for a round on a version that comes as changes too."""
     blob, decoded = changes(old, new)
     packed = Packed(manifest=manifest_of(blob, "model"), codec="int8", base=model_of(old).sha256)
-    return train(decoded, coding=Coding(model=packed, keeps_model=True)), blob
+    return train(decoded, coding=Coding(model=packed, keep_model=True)), blob
 
 
 def test_without_a_codec_everything_is_as_it_always_was() -> None:
@@ -66,7 +66,7 @@ def test_changes_are_pulled_only_by_who_has_the_version_before() -> None:
     coder = Coder()
     asked, blob = delta(OLD, NEW)
     assert coder.blob_for(asked, LAYOUT) == asked.model
-    coder.keep(train(OLD, coding=Coding(keeps_model=True)), OLD)
+    coder.keep(train(OLD, coding=Coding(keep_model=True)), OLD)
     assert coder.blob_for(asked, LAYOUT) == manifest_of(blob, "model")
     vector = coder.decode(asked, LAYOUT, bytearray(blob))
     assert model_of(vector) == asked.model
@@ -77,7 +77,7 @@ def test_changes_are_pulled_only_by_who_has_the_version_before() -> None:
 
 def test_a_version_is_not_kept_where_nobody_asked_for_it() -> None:
     coder = Coder()
-    coder.keep(train(OLD, coding=Coding(keeps_model=True)), OLD)
+    coder.keep(train(OLD, coding=Coding(keep_model=True)), OLD)
     coder.keep(train(OLD), OLD)
     asked, _ = delta(OLD, NEW)
     assert coder.blob_for(asked, LAYOUT) == asked.model
@@ -87,7 +87,7 @@ def test_changes_that_lead_elsewhere_cost_the_round_and_the_next_model_comes_who
     coder = Coder()
     asked, _ = delta(OLD, NEW)
     other, _ = changes(OLD, random_vector(5))
-    coder.keep(train(OLD, coding=Coding(keeps_model=True)), OLD)
+    coder.keep(train(OLD, coding=Coding(keep_model=True)), OLD)
     with pytest.raises(DecodeError, match="must become the announced one"):
         coder.decode(asked, LAYOUT, bytearray(other))
     assert coder.blob_for(asked, LAYOUT) == asked.model
@@ -130,7 +130,7 @@ def test_a_change_beyond_the_codec_is_an_error_and_not_a_wrong_update() -> None:
 
 def sent_by(coder: Coder, round_id: int, merged: int | None, run: str = "a") -> Vector:
     """Return the parameters' change that arrives of one round, from the same model to the same."""
-    coding = structs.replace(TOP_K, merged=merged, run=run)
+    coding = structs.replace(TOP_K, aggregated=merged, run=run)
     blob = coder.encode(train(NEW, round_id, coding), LAYOUT, OLD, NEW)
     codec = codec_named("top-k", TOP_K.top_k)
     assert codec is not None
@@ -172,7 +172,7 @@ def test_nothing_is_owed_to_another_run(run: str) -> None:
 def test_nothing_is_owed_of_another_layout() -> None:
     coder, n = Coder(), N // 2
     sent_by(coder, 1, None)
-    asked = train(NEW, 2, structs.replace(TOP_K, merged=1))
+    asked = train(NEW, 2, structs.replace(TOP_K, aggregated=1))
     small = layout_of(n)
     blobs = [c.encode(asked, small, OLD[:n], NEW[:n]) for c in (coder, Coder())]
     assert bytes(blobs[0]) == bytes(blobs[1])

@@ -29,13 +29,13 @@ from fairbed.wire.messages import (
     Phases,
     Ping,
     Pong,
-    Received,
     Refuse,
-    Settled,
     Status,
+    SteadyTransfer,
     Train,
     UploadAck,
     UploadDone,
+    UploadResult,
     Welcome,
 )
 
@@ -164,14 +164,14 @@ MESSAGES: Mapping[str, AnyMessage] = {
         download_rerequests=2,
         downlink_bps=8e6,
     ),
-    "offer-settled": Offer(
+    "offer-steady": Offer(
         round=3,
         manifest=UPDATE,
         phases=PHASES,
         n_k=600,
         steps=30,
         was_cold=False,
-        settled=Settled(n_bytes=526_000, lasted_s=0.25),
+        steady=SteadyTransfer(n_bytes=526_000, duration_s=0.25),
     ),
     "offer-coded": Offer(
         round=3,
@@ -182,10 +182,10 @@ MESSAGES: Mapping[str, AnyMessage] = {
         was_cold=False,
         pulled=UPDATE_ID,
     ),
-    "offer-held": Offer(
-        round=3, manifest=UPDATE, phases=PHASES, n_k=600, steps=30, was_cold=False, is_held=True
+    "offer-had-model": Offer(
+        round=3, manifest=UPDATE, phases=PHASES, n_k=600, steps=30, was_cold=False, had_model=True
     ),
-    "answer": EvaluateReply(
+    "evaluate-reply": EvaluateReply(
         round=3,
         loss=2.25,
         n=600,
@@ -195,7 +195,7 @@ MESSAGES: Mapping[str, AnyMessage] = {
         load_s=0.5,
         evaluate_s=0.25,
     ),
-    "answer-coded": EvaluateReply(
+    "evaluate-reply-coded": EvaluateReply(
         round=3,
         attempt=1,
         loss=0.0,
@@ -207,15 +207,15 @@ MESSAGES: Mapping[str, AnyMessage] = {
         evaluate_s=0.125,
         pulled=UPDATE_ID,
     ),
-    "ask": EvaluateRequest(round=3, model=MODEL, seed=5, limit_s=30.0),
-    "ask-batch": EvaluateRequest(
+    "evaluate-request": EvaluateRequest(round=3, model=MODEL, seed=5, limit_s=30.0),
+    "evaluate-request-batch": EvaluateRequest(
         round=3,
         attempt=1,
         model=MODEL,
         examples=20,
         seed=1_099_511_627_776,
         limit_s=2.5,
-        coding=Coding(keeps_model=True),
+        coding=Coding(keep_model=True),
     ),
     "upload-done": UploadDone(round=3, id=UPDATE_ID, sha256=DIGEST),
     "upload-done-resent": UploadDone(round=3, id=UPDATE_ID, sha256=DIGEST, resent_chunks=2),
@@ -256,9 +256,9 @@ MESSAGES: Mapping[str, AnyMessage] = {
             up="top-k",
             top_k=250,
             run="digits-12-a1b2",
-            merged=2,
+            aggregated=2,
             model=Packed(manifest=TASK, codec="int8", base=DIGEST),
-            keeps_model=True,
+            keep_model=True,
         ),
     ),
     "train-coded-down": Train(
@@ -281,8 +281,8 @@ MESSAGES: Mapping[str, AnyMessage] = {
     ),
     "grant": Grant(round=3, id=UPDATE_ID, window=4),
     "upload-ack": UploadAck(id=UPDATE_ID, received=b"\x0b"),
-    "received": Received(round=3, id=UPDATE_ID, accepted=True),
-    "received-refused": Received(
+    "upload-result": UploadResult(round=3, id=UPDATE_ID, accepted=True),
+    "upload-result-refused": UploadResult(
         round=3, id=UPDATE_ID, accepted=False, reason="vector: every value must be finite"
     ),
     "cancel": Cancel(round=3),

@@ -7,7 +7,7 @@ import pytest
 
 from fairbed.wire.chunks import Chunk, chunk_slice, decode_chunk, encode_chunk, manifest_of
 from fairbed.wire.errors import DecodeError
-from fairbed.wire.messages import Manifest, Settled
+from fairbed.wire.messages import Manifest, SteadyTransfer
 from fairbed.wire.transfer import Download, Intake, Upload
 
 CHUNK = 1024
@@ -79,11 +79,11 @@ def test_what_comes_after_the_first_chunk_is_the_settled_part() -> None:
         told = []
         for index, at in ((1, 0.5), (0, 0.75), (2, 1.0), (2, 1.5)):
             receiver.on_chunk(piece(data, manifest, index), at)
-            told.append(receiver.settled)
+            told.append(receiver.steady)
         assert told == [
             None,
-            Settled(n_bytes=CHUNK, lasted_s=0.25),
-            Settled(n_bytes=2 * CHUNK - 100, lasted_s=0.5),
+            SteadyTransfer(n_bytes=CHUNK, duration_s=0.25),
+            SteadyTransfer(n_bytes=2 * CHUNK - 100, duration_s=0.5),
             None,  # a duplicate: nobody knows what else went on
         ]
 
@@ -93,7 +93,7 @@ def test_one_chunk_has_no_settled_part() -> None:
     download = Download(manifest)
     download.start(0.0)
     download.on_chunk(piece(data, manifest, 0), 0.5)
-    assert download.settled is None
+    assert download.steady is None
 
 
 def test_what_was_asked_for_twice_has_no_settled_part() -> None:
@@ -104,7 +104,7 @@ def test_what_was_asked_for_twice_has_no_settled_part() -> None:
     for index in (0, 1):
         download.on_chunk(piece(data, manifest, index), 2.0 + index)
     assert download.rerequests
-    assert download.settled is None
+    assert download.steady is None
 
 
 def test_takes_a_chunk_that_nobody_asked_for() -> None:

@@ -57,7 +57,7 @@ What: TypeAlias = Literal["offered", "gone", "arrived"]
 _PLANNED = (*PHASES, "was_cold", "bytes_down", "bytes_up", "chunk_bytes", "steps")
 """Columns of `Exchanges` that are the fields of a `ReplayedExchange` by the same names."""
 
-_LIVE_ONLY = frozenset({"offer", "contention", "settled"})
+_LIVE_ONLY = frozenset({"offer", "contention", "steady"})
 """Fields of a table entry that follow from its exchange, or that only a live run has."""
 
 

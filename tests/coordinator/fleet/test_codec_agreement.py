@@ -54,14 +54,14 @@ def test_an_older_device_hears_of_no_codec(up: str, down: str) -> None:
 def test_each_way_is_agreed_on_alone() -> None:
     agreed = agreement(up="int8", down="delta")
     assert agreed.coding(device("int8"), DELTA) == Coding(up="int8")
-    assert agreed.coding(device("delta"), DELTA) == Coding(model=DELTA, keeps_model=True)
-    assert agreed.coding(device("delta"), None) == Coding(keeps_model=True)
+    assert agreed.coding(device("delta"), DELTA) == Coding(model=DELTA, keep_model=True)
+    assert agreed.coding(device("delta"), None) == Coding(keep_model=True)
 
 
 def test_top_k_names_its_number_its_run_and_what_was_merged_last() -> None:
     agreed = agreement(up="top-k", top_k=0.02)
     coding = agreed.coding(device("top-k", aggregated_round=4), None)
-    assert coding == Coding(up="top-k", top_k=20, run="run-1", merged=4)
+    assert coding == Coding(up="top-k", top_k=20, run="run-1", aggregated=4)
     least = agreement(up="top-k", top_k=1e-9).coding(KNOWS_ALL, None)
     assert isinstance(least, Coding)
     assert least.top_k == 1

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from fairbed.device_agent.state.lifecycle import TRANSITIONS, Event, IllegalEvent, Phase, step
 
 ROUND = [
-    (Event.ASKED, Phase.DOWNLOADING),
+    (Event.TRAIN_REQUESTED, Phase.DOWNLOADING),
     (Event.DOWNLOADED, Phase.LOADING),
     (Event.LOADED, Phase.EVALUATING),
     (Event.EVALUATED, Phase.TRAINING),
@@ -15,7 +15,7 @@ ROUND = [
     (Event.ENCODED, Phase.OFFERING),
     (Event.GRANTED, Phase.UPLOADING),
     (Event.SENT, Phase.CONFIRMING),
-    (Event.ANSWERED, Phase.IDLE),
+    (Event.UPLOAD_CONFIRMED, Phase.IDLE),
 ]
 JOINING = [
     (Event.LINK_UP, Phase.WAITING),
@@ -23,7 +23,7 @@ JOINING = [
     (Event.WELCOMED, Phase.PREPARING),
     (Event.PREPARED, Phase.IDLE),
 ]
-QUESTION = [(Event.QUESTIONED, Phase.ANSWERING), (Event.REPLIED, Phase.IDLE)]
+QUESTION = [(Event.EVALUATE_REQUESTED, Phase.ANSWERING), (Event.EVALUATE_REPLIED, Phase.IDLE)]
 WORKING = [*(phase for _, phase in ROUND[:-1]), Phase.ANSWERING]
 
 
@@ -52,12 +52,12 @@ def test_a_new_coordinator_ends_everything(phase: Phase) -> None:
 
 @pytest.mark.parametrize("phase", WORKING)
 def test_another_round_replaces_the_one_under_way(phase: Phase) -> None:
-    assert step(phase, Event.ASKED) is Phase.DOWNLOADING
+    assert step(phase, Event.TRAIN_REQUESTED) is Phase.DOWNLOADING
 
 
 @pytest.mark.parametrize("phase", WORKING)
 def test_another_question_replaces_what_is_under_way(phase: Phase) -> None:
-    assert step(phase, Event.QUESTIONED) is Phase.ANSWERING
+    assert step(phase, Event.EVALUATE_REQUESTED) is Phase.ANSWERING
 
 
 @pytest.mark.parametrize("phase", WORKING)

@@ -224,7 +224,7 @@ def test_codecs_change_models_and_updates_as_they_do_live(
                 deadline_s=1.0,
                 coding=Coding(up=up, top_k=30 if up == "top-k" else None, run="run")
                 if round_id == 1 or up != "top-k"
-                else Coding(up=up, top_k=30, run="run", merged=round_id - 1),
+                else Coding(up=up, top_k=30, run="run", aggregated=round_id - 1),
             )
             blob = coders[row].encode(order, layout, sent, trained)
             codec = agreement.up
