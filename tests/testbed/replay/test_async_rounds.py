@@ -114,7 +114,7 @@ def rows_of(of: Experiment, folder: Path) -> list[ExchangeRow]:
         return sorted(reader.exchanges(), key=lambda x: (x.round, x.device))
 
 
-BOUNDS = ("selection.policy=rbcs-f", "selection.on_timeout=timeout")
+BOUNDS = ("selection.policy=rbcs-f", "selection.on_timeout=lower_bound")
 """A cancelled exchange teaches how long it has taken at least, and selections depend on it."""
 
 NUMBERS = (
