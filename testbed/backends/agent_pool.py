@@ -93,7 +93,6 @@ class Freezer:
         await self.thaw(list(self._frozen_at))
 
 
-LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 Method: TypeAlias = Literal["auto", "fork", "spawn"]
 
 
@@ -114,8 +113,6 @@ class AgentPool:
         fleet: The devices.
         folder: Receives `logs/NAME.log` and `cache/NAME/`.
         tenant: Of the coordinator that the devices serve.
-        once: Agents stop when the run is over.
-        log_level: Of the agents.
         on_end: Called on the event loop for every process that ends, asked or not.
 
     Raises:
@@ -128,8 +125,6 @@ class AgentPool:
         folder: Path,
         *,
         tenant: str = "main",
-        once: bool = False,
-        log_level: LogLevel = "info",
         on_end: OnEnd | None = None,
     ) -> None:
         _check_names(fleet)
@@ -137,7 +132,7 @@ class AgentPool:
         self.logs = folder.absolute() / "logs"
         self.on_end: OnEnd = on_end or _ignore
         self.folder = folder.absolute()
-        self._tenant, self._once, self._log_level = tenant, once, log_level
+        self._tenant = tenant
         self._agents: AgentLauncher | None = None
         self._gauges: Gauges | None = None
         self._freezer: Freezer | None = None
@@ -288,9 +283,7 @@ class AgentPool:
                 name=name,
                 tenant=self._tenant,
                 cache_folder=str(self.folder / "cache" / name),
-                once=self._once,
                 engine_threads=1 if device is None else device.engine_threads,
-                log_level=self._log_level,
             ),
             device=device,
             costs=None if device is None else self._costs,

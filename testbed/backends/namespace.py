@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from fairbed.testbed.backends.agent_pool import AgentLauncher, AgentPool, LogLevel, Site
+from fairbed.testbed.backends.agent_pool import AgentLauncher, AgentPool, Site
 from fairbed.testbed.backends.apply_conditions import check_speed, write_gauges
 from fairbed.testbed.backends.base import DeviceSpec, Usage
 from fairbed.testbed.backends.cgroups.fleet import check_share, limit, open_groups
@@ -49,8 +49,6 @@ class NamespaceBackend:
         fleet: The devices.
         folder: Receives `logs/NAME.log` and `cache/NAME/`.
         tenant: Of the coordinator that the devices serve.
-        once: Agents stop when the run is over.
-        log_level: Of the agents.
         on_end: Called on the event loop for every process that ends, asked or not.
         engine: Runs a container for each device; None starts agents from a fork server.
 
@@ -66,15 +64,11 @@ class NamespaceBackend:
         folder: Path,
         *,
         tenant: str = "main",
-        once: bool = False,
-        log_level: LogLevel = "info",
         on_end: OnEnd | None = None,
         engine: ContainerEngine | None = None,
     ) -> None:
         self._on_end, self._engine = on_end, engine
-        self._pool = AgentPool(
-            fleet, folder, tenant=tenant, once=once, log_level=log_level, on_end=self._ended
-        )
+        self._pool = AgentPool(fleet, folder, tenant=tenant, on_end=self._ended)
         self._network, self._url = network, broker_url
         self._host = identity()
         self._stack = AsyncExitStack()

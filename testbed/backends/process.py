@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fairbed.testbed.backends.agent_pool import AgentPool, LogLevel, Method, Site
+from fairbed.testbed.backends.agent_pool import AgentPool, Method, Site
 from fairbed.testbed.backends.apply_conditions import ConditionApplier, loss_problem
 from fairbed.testbed.backends.base import DeviceSpec, Usage
 from fairbed.testbed.backends.helper import OnEnd
@@ -32,8 +32,6 @@ class ProcessBackend:
         fleet: The devices.
         folder: Receives `logs/NAME.log` and `cache/NAME/`.
         tenant: Of the coordinator that the devices serve.
-        once: Agents stop when the run is over.
-        log_level: Of the agents.
         method: How agents start; auto forks where that is safe, on Linux.
         on_end: Called on the event loop for every process that ends, asked or not.
         seed: Of the jitter of links.
@@ -49,15 +47,11 @@ class ProcessBackend:
         folder: Path,
         *,
         tenant: str = "main",
-        once: bool = False,
-        log_level: LogLevel = "info",
         method: Method = "auto",
         on_end: OnEnd | None = None,
         seed: int = 0,
     ) -> None:
-        self._pool = AgentPool(
-            fleet, folder, tenant=tenant, once=once, log_level=log_level, on_end=on_end
-        )
+        self._pool = AgentPool(fleet, folder, tenant=tenant, on_end=on_end)
         self._address = _checked(broker_url, fleet)
         self._url = broker_url
         self._method = method

@@ -59,12 +59,12 @@ from fairbed.wire.transport.base import KEEPALIVE_S, Will
 from fairbed.wire.transport.client import MqttTransport
 
 BROKER_RESTARTS = 20
-"""More deaths than this are no accident."""
+"""A broker that dies more often than this ends the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What to run and where to keep it."""
+    """What to run, and the folder of the run."""
 
     experiment: Experiment
     folder: Path
@@ -86,10 +86,10 @@ async def run_experiment(
     *,
     is_attached: bool = False,
 ) -> End:
-    """Run an experiment, or go on with one whose folder holds a checkpoint.
+    """Run an experiment, or resume the run whose checkpoint is in the folder.
 
     The first SIGINT, SIGTERM or SIGHUP ends the run in order; a second one at once. An attached
-    run also ends in order when its standard input does, unless that said `DETACH` first.
+    run also ends in order when its standard input does, unless `DETACH` was read first.
 
     Raises:
         Exception: One of the one-line errors of the packages: data, profile, broker, store, ...
@@ -97,7 +97,7 @@ async def run_experiment(
     is_new = is_untouched(plan.folder)
     async with anyio.create_task_group() as group:
         stop = StopControl()
-        # Before the first file: from here on nothing is left behind by a Ctrl-C.
+        # Before the first file, so that a Ctrl-C leaves no file behind.
         await group.start(handle_signals, stop, interrupted, name="run.signals")
         if is_attached:
             group.start_soon(watch_stdin, stop, name="run.stdin")
@@ -123,36 +123,27 @@ async def _run(
     devices = [device.dilated(plan.dilation) for device in planned]
     plan.folder.mkdir(parents=True, exist_ok=True)
     async with (
-        _stage(plan, devices) as stage,
-        _endpoint(plan, stage, stop, group) as (endpoint, broker),
-        _fleet(stage, endpoint, stop) as backend,
+        _choose_backend(plan, devices) as choice,
+        _endpoint(plan, choice, stop, group) as (endpoint, broker),
+        _fleet(choice, endpoint, stop) as backend,
     ):
         names = [device.spec.name for device in devices]
         data, artifact = await anyio.to_thread.run_sync(_load, plan, names)
         if backend is not None:
             await backend.start(await _costs(plan, devices, artifact))
-        with anyio.CancelScope(shield=True):  # else a store that was just made is never closed
+        with anyio.CancelScope(shield=True):  # else a new store would never be closed
             store, attempt = await anyio.to_thread.run_sync(_open_store, plan)
         evaluator = FleetEvaluator(data, artifact, threads=min(2, os.cpu_count() or 1))
         try:
             for device in devices:
                 store.add(device.truth())
-            stop.coordinator = _coordinator(
-                plan,
-                artifact,
-                data,
-                store,
-                evaluator,
-                _watch(devices, backend, broker, plan.dilation),
-                endpoint,
-                attempt,
-                devices,
-                listener,
-            )
-            for remark in preflight_findings(experiment, devices, stage, plan.dilation):
-                stop.coordinator.note(remark.kind, remark.text, remark.level)
+            parts = _Parts(data, artifact, store, attempt, evaluator, endpoint, devices)
+            monitor = _contention_monitor(devices, backend, broker, plan.dilation)
+            stop.coordinator = _coordinator(plan, parts, monitor, listener)
+            for finding in preflight_findings(experiment, devices, choice, plan.dilation):
+                stop.coordinator.note(finding.kind, finding.text, finding.level)
             async with follow_schedules(
-                backend, _followed(devices, stage), store, stop, group, plan.dilation
+                backend, _as_emulated(devices, choice), store, stop, group, plan.dilation
             ):
                 end = await stop.coordinator.run()
             if stop.failure is not None:
@@ -171,10 +162,10 @@ async def _run(
 
 
 @asynccontextmanager
-async def _stage(
+async def _choose_backend(
     plan: RunPlan, devices: list[PlannedDevice]
 ) -> AsyncIterator[BackendChoice | None]:
-    """Choose where the emulated devices will be, if there are any."""
+    """Choose the backend of the emulated devices, if there are any."""
     if not devices:
         yield None
         return
@@ -187,19 +178,19 @@ async def _stage(
         has_own_broker=experiment.broker.url == "embedded",
         image=experiment.emulation.image,
         seed=experiment.seed_for("traces"),
-    ) as stage:
-        yield stage
+    ) as choice:
+        yield choice
 
 
 @asynccontextmanager
 async def _fleet(
-    stage: BackendChoice | None, endpoint: Endpoint, stop: StopControl
+    choice: BackendChoice | None, endpoint: Endpoint, stop: StopControl
 ) -> AsyncIterator[Backend | None]:
-    """Make ready for the emulated devices, if there are any; end them all at the end."""
-    if stage is None:
+    """Open the backend of the emulated devices, if there are any; end them all at the end."""
+    if choice is None:
         yield None
         return
-    async with stage.backend(
+    async with choice.backend(
         endpoint.url,
         tenant=endpoint.tenant,
         on_end=stop.on_process_end,
@@ -207,9 +198,9 @@ async def _fleet(
         yield backend
 
 
-def _followed(devices: list[PlannedDevice], stage: BackendChoice | None) -> list[PlannedDevice]:
-    """Return the devices as their backend can have them: a TCP proxy loses nothing."""
-    if stage is None or stage.name != "process":
+def _as_emulated(devices: list[PlannedDevice], choice: BackendChoice | None) -> list[PlannedDevice]:
+    """Return the devices as their backend emulates them: a TCP proxy drops no packets."""
+    if choice is None or choice.name != "process":
         return devices
     return [device.without_loss() for device in devices]
 
@@ -217,7 +208,7 @@ def _followed(devices: list[PlannedDevice], stage: BackendChoice | None) -> list
 async def _costs(
     plan: RunPlan, devices: list[PlannedDevice], artifact: Artifact
 ) -> WorkCosts | None:
-    """Return what steps of training cost here, if any device is to be slower than this machine."""
+    """Return the measured costs of training steps, if any device is slower than this machine."""
     if all(device.profile is None for device in devices):
         return None
     hyperparameters = plan.experiment.training.hyperparameters(1)
@@ -225,13 +216,13 @@ async def _costs(
     return await work_costs(plan.folder, probe)
 
 
-def _watch(
+def _contention_monitor(
     devices: list[PlannedDevice],
     backend: Backend | None,
     broker: Broker | None,
     dilation: float,
 ) -> ContentionMonitor | None:
-    """Return who watches this machine while it emulates devices; None if it does not."""
+    """Return the monitor of this machine's contention; None if no device is emulated."""
     emulated = [device.spec.name for device in devices if device.profile is not None]
     if backend is None or not emulated:
         return None
@@ -243,20 +234,29 @@ def _watch(
     return ContentionMonitor(emulated, backend.contended_s, path, dilation=dilation)
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """The opened parts of a run that its coordinator uses."""
+
+    data: FleetData
+    artifact: Artifact
+    store: Store
+    attempt: int
+    """How often the run was opened before."""
+    evaluator: FleetEvaluator
+    endpoint: Endpoint
+    devices: list[PlannedDevice]
+
+
 def _coordinator(
     plan: RunPlan,
-    artifact: Artifact,
-    data: FleetData,
-    store: Store,
-    evaluator: FleetEvaluator,
-    watch: ContentionMonitor | None,
-    endpoint: Endpoint,
-    attempt: int,
-    devices: list[PlannedDevice],
+    parts: _Parts,
+    monitor: ContentionMonitor | None,
     listener: Callable[[RoundProgress], None],
 ) -> Coordinator:
+    store, endpoint, artifact = parts.store, parts.endpoint, parts.artifact
     config = plan.experiment.coordinator(
-        starts_fleet=plan.has_fleet, absent=count_unplugged(devices, store.resume_offset_s())
+        starts_fleet=plan.has_fleet, absent=count_unplugged(parts.devices, store.resume_offset_s())
     )
     boot = secrets.randbits(40)
 
@@ -270,8 +270,8 @@ def _coordinator(
         artifact=artifact,
         vector=initial_vector(artifact.spec, config.seed_init),
         decisions=make_decisions(config),
-        attempt=attempt,
-        device_names=[device.spec.name for device in devices],
+        attempt=parts.attempt,
+        device_names=[device.spec.name for device in parts.devices],
     )
     link = LinkSetup(
         transport=transport,
@@ -280,7 +280,9 @@ def _coordinator(
         max_chunk_bytes=endpoint.max_chunk_bytes,
     )
     ports = HostServices(
-        shards=RememberedShards(data, plan.folder), evaluator=evaluator, host_monitor=watch
+        shards=RememberedShards(parts.data, plan.folder),
+        evaluator=parts.evaluator,
+        host_monitor=monitor,
     )
     return Coordinator(
         setup,
@@ -294,9 +296,9 @@ def _coordinator(
 
 @asynccontextmanager
 async def _endpoint(
-    plan: RunPlan, stage: BackendChoice | None, stop: StopControl, group: TaskGroup
+    plan: RunPlan, choice: BackendChoice | None, stop: StopControl, group: TaskGroup
 ) -> AsyncIterator[tuple[Endpoint, Broker | None]]:
-    """Find or start the broker; a resumed run gets its old address again."""
+    """Check or start the broker; a resumed run gets its old address again."""
     broker = plan.experiment.broker
     if broker.url != "embedded":
         url = with_client(broker.url, broker.client)
@@ -312,7 +314,7 @@ async def _endpoint(
         write_endpoint(plan.folder, endpoint)
         yield endpoint, None
         return
-    host = (stage and stage.broker_host) or plan.listen_host
+    host = (choice and choice.broker_host) or plan.listen_host
     earlier = read_endpoint(plan.folder)
     port, password = plan.listen_port, None
     if earlier is not None and not plan.has_fleet:
@@ -328,20 +330,20 @@ async def _endpoint(
             password=started.password,
         )
         write_endpoint(plan.folder, endpoint)
-        keeper = anyio.CancelScope()
-        group.start_soon(_keep_up, started, keeper, stop, name="run.broker")
+        restart_scope = anyio.CancelScope()
+        group.start_soon(_restart_broker, started, restart_scope, stop, name="run.broker")
         try:
             yield endpoint, started
         finally:
-            keeper.cancel()
+            restart_scope.cancel()
 
 
-async def _keep_up(broker: Broker, scope: anyio.CancelScope, stop: StopControl) -> None:
-    """Start the broker again when it dies, a bounded number of times."""
+async def _restart_broker(broker: Broker, scope: anyio.CancelScope, stop: StopControl) -> None:
+    """Restart the broker when it dies, a bounded number of times."""
     with scope:
         for _ in range(BROKER_RESTARTS):
-            words = await broker.wait()
-            stop.note("broker", f"{broker.kind} died and is started again; it said: {words}")
+            log_end = await broker.wait()
+            stop.note("broker", f"{broker.kind} died and is restarted; its log: {log_end}")
             try:
                 await broker.restart()
             except BrokerError as exc:
@@ -351,7 +353,7 @@ async def _keep_up(broker: Broker, scope: anyio.CancelScope, stop: StopControl) 
 
 
 def _clean_up(folder: Path, is_new: bool, end: str) -> None:
-    """Leave what a person may read or go on with, and nothing else."""
+    """Remove the files that neither a reader nor a resumed run needs."""
     if is_new and not (folder / DATABASE).exists():
         clear(folder)
     elif end == "done":

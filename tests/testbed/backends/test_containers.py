@@ -41,8 +41,8 @@ from fairbed.testbed.backends.base import DeviceSpec
 
 async def main():
     fleet = [DeviceSpec("one"), DeviceSpec("two")]
-    async with open_backend("container", fleet, Path(sys.argv[1]), sys.argv[2]) as stage:
-        async with stage.backend("mqtt://127.0.0.1:1") as backend:
+    async with open_backend("container", fleet, Path(sys.argv[1]), sys.argv[2]) as choice:
+        async with choice.backend("mqtt://127.0.0.1:1") as backend:
             await backend.start()
             print(*backend.pids.values(), flush=True)
             await anyio.sleep_forever()
@@ -83,11 +83,11 @@ async def opened_backend(
     folder: Path, run_id: str, count: int, ended: list[HelperEnded] | None = None
 ) -> AsyncIterator[tuple[BackendChoice, Backend]]:
     async with (
-        open_backend("container", pis(count), folder, run_id) as stage,
-        stage.backend(NOWHERE, on_end=None if ended is None else ended.append) as backend,
+        open_backend("container", pis(count), folder, run_id) as choice,
+        choice.backend(NOWHERE, on_end=None if ended is None else ended.append) as backend,
     ):
         await backend.start()
-        yield stage, backend
+        yield choice, backend
 
 
 def containers(run_id: str) -> list[str]:
@@ -108,11 +108,11 @@ def test_every_device_is_a_container_in_its_own_network_and_groups_and_all_of_it
     ended: list[HelperEnded] = []
 
     async def test() -> None:
-        async with opened_backend(tmp_path, run_id, 2, ended) as (stage, backend):
-            assert stage.network is not None
+        async with opened_backend(tmp_path, run_id, 2, ended) as (choice, backend):
+            assert choice.network is not None
             assert len(containers(run_id)) == 2
             for name, pid in backend.pids.items():
-                space = stage.network.namespace(name)
+                space = choice.network.namespace(name)
                 assert space.stat().st_ino == os.stat(f"/proc/{pid}/ns/net").st_ino
                 assert os.stat(f"/proc/{pid}/ns/pid").st_ino != os.stat("/proc/self/ns/pid").st_ino
                 assert is_inside(pid, space.name)

@@ -53,8 +53,8 @@ from fairbed.testbed.backends.base import DeviceSpec
 
 async def main():
     fleet = [DeviceSpec(f"device-{i}") for i in range(3)]
-    async with open_backend("namespace", fleet, Path(sys.argv[1]), sys.argv[2]) as stage:
-        async with stage.backend("mqtt://127.0.0.1:1") as backend:
+    async with open_backend("namespace", fleet, Path(sys.argv[1]), sys.argv[2]) as choice:
+        async with choice.backend("mqtt://127.0.0.1:1") as backend:
             await backend.start()
             print(*backend.pids.values(), flush=True)
             await anyio.sleep_forever()
@@ -99,13 +99,13 @@ async def opened_backend(
     folder: Path, run_id: str, fleet: list[DeviceSpec], ended: list[HelperEnded] | None = None
 ) -> AsyncIterator[tuple[BackendChoice, Backend]]:
     async with (
-        open_backend("namespace", fleet, folder, run_id) as stage,
-        stage.backend(NOWHERE, on_end=None if ended is None else ended.append) as backend,
+        open_backend("namespace", fleet, folder, run_id) as choice,
+        choice.backend(NOWHERE, on_end=None if ended is None else ended.append) as backend,
     ):
         await backend.start()
         for pid in backend.pids.values():
             await until(lambda pid=pid: is_inside(pid, run_id))  # type: ignore[misc]
-        yield stage, backend
+        yield choice, backend
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -153,14 +153,14 @@ def test_every_device_has_a_network_and_groups_of_its_own_and_all_of_it_goes(
     ended: list[HelperEnded] = []
 
     async def test() -> None:
-        async with opened_backend(tmp_path, run_id, pis(3), ended) as (stage, backend):
-            assert stage.network is not None
+        async with opened_backend(tmp_path, run_id, pis(3), ended) as (choice, backend):
+            assert choice.network is not None
             pids = backend.pids
             networks = {os.stat(f"/proc/{pid}/ns/net").st_ino for pid in pids.values()}
             assert len(networks) == 3
             for name, pid in pids.items():
-                assert stage.network.namespace(name).stat().st_ino in networks
-                assert is_inside(pid, stage.network.namespace(name).name)
+                assert choice.network.namespace(name).stat().st_ino in networks
+                assert is_inside(pid, choice.network.namespace(name).name)
                 device = pis(1)[0].device
                 assert device is not None
                 assert share_of(run_id, name) == pytest.approx(device.speed_ratio, rel=1e-3)
@@ -214,11 +214,11 @@ def test_a_device_that_died_with_its_quota_lifted_comes_back_with_its_own(
     tmp_path: Path, run_id: str
 ) -> None:
     async def test() -> None:
-        async with opened_backend(tmp_path, run_id, pis(1)) as (stage, backend):
-            assert stage.network is not None
+        async with opened_backend(tmp_path, run_id, pis(1)) as (choice, backend):
+            assert choice.network is not None
             before, pid = share_of(run_id, "pi-1"), backend.pids["pi-1"]
             assert before is not None
-            group = Group(find_places(), stage.network.namespace("pi-1").name)
+            group = Group(find_places(), choice.network.namespace("pi-1").name)
             group.limit_cpu(2.0 * before)  # as in a compute section
             await backend.kill("pi-1")
             assert backend.pids == {}
@@ -238,12 +238,12 @@ def test_devices_reach_a_broker_on_the_hub_and_are_counted(tmp_path: Path, run_i
     fleet = pis(2, Shape(down_bps=1e7, up_bps=1e7))
 
     async def test() -> None:
-        async with open_backend("namespace", fleet, tmp_path, run_id) as stage:
-            assert stage.broker_host is not None
+        async with open_backend("namespace", fleet, tmp_path, run_id) as choice:
+            assert choice.broker_host is not None
             async with (
-                start_broker("mosquitto", folder=tmp_path, host=stage.broker_host) as broker,
+                start_broker("mosquitto", folder=tmp_path, host=choice.broker_host) as broker,
                 MqttTransport(broker.url, "observer") as observer,
-                stage.backend(broker.url, tenant="lab") as backend,
+                choice.backend(broker.url, tenant="lab") as backend,
             ):
                 await backend.start()
                 online: set[str] = set()
@@ -284,8 +284,8 @@ def test_a_device_whose_memory_is_full_dies_and_the_reason_is_told(
 
     async def test() -> None:
         async with (
-            open_backend("namespace", [small], tmp_path, run_id) as stage,
-            stage.backend(NOWHERE, on_end=ended.append) as backend,
+            open_backend("namespace", [small], tmp_path, run_id) as choice,
+            choice.backend(NOWHERE, on_end=ended.append) as backend,
         ):
             await backend.start()
             await until(lambda: bool(ended))
