@@ -46,7 +46,7 @@ CHUNK_BYTES = 1 << 16
 
 QUICKSTART = Path(__file__).parents[1] / "examples" / "quickstart.toml"
 
-LOOK_S = 0.5
+LOAD_INTERVAL_S = 0.5
 """Between two looks at whether a run is over."""
 
 RUN_S = 900.0
@@ -185,7 +185,7 @@ def _turn(rounds: int, size: tuple[int, int]) -> Turn:
             while not _is_over(watched):
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"the run must be over within {RUN_S:g} s")
-                time.sleep(LOOK_S)
+                time.sleep(LOAD_INTERVAL_S)
             time.sleep(2 * SLOWEST_S)  # the room has seen it too, and asks nothing when it is left
             terminal.press("q")
         return Turn(_quality(headless), _quality(watched))

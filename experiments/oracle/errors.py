@@ -1,13 +1,12 @@
-"""Errors of all estimators on a finished run, beside those of somebody who knows its devices.
+"""Errors of all estimators on a finished run, beside those of predictors with the ground truth.
 
-What the links of a replayed fleet carried in the last seconds before each selection.
+A replay stores the expected exchange time of each device at the instant of a selection (`known_s`).
+The predictor `known` replaces the rates of that instant by the mean rates of the last `RECENT_S`:
+8 M / mean B, and the waiting of TCP slow start.
 
-A replay keeps what it expects of each device at the instant of a selection (`known_s`). Who knows
-the last `RECENT_S` of its link expects other times of the two transfers: those of the mean rates,
-8 M / mean B and the waiting of TCP at its start, instead of those of the rates of the instant.
-
-No device can tell these rates: it knows its link from its last transfers. So there is also what the
-`RECENT_S` before the ends of those say, which bounds what anybody can make of what devices tell.
+A device does not know these rates: it knows its link from its last transfers. The predictor `known
+then` uses the `RECENT_S` before the ends of those transfers. Its error is a lower bound for
+estimators that rely on the reports of devices.
 """
 
 import os
@@ -59,7 +58,7 @@ class RecentRate:
         """It changes."""
         return not self._series.is_constant
 
-    def longer_s(self, n_bytes: int, now: float, told_at: float) -> float:
+    def longer_s(self, n_bytes: int, now: float, until: float) -> float:
         """Return how much longer a transfer takes by some seconds than by this instant.
 
         In a hole the instant counts as the mean of the whole, as in a replay (`ProfileWorld`).
@@ -67,13 +66,13 @@ class RecentRate:
         Args:
             n_bytes: Payload.
             now: The instant, seconds of the run.
-            told_at: End of those seconds, `RECENT_S` or all since the run began.
+            until: End of those seconds, `RECENT_S` or all since the run began.
         """
-        since = max(told_at - RECENT_S, 0.0)
-        if not self.moves or told_at <= since:
+        since = max(until - RECENT_S, 0.0)
+        if not self.moves or until <= since:
             return 0.0
         at_once_bps = self._series.at(now + ROUNDING_S) or self._series.mean
-        recent_bps = (self._carried(told_at) - self._carried(since)) / (told_at - since)
+        recent_bps = (self._carried(until) - self._carried(since)) / (until - since)
         return self._takes_s(n_bytes, max(recent_bps, LEAST_BPS)) - self._takes_s(
             n_bytes, at_once_bps
         )
@@ -115,7 +114,7 @@ class RecentLink:
 def recent_links(folder: Path) -> dict[str, RecentLink]:
     """Return the links of a replayed fleet that move, by device.
 
-    Of a linear fleet there are none, and of a very large one nobody looks.
+    A linear fleet has none; those of a very large fleet are not computed.
 
     Args:
         folder: Of the replay.
@@ -156,27 +155,27 @@ def errors_of_run(folder: Path, counted_after: float = 0.0) -> dict[str, Errors]
 
     Args:
         folder: Of the run.
-        counted_after: Only the errors of later rounds than this are told.
+        counted_after: Only the errors of later rounds are returned.
 
     Raises:
         StoreError: The store cannot be read.
-        BackendError: What steps cost here cannot be read.
-        DataError: The run's data set cannot be had any more.
+        BackendError: The costs of steps cannot be read.
+        DataError: The data set of the run cannot be loaded any more.
         ExperimentError: The run's experiment cannot be read.
     """
     with RunReader(folder) as reader:
         found = compare_estimators(reader, counted_after)
         if (folder / WORK).exists():
-            found[KNOWN] = _known(folder, reader, counted_after)
+            found[KNOWN] = _oracle_errors(folder, reader, counted_after)
         elif reader.run().row.clock == "virtual":
             found.update(_replayed(folder, reader, counted_after))
     return found
 
 
 def _replayed(folder: Path, reader: RunReader, counted_after: float) -> dict[str, Errors]:
-    """Return the errors of who knows what a replay expects, and the last seconds of each link.
+    """Return the errors of the predictors with the expectations of a replay and recent link rates.
 
-    Where links move, also of who knows the seconds before each device's last transfers instead.
+    Where links vary, `known then` uses the time before each device's last transfers.
     """
     links = recent_links(folder)
     rows = {device.name: device.row for device in reader.devices()}
@@ -195,9 +194,9 @@ def _replayed(folder: Path, reader: RunReader, counted_after: float) -> dict[str
         for name, played in trials.items():
             context = np.zeros((len(chosen), CONTEXT))
             context[:, INVERSE_MU] = known[chosen]
-            told_by = last if name == KNOWN_THEN else {}
+            reports = last if name == KNOWN_THEN else {}
             context[:, DOWN] = [
-                links[x.device].longer_s(x, told_by.get(x.device)) if x.device in links else 0.0
+                links[x.device].longer_s(x, reports.get(x.device)) if x.device in links else 0.0
                 for x in one_round
             ]
             is_counted = one_round[0].round > counted_after
@@ -210,11 +209,11 @@ def _replayed(folder: Path, reader: RunReader, counted_after: float) -> dict[str
     }
 
 
-def _known(folder: Path, reader: RunReader, counted_after: float) -> Errors:
+def _oracle_errors(folder: Path, reader: RunReader, counted_after: float) -> Errors:
     training = read_training(folder)
     devices, truths = reader.devices(), {row.name: row for row in reader.truths()}
     rows = {device.name: device.row for device in devices}
-    pasts = {
+    truth_of = {
         name: ground_truth_of(truths[name], reader.conditions(name), training.core_speed)
         for name in rows
         if name in truths
@@ -226,7 +225,7 @@ def _known(folder: Path, reader: RunReader, counted_after: float) -> Errors:
     rounds = [
         kept
         for one_round in rounds_that_teach(reader.exchanges())
-        if (kept := [x for x in one_round if x.device in pasts])
+        if (kept := [x for x in one_round if x.device in truth_of])
     ]
-    known, trials = oracle_trials(rounds, rows, pasts, work_s, counted_after)
+    known, trials = oracle_trials(rounds, rows, truth_of, work_s, counted_after)
     return prequential({KNOWN: known}, trials, alpha_of(reader.plan.selection))[KNOWN]

@@ -1,11 +1,11 @@
-"""What somebody would predict who knows a device, and the last seconds of its link. Pure.
+"""Predicts exchange times from the true speed and recent link rates of a device. Pure.
 
     tau = work / speed + load s + 8 M_down / B_down + 8 M_up / B_up + fixed
 
 with the speed of the device and the rates of its link as they truly were, on average, in the
-`RECENT_S` before the selection. What no physics tells (opening a session, the ways of control
-messages, the broker) is known in hindsight: `load` and `fixed` are medians over the whole run. So
-it knows more than any estimator can, but for what the link will do next.
+`RECENT_S` before the selection. Opening a session, control
+messages and the broker are not modelled: `load` and `fixed` are medians over the whole run. So the
+predictor has more information than any estimator, except about the future of the link.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ from fairbed.coordinator.algorithms.estimation.prequential import EstimatorTrial
 from fairbed.coordinator.store.tables import ExchangeRow
 
 RECENT_S = 5.0
-"""So much of the link's past is known: the yardstick of issue 5."""
+"""So much of the link's truth is known: the yardstick of issue 5."""
 
 LEAST_BPS = 1e3
 """What a link is thought to carry after a hole that long: the least that the registry knows."""
@@ -78,9 +78,9 @@ def oracle_trials(
     for one_round in rounds:
         context = np.zeros((len(one_round), CONTEXT))
         for at, x in enumerate(one_round):
-            past = pasts[x.device]
-            context[at] = _parts(x, past, work_s(x), load_s.get((x.device, x.s_not_previous), 0.0))
-            rest.setdefault(x.device, []).append(_rest_s(x, past, context[at]))
+            truth = pasts[x.device]
+            context[at] = _parts(x, truth, work_s(x), load_s.get((x.device, x.s_not_previous), 0.0))
+            rest.setdefault(x.device, []).append(_rest_s(x, truth, context[at]))
         trials.append(
             EstimatorTrial(
                 rows=np.array([rows[x.device] for x in one_round], dtype=np.int64),
@@ -95,32 +95,34 @@ def oracle_trials(
     return OraclePredictor(fixed_s), trials
 
 
-def _parts(x: ExchangeRow, past: GroundTruth, work_s: float, load_s: float) -> Floats:
+def _parts(x: ExchangeRow, truth: GroundTruth, work_s: float, load_s: float) -> Floats:
     """Return the parts of an exchange that were known before it began, seconds, shape (4,)."""
     start_s, end_s = x.dispatched_at_s - RECENT_S, x.dispatched_at_s
     parts = np.zeros(CONTEXT)
-    parts[INVERSE_MU] = work_s / past.mean("speed_ratio", start_s, end_s)
+    parts[INVERSE_MU] = work_s / truth.mean("speed_ratio", start_s, end_s)
     parts[COLD] = load_s
-    parts[DOWN] = 8.0 * x.bytes_down / max(past.mean("down_bps", start_s, end_s), LEAST_BPS)
-    parts[UP] = 8.0 * x.bytes_up / max(past.mean("up_bps", start_s, end_s), LEAST_BPS)
+    parts[DOWN] = 8.0 * x.bytes_down / max(truth.mean("down_bps", start_s, end_s), LEAST_BPS)
+    parts[UP] = 8.0 * x.bytes_up / max(truth.mean("up_bps", start_s, end_s), LEAST_BPS)
     return parts
 
 
-def _rest_s(x: ExchangeRow, past: GroundTruth, parts: Floats) -> float:
+def _rest_s(x: ExchangeRow, truth: GroundTruth, parts: Floats) -> float:
     """Return what an exchange took beside its parts, had the link been known as it came to be."""
     download_s, upload_s, tau_s = x.download_s or 0.0, x.upload_s or 0.0, x.tau_s or 0.0
     down_at_s = x.dispatched_at_s + (x.signal_s or 0.0) / 2.0
     arrived_s = x.dispatched_at_s + (x.tau_wall_s or tau_s)
-    lines_s = _line_s(past, "down_bps", x.bytes_down, down_at_s, down_at_s + download_s)
-    lines_s += _line_s(past, "up_bps", x.bytes_up, arrived_s - upload_s, arrived_s)
+    lines_s = _line_s(truth, "down_bps", x.bytes_down, down_at_s, down_at_s + download_s)
+    lines_s += _line_s(truth, "up_bps", x.bytes_up, arrived_s - upload_s, arrived_s)
     return float(tau_s - parts[INVERSE_MU] - parts[COLD] - lines_s)
 
 
-def _line_s(past: GroundTruth, number: Number, n_bytes: int, start_s: float, end_s: float) -> float:
+def _line_s(
+    truth: GroundTruth, number: Number, n_bytes: int, start_s: float, end_s: float
+) -> float:
     """Return how long a line was busy with a transfer that took from `start_s` to `end_s`."""
     if end_s <= start_s:
         return 0.0
-    busy_s = 8.0 * n_bytes / max(past.mean(number, start_s, end_s), LEAST_BPS)
+    busy_s = 8.0 * n_bytes / max(truth.mean(number, start_s, end_s), LEAST_BPS)
     return min(busy_s, end_s - start_s)
 
 

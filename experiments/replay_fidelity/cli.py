@@ -24,26 +24,28 @@ from fairbed.testbed.experiment.file import ExperimentError, load_experiment
 from fairbed.testbed.recording.analysis.compose import NotEnough
 
 COMPARISONS = Path("comparisons")
-"""Where they are kept unless `--out` says otherwise: by name, so that the next call goes on."""
+"""Folder of comparisons without `--out`: by name, so that the next call resumes."""
 
 FILE = "comparison.json"
-"""What a comparison found, in its folder."""
+"""The result of a comparison, in its folder."""
 
 
 def main(options: argparse.Namespace) -> int:
-    """Compare, or go on with it, and say what was found; return the exit code."""
+    """Run or resume a comparison and print its result; return the exit code."""
     try:
         experiment = load_experiment(options.live_replay, options.set)
         folder = options.out or COMPARISONS / f"{experiment.name}-live-replay"
-        found = compare_live_replay(experiment, folder.resolve(), _say, _repeats(options.repeats))
-        text = _kept(found, folder)
+        found = compare_live_replay(
+            experiment, folder.resolve(), _print_line, _repeats(options.repeats)
+        )
+        text = _saved(found, folder)
     except (DatasetError, ExperimentError, ProfileError, TaskError) as exc:
         raise UsageError(str(exc)) from exc
     except (BackendError, LiveRunError, NotEnough, StoreError, ValueError) as exc:
         raise RunError(str(exc)) from exc
     except OSError as exc:
         raise RunError(f"--out: must be a folder to write to, got {exc}") from exc
-    print(text if options.json else f"{report(found)}\n\nall of it in {folder}")
+    print(text if options.json else f"{report(found)}\n\nall files are in {folder}")
     return DONE
 
 
@@ -58,12 +60,12 @@ def _repeats(asked: int | None) -> int:
     return asked
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _kept(found: FidelityComparison, folder: Path) -> str:
-    """Write down what was found; return it."""
+def _saved(found: FidelityComparison, folder: Path) -> str:
+    """Write the result to the folder; return it as JSON."""
     text = msgspec.json.encode(found).decode()
     (folder / FILE).write_text(text, encoding="utf-8")
     return text

@@ -50,10 +50,12 @@ def play_live(
         tell(f"{folder.name}: {experiment.rounds} rounds live")
     else:
         words = [str(folder)]
-        tell(f"{folder.name}: goes on live")
+        tell(f"{folder.name}: resumes live")
     _fairbed("run", *words, limit_s=START_LIMIT_S + ROUND_LIMIT_S * experiment.rounds)
     if _status(experiment, folder) != "done":
-        raise LiveRunError(f"{folder}: must end by itself, but was stopped; start again to go on")
+        raise LiveRunError(
+            f"{folder}: must end by itself, but was stopped; the same command resumes it"
+        )
     return folder
 
 
@@ -91,5 +93,5 @@ def _fairbed(command: str, *words: str, limit_s: float) -> None:
     except subprocess.TimeoutExpired as exc:
         raise LiveRunError(f"{command}: must end within {limit_s:.0f} s, did not") from exc
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise LiveRunError(f"{command} {words[-1]}: failed, it said: {said}")
+        last_line = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise LiveRunError(f"{command} {words[-1]}: failed: {last_line}")

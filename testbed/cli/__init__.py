@@ -1,4 +1,4 @@
-"""What each `fairbed` command does; a command's module is imported when it is called."""
+"""The `fairbed` commands, one module each, imported when the command is called."""
 
 import argparse
 import importlib
@@ -12,14 +12,14 @@ DONE, FAILED, BAD_USAGE = 0, 1, 2
 """Exit codes."""
 
 RUNS = Path("runs")
-"""Where runs are kept unless `--out` says otherwise."""
+"""Folder of runs without `--out`."""
 
 
 class CommandModule(Protocol):
-    """Every module here has this."""
+    """The interface of a module of a command."""
 
     def main(self, options: argparse.Namespace) -> int:
-        """Carry the command out; return the exit code."""
+        """Run the command; return the exit code."""
         ...
 
 
@@ -55,7 +55,7 @@ def from_clone(module: str) -> ModuleType:
         importlib.import_module(folder)
     except ModuleNotFoundError as exc:
         raise UsageError(
-            f"{folder}: must be present, got an installed package; run this in a clone of Fairbed"
+            f"{folder}: is not part of the installed package; run this in a clone of the repository"
         ) from exc
     return importlib.import_module(module)
 
@@ -68,7 +68,7 @@ def without_errno(exc: Exception) -> str:
 
 
 def dispatch(options: argparse.Namespace) -> int:
-    """Carry out the command that was asked for; return the exit code.
+    """Run the command; return the exit code.
 
     Raises:
         UsageError: The command line cannot be used.

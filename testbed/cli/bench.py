@@ -1,4 +1,4 @@
-"""`fairbed bench NAME`: the benchmarks of the repository, each a module with a `main`."""
+"""`fairbed bench NAME`: runs a benchmark of the repository, a module with a `main`."""
 
 import argparse
 import pkgutil

@@ -1,4 +1,4 @@
-"""`fairbed compare`: a grid of runs, and what they say together."""
+"""`fairbed compare`: runs a grid of experiments and compares the results."""
 
 import argparse
 import os
@@ -27,7 +27,7 @@ from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.replay.setup import cast_of
 
 COMPARISONS = Path("comparisons")
-"""Where grids are kept unless `--out` says otherwise: by name, so that the next call goes on."""
+"""Folder of grids without `--out`: by name, so that the next call resumes."""
 FIGURES = "figures"
 EVERY_S = 0.5
 """Between two progress lines."""
@@ -37,14 +37,14 @@ INTERRUPTED = 130
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run a grid or go on with it, and say what it says; return the exit code."""
+    """Run or resume a grid and print the comparison; return the exit code."""
     if (options.grid is None) == (options.live_replay is None):
         raise UsageError("compare: give a grid file, or --live-replay with an experiment")
     if options.live_replay is not None:
         code: int = from_clone("experiments.replay_fidelity.cli").main(options)
         return code
     if options.repeats is not None:
-        raise UsageError("--repeats: is of --live-replay; a grid has --seeds")
+        raise UsageError("--repeats: belongs to --live-replay; for a grid use --seeds")
     try:
         jobs = _positive("--jobs", options.jobs) or _cores()
         grid = load_grid(options.grid, options.set, _positive("--seeds", options.seeds))
@@ -53,13 +53,13 @@ def main(options: argparse.Namespace) -> int:
         with grid_folder(out, grid) as manifest:
             results = _work(grid, out, jobs)
             if results is None:
-                print("fairbed: stopped; the same command goes on", file=sys.stderr)
+                print("fairbed: stopped; the same command resumes the grid", file=sys.stderr)
                 return INTERRUPTED
             comparison = compare(grid, manifest.grid, version("fairbed"), results)
             write_report(comparison, out)
             if not options.no_figures:
                 _draw(comparison, results, out)
-            _tell(comparison, out, as_json=options.json)
+            _print(comparison, out, as_json=options.json)
     except ExperimentError as exc:
         raise UsageError(str(exc)) from exc
     except BrokenPipeError:
@@ -70,7 +70,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _check(grid: Grid, path: Path) -> None:
-    """See that every arm can be run, before the first is.
+    """Check that every arm can be run, before the first is.
 
     Raises:
         ExperimentError: One cannot.
@@ -86,7 +86,7 @@ def _check(grid: Grid, path: Path) -> None:
 
 
 def _check_arm(experiment: Experiment, kind: Fleet, *, is_known_fleet: bool) -> None:
-    """See that an arm can be run.
+    """Check that an arm can be run.
 
     Raises:
         ExperimentError: It needs what this kind of fleet has not.
@@ -96,13 +96,13 @@ def _check_arm(experiment: Experiment, kind: Fleet, *, is_known_fleet: bool) -> 
     if kind == "run" and selection.needs_known_times:
         raise ExperimentError(
             "selection.policy: must choose by what was measured, got "
-            f"{selection.policy!r}, which has to be told the true exchange times; use another, "
+            f"{selection.policy!r}, which needs the true exchange times; use another, "
             'or fleet = "replay"'
         )
     if kind == "replay" and replay.task_costs is None and replay.costs_from == "measured":
         raise ExperimentError(
             'replay.costs_from: must be the same in every cell, got "measured", which each would '
-            "measure anew; name a run that measured them"
+            "measure again; name a run that measured them"
         )
     if not experiment.fleet:
         raise ExperimentError("fleet: a grid needs devices, got none; add [[fleet]]")
@@ -128,17 +128,17 @@ def _cores() -> int:
 
 def _work(grid: Grid, out: Path, jobs: int) -> list[Result] | None:
     """Return the results of all cells; None when it was interrupted."""
-    told = _Progress(len(grid.cells()))
-    is_whole = anyio.run(work_through, grid, out, jobs, told)
-    return told.results if is_whole else None
+    progress = _Progress(len(grid.cells()))
+    is_whole = anyio.run(work_through, grid, out, jobs, progress)
+    return progress.results if is_whole else None
 
 
 class _Progress:
-    """Keeps results, and says on stderr how far it is, not too often; failures always."""
+    """Keeps the results, and prints progress on stderr at intervals, failures always."""
 
     def __init__(self, cells: int) -> None:
         self.results: list[Result] = []
-        self._cells, self._said_at = cells, 0.0
+        self._cells, self._printed_at = cells, 0.0
 
     def __call__(self, result: Result) -> None:
         self.results.append(result)
@@ -146,8 +146,8 @@ class _Progress:
         where = f"{count}/{self._cells}  {result.arm}, seed {result.seed}"
         if result.reply.problem:
             print(f"{where}: failed: {result.reply.problem}", file=sys.stderr)
-        elif now - self._said_at >= EVERY_S or count == self._cells:
-            self._said_at = now
+        elif now - self._printed_at >= EVERY_S or count == self._cells:
+            self._printed_at = now
             how = "was done" if result.reply.was_done else "done"
             print(f"{where}: {how}", file=sys.stderr)
 
@@ -159,7 +159,7 @@ def _draw(comparison: Comparison, results: list[Result], out: Path) -> None:
         print(f"fairbed: no figures were drawn: {exc}", file=sys.stderr)
 
 
-def _tell(comparison: Comparison, out: Path, *, as_json: bool) -> None:
+def _print(comparison: Comparison, out: Path, *, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.encode(comparison).decode())
         return
@@ -167,4 +167,4 @@ def _tell(comparison: Comparison, out: Path, *, as_json: bool) -> None:
         print_rich(comparison)
     else:
         print(plain(comparison))
-    print(f"\nall of it in {out}")
+    print(f"\nall files are in {out}")

@@ -1,4 +1,4 @@
-"""`fairbed data`: which data sets there are, and whether they are what they should be."""
+"""`fairbed data`: lists the data sets and verifies their files."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ from fairbed.testbed.experiment.datasets.catalogue import DatasetStatus, describ
 
 
 def main(options: argparse.Namespace) -> int:
-    """Carry one of the actions out; return the exit code."""
+    """Run one of the actions; return the exit code."""
     return (_list if options.action == "list" else _verify)(options.what)
 
 

@@ -1,6 +1,6 @@
-"""`fairbed doctor`: what this machine can do, each line by trying it.
+"""`fairbed doctor`: tests what this machine can do, one line per feature.
 
-`fairbed doctor --selector`: does a selector keep the contract?
+`fairbed doctor --selector POLICY` tests a selector against the contract of selectors.
 """
 
 import argparse
@@ -46,7 +46,7 @@ from fairbed.testbed.run.broker import (
 
 
 def check(options: argparse.Namespace) -> int:
-    """Check every property and print what came of it; return 1 if one is broken.
+    """Check every property of a selector and print the results; return 1 if one is broken.
 
     Raises:
         UsageError: There is no such selector, or it does not take the options.
@@ -93,7 +93,7 @@ TRY_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What came of one trial."""
+    """The result of one test."""
 
     kind: str
     name: str
@@ -107,7 +107,7 @@ class CheckResult:
 def main(options: argparse.Namespace) -> int:
     """Try everything; return 1 if the experiment's own choice fails."""
     level = logging.DEBUG if hasattr(options, "debug") else logging.CRITICAL
-    logging.basicConfig(level=level, stream=sys.stderr)  # what goes wrong is told on its line
+    logging.basicConfig(level=level, stream=sys.stderr)  # failures are printed on their lines
     if options.selector is not None:
         from fairbed.testbed.cli.doctor import check
 

@@ -16,7 +16,7 @@ from fairbed.testbed.shape.options import split_command
 def console() -> int:
     """Be the process `fairbed`: run one command; return its exit code."""
     code = main()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done but the interpreter's own end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the interpreter's shutdown is left
     return code
 
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(options, "debug"):
             traceback.print_exc()
         line = f"{type(exc).__name__}: {exc}".splitlines()[0]
-        print(f"fairbed: a fault in fairbed itself: {line}; --debug shows where", file=sys.stderr)
+        print(f"fairbed: internal error: {line}; --debug prints the traceback", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("fairbed: interrupted", file=sys.stderr)
@@ -112,8 +112,8 @@ def _parser() -> argparse.ArgumentParser:
         sub = command(name, text)
         if name == "enroll":
             sub.add_argument("name", help="device name: 1 to 32 of a-z, 0-9 and hyphen")
-        which = "run id, its beginning, a folder, or latest"
-        if name == "rm":  # what cannot be undone is said in full
+        which = "run id, its first characters, a folder, or latest"
+        if name == "rm":  # deletion needs the full name
             sub.add_argument("run", help=which)
         else:
             sub.add_argument("run", nargs="?", default="latest", help=which)
@@ -129,14 +129,14 @@ def _parser() -> argparse.ArgumentParser:
     runs.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
     runs.add_argument("--json", action="store_true", help="one JSON array on stdout")
 
-    logs = command("logs", "what an emulated device wrote")
+    logs = command("logs", "the log of an emulated device")
     logs.add_argument("name", help="device name")
     logs.add_argument("run", nargs="?", default="latest", help="run id, folder, or latest")
     logs.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
 
     _profiles(command("profiles", "devices, links, populations: list, show, check, plot, import"))
 
-    _record(command("record", "write the profile of a device from what it measured"))
+    _record(command("record", "write the profile of a device from measurements"))
 
     data = command("data", "data sets: list, verify")
     data.add_argument("action", choices=("list", "verify"))
@@ -144,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_shape_options(command("shape", "run any command on an emulated device"))
 
-    doctor = command("doctor", "what this machine can do, each line by trying it")
+    doctor = command("doctor", "test what this machine can do")
     doctor.add_argument("experiment", nargs="?", type=Path, help="check what this one needs, too")
     doctor.add_argument("--json", action="store_true", help="one JSON array on stdout")
     doctor.add_argument(
@@ -241,7 +241,7 @@ def _compare(parser: argparse.ArgumentParser) -> None:
         "--live-replay",
         type=Path,
         metavar="EXP",
-        help="instead of a grid: live runs of this experiment against replays of what they record",
+        help="instead of a grid: compare live runs of this experiment with replays of them",
     )
     parser.add_argument(
         "--repeats", type=int, metavar="N", help="of the live run and its replay (default 2)"
@@ -260,7 +260,7 @@ def _compare(parser: argparse.ArgumentParser) -> None:
 
 def _experiment(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "experiment", type=Path, help="experiment file, or the folder of a run to go on with"
+        "experiment", type=Path, help="experiment file, or the folder of a run to resume"
     )
     parser.add_argument("--out", type=Path, help="folder of the run (default runs/<id>)")
     parser.add_argument("--seed", type=int, help="overrides the experiment's seed")

@@ -40,7 +40,7 @@ MAHIMAHI_STEP_S = 1.0
 
 
 def import_trace(options: argparse.Namespace) -> int:
-    """Write a link and the traces beside it, and print what was found; return the exit code."""
+    """Write a link and its traces, and print the import; return the exit code."""
     name = options.name or _name_of(options.down)
     if NAME.fullmatch(name) is None:
         raise UsageError(f"--name: must be 1 to 32 of a-z, 0-9 and hyphen, got {name!r}; rename it")
@@ -65,7 +65,7 @@ def _imported(options: argparse.Namespace, name: str, down: Trace, up: Trace | N
     words = Words(
         title=options.title or f"Link imported from {files}",
         source=options.source or f"imported from {files}",
-        licence=options.licence or "not stated by whoever imported it: ask before you publish it",
+        licence=options.licence or "not stated at import: ask the owner before publishing",
     )
     delay_s = None if options.delay is None else _number("--delay", options.delay)
     try:
@@ -84,7 +84,7 @@ def _read(path: Path, step_s: float | None) -> Trace:
 
 
 def _check_imported(path: Path, imported: Imported) -> None:
-    """See that what would be written loads, before anything is."""
+    """Check that the new files load, before they are written."""
     with tempfile.TemporaryDirectory(prefix="fairbed-import-") as folder:
         _write(Path(folder), imported, force=True)
         problems = profiles.check(Path(folder) / path.name)
@@ -136,9 +136,9 @@ class ProfileListRow(Struct, frozen=True, kw_only=True):
     up_bps: float
     delay_s: float
     measured: list[str]
-    """Which of `compute` and `link` (both rates) somebody measured."""
+    """Which of `compute` and `link` (both rates) are measured."""
     more: list[str]
-    """Which of `heat`, `power`, `stays`, `varies` the profile tells of."""
+    """Which of `heat`, `power`, `stays`, `varies` the profile describes."""
 
 
 class LinkRow(Struct, frozen=True, kw_only=True):
@@ -335,7 +335,7 @@ def _check(what: list[str]) -> int:
 
 
 def _environ(what: list[str]) -> dict[str, str] | None:
-    """Return where traces of others are; None leaves them unread where nobody asked for them."""
+    """Return the folder of downloaded traces; None does not read them."""
     return dict(os.environ) if what or "FAIRBED_DATA" in os.environ else None
 
 

@@ -27,7 +27,7 @@ HEAT = "thermal"
 """The curve of the clock under full load."""
 
 AFTER_ONSET = 2.0
-"""The curve of a hot clock goes on to this multiple of the onset."""
+"""The curve of a hot clock extends to this multiple of the onset."""
 
 LEAST_HEAT_S = 60.0
 

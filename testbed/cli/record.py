@@ -1,4 +1,4 @@
-"""`fairbed record`: write the profile of a device from what was measured of it."""
+"""`fairbed record`: writes the profile of a device from measurements."""
 
 import argparse
 import platform
@@ -40,14 +40,14 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError(f"name: must be 1 to 32 of a-z, 0-9 and hyphen, got {name!r}; use --as")
     target = options.out / f"{name}.toml"
     if target.exists() and not options.force:
-        raise UsageError(f"{target}: is there already; take another --out or --as, or --force")
+        raise UsageError(f"{target}: exists already; choose another --out or --as, or use --force")
     try:
         base = None if options.like is None else profiles.load(options.like)
     except ProfileError as exc:
         raise UsageError(f"--like {exc}") from exc
     record = _from_machine if options.run is None else _from_run
     findings, identity = record(options, name)
-    return _keep(options, findings, identity, base)
+    return _save(options, findings, identity, base)
 
 
 def _from_run(options: argparse.Namespace, name: str) -> tuple[Findings, Identity]:
@@ -116,11 +116,11 @@ def _serve(where: str) -> int:
     try:
         anyio.run(serve, host, port)
     except OSError as exc:
-        raise RunError(f"--serve {where}: cannot be had: {exc.strerror or exc}") from exc
+        raise RunError(f"--serve {where}: cannot listen: {exc.strerror or exc}") from exc
     return DONE
 
 
-def _keep(
+def _save(
     options: argparse.Namespace, findings: Findings, identity: Identity, base: Profile | None
 ) -> int:
     if base is not None:
@@ -131,7 +131,7 @@ def _keep(
         raise RunError(str(exc)) from exc
     path, trace = _write(options.out, identity.name, recorded)
     if options.json:
-        print(msgspec.json.encode(_told(findings, path, trace)).decode())
+        print(msgspec.json.encode(_as_json(findings, path, trace)).decode())
         return DONE
     for key, finding in findings.found.items():
         moves = " (moves)" if finding.course is not None else ""
@@ -165,7 +165,7 @@ def _write(folder: Path, name: str, recorded: Recorded) -> tuple[Path, Path | No
     return path, None if recorded.trace is None else trace
 
 
-def _told(findings: Findings, path: Path, trace: Path | None) -> dict[str, object]:
+def _as_json(findings: Findings, path: Path, trace: Path | None) -> dict[str, object]:
     return {
         "profile": str(path),
         "trace": None if trace is None else str(trace),

@@ -48,8 +48,8 @@ def main(options: argparse.Namespace) -> int:
         stage = setup_of(experiment)
         if not is_new:
             check_resumable(folder, stage.experiment, is_named=named is not None, clock="virtual")
-        if (promise := infeasible_rate(experiment)) is not None:
-            print(f"warning: {promise}", file=sys.stderr)
+        if (problem := infeasible_rate(experiment)) is not None:
+            print(f"warning: {problem}", file=sys.stderr)
         tell = _Progress(experiment.rounds)
         started = time.perf_counter()
         run_id, threads = folder.resolve().name, options.threads
@@ -62,8 +62,8 @@ def main(options: argparse.Namespace) -> int:
     with RunReader(folder) as reader:
         summary = summarise_run(reader)
     if options.json:
-        said = {**msgspec.to_builtins(summary), "rounds_per_s": rounds_per_s}
-        print(msgspec.json.encode(said).decode())
+        summary_and_rate = {**msgspec.to_builtins(summary), "rounds_per_s": rounds_per_s}
+        print(msgspec.json.encode(summary_and_rate).decode())
     else:
         print(summary_table(summary))
         print(f"\n{rounds_per_s:,.3g} rounds a second; in {folder}")
@@ -71,14 +71,14 @@ def main(options: argparse.Namespace) -> int:
 
 
 class _Progress:
-    """Says on stderr how far it is, not too often."""
+    """Prints progress on stderr at intervals."""
 
     def __init__(self, rounds: int) -> None:
-        self._rounds, self._said_at = rounds, time.monotonic()
+        self._rounds, self._printed_at = rounds, time.monotonic()
 
     def __call__(self, played: ReplayedRound) -> None:
         now = time.monotonic()
-        if now - self._said_at >= EVERY_S:
-            self._said_at = now
+        if now - self._printed_at >= EVERY_S:
+            self._printed_at = now
             at = played.started_s + played.duration_s
             print(f"round {played.choice.round}/{self._rounds}  at {at:,.0f} s", file=sys.stderr)

@@ -50,7 +50,7 @@ def progress_line(progress: RoundProgress, rounds: int) -> str:
     width = len(str(rounds))
     head = f"round {row.round:>{width}}/{rounds}"
     if row.status == "void":
-        return f"{head}  void: nobody trained; the model stays  queues {row.queue_total:.2f}"
+        return f"{head}  void: no device trained; the model stays  queues {row.queue_total:.2f}"
     accuracy = f"{metric.accuracy_mean:.3f}" if metric is not None else "-"
     missing = f" ({row.selected - row.aggregated} missing)" if row.aggregated < row.selected else ""
     return (
@@ -71,14 +71,14 @@ EXPECTED = (
     TaskError,
     TransportError,
 )
-"""Errors of a run whose message is one line that says what to do."""
+"""Errors of a run with a message of one line."""
 
 BAD_INPUT = (BackendUnavailable, DatasetError, ExperimentError, ProfileError)
-"""The same, for what the experiment names."""
+"""Errors of the experiment with a message of one line."""
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run an experiment or go on with a run; return the exit code."""
+    """Run an experiment or resume a run; return the exit code."""
     try:
         plan = plan_run(options)
     except StoreError as exc:
@@ -93,7 +93,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def plan_run(options: argparse.Namespace) -> RunPlan:
-    """Return what the command line asks for.
+    """Return the plan of the run from the command line.
 
     Raises:
         UsageError: It cannot be used.
@@ -122,26 +122,26 @@ def plan_run(options: argparse.Namespace) -> RunPlan:
 
 
 def _check_policy(experiment: Experiment) -> None:
-    """See that the policy can be had, and can do without what no coordinator knows.
+    """Check that the policy exists and works without the ground truth.
 
     Raises:
-        UsageError: It is a plug-in that cannot be had, or has to be told the true exchange times.
+        UsageError: It is a plug-in that cannot be loaded, or needs the true exchange times.
     """
     selection = experiment.selection
     selector_of(experiment)
     if selection.needs_known_times:
         raise UsageError(
             "selection.policy: must choose by what was measured, got "
-            f"{selection.policy!r}, which has to be told the true exchange times; use rbcs-f, "
+            f"{selection.policy!r}, which needs the true exchange times; use rbcs-f, "
             "fedcs, oort, power-of-choice or uniform"
         )
 
 
 def selector_of(experiment: Experiment) -> Selector:
-    """Return the selector that an experiment names: now is the time to say that there is none.
+    """Return the selector of an experiment.
 
     Raises:
-        UsageError: It is a plug-in that cannot be had, or not with such rounds.
+        UsageError: It is a plug-in that cannot be loaded, or does not support such rounds.
     """
     try:
         return make_decisions(experiment.coordinator()).selector
@@ -150,7 +150,7 @@ def selector_of(experiment: Experiment) -> Selector:
 
 
 def _dilation(experiment: Experiment, folder: Path) -> float:
-    """Return how much slower the time of the fleet has to run; that of a run that goes on stays.
+    """Return the time dilation that the fleet needs; a resumed run keeps its own.
 
     Raises:
         UsageError: The fleet does not fit into this machine.
@@ -186,14 +186,14 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
         stream=sys.stderr,
     )
     kind = f"{plan.experiment.devices} emulated devices" if plan.has_fleet else "own devices"
-    _say(out, f"run {plan.run_id}: {plan.experiment.rounds} rounds, {kind}, in {plan.folder}")
+    _print(out, f"run {plan.run_id}: {plan.experiment.rounds} rounds, {kind}, in {plan.folder}")
     if not plan.has_fleet:
-        _say(out, f"a device joins by the line that this prints: fairbed enroll NAME {plan.folder}")
+        _print(out, f"print the command line of a device with: fairbed enroll NAME {plan.folder}")
     play = functools.partial(
         run_experiment,
         plan,
-        lambda progress: _say(out, progress_line(progress, plan.experiment.rounds)),
-        lambda: _say(sys.stderr, "fairbed: stopping in order; once more stops at once"),
+        lambda progress: _print(out, progress_line(progress, plan.experiment.rounds)),
+        lambda: _print(sys.stderr, "fairbed: stopping in order; interrupt again to stop at once"),
         is_attached=options.attached,
     )
     try:
@@ -207,13 +207,13 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
     return _close(plan, as_json=options.json)
 
 
-def _say(out: TextIO, line: str) -> None:
+def _print(out: TextIO, line: str) -> None:
     with suppress(BrokenPipeError):
         print(line, file=out, flush=True)
 
 
 def named_experiment(options: argparse.Namespace) -> tuple[Experiment, Path | None]:
-    """Return the experiment, and the run's folder if that is what was named."""
+    """Return the experiment, and the folder of the run if the command line names one."""
     path: Path = options.experiment
     folder = path if path_is_run(options) else None
     if folder is not None:
@@ -225,7 +225,7 @@ def named_experiment(options: argparse.Namespace) -> tuple[Experiment, Path | No
             )
         if options.out is not None or options.set or options.seed is not None:
             raise UsageError(
-                f"{folder}: a run goes on as it began; leave out --out, --set and --seed"
+                f"{folder}: a resumed run keeps its settings; leave out --out, --set and --seed"
             )
     try:
         experiment = load_experiment(path, options.set, options.seed)
@@ -251,13 +251,13 @@ def _measured(experiment: Experiment) -> Experiment:
 
 
 def path_is_run(options: argparse.Namespace) -> bool:
-    """Return whether the command line names a folder, to go on with its run."""
+    """Return whether the command line names the folder of a run to resume."""
     path: Path = options.experiment
     return path.is_dir()
 
 
 def check_new(folder: Path) -> None:
-    """See that a folder is free for a new run: `fairbed rm` will delete all that is in it.
+    """Check that a folder is free for a new run: `fairbed rm` deletes all its files.
 
     Raises:
         UsageError: It is a file, or holds something that is not of a run.
@@ -275,13 +275,13 @@ def check_new(folder: Path) -> None:
 def check_resumable(
     folder: Path, experiment: Experiment, *, is_named: bool, clock: str = "real"
 ) -> str:
-    """See that a run can be gone on with; return its id.
+    """Check that a run can be resumed; return its id.
 
     Args:
         folder: Of the run.
-        experiment: To go on with.
+        experiment: To resume.
         is_named: The folder was named, and not the experiment.
-        clock: That the run must have lived by: a replay cannot go on with a live run.
+        clock: Of the run: a replay cannot resume a live run.
 
     Raises:
         UsageError: It cannot be.
@@ -309,8 +309,8 @@ def check_resumable(
         )
     if info.row.config_hash != experiment.hash():
         raise UsageError(
-            f"{folder}: holds a run of another experiment; give another --out, or go on with it "
-            f"by: fairbed {command} {folder}"
+            f"{folder}: holds a run of another experiment; give another --out, or resume it "
+            f"with: fairbed {command} {folder}"
         )
     return info.run_id
 

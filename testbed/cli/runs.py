@@ -150,7 +150,7 @@ def _stop(options: argparse.Namespace) -> int:
             print(f"{info.run_id}: {info.status} after {info.rounds_completed} rounds")
             return DONE
         time.sleep(0.1)
-    raise RunError(f"{info.run_id}: was told to stop but still runs after {STOP_S:g} s")
+    raise RunError(f"{info.run_id}: was stopped but still runs after {STOP_S:g} s")
 
 
 def _remove(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Orders of a person to a live run, over the wire."""
+"""Sends operator commands to a live run, over the wire."""
 
 import secrets
 from typing import Literal, TypeAlias
@@ -20,17 +20,17 @@ CONNECT_S = 5.0
 
 
 def make_command(action: Action, device: str | None = None) -> OperatorCommand:
-    """Return a new order; the same one sent twice acts once."""
+    """Return a new command; a repeated one acts once."""
     return OperatorCommand(id=secrets.token_bytes(16), action=action, device=device)
 
 
 async def send_command(endpoint: Endpoint, command: OperatorCommand) -> None:
-    """Hand an order to the run's broker; the coordinator writes it down when it acts on it.
+    """Publish a command to the run's broker; the coordinator records it when it acts on it.
 
     Raises:
         TransportError: The broker cannot be reached.
     """
-    transport = MqttTransport(endpoint.url, f"person-{secrets.token_hex(6)}")
+    transport = MqttTransport(endpoint.url, f"operator-{secrets.token_hex(6)}")
     try:
         with anyio.fail_after(CONNECT_S):
             async with transport:

@@ -128,8 +128,8 @@ def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> bool:
             clear(plan.folder, with_log=True)
     if process.returncode not in (DONE, FAILED):
         raise RunError(
-            f"the run ended with exit code {process.returncode}; see {log}, and go on with it "
-            f"by: fairbed run {plan.folder}"
+            f"the run ended with exit code {process.returncode}; see {log}, and resume it "
+            f"with: fairbed run {plan.folder}"
         )
     return False
 

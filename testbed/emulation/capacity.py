@@ -1,8 +1,8 @@
-"""Does a fleet fit into this machine? If not: how much slower must its time run?
+"""Whether a fleet fits into this machine, and the time dilation with which it does.
 
-A quota is a cap and no promise: a machine that is asked for more than it has makes every device
-slower, and says nothing. With dilation k a second of the fleet lasts k seconds of the machine,
-which then owes each device only 1 / k of its speed:
+A quota is an upper limit: a machine with too few cores makes every device slower, unnoticed. With
+dilation k a second of the fleet lasts k seconds of the machine, which then needs only 1 / k of the
+speed of each device:
 
     1.05 * sum of the m largest speeds / k + 0.5 <= cores
 
@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 RESERVE_CORES = 0.5
-"""For the broker, the coordinator and what shapes the links."""
+"""For the broker, the coordinator and the processes that shape links."""
 
 HEADROOM = 1.05
-"""Devices that take exactly what there is wait for each other now and then."""
+"""Devices that use all cores sometimes wait for each other."""
 
 SLACK = 1e-9
 """For rounding."""
@@ -29,7 +29,7 @@ SHARE_OF_ONE_CORE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a fleet wants of this machine, in its cores."""
+    """The processor demand of a fleet, in cores of this machine."""
 
     together: float
     """The devices that work at the same time, each at its full speed."""
@@ -38,15 +38,15 @@ class Demand:
 
     @classmethod
     def of(cls, devices: Iterable[tuple[float, int]], at_once: int) -> "Demand":
-        """Return what a fleet wants.
+        """Return the demand of a fleet.
 
         Args:
             devices: Speed of each emulated device in cores of this machine, and its threads.
             at_once: Devices that work at the same time; the fastest may be among them.
         """
-        known = list(devices)
-        fastest = sorted((speed for speed, _ in known), reverse=True)[:at_once]
-        one_thread = max((speed / threads for speed, threads in known), default=0.0)
+        speeds = list(devices)
+        fastest = sorted((speed for speed, _ in speeds), reverse=True)[:at_once]
+        one_thread = max((speed / threads for speed, threads in speeds), default=0.0)
         return cls(together=sum(fastest), one_thread=one_thread)
 
 
@@ -57,8 +57,8 @@ def free_cores(cores: float) -> float:
 
 def fitting_dilation(demand: Demand, cores: float) -> int:
     """Return the smallest whole dilation with which the fleet fits; 1 is no dilation."""
-    crowd = HEADROOM * demand.together / free_cores(cores)
-    return max(1, math.ceil(crowd - SLACK), math.ceil(demand.one_thread - SLACK))
+    needed = HEADROOM * demand.together / free_cores(cores)
+    return max(1, math.ceil(needed - SLACK), math.ceil(demand.one_thread - SLACK))
 
 
 def fits(demand: Demand, cores: float, dilation: float) -> bool:

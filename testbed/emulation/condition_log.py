@@ -1,4 +1,4 @@
-"""What a device was meant to have over a stretch of time: means, exact whatever changed within."""
+"""Mean conditions of a device over an interval, exact whatever changed within it."""
 
 from dataclasses import dataclass
 
@@ -21,18 +21,18 @@ class ConditionMeans:
     jitter_s: float
     loss_ratio: float
     outage_s: float
-    """Time without a link, or standing still."""
+    """Time without a link, or frozen."""
     unwilling_s: float
     celsius: float | None
     """At the end."""
 
 
 class ConditionLog:
-    """Adds up what holds, until somebody takes it.
+    """Integrates the conditions of one device over time.
 
     Args:
         start: Seconds.
-        conditions: What holds from then on.
+        conditions: In force from then on.
     """
 
     def __init__(self, start: float, conditions: Conditions) -> None:
@@ -41,23 +41,23 @@ class ConditionLog:
 
     @property
     def start(self) -> float:
-        """When the present stretch began."""
+        """Begin of the present interval."""
         return self._start
 
     def note(self, t: float, conditions: Conditions) -> None:
-        """Take in what holds from `t` on."""
+        """Record the conditions in force from `t` on."""
         self._add(t)
         self._now = conditions
 
     def take(self, t: float) -> ConditionMeans | None:
-        """Return the means up to `t` and begin a new stretch; None if no time has passed."""
+        """Return the means up to `t` and begin a new interval; None if no time has passed."""
         self._add(t)
         lasted_s = t - self._start
         if lasted_s <= 0.0:
             return None
         speed, clock, down, up, delay, jitter, loss, outage, unwilling = self._sums
         now, shape = self._now, self._now.shape
-        stretch = ConditionMeans(
+        means = ConditionMeans(
             start_s=self._start,
             end_s=t,
             speed_ratio=None if now.speed_ratio is None else speed / lasted_s,
@@ -72,7 +72,7 @@ class ConditionLog:
             celsius=now.temperature_celsius,
         )
         self._begin(t)
-        return stretch
+        return means
 
     def _begin(self, start: float) -> None:
         self._start = self._noted = start

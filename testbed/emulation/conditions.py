@@ -1,4 +1,4 @@
-"""What one device is meant to have at one moment: processor, link, coverage."""
+"""The configured conditions of one device at one moment: processor, link, coverage."""
 
 from typing import Literal, TypeAlias
 
@@ -40,7 +40,7 @@ class Shape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Conditions(Struct, frozen=True):
-    """What one device is meant to have at this moment."""
+    """The configured conditions of one device at this moment."""
 
     speed_ratio: float | None
     """Speed of its processor in cores of this machine; None is not slowed."""
@@ -48,14 +48,14 @@ class Conditions(Struct, frozen=True):
     """Its access link; None is this machine's own."""
     outage: Outage | None = None
     clock_ratio: float = 1.0
-    """Clock / nominal clock, already part of `speed_ratio`: what the device senses."""
+    """Clock / nominal clock, already part of `speed_ratio`; read by the device's sensors."""
     temperature_celsius: float | None = None
-    """What the device senses; None is a device that cannot tell."""
+    """Read by the device's sensors; None is a device without that sensor."""
     is_willing: bool = True
     """Its owner lets it take part."""
 
     def dilated(self, dilation: float) -> "Conditions":
-        """Return what this machine has to give when time is dilated."""
+        """Return the conditions in seconds of this machine when time is dilated."""
         if dilation == 1.0:
             return self
         return structs.replace(

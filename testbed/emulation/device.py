@@ -1,6 +1,7 @@
-"""What an emulated device senses of itself: its profile, less what this machine could not give.
+"""An emulated device in plain numbers, and its sensors.
 
-One emulated device in plain numbers, as it crosses from the testbed to its process.
+The testbed sends `EmulatedDevice` to the process of the agent. The sensors report the profile,
+minus the speed that this machine could not provide.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from fairbed.testbed.emulation.cpu import RecentShare
 
 
 class EmulatedDevice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the agent shall find when it looks at its machine."""
+    """The hardware that the agent shall report."""
 
     title: str
     """Board name."""
@@ -40,7 +41,7 @@ class EmulatedDevice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def emulated_device(profile: Profile, host_core_speed: float = 1.0) -> EmulatedDevice:
-    """Return what `profile` becomes on this machine.
+    """Return the device of `profile` on this machine.
 
         q = core_speed * min(engine threads, free cores) / host_core_speed
 
@@ -74,7 +75,7 @@ this machine's jitter, which never fades quite: the device would sense it for ev
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a device is in at this moment; the rest of it never changes."""
+    """The changing quantities of a device; the others are constant."""
 
     speed_ratio: float
     """Of its processor, in cores of this machine; NaN is that of the profile."""
@@ -110,7 +111,7 @@ class EmulatedSensors:
         return self._weather().clock_ratio
 
     def throttled(self) -> tuple[str, ...] | None:
-        """Not told: a hot device is known by its clock."""
+        """Unknown: a throttled device shows in its clock."""
         return None
 
     def memory_bytes(self) -> int:

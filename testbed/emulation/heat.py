@@ -1,4 +1,4 @@
-"""How a device heats up under load, and slows down.
+"""Thermal model of a device: it heats up under load, and its clock drops.
 
 Heat is a share: 0 at rest, 1 after full load on all cores for ever. It follows the load with a
 lag, and the clock drops while it is above what `onset_s` of full load bring:
@@ -6,8 +6,8 @@ lag, and the clock drops while it is above what `onset_s` of full load bring:
     dh/dt = (load - h) / time_constant_s
     throttled while h >= 1 - exp(-onset_s / time_constant_s)
 
-While the load does not change this is solved exactly, so the time between two looks costs no
-accuracy, and heat is the same however often somebody looks.
+While the load does not change this is solved exactly, so the time between two updates costs no
+accuracy, and the heat does not depend on how often it is read.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Heat:
 
     @property
     def celsius(self) -> float | None:
-        """Temperature of the processor; None where the profile does not tell both of its ends."""
+        """Temperature of the processor; None where the profile lacks one of its limits."""
         idle, limit = self.thermal.idle_celsius, self.thermal.limit_celsius
         if idle is None or limit is None or self._limit == 0.0:
             return None

@@ -1,15 +1,15 @@
-"""One direction of a slow link: when does what is sent now arrive?
+"""One direction of a slow link: the arrival time of data sent now.
 
     free = max(now, free) + 8 n / rate                  the line is busy until then
     due  = max(last due, free + delay + jitter z)       nothing overtakes; z is standard normal
 
-A line carries the payload of TCP: headers, loss and slow start are not modelled. Whoever feeds a
-line sends pieces of at most `chunk_bytes` and waits while it `is_full`: the rate then holds over
+A line carries the payload of TCP: headers, loss and slow start are not modelled. The
+sender sends pieces of at most `chunk_bytes` and waits while it `is_full`: the rate then holds over
 every window of time, up to one piece, and a short queue keeps control messages quick.
 
-A line may change while pieces are on it. What has left keeps its arrival; the rest goes on at the
-new rate from the bit that it had come to, so that the volume is the integral of the rate. At rate
-0 nothing moves: that is a hole, in which the line holds what it was given.
+A line may change while pieces are on it. Bits that have left keep their arrival time. The rest
+continues at the new rate from the present bit, so that the volume is the integral of the rate. At
+rate 0 nothing moves: the line is an outage, and keeps its pieces.
 """
 
 from collections import deque
@@ -27,7 +27,7 @@ MIN_CHUNK_BYTES = 1460
 """Payload of one TCP segment on Ethernet."""
 
 MAX_CHUNK_BYTES = 1 << 18
-"""What one read of a socket returns at most."""
+"""The largest result of one read of a socket."""
 
 
 def _no_jitter() -> float:
@@ -68,7 +68,7 @@ class LinkDirection:
     _left_due: float = 0.0
     """Arrival of the last piece that has left."""
     _waiting: "deque[Piece]" = field(default_factory=deque)
-    """Pieces that had not left at the last look; bounded by who waits while `is_full`."""
+    """Pieces that had not left at the last update; bounded because senders wait while `is_full`."""
 
     def __post_init__(self) -> None:
         _check(self.rate_bps, self.delay_s, self.jitter_s)
@@ -82,7 +82,7 @@ class LinkDirection:
         return min(max(fair, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
 
     def send(self, now: float, n_bytes: int, not_before: float = 0.0) -> Piece:
-        """Send `n_bytes` behind all that was sent before; return what tells when they arrive.
+        """Send `n_bytes` behind all that was sent before; return their arrival.
 
         Args:
             now: The present.
@@ -124,7 +124,7 @@ class LinkDirection:
 
     @property
     def ready_at(self) -> float:
-        """When a sender that waits should go on: the queue is then half empty."""
+        """When a waiting sender may continue: the queue is then half empty."""
         return self.free_at - QUEUE_S / 2.0
 
     def _place(self, piece: Piece) -> None:

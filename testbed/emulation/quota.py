@@ -1,4 +1,4 @@
-"""A share of the processor as the kernel's quota: so much time in every period.
+"""A share of the processor as a kernel quota: running time in every period.
 
     P = clamp(1 ms / q, 10 ms, 100 ms)     q < 0.9
     P = 100 ms                             q within 0.1 of a whole number
@@ -32,7 +32,7 @@ neighbours came and went (docs/decisions/0005), and the pace charges the usual c
 
 
 class CfsQuota(Struct, frozen=True):
-    """What the kernel is told."""
+    """The values written to the control group."""
 
     period_us: int
     quota_us: int | None

@@ -1,11 +1,11 @@
-"""What one device is meant to have at every moment: its profile's numbers, laid out in time.
+"""The configured conditions of one device over time: the numbers of its profile as a schedule.
 
-Pure: a moment goes in, conditions come out; what moves, and when it moves next, is known ahead.
-Only heat is not, because it depends on what the device does: it is an argument. Moments are
-seconds of the fleet since the run began, and conditions are what the device itself would have:
-where time is dilated, whoever hands them to this machine divides them (`Conditions.dilated`).
+`Schedule` is pure: a time goes in, conditions and the time of the next change come out. Heat is an
+argument, because it depends on the load of the device. `ScheduleFollower` adds the heat of one
+device, computed from the processor time that it used, and the time of the next update.
 
-One device on its course: its timeline, the heat of what it does, and when to look next.
+Times are seconds of the fleet since the run began. Conditions are those of the device itself;
+where time is dilated, the caller converts them to this machine (`Conditions.dilated`).
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
 from fairbed.testbed.emulation.heat import Heat
 
 UnavailableAs: TypeAlias = Literal["unwilling", "unplugged"]
-"""What a device does while it is not available: it says so, or it cannot be reached."""
+"""A device that is not available either reports it, or cannot be reached."""
 
 LEAST_BPS = 1e3
-"""A rate below this is held at it; a rate of 0 is a hole, and then no rate matters."""
+"""Lower rates are raised to this one; a rate of 0 is an outage."""
 
 LEAST_FREE_CORES = 0.05
-"""What other work leaves at least, as `device_agent.sensors` has it."""
+"""The least that background load leaves free, as in `device_agent.sensors`."""
 
 ROUNDING_S = 1e-6
 """A change at `t` is in force at `t`, whatever rounding did to it on its way through a period."""
@@ -36,7 +36,7 @@ _SEVERITY: dict[Outage, int] = {"coverage": 1, "unplugged": 2, "frozen": 3}
 
 @dataclass(frozen=True, slots=True)
 class OutageWindow:
-    """An outage that is asked for by the clock of the run.
+    """An outage at a time of the run.
 
     Raises:
         ValueError: It ends before it begins.
@@ -99,10 +99,10 @@ class Schedule:
         series = _series(available, speed, link)
         self._moving = [(at, each) for at, each in enumerate(series) if not each.is_constant]
         self._values = [each.values[0] for each in series]
-        """At `_looked_at`, in the order of `_series`."""
+        """At `_read_at`, in the order of `_series`."""
         self._steps = [0] * len(series)
         """Where each series was then."""
-        self._looked_at, self._change = nan, inf
+        self._read_at, self._change = nan, inf
 
     @property
     def is_constant(self) -> bool:
@@ -112,17 +112,17 @@ class Schedule:
     def conditions(
         self, t: float, heat_clock_ratio: float = 1.0, celsius: float | None = None
     ) -> Conditions:
-        """Return what the device is meant to have at `t`.
+        """Return the configured conditions at `t`.
 
         Args:
             t: Seconds since the run began.
-            heat_clock_ratio: What heat leaves of its clock.
-            celsius: Its temperature, if it can tell.
+            heat_clock_ratio: Clock that heat leaves, relative to the nominal one.
+            celsius: Its temperature; None is unknown.
         """
         t += ROUNDING_S
-        self._look(t)
+        self._read(t)
         available, clock, load, down_bps, up_bps, delay_s, jitter_s, loss_ratio = self._values
-        is_there, is_hole = available > 0.0, False
+        is_there, is_outage = available > 0.0, False
         speed = shape = None
         if self._speed is not None:
             speed = self._speed.of(clock, load) * heat_clock_ratio
@@ -134,11 +134,11 @@ class Schedule:
                 jitter_s=jitter_s,
                 loss_ratio=loss_ratio,
             )
-            is_hole = down_bps == 0.0 or up_bps == 0.0
+            is_outage = down_bps == 0.0 or up_bps == 0.0
         return Conditions(
             speed_ratio=speed,
             shape=shape,
-            outage=self._outage(t, is_hole, is_there),
+            outage=self._outage(t, is_outage, is_there),
             clock_ratio=clock * heat_clock_ratio,
             temperature_celsius=celsius,
             is_willing=is_there or self._unavailable_as != "unwilling",
@@ -147,28 +147,28 @@ class Schedule:
     def next_change(self, t: float) -> float | None:
         """Return the first moment after `t` that may bring other conditions; None is never."""
         t += ROUNDING_S
-        self._look(t)
+        self._read(t)
         change = self._change
         if self._edges:
             change = min([change, *(edge for edge in self._edges if edge > t)])
         return None if change == inf else change
 
-    def _look(self, t: float) -> None:
-        """Look up what holds at `t`, and until when; who asks for both asks for the same `t`."""
-        if t == self._looked_at:
+    def _read(self, t: float) -> None:
+        """Read all series at `t`, and the time of their next change; cached for the same `t`."""
+        if t == self._read_at:
             return
         change, values, steps = inf, self._values, self._steps
         for at, series in self._moving:
             values[at], until, steps[at] = series.followed(t, steps[at])
             if until < change:
                 change = until
-        self._looked_at, self._change = t, change
+        self._read_at, self._change = t, change
 
-    def _outage(self, t: float, is_hole: bool, is_there: bool) -> Outage | None:
-        if is_there and not is_hole and not self._outages:
+    def _outage(self, t: float, is_outage: bool, is_there: bool) -> Outage | None:
+        if is_there and not is_outage and not self._outages:
             return None
         found: list[Outage] = [o.kind for o in self._outages if o.start_s <= t < o.end_s]
-        if is_hole:
+        if is_outage:
             found.append("coverage")
         if not is_there and self._unavailable_as == "unplugged":
             found.append("unplugged")
@@ -199,11 +199,11 @@ def device_schedule(
     unavailable_as: UnavailableAs = "unwilling",
     outages: tuple[OutageWindow, ...] = (),
 ) -> Schedule:
-    """Return the timeline of a device of a fleet.
+    """Return the schedule of a device of a fleet.
 
     Args:
         profile: None is this machine, not slowed.
-        tracks: What profile and link become over time.
+        tracks: The profile and the link over time.
         host_core_speed: Speed of one core of this machine, in cores of the reference machine.
         unavailable_as: What the device does while it is not available.
         outages: By the clock of the run.
@@ -226,34 +226,34 @@ def device_schedule(
     )
 
 
-LOOK_S = 2.0
-"""How often the load of devices that heat up is looked at, all at the same moments: their time
-constants are minutes, and a look costs much the same for one as for all."""
+LOAD_INTERVAL_S = 2.0
+"""How often the load of devices that heat up is read, for all at the same times: their time
+constants are minutes, and reading one costs about as much as reading all; seconds."""
 
 _ROUNDING_S = 1e-6
 
 
 class ScheduleFollower:
-    """Answers for one device; times are seconds of the fleet since the run began.
+    """Follows the schedule of one device; times are seconds of the fleet since the run began.
 
     Args:
-        timeline: Of the device.
+        schedule: Of the device.
         thermal: How it heats up; None does not.
         cores: Of the device: heat follows the load of all of them.
         threads: Of one training step.
-        start: When this course is first asked; the device is cold then.
+        start: The first time; the device is cold then.
     """
 
     def __init__(
         self,
-        timeline: Schedule,
+        schedule: Schedule,
         thermal: Thermal | None = None,
         *,
         cores: int = 1,
         threads: int = 1,
         start: float = 0.0,
     ) -> None:
-        self._timeline = timeline
+        self._schedule = schedule
         self._heat = None if thermal is None else Heat(thermal, start)
         self._share = threads / cores
         self._update_at = -inf if thermal is not None else inf
@@ -263,24 +263,24 @@ class ScheduleFollower:
     @property
     def is_constant(self) -> bool:
         """Nothing ever changes."""
-        return self._heat is None and self._timeline.is_constant
+        return self._heat is None and self._schedule.is_constant
 
     def needs_load(self, t: float) -> bool:
-        """Return whether it is time to say what the device has computed."""
+        """Return whether `used` must be called with the processor time of the device."""
         return t >= self._update_at - _ROUNDING_S
 
     def conditions(self, t: float) -> Conditions:
-        """Return what the device is meant to have at `t`."""
+        """Return the configured conditions at `t`."""
         if self._heat is None:
-            return self._timeline.conditions(t)
+            return self._schedule.conditions(t)
         heat = self._heat
         celsius = None if heat.celsius is None else round(heat.celsius)
-        now = self._timeline.conditions(t, heat.clock_ratio, celsius)
+        now = self._schedule.conditions(t, heat.clock_ratio, celsius)
         self._speed = now.speed_ratio
         return now
 
     def used(self, t: float, cpu_s: float | None) -> None:
-        """Take in what the device has computed.
+        """Update the heat by the processor time that the device used.
 
             load = computed / (elapsed * speed) * threads / cores
 
@@ -288,20 +288,20 @@ class ScheduleFollower:
         is the same.
 
         Args:
-            t: The present.
-            cpu_s: Processor time of this machine that it has had in all; None while it is not
+            t: The present time.
+            cpu_s: Processor time of this machine that it used so far; None while it is not
                 alive: then it cools.
         """
         if self._heat is None:
             return
         before, self._used = self._used, None if cpu_s is None else (t, cpu_s)
-        self._update_at = LOOK_S * (floor(t / LOOK_S + _ROUNDING_S) + 1)
+        self._update_at = LOAD_INTERVAL_S * (floor(t / LOAD_INTERVAL_S + _ROUNDING_S) + 1)
         load = 0.0
         if before is not None and cpu_s is not None and self._speed and t > before[0]:
             load = (cpu_s - before[1]) / ((t - before[0]) * self._speed) * self._share
         self._heat.advance(t, load)
 
     def next_update(self, t: float) -> float:
-        """Return when to look again, after `t`; `inf` is never."""
-        change = self._timeline.next_change(t)
+        """Return the time of the next update after `t`; `inf` is never."""
+        change = self._schedule.next_change(t)
         return self._update_at if change is None else min(change, self._update_at)

@@ -1,23 +1,23 @@
-"""Slows a program that does not know of it, by making it stand still: a closed loop.
+"""Slows any program by stopping and continuing it: a closed control loop.
 
     credit = speed * elapsed - computed       in processor seconds, at most `MAX_CREDIT_S * speed`
-    stand still for -credit / speed           while it is negative
+    stop for -credit / speed                  while it is negative
 
-Whatever it computes too much in one turn it pays for in the next, so only its mean speed is true:
-steps that are shorter than a turn are not. Standing still in fixed turns without looking at what
-was computed (an open loop) was 4 to 71 % off where this is 1.
+Excess work of one turn is compensated in the next, so only the mean speed is exact: steps that are
+shorter than a turn are not. Stopping in fixed turns without measuring the work (an open loop) had
+an error of 4 to 71 % where this has 1 %.
 
-Source: measured beside quotas and cooperative pacing; 1.000, 1.005, 1.012 of the speed asked for at
+Source: measured beside quotas and cooperative pacing; 1.000, 1.005, 1.012 of the set speed at
 5, 25, 50 % with turns of 20 ms on a quiet machine.
 """
 
 from dataclasses import dataclass
 
 TURN_S = 0.02
-"""Between two looks: shorter ones cost more than the 1.2 % of a core that these do."""
+"""Between two readings, seconds: shorter turns cost more than 1.2 % of a core."""
 
 MAX_CREDIT_S = 0.1
-"""Waiting earns no more than this: a device does not become faster by resting."""
+"""Limit of the credit of waiting: a device does not become faster by idling."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class StopAndGo:
     """Time in which it could have computed and did not: it was idle, or this machine was busy."""
 
     def advance(self, now: float, cpu_s: float, speed: float) -> float:
-        """Account for the time since the last reading; return how long to stand still now.
+        """Account for the time since the last reading; return how long to stop now, seconds.
 
         Args:
             now: Seconds.

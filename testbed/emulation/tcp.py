@@ -1,4 +1,4 @@
-"""What TCP waits for at the start of a transfer, before the line is what holds it back.
+"""The waiting time of TCP slow start at the beginning of a transfer.
 
     windows    w_i = 10 * 1448 bytes * 2^i           doubled with every round trip (slow start)
     waiting    sum of (round trip - w_i / rate)      over the windows, but the last, that the line
@@ -20,7 +20,7 @@ FIRST_WINDOW_BITS = 8.0 * 10 * 1448
 
 
 def waiting_s(bits: float | Floats, line_s: Floats, round_trip_s: Floats) -> Floats:
-    """Return what a transfer takes beyond its time on the line.
+    """Return the time of a transfer beyond its time on the line.
 
     Args:
         bits: To carry, more than 0, shape (K,) or one for all.
@@ -43,7 +43,7 @@ def waiting_s(bits: float | Floats, line_s: Floats, round_trip_s: Floats) -> Flo
 
 
 def line_s(bits: float, took_s: float, round_trip_s: float) -> float:
-    """Return what the line took for a transfer with its waiting: the inverse of `waiting_s`.
+    """Return the time on the line of a transfer with waiting: the inverse of `waiting_s`.
 
     Args:
         bits: That it carried.

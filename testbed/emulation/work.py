@@ -1,8 +1,8 @@
-"""What steps of a task cost on this machine, so that devices are charged for work, not for time.
+"""Costs of the steps of a task on this machine: devices are charged for work, not for time.
 
-The processor time of one and the same step varies by half on a shared machine, with its caches and
-its neighbours; on the device that is emulated it would not. So a step is charged with what it cost
-in a calibration, the same for every device of the fleet.
+The processor time of the same step varies by half on a shared machine, with its caches and its
+other load; on the emulated device it would not. So each step is charged with its cost in a
+calibration, the same for every device of the fleet.
 """
 
 from typing import Annotated
@@ -28,7 +28,7 @@ class StepCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def passes_s(
     cost: StepCost, n_examples: NDArray[np.int64], steps: NDArray[np.int64], batch_size: int
 ) -> NDArray[np.float64]:
-    """Return what so many steps over the same examples cost, seconds, shape (K,).
+    """Return the cost of steps over the same examples, seconds, shape (K,).
 
     Every pass takes all examples in batches; its last batch is what is left of them.
 
@@ -47,7 +47,7 @@ def passes_s(
 
 
 class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Costs of the steps of one task with one batch size, and of its codecs if somebody asked."""
+    """Costs of the steps of a task with one batch size, and of its codecs if measured."""
 
     train: StepCost
     evaluate: StepCost
@@ -57,7 +57,7 @@ class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     """Of one update, likewise."""
 
     def of(self, section: str) -> StepCost | None:
-        """Return the cost of a step in a compute section; None where time is what counts."""
+        """Return the cost of a step in a compute section; None where processor time is charged."""
         return {"train": self.train, "evaluate": self.evaluate}.get(section)
 
 

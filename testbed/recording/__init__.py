@@ -1,4 +1,4 @@
-"""From what was measured of a device to its profile. See docs/record.md.
+"""Measures a device and writes its profile. See docs/record.md.
 
 samples --> findings --> profile        pure: rates, processor, heat, presence, findings, compose
    ^

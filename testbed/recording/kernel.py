@@ -1,9 +1,9 @@
-"""Trains the step that core speeds are told by, for some time, in a process of its own.
+"""Runs the training step that defines core speeds, for some time, in a child process.
 
     python -m fairbed.testbed.recording.kernel PARENT SECONDS > a `Window` in JSON, one a line
 
-It is the step and the training loop that the speed of a host is measured with
-(`testbed.host.speed`), so that recorded and calibrated speeds mean the same.
+The step and the training loop are those of `testbed.host.speed`, so that recorded and calibrated
+speeds are comparable.
 """
 
 import os
@@ -147,7 +147,7 @@ class Kernels:
         if first.poll() != 0:
             words = b"" if first.poll() is None or first.stderr is None else first.stderr.read()
             last = (words.decode(errors="replace").strip().splitlines() or ["it took too long"])[-1]
-            raise NotMeasured(f"a step of training must run here, it said: {last}")
+            raise NotMeasured(f"a step of training must run here, got: {last}")
         return [
             msgspec.json.decode(line, type=Window) for line in self._told.read_bytes().splitlines()
         ]

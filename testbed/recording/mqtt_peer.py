@@ -1,9 +1,9 @@
-"""A broker as the peer of a probe: any that we may publish to and subscribe from.
+"""A broker as the peer of a link probe: any broker that accepts our login.
 
-up      chunks at QoS 1; the broker acknowledges each when it has it
-down    chunks that the broker keeps for us, retained; subscribing has it send them all
+up      chunks at QoS 1; the broker acknowledges each when it has received it
+down    retained chunks; the broker sends them all when we subscribe
 
-The topics are random, and what was kept is cleared at the end.
+The topics are random, and the retained chunks are cleared at the end.
 """
 
 import os

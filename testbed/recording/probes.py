@@ -1,7 +1,7 @@
-"""Asks the link of this machine how fast it is, with transfers of its own.
+"""Measures the link of this machine with transfers to a peer.
 
-First round trips, then in each direction transfers that grow until they last long enough to tell
-of the rate, then some of that size. A peer is a broker, or `fairbed record --serve` on a machine
+First round trips, then in each direction transfers that grow until they last long enough to show
+the rate, then some of that size. A peer is a broker, or `fairbed record --serve` on a machine
 at the other end.
 """
 

@@ -1,10 +1,10 @@
-"""A peer for probes of a link over plain TCP: `fairbed record --serve`, and who asks it.
+"""A peer for link probes over plain TCP: `fairbed record --serve`, and its client.
 
-    request    U or D, then how many bytes, 8 bytes big-endian
-    U          so many bytes follow; the answer is one byte when all have come
-    D          the answer is so many bytes
+    request    U or D, then a number of bytes n, 8 bytes big-endian
+    U          n bytes follow; the answer is one byte when all have arrived
+    D          the answer is n bytes
 
-The server says nothing else and keeps nothing. It serves anybody who reaches it: let it listen
+The server sends and stores nothing else. It serves every client that reaches it, so run it only
 for as long as a recording takes.
 """
 

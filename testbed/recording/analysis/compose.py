@@ -1,8 +1,7 @@
-"""From findings to the text of a profile, and of the trace beside it.
+"""Writes findings as the text of a profile, and of its trace.
 
-A number that was measured is written with how, when and on what. One that was not is taken from
-a profile that somebody named, as it stands there, or left out where a profile may lack it. None is
-made up.
+A measured number is written with its method, date and machine. Another number is copied from the
+profile of `--like`, or left out where a profile may lack it. No number is invented.
 """
 
 from collections.abc import Mapping

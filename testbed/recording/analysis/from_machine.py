@@ -1,6 +1,6 @@
-"""What readings of a machine, and of training on it, tell of it. Pure.
+"""Findings from readings of a machine, and from training on it. Pure.
 
-How a device slows down under load that lasts, from its clock and its temperature.
+The slow-down under sustained load follows from the clock and the temperature:
 
     T(t) = T_0 + b (1 - exp(-t / time_constant))          least squares over the time constant
 

@@ -1,12 +1,11 @@
-"""What a run tells of one of its devices. Pure: the rows come in, findings go out.
+"""Findings about a device from the rows of a run. Pure.
 
 Only valid exchanges count: in the others the machine that emulates the fleet, or the coordinator,
-kept the device waiting. Nothing that was sent twice counts either.
+kept the device waiting. Transfers with repeated chunks do not count either.
 
-What devices of a live run needed to unpack models and to pack updates. Pure: rows come in.
-
-An emulated device is paced in these two phases by its speed, as it is in training, and charged the
-processor time that they took; what the training cost is known. So an exchange tells its own speed:
+The work of decoding models and encoding updates follows from their durations. An emulated device
+is paced in these two phases by its speed, as in training, and the cost of training is known. So an
+exchange gives its own speed:
 
     work = lap s * speed,   speed = work of its training / train_s
 """

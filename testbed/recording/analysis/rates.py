@@ -1,4 +1,4 @@
-"""How fast a link was, from transfers that it carried.
+"""The rate of a link, from the transfers that it carried.
 
     rate = 8 bytes / elapsed                    of what came after the first chunk
     rate = 8 bytes / (elapsed - round trip - waiting of TCP)    of the whole, where there was one
@@ -8,9 +8,9 @@ MB over 20 Mbit/s and 40 ms takes a fifth longer than the link needs. The emulat
 do the same again, and so does that of a replay (`testbed.emulation.tcp`): the first chunk does not
 count.
 
-A transfer that takes hardly longer than a round trip tells of latency, not of rate, and is passed
-over. A steady link has the median of its transfers. One that moves has a course: each transfer's
-rate holds until halfway to the next, so that the volume of every transfer stays what it was.
+A transfer that takes hardly longer than a round trip shows the latency, not the rate, and is
+skipped. The rate of a steady link is the median of its transfers. A varying link gets a series:
+each rate holds until halfway to the next transfer, which keeps the volume of every transfer.
 """
 
 from collections.abc import Iterable, Sequence

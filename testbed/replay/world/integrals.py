@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from fairbed.coordinator.state.registry import OFF_GRACE_S, SILENT_S
 from fairbed.testbed.emulation.heat import Heat
-from fairbed.testbed.emulation.schedule import LOOK_S, Schedule
+from fairbed.testbed.emulation.schedule import LOAD_INTERVAL_S, Schedule
 from fairbed.testbed.emulation.tcp import FIRST_WINDOW_BITS
 
 Direction: TypeAlias = Literal["down", "up"]
@@ -107,7 +107,7 @@ class ComputeIntegral:
     def work(self, start: float, work_s: float) -> float:
         """Return when so much work that begins at `start` is done; `inf` is never.
 
-        The clock that heat leaves is looked at when the emulation does: every `LOOK_S` of the run.
+        As in the emulation, the clock follows the heat every `LOAD_INTERVAL_S` of the run.
 
         Args:
             start: Seconds of the run.
@@ -127,7 +127,7 @@ class ComputeIntegral:
             assert speed is not None, "a replayed device has a profile"
             until = inf if change is None else change
             if self.heat is not None:
-                until = min(until, LOOK_S * (floor(t / LOOK_S + _ROUNDING_S) + 1))
+                until = min(until, LOAD_INTERVAL_S * (floor(t / LOAD_INTERVAL_S + _ROUNDING_S) + 1))
             if speed > 0.0 and t + work_s / speed <= until:
                 until, work_s = t + work_s / speed, 0.0
             else:

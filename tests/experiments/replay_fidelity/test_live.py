@@ -103,7 +103,7 @@ def test_a_comparison_is_of_a_grid_or_of_live_and_replay(
     ("words", "told"),
     [
         (["--live-replay", "exp.toml", "--repeats", "1"], "--repeats: must be from 2 to 50, got 1"),
-        (["grid.toml", "--repeats", "3"], "--repeats: is of --live-replay"),
+        (["grid.toml", "--repeats", "3"], "--repeats: belongs to --live-replay"),
     ],
 )
 def test_repeats_are_of_live_runs_and_at_least_two(

@@ -59,7 +59,7 @@ def test_a_command_that_cannot_go_in_does_not_run() -> None:
     done = run(["echo", "I run"], shut(NO_CELL))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        "sandbox: must get in, got: [Errno 2] No such file or directory: '/proc/1/no-such-file'\n"
+        "sandbox: cannot enter: [Errno 2] No such file or directory: '/proc/1/no-such-file'\n"
     )
 
 
@@ -96,6 +96,5 @@ def test_an_agent_that_cannot_go_in_does_not_run(
     assert [(end.name, end.status) for end in ended if end.is_device] == [("a", 1)]
     log = (tmp_path / "logs/a.log").read_text()
     assert log == (
-        "a: must get into its sandbox, got: [Errno 2] No such file or directory: "
-        "'/proc/1/no-such-file'\n"
+        "a: cannot enter its sandbox: [Errno 2] No such file or directory: '/proc/1/no-such-file'\n"
     )

@@ -16,7 +16,7 @@ from fairbed.testbed.backends.schedule_driver import (
 from fairbed.testbed.emulation.condition_log import ConditionMeans
 from fairbed.testbed.emulation.conditions import Conditions
 from fairbed.testbed.emulation.schedule import (
-    LOOK_S,
+    LOAD_INTERVAL_S,
     OutageWindow,
     Schedule,
     ScheduleFollower,
@@ -171,9 +171,9 @@ def test_a_device_whose_heat_nobody_changes_is_only_looked_at() -> None:
     drive({"pi": follower}, clock, fleet)
     changes = [(now, changed["pi"].clock_ratio) for now, changed in fleet.applied]
     assert [ratio for _, ratio in changes] == [1.0, 0.6, 1.0]
-    assert 60.0 <= changes[1][0] <= 60.0 + 2 * LOOK_S
+    assert 60.0 <= changes[1][0] <= 60.0 + 2 * LOAD_INTERVAL_S
     assert changes[2][0] > 100.0
-    assert fleet.looks == 300.0 / LOOK_S + 1
+    assert fleet.looks == 300.0 / LOAD_INTERVAL_S + 1
 
 
 def test_a_run_that_goes_on_goes_on_in_its_traces() -> None:

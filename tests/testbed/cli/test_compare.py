@@ -263,7 +263,7 @@ def test_ctrl_c_ends_the_workers_and_the_next_call_goes_on(calls: Path) -> None:
         os.kill(grid.process.pid, signal.SIGINT)
         assert grid.process.wait(LIMIT_S) == 130
         assert grid.process.stderr is not None
-        assert "stopped; the same command goes on" in grid.process.stderr.read()
+        assert "stopped; the same command resumes the grid" in grid.process.stderr.read()
         assert not [one for one in workers if one.is_running()]
     assert not (calls / "compare.json").exists()
     assert call(path, calls) == 0

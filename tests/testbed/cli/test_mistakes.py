@@ -188,5 +188,5 @@ def test_a_policy_that_has_to_know_the_true_times_is_refused_by_a_live_run(
 ) -> None:
     out, chosen = tmp_path / "out", f"selection.policy={policy}"
     assert main(["run", str(experiment), "--headless", "--out", str(out), "--set", chosen]) == 2
-    assert f"got '{policy}', which has to be told the true exchange times" in error_of(capsys)
+    assert f"got '{policy}', which needs the true exchange times" in error_of(capsys)
     assert not out.exists()

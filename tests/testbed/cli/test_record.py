@@ -115,7 +115,7 @@ def test_a_profile_is_replaced_only_when_told_to(
     arguments = ("pi-1", "--run", run, "--like", "raspberry-pi-4b", "--out", tmp_path)
     assert _record(*arguments) == 0
     assert _record(*arguments) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert _record(*arguments, "--force") == 0
 
 

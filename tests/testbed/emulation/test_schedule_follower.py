@@ -3,7 +3,7 @@
 import pytest
 
 from fairbed.profiles.series import Series
-from fairbed.testbed.emulation.schedule import LOOK_S, Schedule, ScheduleFollower, Speed
+from fairbed.testbed.emulation.schedule import LOAD_INTERVAL_S, Schedule, ScheduleFollower, Speed
 from tests.testbed.emulation.test_heat import thermal
 from tests.testbed.emulation.test_schedule import ONE, ZERO
 
@@ -67,7 +67,7 @@ def test_devices_that_heat_up_are_looked_at_at_the_same_moments() -> None:
     assert not device.needs_load(5.5)
     assert device.next_update(5.5) == 6.0  # the same moment for all
     assert device.needs_load(6.0)
-    assert LOOK_S == 2.0
+    assert LOAD_INTERVAL_S == 2.0
 
 
 def test_a_device_that_never_changes_is_never_looked_at() -> None:

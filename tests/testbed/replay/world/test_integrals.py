@@ -12,7 +12,7 @@ from fairbed.profiles.tracks import LinkTracks
 from fairbed.testbed.emulation.heat import Heat
 from fairbed.testbed.emulation.link import LinkDirection
 from fairbed.testbed.emulation.schedule import (
-    LOOK_S,
+    LOAD_INTERVAL_S,
     OutageWindow,
     Schedule,
     ScheduleFollower,
@@ -146,11 +146,11 @@ def test_heat_slows_work_down_as_the_emulation_does() -> None:
     course.used(0.0, 0.0)
     course.conditions(0.0)
     while done < 200.0:
-        t, done = t + LOOK_S, done + LOOK_S * speed
+        t, done = t + LOAD_INTERVAL_S, done + LOAD_INTERVAL_S * speed
         course.used(t, done)
         speed = course.conditions(t).speed_ratio or 0.0
     end = t - (done - 200.0) / speed
-    assert pace.work(0.0, 200.0) == pytest.approx(end, abs=LOOK_S)
+    assert pace.work(0.0, 200.0) == pytest.approx(end, abs=LOAD_INTERVAL_S)
     assert end > 450.0, "it got hot on the way"
 
 
