@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import FULL
-
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -128,8 +126,3 @@ def test_every_path_in_the_design_exists() -> None:
     paths = set(re.findall(r"`([a-z_]+/[a-z_/]+(?:\.py|/))`", text))
     assert len(paths) > 20
     assert not [path for path in sorted(paths) if not (ROOT / path).exists()]
-
-
-def test_every_entry_of_the_full_tier_is_there() -> None:
-    missing = [name for name in FULL if not (ROOT / name).exists()]
-    assert not missing, f"tests/tiers.py: {missing}"
