@@ -106,10 +106,10 @@ class Device:
         self._offer = Offer(
             round=1, manifest=manifest, phases=_NO_PHASES, n_k=1, steps=1, was_cold=False
         )
-        self._post.say(self._offer)
+        self._post.publish(self._offer)
         while (grant := self._granted()) is None:
             if not await self._bell.wait(RESEND_S):
-                self._post.say(self._offer)
+                self._post.publish(self._offer)
         granted_s = self._clock.now()
         upload = Upload(manifest, self.update, self.link.uplink_bps)
         self._push = Push(upload, self._post, self._clock, self._say_done)
@@ -150,15 +150,15 @@ class Device:
         done = UploadDone(
             round=1, id=upload.manifest.id, sha256=self._sha256, resent_chunks=upload.resent
         )
-        self._post.say(done)
+        self._post.publish(done)
 
     def _on_link_up(self) -> None:
-        self.linked.ring()
+        self.linked.notify()
         self._pulls.on_link_up()
         if self._push is not None:
             self._push.on_link_up()
         elif self._offer is not None and self._grant is None:
-            self._post.say(self._offer)
+            self._post.publish(self._offer)
 
     def _on_packet(self, packet: Packet) -> None:
         if not packet.payload:
@@ -184,7 +184,7 @@ class Device:
                     self._push.close()
             case _:
                 return
-        self._bell.ring()
+        self._bell.notify()
 
 
 def random_vector(n_bytes: int, seed: int) -> memoryview:

@@ -1,9 +1,7 @@
-"""The agent: listens to one coordinator, and does what the lifecycle's table allows.
+"""The agent: receives the messages of one coordinator and acts as the lifecycle's table allows.
 
-Messages are handled one by one and never wait; whatever takes time runs as a named task of one
-group. A fault of the coordinator costs a line in the log, a fault of ours a round.
-
-What a device is: said once, in its hello.
+Messages are handled one by one and never wait; longer work runs as a named task of one group. A
+faulty message of the coordinator costs a line in the log, a fault of the agent a round.
 """
 
 import logging
@@ -60,14 +58,23 @@ from fairbed.wire.messages import (
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport, Will
 
+if sys.version_info >= (3, 11):
+    from typing import assert_never
+else:
+    from typing_extensions import assert_never
+
+_log = logging.getLogger(__name__)
+
+TransportFactory: TypeAlias = Callable[[Will], Transport]
+
 DISTRIBUTION = "fairbed"
 
 SKILLS = ("loss",)
-"""What this agent can be asked beside training."""
+"""Requests that this agent serves beside `Train`."""
 
 
 def capabilities(sensors: Sensors, engine_threads: int) -> Capabilities:
-    """Return what this device is.
+    """Return the capabilities of this device, sent in its hello.
 
     Raises:
         EngineError: The training engine is not installed.
@@ -91,15 +98,6 @@ def agent_version() -> str:
     return installed_version(DISTRIBUTION) or "unknown"
 
 
-if sys.version_info >= (3, 11):
-    from typing import assert_never
-else:
-    from typing_extensions import assert_never
-
-_log = logging.getLogger(__name__)
-
-TransportFactory: TypeAlias = Callable[[Will], Transport]
-
 LEAVE_S = 1.0
 """To say goodbye to the broker on Ctrl-C."""
 
@@ -108,9 +106,9 @@ class Agent:
     """One device of the fleet.
 
     Args:
-        config: What a person told us.
-        host: The machine, or what stands in for it.
-        transport_factory: Makes the link to the broker; given our last will.
+        config: Flags and configuration file.
+        host: The machine, or its emulation.
+        transport_factory: Makes the link to the broker, with the last will of this agent.
         open_engine: Opens the training engine of a task.
     """
 
@@ -149,7 +147,7 @@ class Agent:
     async def run(self) -> None:
         """Serve coordinators until cancelled, refused, or (with `once`) until a run is over.
 
-        Cancelled, it still says goodbye: everybody is told at once instead of by the last will.
+        When cancelled it still publishes its `off` status, which is sooner than the last will.
 
         Raises:
             DataError: The device's own data cannot be used.
@@ -174,18 +172,18 @@ class Agent:
 
     async def _serve(self, transport: Transport, off: Status) -> None:
         async with transport, anyio.create_task_group() as group:
-            self._furnish(transport, group)
+            self._build(transport, group)
             try:
                 with self._scope:
                     group.start_soon(self._telemetry.run, name=f"agent[{self._name}].telemetry")
-                    group.start_soon(self._joining.greet, name=f"agent[{self._name}].hello")
-                    group.start_soon(self._look_out, name=f"agent[{self._name}].lookout")
+                    group.start_soon(self._joining.send_hellos, name=f"agent[{self._name}].hello")
+                    group.start_soon(self._refresh_presence, name=f"agent[{self._name}].presence")
                     group.start_soon(self._prober.run, name=f"agent[{self._name}].probe")
                     await self._listen(transport)
             finally:
                 self._rounds.stop("the agent leaves")
                 with anyio.move_on_after(LEAVE_S, shield=True):
-                    await self._post.tell(off)
+                    await self._publisher.send(off)
                 group.cancel_scope.cancel()
 
     async def _leave_when_cancelled(self) -> None:
@@ -194,45 +192,47 @@ class Agent:
         finally:
             self._scope.cancel()
 
-    def _furnish(self, transport: Transport, group: TaskGroup) -> None:
-        """Make what lives as long as one run."""
+    def _build(self, transport: Transport, group: TaskGroup) -> None:
+        """Create the parts that live as long as one run."""
         config, clock = self._config, self._host.clock
         self._group = group
-        self._post = DevicePublisher(transport, self._topics, self._name, group)
+        self._publisher = DevicePublisher(transport, self._topics, self._name, group)
         self._link = LinkEstimate()
-        self._pulls = Pulls(self._post, self._topics, clock, self._link)
+        self._pulls = Pulls(self._publisher, self._topics, clock, self._link)
         cache = BlobCache(config.cache_path, config.cache_bytes)
         self._worker = TrainingThread(self._host, cache, self._open_engine, config.engine_threads)
-        kit = RoundContext(
+        context = RoundContext(
             name=self._name,
             clock=clock,
-            post=self._post,
+            publisher=self._publisher,
             pulls=self._pulls,
             worker=self._worker,
             link=self._link,
             timeouts=config.timeouts,
         )
-        self._rounds = CurrentAssignment(kit, group, lambda: self._phase, self._step, self._settle)
+        self._rounds = CurrentAssignment(
+            context, group, lambda: self._phase, self._step, self._apply_deferred
+        )
         self._prober = LinkProber(
             self._name,
-            self._post,
+            self._publisher,
             self._link,
             clock,
             config.timeouts.probe_s,
             lambda: self._phase in (Phase.IDLE, Phase.PREPARING),
         )
         self._joining = Joining(
-            kit,
+            context,
             group,
-            Preparation(kit, cache, self._prober, config.data_path),
+            Preparation(context, cache, self._prober, config.data_path),
             self._hello,
             lambda: self._phase,
             self._step,
-            self._settle,
+            self._apply_deferred,
         )
         self._telemetry = Telemetry(
             self._host,
-            self._post,
+            self._publisher,
             self._worker,
             self._link,
             boot=self._boot,
@@ -241,16 +241,16 @@ class Agent:
             state=lambda: (self._phase, self.is_ready),
         )
 
-    async def _look_out(self) -> None:
-        """Ask again who coordinates, while we know of nobody.
+    async def _refresh_presence(self) -> None:
+        """Subscribe again to the coordinator's presence while no coordinator is known.
 
-        A broker may lose a retained message that is published while somebody subscribes (NATS
-        2.15 did in 10 of 300 tries); subscribing once more brings it.
+        A broker may lose a retained message that is published during a subscription (NATS 2.15
+        did in 10 of 300 tries); a second subscription brings it.
         """
         while True:
             await anyio.sleep(self._config.timeouts.hello_s)
             if self._phase is Phase.WAITING:
-                self._post.subscribe(self._topics.coordinator, qos=1)
+                self._publisher.subscribe(self._topics.coordinator, qos=1)
 
     async def _listen(self, transport: Transport) -> None:
         topics, name = self._topics, self._name
@@ -278,7 +278,7 @@ class Agent:
     def _on_link_up(self) -> None:
         self._is_linked = True
         self._step(Event.LINK_UP)
-        self._post.say(Status(state="on", boot=self._boot))
+        self._publisher.publish(Status(state="on", boot=self._boot))
         self._pulls.on_link_up()
         self._rounds.on_link_up()
         self._prober.wake()
@@ -288,11 +288,11 @@ class Agent:
         _log.warning("%s: link lost: %s", self._name, reason)
         self._is_linked = self._is_coordinator_on = False
         self._pulls.on_link_down()
-        self._rounds.hold()
+        self._rounds.pause()
         self._step(Event.LINK_LOST)
 
     def _on_packet(self, packet: Packet) -> None:
-        """Deal with one packet; whatever it holds, the agent goes on."""
+        """Handle one packet; a malformed one is logged and ignored."""
         arrived_s = self._host.clock.now()
         if not packet.payload:  # a retained topic was cleared
             return
@@ -307,11 +307,11 @@ class Agent:
     def _on_message(self, message: ToDevice, arrived_s: float) -> None:
         match message:
             case Ping(seq=seq):
-                self._post.say(Pong(seq=seq), qos=0)
+                self._publisher.publish(Pong(seq=seq), qos=0)
             case Train():
                 self._rounds.on_train(message, arrived_s)
             case EvaluateRequest():
-                self._rounds.on_ask(message, arrived_s)
+                self._rounds.on_evaluate_request(message, arrived_s)
             case Grant() | UploadAck() | UploadResult():
                 self._rounds.on_message(message)
             case Cancel():
@@ -334,10 +334,10 @@ class Agent:
         if status.state == "off":
             if is_known and self._is_coordinator_on:
                 self._is_coordinator_on = False
-                self._rounds.hold()
+                self._rounds.pause()
                 self._step(Event.COORDINATOR_LEFT)
             return
-        self._rounds.go_on()
+        self._rounds.resume()
         was_on, self._is_coordinator_on = self._is_coordinator_on, True
         self._coordinator_boot = status.boot
         if not is_known:
@@ -346,9 +346,9 @@ class Agent:
             self._joining.stop()
         if not is_known or self._phase is Phase.WAITING:
             self._step(Event.COORDINATOR_SEEN)
-            self._joining.greet_now()
+            self._joining.hello_now()
         elif not was_on:
-            # One of us lost its link in the middle of something: greet, and repeat ourselves.
+            # The link was lost in between: send the hello and the last message again.
             self._joining.repeat_hello()
             self._rounds.repeat()
 
@@ -362,7 +362,7 @@ class Agent:
             self._finish(NotWanted(f"{self._name}: refused by the coordinator: {refuse.reason}"))
             return
         _log.warning("%s: refused by the coordinator: %s", self._name, refuse.reason)
-        self._joining.greet_later()
+        self._joining.hello_later()
 
     def _on_goodbye(self, goodbye: Goodbye) -> None:
         _log.info("%s: the coordinator says goodbye: %s", self._name, goodbye.reason)
@@ -371,22 +371,22 @@ class Agent:
         elif self._phase.is_working:
             self._rounds.stop("the run is over")
             self._step(Event.ENDED)
-            self._settle()
+            self._apply_deferred()
 
     def _finish(self, fault: NotWanted | None) -> None:
         self._fault = fault
         self._step(Event.FINISHED)
         self._scope.cancel()
 
-    def _settle(self) -> None:
-        """What happened to link and coordinator during the work takes effect after it."""
+    def _apply_deferred(self) -> None:
+        """Apply changes of link and coordinator that happened during the work."""
         if not self._is_linked:
             self._step(Event.LINK_LOST)
         elif not self._is_coordinator_on:
             self._step(Event.COORDINATOR_LEFT)
         elif self._phase is Phase.IDLE and not self._worker.is_prepared:
             self._step(Event.COORDINATOR_SEEN)
-            self._joining.greet_now()
+            self._joining.hello_now()
         self._prober.wake()
 
     def _step(self, event: Event) -> None:

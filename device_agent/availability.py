@@ -1,9 +1,7 @@
 """When the owner lets a device take part: at some hours of the day, or only while it charges.
 
-A device that is not let in says so in its context and is not chosen; a round that it has begun
-it finishes.
-
-Hours of the day, as people write them. Pure.
+An unwilling device reports so in its context and is not selected; it finishes a round that it has
+begun.
 """
 
 import re
@@ -80,7 +78,7 @@ def local_second() -> float:
 
 
 def is_charging() -> bool:
-    """Tell whether a charger is plugged in; without a battery, or if nobody can tell, it is."""
+    """Tell whether a charger is plugged in; without a battery, or where that is unknown, it is."""
     try:
         battery = psutil.sensors_battery()
     except (AttributeError, OSError, RuntimeError, psutil.Error):
@@ -90,7 +88,7 @@ def is_charging() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OwnerSchedule:
-    """What an owner allows; called with nothing, it tells whether the device may take part now."""
+    """Rules of an owner; a call tells whether the device may take part now."""
 
     hours: Sequence[Hours] = ()
     """Of the day, in local time; none is always."""

@@ -1,8 +1,8 @@
-"""What control groups allow this process: CPU quota and memory, of versions 1 and 2.
+"""Limits of this process by its control groups: CPU quota and memory, versions 1 and 2.
 
 psutil knows CPU affinity but no quota, and shows a container its host's memory
-(notes of the project, measured). A parent group may be the tighter one, so every ancestor is
-asked. Files that are missing or strange count as no limit.
+(measured). A parent group may be the tighter one, so every ancestor is
+read. Files that are missing or strange count as no limit.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ class CpuQuota:
     version: Version
 
     def used_s(self) -> float | None:
-        """CPU seconds that all processes of the group have used; None if it does not tell."""
+        """CPU seconds that all processes of the group have used; None if that is unknown."""
         if self.version == 2:
             for line in (read_text(self.folder / "cpu.stat") or "").splitlines():
                 if line.startswith("usage_usec "):

@@ -1,4 +1,4 @@
-"""What a person can tell an agent, by flags or by a TOML file; defaults exist here only."""
+"""Configuration of an agent, by flags or by a TOML file; defaults exist here only."""
 
 import os
 import re
@@ -23,7 +23,7 @@ PositiveSeconds = Annotated[float, Meta(gt=0.0, le=1e6)]
 
 
 class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[timeouts]`: how long the agent waits for others, seconds."""
+    """`[timeouts]`: how long the agent waits for broker and coordinator, seconds."""
 
     hello_s: PositiveSeconds = 2.0
     """Between two `Hello` while no `Welcome` comes."""
@@ -42,7 +42,7 @@ class Timeouts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that one agent needs to know."""
+    """Configuration of one agent."""
 
     broker_url: str
     """`mqtt://[user[:password]@]host[:port]` or `mqtts://...`."""
@@ -53,7 +53,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     cache_folder: str | None = None
     """Where tasks and shards are kept; None is the platform's cache folder."""
     cache_bytes: Annotated[int, Meta(ge=0)] = 4 * 1024**3
-    """Bound of the cache; what was not used for longest goes first."""
+    """Bound of the cache; the least recently used file goes first."""
     telemetry_s: PositiveSeconds = 1.0
     """Between two contexts."""
     available_hours: tuple[str, ...] = ()
@@ -69,10 +69,10 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     timeouts: Timeouts = Timeouts()
 
     def owner(self) -> OwnerSchedule:
-        """Return what decides when the device takes part.
+        """Return the rules for when the device takes part.
 
         Raises:
-            ConfigError: The hours are none.
+            ConfigError: The hours are malformed.
         """
         try:
             hours = tuple(parse_hours(text) for text in self.available_hours)
@@ -94,7 +94,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def default_cache_folder() -> Path:
-    """Return where this platform keeps what can be fetched again."""
+    """Return the platform's folder for caches."""
     if "XDG_CACHE_HOME" in os.environ:
         base = Path(os.environ["XDG_CACHE_HOME"])
     elif sys.platform == "darwin":
@@ -161,15 +161,15 @@ _UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]*)`")
 
 
 def _explained(exc: msgspec.ValidationError) -> str:
-    """Return the decoder's complaint as key, rule, value and what to do."""
-    said = _one_line(exc)
-    if unknown := _UNKNOWN.search(said):
-        in_timeouts = "$.timeouts" in said
+    """Return the decoder's error as key, rule, value and what to do."""
+    text = _one_line(exc)
+    if unknown := _UNKNOWN.search(text):
+        in_timeouts = "$.timeouts" in text
         known = (Timeouts if in_timeouts else AgentConfig).__struct_fields__
         key = f"timeouts.{unknown['name']}" if in_timeouts else unknown["name"]
         return f"{key}: unknown key; valid keys are {', '.join(known)}"
-    match = _RULE.match(said)
+    match = _RULE.match(text)
     if match is None or match["key"] is None:
-        return said
+        return text
     got = f", got {match['got']}" if match["got"] else ""
     return f"{match['key']}: {match['rule'].replace('Expected', 'must be').replace('`', '')}{got}"

@@ -3,7 +3,7 @@
 AgentError
 ├── ConfigError     a flag or the configuration file breaks a rule
 ├── DataError       the device's own data cannot be used
-├── NotWanted       the coordinator or the broker said no for good
+├── NotWanted       the coordinator or the broker refused for good
 ├── NotPrepared     task or data cannot be had or do not work; another welcome may help
 └── RoundFailed     this round cannot be finished; the next one may
 """
@@ -22,7 +22,7 @@ class DataError(AgentError):
 
 
 class NotWanted(AgentError):
-    """The coordinator or the broker said no for good; trying again will not help."""
+    """The coordinator or the broker refused for good; trying again will not help."""
 
 
 class NotPrepared(AgentError):
@@ -30,11 +30,11 @@ class NotPrepared(AgentError):
 
 
 class RoundFailed(AgentError):
-    """A round cannot be finished; the coordinator is told why."""
+    """A round cannot be finished; the coordinator gets the reason."""
 
 
 def one_line(exc: BaseException) -> str:
-    """Return an error as one line, with its type when it says nothing itself."""
+    """Return an error as one line; its type if it has no message."""
     while nested := getattr(exc, "exceptions", None):  # the first of a group
         exc = nested[0]
     text = " ".join(str(exc).split())

@@ -1,10 +1,8 @@
-"""The data that a device trains on: a shard from the cache, or a file of its own.
+"""The training data of a device: a shard from the cache, or a file of its own.
 
-Tasks and shards that this device has pulled, kept on disk by content.
-
-A file is named by its sha256 and written under another name first, so a file with the right
-name is whole, and whatever the disk did to it since is found out on reading. The folder is
-bounded: what was not used for longest goes first.
+`BlobCache` keeps pulled tasks and shards on disk, named by sha256. A file is written under another
+name first, so one with the right name is whole; its hash is checked on each read. The folder is
+bounded: the least recently used file goes first.
 """
 
 import hashlib

@@ -41,7 +41,7 @@ class Pace(Protocol):
 
 
 class Sensors(Protocol):
-    """What the machine can tell of itself; a reader returns None instead of raising."""
+    """Measurements of the machine; a reader returns None instead of raising."""
 
     def cores(self) -> int:
         """Cores of the device that this agent may use: affinity and cgroup quota counted."""
@@ -56,7 +56,7 @@ class Sensors(Protocol):
         ...
 
     def throttled(self) -> tuple[str, ...] | None:
-        """What holds the processor back now, a word each."""
+        """Causes that throttle the processor, a word each."""
         ...
 
     def memory_bytes(self) -> int:

@@ -1,6 +1,6 @@
-"""How a device becomes a member of a coordinator's fleet: hello, welcome, preparation.
+"""How a device joins the fleet of a coordinator: hello, welcome, preparation.
 
-What a welcome asks for: pull what is missing, try it, measure the link.
+A preparation pulls the missing task and shard, tries them, and measures the link.
 """
 
 import logging
@@ -27,12 +27,12 @@ ATTEMPTS = 2
 
 
 class Preparation:
-    """Prepares the worker for what a coordinator wants."""
+    """Prepares the worker for the task and data of a welcome."""
 
     def __init__(
-        self, kit: RoundContext, cache: BlobCache, prober: LinkProber, own_data: Path | None
+        self, context: RoundContext, cache: BlobCache, prober: LinkProber, own_data: Path | None
     ) -> None:
-        self._kit = kit
+        self._context = context
         self._cache = cache
         self._prober = prober
         self._own_data = own_data
@@ -40,20 +40,20 @@ class Preparation:
 
     def is_done(self, welcome: Welcome) -> bool:
         """Tell whether the device is prepared for exactly this."""
-        return self._kit.worker.is_prepared and self._prepared_for == _wish(welcome)
+        return self._context.worker.is_prepared and self._prepared_for == _required(welcome)
 
     async def prepare(self, welcome: Welcome) -> None:
-        """Get ready; cheap if task and shard are in the cache.
+        """Prepare; quick if task and shard are in the cache.
 
         Raises:
             NotPrepared: Task or data cannot be had or do not work.
         """
         self._prepared_for = None
-        with anyio.move_on_after(self._kit.timeouts.prepare_s) as scope:
+        with anyio.move_on_after(self._context.timeouts.prepare_s) as scope:
             await self._prepare(welcome)
         if scope.cancelled_caught:
-            raise NotPrepared(f"not ready within {self._kit.timeouts.prepare_s:g} s")
-        self._prepared_for = _wish(welcome)
+            raise NotPrepared(f"not ready within {self._context.timeouts.prepare_s:g} s")
+        self._prepared_for = _required(welcome)
 
     async def _prepare(self, welcome: Welcome) -> None:
         await self._ensure(welcome.task, "task")
@@ -65,7 +65,7 @@ class Preparation:
             examples = CachedShard(self._cache, welcome.shard)
         else:
             raise NotPrepared("data: the coordinator has none for us; start with --data FILE.npz")
-        await self._kit.worker.prepare(welcome.task, examples)
+        await self._context.worker.prepare(welcome.task, examples)
         await self._prober.measure()
 
     async def _ensure(self, manifest: Manifest, kind: str) -> None:
@@ -79,12 +79,12 @@ class Preparation:
                 await self._pull(manifest)
                 return
             except (DecodeError, OSError, MemoryError) as exc:
-                _log.warning("%s: %s: %s", self._kit.name, kind, one_line(exc))
+                _log.warning("%s: %s: %s", self._context.name, kind, one_line(exc))
                 if attempt + 1 == ATTEMPTS:
                     raise NotPrepared(f"{kind}: {one_line(exc)}") from exc
 
     async def _pull(self, manifest: Manifest) -> None:
-        pull = await self._kit.pulls.fetch(manifest)
+        pull = await self._context.pulls.fetch(manifest)
 
         def keep() -> None:
             pull.download.verify()
@@ -93,26 +93,26 @@ class Preparation:
         await anyio.to_thread.run_sync(keep)
 
 
-def _wish(welcome: Welcome) -> tuple[Manifest, Manifest | None]:
+def _required(welcome: Welcome) -> tuple[Manifest, Manifest | None]:
     return welcome.task, welcome.shard
 
 
 class Joining:
-    """Says hello until it is welcome, then prepares what the welcome asks for.
+    """Sends `Hello` until a `Welcome` comes, then prepares task and data.
 
     Args:
-        kit: The agent's means.
+        context: Parts of the agent.
         group: Runs the preparation.
-        preparation: What has to be done.
-        hello: What the device says of itself.
-        phase: The agent's phase now.
-        step: Tells the agent what happened.
-        on_end: Called when a preparation has ended, well or not.
+        preparation: Prepares the worker.
+        hello: The message.
+        phase: Returns the agent's phase.
+        step: Applies an event to the agent's lifecycle.
+        on_end: Called when a preparation has ended or failed.
     """
 
     def __init__(
         self,
-        kit: RoundContext,
+        context: RoundContext,
         group: TaskGroup,
         preparation: Preparation,
         hello: Hello,
@@ -120,41 +120,41 @@ class Joining:
         step: Callable[[Event], None],
         on_end: Callable[[], None],
     ) -> None:
-        self._kit = kit
+        self._context = context
         self._group = group
         self._preparation = preparation
         self._hello = hello
         self._phase = phase
         self._step = step
         self._on_end = on_end
-        self._bell = Notify()
+        self._wakeup = Notify()
         self._hello_at = 0.0
-        self._under_way: tuple[Welcome, anyio.CancelScope] | None = None
+        self._running: tuple[Welcome, anyio.CancelScope] | None = None
 
-    async def greet(self) -> None:
-        """Say hello, for ever, while nobody has welcomed us."""
-        clock = self._kit.clock
+    async def send_hellos(self) -> None:
+        """Send `Hello` again and again while the agent is joining."""
+        clock = self._context.clock
         while True:
             left_s = self._hello_at - clock.now()
             if self._phase() is not Phase.JOINING:
-                await self._bell.wait()
+                await self._wakeup.wait()
             elif left_s > 0.0:
-                await self._bell.wait(left_s)
+                await self._wakeup.wait(left_s)
             else:
-                self._hello_at = clock.now() + self._kit.timeouts.hello_s
-                await self._kit.post.tell(self._hello)
+                self._hello_at = clock.now() + self._context.timeouts.hello_s
+                await self._context.publisher.send(self._hello)
 
-    def greet_now(self) -> None:
-        """There is somebody to greet."""
-        self._greet_in(0.0)
+    def hello_now(self) -> None:
+        """A coordinator is on: send the next `Hello` at once."""
+        self._hello_in(0.0)
 
-    def greet_later(self) -> None:
-        """We were refused, or cannot do what is asked: do not insist."""
-        self._greet_in(self._kit.timeouts.refused_s)
+    def hello_later(self) -> None:
+        """The coordinator refused, or preparation failed: wait before the next `Hello`."""
+        self._hello_in(self._context.timeouts.refused_s)
 
     def repeat_hello(self) -> None:
-        """Greet in the middle of work: one of us had lost its link."""
-        self._kit.post.say(self._hello)
+        """Send `Hello` during work: one side had lost its link."""
+        self._context.publisher.publish(self._hello)
 
     def on_welcome(self, welcome: Welcome) -> None:
         """Prepare, unless that is done or under way; a device at work goes on working."""
@@ -163,7 +163,7 @@ class Joining:
             return
         if phase is Phase.IDLE and is_done:
             return
-        if self._under_way is not None and self._under_way[0] == welcome:
+        if self._running is not None and self._running[0] == welcome:
             return
         self.stop()
         self._step(Event.WELCOMED)
@@ -171,16 +171,16 @@ class Joining:
             self._step(Event.PREPARED)
             return
         scope = anyio.CancelScope()
-        self._under_way = (welcome, scope)
+        self._running = (welcome, scope)
         self._group.start_soon(
-            self._prepare, welcome, scope, name=f"agent[{self._kit.name}].prepare"
+            self._prepare, welcome, scope, name=f"agent[{self._context.name}].prepare"
         )
 
     def stop(self) -> None:
-        """Drop the preparation under way: another coordinator is on."""
-        if self._under_way is not None:
-            self._under_way[1].cancel()
-            self._under_way = None
+        """Cancel the running preparation: another coordinator is on."""
+        if self._running is not None:
+            self._running[1].cancel()
+            self._running = None
 
     async def _prepare(self, welcome: Welcome, scope: anyio.CancelScope) -> None:
         event = Event.UNPREPARED
@@ -189,14 +189,14 @@ class Joining:
                 await self._preparation.prepare(welcome)
                 event = Event.PREPARED
             except NotPrepared as exc:
-                _log.warning("%s: cannot train: %s", self._kit.name, exc)
-        if self._under_way != (welcome, scope):
+                _log.warning("%s: cannot train: %s", self._context.name, exc)
+        if self._running != (welcome, scope):
             return
-        self._under_way = None
-        self.greet_later()
+        self._running = None
+        self.hello_later()
         self._step(event)
         self._on_end()
 
-    def _greet_in(self, delay_s: float) -> None:
-        self._hello_at = self._kit.clock.now() + delay_s
-        self._bell.ring()
+    def _hello_in(self, delay_s: float) -> None:
+        self._hello_at = self._context.clock.now() + delay_s
+        self._wakeup.notify()

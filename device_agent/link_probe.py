@@ -25,34 +25,34 @@ class LinkProber:
     def __init__(
         self,
         name: str,
-        post: DevicePublisher,
+        publisher: DevicePublisher,
         link: LinkEstimate,
         clock: Clock,
         timeout_s: float,
         is_quiet: Callable[[], bool],
     ) -> None:
         self._name = name
-        self._post = post
+        self._publisher = publisher
         self._link = link
         self._clock = clock
         self._timeout_s = timeout_s
         self._is_quiet = is_quiet
-        """No transfer of a round is under way that the probe would disturb or be disturbed by."""
-        self._bell = Notify()
+        """No round is running whose transfers would disturb the probe, or the other way round."""
+        self._wakeup = Notify()
         self._seq = 0
         self._replied_at = 0.0
         self._reply = anyio.Event()
 
     async def run(self) -> None:
-        """Measure again whenever the rates are too old and the device is idle."""
+        """Measure again whenever the rates are too old and no round is running."""
         while True:
-            await self._bell.wait(self._wait_s())
+            await self._wakeup.wait(self._wait_s())
             if self._is_quiet():
                 await self.measure()
 
     def wake(self) -> None:
         """The device became idle, or the link came back: look again."""
-        self._bell.ring()
+        self._wakeup.notify()
 
     async def measure(self) -> None:
         """Probe what is unknown or too old; a probe without a reply is given up."""
@@ -74,7 +74,7 @@ class LinkProber:
             self._link.on_transfer(direction, PROBE_BYTES, elapsed_s, self._clock.now())
 
     def on_reply(self, reply: LinkProbeReply) -> None:
-        """Take the answer to the probe under way; a late one is ignored."""
+        """Handle the reply to the running probe; a late one is ignored."""
         if reply.seq == self._seq and not self._reply.is_set():
             self._replied_at = self._clock.now()
             self._reply.set()
@@ -86,13 +86,13 @@ class LinkProber:
         return due - now if due > now else None
 
     async def _probe(self, payload: bytes, reply_bytes: int) -> float | None:
-        """Return how long one probe took, or None if it was disturbed or never answered."""
+        """Return the time of one probe; None if it was disturbed or got no reply."""
         self._seq += 1
         self._reply = anyio.Event()
         sent_at = self._clock.now()
         probe = LinkProbe(seq=self._seq, payload=payload, reply_bytes=reply_bytes)
         with anyio.move_on_after(self._timeout_s):
-            if await self._post.tell(probe, qos=0):
+            if await self._publisher.send(probe, qos=0):
                 await self._reply.wait()
         if not (self._reply.is_set() and self._is_quiet()):
             _log.debug("%s: link probe without a usable answer", self._name)

@@ -1,4 +1,4 @@
-"""What an agent process leaves out of memory until somebody needs it."""
+"""Modules that an agent process loads only on first use, to save memory."""
 
 import importlib
 import importlib.util
@@ -26,7 +26,7 @@ def spare_memory() -> None:
 
 
 class _Later(ModuleType):
-    """Stands for a module until somebody asks it for something."""
+    """Stands for a module until its first attribute is read."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

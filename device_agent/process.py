@@ -37,18 +37,18 @@ def run_agent(
 
     Args:
         config: Of the agent.
-        host: The machine, or what is to be taken for it.
+        host: The machine, or its emulation.
         loop_factory: Makes the event loop; its clock must be that of the host.
         keepalive_s: The broker misses a silent agent after 1.5 times this, on its own clock.
 
     Raises:
-        AgentError: Bad configuration or data, or nobody wants us.
+        AgentError: Bad configuration or data, or the agent was refused.
         EngineError: The training engine is not installed.
     """
 
     def transport(will: Will) -> Transport:
-        # One id per name: after a power cut the broker replaces the dead session by ours, and
-        # its last will cannot come later and contradict us.
+        # One id per name: after a power cut the broker replaces the dead session, and
+        # its last will cannot come later and contradict the new one.
         client_id = f"fairbed-{config.tenant}-{config.name}"
         try:
             return MqttTransport(config.broker_url, client_id, will=will, keepalive_s=keepalive_s)

@@ -1,8 +1,8 @@
-"""All that leaves the device: messages, subscriptions, chunks.
+"""Everything that a device sends: messages, subscriptions, chunks.
 
-What must not hold anybody up is sent without waiting. At most `MAX_PENDING` of those wait for the
-broker at a time; beyond that the newest is dropped and counted, and whoever sent it asks
-again after its own timeout, as after any other loss.
+`publish` does not wait. At most `MAX_PENDING` of its messages wait for the broker at a time; beyond
+that the newest is dropped and counted, and the sender repeats it after its own timeout, as after
+any other loss.
 """
 
 import logging
@@ -35,8 +35,8 @@ class DevicePublisher:
         self._group = group
         self._pending = 0
 
-    def say(self, message: FromDevice, qos: int = 1) -> None:
-        """Send a message, and hold nobody up; it is lost if the link is down."""
+    def publish(self, message: FromDevice, qos: int = 1) -> None:
+        """Send a message without waiting; it is lost if the link is down."""
         if not self._may_start(type(message).__name__):
             return
         try:
@@ -45,12 +45,12 @@ class DevicePublisher:
                 encode(message),
                 qos=qos,
                 retain=isinstance(message, Status),
-                settled=self._settled,
+                settled=self._on_sent,
             )
         except Disconnected:
-            self._settled()
+            self._on_sent()
 
-    async def tell(self, message: FromDevice, qos: int = 1) -> bool:
+    async def send(self, message: FromDevice, qos: int = 1) -> bool:
         """Send a message; tell whether the broker has it (QoS 1) or it is on its way (QoS 0)."""
         try:
             await self._transport.publish(
@@ -104,7 +104,7 @@ class DevicePublisher:
             except Refused as exc:
                 _log.error("%s: %s: %s", self._name, what, exc)
             finally:
-                self._settled()
+                self._on_sent()
 
         self._group.start_soon(quietly, name=f"agent[{self._name}].{what}")
 
@@ -117,5 +117,5 @@ class DevicePublisher:
         self._pending += 1
         return True
 
-    def _settled(self) -> None:
+    def _on_sent(self) -> None:
         self._pending -= 1

@@ -1,8 +1,7 @@
-"""One round of one device, from the arrival of `Train` to the coordinator's last word.
+"""The work of one device: a round, from `Train` to `UploadResult`, or a loss query.
 
-Until when one piece of work may go on: what is common to a round and to a question.
-
-One question: what is the loss of this model on this device? It is asked before a selection.
+`DeviceRound` works on a `Train`, `DeviceEvaluation` on an `EvaluateRequest`; a `Deadline` limits
+either, and does not run while the coordinator or the broker is gone.
 """
 
 import hashlib
@@ -46,9 +45,11 @@ from fairbed.wire.messages import (
 )
 from fairbed.wire.transfer import Download, Upload
 
+_log = logging.getLogger(__name__)
+
 
 class Deadline:
-    """Ends the work in its `scope` when its time is up, or when it is told to.
+    """Ends the work in its `scope` when its time is up, or by `stop`.
 
     Args:
         clock: The agent's.
@@ -59,46 +60,46 @@ class Deadline:
     def __init__(self, clock: Clock, at: float, outage_s: float) -> None:
         self.scope = anyio.CancelScope()
         self.is_stopped = False
-        """It was told to end."""
+        """`stop` was called."""
         self._clock = clock
         self._at = at
         self._outage_s = outage_s
-        self._held_since: float | None = None
-        self._given_s = 0.0
-        """What absences have added so far."""
+        self._paused_since: float | None = None
+        self._extended_s = 0.0
+        """Extension by absences of coordinator and broker so far."""
         self._set(at)
 
     def stop(self) -> None:
-        """End the work at once; what the training thread still does is thrown away."""
+        """End the work at once; a result of the training thread is discarded."""
         self.is_stopped = True
         self.scope.cancel()
 
     def is_over(self) -> bool:
-        """Tell whether nobody wants the work any more; asked from the training thread, too."""
+        """Tell whether the work was stopped or is too late; also called by the training thread."""
         return self.is_stopped or self._left_s() <= 0.0
 
-    def hold(self) -> None:
-        """Nobody is there to hear us: `outage_s` more, of which `go_on` takes back the rest."""
-        if self._held_since is None:
-            self._held_since = self._clock.now()
-            self._give(self._outage_s)
+    def pause(self) -> None:
+        """Extend the deadline by `outage_s`; `resume` takes the unused part back."""
+        if self._paused_since is None:
+            self._paused_since = self._clock.now()
+            self._extend(self._outage_s)
 
-    def go_on(self) -> None:
-        """The coordinator is on again."""
-        held_since, self._held_since = self._held_since, None
-        if held_since is not None:
-            self._give(min(self._clock.now() - held_since - self._outage_s, 0.0))
+    def resume(self) -> None:
+        """The coordinator is back."""
+        paused_since, self._paused_since = self._paused_since, None
+        if paused_since is not None:
+            self._extend(min(self._clock.now() - paused_since - self._outage_s, 0.0))
 
     @contextmanager
     def waiting(self, limit_s: float) -> Iterator[None]:
-        """Wait inside for the coordinator: it may last `limit_s`, and is none of our time."""
+        """Wait for the coordinator inside, at most `limit_s`; the deadline does not count it."""
         began, at = self._clock.now(), self._at
         self._set(began + limit_s)
         yield
         self._set(at + self._clock.now() - began)
 
-    def _give(self, more_s: float) -> None:
-        self._given_s += more_s
+    def _extend(self, more_s: float) -> None:
+        self._extended_s += more_s
         self._set(self._at)
 
     def _set(self, at: float) -> None:
@@ -106,19 +107,16 @@ class Deadline:
         self.scope.deadline = anyio.current_time() + self._left_s()
 
     def _left_s(self) -> float:
-        return self._at + self._given_s - self._clock.now()
-
-
-_log = logging.getLogger(__name__)
+        return self._at + self._extended_s - self._clock.now()
 
 
 @dataclass(frozen=True, slots=True)
 class RoundContext:
-    """What a round needs of the agent."""
+    """The parts of the agent that a round uses."""
 
     name: str
     clock: Clock
-    post: DevicePublisher
+    publisher: DevicePublisher
     pulls: Pulls
     worker: TrainingThread
     link: LinkEstimate
@@ -126,40 +124,42 @@ class RoundContext:
 
 
 class DeviceRound:
-    """Works on one `Train`; messages about it come in by the `on_` methods.
+    """Works on one `Train`; its messages arrive by the `on_` methods.
 
     Args:
-        train: What the coordinator asks for.
-        arrived_s: When it came, on the kit's clock.
-        kit: The agent's means.
-        progress: Told of each event of the lifecycle, on the event loop.
-        progress_from_thread: Told of several, in the training thread.
+        train: The request of the coordinator.
+        arrived_s: Instant of its arrival, on the context's clock.
+        context: Parts of the agent.
+        progress: Receives each event of the lifecycle, on the event loop.
+        progress_from_thread: Receives several at once, in the training thread.
     """
 
     def __init__(
         self,
         train: Train,
         arrived_s: float,
-        kit: RoundContext,
+        context: RoundContext,
         progress: Callable[[Event], None],
         progress_from_thread: Callable[[Sequence[Event]], None],
     ) -> None:
         self.train = train
-        self._kit = kit
-        self._watch = Stopwatch(kit.clock, arrived_s)
-        self.deadline = Deadline(kit.clock, arrived_s + train.deadline_s, kit.timeouts.outage_s)
+        self._context = context
+        self._watch = Stopwatch(context.clock, arrived_s)
+        self.deadline = Deadline(
+            context.clock, arrived_s + train.deadline_s, context.timeouts.outage_s
+        )
         self._progress = progress
         self._progress_from_thread = progress_from_thread
-        self._bell = Notify()
+        self._wakeup = Notify()
         self._offer: Offer | None = None
         self._grant: Grant | None = None
         self._push: Push | None = None
         self._sha256: bytes | None = None
         self._done: UploadDone | None = None
-        self._received: UploadResult | None = None
+        self._result: UploadResult | None = None
 
     async def run(self) -> None:
-        """Work until the coordinator has said its last word, or `stop` was called.
+        """Work until the `UploadResult` arrives or `stop` is called.
 
         Raises:
             RoundFailed: The round cannot be finished, or took too long.
@@ -171,29 +171,29 @@ class DeviceRound:
             if not self.deadline.is_over():
                 raise
         finally:
-            self._push = None  # it knows us, too, and holds the update
-        if self.deadline.is_stopped or self._received is not None:
+            self._push = None  # breaks a reference cycle that would keep the update in memory
+        if self.deadline.is_stopped or self._result is not None:
             return
         if self._offer is not None and self._grant is None:
-            raise RoundFailed(f"no grant within {self._kit.timeouts.queue_s:g} s")
+            raise RoundFailed(f"no grant within {self._context.timeouts.queue_s:g} s")
         raise RoundFailed(f"the deadline of {self.train.deadline_s:g} s has passed")
 
     def stop(self) -> None:
-        """Give up at once; what the training thread still does is thrown away."""
+        """Stop at once; a result of the training thread is discarded."""
         self.deadline.stop()
 
     def on_grant(self, grant: Grant) -> None:
-        """Take the permission to upload, again after the coordinator came back."""
+        """Handle the permission to upload, which comes again after a restart of the coordinator."""
         if self._offer is None or grant.id != self._offer.manifest.id:
             return
         if self._push is not None:
             self._push.on_grant(grant.window)
         else:
             self._grant = grant
-            self._bell.ring()
+            self._wakeup.notify()
 
     def on_ack(self, ack: UploadAck) -> None:
-        """Take the coordinator's bitmap.
+        """Handle the coordinator's bitmap.
 
         Raises:
             DecodeError: It is not one of this update.
@@ -201,13 +201,13 @@ class DeviceRound:
         if self._push is not None and ack.id == self._push.upload.manifest.id:
             self._push.on_ack(ack.received)
 
-    def on_received(self, received: UploadResult) -> None:
-        """Take the coordinator's last word; it may come before we have sent anything."""
-        if self._offer is not None and received.id == self._offer.manifest.id:
-            self._received = received
+    def on_upload_result(self, result: UploadResult) -> None:
+        """Handle the result of the upload; it may come before the first chunk was sent."""
+        if self._offer is not None and result.id == self._offer.manifest.id:
+            self._result = result
             if self._push is not None:
                 self._push.close()
-            self._bell.ring()
+            self._wakeup.notify()
 
     def on_link_up(self) -> None:
         """Send again what was in flight."""
@@ -215,11 +215,11 @@ class DeviceRound:
             self._push.on_link_up()
 
     def repeat(self) -> None:
-        """Say again what the coordinator may have missed."""
+        """Send the last message again, which the coordinator may have missed."""
         if self._done is not None:
-            self._kit.post.say(self._done)
+            self._context.publisher.publish(self._done)
         elif self._offer is not None and self._grant is None:
-            self._kit.post.say(self._offer)
+            self._context.publisher.publish(self._offer)
 
     async def _work(self) -> None:
         update = await self._train_and_offer()
@@ -228,29 +228,31 @@ class DeviceRound:
             grant = await self._wait_for_grant()
             if grant is not None:
                 await self._upload(update, grant)
-            received = await self._wait_for_last_word()
+            result = await self._wait_for_result()
         self._progress(Event.UPLOAD_CONFIRMED)
-        if not received.accepted:
+        if not result.accepted:
             _log.warning(
-                "%s round %d: not accepted: %s", self._kit.name, self.train.round, received.reason
+                "%s round %d: not accepted: %s", self._context.name, self.train.round, result.reason
             )
 
     async def _upload(self, update: memoryview, grant: Grant) -> None:
         assert self._offer is not None, "granted without an offer"
-        upload = Upload(self._offer.manifest, update, self._kit.link.uplink_bps)
-        push = Push(upload, self._kit.post, self._kit.clock, self._say_done_if_ready)
+        upload = Upload(self._offer.manifest, update, self._context.link.uplink_bps)
+        push = Push(upload, self._context.publisher, self._context.clock, self._send_done_if_ready)
         self._push = push
         self._progress(Event.GRANTED)
         await push.run(grant.window)
         if push.elapsed_s is not None:
-            self._kit.link.on_transfer("up", len(update), push.elapsed_s, self._kit.clock.now())
+            self._context.link.on_transfer(
+                "up", len(update), push.elapsed_s, self._context.clock.now()
+            )
 
     async def _train_and_offer(self) -> memoryview:
-        kit, train = self._kit, self.train
+        context, train = self._context, self.train
         model: Download | None = None
-        if not kit.worker.holds(train):
-            model = (await kit.pulls.fetch(kit.worker.blob_for(train))).download
-        trained = await kit.worker.compute(
+        if not context.worker.holds(train):
+            model = (await context.pulls.fetch(context.worker.blob_for(train))).download
+        trained = await context.worker.compute(
             TrainingJob(
                 train, model, self._watch, self._progress_from_thread, self.deadline.is_over
             )
@@ -261,12 +263,12 @@ class DeviceRound:
             kind="update",
             size_bytes=len(trained.update),
             chunk_bytes=suitable_chunk_bytes(
-                kit.link.uplink_bps, len(trained.update), kit.link.max_chunk_bytes
+                context.link.uplink_bps, len(trained.update), context.link.max_chunk_bytes
             ),
         )
         self._watch.lap("encode")
         self._offer = self._make_offer(trained, manifest, model)
-        kit.post.say(self._offer)
+        context.publisher.publish(self._offer)
         self._progress(Event.ENCODED)
         return trained.update
 
@@ -293,7 +295,7 @@ class DeviceRound:
             loss_before=trained.loss_before,
             loss_train=trained.loss_train,
             download_rerequests=0 if model is None else model.rerequests,
-            downlink_bps=self._kit.link.downlink_bps,
+            downlink_bps=self._context.link.downlink_bps,
             steady=steady,
             pulled=None if pulled == self.train.model.id else pulled,
             had_model=model is None,
@@ -301,22 +303,22 @@ class DeviceRound:
 
     async def _hash(self, update: memoryview) -> None:
         self._sha256 = await anyio.to_thread.run_sync(lambda: hashlib.sha256(update).digest())
-        self._say_done_if_ready()
+        self._send_done_if_ready()
 
     async def _wait_for_grant(self) -> Grant | None:
-        """Wait for the grant; this time is the coordinator's.
+        """Wait for the grant; the deadline does not count this time.
 
-        None means that the last word came instead.
+        None means that the result came instead.
         """
-        timeouts = self._kit.timeouts
+        timeouts = self._context.timeouts
         with self.deadline.waiting(timeouts.queue_s):
-            while self._grant is None and self._received is None:
-                if not await self._bell.wait(timeouts.resend_s):
+            while self._grant is None and self._result is None:
+                if not await self._wakeup.wait(timeouts.resend_s):
                     self.repeat()
         return self._grant
 
-    def _say_done_if_ready(self) -> None:
-        """Tell the hash as soon as it is known and every chunk has been sent."""
+    def _send_done_if_ready(self) -> None:
+        """Send `UploadDone` as soon as the hash is known and every chunk has been sent."""
         push = self._push
         if self._done is None and self._sha256 is not None and push is not None and push.is_sent:
             self._done = UploadDone(
@@ -325,71 +327,75 @@ class DeviceRound:
                 sha256=self._sha256,
                 resent_chunks=push.upload.resent,
             )
-            self._kit.post.say(self._done)
+            self._context.publisher.publish(self._done)
             self._progress(Event.SENT)
 
-    async def _wait_for_last_word(self) -> UploadResult:
-        while self._received is None:
-            if not await self._bell.wait(self._kit.timeouts.resend_s):
+    async def _wait_for_result(self) -> UploadResult:
+        while self._result is None:
+            if not await self._wakeup.wait(self._context.timeouts.resend_s):
                 self.repeat()
-        return self._received
+        return self._result
 
 
 class DeviceEvaluation:
     """Works on one `EvaluateRequest`: pulls the model, evaluates it, and has the answer.
 
     Args:
-        ask: What the coordinator wants to know.
-        arrived_s: When it came, on the kit's clock.
-        kit: The agent's means.
+        request: The request of the coordinator.
+        arrived_s: Instant of its arrival, on the context's clock.
+        context: Parts of the agent.
     """
 
-    def __init__(self, ask: EvaluateRequest, arrived_s: float, kit: RoundContext) -> None:
-        self.ask = ask
-        self._kit = kit
-        self._watch = Stopwatch(kit.clock, arrived_s)
-        self.deadline = Deadline(kit.clock, arrived_s + ask.limit_s, kit.timeouts.outage_s)
+    def __init__(self, request: EvaluateRequest, arrived_s: float, context: RoundContext) -> None:
+        self.request = request
+        self._context = context
+        self._watch = Stopwatch(context.clock, arrived_s)
+        self.deadline = Deadline(
+            context.clock, arrived_s + request.limit_s, context.timeouts.outage_s
+        )
 
     async def run(self) -> EvaluateReply | None:
-        """Return the answer; None when nobody wants it any more.
+        """Return the reply; None after `stop`.
 
         Raises:
-            RoundFailed: There is none, or it would come too late.
+            RoundFailed: The loss cannot be found, or too late.
         """
         deadline = self.deadline
-        answer: EvaluateReply | None = None
+        reply: EvaluateReply | None = None
         try:
             with deadline.scope:
-                answer = await self._work()
+                reply = await self._work()
         except RoundFailed:
             if not deadline.is_over():
                 raise
-        if answer is None and not deadline.is_stopped:
-            raise RoundFailed(f"no loss within {self.ask.limit_s:g} s")
-        return None if deadline.is_stopped else answer
+        if reply is None and not deadline.is_stopped:
+            raise RoundFailed(f"no loss within {self.request.limit_s:g} s")
+        return None if deadline.is_stopped else reply
 
     def stop(self) -> None:
-        """Give up at once; what the training thread still does is thrown away."""
+        """Stop at once; a result of the training thread is discarded."""
         self.deadline.stop()
 
     async def _work(self) -> EvaluateReply:
-        kit, ask = self._kit, self.ask
-        pull = await kit.pulls.fetch(kit.worker.blob_for(ask))
+        context, request = self._context, self.request
+        pull = await context.pulls.fetch(context.worker.blob_for(request))
         should_stop = self.deadline.is_over
-        told = await kit.worker.answer(EvaluationJob(ask, pull.download, self._watch, should_stop))
-        return self._answer(told, pull.download)
+        result = await context.worker.evaluate(
+            EvaluationJob(request, pull.download, self._watch, should_stop)
+        )
+        return self._make_reply(result, pull.download)
 
-    def _answer(self, told: EvaluationResult, model: Download) -> EvaluateReply:
+    def _make_reply(self, result: EvaluationResult, model: Download) -> EvaluateReply:
         watch, pulled = self._watch, model.manifest.id
         return EvaluateReply(
-            round=self.ask.round,
-            attempt=self.ask.attempt,
-            loss=told.loss,
-            n=told.n,
-            was_cold=told.was_cold,
+            round=self.request.round,
+            attempt=self.request.attempt,
+            loss=result.loss,
+            n=result.n,
+            was_cold=result.was_cold,
             download_s=watch["download"],
             decode_s=watch["decode"],
             load_s=watch["load"],
             evaluate_s=watch["evaluate"],
-            pulled=None if pulled == self.ask.model.id else pulled,
+            pulled=None if pulled == self.request.model.id else pulled,
         )

@@ -1,4 +1,4 @@
-"""What a real machine tells of itself; no reader ever raises.
+"""Sensors of a real machine; no reader ever raises.
 
     free cores = min(idle cores of our affinity + own use,
                      quota - what others use of it, for every group with a quota)
@@ -7,13 +7,13 @@ averaged over some seconds: the device's mu is this, at most the engine's thread
 clock ratio. Files are read below an injected root, CPU times come from an injected function, so
 that a test can put a whole machine into a folder.
 
-Why a processor is kept from its full clock, as far as its system tells.
+`ThrottleReader` finds why a processor does not run at its full clock:
 
 Raspberry Pi    the firmware's bits, from `soc:firmware/get_throttled`; a newer kernel without that
                 file still tells of under-voltage, as an alarm of the sensor `rpi_volt`
 any Linux       thermal cooling devices that limit the processor, Jetson's among them
 
-Files are looked for once and read when asked; no reader ever raises.
+It looks for files once, and reads them at each call.
 """
 
 import math

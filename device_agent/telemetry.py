@@ -1,4 +1,4 @@
-"""The context that a device sends of itself: every second, and when something changes."""
+"""Sends the context of a device: every second, and when it changes."""
 
 import os
 import time
@@ -15,12 +15,12 @@ from fairbed.device_agent.worker import TrainingThread
 from fairbed.wire.messages import Context
 
 MIN_GAP_S = 0.25
-"""Contexts that tell a new phase of a round are at least this far apart: a round of 0.1 s
-passes eight of them. So are those that tell the end of a round that the coordinator ended itself.
-Readiness and any other return to idle are never held back."""
+"""Least time between contexts that report a new phase: a round of 0.1 s has eight of them. It also
+holds for the end of a round that the coordinator ended itself. Readiness and any other return to
+idle are never delayed."""
 
 PHASE_DELAY_S = 0.05
-"""A new phase is told this much later, so that telling it does not delay its own work."""
+"""A new phase is reported this much later, so that the report does not delay the work."""
 
 
 class Telemetry:
@@ -29,7 +29,7 @@ class Telemetry:
     def __init__(
         self,
         host: Host,
-        post: DevicePublisher,
+        publisher: DevicePublisher,
         worker: TrainingThread,
         link: LinkEstimate,
         *,
@@ -41,14 +41,14 @@ class Telemetry:
         self.period_s = period_s
         """Seconds between two contexts when nothing changes."""
         self._host = host
-        self._post = post
+        self._publisher = publisher
         self._worker = worker
         self._link = link
         self._boot = boot
         self._engine_threads = engine_threads
         self._state = state
         self._cpu = CpuMeter(host.clock)
-        self._bell = Notify()
+        self._wakeup = Notify()
         self._seq = 0
         self._sent_at = float("-inf")
         self._due_at = float("-inf")
@@ -58,13 +58,13 @@ class Telemetry:
         clock = self._host.clock
         while True:
             while (left_s := self._due_at - clock.now()) > 0.0:
-                await self._bell.wait(left_s)
+                await self._wakeup.wait(left_s)
             self._sent_at = clock.now()
             self._due_at = self._sent_at + self.period_s
-            await self._post.tell(self.context(), qos=0)
+            await self._publisher.send(self.context(), qos=0)
 
     def send_now(self) -> None:
-        """Readiness has changed, or the device is idle and nobody may know."""
+        """Readiness has changed, or the coordinator may not know that the device is idle."""
         self._send_by(self._host.clock.now())
 
     def send_next(self) -> None:
@@ -80,7 +80,7 @@ class Telemetry:
         return self._sent_at + min(MIN_GAP_S, self.period_s)
 
     def context(self) -> Context:
-        """Return what the device knows of itself now."""
+        """Return the current context of the device."""
         sensors, now = self._host.sensors, self._host.clock.now()
         phase, is_ready = self._state()
         free_cores, clock_ratio = sensors.free_cores(), sensors.clock_ratio()
@@ -109,7 +109,7 @@ class Telemetry:
     def _send_by(self, instant: float) -> None:
         if instant < self._due_at:
             self._due_at = instant
-            self._bell.ring()
+            self._wakeup.notify()
 
 
 class CpuMeter:
@@ -127,7 +127,7 @@ class CpuMeter:
 
 
 def rss_bytes(statm: Path = Path("/proc/self/statm")) -> int | None:
-    """Return the resident memory of this process; None where the system does not tell so."""
+    """Return the resident memory of this process; None where the system does not report it."""
     try:
         return int(statm.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):

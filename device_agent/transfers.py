@@ -1,8 +1,8 @@
 """Blobs between this device and the network: drives `wire.transfer` over the transport.
 
-A public blob's chunks are retained messages, asked for by subscribing and given back by
-unsubscribing; those of a private one are asked for by message. Nothing here waits for a
-broker's answer to a subscription: on a slow link it comes behind the chunks themselves.
+Chunks of a public blob are retained messages: a device subscribes to request them, and
+unsubscribes when they have arrived. Chunks of a private blob are requested by message. No code here
+waits for the SUBACK: on a slow link it arrives after the chunks themselves.
 """
 
 from collections import deque
@@ -23,55 +23,55 @@ from fairbed.wire.transfer import Download, Upload
 class Source(Protocol):
     """Where the chunks of a blob come from."""
 
-    def ask(self, indices: Sequence[int]) -> None:
-        """Have these chunks sent to us (once more, if they were asked for already)."""
+    def request(self, indices: Sequence[int]) -> None:
+        """Request these chunks, again if they were requested before."""
         ...
 
     def release(self, indices: Sequence[int]) -> None:
-        """These chunks are not waited for any more."""
+        """These chunks are not expected any more."""
         ...
 
 
 class PublicSource:
     """Retained chunks of a blob that every device reads."""
 
-    def __init__(self, post: DevicePublisher, topics: Topics, manifest: Manifest) -> None:
-        self._post = post
+    def __init__(self, publisher: DevicePublisher, topics: Topics, manifest: Manifest) -> None:
+        self._publisher = publisher
         self._topics = topics
         self._id = manifest.id
         self._blob = manifest.id.hex()
-        self._asked: set[int] = set()
+        self._requested: set[int] = set()
 
-    def ask(self, indices: Sequence[int]) -> None:
+    def request(self, indices: Sequence[int]) -> None:
         """Subscribe, which makes the broker send what it keeps.
 
-        What was asked for in vain may never have reached the broker: the coordinator is told.
+        A chunk requested before may be missing in the broker: the coordinator is asked for it.
         """
-        self._post.subscribe(*(self._topics.chunk(self._blob, index) for index in indices))
-        again = [index for index in indices if index in self._asked]
+        self._publisher.subscribe(*(self._topics.chunk(self._blob, index) for index in indices))
+        again = [index for index in indices if index in self._requested]
         if again:
-            self._post.say(ChunkRequest(id=self._id, chunks=again), qos=0)
-        self._asked.update(indices)
+            self._publisher.publish(ChunkRequest(id=self._id, chunks=again), qos=0)
+        self._requested.update(indices)
 
     def release(self, indices: Sequence[int]) -> None:
         """Unsubscribe."""
-        self._asked.difference_update(indices)
-        self._post.unsubscribe(*(self._topics.chunk(self._blob, index) for index in indices))
+        self._requested.difference_update(indices)
+        self._publisher.unsubscribe(*(self._topics.chunk(self._blob, index) for index in indices))
 
 
 class PrivateSource:
     """Chunks that the coordinator sends to this device alone."""
 
-    def __init__(self, post: DevicePublisher, manifest: Manifest) -> None:
-        self._post = post
+    def __init__(self, publisher: DevicePublisher, manifest: Manifest) -> None:
+        self._publisher = publisher
         self._id = manifest.id
 
-    def ask(self, indices: Sequence[int]) -> None:
+    def request(self, indices: Sequence[int]) -> None:
         """Request them by message."""
-        self._post.say(ChunkRequest(id=self._id, chunks=list(indices)), qos=0)
+        self._publisher.publish(ChunkRequest(id=self._id, chunks=list(indices)), qos=0)
 
     def release(self, indices: Sequence[int]) -> None:
-        """Nothing was kept for us."""
+        """Do nothing: a request leaves no subscription."""
 
 
 class Pull:
@@ -81,10 +81,10 @@ class Pull:
         self.download = download
         self._source = source
         self._clock = clock
-        self._bell = Notify()
+        self._wakeup = Notify()
         self._wanted: list[int] = []
         self._arrived: list[int] = []
-        self._asked: set[int] = set()
+        self._requested: set[int] = set()
 
     async def run(self) -> None:
         """Return when every chunk is here; the hash is still to be compared.
@@ -96,11 +96,11 @@ class Pull:
             self._wanted += download.start(self._clock.now())
             self._flush()
             while not download.is_complete:
-                await self._bell.wait(_until(download.wake_at, self._clock))
+                await self._wakeup.wait(_until(download.wake_at, self._clock))
                 self._wanted += download.tick(self._clock.now())
                 self._flush()
         finally:
-            self._give_back(self._asked)
+            self._release(self._requested)
 
     @property
     def elapsed_s(self) -> float | None:
@@ -118,50 +118,50 @@ class Pull:
         """
         self._wanted += self.download.on_chunk(chunk, self._clock.now())
         self._arrived.append(chunk.index)
-        self._bell.ring()
+        self._wakeup.notify()
 
     def on_link_down(self) -> None:
         """Forget the subscriptions: `on_link_up` decides anew what to ask for."""
         self._wanted.clear()
-        self._give_back(self._asked)
+        self._release(self._requested)
 
     def on_link_up(self) -> None:
         """Ask again for what was in flight."""
         self._wanted += self.download.on_link_up(self._clock.now())
-        self._bell.ring()
+        self._wakeup.notify()
 
     def _flush(self) -> None:
-        """Give back what arrived and ask for what is wanted, each in one packet.
+        """Unsubscribe from arrived chunks and request wanted ones, each in one packet.
 
-        What arrived is given back only when something is asked for: at the end `run` does it.
+        Arrived chunks are released only with a new request; at the end `run` releases the rest.
         """
         wanted, self._wanted = self._wanted, []
         if wanted:
             arrived, self._arrived = self._arrived, []
-            self._give_back(self._asked.intersection(arrived))
-            self._asked.update(wanted)
-            self._source.ask(wanted)
+            self._release(self._requested.intersection(arrived))
+            self._requested.update(wanted)
+            self._source.request(wanted)
 
-    def _give_back(self, indices: set[int]) -> None:
+    def _release(self, indices: set[int]) -> None:
         if indices:
             self._source.release(sorted(indices))
-            self._asked = self._asked - indices
+            self._requested = self._requested - indices
 
 
 class Push:
     """One update on its way out."""
 
     def __init__(
-        self, upload: Upload, post: DevicePublisher, clock: Clock, on_sent: Callable[[], None]
+        self, upload: Upload, publisher: DevicePublisher, clock: Clock, on_sent: Callable[[], None]
     ) -> None:
         self.upload = upload
         self.is_sent = False
         """Each chunk has gone out at least once; `on_sent` is called when it turns true."""
         self.started_at: float | None = None
         self.acknowledged_at: float | None = None
-        self._post = post
+        self._publisher = publisher
         self._clock = clock
-        self._bell = Notify()
+        self._wakeup = Notify()
         self._on_sent = on_sent
         self._due: deque[int] = deque()
         self._is_closed = False
@@ -175,10 +175,10 @@ class Push:
         self.on_grant(window)
         while not (self.upload.is_acknowledged or self._is_closed):
             if await self._send_due() and self.upload.is_all_sent:
-                self._say_sent()
-            await self._bell.wait(_until(self.upload.wake_at, self._clock))
+                self._mark_sent()
+            await self._wakeup.wait(_until(self.upload.wake_at, self._clock))
             self._due.extend(self.upload.tick(self._clock.now()))
-        self._say_sent()
+        self._mark_sent()
 
     @property
     def elapsed_s(self) -> float | None:
@@ -190,7 +190,7 @@ class Push:
     def on_grant(self, window: int) -> None:
         """Begin, or begin again after the coordinator came back."""
         self._due.extend(self.upload.on_grant(window, self._clock.now()))
-        self._bell.ring()
+        self._wakeup.notify()
 
     def on_ack(self, received: bytes) -> None:
         """Take the coordinator's bitmap.
@@ -202,20 +202,20 @@ class Push:
         self._due.extend(self.upload.on_ack(received, now))
         if self.upload.is_acknowledged and self.acknowledged_at is None:
             self.acknowledged_at = now
-        self._bell.ring()
+        self._wakeup.notify()
 
     def on_link_up(self) -> None:
         """Send again what was in flight."""
         self._due.clear()
         self._due.extend(self.upload.on_link_up(self._clock.now()))
-        self._bell.ring()
+        self._wakeup.notify()
 
     def close(self) -> None:
         """Stop sending: the coordinator needs nothing more."""
         self._is_closed = True
-        self._bell.ring()
+        self._wakeup.notify()
 
-    def _say_sent(self) -> None:
+    def _mark_sent(self) -> None:
         if not self.is_sent:
             self.is_sent = True
             self._on_sent()
@@ -225,7 +225,7 @@ class Push:
         while self._due and not self._is_closed:
             frame = self.upload.frame(self._due.popleft())
             try:
-                await self._post.send_chunk(frame)
+                await self._publisher.send_chunk(frame)
             except Disconnected:  # `on_link_up` begins again with all that is in flight
                 self._due.clear()
                 return False
@@ -236,9 +236,9 @@ class Pulls:
     """The downloads under way, by blob; chunks are handed to the right one."""
 
     def __init__(
-        self, post: DevicePublisher, topics: Topics, clock: Clock, link: LinkEstimate
+        self, publisher: DevicePublisher, topics: Topics, clock: Clock, link: LinkEstimate
     ) -> None:
-        self._post = post
+        self._publisher = publisher
         self._topics = topics
         self._clock = clock
         self._link = link
@@ -248,9 +248,9 @@ class Pulls:
         """Pull a blob, and learn the downlink from it; its hash is still to be compared."""
         source: Source
         if manifest.kind == "shard":
-            source = PrivateSource(self._post, manifest)
+            source = PrivateSource(self._publisher, manifest)
         else:
-            source = PublicSource(self._post, self._topics, manifest)
+            source = PublicSource(self._publisher, self._topics, manifest)
         download = Download(manifest, rate_bps=self._link.downlink_bps)
         pull = Pull(download, source, self._clock)
         self._by_blob[manifest.id] = pull
@@ -264,7 +264,7 @@ class Pulls:
         return pull
 
     def on_chunk(self, chunk: Chunk) -> None:
-        """Hand on a chunk; one that nobody waits for is late, and ignored.
+        """Pass a chunk to its download; one of no download is late, and ignored.
 
         Raises:
             DecodeError: It does not fit its manifest.

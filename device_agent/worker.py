@@ -1,11 +1,8 @@
-"""Everything that computes, in one thread beside the event loop.
+"""The training thread: loads, evaluates, trains and encodes beside the event loop.
 
-The worker keeps the session and the data of a device in memory while it is warm, and really
-drops both when it has to be cold, so that `load_s` is what a cold start costs.
-
-What the training thread is given to do, and what it leaves.
-
-Contiguous laps: no moment between the start and the last lap belongs to no phase.
+It keeps session and data in memory while the device is warm, and frees both when the device is
+cold, so that `load_s` is the real cost of a cold start. A `Stopwatch` measures the phases as
+contiguous laps: every moment from the request to the last lap belongs to one phase.
 """
 
 import logging
@@ -64,17 +61,17 @@ class TrainingJob:
     watch: Stopwatch
     """Running since `Train` arrived."""
     progress: Callable[[Sequence[Event]], None]
-    """Called from the training thread, before it sets about something that takes long."""
+    """Called from the training thread before each long phase."""
     should_stop: Callable[[], bool]
-    """Asked from the training thread between mini-batches."""
+    """Called from the training thread between mini-batches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What one round's work leaves."""
+    """Result of a `TrainingJob`."""
 
     update: memoryview
-    """`[params | buffers]` as little-endian float32, or as the round's codec wants it."""
+    """`[params | buffers]` as little-endian float32, or encoded by the round's codec."""
     n_k: int
     steps: int
     was_cold: bool
@@ -85,20 +82,20 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationJob:
-    """A question's work for the training thread."""
+    """A loss query's work for the training thread."""
 
-    ask: EvaluateRequest
+    request: EvaluateRequest
     model: Download
-    """Of `ask.model`, or of the packed blob that becomes it."""
+    """Of `request.model`, or of the packed blob that becomes it."""
     watch: Stopwatch
     """Running since `EvaluateRequest` arrived."""
     should_stop: Callable[[], bool]
-    """Asked from the training thread between evaluation steps."""
+    """Called from the training thread between evaluation steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """What an answer says."""
+    """Result of an `EvaluationJob`."""
 
     loss: float
     n: int
@@ -122,7 +119,7 @@ _EXPECTED = (
     OSError,
     MemoryError,
 )
-"""What a task, the data, the model or the machine may be guilty of; the rest is a bug."""
+"""Errors that a task, the data, the model or the machine may cause; any other is a bug."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,18 +139,18 @@ class _Warm:
 
 @dataclass(frozen=True, slots=True)
 class _Evaluated:
-    """The model of the last question: a `Train` of the same round needs no download."""
+    """The model of the last loss query: a `Train` of the same round needs no download."""
 
     sha256: bytes
     vector: NDArray[np.float32]
 
 
 class _Stopped(Exception):
-    """The round is not wanted any more."""
+    """The round was stopped."""
 
 
 class _StoppableMeter:
-    """Passes units of work on to the host, and ends the section when the round was given up."""
+    """Passes units of work on to the host, and ends the section when the round was stopped."""
 
     def __init__(self, meter: Meter, should_stop: Callable[[], bool]) -> None:
         self._meter = meter
@@ -169,7 +166,7 @@ class _StoppableMeter:
 
 
 class TrainingThread:
-    """The training thread of one device and what it holds."""
+    """The training thread of one device, its session and data."""
 
     def __init__(
         self, host: Host, cache: BlobCache, open_engine: OpenEngine = OnnxEngine, threads: int = 1
@@ -200,12 +197,12 @@ class TrainingThread:
         return self._task.n_k if self._task is not None else 0
 
     def holds(self, train: Train) -> bool:
-        """Tell whether the model of a round is here, from the question before it."""
+        """Tell whether the model of a round is here from its loss query."""
         evaluated = self._evaluated
         return evaluated is not None and evaluated.sha256 == train.model.sha256
 
-    def let_go(self) -> None:
-        """Nobody will train the model of the last question."""
+    def drop_evaluated(self) -> None:
+        """Drop the model of the last loss query: this device was not selected."""
         self._evaluated = None
 
     def blob_for(self, train: Train | EvaluateRequest) -> Manifest:
@@ -219,7 +216,7 @@ class TrainingThread:
         return self._coder.blob_for(train, self._task.spec.layout)
 
     async def prepare(self, task: Manifest, examples: ExampleSource) -> None:
-        """Try task and data together, then let go of both: the first round is a cold one.
+        """Try task and data together, then free both: the first round is a cold one.
 
         Raises:
             NotPrepared: One of them cannot be used, or the engine computes wrong results.
@@ -228,31 +225,31 @@ class TrainingThread:
         await self._in_thread(lambda: self._prepare(task, examples))
 
     async def drop(self) -> None:
-        """Let go of session and data, and hand the memory back."""
+        """Free session and data, and return the memory to the system."""
         await self._in_thread(self._drop)
 
-    async def rest(self) -> None:
-        """Stay warm, but hand back what the last round left free."""
+    async def trim(self) -> None:
+        """Stay warm, but return free heap memory to the system."""
         await self._in_thread(trim_heap)
 
     async def compute(self, job: TrainingJob) -> Trained:
         """Verify, decode, load, evaluate, train and encode; the laps are on `job.watch`.
 
         Raises:
-            RoundFailed: Something does not work; the message says what.
+            RoundFailed: A step failed; the message names it.
         """
         return await self._in_thread(lambda: self._guarded(lambda: self._round(job)))
 
-    async def answer(self, inquiry: EvaluationJob) -> EvaluationResult:
-        """Verify, decode, load and evaluate; the laps are on `inquiry.watch`.
+    async def evaluate(self, job: EvaluationJob) -> EvaluationResult:
+        """Verify, decode, load and evaluate; the laps are on `job.watch`.
 
         Raises:
-            RoundFailed: Something does not work; the message says what.
+            RoundFailed: A step failed; the message names it.
         """
-        return await self._in_thread(lambda: self._guarded(lambda: self._tell(inquiry)))
+        return await self._in_thread(lambda: self._guarded(lambda: self._evaluate(job)))
 
     async def _in_thread(self, work: Callable[[], R]) -> R:
-        # Shielded: the thread cannot be interrupted, only asked to stop between mini-batches.
+        # Shielded: the thread cannot be interrupted, it stops by itself between mini-batches.
         return await anyio.to_thread.run_sync(work, limiter=self._limiter)
 
     def _prepare(self, manifest: Manifest, examples: ExampleSource) -> None:
@@ -263,7 +260,7 @@ class TrainingThread:
             self_check(engine)
             with self._host.pace.section("load") as meter:
                 x, y = examples.load(meter)
-            _try_out(engine, x, y)
+            _check_data(engine, x, y)
         except _EXPECTED as exc:
             raise NotPrepared(one_line(exc)) from exc
         self._task = _Task(manifest, artifact.spec, examples, len(y))
@@ -275,7 +272,7 @@ class TrainingThread:
         release_memory()
 
     def _guarded(self, work: Callable[[], R]) -> R:
-        """Do a round's work; whatever goes wrong costs that round and no more."""
+        """Do a round's work; any error becomes a `RoundFailed`."""
         try:
             return work()
         except _Stopped:
@@ -297,26 +294,26 @@ class TrainingThread:
         layout = task.spec.layout
         vector = self._model(job, layout)
         watch.lap("decode")
-        # Every word to the event loop wakes the other thread, so short phases are told together.
-        untold = [Event.DOWNLOADED]
+        # Each call of `progress` wakes the event loop, so short phases are reported together.
+        pending = [Event.DOWNLOADED]
 
         was_cold = self._warm is None
         if was_cold:
-            job.progress(untold)
-            untold = []
+            job.progress(pending)
+            pending = []
         with self._section("load", job.should_stop) as meter:
-            warm = self._loaded(task, meter)
+            warm = self._load(task, meter)
         watch.lap("load")
-        untold.append(Event.LOADED)
+        pending.append(Event.LOADED)
 
         loss_before = None
         if train.needs_loss:
-            job.progress(untold)
-            untold = []
+            job.progress(pending)
+            pending = []
             with self._section("evaluate", job.should_stop) as meter:
                 loss_before, _ = trainer.evaluate(warm.engine, vector, warm.x, warm.y, meter)
         watch.lap("evaluate")
-        job.progress([*untold, Event.EVALUATED])
+        job.progress([*pending, Event.EVALUATED])
 
         cpu_s = time.thread_time()
         with self._section("train", job.should_stop) as meter:
@@ -348,25 +345,25 @@ class TrainingThread:
             loss_train=_not_negative(result.loss_train),
         )
 
-    def _tell(self, inquiry: EvaluationJob) -> EvaluationResult:
-        task, ask, watch = self._task, inquiry.ask, inquiry.watch
+    def _evaluate(self, job: EvaluationJob) -> EvaluationResult:
+        task, request, watch = self._task, job.request, job.watch
         self._evaluated = None
         if task is None:
             raise NotPrepared("task: not here any more")
-        layout, should_stop = task.spec.layout, inquiry.should_stop
-        vector = self._pulled(ask, layout, inquiry.model, watch, should_stop)
+        layout, should_stop = task.spec.layout, job.should_stop
+        vector = self._pulled(request, layout, job.model, watch, should_stop)
         watch.lap("decode")
         was_cold = self._warm is None
         with self._section("load", should_stop) as meter:
-            warm = self._loaded(task, meter)
+            warm = self._load(task, meter)
         watch.lap("load")
-        picked = drawn(len(warm.y), ask.examples, ask.seed)
+        picked = drawn(len(warm.y), request.examples, request.seed)
         x, y = warm.x[picked], warm.y[picked]
         with self._section("evaluate", should_stop) as meter:
             loss, _ = trainer.evaluate(warm.engine, vector, x, y, meter)
         watch.lap("evaluate")
-        assert ask.model.sha256 is not None, "a model has a hash"
-        self._evaluated = _Evaluated(ask.model.sha256, vector)
+        assert request.model.sha256 is not None, "a model has a hash"
+        self._evaluated = _Evaluated(request.model.sha256, vector)
         return EvaluationResult(loss=max(0.0, loss), n=len(y), was_cold=was_cold)
 
     def _model(self, job: TrainingJob, layout: Layout) -> NDArray[np.float32]:
@@ -382,7 +379,7 @@ class TrainingThread:
 
     def _pulled(
         self,
-        order: Train | EvaluateRequest,
+        request: Train | EvaluateRequest,
         layout: Layout,
         model: Download,
         watch: Stopwatch,
@@ -390,14 +387,14 @@ class TrainingThread:
     ) -> NDArray[np.float32]:
         """Return a model that came over the network, shape (n_values,), and end the download."""
         model.verify()
-        if model.manifest.id == order.model.id:
+        if model.manifest.id == request.model.id:
             vector = vector_from_bytes(model.data, layout.n_values)
             watch.lap("download")
         else:
             watch.lap("download")
             with self._section("decode", should_stop):
-                vector = self._coder.decode(order, layout, model.data)
-        self._coder.keep(order, vector)
+                vector = self._coder.decode(request, layout, model.data)
+        self._coder.keep(request, vector)
         return vector
 
     @contextmanager
@@ -405,7 +402,7 @@ class TrainingThread:
         with self._host.pace.section(name) as meter:
             yield _StoppableMeter(meter, should_stop)
 
-    def _loaded(self, task: _Task, meter: Meter) -> _Warm:
+    def _load(self, task: _Task, meter: Meter) -> _Warm:
         if self._warm is None:
             x, y = task.examples.load(meter)
             artifact = self._artifact(task.manifest)
@@ -420,8 +417,8 @@ class TrainingThread:
         return decode_artifact(blob)
 
 
-def _try_out(engine: Engine, x: Examples, y: NDArray[np.int64]) -> None:
-    """Find out now whether the data fits the task.
+def _check_data(engine: Engine, x: Examples, y: NDArray[np.int64]) -> None:
+    """Check that the data fits the task.
 
     Raises:
         ValueError: A label is not one of the classes, or a shape or dtype differs.
@@ -439,5 +436,5 @@ def _try_out(engine: Engine, x: Examples, y: NDArray[np.int64]) -> None:
 
 
 def _not_negative(loss: float | None) -> float | None:
-    """Return a loss as a message may carry it: rounding can leave one just below 0."""
+    """Return a loss of at least 0: rounding can leave one just below."""
     return None if loss is None else max(0.0, loss)

@@ -1,15 +1,12 @@
-"""A blob in flight: who asks for which chunk when, and how the pieces become whole again.
+"""Transfer of a blob in chunks, as state machines without I/O.
 
+    Flow       window of a transfer: chunks in flight, next ones, overdue ones
     Download   pulls chunks, at most a window of them at a time
     Upload     sends chunks, at most a window of them unacknowledged
-    Intake     receives an upload and says what has arrived
+    Intake     receives an upload and acknowledges what has arrived
 
-All three survive loss, duplicates, reordering and a lost link; none of them knows a socket or a
-clock: `now` is monotonic seconds, and `wake_at` says when `tick` has something to do.
-
-The window of a transfer: which chunks are in flight, which come next, and which are overdue.
-
-Pure: `now` is monotonic seconds, and `wake_at` says when `tick` has something to do.
+All survive loss, duplicates, reordering and a lost link. Pure: `now` is monotonic seconds, and
+`wake_at` is when `tick` has something to do.
 """
 
 import hashlib
@@ -44,8 +41,8 @@ class InFlightChunk:
     """Counts all asks of a transfer."""
     is_first: bool
     first_at: float
-    """When it was asked for first, on this link. Of a repeated chunk nobody knows which ask it
-    answers (Karn's rule): the time since the first is the most that it can have taken."""
+    """First request on this link. A repeated chunk may answer any of its requests (Karn's rule):
+    the time since the first is the most that it can have taken."""
 
 
 class Flow:
@@ -224,7 +221,7 @@ class _Pieces:
 
 
 class _SteadyMeter:
-    """Measures what comes after the first chunk."""
+    """Measures the steady part of a transfer: all but its first chunk."""
 
     def __init__(self) -> None:
         self._first_at: float | None = None
@@ -241,7 +238,7 @@ class _SteadyMeter:
 
     @property
     def part(self) -> SteadyTransfer | None:
-        """What there was; None of a single chunk."""
+        """The measurement; None for a single chunk."""
         if self._first_at is None or not self._n_bytes:
             return None
         return SteadyTransfer(n_bytes=self._n_bytes, duration_s=self._last_at - self._first_at)
@@ -250,8 +247,8 @@ class _SteadyMeter:
 class Download:
     """Pull a blob: the same for retained chunks and for requests on a device's own topic.
 
-    Every method that returns a list returns the chunks to ask for now. A chunk that nobody
-    asked for any more is as welcome as any other. `rate_bps` is what the link is known to carry,
+    Every method that returns a list returns the chunks to ask for now. A chunk that is no longer
+    in flight is accepted like any other. `rate_bps` is what the link is known to carry,
     bit/s, so that a slow one is not asked again too soon.
     """
 
@@ -323,7 +320,7 @@ class Download:
 
     @property
     def steady(self) -> SteadyTransfer | None:
-        """What came after the first chunk; None where there is no such part, or of repeats."""
+        """The part after the first chunk; None for a single chunk, or with repeats."""
         return None if self.rerequests or self.duplicates else self._steady.part
 
     @property

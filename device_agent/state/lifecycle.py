@@ -1,16 +1,16 @@
-"""What an agent is doing, as one table; everything that changes it is in this file.
+"""The lifecycle of an agent as one table of phase, event and next phase.
 
     offline ─> waiting ─> joining ─> preparing ─> idle
-                                                   │ Asked
+                                                   │ Train
     idle <─ confirming <─ uploading <─ offering <─ downloading, loading, evaluating,
                                                    training, encoding
 
-Before a selection it may be asked for the loss of a model: idle ─ Questioned ─> answering ─> idle.
-A lost link does not stop work: a device keeps preparing or training and resumes its transfers.
-Only who waits for the coordinator (waiting, joining, idle) goes offline. A coordinator that is
-new, or another `Train`, ends the round at once, whatever its phase.
+Before a selection a loss query may come: idle ─ EvaluateRequest ─> answering ─> idle. A lost link
+does not stop work: a device keeps preparing or training and resumes its transfers. Only a device
+without work (waiting, joining, idle) goes offline. A new coordinator or another `Train` ends the
+round at once, in any phase.
 
-The table does not know time, transport or threads; the agent feeds it and logs what it returns.
+The table is pure: no time, transport or threads.
 """
 
 from collections.abc import Mapping
@@ -40,9 +40,9 @@ class Phase(str, Enum):
     """Waits for the grant."""
     UPLOADING = "uploading"
     CONFIRMING = "confirming"
-    """All chunks are sent; waits for the coordinator's last word."""
+    """All chunks are sent; waits for the `UploadResult`."""
     ANSWERING = "answering"
-    """Pulls a model and evaluates it, because a selection depends on its loss."""
+    """Pulls a model and evaluates it for an `EvaluateRequest`."""
     STOPPED = "stopped"
 
     def __str__(self) -> str:
@@ -59,9 +59,9 @@ class Event(Enum):
 
     LINK_UP = "the link came up"
     LINK_LOST = "the link went down"
-    COORDINATOR_SEEN = "a coordinator is on that we have to greet"
+    COORDINATOR_SEEN = "a coordinator is on that needs a hello"
     COORDINATOR_LEFT = "the coordinator went off"
-    WELCOMED = "the coordinator took us in"
+    WELCOMED = "`Welcome` arrived"
     PREPARED = "task and data are here and work"
     UNPREPARED = "task or data cannot be had or do not work"
     TRAIN_REQUESTED = "`Train` arrived"
@@ -69,14 +69,14 @@ class Event(Enum):
     EVALUATE_REPLIED = "`EvaluateReply` was sent"
     DOWNLOADED = "the model is here"
     LOADED = "data and session are in memory"
-    EVALUATED = "the loss before training is known, or nobody asked for it"
+    EVALUATED = "the loss before training is known or not needed"
     TRAINED = "the local epochs are done"
     ENCODED = "the update is ready to go"
-    GRANTED = "the coordinator lets us upload"
+    GRANTED = "`Grant` arrived"
     SENT = "every chunk was sent"
     UPLOAD_CONFIRMED = "`UploadResult` arrived"
     ENDED = "the round was cancelled, failed or came too late"
-    FINISHED = "the run is over, or we are not wanted"
+    FINISHED = "the run is over, or the agent was refused"
 
 
 class IllegalEvent(Exception):
@@ -87,8 +87,11 @@ Row: TypeAlias = Mapping[Event, Phase]
 
 _ALWAYS: Row = {Event.FINISHED: Phase.STOPPED}
 
-_ORDERS: Row = {Event.TRAIN_REQUESTED: Phase.DOWNLOADING, Event.EVALUATE_REQUESTED: Phase.ANSWERING}
-"""What the coordinator may want of a device; the newest order is the one that counts."""
+_REQUESTS: Row = {
+    Event.TRAIN_REQUESTED: Phase.DOWNLOADING,
+    Event.EVALUATE_REQUESTED: Phase.ANSWERING,
+}
+"""Requests of the coordinator; the newest one counts."""
 
 _LINKED: Row = {
     **_ALWAYS,
@@ -96,11 +99,11 @@ _LINKED: Row = {
     Event.COORDINATOR_SEEN: Phase.JOINING,
     Event.COORDINATOR_LEFT: Phase.WAITING,
 }
-"""Rows of those who have no work to save."""
+"""Rows of phases without work to save."""
 
 
 def _busy(phase: Phase) -> Row:
-    """Return the row of who has work to save: it survives the link, not a new coordinator."""
+    """Return the row of a phase with work: it survives a lost link, not a new coordinator."""
     return {
         **_ALWAYS,
         Event.LINK_UP: phase,
@@ -113,19 +116,19 @@ def _busy(phase: Phase) -> Row:
 
 def _working(phase: Phase, progress: Row) -> Row:
     """Return the row of a phase of a round."""
-    return {**_busy(phase), **_ORDERS, Event.ENDED: Phase.IDLE, **progress}
+    return {**_busy(phase), **_REQUESTS, Event.ENDED: Phase.IDLE, **progress}
 
 
 TRANSITIONS: Mapping[Phase, Row] = {
     Phase.OFFLINE: {**_ALWAYS, Event.LINK_UP: Phase.WAITING, Event.LINK_LOST: Phase.OFFLINE},
-    Phase.WAITING: {**_LINKED, **_ORDERS},
-    Phase.JOINING: {**_LINKED, **_ORDERS, Event.WELCOMED: Phase.PREPARING},
+    Phase.WAITING: {**_LINKED, **_REQUESTS},
+    Phase.JOINING: {**_LINKED, **_REQUESTS, Event.WELCOMED: Phase.PREPARING},
     Phase.PREPARING: {
         **_busy(Phase.PREPARING),
         Event.PREPARED: Phase.IDLE,
         Event.UNPREPARED: Phase.JOINING,
     },
-    Phase.IDLE: {**_LINKED, **_ORDERS, Event.WELCOMED: Phase.PREPARING},
+    Phase.IDLE: {**_LINKED, **_REQUESTS, Event.WELCOMED: Phase.PREPARING},
     Phase.ANSWERING: _working(Phase.ANSWERING, {Event.EVALUATE_REPLIED: Phase.IDLE}),
     Phase.DOWNLOADING: _working(Phase.DOWNLOADING, {Event.DOWNLOADED: Phase.LOADING}),
     Phase.LOADING: _working(Phase.LOADING, {Event.LOADED: Phase.EVALUATING}),

@@ -1,4 +1,4 @@
-"""What a device knows of its link: rates from its own transfers, and when to measure again.
+"""Estimate of a device's link: rates from its own transfers, and when to measure again.
 
     rate = 8 bytes / (elapsed - round trip)
 
@@ -56,7 +56,7 @@ class LinkEstimate:
     probe_bytes: int = 0
     """Bytes that probes have moved so far, both ways."""
     max_chunk_bytes: int = MAX_CHUNK_BYTES
-    """The largest chunk that the broker takes, as far as we were told."""
+    """The largest chunk that the broker takes, by the last welcome."""
     _rates: dict[Direction, _Rate] = field(default_factory=lambda: {"down": _Rate(), "up": _Rate()})
     _rtt_s: float | None = None
     _probed_at: float | None = None

@@ -42,20 +42,20 @@ async def test_the_time_is_up_when_it_is_up(clock: HandClock, deadline: Deadline
 async def test_an_absence_is_given_back(
     clock: HandClock, deadline: Deadline, away_s: float
 ) -> None:
-    deadline.hold()
+    deadline.pause()
     clock.now_s += away_s / 2
-    deadline.hold()  # broker and coordinator may go away one after the other
+    deadline.pause()  # broker and coordinator may go away one after the other
     clock.now_s += away_s / 2
-    deadline.go_on()
-    deadline.go_on()
+    deadline.resume()
+    deadline.resume()
     assert left_s(deadline, clock) == LIMIT_S
 
 
 async def test_an_absence_has_a_limit(clock: HandClock, deadline: Deadline) -> None:
-    deadline.hold()
+    deadline.pause()
     assert left_s(deadline, clock) == LIMIT_S + OUTAGE_S
     clock.now_s += OUTAGE_S + 20.0
-    deadline.go_on()
+    deadline.resume()
     assert left_s(deadline, clock) == LIMIT_S - 20.0
 
 
@@ -86,6 +86,6 @@ async def test_the_work_ends_when_it_is_told_to(deadline: Deadline) -> None:
 
 
 async def test_an_absence_puts_the_end_of_the_work_off(deadline: Deadline) -> None:
-    deadline.hold()
+    deadline.pause()
     left = deadline.scope.deadline - anyio.current_time()
     assert left == pytest.approx(LIMIT_S + OUTAGE_S, abs=1.0)

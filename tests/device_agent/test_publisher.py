@@ -37,24 +37,24 @@ class StuckTransport(MemoryTransport):
 async def test_a_stuck_link_holds_a_bounded_number_of_messages() -> None:
     transport = StuckTransport(MemoryBroker())
     async with anyio.create_task_group() as group:
-        post = DevicePublisher(transport, Topics(), NAME, group)
+        publisher = DevicePublisher(transport, Topics(), NAME, group)
         for seq in range(MAX_PENDING + 5):
-            post.say(Pong(seq=seq))
-        assert post.dropped == 5
+            publisher.publish(Pong(seq=seq))
+        assert publisher.dropped == 5
         for settled in transport.posted:
             settled()
-        post.say(Pong(seq=0))
+        publisher.publish(Pong(seq=0))
         assert len(transport.posted) == MAX_PENDING + 1
 
 
 async def test_what_cannot_be_sent_is_lost_without_a_fuss() -> None:
     transport = MemoryBroker().transport(NAME)  # never entered: there is no link
     async with anyio.create_task_group() as group:
-        post = DevicePublisher(transport, Topics(), NAME, group)
-        post.say(Pong(seq=1))
-        post.subscribe("a")
-        post.unsubscribe("a")
-        assert not await post.tell(Pong(seq=2))
+        publisher = DevicePublisher(transport, Topics(), NAME, group)
+        publisher.publish(Pong(seq=1))
+        publisher.subscribe("a")
+        publisher.unsubscribe("a")
+        assert not await publisher.send(Pong(seq=2))
 
 
 async def test_presence_is_retained() -> None:
@@ -62,8 +62,8 @@ async def test_presence_is_retained() -> None:
     async with broker.transport(NAME) as transport, anyio.create_task_group() as group:
         await anyio.lowlevel.checkpoint()
         await anext(transport.events())
-        post = DevicePublisher(transport, Topics(), NAME, group)
-        post.say(Status(state="on", boot=3))
-        post.say(Pong(seq=1))
+        publisher = DevicePublisher(transport, Topics(), NAME, group)
+        publisher.publish(Status(state="on", boot=3))
+        publisher.publish(Pong(seq=1))
     kept = {topic: decode_from_device(body) for topic, body in broker.retained.items()}
     assert kept == {Topics().status(NAME): Status(state="on", boot=3)}

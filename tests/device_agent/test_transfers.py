@@ -24,9 +24,9 @@ async def test_an_update_that_was_acknowledged_counts_as_sent_though_the_link_wa
     sent: list[bool] = []
     async with anyio.create_task_group() as group:
         link = MemoryBroker().transport("pi-1")  # never connected: every send fails
-        post = DevicePublisher(link, Topics(), "pi-1", group)
+        publisher = DevicePublisher(link, Topics(), "pi-1", group)
         push = Push(
-            Upload(MANIFEST, bytes(4096)), post, MonotonicClock(), lambda: sent.append(True)
+            Upload(MANIFEST, bytes(4096)), publisher, MonotonicClock(), lambda: sent.append(True)
         )
         group.start_soon(push.run, 2)
         await anyio.wait_all_tasks_blocked()

@@ -1,7 +1,7 @@
 """The interface between the protocol and whatever carries it.
 
 A transport is one client's link to a broker. It reconnects by itself, with jitter, and says so
-in the stream of events; nobody waits on a link that is gone.
+in the stream of events; an operation on a lost link fails at once.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -11,13 +11,13 @@ from typing import Protocol, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """Something arrived on a topic we subscribed to."""
+    """A message on a subscribed topic."""
 
     topic: str
     payload: bytes | memoryview
     """A view where copying would cost: of what is large."""
     retained: bool = False
-    """The broker had kept it since before we subscribed."""
+    """A retained message from before the subscription."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ KEEPALIVE_S = 15
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """What the broker publishes, retained at QoS 1, if this client vanishes."""
+    """The last will: published by the broker, retained at QoS 1, if this client vanishes."""
 
     topic: str
     payload: bytes
 
 
 Settled: TypeAlias = Callable[[], None]
-"""Told once that a message is out of our hands, or lost with the link."""
+"""Called once, when a message was delivered or lost with the link."""
 
 
 class Transport(Protocol):

@@ -1,11 +1,7 @@
-"""A transport over MQTT 3.1.1: one link that comes back by itself.
+"""A transport over MQTT 3.1.1: a link that reconnects by itself, with jitter.
 
-Every connection is a new link with a clean session, so nothing of an old one leaks into it.
-`make_connection` is where it is chosen who speaks MQTT.
-
-How long a client waits before it tries again.
-
-MQTT topic filters, and the set of them that a client has subscribed to.
+Every connection has a clean session, so no state of an old one remains. `make_connection` chooses
+the MQTT client. `Filters` are the subscriptions, restored after each reconnect.
 """
 
 import logging

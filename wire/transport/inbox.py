@@ -1,4 +1,4 @@
-"""What has arrived and waits for the application: one bounded queue per transport."""
+"""The bounded receive queue of a transport: packets that wait for the application."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from fairbed.wire.errors import Refused
 from fairbed.wire.transport.base import Incoming, Packet
 
 MAX_WAITING_PACKETS = 10_000
-"""About what a thousand devices say in ten seconds."""
+"""About the messages of a thousand devices in ten seconds."""
 
 MAX_WAITING_BYTES = 128 * 1024 * 1024
 """Twice what all upload windows together allow (16 uploaders x 4 chunks x 960 KiB)."""
@@ -96,7 +96,7 @@ class ReceiveQueue(AsyncIterator[Incoming]):
 
 
 class Sink(asyncio.Queue[ItemT]):
-    """Stands where a library keeps its own queue; nothing ever waits in it."""
+    """Replaces a queue of a library; passes each item on at once."""
 
     def __init__(self, take: Callable[[ItemT], None], maxsize: int) -> None:
         super().__init__()

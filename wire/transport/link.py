@@ -1,8 +1,7 @@
-"""One connection to a broker: what a transport asks of whoever speaks MQTT for it.
+"""One connection to a broker: the interface that an MQTT client implements for a transport.
 
-A link is connected once and lost once; `wire.transport.client` makes a new one after that.
-
-Why a connection failed, in words, and whether trying again may help.
+A connection is made once and lost once; `wire.transport.client` then makes a new one. Also here:
+the reason of a failed connection in words, and whether another try may help.
 """
 
 import ssl
@@ -22,7 +21,7 @@ CONNACK_REASONS = {
     4: "wrong user or password",
     5: "not authorised",
 }
-"""What the codes of a CONNACK say (MQTT 3.1.1, section 3.2.2.3)."""
+"""Meaning of the codes of a CONNACK (MQTT 3.1.1, section 3.2.2.3)."""
 
 _ADVICE = {
     1: NOT_MQTT,
@@ -30,7 +29,7 @@ _ADVICE = {
     4: "check user and password",
     5: "check what this user may do",
 }
-"""What to do about those that are for good; code 3 passes."""
+"""Advice on the permanent ones; code 3 is temporary."""
 
 _PAHO_CODES = {
     130: NOT_MQTT,  # what came was no MQTT, or a CONNACK of 1
@@ -39,16 +38,16 @@ _PAHO_CODES = {
     135: _ADVICE[5],
     138: "ask who runs the broker",  # banned
 }
-"""The same as paho translates them; server unavailable (136) passes."""
+"""The same in the codes of paho; server unavailable (136) is temporary."""
 
 
 def advice_on_connack(code: int) -> str | None:
-    """Return what to do about a refusal for good; None when it may pass."""
+    """Return advice on a permanent refusal; None for a temporary one."""
     return _ADVICE.get(code)
 
 
 def advice_on(error: BaseException) -> str | None:
-    """Return what to do about a connection that will never succeed; None when it may."""
+    """Return advice on a connection that can never succeed; None if it may later."""
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return "check ?cafile="
     code = getattr(error, "rc", None)
@@ -66,7 +65,7 @@ def reason_of(error: BaseException) -> str:
 
 
 LEAVE_S = 2.0
-"""A clean goodbye may take this long; then the socket is closed without one."""
+"""Longest wait for a clean DISCONNECT; then the socket is closed without one."""
 
 FLOOR_BPS = 100e3
 """What a link must carry, bit/s, before a waiting publish counts as failed."""
@@ -80,7 +79,7 @@ Take: TypeAlias = Callable[[Packet, int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Whom a link connects, and how patiently."""
+    """Address, identity and timeouts of a connection."""
 
     address: Address
     url: str
@@ -171,5 +170,5 @@ def batches(filters: Mapping[str, int]) -> Iterator[dict[str, int]]:
 
 
 def not_allowed(name: str) -> str:
-    """Return what to say of a filter that the broker refuses."""
+    """Return the message about a filter that the broker refuses."""
     return f"broker: subscribing to {name} is not allowed; check its ACL"

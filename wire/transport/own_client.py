@@ -1,8 +1,8 @@
-"""MQTT 3.1.1 spoken by ourselves on an asyncio connection: `packets` and `reader` do the talking.
+"""An MQTT 3.1.1 client on an asyncio connection; `protocol.packets` encodes and decodes.
 
-What is sent in one turn of the loop leaves in one write. Nothing more is written while the kernel
-has not taken the last one, so at most one write waits in asyncio, and whoever publishes waits for
-it: the queue here stays below `QUEUE_BYTES` and one packet for each who waits.
+All packets of one turn of the loop leave in one write. The next write waits until the kernel has
+taken the last one, and publishers wait with it: the queue here stays below `QUEUE_BYTES` plus one
+packet for each waiting publisher.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ _Done: TypeAlias = "asyncio.Future[Answer]"
 
 
 class OwnConnection(asyncio.BufferedProtocol):
-    """One connection, from CONNECT to its end (`wire.transport.link.Link`)."""
+    """One connection, from CONNECT to its end (`wire.transport.link.Connection`)."""
 
     def __init__(self, dial: Dial, take: Take) -> None:
         self._dial = dial
@@ -207,7 +207,7 @@ class OwnConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is open: ask to be let in."""
+        """The socket is open: send CONNECT."""
         self._transport = cast("asyncio.Transport", transport)
         # Not 0: asyncio's TLS takes "at the limit" for "above it", and would pause for ever.
         self._transport.set_write_buffer_limits(high=1, low=0)
@@ -235,7 +235,7 @@ class OwnConnection(asyncio.BufferedProtocol):
         return self._reader.space()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Deal with the packets that are complete."""
+        """Handle the packets that are complete."""
         if self._lost.done():
             return
         self._heard_at, self._pinged_at = self._loop.time(), None
