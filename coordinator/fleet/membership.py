@@ -92,10 +92,6 @@ class Fleet:
         with anyio.move_on_after(timeout_s):
             await changed.wait()
 
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
-
     async def on_hello(self, name: str, hello: Hello) -> bool:
         """Welcome a device or refuse it; return whether its agent was restarted."""
         if name not in self.registry and len(self.registry) >= MAX_DEVICES:
@@ -174,6 +170,10 @@ class Fleet:
         self._side_traffic.down_bytes += probe.reply_bytes
         reply = LinkProbeReply(seq=probe.seq, payload=bytes(probe.reply_bytes))
         self._publisher.publish(name, reply, qos=0)
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
 
     async def _offer_shard(self, name: str) -> tuple[Manifest | None, int]:
         shard = await anyio.to_thread.run_sync(self._shards.shard, name)

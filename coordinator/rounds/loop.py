@@ -175,7 +175,7 @@ class TrainingLoop:
         opened, trains = self._select(round_id, losses)
         self._dispatch(opened, trains)
         await self._collect(opened)
-        closed = self._close(opened)
+        closed = self._close(opened)  # Awaits nothing: no event falls between two tables.
         closed_at = await self._merge(closed)
         self._learn(closed)
         row = await self._record(closed, closed_at)

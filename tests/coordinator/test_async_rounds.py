@@ -61,7 +61,7 @@ async def fleet(
             gate.open()
 
 
-async def test_with_everybody_in_every_buffer_it_is_the_synchronous_run(tmp_path: Path) -> None:
+async def test_with_all_devices_in_every_buffer_it_is_the_synchronous_run(tmp_path: Path) -> None:
     """C = K = m: each version waits for all, so the models are those of FedAvg, bit for bit."""
     models = []
     for mode in ("sync", "async"):
@@ -115,7 +115,7 @@ async def test_the_queue_counts_versions(tmp_path: Path) -> None:
         assert rate >= beta - z / rounds - 1e-12
 
 
-async def test_a_slow_device_holds_nobody_up_and_is_merged_versions_later(tmp_path: Path) -> None:
+async def test_a_slow_device_delays_no_other_and_is_merged_versions_later(tmp_path: Path) -> None:
     async with fleet(tmp_path) as (place, gate):
         gate.shut()
         store = place.open_store()

@@ -57,7 +57,7 @@ def followed(table: Round, now: float) -> Round:
     return after
 
 
-def test_a_round_is_over_when_the_buffer_is_full_and_nobody_is_called_off() -> None:
+def test_a_round_is_over_when_the_buffer_is_full_and_no_exchange_is_cancelled() -> None:
     table = started("a", "b", "c")
     deliver(table, "a", 110.0)
     assert not is_over(table)
@@ -124,7 +124,7 @@ def test_an_outage_is_given_back_to_the_buffer() -> None:
     assert is_over(table)
 
 
-def test_a_round_in_which_nobody_is_left_is_over() -> None:
+def test_a_round_without_open_exchanges_is_over() -> None:
     table = started("a", "b")
     table.on(DeviceFailed("a", "x"), 101.0)
     assert not is_over(table)

@@ -118,7 +118,7 @@ async def test_every_codec_brings_model_and_update_for_less(name: str, tmp_path:
 
 @ALL
 @pytest.mark.parametrize("rule", ["fedavg", "q-fedavg"])
-async def test_the_same_run_comes_out_bit_for_bit_whoever_is_first(
+async def test_the_same_run_comes_out_bit_for_bit_in_any_order_of_devices(
     name: str, rule: str, tmp_path: Path
 ) -> None:
     assert await _play(tmp_path, name, rule) == await expected(name, rule)

@@ -364,7 +364,7 @@ GREEDY = (
 )
 
 
-async def test_greedy_devices_cost_nobody_else_anything(
+async def test_greedy_devices_cost_no_other_device_anything(
     links: RealBroker, tmp_path: Path, ledger: Ledger
 ) -> None:
     expected, usual_s = await play(tmp_path / "undisturbed", links)

@@ -61,7 +61,7 @@ def round_with_a_straggler() -> Round:
     return table
 
 
-def test_the_round_does_not_wait_for_who_is_late() -> None:
+def test_the_round_does_not_wait_for_late_devices() -> None:
     table = round_with_a_straggler()
     assert table.is_over
     assert not table.is_idle
@@ -98,7 +98,7 @@ def test_an_update_that_comes_late_while_its_round_is_open_is_not_stale() -> Non
     assert (slow.state, slow.staleness, slow.aggregated_round) == (ExchangeState.DONE, 0, 1)
 
 
-def test_patience_has_an_end_too() -> None:
+def test_a_late_exchange_ends_at_its_limit() -> None:
     table = round_with_a_straggler().successor(version=1)
     assert table.wake_at() == 100.0 + PATIENCE_S
     assert table.on(Tick(), 279.0) == []
@@ -127,7 +127,7 @@ def test_what_would_be_too_many_versions_late_is_given_up() -> None:
     assert table.successor(version=4).carried == {}
 
 
-def test_rounds_that_leave_the_model_alone_make_nobody_older() -> None:
+def test_rounds_that_leave_the_model_alone_make_no_update_staler() -> None:
     table = round_with_a_straggler()
     for _ in range(20):
         table = table.successor(version=0)
@@ -136,7 +136,7 @@ def test_rounds_that_leave_the_model_alone_make_nobody_older() -> None:
     assert table.carried["slow"].staleness == 0
 
 
-def test_who_waits_for_a_slot_keeps_its_place_in_the_next_round() -> None:
+def test_an_exchange_that_waits_for_a_slot_keeps_its_place_in_the_next_round() -> None:
     table = started("first", "slow", "a", slots=1, target_updates=1)
     table.on(Tick(), 160.0)
     table.on(Offered("first", offer()), 161.0)
@@ -150,7 +150,7 @@ def test_who_waits_for_a_slot_keeps_its_place_in_the_next_round() -> None:
     assert after.carried["slow"].tau_s is None
 
 
-def test_enough_updates_call_off_who_is_in_time_but_not_who_goes_on() -> None:
+def test_enough_updates_cancel_exchanges_in_time_but_not_late_ones() -> None:
     table = started("a", "b", "slow", slots=1, target_updates=1)
     table.on(Offered("a", offer()), 101.0)
     table.on(Offered("b", offer()), 102.0)
@@ -165,7 +165,7 @@ def test_enough_updates_call_off_who_is_in_time_but_not_who_goes_on() -> None:
     assert table.is_over
 
 
-def test_an_outage_is_nobodys_patience() -> None:
+def test_an_outage_does_not_count_towards_the_late_limit() -> None:
     table = round_with_a_straggler()
     table.on_link_down(200.0)
     after = table.successor(version=1)
@@ -178,7 +178,7 @@ def test_an_outage_is_nobodys_patience() -> None:
     assert after.wake_at() == 100.0 + PATIENCE_S + 100.0
 
 
-def test_everybody_is_given_up_when_the_run_is_over() -> None:
+def test_all_exchanges_end_when_the_run_is_over() -> None:
     table = round_with_a_straggler().successor(version=1)
     table.dispatch("a", now=200.0)
     orders = table.end_all("the run is over", 201.0)

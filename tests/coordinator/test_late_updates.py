@@ -107,7 +107,7 @@ def is_asked_again(progress: RoundProgress) -> bool:
     return progress.round.round > 1 and VICTIM in progress.cohort
 
 
-async def test_a_late_update_enters_a_later_round_and_teaches_its_whole_time(
+async def test_a_late_update_enters_a_later_round_and_its_whole_time_is_observed(
     tmp_path: Path,
 ) -> None:
     gate = Gate()
@@ -143,7 +143,7 @@ async def test_a_late_update_enters_a_later_round_and_teaches_its_whole_time(
     assert all(row.duration_s == pytest.approx(row.tau_max_s + row.close_s) for row in others)
 
 
-async def test_the_device_is_asked_again_when_it_is_done_and_is_warm(tmp_path: Path) -> None:
+async def test_a_late_device_is_selected_again_when_it_is_done_and_is_warm(tmp_path: Path) -> None:
     gate = Gate()
     async with fleet(tmp_path, gate) as place:
         await held_until(place, gate, merging(), is_asked_again)
@@ -171,7 +171,7 @@ async def test_dropped_the_same_device_costs_its_work(tmp_path: Path) -> None:
         assert summarise_run(reader).exchange.late == len(late_rounds)
 
 
-async def test_nobody_late_means_the_same_run_bit_for_bit(tmp_path: Path) -> None:
+async def test_without_late_devices_the_run_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     histories = []
     for late in ("drop", "merge"):
         patient = msgspec.structs.replace(MERGING, deadline_s=30.0, late=late)
@@ -184,7 +184,9 @@ async def test_nobody_late_means_the_same_run_bit_for_bit(tmp_path: Path) -> Non
     assert histories[0] == histories[1]
 
 
-async def test_who_would_be_too_late_is_given_up_and_comes_back(tmp_path: Path) -> None:
+async def test_an_exchange_that_would_be_too_stale_ends_and_its_device_comes_back(
+    tmp_path: Path,
+) -> None:
     gate, least = Gate(), msgspec.structs.replace(MERGING, max_staleness=1)
     async with fleet(tmp_path, gate) as place:
         await held_until(place, gate, merging(round=least), is_asked_again, closed=3)
@@ -197,7 +199,7 @@ async def test_who_would_be_too_late_is_given_up_and_comes_back(tmp_path: Path) 
         assert [topic for topic in place.broker.retained if "/b/" in topic] == []
 
 
-async def test_the_end_of_the_run_gives_up_who_is_still_at_work(tmp_path: Path) -> None:
+async def test_the_end_of_the_run_ends_open_exchanges(tmp_path: Path) -> None:
     gate = Gate()
     async with fleet(tmp_path, gate) as place:
         gate.shut()
@@ -271,7 +273,7 @@ async def test_a_fault_on_the_late_path_loses_nothing_and_merges_nothing_twice(
     assert sorted(entered) == sorted(r for r in mine if r is not None)
 
 
-async def test_a_killed_coordinator_forgets_who_was_late_and_goes_on(tmp_path: Path) -> None:
+async def test_a_killed_coordinator_drops_late_exchanges_and_continues(tmp_path: Path) -> None:
     gate = Gate()
     config = merging(rounds=5)
     async with fleet(tmp_path, gate) as place:

@@ -106,7 +106,7 @@ async def test_the_audit_of_a_live_run_is_written_down(tmp_path: Path) -> None:
     assert sum(row.is_audit for row in rows) == 5
 
 
-async def test_what_is_clamped_is_told_once_with_its_number(tmp_path: Path) -> None:
+async def test_a_clamped_value_has_one_event_with_its_number(tmp_path: Path) -> None:
     async def exaggerate(device: rogue.Rogue) -> None:
         for seq in (10_001, 10_002):
             absurd = context(seq=seq, n_k=40, mu_cores=4096.0, downlink_bps=1e-9, uplink_bps=1e15)

@@ -135,7 +135,7 @@ async def test_a_fault_at_one_step_changes_nothing_in_the_end(
     assert came == await anyio.to_thread.run_sync(undisturbed)
 
 
-async def test_who_is_cut_off_after_its_answer_is_not_there_to_be_selected(tmp_path: Path) -> None:
+async def test_a_device_that_is_cut_off_after_its_reply_cannot_be_selected(tmp_path: Path) -> None:
     step = CUT_OFF[1]
     broker = FaultyBroker("device cut after", STEPS[step])
     broker.on_strike = lambda: broker.disconnect(VICTIM, reconnects=False)

@@ -187,7 +187,7 @@ async def test_a_device_that_claims_an_absurd_link_cannot_end_the_run(tmp_path: 
         group.cancel_scope.cancel()
 
 
-async def test_what_a_device_says_is_one_printable_line(tmp_path: Path) -> None:
+async def test_text_of_a_device_is_one_printable_line(tmp_path: Path) -> None:
     config = make_config(rounds=2, selection=EVERYBODY)
     async with lab(tmp_path, agents=2) as place, anyio.create_task_group() as group:
         group.start_soon(Rogue(tries_to_steer_the_terminal).run, place)
@@ -215,7 +215,7 @@ async def test_a_device_without_examples_of_its_own_is_refused(tmp_path: Path) -
     assert refusals == ["its own data must hold at least 1 example, got 0"]
 
 
-async def test_a_device_whose_failure_was_not_heard_is_asked_again(tmp_path: Path) -> None:
+async def test_a_device_whose_failure_message_was_lost_gets_its_train_again(tmp_path: Path) -> None:
     is_train, is_failed = message_of(Train, 1), message_of(Failed, 1)
 
     def spoil_the_task(topic: str, payload: bytes) -> bool:
@@ -256,7 +256,7 @@ async def test_mail_to_a_device_that_takes_none_is_bounded() -> None:
     assert publisher.dropped == 9 * MAX_PENDING
 
 
-async def test_a_flood_from_one_device_costs_nobody_else_anything(tmp_path: Path) -> None:
+async def test_a_flood_from_one_device_costs_no_other_device_anything(tmp_path: Path) -> None:
     config = make_config(
         rounds=2,
         selection=EVERYBODY,
@@ -273,7 +273,7 @@ async def test_a_flood_from_one_device_costs_nobody_else_anything(tmp_path: Path
     assert 1 <= kinds.count("flood") <= 3
 
 
-async def test_a_resumed_run_keeps_every_row_and_takes_in_whoever_is_new(tmp_path: Path) -> None:
+async def test_a_resumed_run_keeps_every_row_and_admits_new_devices(tmp_path: Path) -> None:
     config = make_config(rounds=6)
     async with lab(tmp_path) as place:
         place.device_names = ("pi-0", "pi-1", "pi-2")

@@ -36,7 +36,7 @@ OLD = Device(name="old", row=1, capabilities=CAPABILITIES)
 KNOWS_ALL = device(*CODECS)
 
 
-def test_a_run_without_codecs_says_nothing_new_to_anybody() -> None:
+def test_a_run_without_codecs_sends_no_new_field() -> None:
     for each in (KNOWS_ALL, OLD, Device(name="silent", row=2)):
         assert agreement().coding(each, None) == Coding()
         assert agreement().sizes(each, None) == (LAYOUT.size_bytes, LAYOUT.size_bytes)

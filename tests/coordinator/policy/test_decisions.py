@@ -86,7 +86,7 @@ def test_only_valid_exchanges_teach_the_estimator() -> None:
     assert predicted[1] == 0.0
 
 
-def test_a_timeout_teaches_the_deadline_only_when_asked_to() -> None:
+def test_a_timeout_counts_as_the_deadline_only_if_configured() -> None:
     for on_timeout, learnt in (("drop", False), ("lower_bound", True)):
         registry, made = fleet(2), decisions(on_timeout=on_timeout)
         selection = made.select(1, registry, BOTH_WAYS, now=1.0)
@@ -95,7 +95,7 @@ def test_a_timeout_teaches_the_deadline_only_when_asked_to() -> None:
         assert bool(predicted[0] > 5.0) is learnt
 
 
-def test_who_was_called_off_teaches_a_bound_above_its_prediction_only() -> None:
+def test_a_cancelled_exchange_counts_only_if_its_bound_exceeds_the_prediction() -> None:
     for bound_s, learnt_s in ((50.0, 50.0), (1.0, 20.0)):
         registry, made = fleet(2), decisions(on_timeout="lower_bound")
         for round_id in (1, 2):
@@ -123,7 +123,7 @@ def test_of_two_exchanges_of_a_device_each_teaches_with_the_context_of_its_choic
     assert made.to_state()["estimator"] == alone.to_state()["estimator"]
 
 
-def test_queues_grow_in_a_round_with_nobody_available() -> None:
+def test_queues_grow_in_a_round_without_available_devices() -> None:
     registry, made = fleet(3), decisions(beta=0.2)
     selection = made.select(1, registry, BOTH_WAYS, now=99.0)
     assert selection.rows.size == 0
@@ -177,7 +177,7 @@ def test_the_propensities_of_a_choice_add_up_to_the_cohort() -> None:
     assert selection.propensity[selection.rows] == pytest.approx(1.0 - 0.05 * 3 / 10)
 
 
-def test_only_a_selector_that_asks_has_a_question() -> None:
+def test_only_a_two_step_selector_demands_losses() -> None:
     assert decisions().loss_demand(1, fleet(), BOTH_WAYS, now=1.0) is None
     made = decisions(**POW_D)
     demand = made.loss_demand(1, fleet(), BOTH_WAYS, now=1.0)
@@ -188,7 +188,7 @@ def test_only_a_selector_that_asks_has_a_question() -> None:
     assert again.rows.tolist() == demand.rows.tolist()
 
 
-def test_who_has_answered_needs_no_download_and_no_cold_start() -> None:
+def test_a_device_that_reported_a_loss_needs_no_download_and_no_cold_start() -> None:
     losses = ReportedLosses(np.array([0, 1, 3]), np.array([0.5, np.nan, 2.0]))
     selection = decisions(**POW_D).select(1, fleet(), BOTH_WAYS, now=1.0, losses=losses)
     assert selection.rows.tolist() == [0, 3]
@@ -206,7 +206,7 @@ def test_a_loss_without_bounds_is_only_a_large_one() -> None:
     assert chosen == [0, 1]
 
 
-def test_nobody_answers_and_nobody_is_selected() -> None:
+def test_without_replies_no_device_is_selected() -> None:
     losses = ReportedLosses(np.array([0, 1, 2, 3, 4]), np.full(5, np.nan))
     selection = decisions(**POW_D).select(1, fleet(), BOTH_WAYS, now=1.0, losses=losses)
     assert selection.rows.size == 0

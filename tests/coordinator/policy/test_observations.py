@@ -6,7 +6,7 @@ from fairbed.coordinator.algorithms.estimation.base import CONTEXT, PHASES
 from fairbed.coordinator.policy.selection import Observation, Observations
 
 
-def test_columns_hold_what_was_told_one_by_one() -> None:
+def test_columns_hold_the_single_observations() -> None:
     phases_s, context = (1.0, 0.5, 1.5, 0.75, 0.25), np.array([0.5, 1.0, 2.0, 3.0])
     told = Observations.of(
         [

@@ -110,7 +110,7 @@ def test_a_module_that_breaks_while_it_is_imported_is_one_line(
         "fairbed.testbed.experiment.file",
     ],
 )
-def test_it_does_not_matter_who_is_imported_first(module: str) -> None:
+def test_the_order_of_imports_does_not_matter(module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", f"import {module}"], capture_output=True, text=True, timeout=60.0
     )

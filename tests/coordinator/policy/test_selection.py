@@ -82,7 +82,7 @@ def test_devices_may_join_between_two_choices() -> None:
     assert_same(picks.build(), joined(first, later))
 
 
-def test_what_was_chosen_is_not_changed_by_a_later_choice() -> None:
+def test_a_selection_is_not_changed_by_a_later_one() -> None:
     rng = np.random.default_rng(1)
     first, later = chosen(rng, 4, [1], True), chosen(rng, 4, [3], True)
     before, after = (chosen_again(one) for one in (first, later))

@@ -130,9 +130,7 @@ async def test_what_fails_after_others_were_added_was_never_there(
 
 
 @both_rules
-async def test_with_more_asked_than_wanted_only_the_accepted_enter(
-    rule: str, tmp_path: Path
-) -> None:
+async def test_with_over_selection_only_accepted_updates_enter(rule: str, tmp_path: Path) -> None:
     accumulator = streaming(rule).begin(SENT, N_PARAMS, 0.1)
     table, merge, _ = await play(devices(9), accumulator, tmp_path, slots=9, target_updates=4)
     assert len(table.in_state(ExchangeState.CANCELLED)) == 5

@@ -69,7 +69,7 @@ def _raise(failure: Exception) -> None:
 
 
 @pytest.mark.parametrize("down", ["float32", "float16", "int8", "delta"])
-async def test_everybody_has_the_same_version(down: str, tmp_path: Path) -> None:
+async def test_all_devices_have_the_same_version(down: str, tmp_path: Path) -> None:
     async with place(tmp_path, down) as here:
         versions = here.versions
         for round_id in range(4):
@@ -109,7 +109,7 @@ async def test_a_version_of_before_a_restart_goes_out_as_it_is(tmp_path: Path) -
         assert here.versions.coding(KNOWS_ALL) == Coding()
 
 
-async def test_a_model_beyond_the_codec_goes_out_whole_with_one_line(tmp_path: Path) -> None:
+async def test_a_model_beyond_the_codec_is_sent_as_float32_with_one_event(tmp_path: Path) -> None:
     async with place(tmp_path, "float16") as here:
         await here.versions.publish(vector(1) * np.float32(1e6), rng_of(1))
         np.testing.assert_array_equal(here.versions.vector, vector(1) * np.float32(1e6))

@@ -144,7 +144,7 @@ async def test_a_coordinator_that_was_killed_does_not_block_the_next(place: Lab)
         assert [row.aggregated for row in reader.rounds()] == [2] * 4
 
 
-async def test_a_claim_that_nobody_stands_behind_blocks_for_a_while(
+async def test_the_lease_of_a_dead_coordinator_blocks_for_a_while(
     place: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fairbed.coordinator.server.lease.ANSWER_S", 0.7)
@@ -157,7 +157,7 @@ async def test_a_claim_that_nobody_stands_behind_blocks_for_a_while(
         assert anyio.current_time() - started >= 0.7
 
 
-async def test_who_looks_is_told_whether_the_tree_is_free(place: Lab) -> None:
+async def test_an_observer_learns_whether_the_tree_is_free(place: Lab) -> None:
     await check_tree_is_free(place.links.transport("look"), Topics())
     found: list[str] = []
     async with anyio.create_task_group() as group:

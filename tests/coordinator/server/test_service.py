@@ -144,7 +144,7 @@ async def test_metrics_take_no_time_of_a_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rule", ["q-fedavg", "aaggff-s", "aaggff-d", "corefed"])
-async def test_a_fair_rule_asks_for_the_loss_before_training(rule: str, tmp_path: Path) -> None:
+async def test_a_fair_rule_gets_the_loss_before_training(rule: str, tmp_path: Path) -> None:
     aggregation = AggregationConfig(rule=rule)  # type: ignore[arg-type]
     async with lab(tmp_path) as place:
         await place.run(make_config(rounds=2, aggregation=aggregation))
@@ -317,7 +317,7 @@ async def test_the_peers_of_rbcs_f_run_too(policy: str, tmp_path: Path) -> None:
         assert all(row.aggregated == 2 for row in reader.rounds())
 
 
-async def test_asking_more_than_wanted_cancels_the_slow(tmp_path: Path) -> None:
+async def test_over_selection_cancels_the_slow_devices(tmp_path: Path) -> None:
     generous = RoundConfig(min_devices=3, over_select=1, join_timeout_s=30.0)
     async with lab(tmp_path) as place:
         assert await place.run(make_config(rounds=3, round=generous)) == "done"

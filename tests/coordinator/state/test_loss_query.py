@@ -46,7 +46,7 @@ def opened(*devices: str) -> LossQuery:
     return query
 
 
-def test_everybody_answers() -> None:
+def test_all_devices_reply() -> None:
     query = opened("a", "b")
     query.on_reply("a", answer(1.0), None, 101.0)
     assert (query.open_devices(), query.is_over) == (["b"], False)
@@ -66,7 +66,7 @@ def test_an_answer_that_comes_twice_or_from_a_stranger_changes_nothing() -> None
     assert set(query.devices) == {"a", "b"}
 
 
-def test_who_has_not_answered_at_the_limit_is_late_and_stays_late() -> None:
+def test_a_device_without_a_reply_at_the_limit_is_late_and_stays_late() -> None:
     query = opened("a", "b")
     query.on_reply("a", answer(), None, 101.0)
     assert query.wake_at() == 110.0

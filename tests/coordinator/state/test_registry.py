@@ -49,7 +49,7 @@ def test_an_excluded_device_is_not_available() -> None:
     assert registry["pi-1"].status(10.0) == "excluded"
 
 
-def test_the_last_will_of_an_earlier_process_takes_nobody_away() -> None:
+def test_the_last_will_of_an_earlier_process_changes_nothing() -> None:
     registry = joined("pi-1")
     assert not registry.went_off("pi-1", boot=77, now=11.0)
     assert registry.available(11.0).all()
@@ -102,7 +102,7 @@ def test_claims_are_clamped() -> None:
     assert clamped_mu(registry["pi-1"]) == 64.0
 
 
-def test_a_late_device_is_busy_until_it_says_that_it_is_idle() -> None:
+def test_a_late_device_is_busy_until_it_reports_that_it_is_idle() -> None:
     registry = joined("pi-1")
     registry.open_round(["pi-1"], round_id=4)
     registry.close_round(["pi-1"], trained=(), draining=["pi-1"])
@@ -132,7 +132,7 @@ def test_a_restored_registry_has_the_same_rows_and_waits_for_hellos() -> None:
     assert not restored.available(10.0).any()
 
 
-def test_expected_devices_have_their_rows_whoever_joins_first() -> None:
+def test_expected_devices_have_their_rows_in_any_order_of_joining() -> None:
     registry = Registry()
     registry.expect(["pi-1", "pi-2"])
     registry.join("pi-2", hello(n_k=100), now=5.0)

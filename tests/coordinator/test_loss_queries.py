@@ -87,7 +87,7 @@ async def test_the_device_of_the_largest_loss_is_selected(tmp_path: Path) -> Non
         assert len(reader.exchanges()) == 4
 
 
-async def test_the_download_is_paid_for_by_the_question_and_not_twice(tmp_path: Path) -> None:
+async def test_the_download_is_counted_in_the_query_and_not_twice(tmp_path: Path) -> None:
     async with lab(tmp_path, agents=0) as place:
         prepare(place)
         config = make_config(rounds=3, selection=pow_d(per_round=2), round=PATIENT)
@@ -115,7 +115,7 @@ async def test_the_download_is_paid_for_by_the_question_and_not_twice(tmp_path: 
     assert "9 of 9 answered, 0 late" in summary_table(summary)
 
 
-async def test_who_was_asked_trains_the_very_same_update(tmp_path: Path) -> None:
+async def test_a_queried_device_trains_the_very_same_update(tmp_path: Path) -> None:
     """With d = m = N everybody is selected: the models are those of a run that asks nobody."""
     models = []
     for number, selection in enumerate((EVERYBODY, pow_d(per_round=3), pow_d(3, variant="cpow-d"))):
@@ -128,7 +128,7 @@ async def test_who_was_asked_trains_the_very_same_update(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("up", "down"), [("int8", "delta"), ("top-k", "float16")])
-async def test_a_packed_model_that_was_asked_about_is_the_very_same(
+async def test_an_encoded_model_that_was_evaluated_is_the_very_same(
     up: str, down: str, tmp_path: Path
 ) -> None:
     """The question takes the packed blob, and holds the version that the next is changes of."""
@@ -147,7 +147,7 @@ async def test_a_packed_model_that_was_asked_about_is_the_very_same(
     assert min(packed) < VECTOR_BYTES
 
 
-async def test_one_mini_batch_is_another_question_than_all_data(tmp_path: Path) -> None:
+async def test_one_mini_batch_gives_another_loss_than_all_data(tmp_path: Path) -> None:
     found = []
     for variant in ("pow-d", "cpow-d"):
         async with lab(tmp_path / variant, agents=0) as place:
@@ -278,7 +278,7 @@ async def test_an_answer_that_cannot_be_is_refused_at_once(
         assert max(row.loss_query_s for row in reader.rounds()) < 15.0
 
 
-async def test_an_answer_to_another_question_is_ignored(tmp_path: Path) -> None:
+async def test_a_reply_to_another_query_is_ignored(tmp_path: Path) -> None:
     async def confuse(witness: Witness) -> None:
         await witness.say(witness.answer(99.0, round=witness.ask.round + 7))
         await witness.say(witness.answer(99.0, attempt=5))
@@ -287,7 +287,7 @@ async def test_an_answer_to_another_question_is_ignored(tmp_path: Path) -> None:
     assert selected(place) == {"pi-0"}
 
 
-async def test_the_silent_cost_the_limit_and_are_told_to_stop(tmp_path: Path) -> None:
+async def test_silent_devices_cost_the_limit_and_are_cancelled(tmp_path: Path) -> None:
     async def keep_quiet(witness: Witness) -> None: ...
 
     place, witness = await play_with(keep_quiet, tmp_path)
@@ -300,7 +300,9 @@ async def test_the_silent_cost_the_limit_and_are_told_to_stop(tmp_path: Path) ->
         assert all(2.0 <= row.loss_query_s < 20.0 for row in reader.rounds() if row.round in late)
 
 
-async def test_who_answers_for_nothing_may_forget_the_model(tmp_path: Path) -> None:
+async def test_a_device_that_reported_and_was_not_selected_may_drop_the_model(
+    tmp_path: Path,
+) -> None:
     async def be_content(witness: Witness) -> None:
         await witness.say(witness.answer(0.0))
 
@@ -309,7 +311,9 @@ async def test_who_answers_for_nothing_may_forget_the_model(tmp_path: Path) -> N
     assert {word.reason for word in witness.cancels} == {"others were selected"}
 
 
-async def test_an_agent_without_the_skill_is_never_asked_and_named_once(tmp_path: Path) -> None:
+async def test_an_agent_without_the_skill_is_never_queried_and_has_one_event(
+    tmp_path: Path,
+) -> None:
     async def be_surprised(witness: Witness) -> None:
         raise AssertionError("an agent without the skill does not know this message")
 
@@ -321,7 +325,7 @@ async def test_an_agent_without_the_skill_is_never_asked_and_named_once(tmp_path
     ]
 
 
-async def test_nobody_answers_and_the_rounds_are_void(tmp_path: Path) -> None:
+async def test_without_replies_the_rounds_are_void(tmp_path: Path) -> None:
     async def keep_quiet(witness: Witness) -> None: ...
 
     async with lab(tmp_path, agents=0) as place, anyio.create_task_group() as group:
