@@ -45,7 +45,7 @@ EXAMPLES = 40
 NAMES = ("pi-0", "pi-1", "pi-2")
 EVERYBODY = SelectionConfig(policy="uniform", per_round=len(NAMES))
 PATIENT = RoundConfig(min_devices=len(NAMES), deadline_s=30.0, join_timeout_s=30.0)
-"""For runs that must end alike whatever happens: nobody is left out, nobody is late."""
+"""For runs that must have equal results under any fault: no device is left out or late."""
 
 
 @dataclass

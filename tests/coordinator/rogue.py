@@ -166,7 +166,7 @@ async def packs_infinity(rogue: Rogue) -> None:
 
 
 async def claims_another_blob(rogue: Rogue) -> None:
-    """The model came in a blob that nobody announced."""
+    """It reports a model blob that was never announced."""
     await rogue.say(rogue.offer(size_bytes=PACKED_BYTES, pulled=bytes(16)))
 
 
@@ -188,7 +188,7 @@ async def offers_far_too_much(rogue: Rogue) -> None:
 
 
 async def offers_another_round(rogue: Rogue) -> None:
-    """The answer to a question that nobody asked."""
+    """An offer without a `Train` message."""
     await rogue.say(rogue.offer(round=99))
 
 
@@ -198,7 +198,7 @@ async def claims_no_examples(rogue: Rogue) -> None:
 
 
 async def floods(rogue: Rogue) -> None:
-    """Chunks that nobody granted, out of range, corrupt, and of no known blob."""
+    """Chunks without a grant, out of range, corrupt, and of no known blob."""
     offer = rogue.offer()
     topic = Topics().upload(rogue.name)
     await rogue.say(offer)

@@ -34,7 +34,7 @@ class Gate:
         self._is_open.clear()
 
     def open(self) -> None:
-        """Let everybody through."""
+        """Let all training continue."""
         self._is_open.set()
         add_busy_threads(+self._waiting)
         self._waiting = 0

@@ -98,7 +98,7 @@ async def test_a_version_is_made_of_as_many_updates_as_the_buffer_takes(tmp_path
 
 
 async def test_the_queue_counts_versions(tmp_path: Path) -> None:
-    """Z grows by beta a version and falls by 1 when the device was chosen in it."""
+    """Z grows by beta a version and falls by 1 when the device was selected in it."""
     rounds, beta = 10, 0.3
     selection = SelectionConfig(policy="rbcs-f", per_round=2, beta=beta)
     config = asynchronous(rounds, buffer=2, concurrency=2, selection=selection)

@@ -1,4 +1,4 @@
-"""A device is never trusted: whatever it sends costs itself its round and nobody else anything."""
+"""A device is never trusted: whatever it sends costs only its own round."""
 
 from pathlib import Path
 

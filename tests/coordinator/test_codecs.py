@@ -53,7 +53,7 @@ def config_of(name: str, rounds: int = ROUNDS, rule: str = "fedavg") -> Coordina
 
 @asynccontextmanager
 async def fleet(folder: Path, broker: FaultyBroker | None = None) -> AsyncIterator[Lab]:
-    """Three devices whose rows and data do not depend on who joins first."""
+    """Three devices whose rows and data do not depend on the order of joining."""
     async with lab(folder, agents=0, broker=broker) as place:
         place.device_names = NAMES
         for name in NAMES:

@@ -64,7 +64,7 @@ async def undisturbed(place: Lab) -> None:
 
 @asynccontextmanager
 async def fleet(folder: Path, links: Links, names: tuple[str, ...] = NAMES) -> AsyncIterator[Lab]:
-    """Devices whose rows and data do not depend on who joins first."""
+    """Devices whose rows and data do not depend on the order of joining."""
     async with lab(folder, agents=0, limit_s=GIVE_UP_S, broker=links, artifact=ARTIFACT) as place:
         place.max_chunk_bytes = CHUNK_BYTES
         place.device_names = NAMES

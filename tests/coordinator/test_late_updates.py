@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
 DEADLINE_S = 1.0
 TRAIN_S = 0.05
-"""Of those who are not late: a chunk is asked for again after 2 s, 40 versions of theirs."""
+"""Training time of the other devices; a chunk re-request after 2 s costs 40 of their versions."""
 
 ROUNDS = 2_000
 """More than any test waits for."""

@@ -1,4 +1,4 @@
-"""Selections that depend on losses: real agents are asked, and liars and the silent cost no one."""
+"""Selections that need losses: queries to real agents, false replies and silent devices."""
 
 import math
 from collections.abc import Awaitable, Callable
@@ -57,7 +57,7 @@ def prepare(place: Lab) -> None:
 
 
 def asked(place: Lab) -> dict[int, list[LossQueryRow]]:
-    """Return who was asked, round by round."""
+    """Return the queries of each round."""
     with place.reader() as reader:
         rounds: dict[int, list[LossQueryRow]] = {}
         for row in reader.loss_queries():
@@ -116,7 +116,7 @@ async def test_the_download_is_counted_in_the_query_and_not_twice(tmp_path: Path
 
 
 async def test_a_queried_device_trains_the_very_same_update(tmp_path: Path) -> None:
-    """With d = m = N everybody is selected: the models are those of a run that asks nobody."""
+    """With d = m = N all devices are selected: the models are those of a run without queries."""
     models = []
     for number, selection in enumerate((EVERYBODY, pow_d(per_round=3), pow_d(3, variant="cpow-d"))):
         async with lab(tmp_path / str(number), agents=0) as place:

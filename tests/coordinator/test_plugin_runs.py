@@ -23,7 +23,7 @@ HERE = "tests.coordinator.test_plugin_runs"
 
 
 class Moody(LongestWaiting):
-    """Picks somebody twice in round 3, until it is told not to."""
+    """Selects a device twice in round 3, unless `is_calm`."""
 
     is_calm = False
 

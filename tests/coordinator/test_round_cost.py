@@ -147,6 +147,6 @@ def a_poll(devices: int) -> None:
 def test_a_device_costs_as_much_in_a_large_round_as_in_a_small_one(
     work: Callable[[int], None],
 ) -> None:
-    work(FEW)  # imports and caches are nobody's work
+    work(FEW)  # warms imports and caches
     few, many = steps(lambda: work(FEW)), steps(lambda: work(MANY))
     assert many / MANY <= TOLERANCE * few / FEW

@@ -30,7 +30,7 @@ REFUSAL = r"^fairbed/main: must have one coordinator at a time, got another one 
 
 @pytest.fixture(params=["memory", *BROKERS])
 async def links(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Links]:
-    """Where everybody connects."""
+    """The broker of all clients."""
     if request.param == "memory":
         yield MemoryBroker()
         return
@@ -40,7 +40,7 @@ async def links(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 @pytest.fixture
 async def place(links: Links, tmp_path: Path) -> AsyncIterator[Lab]:
-    """Two devices whose rows and data do not depend on who joins first."""
+    """Two devices whose rows and data do not depend on the order of joining."""
     async with lab(tmp_path, agents=0, broker=links) as made:
         made.device_names = ("pi-0", "pi-1")
         for name in made.device_names:

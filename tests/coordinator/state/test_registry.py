@@ -1,4 +1,4 @@
-"""Who is available, and what the registry tells the decisions about each device."""
+"""Availability, and the columns that decisions read from the registry."""
 
 import numpy as np
 import pytest
