@@ -12,7 +12,7 @@ from experiments.rbcs_f_paper.reading import Trained, interval
 from experiments.rbcs_f_paper.settings import Figure, Size, lines_of
 from experiments.rbcs_f_paper.training import Curve, accuracies
 from fairbed.coordinator.algorithms.arrays import Floats
-from fairbed.testbed.compare.figure_style import band, drawing, look
+from fairbed.testbed.compare.figure_style import band, drawing, series_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,7 +75,7 @@ def _curve(
     if by_time:
         x, y = over_time(curves)
     low, mean, high = ends(y)
-    band(axes, x, low, mean, high, label=label, style=look(number))
+    band(axes, x, low, mean, high, label=label, style=series_style(number))
 
 
 def ends(values: Floats) -> tuple[Floats, Floats, Floats]:

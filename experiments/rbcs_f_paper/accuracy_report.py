@@ -1,4 +1,4 @@
-"""What Figs. 5 and 6 come to, as Markdown for the terminal and beside the figures."""
+"""The numbers of Figs. 5 and 6 as Markdown, for the terminal and beside the figures."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

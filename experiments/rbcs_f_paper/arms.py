@@ -1,4 +1,4 @@
-"""What is compared: the policies of the paper's experiment, and the worlds that they play in."""
+"""The arms: the policies of the paper's experiment, and the worlds in which they run."""
 
 from dataclasses import dataclass
 from pathlib import Path

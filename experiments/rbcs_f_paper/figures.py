@@ -22,7 +22,7 @@ from experiments.rbcs_f_paper.arms import (
 from experiments.rbcs_f_paper.rounds import Trajectory
 from experiments.rbcs_f_paper.table import Played
 from fairbed.coordinator.algorithms.arrays import Bools, Floats
-from fairbed.testbed.compare.figure_style import GREY, band, drawing, look
+from fairbed.testbed.compare.figure_style import GREY, band, drawing, series_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -166,7 +166,7 @@ def _front(
     axes: "Axes", played: Played, label: str, policies: Sequence[Policy], number: int
 ) -> None:
     places = np.array([_place(played, policy) for policy in policies])
-    style, (x, y), (wide, high) = look(number), places.mean(axis=2).T, places.std(axis=2).T
+    style, (x, y), (wide, high) = series_style(number), places.mean(axis=2).T, places.std(axis=2).T
     axes.errorbar(
         x, y, xerr=wide, yerr=high, label=label, elinewidth=0.7,
         color=style.colour, marker=style.marker, linestyle=style.dash if len(x) > 1 else "none",
@@ -217,5 +217,5 @@ def _spread(axes: "Axes", values: Floats, label: str, number: int) -> None:
     few = values[:, shown]
     band(
         axes, shown + 1, few.min(axis=0), few.mean(axis=0), few.max(axis=0),
-        label=label, style=look(number),
+        label=label, style=series_style(number),
     )  # fmt: skip

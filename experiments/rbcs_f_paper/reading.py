@@ -1,7 +1,7 @@
-"""What the curves of Figs. 5 and 6 come to, and whether they say what the paper reads in them.
+"""The numbers of the curves of Figs. 5 and 6, and checks of the paper's statements about them.
 
 Every number is a mean over seeds with a 95 % interval, every comparison one of differences seed by
-seed: runs of one seed share their data, first model, fleet and luck.
+seed: runs of one seed share data, first model, fleet and random streams.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Replays without training: what a policy did in every round, and whether its queues are true."""
+"""Replays without training: the choices of a policy in every round, and a check of its queues."""
 
 import os
 from collections.abc import Iterator, Sequence

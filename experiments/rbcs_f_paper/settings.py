@@ -1,4 +1,4 @@
-"""What is trained for Figs. 5 and 6: how much, with which model, and every single run."""
+"""The training runs of Figs. 5 and 6: their size, model and settings."""
 
 import math
 from collections.abc import Sequence

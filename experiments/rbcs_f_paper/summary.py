@@ -1,4 +1,4 @@
-"""What the replays without training came to: cells, checks, codings and regret."""
+"""The results of the replays without training: cells, checks, codings and regret."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""Replays with training, for Figs. 5 and 6: kept run by run, and gone on with in the middle of one.
+"""Replays with training, for Figs. 5 and 6: stored run by run, and resumed within a run.
 
-A run that is done is a file of its curve; one that was cut off has a file of where it stood. Both
-are named after the hash of the experiment, so that a call finds what earlier ones left.
+A finished run is a file of its curve; an interrupted one is a checkpoint. Both are named after the
+hash of the experiment, so that a later call finds them.
 """
 
 import os

@@ -1,11 +1,11 @@
-"""How far apart two runs are. Pure.
+"""Distances between two runs. Pure.
 
-Two questions, since a run that chooses otherwise is not wrong about the times:
+A run with other cohorts may still predict times correctly, so there are two distances:
 
-- `errors`: round by round, of the exchanges that both made, how far was each time off;
-- `gap`: of both as wholes, how far apart are their distributions.
+- `errors`: the difference of each time, round by round, over the exchanges that both made;
+- `gap`: the distance of the distributions of two whole runs.
 
-What a run, live or replayed, came to, as far as the two can be compared.
+`RunTimes` has the comparable numbers of one run, live or replayed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -134,7 +134,7 @@ def _save(
         print(msgspec.json.encode(_as_json(findings, path, trace)).decode())
         return DONE
     for key, finding in findings.found.items():
-        moves = " (moves)" if finding.course is not None else ""
+        moves = " (moves)" if finding.series is not None else ""
         print(f"  {key:<30}{finding.value:<14.6g}{finding.how}{moves}")
     for key, why in findings.missing.items():
         print(f"  {key:<30}{'-':<14}{why}")
@@ -170,7 +170,7 @@ def _as_json(findings: Findings, path: Path, trace: Path | None) -> dict[str, ob
         "profile": str(path),
         "trace": None if trace is None else str(trace),
         "numbers": {
-            key: {"value": found.value, "how": found.how, "moves": found.course is not None}
+            key: {"value": found.value, "how": found.how, "moves": found.series is not None}
             for key, found in findings.found.items()
         },
         "missing": findings.missing,

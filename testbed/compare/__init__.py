@@ -1,11 +1,10 @@
-"""`fairbed compare`: a grid of runs, the same seeds in every arm, and what they say together.
+"""`fairbed compare`: runs a grid of experiments with shared seeds, and compares its arms.
 
-grid         the grid file: arms, seeds, baseline, target
-folder       what a grid's folder remembers, so that a later call goes on
-worker, pool the cells of replays, in processes of their own
-live         the cells of emulated fleets, one after another
-measures     a cell in numbers, read from its run
-statistics   intervals and restricted times (pure)
-comparison   the arms beside the baseline
-table, tex, plots, report   what people read
+grid              the grid file: arms, seeds, baseline, target
+folder            the manifest in the folder of a grid, so that a later call resumes it
+pool, worker, cell    run the cells: replays in worker processes, live fleets one after another
+measures          the numbers of a cell, read from its run
+statistics        intervals and restricted times (pure)
+comparison        the arms beside the baseline
+table, plots, report, figure_style    the results as text, figures and files
 """

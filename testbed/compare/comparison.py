@@ -33,7 +33,7 @@ ROUNDING = 1e-9
 LEAST_SEEDS, LEAST_SEEDS_TRAINED = 10, 5
 """Fewer are warned of: without training, where seeds cost nothing, and with."""
 MACHINE_TIME = "wall_s"
-"""Of a replay it says nothing but how busy the machine was."""
+"""For a replay it only shows how busy the machine was."""
 FRONT_TIME, FRONT_RATE = "virtual_s", "min_rate_selected"
 
 Judgement: TypeAlias = Literal["better", "worse", "unclear"]
@@ -116,7 +116,7 @@ class MetricSummary(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """All that a grid says."""
+    """The results of a grid."""
 
     name: str
     grid: str
@@ -147,7 +147,7 @@ class _Done:
     """Cells that are done, by arm and seed."""
 
     values: Mapping[str, Mapping[int, dict[str, float | None]]]
-    courses: Mapping[str, Mapping[int, RunCurves]]
+    curves: Mapping[str, Mapping[int, RunCurves]]
 
     def of(self, arm: str, key: str) -> dict[int, float]:
         """Return what is known of a metric, by seed."""
@@ -165,7 +165,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[Result]) ->
     if horizon_s is not None:
         metrics += _add_times(done, targets, horizon_s)
     shown = [m for m in metrics if any(done.of(arm.name, m.key) for arm in grid.arms)]
-    has_training = any(course.accuracy for arm in done.courses.values() for course in arm.values())
+    has_training = any(run.accuracy for arm in done.curves.values() for run in arm.values())
     front = _front(grid, done)
     arms = [
         ArmSummary(
@@ -175,7 +175,7 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[Result]) ->
             beta=arm.experiment.selection.beta,
             seeds=sorted(done.values[arm.name]),
             is_on_front=front.get(arm.name),
-            reached={t.key: _reached(done.courses[arm.name], t.accuracy) for t in targets},
+            reached={t.key: _reached(done.curves[arm.name], t.accuracy) for t in targets},
             values={
                 m.key: _estimate(values) for m in shown if (values := done.of(arm.name, m.key))
             },
@@ -225,12 +225,12 @@ def compare(grid: Grid, digest: str, version: str, results: Sequence[Result]) ->
 
 def _collect(grid: Grid, results: Sequence[Result]) -> _Done:
     values: dict[str, dict[int, dict[str, float | None]]] = {arm.name: {} for arm in grid.arms}
-    courses: dict[str, dict[int, RunCurves]] = {arm.name: {} for arm in grid.arms}
+    curves: dict[str, dict[int, RunCurves]] = {arm.name: {} for arm in grid.arms}
     for result in results:
         if result.reply.measured is not None:
             values[result.arm][result.seed] = dict(result.reply.measured.values)
-            courses[result.arm][result.seed] = result.reply.measured.course
-    return _Done(values, courses)
+            curves[result.arm][result.seed] = result.reply.measured.curves
+    return _Done(values, curves)
 
 
 def _shown(
@@ -242,10 +242,10 @@ def _shown(
 def _targets(config: TargetConfig, of: str, done: _Done) -> list[Target]:
     """Return the accuracies to reach; none where nothing was evaluated often enough."""
     if config.accuracy:
-        if not any(course.accuracy for arm in done.courses.values() for course in arm.values()):
+        if not any(run.accuracy for arm in done.curves.values() for run in arm.values()):
             return []
         return [Target(key=f"time_to_{a:g}", accuracy=a, rule="given") for a in config.accuracy]
-    finals = [final_value(np.array(course.accuracy)) for course in done.courses[of].values()]
+    finals = [final_value(np.array(run.accuracy)) for run in done.curves[of].values()]
     known = [value for value in finals if value is not None]
     if not known:
         return []
@@ -270,21 +270,19 @@ def _horizon(config: TargetConfig, done: _Done) -> float | None:
 
 def _add_times(done: _Done, targets: Sequence[Target], horizon_s: float) -> list[Metric]:
     """Add the restricted time to each target to every cell that was evaluated."""
-    for arm, courses in done.courses.items():
-        for seed, course in courses.items():
+    for arm, curves in done.curves.items():
+        for seed, run in curves.items():
             for target in targets:
-                found = time_to(
-                    target.accuracy, np.array(course.evaluated_s), np.array(course.accuracy)
-                )
+                found = time_to(target.accuracy, np.array(run.evaluated_s), np.array(run.accuracy))
                 done.values[arm][seed][target.key] = (
-                    restricted(found, horizon_s) if course.accuracy else None
+                    restricted(found, horizon_s) if run.accuracy else None
                 )
     words = {target.key: f"to {target.accuracy:.3f}" for target in targets}
     return [Metric(key, "accuracy", f"time {to}", to, "s", "less", 1) for key, to in words.items()]
 
 
-def _reached(courses: Mapping[int, RunCurves], target: float) -> str:
-    evaluated = [course for course in courses.values() if course.accuracy]
+def _reached(curves: Mapping[int, RunCurves], target: float) -> str:
+    evaluated = [run for run in curves.values() if run.accuracy]
     times = [time_to(target, np.array(c.evaluated_s), np.array(c.accuracy)) for c in evaluated]
     return f"{sum(time is not None for time in times)}/{len(evaluated)}"
 

@@ -1,8 +1,8 @@
 """Figures: one style for all of them, and files that have the same bytes for the same data.
 
-A figure is drawn inside `drawing`, which keeps it as SVG (text as outlines) and PNG. Colours are
-those of Okabe and Ito, which people tell apart however they see colours; every series has a marker
-and a dash of its own besides, so that a print in grey can be read, too.
+A figure is drawn in `drawing`, which saves it as SVG (text as outlines) and PNG. Its colours are
+those of Okabe and Ito, distinct for colour-blind readers. Every series also has its own marker and
+dash, so that a print in grey is readable.
 """
 
 from collections.abc import Iterator
@@ -71,17 +71,17 @@ class FiguresMissingError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """How one series looks."""
+class SeriesStyle:
+    """Colour, marker and dash of one series."""
 
     colour: str
     marker: str
     dash: str
 
 
-def look(index: int) -> Look:
+def series_style(index: int) -> SeriesStyle:
     """Return the look of a series by its number, from 0; neighbours differ in all three."""
-    return Look(
+    return SeriesStyle(
         COLOURS[index % len(COLOURS)],
         MARKERS[index % len(MARKERS)],
         DASHES[index % len(DASHES)],
@@ -106,7 +106,7 @@ def drawing(path: Path, size_in: tuple[float, float] = SIZE_IN) -> "Iterator[Fig
     except ImportError as exc:
         raise FiguresMissingError(MISSING) from exc
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # nobody's own matplotlibrc moves a pixel
+        matplotlib.rcdefaults()  # independent of a user's matplotlibrc
         matplotlib.rcParams.update(_STYLE)
         figure = Figure(figsize=size_in)
         yield figure
@@ -126,7 +126,7 @@ def band(
     highest: ArrayLike,
     *,
     label: str,
-    style: Look,
+    style: SeriesStyle,
 ) -> None:
     """Draw a mean over `x` and the band around it, all of shape (T,)."""
     at = np.asarray(x, dtype=np.float64)

@@ -79,7 +79,7 @@ def virtual_queues_of(
 Group: TypeAlias = Literal["time", "exchange", "selection", "prediction", "accuracy"]
 
 MAX_POINTS = 1_000
-"""Rounds that a course keeps; of a longer run every k-th."""
+"""Rounds that a run keeps; of a longer run every k-th."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class RunMeasures(Struct, frozen=True, kw_only=True):
 
     values: dict[str, float | None]
     """By the keys of `METRICS`; None is not known."""
-    course: RunCurves
+    curves: RunCurves
 
 
 def measure(folder: Path) -> RunMeasures:
@@ -169,7 +169,7 @@ def measure(folder: Path) -> RunMeasures:
         "accuracy_worst10": summary.accuracy.worst10,
         "accuracy_variance": summary.accuracy.variance,
     }
-    return RunMeasures(values=values, course=_course(rounds, queues, evaluations))
+    return RunMeasures(values=values, curves=_curves(rounds, queues, evaluations))
 
 
 def _least_rate(
@@ -195,7 +195,7 @@ def _queues(
     )
 
 
-def _course(
+def _curves(
     rounds: Sequence[RoundRow],
     queues: VirtualQueues | None,
     evaluations: Sequence[tuple[int, float]],

@@ -1,4 +1,4 @@
-"""The figures of a comparison: the front, courses over rounds and time, and queues against V."""
+"""The figures of a comparison: the front, curves over rounds and time, and queues against V."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,14 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Floats
 from fairbed.testbed.compare.cell import Result
 from fairbed.testbed.compare.comparison import FRONT_RATE, FRONT_TIME, ArmSummary, Comparison
-from fairbed.testbed.compare.figure_style import GREY, Look, band, drawing, files_of, look
+from fairbed.testbed.compare.figure_style import (
+    GREY,
+    SeriesStyle,
+    band,
+    drawing,
+    files_of,
+    series_style,
+)
 from fairbed.testbed.compare.measures import RunCurves
 
 if TYPE_CHECKING:
@@ -40,11 +47,11 @@ def draw_all(comparison: Comparison, results: Sequence[Result], folder: Path) ->
         FiguresMissingError: matplotlib is not installed.
         OSError: A file cannot be written.
     """
-    courses: dict[str, list[RunCurves]] = {arm.name: [] for arm in comparison.arms}
+    curves: dict[str, list[RunCurves]] = {arm.name: [] for arm in comparison.arms}
     for result in results:
         if result.reply.measured is not None:
-            courses[result.arm].append(result.reply.measured.course)
-    looks = _looks(comparison)
+            curves[result.arm].append(result.reply.measured.curves)
+    styles = _styles(comparison)
     drawn = list[Path]()
 
     def draw(name: str, paint: Callable[["Axes"], None]) -> None:
@@ -53,45 +60,45 @@ def draw_all(comparison: Comparison, results: Sequence[Result], folder: Path) ->
         drawn.extend(files_of(folder / name))
 
     if any(arm.is_on_front is not None for arm in comparison.arms):
-        draw("front", lambda axes: _front(axes, comparison, looks))
-        draw("time", lambda axes: _times(axes, comparison, looks))
+        draw("front", lambda axes: _front(axes, comparison, styles))
+        draw("time", lambda axes: _times(axes, comparison, styles))
     if any(arm.front_value is not None and QUEUE in arm.values for arm in comparison.arms):
-        draw("queue-against-V", lambda axes: _queue_against_v(axes, comparison, looks))
-    if any(course.queue_total for ones in courses.values() for course in ones):
-        queues = {name: by_round(ones, "queue_total") for name, ones in courses.items()}
-        draw("queue", lambda axes: _courses(axes, queues, looks, "round", "sum of the queues"))
+        draw("queue-against-V", lambda axes: _queue_against_v(axes, comparison, styles))
+    if any(run.queue_total for ones in curves.values() for run in ones):
+        queues = {name: by_round(ones, "queue_total") for name, ones in curves.items()}
+        draw("queue", lambda axes: _draw_curves(axes, queues, styles, "round", "sum of the queues"))
     if comparison.has_training:
-        rounds = {name: by_round(ones, "accuracy") for name, ones in courses.items()}
-        draw("accuracy-rounds", lambda axes: _accuracy(axes, comparison, rounds, looks, "round"))
-        times = {name: by_time(ones) for name, ones in courses.items()}
-        draw("accuracy-time", lambda axes: _accuracy(axes, comparison, times, looks, "time, s"))
+        rounds = {name: by_round(ones, "accuracy") for name, ones in curves.items()}
+        draw("accuracy-rounds", lambda axes: _accuracy(axes, comparison, rounds, styles, "round"))
+        times = {name: by_time(ones) for name, ones in curves.items()}
+        draw("accuracy-time", lambda axes: _accuracy(axes, comparison, times, styles, "time, s"))
     return drawn
 
 
-def by_round(courses: Sequence[RunCurves], what: str) -> MetricCurve | None:
+def by_round(curves: Sequence[RunCurves], what: str) -> MetricCurve | None:
     """Return `queue_total` or `accuracy` over the rounds that all seeds have; None without any."""
     at = "rounds" if what == "queue_total" else "evaluated"
-    length = min((len(getattr(course, what)) for course in courses), default=0)
+    length = min((len(getattr(run, what)) for run in curves), default=0)
     if length == 0:
         return None
-    values = np.array([getattr(course, what)[:length] for course in courses])
-    return _over_seeds(np.array(getattr(courses[0], at)[:length], dtype=np.float64), values)
+    values = np.array([getattr(run, what)[:length] for run in curves])
+    return _over_seeds(np.array(getattr(curves[0], at)[:length], dtype=np.float64), values)
 
 
-def by_time(courses: Sequence[RunCurves]) -> MetricCurve | None:
+def by_time(curves: Sequence[RunCurves]) -> MetricCurve | None:
     """Return the accuracy over the time that all seeds have, each the last one evaluated."""
-    evaluated = [course for course in courses if course.evaluated]
+    evaluated = [run for run in curves if run.evaluated]
     if not evaluated:
         return None
-    start = max(course.evaluated_s[0] for course in evaluated)
-    end = min(course.evaluated_s[-1] for course in evaluated)
+    start = max(run.evaluated_s[0] for run in evaluated)
+    end = min(run.evaluated_s[-1] for run in evaluated)
     if end < start:
         return None
     grid: Floats = np.linspace(start, end, GRID_POINTS)
     values = np.array(
         [
-            np.array(course.accuracy)[np.searchsorted(course.evaluated_s, grid, side="right") - 1]
-            for course in evaluated
+            np.array(run.accuracy)[np.searchsorted(run.evaluated_s, grid, side="right") - 1]
+            for run in evaluated
         ]
     )
     return _over_seeds(grid, values)
@@ -101,8 +108,8 @@ def _over_seeds(x: Floats, values: Floats) -> MetricCurve:
     return MetricCurve(x, values.min(axis=0), values.mean(axis=0), values.max(axis=0))
 
 
-def _looks(comparison: Comparison) -> dict[str, Look]:
-    return {arm.name: look(at) for at, arm in enumerate(comparison.arms)}
+def _styles(comparison: Comparison) -> dict[str, SeriesStyle]:
+    return {arm.name: series_style(at) for at, arm in enumerate(comparison.arms)}
 
 
 def _curves_of(comparison: Comparison) -> dict[str, list[ArmSummary]]:
@@ -115,7 +122,7 @@ def _curves_of(comparison: Comparison) -> dict[str, list[ArmSummary]]:
     }
 
 
-def _front(axes: "Axes", comparison: Comparison, looks: Mapping[str, Look]) -> None:
+def _front(axes: "Axes", comparison: Comparison, styles: Mapping[str, SeriesStyle]) -> None:
     for at, (name, arms) in enumerate(_curves_of(comparison).items()):
         known = [arm for arm in arms if FRONT_TIME in arm.values and FRONT_RATE in arm.values]
         if not known:
@@ -123,7 +130,7 @@ def _front(axes: "Axes", comparison: Comparison, looks: Mapping[str, Look]) -> N
         times, rates = (
             np.array([arm.values[key].mean for arm in known]) for key in (FRONT_TIME, FRONT_RATE)
         )
-        style = look(at)
+        style = series_style(at)
         axes.errorbar(
             times,
             rates,
@@ -157,24 +164,26 @@ def _front(axes: "Axes", comparison: Comparison, looks: Mapping[str, Look]) -> N
     _legend(axes)
 
 
-def _times(axes: "Axes", comparison: Comparison, looks: Mapping[str, Look]) -> None:
+def _times(axes: "Axes", comparison: Comparison, styles: Mapping[str, SeriesStyle]) -> None:
     arms = [arm for arm in comparison.arms if FRONT_TIME in arm.values][::-1]
     for at, arm in enumerate(arms):
         axes.errorbar(
             arm.values[FRONT_TIME].mean,
             at,
             xerr=_spread([arm], FRONT_TIME),
-            color=looks[arm.name].colour,
-            marker=looks[arm.name].marker,
+            color=styles[arm.name].colour,
+            marker=styles[arm.name].marker,
             capsize=3,
         )
     axes.set_yticks(range(len(arms)), [arm.name for arm in arms])
     axes.set(xlabel="total time, s", xlim=(0.0, None), ylim=(-0.5, len(arms) - 0.5))
 
 
-def _queue_against_v(axes: "Axes", comparison: Comparison, looks: Mapping[str, Look]) -> None:
+def _queue_against_v(
+    axes: "Axes", comparison: Comparison, styles: Mapping[str, SeriesStyle]
+) -> None:
     for at, (name, arms) in enumerate(_curves_of(comparison).items()):
-        style = look(at)
+        style = series_style(at)
         known = [arm for arm in arms if QUEUE in arm.values]
         if not known:
             continue
@@ -200,18 +209,18 @@ def _accuracy(
     axes: "Axes",
     comparison: Comparison,
     curves: Mapping[str, MetricCurve | None],
-    looks: Mapping[str, Look],
+    styles: Mapping[str, SeriesStyle],
     xlabel: str,
 ) -> None:
     for target in comparison.targets:
         axes.axhline(target.accuracy, color=GREY, linestyle=":", linewidth=1.0)
-    _courses(axes, curves, looks, xlabel, "accuracy, mean over devices")
+    _draw_curves(axes, curves, styles, xlabel, "accuracy, mean over devices")
 
 
-def _courses(
+def _draw_curves(
     axes: "Axes",
     curves: Mapping[str, MetricCurve | None],
-    looks: Mapping[str, Look],
+    styles: Mapping[str, SeriesStyle],
     xlabel: str,
     ylabel: str,
 ) -> None:
@@ -224,7 +233,7 @@ def _courses(
                 curve.mean,
                 curve.highest,
                 label=name,
-                style=looks[name],
+                style=styles[name],
             )
     axes.set(xlabel=xlabel, ylabel=ylabel)
     _legend(axes)

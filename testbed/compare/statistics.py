@@ -1,4 +1,4 @@
-"""What a handful of seeds can tell: intervals of means, times to a target, fronts. Pure.
+"""Statistics over a few seeds: intervals of means, times to a target, fronts. Pure.
 
 Every interval is of a mean over seeds. Arms share their seeds, so arms are compared by the mean of
 the differences seed by seed: what the seed alone decides drops out.

@@ -46,7 +46,7 @@ def tables(comparison: Comparison) -> Iterator[TextTable]:
 
 def plain(comparison: Comparison) -> str:
     """Return the tables as aligned text."""
-    return "\n".join([*_plain_lines(comparison), *remarks(comparison)])
+    return "\n".join([*_plain_lines(comparison), *notes(comparison)])
 
 
 def print_rich(comparison: Comparison) -> None:
@@ -64,11 +64,11 @@ def print_rich(comparison: Comparison) -> None:
         for row in table.rows:
             drawn.add_row(escape(row[0]), *(_coloured(cell) for cell in row[1:]))
         console.print(drawn)
-    for line in remarks(comparison):
+    for line in notes(comparison):
         console.print(line, markup=False)
 
 
-def remarks(comparison: Comparison) -> list[str]:
+def notes(comparison: Comparison) -> list[str]:
     """Return what has to be known to read the tables, and every warning."""
     percent = f"{100 * comparison.confidence:g} %"
     lines = [

@@ -58,12 +58,12 @@ def available(heard: Sequence[Heard], busy: Sequence[TimeSpan], length_s: float)
     edges = sorted({0.0, *(edge for gap in away for edge in (gap.start_s, gap.end_s))})
     edges = [edge for edge in edges if edge < length_s]
     there = [0.0 if any(gap.start_s <= edge < gap.end_s for gap in away) else 1.0 for edge in edges]
-    course = merged(edges, there, length_s)
+    series = merged(edges, there, length_s)
     how = f"{len(heard)} signs of life in {length_s:.0f} s"
-    if course.is_constant:
+    if series.is_constant:
         return Finding(there[0], how)
-    stays = sum(value == 1.0 for value in course.values)
-    return Finding(course.mean, f"{how}, {stays} stays", course)
+    stays = sum(value == 1.0 for value in series.values)
+    return Finding(series.mean, f"{how}, {stays} stays", series)
 
 
 def _silences(moments: Sequence[float], length_s: float) -> list[TimeSpan]:

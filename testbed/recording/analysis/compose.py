@@ -109,14 +109,14 @@ def compose(identity: Identity, findings: Findings, base: Profile | None) -> Rec
         "class": identity.kind,
         "licence": _licence(base),
     }
-    courses: dict[str, Series] = {}
+    series_by_key: dict[str, Series] = {}
     for key in (*REQUIRED, *OPTIONAL):
         section, _, name = key.rpartition(".")
         finding = findings.found.get(key)
         if finding is not None:
             number = _measured(key, finding, identity)
-            if finding.course is not None:
-                courses[name] = finding.course
+            if finding.series is not None:
+                series_by_key[name] = finding.series
         elif _is_of_base(key, section, findings) and key in given:
             number = given[key]
         elif key in REQUIRED:
@@ -135,7 +135,7 @@ def compose(identity: Identity, findings: Findings, base: Profile | None) -> Rec
     notes = [f"Recorded {identity.origin}.", *findings.remarks]
     notes += [f"Not measured: {key}: {why}" for key, why in findings.missing.items()]
     comments = "".join(f"# {' '.join(note.split())}\n" for note in notes)
-    return Recorded(comments + to_toml(profile), _trace_text(courses, identity.origin))
+    return Recorded(comments + to_toml(profile), _trace_text(series_by_key, identity.origin))
 
 
 def _measured(key: str, finding: Finding, identity: Identity) -> Any:
@@ -145,7 +145,7 @@ def _measured(key: str, finding: Finding, identity: Identity) -> Any:
         "tag": "measured",
         "source": f"{finding.how}; {identity.origin}"[:MAX_WORDS],
     }
-    if finding.course is not None:
+    if finding.series is not None:
         number["trace"] = trace_name(identity.name)
     return number
 
@@ -187,14 +187,14 @@ def _licence(base: Profile | None) -> str:
     return own if base is None else f"{own}; what names {base.name}: {base.licence}"[:MAX_WORDS]
 
 
-def _trace_text(courses: Mapping[str, Series], origin: str) -> str | None:
-    """Return all courses over their common times; the longest sets the period."""
-    if not courses:
+def _trace_text(series_by_key: Mapping[str, Series], origin: str) -> str | None:
+    """Return all series over their common times; the longest sets the period."""
+    if not series_by_key:
         return None
-    period_s = max(course.period_s for course in courses.values())
-    t_s = np.unique(np.concatenate([course.t_s for course in courses.values()]))
+    period_s = max(series.period_s for series in series_by_key.values())
+    t_s = np.unique(np.concatenate([series.t_s for series in series_by_key.values()]))
     columns = {}
-    for name, course in courses.items():
-        rows = np.searchsorted(np.asarray(course.t_s), t_s, side="right") - 1
-        columns[name] = np.asarray(course.values, float)[rows]
+    for name, series in series_by_key.items():
+        rows = np.searchsorted(np.asarray(series.t_s), t_s, side="right") - 1
+        columns[name] = np.asarray(series.values, float)[rows]
     return format_table(Trace(t_s, columns, period_s), {"recorded": origin})

@@ -8,7 +8,7 @@ import numpy as np
 from fairbed.profiles.series import Series
 
 MOVING_RATIO = 0.15
-"""A number whose middle 80 % spread by more than this share of the median has a course."""
+"""A number whose middle 80 % spread by more than this share of the median gets a series."""
 
 
 class NotMeasured(Exception):
@@ -23,7 +23,7 @@ class Finding:
     """In the unit of its key."""
     how: str
     """Half a sentence: from how much of what it follows."""
-    course: Series | None = None
+    series: Series | None = None
     """How it moves in time; None is not at all."""
 
 
@@ -72,7 +72,7 @@ class Sampled:
         low, high = np.quantile(self.values, (0.1, 0.9))
         return float(high - low)
 
-    def course(self, step_s: float, length_s: float) -> Series:
+    def series(self, step_s: float, length_s: float) -> Series:
         """Return the means over steps; an empty step has the value of the one before.
 
         The last step may be shorter. Before the first value holds the first one.

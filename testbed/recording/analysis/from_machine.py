@@ -271,7 +271,7 @@ def _presence(found: Findings, readings: Sequence[Reading], length_s: float) -> 
         there = available(heard, [], length_s)
     except NotMeasured:
         return
-    if there.course is None and there.value == 1.0:
+    if there.series is None and there.value == 1.0:
         found.remarks.append(f"The interface had its link all the time: {there.how}.")
     else:
         found.found["availability.available"] = there

@@ -72,7 +72,7 @@ class TrainingSettings:
         return float(cost_s[0]) * self.core_speed
 
 
-def findings_of_run(device: DeviceOfRun, course: TrainingSettings) -> Findings:
+def findings_of_run(device: DeviceOfRun, training: TrainingSettings) -> Findings:
     """Return what the run tells of the device."""
     found = Findings()
     exchanges = valid(device.exchanges)
@@ -88,7 +88,7 @@ def findings_of_run(device: DeviceOfRun, course: TrainingSettings) -> Findings:
     found.take("background_load", lambda: background_load(free, cores, length_s))
     found.take("clock_ratio", lambda: clock_ratio(clock, length_s))
     found.settled.update({"clock_ratio", "thermal"} if len(clock) else ())
-    laps = list(_laps(exchanges, telemetry, course))
+    laps = list(_laps(exchanges, telemetry, training))
     found.take("core_speed", lambda: core_speed(laps, "rounds of training"))
     _link(found, exchanges, length_s)
     found.take("cold_start_s", lambda: _cold_start(exchanges))
@@ -118,13 +118,13 @@ def _capabilities(found: Findings, capabilities: Capabilities) -> None:
 
 
 def _laps(
-    exchanges: Sequence[ExchangeRow], telemetry: Sequence[TelemetryRow], course: TrainingSettings
+    exchanges: Sequence[ExchangeRow], telemetry: Sequence[TelemetryRow], training: TrainingSettings
 ) -> Iterable[Lap]:
     """Yield each round of training, with the cores that it had."""
     at_s = np.array([row.at_s for row in telemetry])
     mu = np.array([row.mu_cores for row in telemetry])
     for x in exchanges:
-        reference_s = course.reference_s(x.n_k, x.steps)
+        reference_s = training.reference_s(x.n_k, x.steps)
         if reference_s is None or x.train_s is None or x.mu_cores is None:
             continue
         before_s = sum((x.signal_s or 0.0, x.download_s or 0.0, x.decode_s or 0.0))
@@ -203,7 +203,7 @@ def _presence(found: Findings, device: DeviceOfRun) -> None:
     there = found.found.get(key)
     if there is not None:
         found.settled.add("availability")
-        if there.course is None and there.value == 1.0:
+        if there.series is None and there.value == 1.0:
             del found.found[key]  # absent is always there
             found.remarks.append(f"Always there: {there.how}.")
 
@@ -233,18 +233,18 @@ class Packing:
 
 
 def packing_of(
-    exchanges: Iterable[ExchangeRow], course: TrainingSettings, settings: ExchangeConfig
+    exchanges: Iterable[ExchangeRow], training: TrainingSettings, settings: ExchangeConfig
 ) -> Packing:
     """Return what packing cost in a run, the medians over its exchanges.
 
     Args:
         exchanges: Of the run; those that are not valid do not count.
-        course: What training was in the run, and what it cost.
+        training: Settings and costs of training in the run.
         settings: Codecs that are asked for; exchanges with others do not count.
     """
     decoded, encoded = list[float](), list[float]()
     for x in valid(exchanges):
-        work_s = course.reference_s(x.n_k, x.steps)
+        work_s = training.reference_s(x.n_k, x.steps)
         if work_s is None or not x.train_s:
             continue
         speed = work_s / x.train_s

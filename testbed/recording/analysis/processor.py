@@ -17,10 +17,10 @@ MIN_SAMPLES = 3
 
 CLOCK_STEP_S = 1.0
 LOAD_STEP_S = 10.0
-"""Steps of the courses."""
+"""Steps of the series, seconds."""
 
 MOVING_CORES = 0.2
-"""Background load that moves by more than this, in cores, has a course."""
+"""Background load that moves by more than this, in cores, gets a series."""
 
 LEAST_FREE_CORES = 0.05
 """A profile leaves training some of the processor."""
@@ -72,9 +72,9 @@ def background_load(free: Sampled, cores: int, length_s: float) -> Finding:
     busy = Sampled(free.t_s, [min(max(cores - value, 0.0), most) for value in free.values])
     if busy.spread() <= MOVING_CORES:
         return Finding(busy.median, f"median of {len(busy)} samples: {cores} cores less free ones")
-    course = busy.course(LOAD_STEP_S, length_s)
+    series = busy.series(LOAD_STEP_S, length_s)
     how = f"mean of {len(busy)} samples over {length_s:.0f} s: {cores} cores less free ones"
-    return Finding(course.mean, how, course)
+    return Finding(series.mean, how, series)
 
 
 def clock_ratio(clock: Sampled, length_s: float) -> Finding:
@@ -89,5 +89,5 @@ def clock_ratio(clock: Sampled, length_s: float) -> Finding:
         raise NotMeasured(f"needs {MIN_SAMPLES} readings of the clock, got {len(clock)}")
     if clock.spread() <= MOVING_RATIO / 3.0 * clock.median:
         return Finding(clock.median, f"median of {len(clock)} readings in {length_s:.0f} s")
-    course = clock.course(CLOCK_STEP_S, length_s)
-    return Finding(course.mean, f"mean of {len(clock)} readings in {length_s:.0f} s", course)
+    series = clock.series(CLOCK_STEP_S, length_s)
+    return Finding(series.mean, f"mean of {len(clock)} readings in {length_s:.0f} s", series)

@@ -119,17 +119,17 @@ def link_rate(transfers: Iterable[Transfer | None], length_s: float, what: str) 
     told = f"{len(useful)} {what} of {size:.0f} kB"
     if len(useful) < MIN_MOVING or high - low <= MOVING_RATIO * middle:
         return Finding(middle, f"median of {told}, the middle 80 % from {low:.3g} to {high:.3g}")
-    course = course_of(useful, length_s)
-    covered = sum(item.duration_s for item in useful) / course.period_s
+    series = rate_series(useful, length_s)
+    covered = sum(item.duration_s for item in useful) / series.period_s
     return Finding(
-        course.mean,
+        series.mean,
         f"mean over time of {told}, which cover {100 * covered:.0f} % of the recording; between "
         "them the nearest one holds",
-        course,
+        series,
     )
 
 
-def course_of(transfers: Sequence[Transfer], length_s: float) -> Series:
+def rate_series(transfers: Sequence[Transfer], length_s: float) -> Series:
     """Return the rate over time: each transfer's holds until halfway to the next one."""
     starts = [0.0]
     for one, after in pairwise(transfers):

@@ -113,7 +113,7 @@ def test_without_a_terminal_the_table_is_plain_text(
     assert "\x1b" not in out
     assert "small: means over seeds" in out
     assert "warning: seeds: without training at least 10" in out
-    assert "all of it in comparisons/small" in out
+    assert "all files are in comparisons/small" in out
 
 
 def test_arms_share_their_world_and_seeds_do_not(calls: Path) -> None:

@@ -23,7 +23,7 @@ def result(
         return Result(arm=arm, seed=seed, folder=f"runs/{arm}/{seed}", reply=Reply(problem=problem))
     rounds = range(1, EVALUATIONS + 1)
     evaluated = rounds if slope is not None else range(0)
-    course = RunCurves(
+    run = RunCurves(
         rounds=tuple(rounds),
         closed_s=tuple(round_s * at for at in rounds),
         queue_total=tuple(1.0 * at for at in rounds),
@@ -34,7 +34,7 @@ def result(
     known: dict[str, float | None] = {metric.key: None for metric in METRICS}
     known["virtual_s"] = round_s * EVALUATIONS
     known |= values
-    measured = RunMeasures(values=known, course=course)
+    measured = RunMeasures(values=known, curves=run)
     return Result(arm=arm, seed=seed, folder=f"runs/{arm}/{seed}", reply=Reply(measured=measured))
 
 

@@ -32,7 +32,7 @@ def test_a_cell_is_replayed_once(folder: Path) -> None:
     assert (first.was_done, again.was_done) == (False, True)
     assert first.measured == again.measured
     assert first.measured is not None
-    assert first.measured.course.rounds == (1, 2, 3)
+    assert first.measured.curves.rounds == (1, 2, 3)
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage" * 500])
@@ -53,7 +53,7 @@ def test_a_run_that_was_cut_off_is_gone_on_with(folder: Path) -> None:
     rest = replayed(folder)
     assert whole.measured is not None
     assert rest.measured is not None
-    assert rest.measured.course == whole.measured.course
+    assert rest.measured.curves == whole.measured.curves
     with RunReader(folder) as reader:
         assert reader.run().row.resumes == 1
 

@@ -15,7 +15,7 @@ from fairbed.testbed.compare.figure_style import (
     band,
     drawing,
     files_of,
-    look,
+    series_style,
 )
 
 needs_matplotlib = pytest.mark.skipif(
@@ -27,7 +27,7 @@ def draw(path: Path) -> list[bytes]:
     x = np.linspace(0.0, 1.0, 20)
     with drawing(path) as figure:
         axes = figure.add_subplot()
-        band(axes, x, x - 0.1, x, x + 0.1, label="one", style=look(0))
+        band(axes, x, x - 0.1, x, x + 0.1, label="one", style=series_style(0))
         axes.plot(x, x**2, marker="o", label="two")
         axes.legend()
     return [file.read_bytes() for file in files_of(path)]
@@ -58,7 +58,7 @@ def test_a_name_with_points_keeps_them() -> None:
 
 
 def test_many_series_can_be_told_apart() -> None:
-    looks = [look(at) for at in range(len(COLOURS) * 4)]
+    looks = [series_style(at) for at in range(len(COLOURS) * 4)]
     assert len(set(looks)) == len(looks)
     for one, other in pairwise(looks):
         assert one.colour != other.colour

@@ -12,15 +12,15 @@ def _heard(*stretches: tuple[float, float]) -> list[Heard]:
 
 def test_a_device_that_is_heard_all_the_time_is_always_there() -> None:
     found = available(_heard((0, 100)), [], 100.0)
-    assert (found.value, found.course) == (1.0, None)
+    assert (found.value, found.series) == (1.0, None)
 
 
 def test_a_long_silence_is_an_absence() -> None:
     found = available(_heard((0, 40), (70, 100)), [], 100.0)
-    assert found.course is not None
-    assert found.course.at(39.0) == 1.0
-    assert found.course.at(55.0) == 0.0
-    assert found.course.at(71.0) == 1.0
+    assert found.series is not None
+    assert found.series.at(39.0) == 1.0
+    assert found.series.at(55.0) == 0.0
+    assert found.series.at(71.0) == 1.0
     assert found.value == pytest.approx(0.71)
 
 
@@ -36,8 +36,8 @@ def test_some_lost_contexts_are_no_absence() -> None:
 
 def test_a_device_that_came_late_and_left_early_was_away() -> None:
     found = available(_heard((20, 50)), [], 100.0)
-    assert found.course is not None
-    assert [found.course.at(t) for t in (10.0, 30.0, 60.0)] == [0.0, 1.0, 0.0]
+    assert found.series is not None
+    assert [found.series.at(t) for t in (10.0, 30.0, 60.0)] == [0.0, 1.0, 0.0]
 
 
 def test_an_unwilling_device_is_away() -> None:

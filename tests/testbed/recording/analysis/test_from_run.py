@@ -26,7 +26,7 @@ def test_a_device_is_found_as_it_is() -> None:
             "cold_start_s": 1.5,
         }
     )
-    assert all(finding.course is None for finding in found.values())
+    assert all(finding.series is None for finding in found.values())
 
 
 def test_a_core_is_as_fast_as_at_its_nominal_clock() -> None:
@@ -52,13 +52,13 @@ def test_what_was_contended_or_invalid_or_sent_twice_does_not_count() -> None:
 def test_a_link_that_moves_has_a_course_through_its_transfers() -> None:
     rates = [16e6, 4e6, 8e6, 2e6]
     device = World(down_bps=rates, rounds=16).device()
-    course = findings_of_run(device, COURSE).found["link.down_bps"].course
-    assert course is not None
+    series = findings_of_run(device, COURSE).found["link.down_bps"].series
+    assert series is not None
     for x, rate in zip(device.exchanges, cycle(rates), strict=False):
         assert x.download_s is not None
         assert x.signal_s is not None
         middle_s = x.dispatched_at_s + x.signal_s / 2 + x.download_s - 0.1
-        assert course.at(middle_s) == pytest.approx(rate)
+        assert series.at(middle_s) == pytest.approx(rate)
 
 
 def test_a_rate_is_that_of_the_part_after_the_first_chunk() -> None:

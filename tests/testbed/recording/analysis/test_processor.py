@@ -36,15 +36,15 @@ def test_two_laps_are_chance() -> None:
 def test_background_load_is_what_is_not_free() -> None:
     found = background_load(_every_second([3.9, 3.95, 3.9, 4.2]), 4, 4.0)
     assert found.value == pytest.approx(0.075)
-    assert found.course is None
+    assert found.series is None
 
 
 def test_background_load_that_moves_has_a_course_that_leaves_some_processor() -> None:
     found = background_load(_every_second([4.0] * 50 + [0.0] * 50), 4, 100.0)
-    assert found.course is not None
-    assert found.course.highest < 4.0
-    assert found.course.at(20.0) == 0.0
-    assert found.value == pytest.approx(found.course.mean)
+    assert found.series is not None
+    assert found.series.highest < 4.0
+    assert found.series.at(20.0) == 0.0
+    assert found.value == pytest.approx(found.series.mean)
 
 
 def test_a_clock_that_nobody_can_read_is_said_so() -> None:
@@ -55,21 +55,21 @@ def test_a_clock_that_nobody_can_read_is_said_so() -> None:
 
 
 def test_a_clock_that_holds_is_one_number_and_one_that_drops_a_course() -> None:
-    assert clock_ratio(_every_second([1.0] * 20), 20.0).course is None
+    assert clock_ratio(_every_second([1.0] * 20), 20.0).series is None
     dropped = clock_ratio(_every_second([1.0] * 30 + [0.6] * 30), 60.0)
-    assert dropped.course is not None
-    assert dropped.course.at(10.0) == 1.0
-    assert dropped.course.at(45.0) == 0.6
+    assert dropped.series is not None
+    assert dropped.series.at(10.0) == 1.0
+    assert dropped.series.at(45.0) == 0.6
     assert dropped.value == pytest.approx(0.8)
 
 
 def test_steps_without_a_sample_have_the_value_of_the_one_before() -> None:
-    course = Sampled([2.5, 9.0], [3.0, 5.0]).course(1.0, 12.0)
-    assert [course.at(t) for t in (0.5, 2.6, 8.9, 9.5, 11.9)] == [3.0, 3.0, 3.0, 5.0, 5.0]
-    assert course.period_s == 12.0
+    series = Sampled([2.5, 9.0], [3.0, 5.0]).series(1.0, 12.0)
+    assert [series.at(t) for t in (0.5, 2.6, 8.9, 9.5, 11.9)] == [3.0, 3.0, 3.0, 5.0, 5.0]
+    assert series.period_s == 12.0
 
 
 def test_means_over_steps_keep_the_mean_of_even_samples() -> None:
     values = np.random.default_rng(2).uniform(0.0, 4.0, 200).tolist()
-    course = Sampled([0.1 * i for i in range(200)], values).course(1.0, 20.0)
-    assert course.mean == pytest.approx(np.mean(values), rel=1e-6)
+    series = Sampled([0.1 * i for i in range(200)], values).series(1.0, 20.0)
+    assert series.mean == pytest.approx(np.mean(values), rel=1e-6)

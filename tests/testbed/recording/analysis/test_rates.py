@@ -10,9 +10,9 @@ from fairbed.testbed.recording.analysis.findings import NotMeasured
 from fairbed.testbed.recording.analysis.rates import (
     MIN_LINE_RATIO,
     Transfer,
-    course_of,
     link_rate,
     one_way_delay,
+    rate_series,
     transfer,
     whole_transfer,
 )
@@ -48,7 +48,7 @@ def test_a_steady_link_has_the_median_of_its_transfers() -> None:
     transfers[3] = Transfer(0.0, 30.0, MB)  # one that stalled
     found = link_rate(transfers, 60.0, "models")
     assert found.value == pytest.approx(8e6)
-    assert found.course is None
+    assert found.series is None
 
 
 def test_two_transfers_are_chance() -> None:
@@ -58,7 +58,7 @@ def test_two_transfers_are_chance() -> None:
 
 def test_a_few_transfers_that_differ_do_not_make_a_moving_link() -> None:
     few = [*_steady(3, 8e6), *_steady(3, 4e6)]
-    assert link_rate(few, 60.0, "models").course is None
+    assert link_rate(few, 60.0, "models").series is None
 
 
 def test_a_moving_link_keeps_the_volume_of_each_transfer() -> None:
@@ -71,19 +71,19 @@ def test_a_moving_link_keeps_the_volume_of_each_transfer() -> None:
         transfers.append(Transfer(now, end, int(rng.integers(MB // 10, MB))))
         now = end
     found = link_rate(transfers, now + 5.0, "models")
-    assert found.course is not None
-    assert found.course.period_s == pytest.approx(now + 5.0)
-    assert found.value == pytest.approx(found.course.mean)
+    assert found.series is not None
+    assert found.series.period_s == pytest.approx(now + 5.0)
+    assert found.value == pytest.approx(found.series.mean)
     for item in transfers:
         assert item is not None
-        assert found.course.integral(item.start_s, item.end_s) == pytest.approx(8.0 * item.n_bytes)
+        assert found.series.integral(item.start_s, item.end_s) == pytest.approx(8.0 * item.n_bytes)
 
 
 def test_overlapping_transfers_still_make_a_course() -> None:
-    course = course_of(
+    series = rate_series(
         [Transfer(0.0, 4.0, MB), Transfer(1.0, 2.0, MB), Transfer(1.5, 5.0, MB)], 5.0
     )
-    assert list(course.t_s) == sorted(set(course.t_s))
+    assert list(series.t_s) == sorted(set(series.t_s))
 
 
 def test_the_delay_is_half_of_the_quick_round_trips() -> None:
