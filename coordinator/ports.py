@@ -61,7 +61,7 @@ class Evaluator(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostServices:
-    """What the testbed gives to a coordinator."""
+    """The services that the testbed gives to a coordinator."""
 
     shards: ShardSource
     evaluator: Evaluator | None

@@ -112,7 +112,7 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     """Confidence: tau_bar = tau_hat - alpha x width; `theory` follows the self-normalised bound."""
     cold_start_coding: Literal["not_previous", "literal_seed"] = "not_previous"
     queue_counts: Literal["selected", "aggregated"] = "selected"
-    """What lowers a device's virtual queue: being selected (the paper) or entering the model."""
+    """The event that lowers a device's virtual queue: selection (the paper) or aggregation."""
     lcb_floor: float | None = 0.0
     """Lowest tau_bar in seconds; leave the key out for 0."""
     z_max: PositiveFloat | None = None

@@ -12,7 +12,7 @@ from fairbed.coordinator.algorithms.selection.base import Sample
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one exchange shows about its device."""
+    """The measurements of one exchange that the selector and the estimator learn from."""
 
     row: int
     tau_s: float | None

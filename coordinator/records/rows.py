@@ -43,7 +43,7 @@ UNACCOUNTED_FLOOR_S = -0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownAtSelection:
-    """What was known of a device when it was selected, before the dispatch."""
+    """The context and the prediction of a device at its selection, before the dispatch."""
 
     mu_cores: float
     downlink_bps: float | None

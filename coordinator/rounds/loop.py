@@ -67,7 +67,7 @@ class RoundProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunServices:
-    """What every round of a run uses; each of them lives as long as the coordinator process."""
+    """The parts of a run that every round uses; each lives as long as the coordinator process."""
 
     config: CoordinatorConfig
     decisions: Decisions

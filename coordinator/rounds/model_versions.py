@@ -33,7 +33,7 @@ from fairbed.wire.tensors import vector_to_bytes
 class _Encoded:
     blob: bytes
     vector: Vector
-    """What the blob decodes to, shape (n_values,)."""
+    """The decoded blob, shape (n_values,)."""
     manifest: Manifest
     took_s: float
 

@@ -52,7 +52,7 @@ End: TypeAlias = Literal["done", "failed", "stopped"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSetup:
-    """What is trained, and how."""
+    """The task, its configuration and its initial model."""
 
     config: CoordinatorConfig
     artifact: Artifact
