@@ -1,4 +1,4 @@
-"""How good would each estimator have been on a run: its exchanges again, in their order."""
+"""Errors of each estimator on the exchanges of a run, replayed in their order."""
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby

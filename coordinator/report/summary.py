@@ -1,4 +1,4 @@
-"""What a run came to: computes the object behind `fairbed show RUN --json`."""
+"""Computes the summary of a run: the object of `fairbed show RUN --json`."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

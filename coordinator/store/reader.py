@@ -1,12 +1,8 @@
 """Reads a live or finished run beside its writer, in short transactions.
 
 `since` arguments are exclusive and make reading incremental: a caller keeps the highest round
-or id that it has seen. `resumes` in `RunInfo` grows when rows of open rounds became void; then
-a caller starts from nothing again.
-
-The part of a run's experiment file that is shown beside its results.
-
-What kind of machine a device is, for people.
+or id that it has seen. `RunRow.resumes` grows when rows of open rounds became void; then a caller
+reads everything again.
 """
 
 import json
@@ -50,8 +46,8 @@ from fairbed.coordinator.store.tables import (
     TruthRow,
 )
 
-PROMISING = ("rbcs-f", "rbcs-f-known")
-"""Policies that guarantee a rate."""
+GUARANTEEING = ("rbcs-f", "rbcs-f-known")
+"""Policies that guarantee a selection rate."""
 
 
 class PlannedSelection(Struct, frozen=True, kw_only=True):
@@ -83,11 +79,11 @@ class ExperimentExcerpt(Struct, frozen=True, kw_only=True):
     @property
     def beta(self) -> float | None:
         """Guaranteed selection rate; None when the policy guarantees none."""
-        return self.selection.beta if self.selection.policy in PROMISING else None
+        return self.selection.beta if self.selection.policy in GUARANTEEING else None
 
 
 def read_excerpt(experiment_toml: str) -> ExperimentExcerpt:
-    """Return what the file says; a damaged file says nothing, so its results can still be read."""
+    """Return the excerpt; empty for a damaged file, so that its results can still be read."""
     try:
         return toml.decode(experiment_toml, type=ExperimentExcerpt)
     except DecodeError:
@@ -95,7 +91,7 @@ def read_excerpt(experiment_toml: str) -> ExperimentExcerpt:
 
 
 def profile_of(device: DeviceRow, truth: TruthRow | None) -> str:
-    """Return the emulated profile, or else the board that the device says it is."""
+    """Return the emulated profile, or else the board that the device reported."""
     if truth is not None:
         return truth.profile
     try:
@@ -117,7 +113,7 @@ SELECT device.name, (SELECT count(*) FROM round WHERE round > ?1), ifnull(sum(is
 FROM device LEFT JOIN selection ON selection.device = device.name AND selection.round > ?1
 GROUP BY device.name
 """
-"""For stores that list the chosen only: every device takes part in every round."""
+"""For stores with rows of the cohort only: every device counts in every round."""
 
 LIVE = frozenset({"created", "running", "paused"})
 """Statuses that need a process."""
@@ -150,26 +146,26 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class SelectionCounts:
-    """How often a device was chosen over some rounds."""
+    """How often a device was available, selected and aggregated over some rounds."""
 
     device: str
     rounds: int
     """Rounds since it joined."""
     available: int
-    """As far as the store tells: of a large replay, at least as often as it was selected."""
+    """Of a large replay only a lower bound: how often it was selected."""
     selected: int
     aggregated: int
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How many exchanges were done over some rounds, and what they are worth."""
+    """Counts of done exchanges over some rounds, and of invalid ones among them."""
 
     done: int = 0
     invalid: int = 0
     """Done, but may not teach the estimator."""
     contended: int = 0
-    """Of those, because the machine that emulates the fleet was too busy."""
+    """Invalid by contention on the machine that emulates the fleet."""
 
     def __add__(self, other: "Quality") -> "Quality":
         """Return the counts of both."""
@@ -304,7 +300,7 @@ class RunReader:
         return self._select(FleetContextRow, "ORDER BY round")
 
     def loss_queries(self) -> list[LossQueryRow]:
-        """Return who was asked for a loss, and what came of it, in the order of rounds."""
+        """Return the loss queries, in the order of rounds."""
         return self._select(LossQueryRow, "ORDER BY round, device")
 
     def audits(self) -> set[tuple[int, str]]:
@@ -312,18 +308,18 @@ class RunReader:
         return set(self.columns(SelectionRow, ("round", "device"), "WHERE is_audit"))
 
     def fleet_stats(self) -> FleetStatsRow | None:
-        """Return the latest count of a fleet that has no rows for each device; None of others."""
+        """Return the latest statistics of a fleet without rows per device; None for others."""
         rows = self._select(FleetStatsRow, "ORDER BY round DESC LIMIT 1")
         return rows[0] if rows else None
 
     def selection_counts(self, since_round: int = 0) -> list[SelectionCounts]:
-        """Return how often each device was chosen after round `since_round`."""
+        """Return how often each device was selected after round `since_round`."""
         lists_all = self._query("SELECT selection_rows FROM run")[0][0] == "all"
         rows = self._query(_TALLIES if lists_all else _SPARSE_TALLIES, (since_round,))
         return [SelectionCounts(*row) for row in rows]
 
     def quality(self, since_round: int = 0) -> Quality:
-        """Return what exchanges whose updates came after round `since_round` are worth."""
+        """Return the quality of exchanges whose updates came after round `since_round`."""
         rows = self._query(
             "SELECT count(*), ifnull(sum(NOT is_valid), 0), ifnull(sum(is_contended), 0) "
             "FROM exchange WHERE ifnull(aggregated_round, round) > ? AND outcome = 'done'",
@@ -360,7 +356,7 @@ class RunReader:
         return self._select(TelemetryRow, "WHERE device = ? ORDER BY id", (device,))
 
     def commands(self) -> list[CommandRow]:
-        """Return what people ordered, oldest first."""
+        """Return the operator commands, oldest first."""
         return self._select(CommandRow, "ORDER BY at_s")
 
     def counts(self) -> Counts:

@@ -1,9 +1,8 @@
-"""Tables, statements and rows, all derived from the dataclasses of `records`.
+"""SQL of the run store, derived from the dataclasses of `coordinator.store.tables`.
 
-A `float` column may hold NULL: SQLite keeps no NaN, so NaN is written as NULL and read as NaN
+A `float` column may hold NULL: SQLite has no NaN, so NaN is written as NULL and read as NaN
 (as None where the field may be None). Tables without a key are numbered by `id`, from 1.
-
-Many rows of one table, column by column: whoever has columns needs no record for each row.
+`Columns` are many rows of one table as arrays, without an object for each row.
 """
 
 import sqlite3
@@ -45,7 +44,7 @@ Cells: TypeAlias = NDArray[Any] | list[Any] | str | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Columns(Generic[RowT]):
-    """What `n` records of a type would hold."""
+    """`n` rows of one table, column by column."""
 
     record: type[RowT]
     n: int
@@ -151,7 +150,7 @@ class TableSchema(Generic[R]):
     record: type[R]
     columns: tuple[ColumnSpec, ...]
     _upsert: str = field(init=False)
-    """Asked for with every row, so it is put together once."""
+    """Built once: every row needs it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_upsert", self._make_upsert())

@@ -1,8 +1,7 @@
-"""The control room as an application: reads the store, shows what is new, sends commands.
+"""The control room as an application: reads the store, shows new rows, sends commands.
 
-Reads what a view does not contain yet, in one short transaction.
-
-How often the screen may change, so that it costs nobody who is measured beside it. Pure.
+`ViewReader` reads the rows that a view does not contain yet, in one short transaction. `pause_s`
+limits how often the screen changes, so that it does not slow the measured processes.
 """
 
 import asyncio
@@ -23,15 +22,15 @@ from textual.widgets import Footer
 from fairbed.coordinator.store.errors import StoreError
 from fairbed.coordinator.store.reader import LIVE, Quality, RunReader
 from fairbed.coordinator.tui.screens.device import DeviceDetail
-from fairbed.coordinator.tui.screens.leave import Answer, Leave
-from fairbed.coordinator.tui.screens.room import Room
+from fairbed.coordinator.tui.screens.exit_dialog import Answer, ExitDialog
+from fairbed.coordinator.tui.screens.overview import Overview
 from fairbed.coordinator.tui.view import (
     EVENTS_KEPT,
     ROUNDS_KEPT,
     Cursor,
     DeviceView,
-    News,
     RunView,
+    ViewUpdate,
     fold,
 )
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
@@ -39,8 +38,8 @@ from fairbed.wire.errors import WireError
 from fairbed.wire.messages import OperatorCommand
 
 
-class Feed:
-    """Keeps a view up to date; used by one thread at a time, never by the screen's."""
+class ViewReader:
+    """Keeps a view up to date; used by one thread at a time, never by that of the screen."""
 
     def __init__(self, reader: RunReader) -> None:
         self.reader = reader
@@ -55,11 +54,11 @@ class Feed:
         seen = (self.reader.data_version(), self.reader.is_alive())
         if seen == self._seen:
             return None
-        view = fold(view, self._news(view.cursor))
+        view = fold(view, self._read_update(view.cursor))
         self._seen = seen
         return view
 
-    def _news(self, cursor: Cursor) -> News:
+    def _read_update(self, cursor: Cursor) -> ViewUpdate:
         reader = self.reader
         with reader.snapshot():
             info = reader.run()
@@ -72,7 +71,7 @@ class Feed:
             telemetry = reader.telemetry_latest(cursor.telemetry)
             is_new = cursor.event == 0
             may_have_joined = is_new or bool(events)
-            return News(
+            return ViewUpdate(
                 info=info,
                 cursor=replace(
                     cursor,
@@ -98,13 +97,13 @@ class Feed:
 
 
 QUICKEST_S = 0.25
-"""However many events came, the screen changes four times a second at most."""
+"""The screen changes at most four times a second, however many events came."""
 
 SLOWEST_S = 1.0
-"""However much it costs, a person sees it change."""
+"""The screen changes at least once a second, whatever it costs."""
 
 SHARE = 0.05
-"""Of one core; what an exchange may lose to a busy machine without being invalid."""
+"""Of one core: contention below it leaves an exchange valid."""
 
 
 def pause_s(spent_s: float) -> float:
@@ -148,11 +147,11 @@ class ControlRoom(App[ExitChoice]):
 
         Args:
             reader: Of the run; the caller closes it.
-            send_command: Delivers an order to the coordinator; None for a run that nobody runs.
+            send_command: Delivers a command to the coordinator; None for a run without a process.
             owns_run: The process of this terminal runs the coordinator, too.
         """
         super().__init__()
-        self._feed = Feed(reader)
+        self._view_reader = ViewReader(reader)
         self._send_command = send_command
         self._owns_run = owns_run
         self._is_reading = False
@@ -169,29 +168,29 @@ class ControlRoom(App[ExitChoice]):
             self.exit()
             return
         self.theme = "tokyo-night"
-        await self.push_screen(Room())
+        await self.push_screen(Overview())
         await self._tick()
 
     def leave(self) -> None:
-        """Leave as soon as there is something to leave; for signal handlers, at any moment."""
+        """Exit, or exit as soon as the application has started; for signal handlers."""
         self._must_leave = True
         if self._home_loop is not None:
             self._home_loop.call_soon_threadsafe(self.exit)
 
     async def _tick(self) -> None:
-        """Show what is new, and do so again after a while: the longer, the more it costs."""
+        """Show new rows, and schedule the next time: the longer the pause, the more it costs."""
         await self.refresh_view()
-        self._offer()  # a footer that was not there yet has missed the first time
+        self._offer()  # a footer that did not exist yet has missed the first time
         before, self._cpu_s = self._cpu_s, time.process_time()
         self.set_timer(pause_s(self._cpu_s - before), self._tick)
 
     async def refresh_view(self) -> None:
-        """Read what is new and show it, unless that is under way."""
+        """Read new rows and show them, unless that is running already."""
         if self._is_reading:
             return
         self._is_reading = True
         try:
-            view = await anyio.to_thread.run_sync(self._feed.refresh, self.view)
+            view = await anyio.to_thread.run_sync(self._view_reader.refresh, self.view)
             self._problem = ""
             if view is not None:
                 self.view = view
@@ -206,20 +205,20 @@ class ControlRoom(App[ExitChoice]):
     async def _show(self) -> None:
         self.sub_title = self.view.info.run_id if self.view.info else ""
         for screen in tuple(self._uncovered()):
-            if isinstance(screen, Room | DeviceDetail):
+            if isinstance(screen, Overview | DeviceDetail):
                 screen.show(self.view)
             if isinstance(screen, DeviceDetail) and screen.lacks_exchanges:
-                exchanges = partial(self._feed.reader.exchanges_of, screen.selected_device)
+                exchanges = partial(self._view_reader.reader.exchanges_of, screen.selected_device)
                 screen.show_exchanges(await anyio.to_thread.run_sync(exchanges))
         self._offer()
 
     @property
     def is_live(self) -> bool:
-        """The run can take orders."""
+        """The run accepts commands."""
         return self.view.info is not None and self.view.info.status in LIVE
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Offer orders only where somebody can carry them out."""
+        """Offer commands only for a live run that accepts them."""
         if action not in ORDERS:
             return super().check_action(action, parameters)
         if not self.is_live or self._send_command is None:
@@ -234,22 +233,22 @@ class ControlRoom(App[ExitChoice]):
     @property
     def _selected_device(self) -> DeviceView | None:
         screen = self.screen_stack[-1] if self.screen_stack else None
-        name = screen.selected_device if isinstance(screen, Room | DeviceDetail) else None
+        name = screen.selected_device if isinstance(screen, Overview | DeviceDetail) else None
         return self.view.device(name) if name else None
 
     def on_data_table_row_highlighted(self) -> None:
-        """Offer what can be done with the device under the cursor."""
+        """Offer the commands for the device under the cursor."""
         self._offer()
 
     def _uncovered(self) -> Iterator[Screen[Any]]:
-        """Yield the screen on top and, below a question, what it is asked over."""
+        """Yield the screen on top and, below a dialog, the screen behind it."""
         for screen in reversed(self.screen_stack):
             yield screen
             if not screen.is_modal:
                 return
 
     def _offer(self) -> None:
-        """Have the footer built anew where its keys do something else now."""
+        """Rebuild the footer if the offered commands changed."""
         offered = {order for order in ORDERS if self.check_action(order, ())}
         for screen in self.screen_stack[-1:]:  # none once the room is closing
             for footer in screen.query(Footer):
@@ -258,12 +257,12 @@ class ControlRoom(App[ExitChoice]):
                     self.refresh_bindings()
 
     async def action_back(self) -> None:
-        """Show what lies below, as it is now."""
+        """Return to the previous screen, up to date."""
         await self.pop_screen()
         await self._show()
 
     def action_pause(self) -> None:
-        """Begin no further round."""
+        """Start no further round."""
         self._order("pause")
 
     def action_resume(self) -> None:
@@ -281,17 +280,17 @@ class ControlRoom(App[ExitChoice]):
             self._order("include", self._selected_device.name)
 
     def action_leave(self) -> None:
-        """Close the room; ask first what becomes of an owned run, insisting means stop."""
+        """Exit; for an owned run ask first whether to stop it, a second time means stop."""
         if not (self._owns_run and self.is_live):
             self.exit("quit")
-        elif isinstance(self.screen, Leave):
+        elif isinstance(self.screen, ExitDialog):
             self.exit("stop")
         else:
-            self.push_screen(Leave(), self._on_answer)
+            self.push_screen(ExitDialog(), self._on_answer)
 
     async def on_fleet_table_opened(self, message: FleetTable.Opened) -> None:
         """Show one device."""
-        rows = await anyio.to_thread.run_sync(self._feed.reader.devices)
+        rows = await anyio.to_thread.run_sync(self._view_reader.reader.devices)
         row = next((row for row in rows if row.name == message.device), None)
         if row is not None:
             await self.push_screen(DeviceDetail(row))

@@ -1,6 +1,6 @@
-"""All that the control room shows, as one immutable value folded from rows of the store. Pure.
+"""The state of the control room: one immutable value, folded from rows of the store. Pure.
 
-`fold` takes what is new since the view it is given; `RunView.cursor` says what that is.
+`fold` adds the rows of a `ViewUpdate` to a view; `RunView.cursor` marks the newest rows in it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,10 +26,10 @@ ROUNDS_KEPT = 24
 """Rounds whose exchanges are kept for the timeline."""
 EVENTS_KEPT = 500
 SILENT_AFTER_S = 3.0
-"""A device whose last word is this much older than the fleet's is not available (design.md)."""
+"""A device whose last context is older than this is not available (design.md)."""
 
 OFFLINE = "offline"
-"""Every device of a run that nobody runs."""
+"""State of every device of a run without a process."""
 AWAY = frozenset({"gone", "silent"})
 
 
@@ -41,7 +41,7 @@ class DeviceView:
     profile: str = ""
     n_k: int = 0
     state: str = "joined"
-    """What it does, or: excluded, gone, silent, preparing, unwilling."""
+    """Phase of its lifecycle, or excluded, gone, silent, unwilling."""
     mu_cores: float | None = None
     downlink_bps: float | None = None
     uplink_bps: float | None = None
@@ -104,13 +104,13 @@ class RoundView:
 
 @dataclass(frozen=True, slots=True)
 class Stragglers:
-    """What became of exchanges that took too long for their round."""
+    """Counts of exchanges that took too long for their round, by their end."""
 
     merged: int = 0
-    """Entered the model all the same, later."""
+    """Merged in a later round."""
     dropped: int = 0
     cancelled: int = 0
-    """Called off: enough others had arrived."""
+    """Ended early: enough others had arrived."""
 
     def __bool__(self) -> bool:
         """Tell whether there were any."""
@@ -138,7 +138,7 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class News:
+class ViewUpdate:
     """Rows that a view does not contain yet."""
 
     info: RunInfo
@@ -191,7 +191,7 @@ class RunView:
     open_since_s: float | None = None
     """Run clock at the dispatch of the open round; None between rounds."""
     open_spans: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
-    """Who works in the open round, from telemetry."""
+    """Phases of each device in the open round, from telemetry."""
 
     @property
     def beta(self) -> float | None:
@@ -203,50 +203,50 @@ class RunView:
         return next((device for device in self.devices if device.name == name), None)
 
 
-def fold(view: RunView, news: News) -> RunView:
-    """Return the view after the news; the one given is not changed."""
-    if news.cursor.resumes != view.cursor.resumes:
+def fold(view: RunView, update: ViewUpdate) -> RunView:
+    """Return the view after an update; the given one is not changed."""
+    if update.cursor.resumes != view.cursor.resumes:
         view = RunView()
-    closed_s = max((row.closed_at_s for row in news.rounds), default=None)
-    open_since_s, open_spans = _open_round(view, news, closed_s)
+    closed_s = max((row.closed_at_s for row in update.rounds), default=None)
+    open_since_s, open_spans = _open_round(view, update, closed_s)
     elapsed_s = max(
         [
             view.elapsed_s,
-            news.info.elapsed_s,
-            *(row.at_s for row in news.telemetry),
-            *(row.at_s for _, row in news.events),
+            update.info.elapsed_s,
+            *(row.at_s for row in update.telemetry),
+            *(row.at_s for _, row in update.events),
         ]
     )
-    queues = tuple((row.round, row.queue_total, row.queue_max) for row in news.rounds)
+    queues = tuple((row.round, row.queue_total, row.queue_max) for row in update.rounds)
     return RunView(
-        info=news.info,
-        cursor=news.cursor,
+        info=update.info,
+        cursor=update.cursor,
         elapsed_s=elapsed_s,
-        devices=_devices(view, news, elapsed_s),
-        rounds=_rounds(view, news, open_since_s, open_spans, elapsed_s),
-        metrics=view.metrics + tuple(news.metrics),
+        devices=_devices(view, update, elapsed_s),
+        rounds=_rounds(view, update, open_since_s, open_spans, elapsed_s),
+        metrics=view.metrics + tuple(update.metrics),
         queues=view.queues + queues,
-        quality=view.quality + news.quality,
-        stragglers=view.stragglers.plus(news.rounds),
-        events=(view.events + tuple(news.events))[-EVENTS_KEPT:],
+        quality=view.quality + update.quality,
+        stragglers=view.stragglers.plus(update.rounds),
+        events=(view.events + tuple(update.events))[-EVENTS_KEPT:],
         open_since_s=open_since_s,
         open_spans=open_spans,
     )
 
 
 def _open_round(
-    view: RunView, news: News, closed_s: float | None
+    view: RunView, update: ViewUpdate, closed_s: float | None
 ) -> tuple[float | None, Mapping[str, tuple[Span, ...]]]:
     """Return when the open round was dispatched, and what each of its devices did since."""
     since_s, spans = view.open_since_s, dict(view.open_spans)
     if closed_s is not None:
         since_s, spans = None, {}
-    if not news.info.is_alive:
+    if not update.info.is_alive:
         return None, {}
-    for _, event in news.events:
-        if event.kind == "dispatched" and (event.round or 0) > news.cursor.round:
+    for _, event in update.events:
+        if event.kind == "dispatched" and (event.round or 0) > update.cursor.round:
             since_s = event.at_s
-    for row in sorted(news.telemetry, key=lambda row: row.at_s):
+    for row in sorted(update.telemetry, key=lambda row: row.at_s):
         if closed_s is not None and row.at_s <= closed_s:
             continue
         is_working = row.phase in PHASE_OF_STATE
@@ -259,16 +259,16 @@ def _open_round(
 
 def _rounds(
     view: RunView,
-    news: News,
+    update: ViewUpdate,
     open_since_s: float | None,
     open_spans: Mapping[str, tuple[Span, ...]],
     elapsed_s: float,
 ) -> tuple[RoundView, ...]:
     kept = [row for row in view.rounds if row.status != "open"]
-    for row in news.rounds[-ROUNDS_KEPT:]:
+    for row in update.rounds[-ROUNDS_KEPT:]:
         exchanges = [
             _exchange(x, row.dispatched_at_s, row.duration_s)
-            for x in news.exchanges
+            for x in update.exchanges
             if (x.round, x.attempt) == (row.round, row.attempt)
         ]
         kept.append(RoundView(row.round, row.status, row.duration_s, tuple(exchanges)))
@@ -276,14 +276,14 @@ def _rounds(
         lasted_s = max(elapsed_s - open_since_s, 0.0)
         over = {
             x.device: _exchange(x, open_since_s, lasted_s)
-            for x in news.exchanges
-            if x.round > news.cursor.round
+            for x in update.exchanges
+            if x.round > update.cursor.round
         }
         working = {
             name: ExchangeView(name, "", None, None, spans) for name, spans in open_spans.items()
         }
         exchanges = [*{**working, **over}.values()]
-        kept.append(RoundView(news.cursor.round + 1, "open", lasted_s, tuple(exchanges)))
+        kept.append(RoundView(update.cursor.round + 1, "open", lasted_s, tuple(exchanges)))
     return tuple(kept[-ROUNDS_KEPT:])
 
 
@@ -297,21 +297,21 @@ def _exchange(row: ExchangeRow, round_start_s: float, round_s: float) -> Exchang
     return ExchangeView(row.device, row.outcome, row.tau_s, foretold(row.tau_hat_s), spans)
 
 
-def _devices(view: RunView, news: News, elapsed_s: float) -> tuple[DeviceView, ...]:
+def _devices(view: RunView, update: ViewUpdate, elapsed_s: float) -> tuple[DeviceView, ...]:
     devices = {device.name: device for device in view.devices}
 
     def change(name: str, **changes: Any) -> None:
         if name in devices:
             devices[name] = replace(devices[name], **changes)
 
-    truths = {truth.name: truth for truth in news.truths}
-    for row in news.devices:
+    truths = {truth.name: truth for truth in update.truths}
+    for row in update.devices:
         devices.setdefault(row.name, DeviceView(row.name))
         change(row.name, profile=profile_of(row, truths.get(row.name)), n_k=row.n_k)
-    for x in (*news.measured, *news.exchanges):
+    for x in (*update.measured, *update.exchanges):
         if x.tau_s is not None:
             change(x.device, tau_s=x.tau_s)
-    for tally in news.tallies:
+    for tally in update.tallies:
         if (known := devices.get(tally.device)) is not None:
             change(
                 tally.device,
@@ -319,11 +319,11 @@ def _devices(view: RunView, news: News, elapsed_s: float) -> tuple[DeviceView, .
                 aggregated=known.aggregated + tally.aggregated,
                 rounds=known.rounds + tally.rounds,
             )
-    for chosen in news.selections:
+    for chosen in update.selections:
         change(chosen.device, tau_hat_s=foretold(chosen.tau_hat_s), queue=chosen.queue)
-    for score in news.device_metrics:
+    for score in update.device_metrics:
         change(score.device, loss=score.loss, accuracy=score.accuracy)
-    for context in news.telemetry:
+    for context in update.telemetry:
         change(
             context.device,
             state=context.phase,
@@ -335,17 +335,17 @@ def _devices(view: RunView, news: News, elapsed_s: float) -> tuple[DeviceView, .
             rss_bytes=context.rss_bytes,
             temperature_celsius=context.temperature_celsius,
         )
-    _note_absence(devices, news, elapsed_s)
+    _note_absence(devices, update, elapsed_s)
     return tuple(devices.values())
 
 
-def _note_absence(devices: dict[str, DeviceView], news: News, elapsed_s: float) -> None:
-    """Overrule what a device last said of itself by what is known of it since."""
-    ordered = {row.device: row.action for row in news.commands if row.device is not None}
-    left = {row.device: row.at_s for _, row in news.events if row.kind == "left" and row.device}
+def _note_absence(devices: dict[str, DeviceView], update: ViewUpdate, elapsed_s: float) -> None:
+    """Replace the last reported state of a device by newer knowledge: excluded, gone, silent."""
+    ordered = {row.device: row.action for row in update.commands if row.device is not None}
+    left = {row.device: row.at_s for _, row in update.events if row.kind == "left" and row.device}
     for name, device in devices.items():
         state = device.state
-        if not news.info.is_alive:
+        if not update.info.is_alive:
             state = OFFLINE
         elif ordered.get(name) == "exclude":
             state = "excluded"

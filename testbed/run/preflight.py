@@ -15,7 +15,7 @@ import numpy as np
 from fairbed.coordinator.algorithms.selection.feasibility import first_infeasible_k
 from fairbed.coordinator.policy.config import RoundConfig
 from fairbed.coordinator.store.event_log import Level
-from fairbed.coordinator.store.reader import PROMISING
+from fairbed.coordinator.store.reader import GUARANTEEING
 from fairbed.profiles import Link
 from fairbed.testbed.backends.choice import BackendChoice, BackendName
 from fairbed.testbed.emulation.capacity import (
@@ -63,7 +63,7 @@ def infeasible_rate(experiment: Experiment) -> str | None:
     Devices of a linear world have a stated availability; the others count as always available.
     """
     selection = experiment.selection
-    if selection.policy not in PROMISING or not experiment.devices:
+    if selection.policy not in GUARANTEEING or not experiment.devices:
         return None
     availability = np.concatenate(
         [

@@ -60,14 +60,14 @@ def state_style(device: DeviceView, _beta: float | None = None) -> str:
 
 
 def rate_style(device: DeviceView, beta: float | None) -> str:
-    """Return good for a rate that keeps the promise; a debt is a warning, not yet a breach."""
+    """Return good for a rate of at least beta; a lower one is a warning while the queue is open."""
     if beta is None or device.rate is None:
         return ""
     return "good" if device.rate >= beta - TOLERANCE else "warn"
 
 
 def aggregation_style(device: DeviceView, beta: float | None) -> str:
-    """Return the same for the rate that enters the model."""
+    """Return the same for the aggregation rate."""
     if beta is None or device.aggregation_rate is None:
         return ""
     return "good" if device.aggregation_rate >= beta - TOLERANCE else "warn"
@@ -126,7 +126,7 @@ class FleetTable(DataTable[str]):
     """Devices in the order in which they joined.
 
     Textual's table has the cursor, the keys and the scrolling, but draws every line anew when one
-    cell changes. So the lines are ours: one is drawn when it says something else.
+    cell changes. So this class draws the lines itself: only those whose text changed.
     """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -138,7 +138,7 @@ class FleetTable(DataTable[str]):
     ]
 
     class Opened(Message):
-        """A person wants to see more of a device."""
+        """A device was opened for its details."""
 
         def __init__(self, device: str) -> None:
             self.device = device
@@ -162,7 +162,7 @@ class FleetTable(DataTable[str]):
         return devices[self.cursor_row].name if 0 <= self.cursor_row < len(devices) else None
 
     def action_open_device(self) -> None:
-        """Say which device a person wants to see."""
+        """Open the device under the cursor."""
         if self.selected_device is not None:
             self.post_message(self.Opened(self.selected_device))
 

@@ -1,7 +1,4 @@
-"""Curves over rounds.
-
-Round numbers for the axes of a plot.
-"""
+"""A plot of curves over rounds, with round numbers as ticks."""
 
 import math
 from collections.abc import Sequence

@@ -16,10 +16,10 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 
 from fairbed.coordinator.store import RunReader
-from fairbed.coordinator.tui.app import ControlRoom, Feed
+from fairbed.coordinator.tui.app import ControlRoom, ViewReader
 from fairbed.coordinator.tui.screens.device import DeviceDetail
-from fairbed.coordinator.tui.screens.leave import Leave
-from fairbed.coordinator.tui.screens.room import Part, Room
+from fairbed.coordinator.tui.screens.exit_dialog import ExitDialog
+from fairbed.coordinator.tui.screens.overview import Overview, Part
 from fairbed.coordinator.tui.view import RunView
 from fairbed.wire.errors import Disconnected
 from fairbed.wire.messages import OperatorCommand
@@ -108,7 +108,7 @@ async def test_a_finished_run_looks_as_it_should(
 ) -> None:
     async with room(finished, size) as (app, pilot):
         picture = await settled(app, pilot) + "\n"
-    golden(GOLDEN / f"room-{size[0]}x{size[1]}.txt", picture.encode())
+    golden(GOLDEN / f"overview-{size[0]}x{size[1]}.txt", picture.encode())
 
 
 async def test_a_device_looks_as_it_should(
@@ -120,7 +120,7 @@ async def test_a_device_looks_as_it_should(
         picture = await settled(app, pilot) + "\n"
         golden(GOLDEN / "device-120x40.txt", picture.encode())
         await pilot.press("escape")
-        assert await opens(app, pilot, Room)
+        assert await opens(app, pilot, Overview)
 
 
 @pytest.mark.parametrize("size", [WIDE, SMALL], ids=["120x40", "80x24"])
@@ -254,7 +254,7 @@ async def test_the_cursor_stays_on_its_device_when_others_change(run: FakeRun) -
         await app.refresh_view()
         await pilot.resize_terminal(*SMALL)
         await settled(app, pilot)
-        assert isinstance(app.screen, Room)
+        assert isinstance(app.screen, Overview)
         assert app.screen.selected_device == run.names[3]
 
 
@@ -294,8 +294,8 @@ async def test_leaving_an_own_run_asks_what_becomes_of_it(
 ) -> None:
     async with room(run.folder, owns_run=True) as (app, pilot):
         await pilot.press("q")
-        assert await opens(app, pilot, Leave)
-        assert await shows(app, pilot, "What shall become of it?")
+        assert await opens(app, pilot, ExitDialog)
+        assert await shows(app, pilot, "Stop it?")
         await pilot.press(*keys)
     assert app.return_value == choice
 
@@ -304,9 +304,9 @@ async def test_leaving_an_own_run_asks_what_becomes_of_it(
 async def test_leaving_can_be_taken_back(run: FakeRun, key: str) -> None:
     async with room(run.folder, owns_run=True) as (app, pilot):
         await pilot.press("q")
-        assert await opens(app, pilot, Leave)
+        assert await opens(app, pilot, ExitDialog)
         await pilot.press(key)
-        assert await opens(app, pilot, Room)
+        assert await opens(app, pilot, Overview)
         assert app.is_running
 
 
@@ -319,17 +319,17 @@ async def test_an_own_run_that_is_over_is_left_without_a_question(finished: Path
 async def test_a_room_may_close_while_it_reads(
     run: FakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, is_reading = Feed.refresh, threading.Event()
+    read, is_reading = ViewReader.refresh, threading.Event()
     rooms: list[ControlRoom] = []
 
-    def read_until_closed(feed: Feed, view: RunView) -> RunView | None:
+    def read_until_closed(feed: ViewReader, view: RunView) -> RunView | None:
         is_reading.set()
         until = time.monotonic() + 10.0
         while rooms and rooms[0].screen_stack and time.monotonic() < until:
             time.sleep(0.001)
         return read(feed, view)
 
-    monkeypatch.setattr(Feed, "refresh", read_until_closed)
+    monkeypatch.setattr(ViewReader, "refresh", read_until_closed)
     async with room(run.folder) as (app, pilot):  # raises what its last look raises
         is_reading.clear()
         rooms.append(app)
@@ -343,7 +343,7 @@ async def test_a_room_may_close_while_it_reads(
 
 async def test_a_store_that_breaks_is_told_once_and_the_view_stays(run: FakeRun) -> None:
     async with room(run.folder) as (app, pilot):
-        app._feed.reader._connection.close()
+        app._view_reader.reader._connection.close()
         for _ in range(3):
             await app.refresh_view()
         assert await shows(app, pilot, "The run cannot be read", "3/30")

@@ -11,7 +11,7 @@ from textual.widgets import Footer
 
 from fairbed.coordinator.tui.app import QUICKEST_S, SHARE, SLOWEST_S, ControlRoom, pause_s
 from fairbed.coordinator.tui.screens.device import DeviceDetail
-from fairbed.coordinator.tui.screens.room import Room
+from fairbed.coordinator.tui.screens.overview import Overview
 from fairbed.coordinator.tui.view import DeviceView
 from fairbed.coordinator.tui.widgets import fleet, timeline
 from fairbed.coordinator.tui.widgets.fleet import FleetTable
@@ -173,7 +173,7 @@ async def test_a_room_that_is_covered_is_drawn_when_it_is_uncovered(
         await settled(app, pilot)
         assert drawn["FleetTable"] + drawn["RoundTimeline"] + drawn["made"] == 0
         await pilot.press("escape")
-        assert await opens(app, pilot, Room)
+        assert await opens(app, pilot, Overview)
         assert await shows(app, pilot, "unwilling")
 
 
@@ -212,7 +212,7 @@ async def test_a_large_fleet_draws_only_the_lines_that_are_seen(
         assert drawn["FleetTable"] <= seen + 1
         await pilot.press("2", "pagedown", "pagedown")
         await settled(app, pilot)
-        assert isinstance(app.screen, Room)
+        assert isinstance(app.screen, Overview)
         assert app.screen.selected_device in run.names[30:]
         assert app.screen.selected_device in text_of(app)
         assert " idle " not in text_of(app)

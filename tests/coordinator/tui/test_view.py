@@ -1,4 +1,4 @@
-"""The view: a pure fold, and the same however the news is cut into pieces."""
+"""The view: a pure fold, and the same however the update is cut into pieces."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from fairbed.coordinator.store import RunReader, Store
 from fairbed.coordinator.store.tables import CommandRow, EventRow
-from fairbed.coordinator.tui.app import Feed
+from fairbed.coordinator.tui.app import ViewReader
 from fairbed.coordinator.tui.view import ROUNDS_KEPT, RunView
 from tests.coordinator.store.fake_run import BETA, VOID_ROUND, FakeRun, fake_run
 
@@ -20,17 +20,17 @@ def run(tmp_path: Path) -> Iterator[FakeRun]:
 
 
 @pytest.fixture
-def feed(run: FakeRun) -> Iterator[Feed]:
+def feed(run: FakeRun) -> Iterator[ViewReader]:
     with RunReader(run.folder) as reader:
-        yield Feed(reader)
+        yield ViewReader(reader)
 
 
-def next_view(run: FakeRun, feed: Feed, view: RunView) -> RunView:
+def next_view(run: FakeRun, feed: ViewReader, view: RunView) -> RunView:
     run.store.flush()
     return feed.refresh(view) or view
 
 
-def test_a_run_without_rounds_shows_who_joined(run: FakeRun, feed: Feed) -> None:
+def test_a_run_without_rounds_shows_who_joined(run: FakeRun, feed: ViewReader) -> None:
     view = next_view(run, feed, RunView())
     assert [device.name for device in view.devices] == run.names
     assert view.devices[0].profile == "raspberry-pi-3b-plus"
@@ -40,14 +40,14 @@ def test_a_run_without_rounds_shows_who_joined(run: FakeRun, feed: Feed) -> None
 
 
 def test_reading_piece_by_piece_comes_to_the_same_as_reading_at_once(
-    run: FakeRun, feed: Feed
+    run: FakeRun, feed: ViewReader
 ) -> None:
     view = RunView()
     for _ in range(10):
         run.play(1)
         view = next_view(run, feed, view)
     with RunReader(run.folder) as reader:
-        at_once = Feed(reader).refresh(RunView())
+        at_once = ViewReader(reader).refresh(RunView())
     assert at_once is not None
     assert view.devices == at_once.devices
     assert view.metrics == at_once.metrics
@@ -56,7 +56,7 @@ def test_reading_piece_by_piece_comes_to_the_same_as_reading_at_once(
     assert view.rounds == at_once.rounds
 
 
-def test_nothing_is_read_when_nothing_was_written(run: FakeRun, feed: Feed) -> None:
+def test_nothing_is_read_when_nothing_was_written(run: FakeRun, feed: ViewReader) -> None:
     view = next_view(run, feed, RunView())
     assert feed.refresh(view) is None
     run.play(1)
@@ -64,7 +64,7 @@ def test_nothing_is_read_when_nothing_was_written(run: FakeRun, feed: Feed) -> N
     assert feed.refresh(view) is not None
 
 
-def test_counts_are_those_of_the_store(run: FakeRun, feed: Feed) -> None:
+def test_counts_are_those_of_the_store(run: FakeRun, feed: ViewReader) -> None:
     run.play(5)
     view = next_view(run, feed, RunView())
     run.play(4)
@@ -76,7 +76,7 @@ def test_counts_are_those_of_the_store(run: FakeRun, feed: Feed) -> None:
     assert sum(device.queue or 0.0 for device in view.devices) == pytest.approx(view.queues[-1][1])
 
 
-def test_what_exchanges_are_worth_is_counted_on(run: FakeRun, feed: Feed) -> None:
+def test_what_exchanges_are_worth_is_counted_on(run: FakeRun, feed: ViewReader) -> None:
     run.play(5)
     view = next_view(run, feed, RunView())
     run.play(4)
@@ -85,14 +85,14 @@ def test_what_exchanges_are_worth_is_counted_on(run: FakeRun, feed: Feed) -> Non
     assert view.quality.done > 0
 
 
-def test_a_void_round_is_on_the_timeline_without_exchanges(run: FakeRun, feed: Feed) -> None:
+def test_a_void_round_is_on_the_timeline_without_exchanges(run: FakeRun, feed: ViewReader) -> None:
     run.play(VOID_ROUND)
     view = next_view(run, feed, RunView())
     assert view.rounds[-1].status == "void"
     assert view.rounds[-1].exchanges == ()
 
 
-def test_a_device_that_has_taught_nothing_has_no_prediction(run: FakeRun, feed: Feed) -> None:
+def test_a_device_that_has_taught_nothing_has_no_prediction(run: FakeRun, feed: ViewReader) -> None:
     run.play(1)
     view = next_view(run, feed, RunView())
     assert {device.tau_hat_s for device in view.devices} == {None}
@@ -102,14 +102,14 @@ def test_a_device_that_has_taught_nothing_has_no_prediction(run: FakeRun, feed: 
     assert all(device.tau_hat_s for device in view.devices)
 
 
-def test_only_the_newest_rounds_are_kept(run: FakeRun, feed: Feed) -> None:
+def test_only_the_newest_rounds_are_kept(run: FakeRun, feed: ViewReader) -> None:
     run.play(ROUNDS_KEPT + 5)
     view = next_view(run, feed, RunView())
     assert [r.round for r in view.rounds] == list(range(6, ROUNDS_KEPT + 6))
     assert len(view.queues) == ROUNDS_KEPT + 5
 
 
-def test_an_open_round_is_followed_by_what_devices_report(run: FakeRun, feed: Feed) -> None:
+def test_an_open_round_is_followed_by_what_devices_report(run: FakeRun, feed: ViewReader) -> None:
     run.play(2)
     cohort = run.begin_round()
     view = next_view(run, feed, RunView())
@@ -126,7 +126,7 @@ def test_an_open_round_is_followed_by_what_devices_report(run: FakeRun, feed: Fe
     assert newest.duration_s == pytest.approx(6.0)
 
 
-def test_a_round_that_closes_replaces_the_open_one(run: FakeRun, feed: Feed) -> None:
+def test_a_round_that_closes_replaces_the_open_one(run: FakeRun, feed: ViewReader) -> None:
     run.begin_round()
     view = next_view(run, feed, RunView())
     assert view.rounds[-1].status == "open"
@@ -137,7 +137,7 @@ def test_a_round_that_closes_replaces_the_open_one(run: FakeRun, feed: Feed) -> 
     assert {x.outcome for x in view.rounds[-1].exchanges} == {"done"}
 
 
-def test_an_exchange_that_is_stored_early_is_shown_early(run: FakeRun, feed: Feed) -> None:
+def test_an_exchange_that_is_stored_early_is_shown_early(run: FakeRun, feed: ViewReader) -> None:
     row = run.begin_round()[0]
     run.store.add(run.exchange(row))
     view = next_view(run, feed, RunView())
@@ -152,7 +152,7 @@ def state_of(view: RunView, name: str) -> str:
     return device.state
 
 
-def test_orders_of_people_show_at_once(run: FakeRun, feed: Feed) -> None:
+def test_orders_of_people_show_at_once(run: FakeRun, feed: ViewReader) -> None:
     name, view = run.names[3], next_view(run, feed, RunView())
     for number, (action, state) in enumerate([("exclude", "excluded"), ("include", "idle")]):
         run.store.add(CommandRow(id=str(number), at_s=3.0 + number, action=action, device=name))
@@ -160,7 +160,7 @@ def test_orders_of_people_show_at_once(run: FakeRun, feed: Feed) -> None:
         assert state_of(view, name) == state
 
 
-def test_a_device_that_left_or_fell_silent_is_told_apart(run: FakeRun, feed: Feed) -> None:
+def test_a_device_that_left_or_fell_silent_is_told_apart(run: FakeRun, feed: ViewReader) -> None:
     view = next_view(run, feed, RunView())
     run.now_s += 1.0
     run.event("left", "the device disconnected", device=run.names[0])
@@ -177,7 +177,7 @@ def test_a_device_that_left_or_fell_silent_is_told_apart(run: FakeRun, feed: Fee
 
 def test_nobody_works_in_a_finished_run(tmp_path: Path) -> None:
     with RunReader(fake_run(tmp_path / "run", rounds=2)) as reader:
-        view = Feed(reader).refresh(RunView())
+        view = ViewReader(reader).refresh(RunView())
     assert view is not None
     assert view.info is not None
     assert view.info.status == "done"
@@ -190,7 +190,7 @@ def test_a_resumed_run_forgets_what_became_void(tmp_path: Path) -> None:
     run.play(2)
     run.begin_round()
     with RunReader(run.folder) as reader:
-        feed = Feed(reader)
+        feed = ViewReader(reader)
         view = next_view(run, feed, RunView())
         assert view.rounds[-1].status == "open"
         run.store.close()
@@ -211,7 +211,7 @@ def test_a_resumed_run_forgets_what_became_void(tmp_path: Path) -> None:
     assert len(resumed.metrics) == 2
 
 
-def test_folding_does_not_change_the_view_it_is_given(run: FakeRun, feed: Feed) -> None:
+def test_folding_does_not_change_the_view_it_is_given(run: FakeRun, feed: ViewReader) -> None:
     run.play(1)
     view = next_view(run, feed, RunView())
     devices, rounds = view.devices, view.rounds

@@ -14,7 +14,7 @@ from fairbed.coordinator.report.summary import summarise_run
 from fairbed.coordinator.state.registry import OFF_GRACE_S
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.task.catalogue import load_task
-from fairbed.coordinator.tui.app import Feed
+from fairbed.coordinator.tui.app import ViewReader
 from fairbed.coordinator.tui.view import RunView
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.emulation.work import TaskCosts
@@ -208,7 +208,7 @@ def test_the_control_room_shows_a_replay(device: str, tmp_path: Path) -> None:
     of = experiment({"profile": device, "count": 4})
     replay_experiment(of, tmp_path / "run", "run", lambda played: None)
     with RunReader(tmp_path / "run") as reader:
-        view = Feed(reader).refresh(RunView())
+        view = ViewReader(reader).refresh(RunView())
     assert view is not None
     assert (len(view.devices), view.rounds[-1].round) == (4, of.rounds)
 

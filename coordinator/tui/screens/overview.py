@@ -15,14 +15,14 @@ from fairbed.coordinator.tui.widgets.log import EventLogView
 from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
 from fairbed.coordinator.tui.widgets.timeline import RoundTimeline
 
-Part = Literal["room", "fleet", "rounds", "plots", "events"]
+Part = Literal["overview", "fleet", "rounds", "plots", "events"]
 
 
-class Room(Screen[None]):
+class Overview(Screen[None]):
     """Fleet, timeline, plots and events; which parts fit is decided in `app.tcss`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("1", "show_part('room')", "Room"),
+        Binding("1", "show_part('overview')", "Overview"),
         Binding("2", "show_part('fleet')", "Fleet", show=False),
         Binding("3", "show_part('rounds')", "Rounds"),
         Binding("4", "show_part('plots')", "Plots"),
@@ -32,7 +32,7 @@ class Room(Screen[None]):
     VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012 - as Textual declares it
 
     def compose(self) -> ComposeResult:
-        """Build the room."""
+        """Build the screen."""
         yield RunHeader()
         yield FleetTable(id="fleet")
         with Container(id="panels"):
@@ -43,12 +43,12 @@ class Room(Screen[None]):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Begin with the whole room; let the keys act on the fleet."""
-        self.action_show_part("room")
+        """Show all parts; the keys act on the fleet."""
+        self.action_show_part("overview")
         self.app.theme_changed_signal.subscribe(self, lambda _theme: self._restyle())
 
     def action_show_part(self, part: Part) -> None:
-        """Show everything, or one part in full."""
+        """Show all parts, or one part in full."""
         self.set_classes([*(c for c in self.classes if not c.startswith("part-")), f"part-{part}"])
         self.query_one({"events": EventLogView}.get(part, FleetTable)).focus()
 

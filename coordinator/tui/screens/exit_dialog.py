@@ -1,4 +1,4 @@
-"""Leaving a run that this terminal has started."""
+"""The dialog on exit from a run that this terminal has started."""
 
 from typing import ClassVar, Literal
 
@@ -11,8 +11,8 @@ from textual.widgets import Button, Label
 Answer = Literal["stop", "detach", "cancel"]
 
 
-class Leave(ModalScreen[Answer]):
-    """Asks what becomes of the run; Ctrl-C, which the application binds, means stop."""
+class ExitDialog(ModalScreen[Answer]):
+    """Asks whether to stop the run or leave it running; Ctrl-C means stop."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "dismiss('stop')", "Stop the run"),
@@ -23,7 +23,7 @@ class Leave(ModalScreen[Answer]):
     def compose(self) -> ComposeResult:
         """Build the question."""
         with Vertical(id="question"):
-            yield Label("The run belongs to this terminal. What shall become of it?")
+            yield Label("The run belongs to this terminal. Stop it?")
             with Horizontal():
                 yield Button("[u]S[/u]top it", id="stop", variant="error")
                 yield Button("[u]L[/u]eave it running", id="detach", variant="primary")
