@@ -1,7 +1,7 @@
-"""Reads and writes the small files of control groups, and hears what the kernel says to it.
+"""Reads and writes the small files of control groups, and reports refusals of the kernel.
 
-Buffered writing hides refusals: a rejected quota then leaves a device unthrottled, and nobody is
-told. So a file is written in one call, and what matters is read back.
+Buffered writing hides refusals: a rejected quota then leaves a device at full speed, unnoticed. So
+a file is written in one call, and important values are read back.
 """
 
 import os

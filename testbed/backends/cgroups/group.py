@@ -88,7 +88,7 @@ class Group:
         self._quota.set(share)
 
     def limit_memory(self, n_bytes: int) -> None:
-        """Let the group have so much memory and no swap; who needs more is killed.
+        """Limit the memory of the group, without swap; a process that needs more is killed.
 
         Raises:
             CgroupError: The kernel refused.

@@ -1,14 +1,14 @@
 """Where on this machine the control groups of devices can be made, found by looking and trying.
 
 Each controller lives in version 1 or in version 2 of control groups, and both may be mounted at
-once, so "version 2 is mounted" says nothing: it may own no controller at all. New groups go below
+once, so a mounted version 2 is not enough: it may own no controller at all. New groups go below
 our own one, so that they stay inside every limit that binds us:
 
     version 1    below our own group of that controller
     version 2    below the nearest group of our ancestry that hands its controllers on: one that
                  holds processes, as our own usually does, cannot (except the root)
 
-Version 2 without any controller still tells of pressure.
+Version 2 without any controller still has pressure counters.
 """
 
 import os
@@ -57,7 +57,7 @@ class CgroupPlaces:
 
 
 def find_places(root: Path = Path("/")) -> CgroupPlaces:
-    """Return where groups can be made; whether they really can, only trying tells.
+    """Return where groups can be made; only a trial shows whether they can.
 
     Args:
         root: Of the file system.

@@ -21,7 +21,7 @@ from fairbed.testbed.backends.cgroups.files import KeptFile, read, write, write_
 from fairbed.testbed.emulation.quota import HEADROOM, CfsQuota, cfs_period_us, cfs_quota
 
 NO_LIMIT = -1
-"""How version 1 says it."""
+"""The value of version 1."""
 
 
 class Quota:

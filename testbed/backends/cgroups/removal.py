@@ -94,7 +94,7 @@ def sweep(places: CgroupPlaces, is_leftover: Callable[[str], bool]) -> list[str]
 
     Args:
         places: Where groups are made.
-        is_leftover: Tells of the name of a group whether it is one of ours that nobody owns.
+        is_leftover: Tells of the name of a group whether it is one of ours without an owner.
     """
     found: dict[str, list[Path]] = {}
     for top in places.tops:

@@ -32,7 +32,7 @@ async def kept(engine: ContainerEngine, names: Sequence[str], log: Path) -> Asyn
     Args:
         engine: Runs them.
         names: Of containers that may or may not exist by then.
-        log: Receives what podman has to say.
+        log: Receives the output of podman.
 
     Raises:
         BackendError: The machine refused a process, or they cannot be removed.

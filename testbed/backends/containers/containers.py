@@ -142,7 +142,7 @@ class Containers:
                 )
                 await self._tell(name, pipe, msgspec.structs.replace(launch, sandbox=inside))
             except OSError as exc:
-                raise BackendError(f"{name}: cannot be told what to be, {exc}") from exc
+                raise BackendError(f"{name}: cannot send its parameters, {exc}") from exc
             finally:
                 pipe.unlink(missing_ok=True)
 
@@ -184,10 +184,10 @@ class Containers:
         self._tasks.start_soon(self._watch, name, descriptor, name=f"watch[{name}]")
 
     async def _tell(self, name: str, pipe: Path, launch: Launch) -> None:
-        """Tell a launcher what to be, as soon as it listens."""
+        """Send its parameters to a launcher, as soon as it listens."""
         with anyio.move_on_after(ANSWER_TIMEOUT_S):
             while name in self._inmates:
-                with suppress(OSError):  # nobody listens yet
+                with suppress(OSError):  # it does not listen yet
                     descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
                     try:
                         os.write(descriptor, msgspec.json.encode(launch) + b"\n")
@@ -211,7 +211,7 @@ class Containers:
         )
 
     async def _status(self, name: str) -> int:
-        """Return how an agent ended, as the fork server would say it."""
+        """Return how an agent ended, as the fork server reports it."""
         with anyio.CancelScope(shield=True):
             try:
                 status = int(await self._engine("wait", self._names[name]))

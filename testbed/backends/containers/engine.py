@@ -50,7 +50,7 @@ class ContainerEngine:
 
     @property
     def source(self) -> list[str]:
-        """Arguments that say what a container is made of; the last before its command."""
+        """Arguments for the root file system of a container; the last before its command."""
         return ["--pull=never", self.image] if self.image else ["--rootfs", "/:O"]
 
     @property
@@ -102,6 +102,6 @@ async def _run(command: Sequence[str]) -> str:
         reason = f"took over {RUN_TIMEOUT_S:g} s" if isinstance(exc, TimeoutError) else str(exc)
         raise BackendError(f"podman: cannot be run, {reason}; try again") from exc
     if done.returncode != 0:
-        words = " ".join(done.stderr.decode(errors="replace").split())
-        raise BackendError(f"podman: must run {' '.join(command[1:3])}, it said: {words}")
+        output = " ".join(done.stderr.decode(errors="replace").split())
+        raise BackendError(f"podman: must run {' '.join(command[1:3])}, got: {output}")
     return done.stdout.decode()

@@ -28,7 +28,7 @@ program never waits for us while we wait for it."""
 MAX_COMPLAINT_BYTES = 1 << 14
 """Of one line on stderr."""
 
-MAX_TOLD = 3
+MAX_LISTED = 3
 """Complaints of one batch that are passed on."""
 
 
@@ -43,8 +43,8 @@ class BatchPipe:
         self._stderr = BufferedByteReceiveStream(process.stderr)
         self._n_fences = 0
         self._n_lines = 0
-        self._said: list[str] = []
-        """What has been said on stderr since the last failure was told."""
+        self._errors: list[str] = []
+        """Lines on stderr since the last failure."""
         self._lock = anyio.Lock(fast_acquire=True)
 
     async def run(self, lines: Sequence[str]) -> None:
@@ -58,12 +58,12 @@ class BatchPipe:
         """
         if not lines:
             return
-        told: list[str] = []
+        failures: list[str] = []
         async with self._lock:
             try:
                 with anyio.CancelScope(shield=True), anyio.fail_after(ANSWER_TIMEOUT_S):
                     for start in range(0, len(lines), LINES_AT_ONCE):
-                        told += await self._run_some(lines[start : start + LINES_AT_ONCE])
+                        failures += await self._run_some(lines[start : start + LINES_AT_ONCE])
             except (
                 OSError,
                 TimeoutError,
@@ -73,14 +73,14 @@ class BatchPipe:
                 anyio.IncompleteRead,
                 anyio.DelimiterNotFound,
             ) as exc:
-                why = self._said[-1] if self._said else repr(exc)
+                why = self._errors[-1] if self._errors else repr(exc)
                 raise BackendError(
                     f"network: {self._program} must stay alive and answer, got {why}; "
                     "was it killed?"
                 ) from exc
-        if told:
-            more = f" (and {len(told) - MAX_TOLD} more)" if len(told) > MAX_TOLD else ""
-            raise BackendError(f"network: {'; '.join(told[:MAX_TOLD])}{more}")
+        if failures:
+            more = f" (and {len(failures) - MAX_LISTED} more)" if len(failures) > MAX_LISTED else ""
+            raise BackendError(f"network: {'; '.join(failures[:MAX_LISTED])}{more}")
 
     async def _run_some(self, lines: Sequence[str]) -> list[str]:
         self._n_fences += 1
@@ -88,19 +88,19 @@ class BatchPipe:
         first = self._n_lines + 1
         self._n_lines += len(lines) + 1
         await self._stdin.send("\n".join([*lines, fence, ""]).encode())
-        told: list[str] = []
+        failures: list[str] = []
         while True:
             line = await self._stderr.receive_until(b"\n", MAX_COMPLAINT_BYTES)
             text = line.decode(errors="replace").strip()
             if not text.startswith("Command failed -:"):
-                self._said.append(text)
+                self._errors.append(text)
                 continue
             failed = int(text.rpartition(":")[2]) - first
             if failed >= len(lines):  # the fence
-                self._said.clear()
-                return told
-            told.append(f"{self._program} {lines[failed]}: {' '.join(self._said)}")
-            self._said.clear()
+                self._errors.clear()
+                return failures
+            failures.append(f"{self._program} {lines[failed]}: {' '.join(self._errors)}")
+            self._errors.clear()
 
 
 @asynccontextmanager

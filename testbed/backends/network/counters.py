@@ -42,7 +42,7 @@ async def read_counters(hub: str, devices: dict[str, int]) -> dict[str, LinkCoun
         devices: Number of each device.
 
     Raises:
-        BackendError: `tc` cannot tell.
+        BackendError: `tc` fails.
     """
     show = ["tc", "-netns", hub, "-statistics"]
     qdiscs = await run_program([*show, "-json", "qdisc", "show"])

@@ -19,7 +19,7 @@ from fairbed.testbed.host.guard import die_with_parent
 IP_TIMEOUT_S = 60.0
 
 REACH_TIMEOUT_S = 5.0
-"""Across two links in memory, on a busy machine; a firewall mostly says nothing."""
+"""Across two links in memory, on a busy machine; a firewall mostly drops silently."""
 
 
 class Interior(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,7 +28,7 @@ class Interior(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     namespace: str
     """Path."""
     settings: dict[str, str]
-    """Files under /proc/sys, and what they shall hold."""
+    """Files under /proc/sys, and their values."""
     lines: list[str]
     """For `ip -batch`."""
     reach: tuple[str, int] | None = None
@@ -101,11 +101,11 @@ def _reach(listener: tuple[str, int]) -> None:
 
 
 def main() -> int:
-    """Set up all that stdin tells; the last word is on stderr."""
+    """Set up the interiors on stdin; an error is printed on stderr."""
     die_with_parent(int(sys.argv[1]))
-    told = msgspec.json.decode(sys.stdin.buffer.read(), type=Interiors)
+    setup = msgspec.json.decode(sys.stdin.buffer.read(), type=Interiors)
     try:
-        for interior in told.interiors:
+        for interior in setup.interiors:
             apply_interior(interior, sys.argv[2])
     except (OSError, RuntimeError, subprocess.SubprocessError) as exc:
         sys.stderr.write(f"{exc}\n")

@@ -21,7 +21,7 @@ OWN = Path("/proc/self/ns/net")
 
 
 def identity(path: Path = OWN) -> str:
-    """Return what tells a network namespace from all others.
+    """Return the identity of a network namespace.
 
     Raises:
         OSError: There is none at the path.

@@ -78,7 +78,7 @@ async def ranges_in_use() -> list[IPv4Network]:
     """Return what this machine uses itself, or has a route to: not the default route.
 
     Raises:
-        BackendError: `ip` cannot tell.
+        BackendError: `ip` fails.
     """
     show = ["ip", "-4", "-json"]
     interfaces = await run_program([*show, "addr", "show"])
@@ -174,8 +174,8 @@ async def furnish(
             )
             for name, link in made.items()
         ]
-        told = msgspec.json.encode(Interiors(interiors=[hub, *devices]))
-        await run_module("fairbed.testbed.backends.network.devices", host, told=told)
+        interiors = msgspec.json.encode(Interiors(interiors=[hub, *devices]))
+        await run_module("fairbed.testbed.backends.network.devices", host, stdin=interiors)
 
 
 NO_LOG = Path(os.devnull)
@@ -221,7 +221,7 @@ class Network:
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
         """Change links to these conditions, all in one go; return when they are in effect.
 
-        A device that is `frozen` keeps its link: standing still is its own business. One whose plug
+        A device that is `frozen` keeps its link. One whose plug
         was pulled or put back hears of it from its kernel a moment later, as on a real cable.
 
         Args:
@@ -250,7 +250,7 @@ class Network:
         """Return what every device's link has carried.
 
         Raises:
-            BackendError: `tc` cannot tell.
+            BackendError: `tc` fails.
         """
         counted = await read_counters(
             self._names.hub, {name: link.index for name, link in self._links.items()}
@@ -285,7 +285,7 @@ async def open_network(
         shapes: The link that each device begins with; no link is one without limits.
         delayed: Devices that have no delay, jitter or loss to begin with, but will.
         seed: Of loss and jitter.
-        log: Receives what helper processes have to say.
+        log: Receives the output of helper processes.
 
     Raises:
         BackendError: This machine cannot; see `testbed.backends.network.probe`.

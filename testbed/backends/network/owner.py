@@ -1,4 +1,4 @@
-"""Who owns which network on this machine.
+"""Ownership of the networks on this machine, by lock files.
 
     /run/fairbed/lock            held while runs come and leftovers go, seconds at most
     /run/fairbed/STEM.lock       held by the owner of a run as long as it lives
@@ -27,14 +27,14 @@ from fairbed.testbed.errors import BackendError
 FOLDER = Path("/run/fairbed")
 
 WAIT_S = 60.0
-"""For others who come or sweep at this moment."""
+"""Longest wait for another process that holds the lock; seconds."""
 
 POLL_S = 0.02
 """Between two looks at a lock that is held."""
 
 
 class NetworkOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """What a lock file says."""
+    """The content of a lock file."""
 
     block: str | None = None
     """Addresses of the run; None has no network."""
@@ -58,12 +58,12 @@ async def one_at_a_time() -> AsyncIterator[None]:
         ) from exc
     try:
         with anyio.move_on_after(WAIT_S) as scope:
-            while not _try_lock(descriptor):  # noqa: ASYNC110  # the kernel tells no event loop
+            while not _try_lock(descriptor):  # noqa: ASYNC110  # the kernel has no event for it
                 await anyio.sleep(POLL_S)
         if scope.cancelled_caught:
             raise BackendError(
                 f"{FOLDER / 'lock'}: must be free within {WAIT_S:.0f} s, got one that is held; "
-                f"see who with: fuser {FOLDER / 'lock'}"
+                f"find its owner with: fuser {FOLDER / 'lock'}"
             )
         yield
     finally:

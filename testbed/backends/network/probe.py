@@ -1,4 +1,4 @@
-"""Can this machine have such networks? Found out by trying, told in one line each."""
+"""Tests whether this machine supports shaped networks; each problem is one line."""
 
 import shutil
 import socket
@@ -24,9 +24,9 @@ class Support:
     problem: str | None
     """Why it can have none, and what to do; None if it can."""
     delay: Literal["netem", "relay"] | None = None
-    """Who delays and loses packets: the kernel or our relay; None is nobody."""
+    """The part that delays and drops packets: the kernel or our relay; None is neither."""
     delay_problem: str | None = None
-    """Why nobody does, and what to do."""
+    """Why neither works, and what to do."""
 
 
 async def probe() -> Support:

@@ -12,7 +12,7 @@ TIMEOUT_S = 60.0
 """For one program, on a machine that is busy starting a fleet."""
 
 
-async def run_program(argv: Sequence[str], told: bytes = b"") -> bytes:
+async def run_program(argv: Sequence[str], stdin: bytes = b"") -> bytes:
     """Run a program with something on its stdin; return its stdout.
 
     Raises:
@@ -20,7 +20,7 @@ async def run_program(argv: Sequence[str], told: bytes = b"") -> bytes:
     """
     try:
         with anyio.fail_after(TIMEOUT_S):
-            done = await anyio.run_process(argv, input=told, check=False)
+            done = await anyio.run_process(argv, input=stdin, check=False)
     except FileNotFoundError as exc:
         raise BackendError(
             f"network: {argv[0]} must be installed; sudo apt-get install -y iproute2"
@@ -33,10 +33,10 @@ async def run_program(argv: Sequence[str], told: bytes = b"") -> bytes:
     return done.stdout
 
 
-async def run_module(module: str, *arguments: str, told: bytes = b"") -> bytes:
+async def run_module(module: str, *arguments: str, stdin: bytes = b"") -> bytes:
     """Run `python -m module OUR_PID arguments...`, which ends with us; return its stdout.
 
     Raises:
         BackendError: It cannot be run, fails, or takes too long.
     """
-    return await run_program([sys.executable, "-m", module, str(os.getpid()), *arguments], told)
+    return await run_program([sys.executable, "-m", module, str(os.getpid()), *arguments], stdin)

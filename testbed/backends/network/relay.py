@@ -3,10 +3,9 @@
     device's eth0 (TUN) --- way up ---> hub's dN (TUN)
     device's eth0 (TUN) <-- way down -- hub's dN (TUN)
 
-`python -m fairbed.testbed.backends.network.relay PARENT` obeys `orders` on stdin until it ends or
-its
-parent dies; then its TUN links have no carrier, and go with their namespaces. One loop, no threads:
-it waits for packets and for the next one that is due, whichever comes first, to the microsecond.
+`python -m fairbed.testbed.backends.network.relay PARENT` serves the requests on stdin until stdin
+ends or its parent dies. Then its TUN links have no carrier, and end with their namespaces. One
+loop, no threads: it waits for packets and for the next one that is due, exact to the microsecond.
 """
 
 import heapq
@@ -40,44 +39,44 @@ MAX_PACKET_BYTES = 2048
 PACKETS_AT_ONCE = 64
 """From one link before others have their turn."""
 
-MAX_UNDER_WAY = 16_384
-"""Packets on one way: 240 ms of a gigabit, 2 s of 100 Mbit/s. What comes on top is dropped."""
+MAX_IN_FLIGHT = 16_384
+"""Packets in flight in one direction: 240 ms of a gigabit, 2 s of 100 Mbit/s. More are dropped."""
 
 READ_BYTES = 1 << 16
 
 
 class Direction:
-    """One way of one link: what enters at one descriptor leaves at the other."""
+    """One direction of one link: packets enter at one descriptor and leave at the other."""
 
-    def __init__(self, entry: int, way: DelayLine) -> None:
-        self.entry, self.way = entry, way
+    def __init__(self, entry: int, line: DelayLine) -> None:
+        self.entry, self.line = entry, line
         self.exit = -1
         """The other direction's entry; see `Ends`."""
-        self.under_way: deque[tuple[float, bytes]] = deque()
-        """(due, packet); bounded by `MAX_UNDER_WAY`, then the newest is dropped."""
+        self.in_flight: deque[tuple[float, bytes]] = deque()
+        """(due, packet); bounded by `MAX_IN_FLIGHT`, then the newest is dropped."""
         self.n_lost = 0
         self.is_plugged = True
 
-    def take_in(self, now: float) -> bool:
-        """Read what has come; tell whether something is under way where nothing was."""
-        was_idle = not self.under_way
+    def receive(self, now: float) -> bool:
+        """Read arrived packets; return whether none was in flight before and one is."""
+        was_idle = not self.in_flight
         for _ in range(PACKETS_AT_ONCE):
             try:
                 packet = os.read(self.entry, MAX_PACKET_BYTES)
             except OSError:  # no more, or the link is down
                 break
-            due = self.way.due(now) if self.is_plugged else None
-            if due is None or len(self.under_way) >= MAX_UNDER_WAY:
+            due = self.line.due(now) if self.is_plugged else None
+            if due is None or len(self.in_flight) >= MAX_IN_FLIGHT:
                 self.n_lost += 1
             else:
-                self.under_way.append((due, packet))
-        return was_idle and bool(self.under_way)
+                self.in_flight.append((due, packet))
+        return was_idle and bool(self.in_flight)
 
-    def let_out(self, now: float) -> None:
-        """Write what is due."""
-        under_way = self.under_way
-        while under_way and under_way[0][0] <= now:
-            _, packet = under_way.popleft()
+    def send_due(self, now: float) -> None:
+        """Write the packets that are due."""
+        in_flight = self.in_flight
+        while in_flight and in_flight[0][0] <= now:
+            _, packet = in_flight.popleft()
             try:
                 os.write(self.exit, packet)
             except OSError:  # the link is down, or its queue is full
@@ -88,23 +87,23 @@ class Ends:
     """The two TUN links of one device."""
 
     def __init__(self, hub: int, device: int, impairment: Impairment, seed: str) -> None:
-        self.down = Direction(hub, _way(impairment, f"{seed}/down"))
-        self.up = Direction(device, _way(impairment, f"{seed}/up"))
+        self.down = Direction(hub, _delay_line(impairment, f"{seed}/down"))
+        self.up = Direction(device, _delay_line(impairment, f"{seed}/up"))
         self.down.exit, self.up.exit = device, hub
         self._is_plugged = True
 
     def change(self, state: RelayedLinkState) -> None:
-        """Be another link from now on; what is under way arrives as it was to.
+        """Change the link; packets in flight keep their arrival times.
 
         Raises:
             OSError: The kernel does not let a plug be pulled.
         """
         for direction in (self.down, self.up):
-            direction.way.impairment = state.impairment
+            direction.line.impairment = state.impairment
             direction.is_plugged = state.is_plugged  # the kernel takes up to a second to notice
             if not state.is_plugged:
-                direction.n_lost += len(direction.under_way)
-                direction.under_way.clear()
+                direction.n_lost += len(direction.in_flight)
+                direction.in_flight.clear()
         if state.is_plugged != self._is_plugged:
             self._is_plugged = state.is_plugged
             for descriptor in (self.down.entry, self.up.entry):
@@ -114,8 +113,8 @@ class Ends:
 class Relay:
     """All links of one process."""
 
-    def __init__(self, told: RelaySetup) -> None:
-        self._ends = {name: _open_ends(told, name, each) for name, each in told.links.items()}
+    def __init__(self, setup: RelaySetup) -> None:
+        self._ends = {name: _open_ends(setup, name, each) for name, each in setup.links.items()}
         self._poll = select.epoll()
         self._by_entry: dict[int, Direction] = {}
         for ends in self._ends.values():
@@ -135,43 +134,43 @@ class Relay:
             if ready:
                 for entry, _ in self._poll.poll(0):
                     direction = self._by_entry[entry]
-                    if direction.take_in(time.monotonic()):
-                        heapq.heappush(self._next, (direction.under_way[0][0], entry))
-                    self._let_out()
-            self._let_out()
+                    if direction.receive(time.monotonic()):
+                        heapq.heappush(self._next, (direction.in_flight[0][0], entry))
+                    self._send_due()
+            self._send_due()
             if stdin in ready:
                 return os.read(stdin, READ_BYTES)
 
-    def _let_out(self) -> None:
+    def _send_due(self) -> None:
         now = time.monotonic()
         while self._next and self._next[0][0] <= now:
             _, entry = heapq.heappop(self._next)
             direction = self._by_entry[entry]
-            direction.let_out(now)
-            if direction.under_way:
-                heapq.heappush(self._next, (direction.under_way[0][0], entry))
+            direction.send_due(now)
+            if direction.in_flight:
+                heapq.heappush(self._next, (direction.in_flight[0][0], entry))
 
-    def obey(self, order: RelayRequest) -> RelayReply:
-        """Change links; return how things are."""
+    def handle(self, request: RelayRequest) -> RelayReply:
+        """Change links; return the counters."""
         problem = ""
-        for name, state in order.changes.items():
+        for name, state in request.changes.items():
             try:
                 self._ends[name].change(state)
             except OSError as exc:
-                problem = f"{name}: cannot pull its plug: {exc.strerror}"
+                problem = f"{name}: cannot disconnect it: {exc.strerror}"
         lost = {name: ends.down.n_lost + ends.up.n_lost for name, ends in self._ends.items()}
         return RelayReply(lost=lost, problem=problem)
 
 
-def _open_ends(told: RelaySetup, name: str, link: RelayedLink) -> Ends:
-    enter(Path(told.hub), told.host)
+def _open_ends(setup: RelaySetup, name: str, link: RelayedLink) -> Ends:
+    enter(Path(setup.hub), setup.host)
     hub = open_tun(link.hub_link)
-    enter(Path(link.namespace), told.host)
+    enter(Path(link.namespace), setup.host)
     device = open_tun(DEVICE_LINK)
-    return Ends(hub, device, link.impairment, f"{told.seed}/{name}")
+    return Ends(hub, device, link.impairment, f"{setup.seed}/{name}")
 
 
-def _way(impairment: Impairment, seed: str) -> DelayLine:
+def _delay_line(impairment: Impairment, seed: str) -> DelayLine:
     dice = random.Random(seed)
     return DelayLine(impairment, dice.random, lambda: dice.gauss(0.0, 1.0))
 
@@ -185,19 +184,19 @@ def main() -> int:
     """Relay; the first argument is our parent's process id."""
     die_with_parent(int(sys.argv[1]))
     raise_priority()
-    told = msgspec.json.decode(sys.stdin.buffer.readline(), type=RelaySetup)
+    setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=RelaySetup)
     try:
-        relay = Relay(told)
+        relay = Relay(setup)
     except (OSError, RuntimeError) as exc:
         _answer(RelayReply(lost={}, problem=str(exc)))
         return 1
-    _answer(relay.obey(RelayRequest()))
+    _answer(relay.handle(RelayRequest()))
     stdin = sys.stdin.fileno()
     rest = b""
-    while heard := relay.pass_on(stdin):
-        *lines, rest = (rest + heard).split(b"\n")
+    while data := relay.pass_on(stdin):
+        *lines, rest = (rest + data).split(b"\n")
         for line in lines:
-            _answer(relay.obey(msgspec.json.decode(line, type=RelayRequest)))
+            _answer(relay.handle(msgspec.json.decode(line, type=RelayRequest)))
     return 0
 
 

@@ -40,12 +40,12 @@ class _RelayPipe:
         self._stdout = BufferedByteReceiveStream(process.stdout)
         self._lock = anyio.Lock()
 
-    async def tell(self, what: msgspec.Struct) -> RelayReply:
-        """Say one line, return the answer; not interrupted by a cancellation."""
+    async def request(self, message: msgspec.Struct) -> RelayReply:
+        """Send one message and return the reply; a cancellation does not interrupt it."""
         async with self._lock:
             try:
                 with anyio.CancelScope(shield=True), anyio.fail_after(ANSWER_TIMEOUT_S):
-                    await self._stdin.send(msgspec.json.encode(what) + b"\n")
+                    await self._stdin.send(msgspec.json.encode(message) + b"\n")
                     answer = await self._stdout.receive_until(b"\n", MAX_REPORT_BYTES)
             except (
                 OSError,
@@ -90,7 +90,7 @@ class Relays:
         for pipe in self._pipes:
             own = {name: state for name, state in changes.items() if self._of[name] is pipe}
             if own:
-                await pipe.tell(RelayRequest(changes=own))
+                await pipe.request(RelayRequest(changes=own))
 
     async def lost(self) -> dict[str, int]:
         """Return how many packets of each device were lost.
@@ -100,7 +100,7 @@ class Relays:
         """
         found: dict[str, int] = {}
         for pipe in self._pipes:
-            found.update((await pipe.tell(RelayRequest())).lost)
+            found.update((await pipe.request(RelayRequest())).lost)
         return found
 
 
@@ -115,7 +115,7 @@ async def open_relays(
         hub: The hub's namespace.
         seed: Of loss and jitter.
         links: Devices; may be none.
-        log: Receives what the processes have to say.
+        log: Receives the output of the processes.
 
     Raises:
         BackendError: A relay does not come up.
@@ -134,6 +134,6 @@ async def open_relays(
             pipes.append(_RelayPipe(name, process, log))
         for pipe in pipes:  # all of them are coming up meanwhile
             own = {name: links[name] for name in islice(names, LINKS_PER_RELAY)}
-            await pipe.tell(RelaySetup(host=host, hub=str(hub), seed=seed, links=own))
+            await pipe.request(RelaySetup(host=host, hub=str(hub), seed=seed, links=own))
             relays.add(pipe, own)
         yield relays

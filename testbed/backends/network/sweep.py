@@ -44,7 +44,7 @@ async def sweep() -> list[str]:
 
 
 async def sweep_alone() -> list[str]:
-    """Do what `sweep` does, for one who already keeps the others out."""
+    """Do what `sweep` does, for a caller that holds the lock."""
     namespaces = (owner_of(path.name) for path in _namespaces())
     known = owners() | {names for names in namespaces if names is not None}
     dead = sorted((names for names in known if not is_alive(names)), key=lambda names: names.stem)
@@ -85,7 +85,7 @@ def processes_inside(namespaces: Iterable[Path]) -> list[int]:
 
 
 async def _kill_inside(namespaces: list[Path]) -> None:
-    """Kill until nobody is left: who is killed may just have started another."""
+    """Kill until no process is left: a killed one may just have started another."""
     with anyio.move_on_after(DEATH_TIMEOUT_S) as scope:
         while pids := processes_inside(namespaces):
             for pid in pids:

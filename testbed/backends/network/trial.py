@@ -1,4 +1,4 @@
-"""Try in a scratch namespace what a network needs of this kernel; say what it lacks.
+"""Tests in a scratch namespace which network features this kernel has.
 
 `python -m fairbed.testbed.backends.network.trial PARENT` enters a namespace of its own, without a
 name, tries, and prints a `TrialResult`. The namespace ends with the process.

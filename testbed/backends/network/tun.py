@@ -1,4 +1,4 @@
-"""TUN links: whose packets pass a file descriptor of ours, one packet a read or write."""
+"""TUN links: their packets pass a file descriptor, one packet per read or write."""
 
 import fcntl
 import os
@@ -32,7 +32,7 @@ def open_tun(name: str) -> int:
 
 
 def set_carrier(descriptor: int, *, is_plugged: bool) -> None:
-    """Put in or pull the plug of a TUN link, which has to be up.
+    """Connect or disconnect a TUN link, which has to be up.
 
     Raises:
         OSError: The kernel refuses.

@@ -1,4 +1,4 @@
-"""Starts the processes that shape links, changes them live, and says where a device dials."""
+"""Starts the proxy processes, changes their links live, and gives the port of each device."""
 
 import math
 import signal
@@ -45,7 +45,7 @@ class _ProxyProcess:
         self._answers: BufferedByteReceiveStream | None = None
         self._is_closing = False
         self._unheard = 0
-        """Answers that are still to come: who asked may have been cancelled."""
+        """Outstanding answers: the caller of a request may have been cancelled."""
         self.ports: dict[str, int] = {}
 
     async def open(self) -> None:
@@ -104,7 +104,7 @@ class _ProxyProcess:
             await self._process.stdin.send(line + b"\n")
 
     async def _hear(self) -> bytes:
-        """Return the answer to what was told last."""
+        """Return the answer to the last request."""
         assert self._answers is not None
         answer = b""
         with anyio.fail_after(ANSWER_TIMEOUT_S):
@@ -125,7 +125,7 @@ class ShapedLinks:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of those who shape."""
+        """Process ids of the proxies."""
         return [process.pid for process in self._processes]
 
     @property
@@ -159,7 +159,7 @@ async def shaped_links(
         host: Of the broker.
         port: Of the broker.
         shapes: The link of each device; may be empty.
-        log: Receives what the processes have to say.
+        log: Receives the output of the processes.
         on_end: Called for every process that ends.
         seed: Of the jitter.
 

@@ -15,7 +15,7 @@ One connection has two ends; each reads from its socket into a line.
 What one end reads is due at the other when the line says so. An end stops reading while its line
 is full, so the sender feels the rate, and the kernel buffer in front of a slow line is kept
 small. When one end closes, the other is closed after everything that was under way has arrived.
-When the line changes, an end is told, and asks anew when its pieces are due.
+When the line changes, each end computes again when its pieces are due.
 
 Plain asyncio protocols, because a busy device costs thousands of callbacks a second.
 """
@@ -96,7 +96,7 @@ class RelayEnd(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = memoryview(bytearray(0))
         self._not_before = 0.0
-        self._under_way: deque[tuple[Piece, bytes | None]] = deque()
+        self._in_flight: deque[tuple[Piece, bytes | None]] = deque()
         """Pieces and their data, for the peer; None is the end of the stream. Bounded by the line's
         queue and by `MAX_IN_FLIGHT_BYTES`; when full, reading waits."""
         self._in_flight_bytes = 0
@@ -165,7 +165,7 @@ class RelayEnd(asyncio.BufferedProtocol):
         """Put a chunk on the line."""
         now = self._loop.time()
         piece = self._line.send(now, nbytes, self._not_before)
-        self._under_way.append((piece, bytes(self._buffer[:nbytes])))
+        self._in_flight.append((piece, bytes(self._buffer[:nbytes])))
         self._in_flight_bytes += nbytes
         if piece.due <= now:
             self._deliver(now)
@@ -182,7 +182,7 @@ class RelayEnd(asyncio.BufferedProtocol):
             self._leave()
             self.peer._leave()
             return
-        self._under_way.append((self._line.send(self._loop.time(), 0), None))
+        self._in_flight.append((self._line.send(self._loop.time(), 0), None))
         self._schedule()
 
     def pause_writing(self) -> None:
@@ -198,23 +198,23 @@ class RelayEnd(asyncio.BufferedProtocol):
 
     def _schedule(self) -> None:
         """Come back when the first piece is due; in a hole, `on_change` does."""
-        if self._delivery is None and self._under_way and not self._is_peer_slow:
-            due = self._under_way[0][0].due
+        if self._delivery is None and self._in_flight and not self._is_peer_slow:
+            due = self._in_flight[0][0].due
             if due < inf:
                 self._delivery = self._loop.call_at(due, self._on_due)
 
     def _on_due(self) -> None:
         self._delivery = None
         now = self._loop.time()
-        if self._under_way:
-            self._delays.note(now - self._under_way[0][0].due)
+        if self._in_flight:
+            self._delays.note(now - self._in_flight[0][0].due)
         self._deliver(now)
 
     def _deliver(self, now: float) -> None:
         """Hand over what is due, and come back for the rest."""
         was_full = self._in_flight_bytes > MAX_IN_FLIGHT_BYTES
-        while self._under_way and self._under_way[0][0].due <= now and not self._is_peer_slow:
-            _, data = self._under_way.popleft()
+        while self._in_flight and self._in_flight[0][0].due <= now and not self._is_peer_slow:
+            _, data = self._in_flight.popleft()
             if data is None:
                 self._leave()
                 self.peer.close()
@@ -228,7 +228,7 @@ class RelayEnd(asyncio.BufferedProtocol):
 
     def _leave(self) -> None:
         """Nothing is delivered any more."""
-        self._under_way.clear()
+        self._in_flight.clear()
         self._alive.discard(self)
         if self._delivery is not None:
             self._delivery.cancel()

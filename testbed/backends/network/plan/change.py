@@ -1,4 +1,4 @@
-"""From one condition of a link to the next: which lines bring it about.
+"""The `tc` and `ip` lines that change a link from one condition to the next.
 
 Pure: a trace of a hundred devices becomes one batch for `tc`, and seldom one for `ip`.
 """
@@ -32,7 +32,7 @@ MAX_DELAY_S = 60.0
 """Longer is an outage."""
 
 DelayedBy: TypeAlias = Literal["netem", "relay"] | None
-"""What delays and loses the packets of a link; None is nothing, its packets come at once."""
+"""The part that delays and drops the packets of a link; None is a link without delay."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,10 @@ class NetworkLink:
 
 
 class LaneState(Struct, frozen=True):
-    """What one direction of a link is like; None is without a limit."""
+    """The state of one direction of a link; None is without a limit."""
 
     rate_bps: float | None = None
-    """`HOLE_BPS` where nothing passes."""
+    """`HOLE_BPS` in an outage."""
     fastest_bps: float | None = None
     """Since it last had no limit: its queue has room for that, and does not shrink."""
     leaf_bps: float | None = None
@@ -61,22 +61,22 @@ class LaneState(Struct, frozen=True):
 
 
 class State(Struct, frozen=True):
-    """What a link is like."""
+    """The state of a link."""
 
     lanes: tuple[LaneState, LaneState] = (LaneState(), LaneState())
     """Towards the device, and away from it."""
     impairment: Impairment = NO_IMPAIRMENT
-    """What happens to packets."""
+    """Delay, jitter and loss."""
     is_plugged: bool = True
-    """The device is not in airplane mode."""
+    """The device is connected."""
 
 
 INITIAL_STATE = State()
-"""A link that nothing has been told yet: without limits."""
+"""A new link: without limits."""
 
 
 def follow(before: State, wanted: Conditions) -> State:
-    """Return what a link becomes."""
+    """Return the next state of a link."""
     (down, up), shape = before.lanes, wanted.shape or UNLIMITED
     is_hole = wanted.outage == "coverage"
     return State(
@@ -101,7 +101,7 @@ def _follow_lane(before: LaneState, goodput_bps: float | None, *, is_hole: bool)
 
 
 def impairment_of(shape: Shape) -> Impairment:
-    """Return what happens to packets."""
+    """Return delay, jitter and loss of packets."""
     if not (shape.delay_s or shape.jitter_s or shape.loss_ratio):
         return NO_IMPAIRMENT
     return Impairment(delay_s=shape.delay_s, jitter_s=shape.jitter_s, loss_ratio=shape.loss_ratio)
@@ -109,7 +109,7 @@ def impairment_of(shape: Shape) -> Impairment:
 
 @dataclass(slots=True)
 class Changes:
-    """What has to be done, in one go for all devices."""
+    """The commands of one update of all devices."""
 
     tc: list[str] = field(default_factory=list)
     ip: list[str] = field(default_factory=list)
@@ -118,7 +118,7 @@ class Changes:
 
 
 def add_change(changes: Changes, name: str, link: NetworkLink, before: State, after: State) -> None:
-    """Add what brings one link from one state to another; nothing where nothing changes."""
+    """Add the commands that change one link from one state to another."""
     has_netem = link.delayed_by == "netem"
     is_impairment_new = has_netem and after.impairment != before.impairment
     for lane, old, new in zip(link.lanes, before.lanes, after.lanes, strict=True):
@@ -138,7 +138,7 @@ def add_change(changes: Changes, name: str, link: NetworkLink, before: State, af
 
 
 def check(link: NetworkLink, shape: Shape) -> None:
-    """Refuse what a link cannot be.
+    """Refuse conditions that a link cannot have.
 
     Raises:
         ValueError: It cannot; the message does not name the device.

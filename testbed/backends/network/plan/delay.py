@@ -1,9 +1,9 @@
-"""The way of packets through the impairment: when does what leaves now arrive, if it does?
+"""Impairment of a link: delay, jitter and loss of packets.
 
     due = max(last due, now + max(0, delay + jitter x))       nothing overtakes
 
-x is standard normal and wanders: an Ornstein-Uhlenbeck process that forgets itself within
-`MEMORY` times the jitter. Packets that are far apart are delayed independently of each other, as
+x is standard normal and correlated in time: an Ornstein-Uhlenbeck process with a correlation time
+of `MEMORY` times the jitter. Packets that are far apart are delayed independently of each other, as
 independent draws would; packets in a row are delayed alike. Independent draws for a row would
 each wait for the latest of those before, so that a fast stream saw the worst of the jitter only.
 
@@ -25,7 +25,7 @@ dense stream by about 2 / MEMORY of the jitter."""
 
 
 class Impairment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What happens to packets on their way, the same in both directions."""
+    """Delay, jitter and loss of a link, the same in both directions."""
 
     delay_s: float = 0.0
     """One way, seconds."""

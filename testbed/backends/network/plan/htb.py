@@ -53,7 +53,7 @@ HOLE_BPS = 0.0
 
 _DEVICE_CLASS, _DEVICE_LEAF = 0x10, 0x10
 _HUB = 0xFFFF
-"""Class of what the hub itself has to say: that there is no way to a device without a plug."""
+"""Class of the hub's own packets: ICMP errors about a disconnected device."""
 
 _BLACK, _NETEM = 0x8000, 0x4000
 """Added to the number of a leaf of another kind: a number keeps its kind."""
@@ -177,22 +177,22 @@ def _class_line(verb: str, lane: Lane, goodput_bps: float | None) -> str:
 
 
 def _netem_options(rate_bps: int, impairment: Impairment) -> str:
-    """Return what netem is told.
+    """Return the options of netem.
 
     Its `rate` is no limit here: with one, and only with one, it keeps packets in order.
     """
     latest_s = impairment.delay_s + NETEM_JITTERS * impairment.jitter_s
-    under_way = min(rate_bps * latest_s / 8, MAX_QUEUE_BYTES) + queue_bytes(rate_bps)
-    words = [f"limit {ceil(under_way / FRAME_BYTES)}"]
+    in_flight_bytes = min(rate_bps * latest_s / 8, MAX_QUEUE_BYTES) + queue_bytes(rate_bps)
+    options = [f"limit {ceil(in_flight_bytes / FRAME_BYTES)}"]
     if impairment.delay_s or impairment.jitter_s:
-        words.append(f"delay {_us(impairment.delay_s)}us")
+        options.append(f"delay {_us(impairment.delay_s)}us")
     if impairment.jitter_s:
-        words.append(
+        options.append(
             f"{_us(impairment.jitter_s)}us distribution normal rate {NETEM_ORDER_BPS:.0f}bit"
         )
     if impairment.loss_ratio:
-        words.append(f"loss {100 * impairment.loss_ratio:.4f}%")
-    return " ".join(words)
+        options.append(f"loss {100 * impairment.loss_ratio:.4f}%")
+    return " ".join(options)
 
 
 def _us(seconds: float) -> int:

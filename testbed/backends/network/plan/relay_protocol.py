@@ -32,22 +32,22 @@ class RelaySetup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RelayedLinkState(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a relayed link is from now on."""
+    """The new state of a relayed link."""
 
     impairment: Impairment = NO_IMPAIRMENT
     is_plugged: bool = True
 
 
 class RelayRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Changes of links by device; an empty one asks how things are."""
+    """Changes of links by device; an empty one requests the counters."""
 
     changes: dict[str, RelayedLinkState] = {}
 
 
 class RelayReply(Struct, frozen=True, kw_only=True):
-    """How things are."""
+    """Counters of the links, or the reason why a change failed."""
 
     lost: dict[str, int]
     """Packets of each device that were lost since it began, on purpose or for want of room."""
     problem: str = ""
-    """Why an order does not hold; then nothing else counts."""
+    """Why a change failed; the counters are not valid then."""
