@@ -36,9 +36,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEDGER] = Ledger()
     config.pluginmanager.register(Turns(), "turns")
+    # Under `nohup` and in the background of a script these are ignored, and what tests start would
+    # inherit that.
     if os.name == "posix" and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        # Under `nohup` whatever a test starts would ignore this signal, too, unless we heed it.
         signal.signal(signal.SIGHUP, lambda number, frame: None)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
