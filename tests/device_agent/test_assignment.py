@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fairbed.device_agent.engines.base import Engine
 from fairbed.device_agent.state.lifecycle import Phase
 from fairbed.device_agent.trainer import train as reference_train
+from fairbed.device_agent.worker import Stopwatch
 from fairbed.wire.artifact import Artifact
 from fairbed.wire.codec import encode
 from fairbed.wire.messages import (
@@ -23,6 +24,7 @@ from fairbed.wire.messages import (
     UploadResult,
 )
 from fairbed.wire.shard import encode_shard
+from tests.device_agent.clock import HandClock
 from tests.device_agent.conftest import Stage
 from tests.device_agent.coordinator import FakeCoordinator
 from tests.device_agent.softmax import (
@@ -76,7 +78,17 @@ async def test_trains_what_it_was_asked_to(stage: Stage) -> None:
     assert offer.loss_train == pytest.approx(expected.loss_train)
 
 
-async def test_phases_add_up_and_none_is_missing(stage: Stage) -> None:
+def test_each_phase_begins_where_the_one_before_ended() -> None:
+    clock = HandClock()
+    watch = Stopwatch(clock, clock.now())
+    clock.now_s += 2.0
+    assert watch.lap("download") == 2.0
+    clock.now_s += 0.5
+    assert watch.lap("load") == 0.5
+    assert (watch["download"], watch["load"]) == (2.0, 0.5)
+
+
+async def test_no_phase_is_missing(stage: Stage) -> None:
     async with stage.playing() as (_, coordinator):
         await coordinator.join(TASK, SHARD)
         offer, _ = await coordinator.play(1, ZEROS, needs_loss=True)

@@ -185,6 +185,16 @@ def test_strangers_and_repetitions_change_nothing() -> None:
     assert table.exchanges["a"].state is ExchangeState.GRANTED
 
 
+def test_an_update_is_accepted_once() -> None:
+    table = started("a", "b")
+    table.on(Offered("a", offer()), 101.0)
+    table.on(arrived("a", at=102.0), 102.0)
+    assert table.on(Checked("a", None), 103.0) == [AcceptUpdate("a")]
+    assert table.on(arrived("a", at=102.0), 104.0) == []
+    assert table.on(Checked("a", None), 104.0) == []
+    assert [x.device for x in table.ended] == ["a"]
+
+
 class AnyRound(RuleBasedStateMachine):
     """Events in any order, at any time."""
 

@@ -16,8 +16,8 @@ from tests.processes import is_gone
 
 REPOSITORY = Path(__file__).parents[3]
 
-SLEEPER = [sys.executable, "-c", "import sys; print('up', flush=True); sys.stdin.read()"]
-"""Says that it is up, then waits for ever (its stdin never ends)."""
+SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+"""Prints that it is up, then waits; an end of its stdin does not end it."""
 
 PARENT = """
 import json, os, subprocess, sys
@@ -30,11 +30,11 @@ sys.stdin.read()
 """
 
 OUR_CHILD = """
-import os, sys
+import os, sys, time
 from fairbed.testbed.host.guard import die_with_parent
 die_with_parent(int(sys.argv[1]) if len(sys.argv) > 1 else os.getppid())
 print('up', flush=True)
-sys.stdin.read()
+time.sleep(600)
 """
 
 UNGUARDED_PARENT = """
