@@ -200,7 +200,7 @@ def test_a_sample_counts_the_processor_time_of_one_life(tmp_path: Path) -> None:
         (
             "plain",
             Conditions(0.5, None),
-            r"^plain: is this machine itself and cannot be slowed, got speed_ratio 0\.5; give it",
+            r"^plain: has no profile and cannot be slowed, got speed_ratio 0\.5; give it",
         ),
         ("pi-7", conditions(), r"^pi-7: no such device; the fleet is pi, plain"),
     ],

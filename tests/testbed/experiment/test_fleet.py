@@ -90,8 +90,8 @@ def test_candidates_that_answer_are_at_work_at_the_same_time(
 def test_a_fleet_that_has_no_room_for_its_late_devices_is_refused() -> None:
     with pytest.raises(
         ExperimentError,
-        match=r"of one round and of 3 before it, which may be late and go on, want 3\.40 cores .*: "
-        r"choose fewer devices per round, or a smaller round\.max_staleness; use 3,",
+        match=r"of 3 rounds before it, whose late devices continue, need 3\.40 .*: "
+        r"select fewer devices per round, or a smaller round\.max_staleness; use 3,",
     ):
         admitted(late(2, 3), cores=2)
     assert admitted(late(2, 3, dilation=3.0), cores=2) == 3.0
@@ -106,7 +106,7 @@ def test_devices_that_are_not_throttled_want_nothing() -> None:
 
 def test_a_fleet_that_does_not_fit_is_refused_with_the_dilation_that_would() -> None:
     plan = experiment(3, host_core_speed=0.1)
-    with pytest.raises(ExperimentError, match=r"want 8\.53 cores at once, and this machine has 2,"):
+    with pytest.raises(ExperimentError, match=r"need 8\.53 cores at once, and this machine has 2,"):
         admitted(plan, cores=2)
     with pytest.raises(ExperimentError, match='fewer devices per round; use 6, or "auto"'):
         admitted(plan, cores=2)
