@@ -95,4 +95,4 @@ def test_an_installed_wheel_replays_an_experiment(site: Path, tmp_path: Path) ->
 def test_a_benchmark_of_an_installed_wheel_names_the_clone(site: Path, tmp_path: Path) -> None:
     code = "import sys; from fairbed.testbed.cli.main import main; sys.exit(main() - 2)"
     error = "import sys; sys.stderr = sys.stdout; " + code
-    assert "run this in a clone of Fairbed" in run(site, tmp_path, "-c", error, "bench")
+    assert "run this in a clone of the repository" in run(site, tmp_path, "-c", error, "bench")
