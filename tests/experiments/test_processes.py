@@ -44,11 +44,13 @@ def test_a_killed_benchmark_leaves_no_worker(workers: list[psutil.Process]) -> N
     assert [process for process in workers if not is_gone(process)] == []
 
 
-def test_only_one_module_makes_a_pool_of_processes() -> None:
-    makers = [
-        path.relative_to(ROOT)
+def test_every_pool_of_processes_ends_with_its_parent() -> None:
+    makers = {
+        path.relative_to(ROOT): path.read_text()
         for package in ("benchmarks", "experiments", "coordinator", "device_agent", "testbed")
         for path in (ROOT / package).rglob("*.py")
         if "ProcessPoolExecutor(" in path.read_text()
-    ]
-    assert makers == [Path("experiments/processes.py")]
+    }
+    pools = {Path("experiments/processes.py"), Path("testbed/replay/cohort/worker_pool.py")}
+    assert set(makers) == pools
+    assert all("die_with_parent" in text for text in makers.values())

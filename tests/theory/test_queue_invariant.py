@@ -57,7 +57,7 @@ def recursion(x: Bools, *, sign: float = 1.0, only: Bools | None = None) -> Floa
 @pytest.mark.parametrize("name", PROMISING)
 def test_holds_exactly_after_every_round(name: str, counts: str) -> None:
     """Also for devices that are never there, and whichever x counts."""
-    one = lived(with_beta(PROMISING[name], counts=counts))
+    one = lived(with_beta(PROMISING[name], queue_counts=counts))
     x = one.is_selected if counts == "selected" else one.is_merged
     assert not one.is_selected[:, list(WORLD.gone)].any()
     assert slack(x, one.queues).min() >= 0.0
@@ -78,7 +78,7 @@ def test_holds_for_whatever_a_policy_chooses(policy: Policy) -> None:
 def test_a_frozen_queue_gives_it_up_for_its_device_only() -> None:
     """Row 0 fails for good: its queue stands still after five failures, the others hold."""
     world = World(failures=1.0)
-    one = lived(with_beta(SelectionConfig(), counts="aggregated"), world, rounds=80)
+    one = lived(with_beta(SelectionConfig(), queue_counts="aggregated"), world, rounds=80)
     short = slack(one.is_merged, one.queues)[-1]
     assert (short < 0.0).any()
     is_frozen = one.queues[-1] == one.queues[-2]
