@@ -168,7 +168,7 @@ def test_one_that_asks_is_refused_where_rounds_overlap(
     assert main([command, str(experiment), "--out", str(out), *chosen]) == 2
     assert (
         'selector greedy_of_test:Asker: must select without losses with round.mode = "async", got '
-        "one that asks devices for them"
+        "one that queries devices for them"
     ) in error_of(capsys)
     assert not out.exists()
 
