@@ -42,7 +42,7 @@ NAME = "device"
 DELAY_S = 0.02
 
 LATE_LIMIT_S = 0.05
-"""Whoever was later was contended of this machine."""
+"""Seconds; a device that reacts later was kept waiting by this machine."""
 
 VOLUME_LIMIT, SECOND_LIMIT, HOLE_LIMIT = 0.03, 0.1, 0.1
 

@@ -108,7 +108,7 @@ def missing_codecs(config: ExchangeConfig, capabilities: Capabilities | None) ->
 
 
 def update_codec(train: Train) -> Codec | None:
-    """Return the codec of an exchange's update; None is float32."""
+    """Return the codec of an exchange's update; None means float32."""
     return codec_named(train.coding.up, train.coding.top_k)
 
 

@@ -127,7 +127,7 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     candidates: PositiveInt | None = None
     """d of power-of-choice: devices drawn before the worst are taken; None is twice per_round."""
     weights: Annotated[tuple[NonNegativeFloat, ...], Meta(min_length=1)] | None = None
-    """weighted: share of the draws of each device, in the order of rows; None is n_k."""
+    """weighted: share of the draws of each device, in the order of rows; None means n_k."""
     variant: Literal["rpow-d", "pow-d", "cpow-d"] = "rpow-d"
     """Where power-of-choice gets losses: from the last round of each device (rpow-d), or by a loss
     query to the candidates before the selection, over all their data (pow-d) or one mini-batch."""
@@ -182,7 +182,7 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
     cdf: Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"] = "weibull"
     """aaggff: the distribution function that maps losses to bounded responses."""
     beta_cap: PositiveFloat | None = None
-    """aaggff-s: upper bound of beta; None is K/4."""
+    """aaggff-s: upper bound of beta; None means K/4."""
     impute: Literal["mean", "previous_mean"] = "mean"
     """aaggff-d: value imputed for a device that was not drawn: the mean of the round, or of the
     one before, which is unbiased."""

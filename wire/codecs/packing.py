@@ -90,7 +90,7 @@ _MAGIC = b"FC"
 
 
 def packed_bytes(codec: Codec | None, layout: Layout) -> int:
-    """Return the size of a packed vector; None is float32 without a header."""
+    """Return the size of a packed vector; None means float32 without a header."""
     if codec is None:
         return layout.size_bytes
     n_buffers = layout.n_values - layout.n_params

@@ -35,8 +35,8 @@ class Candidates:
     known_s: Floats | None = None
     """The true expected exchange time, seconds, shape (N,): what only a replay can tell."""
     loss: Floats | None = None
-    """F_n of the model that the round begins with, nats, shape (N,), NaN for who was not asked or
-    did not answer; None where nobody was asked (`TwoStepSelector`)."""
+    """F_n of the model that the round begins with, nats, shape (N,), NaN for a device without
+    a reply; None if the selector queries no losses (`TwoStepSelector`)."""
 
 
 @dataclass(frozen=True, slots=True)

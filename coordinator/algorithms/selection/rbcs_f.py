@@ -26,15 +26,15 @@ GROWTH = 16
 
 
 def solve_p4(tau_bar_s: Floats, queues: Floats, k: int, V: float) -> Ints:
-    """Return the k devices that trade exchange time against fairness debt best.
+    """Return the k devices that trade exchange time against virtual queues best.
 
         minimise over S, |S| = k:   J(S) = V max_{n in S} tau_bar_n - sum_{n in S} Z_n
 
-    Sort by tau_bar and sweep: for the prefix that ends at position j, the k largest debts
+    Sort by tau_bar and sweep: for the prefix that ends at position j, the k largest queues
     (a heap keeps them) give the candidate V tau_bar_(j) - Q_j. No set is better than the
     candidate of its own slowest member, so the best candidate is the best set. One sort and at
-    most N heap steps, O(N log N); the sweep stops where even the k largest debts of all would
-    not pay for the time, and nobody is sorted who is slower than that by far.
+    most N heap steps, O(N log N); the sweep stops where even the k largest queues of all would
+    not pay for the time, and devices far slower than that are not sorted.
 
     Ties: smaller J, then shorter prefix, then larger Z, then smaller tau_bar, then smaller
     position, so shuffle the devices to break what is left by chance.
@@ -73,8 +73,8 @@ def _best_prefix(
 ) -> int | None:
     """Return how many of the quickest devices the best set is taken from; None if not of these.
 
-    Whoever owes less than the k largest debts so far changes nothing, so a block of positions at a
-    time is searched for those who owe more, and only they are looked at one by one.
+    A queue below the k largest so far changes nothing, so a block of positions at a time is
+    searched for larger ones, and only these are looked at one by one.
 
     Args:
         costs: V tau_bar of the quickest, ascending, shape (M,), M > k.
