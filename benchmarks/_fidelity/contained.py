@@ -10,7 +10,7 @@ import anyio
 import msgspec
 
 from benchmarks._fidelity.talk import MODULE, EndError, EndPipe
-from fairbed.testbed.backends.containers.cleanup import kept, sweep
+from fairbed.testbed.backends.containers.cleanup import removed_at_end, sweep
 from fairbed.testbed.backends.containers.containers import QUOTA_INSIDE
 from fairbed.testbed.backends.containers.engine import LIMITS, ContainerEngine
 from fairbed.testbed.backends.helper import end_helper
@@ -57,7 +57,7 @@ async def open_contained_end(
         *(engine.python, "-m", MODULE, "0"),
     ]
     await sweep(engine)
-    async with kept(engine, [called], log):
+    async with removed_at_end(engine, [called], log):
         with log.open("ab") as stderr:
             process = await anyio.open_process(
                 command,

@@ -77,11 +77,11 @@ class AgentProcesses:
         Raises:
             BackendError: The machine refused one, or the fork server is gone or does not answer.
         """
-        asked = {launch.agent.name: _Agent() for launch in launches}
-        self._agents.update(asked)
+        requested = {launch.agent.name: _Agent() for launch in launches}
+        self._agents.update(requested)
         await self._request([Start(launch=launch) for launch in launches])
-        await self._until(lambda: all(a.has_started or a.refusal for a in asked.values()))
-        for name, agent in asked.items():
+        await self._until(lambda: all(a.has_started or a.refusal for a in requested.values()))
+        for name, agent in requested.items():
             if agent.refusal is not None:
                 raise BackendError(f"{name}: cannot be started, {agent.refusal}; use fewer devices")
 
@@ -91,11 +91,11 @@ class AgentProcesses:
         Raises:
             BackendError: The fork server is gone or does not answer.
         """
-        asked = [name for name in names if name in self.pids]
-        for name in asked:
+        requested = [name for name in names if name in self.pids]
+        for name in requested:
             self._agents[name].is_ending = True
-        await self._request([Signal(name=name, number=number) for name in asked])
-        await self._until(lambda: not any(name in self.pids for name in asked))
+        await self._request([Signal(name=name, number=number) for name in requested])
+        await self._until(lambda: not any(name in self.pids for name in requested))
 
     async def signal(self, names: Iterable[str], number: int) -> None:
         """Send a signal to the agents that are alive, and wait for nothing.
@@ -103,9 +103,9 @@ class AgentProcesses:
         Raises:
             BackendError: The fork server is gone or does not answer.
         """
-        asked = [name for name in names if name in self.pids]
-        if asked:
-            await self._request([Signal(name=name, number=number) for name in asked])
+        requested = [name for name in names if name in self.pids]
+        if requested:
+            await self._request([Signal(name=name, number=number) for name in requested])
 
     async def listen(self) -> None:
         """Read the replies of the fork server until it ends."""
@@ -123,7 +123,7 @@ class AgentProcesses:
         self._notify()
         self._on_end(
             HelperEnded(
-                name="fork server", status=status, was_asked=self._is_closing, is_device=False
+                name="fork server", status=status, was_requested=self._is_closing, is_device=False
             )
         )
 
@@ -146,7 +146,9 @@ class AgentProcesses:
             case Exited(name=name, status=status):
                 agent.pid = None
                 self._on_end(
-                    HelperEnded(name=name, status=status, was_asked=agent.is_ending, is_device=True)
+                    HelperEnded(
+                        name=name, status=status, was_requested=agent.is_ending, is_device=True
+                    )
                 )
             case _:
                 assert_never(reply)

@@ -25,7 +25,7 @@ class HelperEnded:
     """Of the device, or of the helper: `fork server`, `proxy-0`."""
     status: int
     """Exit status, or minus the number of the signal."""
-    was_asked: bool
+    was_requested: bool
     """We ended it ourselves."""
     is_device: bool
     """False is a helper, without which the fleet cannot continue."""

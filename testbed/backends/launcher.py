@@ -35,7 +35,7 @@ from fairbed.testbed.backends.gauges import (
 )
 from fairbed.testbed.backends.sandbox import Sandbox, enter
 from fairbed.testbed.emulation.cpu import MIN_SLEEP_S, PacedSection, RecentShare
-from fairbed.testbed.emulation.device import EmulatedDevice, EmulatedSensors, Surroundings
+from fairbed.testbed.emulation.device import EmulatedDevice, EmulatedSensors, SensorReadings
 from fairbed.testbed.emulation.quota import MIN_PERIOD_US
 from fairbed.testbed.emulation.work import StepCost, WorkCosts
 from fairbed.testbed.host.dilation import DilatedClock, loop_factory
@@ -106,7 +106,7 @@ class _PacedMeter:
 
     def _account(self, charged_s: float, n_bytes: int) -> None:
         self._pause(self._section.advance(self._wall(), charged_s, n_bytes))
-        self._section.turn(self._wall(), self._speed())
+        self._section.set_speed(self._wall(), self._speed())
         if self._headroom is not None:
             self._headroom.follow()
 
@@ -127,7 +127,7 @@ class _PacedMeter:
             self._sleep(min(left_s, SPEED_POLL_S))
             speed_ratio = self._speed()
             if speed_ratio != section.speed_ratio:
-                section.turn(self._wall(), speed_ratio)
+                section.set_speed(self._wall(), speed_ratio)
                 ends = section.now + section.finish(section.now, section.cpu)
         self._uncharged_s += self._cpu() - used_s
 
@@ -229,7 +229,7 @@ def host_for(
         sensors_of_host = RealSensors(willing=lambda: gauge[IS_WILLING] > 0.0)
         return Host(clock=real.clock, pace=real.pace, sensors=sensors_of_host)
     clock = MonotonicClock() if device.dilation == 1.0 else DilatedClock(device.dilation)
-    sensors = EmulatedSensors(device, weather=None if gauge is None else _surroundings(gauge))
+    sensors = EmulatedSensors(device, readings=None if gauge is None else _gauge_reader(gauge))
     headroom = None if sandbox is None else _headroom(device, gauge, sandbox)
     pace = EmulatedPace(device, sensors.share, costs, gauge, headroom=headroom)
     return Host(clock=clock, pace=pace, sensors=sensors)
@@ -240,17 +240,17 @@ def _headroom(device: EmulatedDevice, gauge: Gauge | None, sandbox: Sandbox) -> 
     return Headroom(quota, lambda: _speed(device, gauge))
 
 
-def _surroundings(gauge: Gauge) -> Callable[[], Surroundings]:
-    def look() -> Surroundings:
+def _gauge_reader(gauge: Gauge) -> Callable[[], SensorReadings]:
+    def read() -> SensorReadings:
         celsius = gauge[TEMPERATURE_CELSIUS]
-        return Surroundings(
+        return SensorReadings(
             speed_ratio=gauge[SPEED_RATIO],
             clock_ratio=gauge[CLOCK_RATIO],
             temperature_celsius=None if math.isnan(celsius) else celsius,
             is_willing=gauge[IS_WILLING] > 0.0,
         )
 
-    return look
+    return read
 
 
 def launch(spec: Launch) -> int:

@@ -1,6 +1,6 @@
 """Puts a process into the network and the control groups of a device, before it runs anything.
 
-A fork of ours calls `enter`; `python -m fairbed.testbed.backends.sandbox PARENT CELL PROGRAM
+A fork of ours calls `enter`; `python -m fairbed.testbed.backends.sandbox PARENT SANDBOX PROGRAM
 ARGUMENTS...` starts a foreign program.
 A process that cannot enter must not run: outside it would be faster than the device, unnoticed.
 """
@@ -56,17 +56,17 @@ def admit(pid: int, sandbox: Sandbox) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `PARENT CELL PROGRAM ARGUMENTS...`; return only if that is impossible."""
+    """Run `PARENT SANDBOX PROGRAM ARGUMENTS...`; return only if that is impossible."""
     parent, encoded, *argv = arguments
     die_with_parent(int(parent))
     try:
         enter(msgspec.json.decode(encoded, type=Sandbox))
     except (OSError, RuntimeError) as exc:
-        return _complain(f"cannot enter: {exc}", 1)
+        return _print_error(f"cannot enter: {exc}", 1)
     try:
         os.execvp(argv[0], argv)
     except OSError as exc:
-        return _complain(f"cannot run {argv[0]}: {exc.strerror}; is it on the PATH?", 127)
+        return _print_error(f"cannot run {argv[0]}: {exc.strerror}; is it on the PATH?", 127)
 
 
 def _join(sandbox: Sandbox, process: str) -> None:
@@ -80,7 +80,7 @@ def _join(sandbox: Sandbox, process: str) -> None:
             os.close(descriptor)
 
 
-def _complain(message: str, status: int) -> int:
+def _print_error(message: str, status: int) -> int:
     sys.stderr.write(f"sandbox: {message}\n")
     return status
 

@@ -123,7 +123,7 @@ class ScheduleDriver:
         clock: DriverClock | None = None,
     ) -> None:
         self._backend = backend
-        self._devices = [_Device(name, follower) for name, follower in followers.items()]
+        self._devices = [_ScheduledDevice(name, follower) for name, follower in followers.items()]
         self._clock = clock or LoopClock()
         self._dilation, self._start_s, self._note = dilation, start_s, note
         self._late_s: deque[float] = deque(maxlen=KEPT_TICKS)
@@ -164,7 +164,7 @@ class ScheduleDriver:
         finally:
             self._record_all(self._clock.now() - begun)
 
-    async def _apply(self, due: list["_Device"], tick: int, queue: "_TickQueue") -> None:
+    async def _apply(self, due: list["_ScheduledDevice"], tick: int, queue: "_TickQueue") -> None:
         """Apply the conditions of due devices, and queue each for its next update.
 
         Each device is handled completely, while its numbers are in the caches.
@@ -174,8 +174,8 @@ class ScheduleDriver:
             if number % SLICE == 0:
                 await checkpoint()
             follower = device.follower
-            if follower.needs_load(t):
-                follower.used(t, self._backend.cpu_s(device.name))
+            if follower.needs_cpu_time(t):
+                follower.update_heat(t, self._backend.cpu_s(device.name))
             wanted = follower.conditions(t)
             if wanted != device.now:
                 changed[device.name] = device.now = wanted
@@ -193,23 +193,23 @@ class ScheduleDriver:
             return conditions
         return {name: now.dilated(k) for name, now in conditions.items()}
 
-    def _log_conditions(self, device: "_Device", t: float, wanted: Conditions) -> None:
+    def _log_conditions(self, device: "_ScheduledDevice", t: float, wanted: Conditions) -> None:
         log = device.log
         if log is None:
             device.log = ConditionLog(t, wanted)
             return
-        log.note(t, wanted)
-        if t - log.start >= RECORD_INTERVAL_S and (stretch := log.take(t)) is not None:
-            self._record(device.name, stretch)
+        log.record(t, wanted)
+        if t - log.start >= RECORD_INTERVAL_S and (means := log.take(t)) is not None:
+            self._record(device.name, means)
 
     def _record_all(self, t: float) -> None:
         for device in self._devices:
-            if device.log is not None and (stretch := device.log.take(t)) is not None:
-                self._record(device.name, stretch)
+            if device.log is not None and (means := device.log.take(t)) is not None:
+                self._record(device.name, means)
 
-    def _record(self, name: str, stretch: ConditionMeans) -> None:
+    def _record(self, name: str, means: ConditionMeans) -> None:
         if self._note is not None:
-            self._note(name, stretch)
+            self._note(name, means)
 
     def _count(self, skipped: int, late_s: float) -> None:
         self._ticks += 1
@@ -223,7 +223,7 @@ def _tick_before(t: float) -> int:
 
 
 @dataclass(slots=True)
-class _Device:
+class _ScheduledDevice:
     """One device, and the conditions that were applied to it."""
 
     name: str
@@ -239,7 +239,7 @@ class _TickQueue:
         due: Devices by tick, no list empty.
     """
 
-    def __init__(self, due: dict[int, list[_Device]]) -> None:
+    def __init__(self, due: dict[int, list[_ScheduledDevice]]) -> None:
         self._due = due
         self._ticks = sorted(due)
 
@@ -252,16 +252,16 @@ class _TickQueue:
         """The first tick."""
         return self._ticks[0]
 
-    def add(self, tick: int, device: _Device) -> None:
+    def add(self, tick: int, device: _ScheduledDevice) -> None:
         """Queue a device for a tick."""
         if tick not in self._due:
             self._due[tick] = []
             heapq.heappush(self._ticks, tick)
         self._due[tick].append(device)
 
-    def pop(self, tick: int) -> list[_Device]:
+    def pop(self, tick: int) -> list[_ScheduledDevice]:
         """Take the devices that are due at a tick or before it."""
-        due: list[_Device] = []
+        due: list[_ScheduledDevice] = []
         while self._ticks and self._ticks[0] <= tick:
             due += self._due.pop(heapq.heappop(self._ticks))
         return due

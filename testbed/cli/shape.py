@@ -22,5 +22,5 @@ def main(options: argparse.Namespace) -> int:
         ending = shape(options, held)
     if ending.killed_by is None:
         return ending.status
-    signals.die_of(ending.killed_by)
+    signals.end_by_signal(ending.killed_by)
     return ending.status

@@ -20,7 +20,7 @@ RESERVE_CORES = 0.5
 HEADROOM = 1.05
 """Devices that use all cores sometimes wait for each other."""
 
-SLACK = 1e-9
+ROUNDING = 1e-9
 """For rounding."""
 
 SHARE_OF_ONE_CORE = 0.25
@@ -31,23 +31,23 @@ SHARE_OF_ONE_CORE = 0.25
 class Demand:
     """The processor demand of a fleet, in cores of this machine."""
 
-    together: float
+    concurrent_cores: float
     """The devices that work at the same time, each at its full speed."""
-    one_thread: float
+    thread_cores: float
     """The fastest thread of a device: no core of this machine may be slower."""
 
     @classmethod
-    def of(cls, devices: Iterable[tuple[float, int]], at_once: int) -> "Demand":
+    def of(cls, devices: Iterable[tuple[float, int]], n_concurrent: int) -> "Demand":
         """Return the demand of a fleet.
 
         Args:
             devices: Speed of each emulated device in cores of this machine, and its threads.
-            at_once: Devices that work at the same time; the fastest may be among them.
+            n_concurrent: Devices that work at the same time; the fastest may be among them.
         """
         speeds = list(devices)
-        fastest = sorted((speed for speed, _ in speeds), reverse=True)[:at_once]
-        one_thread = max((speed / threads for speed, threads in speeds), default=0.0)
-        return cls(together=sum(fastest), one_thread=one_thread)
+        fastest = sorted((speed for speed, _ in speeds), reverse=True)[:n_concurrent]
+        thread_cores = max((speed / threads for speed, threads in speeds), default=0.0)
+        return cls(concurrent_cores=sum(fastest), thread_cores=thread_cores)
 
 
 def free_cores(cores: float) -> float:
@@ -57,15 +57,15 @@ def free_cores(cores: float) -> float:
 
 def fitting_dilation(demand: Demand, cores: float) -> int:
     """Return the smallest whole dilation with which the fleet fits; 1 is no dilation."""
-    needed = HEADROOM * demand.together / free_cores(cores)
-    return max(1, math.ceil(needed - SLACK), math.ceil(demand.one_thread - SLACK))
+    needed = HEADROOM * demand.concurrent_cores / free_cores(cores)
+    return max(1, math.ceil(needed - ROUNDING), math.ceil(demand.thread_cores - ROUNDING))
 
 
 def fits(demand: Demand, cores: float, dilation: float) -> bool:
     """Return whether a fleet fits into a machine, its time dilated so far."""
-    return has_room(demand, cores, dilation) and demand.one_thread <= dilation + SLACK
+    return has_enough_cores(demand, cores, dilation) and demand.thread_cores <= dilation + ROUNDING
 
 
-def has_room(demand: Demand, cores: float, dilation: float) -> bool:
+def has_enough_cores(demand: Demand, cores: float, dilation: float) -> bool:
     """Return whether there are cores enough, however fast each is."""
-    return HEADROOM * demand.together / free_cores(cores) <= dilation + SLACK
+    return HEADROOM * demand.concurrent_cores / free_cores(cores) <= dilation + ROUNDING

@@ -44,14 +44,14 @@ class ConditionLog:
         """Begin of the present interval."""
         return self._start
 
-    def note(self, t: float, conditions: Conditions) -> None:
+    def record(self, t: float, conditions: Conditions) -> None:
         """Record the conditions in force from `t` on."""
-        self._add(t)
+        self._integrate(t)
         self._now = conditions
 
     def take(self, t: float) -> ConditionMeans | None:
         """Return the means up to `t` and begin a new interval; None if no time has passed."""
-        self._add(t)
+        self._integrate(t)
         lasted_s = t - self._start
         if lasted_s <= 0.0:
             return None
@@ -78,7 +78,7 @@ class ConditionLog:
         self._start = self._noted = start
         self._sums = [0.0] * 9
 
-    def _add(self, t: float) -> None:
+    def _integrate(self, t: float) -> None:
         passed_s, self._noted = t - self._noted, t
         now, sums = self._now, self._sums
         has_link = now.outage is None

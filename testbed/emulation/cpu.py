@@ -43,7 +43,7 @@ class PacedSection:
     min_sleep_s: float = MIN_SLEEP_S
     """Shorter deficits wait for the next step."""
     credit_s: float = 0.0
-    read_owed_s: float = 0.0
+    read_deficit_s: float = 0.0
     """The part of a deficit that is the storage's, at most: it does not care for q."""
     wall_s: float = 0.0
     lost_s: float = 0.0
@@ -60,7 +60,7 @@ class PacedSection:
         self._account(now, cpu, read_bytes)
         return -self.credit_s if self.credit_s <= -self.min_sleep_s else 0.0
 
-    def turn(self, now: float, speed_ratio: float) -> None:
+    def set_speed(self, now: float, speed_ratio: float) -> None:
         """Have another speed from now on.
 
         Raises:
@@ -71,7 +71,7 @@ class PacedSection:
         _check_speed(speed_ratio)
         self._account(now, self.cpu, 0)
         if self.credit_s < 0.0:
-            read_s = min(self.read_owed_s, -self.credit_s)
+            read_s = min(self.read_deficit_s, -self.credit_s)
             work_s = (-self.credit_s - read_s) * self.speed_ratio / speed_ratio
             self.credit_s = -(read_s + work_s)
         self.speed_ratio = speed_ratio
@@ -96,11 +96,11 @@ class PacedSection:
         self.now, self.cpu = now, cpu
         self.wall_s += wall_s
         self.credit_s += wall_s - cpu_s / self.speed_ratio
-        self.read_owed_s = max(0.0, self.read_owed_s - wall_s)
+        self.read_deficit_s = max(0.0, self.read_deficit_s - wall_s)
         if self.storage_read_bytes_per_s is not None:
             read_s = read_bytes / self.storage_read_bytes_per_s
             self.credit_s -= read_s
-            self.read_owed_s += read_s
+            self.read_deficit_s += read_s
         if self.credit_s > MAX_CREDIT_S:
             self.lost_s += self.credit_s - MAX_CREDIT_S
             self.credit_s = MAX_CREDIT_S

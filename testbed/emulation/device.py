@@ -74,7 +74,7 @@ this machine's jitter, which never fades quite: the device would sense it for ev
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class SensorReadings:
     """The changing quantities of a device; the others are constant."""
 
     speed_ratio: float
@@ -91,7 +91,7 @@ class EmulatedSensors:
     device: EmulatedDevice
     share: RecentShare = field(default_factory=RecentShare)
     """Written by the pacer, read here."""
-    weather: Callable[[], Surroundings] | None = None
+    readings: Callable[[], SensorReadings] | None = None
     """Looked up for every answer; None is the profile for good."""
 
     def cores(self) -> int:
@@ -101,14 +101,14 @@ class EmulatedSensors:
     def free_cores(self) -> float:
         """Cores without background load; less when other work or this machine took some."""
         free = self.device.cores - self.device.background_load
-        share = self.share.value * self._left_by_others()
+        share = self.share.value * self._uncontended_share()
         if share < NOTICED_SHARE:
             free = min(free, float(self.device.engine_threads)) * share
         return free
 
     def clock_ratio(self) -> float | None:
         """The clock of this moment: 1, unless the device is hot."""
-        return self._weather().clock_ratio
+        return self._readings().clock_ratio
 
     def throttled(self) -> tuple[str, ...] | None:
         """Unknown: a throttled device shows in its clock."""
@@ -120,22 +120,22 @@ class EmulatedSensors:
 
     def temperature_celsius(self) -> float | None:
         """The temperature of this moment, if the profile knows how the device heats up."""
-        return self._weather().temperature_celsius
+        return self._readings().temperature_celsius
 
     def is_willing(self) -> bool:
         """The owner of this moment."""
-        return self._weather().is_willing
+        return self._readings().is_willing
 
     def board(self) -> str:
         """Title of the profile."""
         return self.device.title
 
-    def _weather(self) -> Surroundings:
-        return Surroundings(self.device.speed_ratio) if self.weather is None else self.weather()
+    def _readings(self) -> SensorReadings:
+        return SensorReadings(self.device.speed_ratio) if self.readings is None else self.readings()
 
-    def _left_by_others(self) -> float:
+    def _uncontended_share(self) -> float:
         """Return the share of the profile's speed that is not lost to other work, 0 to 1."""
-        now = self._weather()
+        now = self._readings()
         if not now.speed_ratio < self.device.speed_ratio * now.clock_ratio:  # false for NaN
             return 1.0
         return now.speed_ratio / (self.device.speed_ratio * now.clock_ratio)

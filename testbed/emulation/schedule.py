@@ -22,7 +22,7 @@ from fairbed.testbed.emulation.heat import Heat
 UnavailableAs: TypeAlias = Literal["unwilling", "unplugged"]
 """A device that is not available either reports it, or cannot be reached."""
 
-LEAST_BPS = 1e3
+MIN_BPS = 1e3
 """Lower rates are raised to this one; a rate of 0 is an outage."""
 
 LEAST_FREE_CORES = 0.05
@@ -97,7 +97,7 @@ class Schedule:
         self._outages = outages
         self._edges = sorted(edge for o in outages for edge in (o.start_s, o.end_s))
         series = _series(available, speed, link)
-        self._moving = [(at, each) for at, each in enumerate(series) if not each.is_constant]
+        self._varying = [(at, each) for at, each in enumerate(series) if not each.is_constant]
         self._values = [each.values[0] for each in series]
         """At `_read_at`, in the order of `_series`."""
         self._steps = [0] * len(series)
@@ -107,7 +107,7 @@ class Schedule:
     @property
     def is_constant(self) -> bool:
         """Nothing moves, unless heat does."""
-        return not self._moving and not self._edges
+        return not self._varying and not self._edges
 
     def conditions(
         self, t: float, heat_clock_ratio: float = 1.0, celsius: float | None = None
@@ -122,14 +122,14 @@ class Schedule:
         t += ROUNDING_S
         self._read(t)
         available, clock, load, down_bps, up_bps, delay_s, jitter_s, loss_ratio = self._values
-        is_there, is_outage = available > 0.0, False
+        is_available, is_outage = available > 0.0, False
         speed = shape = None
         if self._speed is not None:
             speed = self._speed.of(clock, load) * heat_clock_ratio
         if self._has_link:
             shape = Shape(
-                down_bps=max(down_bps, LEAST_BPS),
-                up_bps=max(up_bps, LEAST_BPS),
+                down_bps=max(down_bps, MIN_BPS),
+                up_bps=max(up_bps, MIN_BPS),
                 delay_s=delay_s,
                 jitter_s=jitter_s,
                 loss_ratio=loss_ratio,
@@ -138,10 +138,10 @@ class Schedule:
         return Conditions(
             speed_ratio=speed,
             shape=shape,
-            outage=self._outage(t, is_outage, is_there),
+            outage=self._outage(t, is_outage, is_available),
             clock_ratio=clock * heat_clock_ratio,
             temperature_celsius=celsius,
-            is_willing=is_there or self._unavailable_as != "unwilling",
+            is_willing=is_available or self._unavailable_as != "unwilling",
         )
 
     def next_change(self, t: float) -> float | None:
@@ -158,19 +158,19 @@ class Schedule:
         if t == self._read_at:
             return
         change, values, steps = inf, self._values, self._steps
-        for at, series in self._moving:
+        for at, series in self._varying:
             values[at], until, steps[at] = series.followed(t, steps[at])
             if until < change:
                 change = until
         self._read_at, self._change = t, change
 
-    def _outage(self, t: float, is_outage: bool, is_there: bool) -> Outage | None:
-        if is_there and not is_outage and not self._outages:
+    def _outage(self, t: float, is_outage: bool, is_available: bool) -> Outage | None:
+        if is_available and not is_outage and not self._outages:
             return None
         found: list[Outage] = [o.kind for o in self._outages if o.start_s <= t < o.end_s]
         if is_outage:
             found.append("coverage")
-        if not is_there and self._unavailable_as == "unplugged":
+        if not is_available and self._unavailable_as == "unplugged":
             found.append("unplugged")
         return max(found, key=_SEVERITY.__getitem__, default=None)
 
@@ -257,7 +257,7 @@ class ScheduleFollower:
         self._heat = None if thermal is None else Heat(thermal, start)
         self._share = threads / cores
         self._update_at = -inf if thermal is not None else inf
-        self._used: tuple[float, float] | None = None
+        self._last_reading: tuple[float, float] | None = None
         self._speed: float | None = None
 
     @property
@@ -265,8 +265,8 @@ class ScheduleFollower:
         """Nothing ever changes."""
         return self._heat is None and self._schedule.is_constant
 
-    def needs_load(self, t: float) -> bool:
-        """Return whether `used` must be called with the processor time of the device."""
+    def needs_cpu_time(self, t: float) -> bool:
+        """Return whether `update_heat` must be called with the processor time of the device."""
         return t >= self._update_at - _ROUNDING_S
 
     def conditions(self, t: float) -> Conditions:
@@ -279,7 +279,7 @@ class ScheduleFollower:
         self._speed = now.speed_ratio
         return now
 
-    def used(self, t: float, cpu_s: float | None) -> None:
+    def update_heat(self, t: float, cpu_s: float | None) -> None:
         """Update the heat by the processor time that the device used.
 
             load = computed / (elapsed * speed) * threads / cores
@@ -294,7 +294,7 @@ class ScheduleFollower:
         """
         if self._heat is None:
             return
-        before, self._used = self._used, None if cpu_s is None else (t, cpu_s)
+        before, self._last_reading = self._last_reading, None if cpu_s is None else (t, cpu_s)
         self._update_at = LOAD_INTERVAL_S * (floor(t / LOAD_INTERVAL_S + _ROUNDING_S) + 1)
         load = 0.0
         if before is not None and cpu_s is not None and self._speed and t > before[0]:

@@ -23,7 +23,7 @@ from fairbed.testbed.emulation.capacity import (
     Demand,
     fits,
     fitting_dilation,
-    has_room,
+    has_enough_cores,
 )
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.experiment.fleet import PlannedDevice
@@ -134,14 +134,16 @@ def choose_dilation(
 
 
 def _why(demand: Demand, cores: float, dilation: float, settings: RoundConfig) -> str:
-    if has_room(demand, cores, dilation):
-        return f"one thread of a device is as fast as {demand.one_thread:.2f} cores of this machine"
+    if has_enough_cores(demand, cores, dilation):
+        return (
+            f"one thread of a device is as fast as {demand.thread_cores:.2f} cores of this machine"
+        )
     which, fewer = "of one round", "select fewer devices per round"
     if settings.late_limit_s is not None:
         which += f" and of {settings.max_staleness} rounds before it, whose late devices continue,"
         fewer += ", or a smaller round.max_staleness"
     return (
-        f"the fastest devices {which} need {demand.together:.2f} cores at once, and this "
+        f"the fastest devices {which} need {demand.concurrent_cores:.2f} cores at once, and this "
         f"machine has {cores:g}, {RESERVE_CORES:g} of which are for broker and coordinator: {fewer}"
     )
 

@@ -33,7 +33,7 @@ class StopControl:
 
     def on_process_end(self, ended: HelperEnded) -> None:
         """Record the end of a device; end the run if it was a proxy or the fork server."""
-        if ended.was_asked:
+        if ended.was_requested:
             return
         how = f"signal {-ended.status}" if ended.status < 0 else f"exit status {ended.status}"
         if ended.is_device:

@@ -1,7 +1,7 @@
 """Cleans up after a `fairbed shape` that was killed by `kill -9`.
 
 `python -m fairbed.testbed.shape.cleanup_watchdog PARENT [MARK]` waits for the end of its stdin. If
-the last data is not `FAREWELL`, the parent was killed, and its namespaces and groups are removed.
+the last data is not `CLEANED_UP`, the parent was killed, and its namespaces and groups are removed.
 Processes of a command without control groups are found by MARK in their environment.
 """
 
@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-FAREWELL = b"cleaned up\n"
+CLEANED_UP = b"cleaned up\n"
 
 PARENT_DEATH_S = 10.0
 """For a parent whose pipes are closed to end and release its locks; seconds."""
@@ -60,7 +60,7 @@ async def watched(*marks: str) -> AsyncIterator[int]:
     finally:
         with anyio.CancelScope(shield=True):
             with suppress(anyio.BrokenResourceError):  # it was killed
-                await process.stdin.send(FAREWELL)
+                await process.stdin.send(CLEANED_UP)
             await process.aclose()
 
 
@@ -84,8 +84,8 @@ async def _sweep() -> None:
 
 
 def main() -> int:
-    """Wait for the end of stdin; clean up unless it ended with `FAREWELL`."""
-    if sys.stdin.buffer.read() == FAREWELL:
+    """Wait for the end of stdin; clean up unless it ended with `CLEANED_UP`."""
+    if sys.stdin.buffer.read() == CLEANED_UP:
         return 0
     deadline = time.monotonic() + PARENT_DEATH_S
     while os.getppid() == int(sys.argv[1]) and time.monotonic() < deadline:

@@ -17,7 +17,7 @@ import anyio
 
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.shape.pacer import Pacer
-from fairbed.testbed.shape.signals import Sent, Signals, stop_ourselves
+from fairbed.testbed.shape.signals import ReceivedSignal, Signals, stop_this_process
 
 
 class ShapedProcess:
@@ -75,12 +75,12 @@ class ShapedProcess:
             elif self._pid is not None:
                 self._forward(sent)
             elif sent.number == signal.SIGTSTP:
-                stop_ourselves()
+                stop_this_process()
             elif sent.number != signal.SIGCONT and self._status is None:
                 self.interrupted_by = sent.number
                 cancel.cancel()
 
-    def _forward(self, sent: Sent) -> None:
+    def _forward(self, sent: ReceivedSignal) -> None:
         if self.pacer is not None and sent.number == signal.SIGTSTP:
             with suppress(BackendError):  # the pacer raises the same error
                 self.pacer.suspend()
@@ -104,4 +104,4 @@ class ShapedProcess:
                 self._pid, self._status = None, status
                 self._is_over.set()
             elif self.pacer is None:
-                stop_ourselves()
+                stop_this_process()

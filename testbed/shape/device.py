@@ -23,7 +23,7 @@ from fairbed.testbed.backends.cgroups.removal import sweep as sweep_groups
 from fairbed.testbed.backends.network.counters import LinkCounters
 from fairbed.testbed.backends.network.enter import identity
 from fairbed.testbed.backends.network.network import Network, open_network
-from fairbed.testbed.backends.network.owner import claimed, forget, one_at_a_time
+from fairbed.testbed.backends.network.owner import claimed, machine_lock, remove_claim
 from fairbed.testbed.backends.network.plan.names import TAG_BYTES, NetworkNames, make_names
 from fairbed.testbed.backends.network.sweep import sweep_alone
 from fairbed.testbed.backends.sandbox import Sandbox
@@ -32,7 +32,7 @@ from fairbed.testbed.emulation.conditions import Conditions
 from fairbed.testbed.host.contention import WaitCounter
 from fairbed.testbed.shape.pacer import Pacer
 from fairbed.testbed.shape.plan import ShapePlan
-from fairbed.testbed.shape.process_tree import Tree
+from fairbed.testbed.shape.process_tree import ProcessTree
 
 RUN, NAME = "shape", "device"
 """In the names of namespaces and groups: `fairbed.shape.TAG.device`."""
@@ -126,7 +126,7 @@ class ShapedDevice:
             await self.network.apply({NAME: wanted})
         self.present = wanted
         if self._log is not None:
-            self._log.note(time.monotonic(), wanted)
+            self._log.record(time.monotonic(), wanted)
 
     def cpu_s(self, name: str) -> float | None:
         """Return the processor time of the command; None is unknown."""
@@ -198,7 +198,7 @@ async def open_paced(plan: ShapePlan, helpers: Sequence[int]) -> AsyncIterator[S
         BackendError: This kernel lacks a feature.
     """
     device = ShapedDevice(None, None, None, plan.follower.conditions(0.0))
-    device.pacer = Pacer(Tree(helpers), lambda: device.present.speed_ratio)
+    device.pacer = Pacer(ProcessTree(helpers), lambda: device.present.speed_ratio)
     try:
         yield device
     finally:
@@ -207,10 +207,10 @@ async def open_paced(plan: ShapePlan, helpers: Sequence[int]) -> AsyncIterator[S
 
 async def _claim(stack: AsyncExitStack) -> NetworkNames:
     """Reserve a name for a device without a network, after removing leftovers of killed runs."""
-    async with one_at_a_time():
+    async with machine_lock():
         await sweep_alone()
         names = make_names(RUN, secrets.token_bytes(TAG_BYTES))
-        stack.callback(forget, names)
+        stack.callback(remove_claim, names)
         stack.enter_context(claimed(names))
     return names
 

@@ -2,19 +2,53 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import anyio
 
 from fairbed.testbed.backends.cgroups.group import GroupUsage
-from fairbed.testbed.emulation.stopgo import TURN_S, StopAndGo
 from fairbed.testbed.errors import BackendError
-from fairbed.testbed.shape.process_tree import Tree
-from fairbed.testbed.shape.signals import stop_ourselves
+from fairbed.testbed.shape.process_tree import ProcessTree
+from fairbed.testbed.shape.signals import stop_this_process
+
+TURN_S = 0.02
+"""Between two readings, seconds: shorter turns cost more than 1.2 % of a core."""
+
+MAX_CREDIT_S = 0.1
+"""Limit of the credit of waiting: a device does not become faster by idling."""
 
 DEATH_S = 2.0
 """For killed processes to end, seconds."""
 
 POLL_S = 5e-3
+
+
+@dataclass(slots=True)
+class StopAndGo:
+    """The account of one program. Readings of both clocks count from any origin, in seconds."""
+
+    now: float
+    cpu_s: float
+    """Processor time of all its processes."""
+    credit_s: float = 0.0
+    unused_s: float = 0.0
+    """Time in which it could have computed and did not: it was idle, or this machine was busy."""
+
+    def advance(self, now: float, cpu_s: float, speed: float) -> float:
+        """Account for the time since the last reading; return how long to stop now, seconds.
+
+        Args:
+            now: Seconds.
+            cpu_s: Processor time of all its processes.
+            speed: That it had since the last reading, in cores.
+        """
+        self.credit_s += speed * (now - self.now) - (cpu_s - self.cpu_s)
+        self.now, self.cpu_s = now, cpu_s
+        highest_s = MAX_CREDIT_S * speed
+        if self.credit_s > highest_s:
+            self.unused_s += (self.credit_s - highest_s) / speed
+            self.credit_s = highest_s
+        return max(0.0, -self.credit_s / speed)
 
 
 class Pacer:
@@ -25,7 +59,7 @@ class Pacer:
         speed: Returns the configured speed, in cores; None is not slowed.
     """
 
-    def __init__(self, tree: Tree, speed: Callable[[], float | None]) -> None:
+    def __init__(self, tree: ProcessTree, speed: Callable[[], float | None]) -> None:
         self._tree, self._speed = tree, speed
         self._account = StopAndGo(time.monotonic(), tree.cpu_s())
         self._stopped_s = 0.0
@@ -58,7 +92,7 @@ class Pacer:
             self._tree.stop()
             await anyio.sleep(still_s)
         finally:
-            self._tree.go()
+            self._tree.resume()
             self._stopped_s += time.monotonic() - begun
 
     def suspend(self) -> None:
@@ -67,8 +101,8 @@ class Pacer:
         The kernel drops a Ctrl-Z of a command that is stopped already.
         """
         self._tree.stop()
-        stop_ourselves()
-        self._tree.go()
+        stop_this_process()
+        self._tree.resume()
 
     def usage(self) -> GroupUsage:
         """Return the usage of the command."""

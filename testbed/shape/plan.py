@@ -24,7 +24,7 @@ from fairbed.testbed.shape.request import HOST_LINK, NONE, DeviceRequest, Reques
 
 ROUNDING = 1e-9
 
-NOTHING = (
+NOTHING_TO_EMULATE = (
     "there is nothing to emulate; name a profile (fairbed profiles list), or give "
     "--cpu, --memory, --link, --down, --up, --delay or --trace"
 )
@@ -112,7 +112,7 @@ def _check_backend(plan: ShapePlan) -> None:
         RequestError: It is.
     """
     if not plan.is_limited and not plan.has_link:
-        raise RequestError(NOTHING)
+        raise RequestError(NOTHING_TO_EMULATE)
     if not plan.is_paced:
         return
     too_much = []

@@ -24,11 +24,11 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _CUTIME = 13
 """Of /proc/PID/stat behind the name: time of children that have ended, user; then system."""
 
-ROUNDS = 100
+MAX_SEARCHES = 100
 """Of searches for new processes; each round stops all that it finds."""
 
 
-class Tree:
+class ProcessTree:
     """All descendants of this process, except helpers.
 
     Args:
@@ -63,7 +63,7 @@ class Tree:
     def cpu_s(self) -> float:
         """Return the processor time of all, those that have ended included."""
         members = self.members()
-        alive_s = sum((cpu_s(pid) or 0.0) + _waited_for_s(pid) for pid in members)
+        alive_s = sum((cpu_s(pid) or 0.0) + _ended_children_s(pid) for pid in members)
         return alive_s + _ended_s() - self._ended_before_s
 
     def waited_s(self) -> float:
@@ -84,7 +84,7 @@ class Tree:
             BackendError: One belongs to another user, or they fork faster than they are found.
         """
         stopped: set[int] = set()
-        for _ in range(ROUNDS):
+        for _ in range(MAX_SEARCHES):
             fresh = [pid for pid in self.members() if pid not in stopped]
             if not fresh:
                 return
@@ -94,7 +94,7 @@ class Tree:
             "--backend process: the command forks faster than its processes can be stopped"
         )
 
-    def go(self) -> None:
+    def resume(self) -> None:
         """Continue all processes, children first, before parents that wait for them."""
         self._send(reversed(self.members()), signal.SIGCONT)
 
@@ -127,7 +127,7 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _waited_for_s(pid: int) -> float:
+def _ended_children_s(pid: int) -> float:
     try:
         fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -13,7 +13,7 @@ from fairbed.testbed.shape.device import ReceivedShare
 class CpuReport(Struct, frozen=True, kw_only=True):
     """The processor."""
 
-    asked_cores: float | None
+    configured_cores: float | None
     """Mean over the time; None is not slowed."""
     used_cores: float | None
     """Mean over the time: less than was asked for if the command did not always want it."""
@@ -88,7 +88,7 @@ def make_report(
         status=status,
         wall_s=received.wall_s,
         cpu=CpuReport(
-            asked_cores=configured.speed_ratio,
+            configured_cores=configured.speed_ratio,
             used_cores=None if used is None else used.cpu_s / received.wall_s,
             used_s=None if used is None else used.cpu_s,
             throttled_s=None if used is None else used.throttled_s,
@@ -145,10 +145,10 @@ def report_lines(report: ShapeReport) -> list[str]:
     """Return the report as lines of text."""
     cpu, link = report.cpu, report.link
     used = "unknown" if cpu.used_cores is None else f"{cpu.used_cores:.3f} cores"
-    asked = "not slowed" if cpu.asked_cores is None else f"of {cpu.asked_cores:.3f}"
+    configured = "not slowed" if cpu.configured_cores is None else f"of {cpu.configured_cores:.3f}"
     lines = [
         f"{_ending(report.status)} after {report.wall_s:.2f} s",
-        f"processor: {used} used, {asked}; held back for {_s(cpu.throttled_s)}, "
+        f"processor: {used} used, {configured}; held back for {_s(cpu.throttled_s)}, "
         f"waited for this machine {_s(cpu.contended_s)}",
     ]
     if link is not None:

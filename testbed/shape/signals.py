@@ -40,7 +40,7 @@ _INFO = struct.Struct("=IiiI112x")
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class ReceivedSignal:
     """One signal."""
 
     number: int
@@ -58,7 +58,7 @@ class Signals:
         self.mask = mask
         """The signals that were blocked before; the command restores them."""
 
-    async def receive(self) -> Sent:
+    async def receive(self) -> ReceivedSignal:
         """Return the next one; SIGCHLD is among them."""
         while True:
             try:
@@ -67,7 +67,7 @@ class Signals:
                 await anyio.wait_readable(self._descriptor)
                 continue
             number, _, code, sender = _INFO.unpack(content)
-            return Sent(number, code == _FROM_KERNEL, sender)
+            return ReceivedSignal(number, code == _FROM_KERNEL, sender)
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def held() -> Iterator[Signals]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def stop_ourselves() -> None:
+def stop_this_process() -> None:
     """Stand still as Ctrl-Z would have us; return when we are let go.
 
     A Ctrl-Z that is still to be received is the same one: sent while it is blocked, it is one.
@@ -106,7 +106,7 @@ def stop_ourselves() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
 
 
-def die_of(number: int) -> None:
+def end_by_signal(number: int) -> None:
     """End by the signal that ended the command, without a core file of ours."""
     import resource
 

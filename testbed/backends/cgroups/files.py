@@ -33,7 +33,7 @@ def write(path: Path, text: str) -> None:
         raise _refused(path, text, exc) from exc
 
 
-class KeptFile:
+class OpenFile:
     """A file that is written often: opened at its first use, and kept open until `close`."""
 
     def __init__(self, path: Path) -> None:

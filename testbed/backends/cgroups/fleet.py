@@ -23,7 +23,7 @@ from fairbed.testbed.errors import BackendError
 AGENT_MEMORY_BYTES = 96 << 20
 """A device has at least this: an agent takes 76 MiB at its peak (`fairbed bench agent-memory`)."""
 
-_PASSING = re.compile(r"fairbed-(\d+)-[0-9a-f]+")
+_TEMPORARY = re.compile(r"fairbed-(\d+)-[0-9a-f]+")
 
 
 @asynccontextmanager
@@ -52,14 +52,14 @@ async def open_groups(
             await anyio.to_thread.run_sync(_remove, groups)
 
 
-def passing_name() -> str:
+def temporary_name() -> str:
     """Return a new name for a group that this process makes and removes again by itself."""
     return f"fairbed-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def is_leftover(name: str) -> bool:
     """Return whether a group is of a run, or of a process, of ours that is dead."""
-    owner, maker = owner_of(name), _PASSING.fullmatch(name)
+    owner, maker = owner_of(name), _TEMPORARY.fullmatch(name)
     if owner is not None:
         return not is_alive(owner)
     return maker is not None and not Path("/proc", maker[1]).exists()
@@ -104,7 +104,7 @@ def try_groups() -> None:
     Raises:
         CgroupError: That is impossible here.
     """
-    group = Group(find_places(), passing_name())
+    group = Group(find_places(), temporary_name())
     group.make()
     try:
         group.limit_cpu(0.5)

@@ -7,7 +7,7 @@ from pathlib import Path
 from fairbed.testbed.backends.cgroups.files import CgroupError, read, read_fields, write_checked
 from fairbed.testbed.backends.cgroups.places import WHAT_TO_DO, CgroupPlaces
 from fairbed.testbed.backends.cgroups.quota import Quota
-from fairbed.testbed.backends.cgroups.removal import hold, remove_folders
+from fairbed.testbed.backends.cgroups.removal import lock_group, remove_folders
 from fairbed.testbed.backends.sandbox import Sandbox
 
 
@@ -48,7 +48,7 @@ class Group:
         self._accounting = places.accounting / name
         self._unified = None if places.unified is None else places.unified / name
         self._quota = Quota(self._cpu, self._cpu_version)
-        self._held: int | None = None
+        self._lock: int | None = None
         """Descriptor that keeps others from sweeping the group."""
 
     def sandbox(self) -> Sandbox:
@@ -75,8 +75,8 @@ class Group:
                     f"{folder}: must be possible to make, got: {exc.strerror}; {WHAT_TO_DO}"
                 ) from exc
             made.append(folder)
-            if self._held is None:  # one holds all that have its name
-                self._held = hold(folder)
+            if self._lock is None:  # one holds all that have its name
+                self._lock = lock_group(folder)
 
     def limit_cpu(self, share: float | None) -> None:
         """Give the group so many cores from now on; None is all there are.
@@ -136,9 +136,9 @@ class Group:
         try:
             remove_folders(folders)
         finally:
-            if self._held is not None:
-                os.close(self._held)
-                self._held = None
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
 
     def _pressure_s(self) -> float | None:
         if self._unified is None:

@@ -68,7 +68,7 @@ def find_places(root: Path = Path("/")) -> CgroupPlaces:
     old = {name: _ancestry(root, name, 1) for name in ("cpu", "cpuacct", "memory")}
     new = _ancestry(root, "cpu", 2)
     missing = [name for name in LIMITED if not old[name]]
-    unified = _handing_on(new, missing)
+    unified = _nearest_delegating(new, missing)
     if missing and unified is None:
         raise CgroupError(
             f"control groups: must hand {' and '.join(missing)} on to us, but "
@@ -100,7 +100,7 @@ def _place(old: list[Path], unified: Path | None) -> Place:
     return Place(2, unified)
 
 
-def _handing_on(ancestry: list[Path], controllers: Sequence[Controller]) -> Path | None:
+def _nearest_delegating(ancestry: list[Path], controllers: Sequence[Controller]) -> Path | None:
     """Return the nearest group, from our own up, whose children have the controllers."""
     needed = set(controllers)
     if ancestry and needed - _enabled(ancestry[-1]):

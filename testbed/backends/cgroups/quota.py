@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fairbed.testbed.backends.cgroups.files import KeptFile, read, write, write_checked
+from fairbed.testbed.backends.cgroups.files import OpenFile, read, write, write_checked
 from fairbed.testbed.emulation.quota import HEADROOM, CfsQuota, cfs_period_us, cfs_quota
 
 NO_LIMIT = -1
@@ -39,7 +39,7 @@ class Quota:
         self._max = folder / "cpu.max"
         self._period_file = folder / "cpu.cfs_period_us"
         self._amount_file = folder / "cpu.cfs_quota_us"
-        self._kept = KeptFile(self._max if version == 2 else self._amount_file)
+        self._quota_file = OpenFile(self._max if version == 2 else self._amount_file)
 
     def set(self, share: float | None) -> CfsQuota:
         """Give the group so many cores from now on; None is all there are.
@@ -58,7 +58,7 @@ class Quota:
 
     def close(self) -> None:
         """Give back what was opened."""
-        self._kept.close()
+        self._quota_file.close()
 
     def _found_period_us(self) -> int:
         return int(read(self._max if self._version == 2 else self._period_file).split()[-1])
@@ -66,12 +66,12 @@ class Quota:
     def _write(self, quota: CfsQuota, *, is_new_period: bool) -> None:
         if self._version == 2:
             text = "max" if quota.quota_us is None else str(quota.quota_us)
-            self._kept.write(f"{text} {quota.period_us}")
+            self._quota_file.write(f"{text} {quota.period_us}")
             return
         if is_new_period:  # both must be legal together at every moment
             write(self._amount_file, str(NO_LIMIT))
             write_checked(self._period_file, str(quota.period_us))
-        self._kept.write(str(NO_LIMIT if quota.quota_us is None else quota.quota_us))
+        self._quota_file.write(str(NO_LIMIT if quota.quota_us is None else quota.quota_us))
 
 
 class Headroom:

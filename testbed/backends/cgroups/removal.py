@@ -54,7 +54,7 @@ def _kill(folder: Path) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def hold(folder: Path) -> int:
+def lock_group(folder: Path) -> int:
     """Keep others from sweeping a group; return the descriptor that does, until it is closed.
 
     Who sweeps may have another /run than we, and see no owner of ours there. The tree of groups is
@@ -71,7 +71,7 @@ def hold(folder: Path) -> int:
     return descriptor
 
 
-def is_held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Return whether the process that made a group lives."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -104,7 +104,7 @@ def sweep(places: CgroupPlaces, is_leftover: Callable[[str], bool]) -> list[str]
                     found.setdefault(name, []).append(Path(parent, name))
     removed = []
     for name, folders in sorted(found.items()):
-        if any(map(is_held, folders)):
+        if any(map(is_locked, folders)):
             continue
         with suppress(CgroupError):
             remove_folders(folders)

@@ -26,7 +26,9 @@ _REMOVE = ("rm", "--force", "--ignore", "--time=0")
 
 
 @asynccontextmanager
-async def kept(engine: ContainerEngine, names: Sequence[str], log: Path) -> AsyncIterator[None]:
+async def removed_at_end(
+    engine: ContainerEngine, names: Sequence[str], log: Path
+) -> AsyncIterator[None]:
     """Have containers of these names removed at the end.
 
     Args:

@@ -17,7 +17,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from fairbed.testbed.backends.agents import STOP_TIMEOUT_S
-from fairbed.testbed.backends.containers.cleanup import kept, remove, sweep
+from fairbed.testbed.backends.containers.cleanup import remove, removed_at_end, sweep
 from fairbed.testbed.backends.containers.engine import LIMITS, ContainerEngine
 from fairbed.testbed.backends.helper import ANSWER_TIMEOUT_S, HelperEnded, OnEnd
 from fairbed.testbed.backends.launcher import Launch
@@ -35,7 +35,7 @@ POLL_S = 0.01
 
 
 @dataclass(slots=True)
-class _Inmate:
+class _RunningContainer:
     pid: int
     """Of the container's first process, as this machine counts."""
     gone: anyio.Event
@@ -64,15 +64,15 @@ class Containers:
     ) -> None:
         self._engine, self._names, self._folder = engine, names, folder
         self._tasks, self._on_end = tasks, on_end
-        self._inmates: dict[str, _Inmate] = {}
-        self._lived: set[str] = set()
+        self._running: dict[str, _RunningContainer] = {}
+        self._started_before: set[str] = set()
         """Devices that have had a container before."""
         self._limiter = anyio.CapacityLimiter(AT_ONCE)
 
     @property
     def pids(self) -> dict[str, int]:
         """Process ids of the agents that are alive."""
-        return {name: inmate.pid for name, inmate in self._inmates.items()}
+        return {name: container.pid for name, container in self._running.items()}
 
     async def start(self, launches: Sequence[Launch]) -> None:
         """Start agents, some at a time; return when every one is in its groups.
@@ -100,15 +100,17 @@ class Containers:
         Raises:
             BackendError: One does not go.
         """
-        asked = {name: self._inmates[name] for name in names if name in self._inmates}
-        for inmate in asked.values():
-            inmate.is_ending = True
-            _send(inmate.pid, number)
+        requested = {name: self._running[name] for name in names if name in self._running}
+        for container in requested.values():
+            container.is_ending = True
+            _send(container.pid, number)
         with anyio.move_on_after(ANSWER_TIMEOUT_S) as scope:
-            for inmate in asked.values():
-                await inmate.gone.wait()
+            for container in requested.values():
+                await container.gone.wait()
         if scope.cancelled_caught:
-            left = next(name for name, inmate in asked.items() if not inmate.gone.is_set())
+            left = next(
+                name for name, container in requested.items() if not container.gone.is_set()
+            )
             raise BackendError(
                 f"{left}: must end within {ANSWER_TIMEOUT_S:.0f} s of signal {number}; "
                 f"{self._advice}"
@@ -117,16 +119,16 @@ class Containers:
     async def signal(self, names: Iterable[str], number: int) -> None:
         """Send a signal to the agents that are alive, and wait for nothing."""
         for name in names:
-            if name in self._inmates:
-                _send(self._inmates[name].pid, number)
+            if name in self._running:
+                _send(self._running[name].pid, number)
 
     async def close(self) -> None:
         """End all agents, politely at first."""
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(STOP_TIMEOUT_S):
-                await self.end(list(self._inmates), signal.SIGTERM)
+                await self.end(list(self._running), signal.SIGTERM)
             with suppress(BackendError):  # the keeper has it removed
-                await self.end(list(self._inmates), signal.SIGKILL)
+                await self.end(list(self._running), signal.SIGKILL)
 
     async def _start(self, launch: Launch) -> None:
         name, sandbox = launch.agent.name, launch.sandbox
@@ -140,7 +142,7 @@ class Containers:
                 inside = msgspec.structs.replace(
                     sandbox, procs=(), network=None, quota_folder=QUOTA_INSIDE
                 )
-                await self._tell(name, pipe, msgspec.structs.replace(launch, sandbox=inside))
+                await self._send_launch(name, pipe, msgspec.structs.replace(launch, sandbox=inside))
             except OSError as exc:
                 raise BackendError(f"{name}: cannot send its parameters, {exc}") from exc
             finally:
@@ -149,9 +151,9 @@ class Containers:
     async def _run(self, name: str, sandbox: Sandbox, pipe: Path) -> None:
         """Start a container, and put its process into the device's groups."""
         engine, called = self._engine, self._names[name]
-        if name in self._lived:
+        if name in self._started_before:
             await remove(engine, [called])
-        self._lived.add(name)
+        self._started_before.add(name)
         found = pipe.with_suffix(".pid")
         await engine(
             "run",
@@ -180,13 +182,13 @@ class Containers:
             ) from exc
         finally:
             found.unlink(missing_ok=True)
-        self._inmates[name] = _Inmate(pid, anyio.Event())
+        self._running[name] = _RunningContainer(pid, anyio.Event())
         self._tasks.start_soon(self._watch, name, descriptor, name=f"watch[{name}]")
 
-    async def _tell(self, name: str, pipe: Path, launch: Launch) -> None:
+    async def _send_launch(self, name: str, pipe: Path, launch: Launch) -> None:
         """Send its parameters to a launcher, as soon as it listens."""
         with anyio.move_on_after(ANSWER_TIMEOUT_S):
-            while name in self._inmates:
+            while name in self._running:
                 with suppress(OSError):  # it does not listen yet
                     descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
                     try:
@@ -198,16 +200,16 @@ class Containers:
         raise BackendError(f"{name}: its container must start our launcher; {self._advice}")
 
     async def _watch(self, name: str, descriptor: int) -> None:
-        inmate = self._inmates[name]
+        container = self._running[name]
         try:
             await anyio.wait_readable(descriptor)
         finally:
             os.close(descriptor)
-        del self._inmates[name]
+        del self._running[name]
         status = await self._status(name)
-        inmate.gone.set()
+        container.gone.set()
         self._on_end(
-            HelperEnded(name=name, status=status, was_asked=inmate.is_ending, is_device=True)
+            HelperEnded(name=name, status=status, was_requested=container.is_ending, is_device=True)
         )
 
     async def _status(self, name: str) -> int:
@@ -242,7 +244,7 @@ async def open_containers(
     await sweep(engine)
     log = folder / "logs" / "podman.log"
     async with (
-        kept(engine, list(names.values()), log),
+        removed_at_end(engine, list(names.values()), log),
         anyio.create_task_group() as tasks,
     ):
         containers = Containers(engine, names, folder, tasks, on_end)

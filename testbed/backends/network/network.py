@@ -21,14 +21,14 @@ import msgspec
 
 from fairbed.testbed.backends.network.batch import BatchPipe, open_batch_pipe
 from fairbed.testbed.backends.network.counters import LinkCounters, read_counters
-from fairbed.testbed.backends.network.devices import (
+from fairbed.testbed.backends.network.enter import identity
+from fairbed.testbed.backends.network.namespace_setup import (
     DEVICE_SETTINGS,
     HUB_SETTINGS,
-    Interior,
-    Interiors,
+    NamespaceSetup,
+    NamespaceSetups,
 )
-from fairbed.testbed.backends.network.enter import identity
-from fairbed.testbed.backends.network.owner import claimed, claims, one_at_a_time
+from fairbed.testbed.backends.network.owner import claimed, claims, machine_lock
 from fairbed.testbed.backends.network.plan import htb, links
 from fairbed.testbed.backends.network.plan.change import (
     INITIAL_STATE,
@@ -120,7 +120,7 @@ async def claim(
     Raises:
         BackendError: No addresses are free, or a leftover cannot be removed.
     """
-    async with one_at_a_time():
+    async with machine_lock():
         await sweep_alone()
         tag = secrets.token_bytes(TAG_BYTES)
         taken = [*await ranges_in_use(), *claims().values()]
@@ -149,7 +149,7 @@ def relayed_links(names: NetworkNames, made: Mapping[str, NetworkLink]) -> dict[
     }
 
 
-async def furnish(
+async def set_up_namespaces(
     names: NetworkNames, addresses: Addresses, made: Mapping[str, NetworkLink], host: str
 ) -> None:
     """Set up every namespace from within; see that the hub reaches the host.
@@ -158,14 +158,14 @@ async def furnish(
         BackendError: The kernel refuses, or a firewall stands between.
     """
     with socket.create_server((str(addresses.host), 0)) as listener:
-        hub = Interior(
+        hub = NamespaceSetup(
             namespace=str(NAMESPACES / names.hub),
             settings=HUB_SETTINGS,
             lines=links.hub_up_lines(addresses),
-            reach=listener.getsockname(),
+            must_reach=listener.getsockname(),
         )
         devices = [
-            Interior(
+            NamespaceSetup(
                 namespace=str(NAMESPACES / names.device(name)),
                 settings=DEVICE_SETTINGS,
                 lines=links.device_side_lines(
@@ -174,8 +174,8 @@ async def furnish(
             )
             for name, link in made.items()
         ]
-        interiors = msgspec.json.encode(Interiors(interiors=[hub, *devices]))
-        await run_module("fairbed.testbed.backends.network.devices", host, stdin=interiors)
+        namespaces = msgspec.json.encode(NamespaceSetups(namespaces=[hub, *devices]))
+        await run_module("fairbed.testbed.backends.network.namespace_setup", host, stdin=namespaces)
 
 
 NO_LOG = Path(os.devnull)
@@ -314,7 +314,7 @@ async def open_network(
         )
         host_lines = "\n".join([*links.host_lines(names, addresses), ""])
         await run_program(["ip", "-batch", "-"], host_lines.encode())
-        await furnish(names, addresses, made, host)
+        await set_up_namespaces(names, addresses, made, host)
         shaping = [
             line
             for link in made.values()

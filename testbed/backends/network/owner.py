@@ -43,7 +43,7 @@ class NetworkOwner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def one_at_a_time() -> AsyncIterator[None]:
+async def machine_lock() -> AsyncIterator[None]:
     """Keep all others on this machine from choosing addresses, and from sweeping.
 
     Raises:
@@ -72,7 +72,7 @@ async def one_at_a_time() -> AsyncIterator[None]:
 
 @contextmanager
 def claimed(names: NetworkNames, block: IPv4Network | None = None) -> Iterator[None]:
-    """Own a run's names and addresses; enter under `one_at_a_time`.
+    """Own a run's names and addresses; enter under `machine_lock`.
 
     Leaving gives up the lock and keeps the file, for `forget` once all is gone.
 
@@ -87,7 +87,7 @@ def claimed(names: NetworkNames, block: IPv4Network | None = None) -> Iterator[N
     try:
         if not _try_lock(descriptor):
             raise OSError(f"{lock_file(names)}: must be new, got one that is held")
-        os.write(descriptor, _said(block))
+        os.write(descriptor, _encoded(block))
         yield
     finally:
         os.close(descriptor)
@@ -126,12 +126,12 @@ def is_alive(names: NetworkNames) -> bool:
         os.close(descriptor)
 
 
-def forget(names: NetworkNames) -> None:
+def remove_claim(names: NetworkNames) -> None:
     """Remove the claim of a run that has nothing left."""
     lock_file(names).unlink(missing_ok=True)
 
 
-def _said(block: IPv4Network | None) -> bytes:
+def _encoded(block: IPv4Network | None) -> bytes:
     claim = NetworkOwner(block=None if block is None else str(block), pid=os.getpid())
     return msgspec.json.encode(claim)
 

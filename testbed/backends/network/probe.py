@@ -50,10 +50,10 @@ async def probe() -> Support:
         )
     except BackendError as exc:
         return Support(f"namespaces cannot be tried, {exc}; see the message")
-    return judge(trial, _try_run_folder)
+    return support_from(trial, _try_run_folder)
 
 
-def judge(trial: TrialResult, try_run_folder: Callable[[], str]) -> Support:
+def support_from(trial: TrialResult, try_run_folder: Callable[[], str]) -> Support:
     """Say what a trial means.
 
     Args:

@@ -124,7 +124,7 @@ class Relay:
         self._next: list[tuple[float, int]] = []
         """Heap of (due, entry): the first packet of each direction that has one."""
 
-    def pass_on(self, stdin: int) -> bytes:
+    def relay_until_request(self, stdin: int) -> bytes:
         """Relay until there is something on stdin; return it, empty at its end."""
         while True:
             wait_s = max(0.0, self._next[0][0] - time.monotonic()) if self._next else None
@@ -171,11 +171,11 @@ def _open_ends(setup: RelaySetup, name: str, link: RelayedLink) -> Ends:
 
 
 def _delay_line(impairment: Impairment, seed: str) -> DelayLine:
-    dice = random.Random(seed)
-    return DelayLine(impairment, dice.random, lambda: dice.gauss(0.0, 1.0))
+    rng = random.Random(seed)
+    return DelayLine(impairment, rng.random, lambda: rng.gauss(0.0, 1.0))
 
 
-def _answer(report: RelayReply) -> None:
+def _send_reply(report: RelayReply) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
     sys.stdout.buffer.flush()
 
@@ -188,15 +188,15 @@ def main() -> int:
     try:
         relay = Relay(setup)
     except (OSError, RuntimeError) as exc:
-        _answer(RelayReply(lost={}, problem=str(exc)))
+        _send_reply(RelayReply(lost={}, problem=str(exc)))
         return 1
-    _answer(relay.handle(RelayRequest()))
+    _send_reply(relay.handle(RelayRequest()))
     stdin = sys.stdin.fileno()
     rest = b""
-    while data := relay.pass_on(stdin):
+    while data := relay.relay_until_request(stdin):
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
-            _answer(relay.handle(msgspec.json.decode(line, type=RelayRequest)))
+            _send_reply(relay.handle(msgspec.json.decode(line, type=RelayRequest)))
     return 0
 
 

@@ -26,7 +26,7 @@ LINKS_PER_RELAY = 20
 """A packet costs a relay 50 to 75 us of a core (`fairbed bench network-cost`): 20 devices that
 receive at 5 Mbit/s take half of one."""
 
-MAX_REPORT_BYTES = 1 << 16
+MAX_REPLY_BYTES = 1 << 16
 """20 names with their counts take 1 kB."""
 
 
@@ -46,7 +46,7 @@ class _RelayPipe:
             try:
                 with anyio.CancelScope(shield=True), anyio.fail_after(ANSWER_TIMEOUT_S):
                     await self._stdin.send(msgspec.json.encode(message) + b"\n")
-                    answer = await self._stdout.receive_until(b"\n", MAX_REPORT_BYTES)
+                    reply_line = await self._stdout.receive_until(b"\n", MAX_REPLY_BYTES)
             except (
                 OSError,
                 TimeoutError,
@@ -56,12 +56,12 @@ class _RelayPipe:
                 anyio.IncompleteRead,
             ) as exc:
                 raise BackendError(
-                    f"{self._name}: must stay alive and answer, got {exc!r}; see {self._log}"
+                    f"{self._name}: must stay alive and reply, got {exc!r}; see {self._log}"
                 ) from exc
-        report = msgspec.json.decode(answer, type=RelayReply)
-        if report.problem:
-            raise BackendError(f"{self._name}: {report.problem}")
-        return report
+        reply = msgspec.json.decode(reply_line, type=RelayReply)
+        if reply.problem:
+            raise BackendError(f"{self._name}: {reply.problem}")
+        return reply
 
 
 class Relays:

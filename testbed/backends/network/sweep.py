@@ -16,7 +16,7 @@ import anyio
 from anyio.to_thread import run_sync
 
 from fairbed.testbed.backends.network.enter import identity
-from fairbed.testbed.backends.network.owner import forget, is_alive, one_at_a_time, owners
+from fairbed.testbed.backends.network.owner import is_alive, machine_lock, owners, remove_claim
 from fairbed.testbed.backends.network.plan.names import NetworkNames, owner_of
 from fairbed.testbed.errors import BackendError
 
@@ -39,7 +39,7 @@ async def sweep() -> list[str]:
     Raises:
         BackendError: Something cannot be removed.
     """
-    async with one_at_a_time():
+    async with machine_lock():
         return await sweep_alone()
 
 
@@ -66,7 +66,7 @@ async def remove(names: NetworkNames) -> None:
         left = await run_sync(_run_ip, lines)
     if left:
         raise BackendError(f"{names.stem}: all of it must go, got: {'; '.join(left)}")
-    forget(names)
+    remove_claim(names)
 
 
 def processes_inside(namespaces: Iterable[Path]) -> list[int]:

@@ -48,7 +48,7 @@ class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
     """Tried only where there is no namespace without."""
 
 
-def attempt() -> TrialResult:
+def run_trial() -> TrialResult:
     """Try everything; leaves this process in another namespace."""
     before = identity()
     problem = _unshare(CLONE_NEWNET)
@@ -93,7 +93,7 @@ def _try_tun() -> str:
 def main() -> None:
     """Print the `TrialResult` as one line of JSON."""
     die_with_parent(int(sys.argv[1]))
-    sys.stdout.buffer.write(msgspec.json.encode(attempt()))
+    sys.stdout.buffer.write(msgspec.json.encode(run_trial()))
 
 
 if __name__ == "__main__":

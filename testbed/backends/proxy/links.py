@@ -19,7 +19,7 @@ from fairbed.testbed.backends.helper import (
     end_helper,
     open_helper,
 )
-from fairbed.testbed.backends.proxy.protocol import Held, LinkState, ProxySpec, Shape
+from fairbed.testbed.backends.proxy.protocol import ChangeReply, LinkState, ProxySpec, Shape
 from fairbed.testbed.errors import BackendError
 
 DEVICES_PER_PROCESS = 50
@@ -42,9 +42,9 @@ class _ProxyProcess:
     def __init__(self, name: str, spec: ProxySpec, log: Path, on_end: OnEnd) -> None:
         self._name, self._spec, self._log, self._on_end = name, spec, log, on_end
         self._process: Process | None = None
-        self._answers: BufferedByteReceiveStream | None = None
+        self._replies: BufferedByteReceiveStream | None = None
         self._is_closing = False
-        self._unheard = 0
+        self._n_unread = 0
         """Outstanding answers: the caller of a request may have been cancelled."""
         self.ports: dict[str, int] = {}
 
@@ -54,30 +54,30 @@ class _ProxyProcess:
                 "fairbed.testbed.backends.proxy.server", log=self._log
             )
             assert self._process.stdout is not None
-            self._answers = BufferedByteReceiveStream(self._process.stdout)
-            await self._tell(msgspec.json.encode(self._spec))
-            answer = await self._hear()
+            self._replies = BufferedByteReceiveStream(self._process.stdout)
+            await self._send(msgspec.json.encode(self._spec))
+            reply = await self._receive()
         except _GONE as exc:
             raise BackendError(
                 f"{self._name}: cannot be started, {exc!r}; see {self._log}"
             ) from exc
-        self.ports = msgspec.json.decode(answer, type=dict[str, int])
+        self.ports = msgspec.json.decode(reply, type=dict[str, int])
 
     @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
 
-    async def order(self, states: Mapping[str, LinkState]) -> None:
+    async def send_changes(self, states: Mapping[str, LinkState]) -> None:
         try:
-            await self._tell(msgspec.json.encode(states))
+            await self._send(msgspec.json.encode(states))
         except _GONE as exc:
             raise self._lost(exc) from exc
 
-    async def held(self) -> float:
+    async def receive_lateness_s(self) -> float:
         """Return how late the process was since it was last asked, seconds."""
         try:
-            return msgspec.json.decode(await self._hear(), type=Held).late_s
+            return msgspec.json.decode(await self._receive(), type=ChangeReply).late_s
         except _GONE as exc:
             raise self._lost(exc) from exc
 
@@ -85,7 +85,9 @@ class _ProxyProcess:
         assert self._process is not None
         status = await self._process.wait()
         self._on_end(
-            HelperEnded(name=self._name, status=status, was_asked=self._is_closing, is_device=False)
+            HelperEnded(
+                name=self._name, status=status, was_requested=self._is_closing, is_device=False
+            )
         )
 
     async def close(self) -> None:
@@ -96,22 +98,22 @@ class _ProxyProcess:
     def _lost(self, exc: BaseException) -> BackendError:
         return BackendError(f"{self._name}: takes no orders any more, {exc!r}; see {self._log}")
 
-    async def _tell(self, line: bytes) -> None:
+    async def _send(self, line: bytes) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        self._unheard += 1
+        self._n_unread += 1
         with anyio.fail_after(ANSWER_TIMEOUT_S):
             await self._process.stdin.send(line + b"\n")
 
-    async def _hear(self) -> bytes:
+    async def _receive(self) -> bytes:
         """Return the answer to the last request."""
-        assert self._answers is not None
-        answer = b""
+        assert self._replies is not None
+        reply = b""
         with anyio.fail_after(ANSWER_TIMEOUT_S):
-            while self._unheard:
-                answer = await self._answers.receive_until(b"\n", MAX_LINE_BYTES)
-                self._unheard -= 1
-        return answer
+            while self._n_unread:
+                reply = await self._replies.receive_until(b"\n", MAX_LINE_BYTES)
+                self._n_unread -= 1
+        return reply
 
 
 class ShapedLinks:
@@ -119,7 +121,7 @@ class ShapedLinks:
 
     def __init__(self, processes: list[_ProxyProcess]) -> None:
         self._processes = processes
-        self._asking = anyio.Lock()
+        self._lock = anyio.Lock()
         self.late_s = 0.0
         """How late the processes were when they last changed something: the worst of them."""
 
@@ -139,14 +141,16 @@ class ShapedLinks:
         Raises:
             BackendError: A process is gone or silent.
         """
-        async with self._asking:  # an answer belongs to its question
-            asked = []
+        async with self._lock:  # an answer belongs to its question
+            changed = []
             for process in self._processes:
                 own = {name: states[name] for name in process.ports if name in states}
                 if own:
-                    await process.order(own)
-                    asked.append(process)
-            self.late_s = max([await process.held() for process in asked], default=0.0)
+                    await process.send_changes(own)
+                    changed.append(process)
+            self.late_s = max(
+                [await process.receive_lateness_s() for process in changed], default=0.0
+            )
 
 
 @asynccontextmanager

@@ -1,14 +1,14 @@
 """What crosses between a backend and the process that shapes links: one line of JSON each.
 
 First a `ProxySpec`, answered by `{name: port}`. Then any number of changes, each `{name:
-LinkState}`, answered by one `Held` when the changes hold.
+LinkState}`, answered by one `ChangeReply` when the changes hold.
 """
 
 from msgspec import Struct
 
 from fairbed.testbed.emulation.conditions import Shape
 
-__all__ = ["Held", "LinkState", "ProxySpec", "Shape"]
+__all__ = ["ChangeReply", "LinkState", "ProxySpec", "Shape"]
 
 
 class ProxySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,7 +32,7 @@ class LinkState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """False is airplane mode: connections are cut, new ones are refused."""
 
 
-class Held(Struct, frozen=True, kw_only=True):
+class ChangeReply(Struct, frozen=True, kw_only=True):
     """The changes hold."""
 
     late_s: float

@@ -37,7 +37,7 @@ from anyio.abc import TaskGroup
 from anyio.lowlevel import checkpoint
 
 from fairbed.testbed.backends.priority import raise_priority
-from fairbed.testbed.backends.proxy.protocol import Held, LinkState, ProxySpec, Shape
+from fairbed.testbed.backends.proxy.protocol import ChangeReply, LinkState, ProxySpec, Shape
 from fairbed.testbed.emulation.link import QUEUE_S, LinkDirection, Piece, set_up_s
 from fairbed.testbed.host.guard import die_with_parent
 
@@ -48,7 +48,7 @@ MIN_BUFFER_BYTES = 1 << 16
 """Kernel receive buffer in front of a slow line; a faster one gets what it sends in `QUEUE_S`."""
 
 
-class Delays:
+class WorstLateness:
     """How far a process was behind its links: the worst since it was last asked."""
 
     def __init__(self) -> None:
@@ -65,13 +65,13 @@ class Delays:
         return worst_s
 
 
-class RelayEnd(asyncio.BufferedProtocol):
+class ConnectionEnd(asyncio.BufferedProtocol):
     """One end of a connection.
 
     Args:
         line: Leads to the other end.
         alive: Holds this end until its socket is closed and all that it read has arrived.
-        delays: Told how late this end was.
+        lateness: Records how late this end was.
         on_made: Called with this end when its socket is connected; reading waits for
             `start_reading`.
     """
@@ -79,9 +79,9 @@ class RelayEnd(asyncio.BufferedProtocol):
     def __init__(
         self,
         line: LinkDirection,
-        alive: "set[RelayEnd]",
-        delays: Delays,
-        on_made: Callable[["RelayEnd"], None] | None = None,
+        alive: "set[ConnectionEnd]",
+        lateness: WorstLateness,
+        on_made: Callable[["ConnectionEnd"], None] | None = None,
     ) -> None:
         self.peer = self
         """The other end; see `connect_ends`."""
@@ -91,7 +91,7 @@ class RelayEnd(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._line = line
         self._alive = alive
-        self._delays = delays
+        self._lateness = lateness
         self._on_made = on_made
         self._transport: asyncio.Transport | None = None
         self._buffer = memoryview(bytearray(0))
@@ -110,7 +110,7 @@ class RelayEnd(asyncio.BufferedProtocol):
     def start_reading(self, not_before: float = 0.0) -> None:
         """Begin; nothing that is read leaves earlier than `not_before`."""
         self._not_before = not_before
-        self._go_on()
+        self._resume_reading()
 
     def on_change(self) -> None:
         """The line has changed: what is under way has other times."""
@@ -118,11 +118,11 @@ class RelayEnd(asyncio.BufferedProtocol):
             self._delivery.cancel()
             self._delivery = None
         self._schedule()
-        self._widen()
+        self._grow_kernel_buffer()
         if self._is_waiting:
-            self._go_on()
+            self._resume_reading()
 
-    def has_hung_up(self) -> bool:
+    def is_closed_by_peer(self) -> bool:
         """Return whether the other side has closed, where the system tells it before we read."""
         if self._transport is None or not hasattr(select, "POLLRDHUP"):
             return not self.is_open
@@ -137,8 +137,8 @@ class RelayEnd(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Close this end at once; what it has read and what is for it is lost."""
-        self._leave()
-        self.peer._leave()
+        self._discard()
+        self.peer._discard()
         if self._transport is not None:
             self._transport.abort()
 
@@ -150,7 +150,7 @@ class RelayEnd(asyncio.BufferedProtocol):
         self._transport, self.is_open = transport, True
         self._alive.add(self)
         transport.pause_reading()
-        self._widen()
+        self._grow_kernel_buffer()
         if self._on_made is not None:
             self._on_made(self)
 
@@ -179,8 +179,8 @@ class RelayEnd(asyncio.BufferedProtocol):
         if self._wake_up is not None:
             self._wake_up.cancel()
         if self.peer._is_lost:
-            self._leave()
-            self.peer._leave()
+            self._discard()
+            self.peer._discard()
             return
         self._in_flight.append((self._line.send(self._loop.time(), 0), None))
         self._schedule()
@@ -207,7 +207,7 @@ class RelayEnd(asyncio.BufferedProtocol):
         self._delivery = None
         now = self._loop.time()
         if self._in_flight:
-            self._delays.note(now - self._in_flight[0][0].due)
+            self._lateness.note(now - self._in_flight[0][0].due)
         self._deliver(now)
 
     def _deliver(self, now: float) -> None:
@@ -216,7 +216,7 @@ class RelayEnd(asyncio.BufferedProtocol):
         while self._in_flight and self._in_flight[0][0].due <= now and not self._is_peer_slow:
             _, data = self._in_flight.popleft()
             if data is None:
-                self._leave()
+                self._discard()
                 self.peer.close()
                 return
             self._in_flight_bytes -= len(data)
@@ -224,9 +224,9 @@ class RelayEnd(asyncio.BufferedProtocol):
                 self.peer._transport.write(data)
         self._schedule()
         if was_full:
-            self._go_on()
+            self._resume_reading()
 
-    def _leave(self) -> None:
+    def _discard(self) -> None:
         """Nothing is delivered any more."""
         self._in_flight.clear()
         self._alive.discard(self)
@@ -248,10 +248,10 @@ class RelayEnd(asyncio.BufferedProtocol):
             self._wake_up = self._loop.call_at(ready_at, self._wake) if ready_at < inf else None
 
     def _wake(self) -> None:
-        self._delays.note(self._loop.time() - self._line.free_at)  # the line has run dry
-        self._go_on()
+        self._lateness.note(self._loop.time() - self._line.free_at)  # the line has run dry
+        self._resume_reading()
 
-    def _widen(self) -> None:
+    def _grow_kernel_buffer(self) -> None:
         """Let the kernel hold what the line sends in `QUEUE_S`; that never shrinks again."""
         if self._transport is None or not self.is_open or self._line.rate_bps is None:
             return
@@ -263,7 +263,7 @@ class RelayEnd(asyncio.BufferedProtocol):
                 socket.SOL_SOCKET, socket.SO_RCVBUF, size
             )
 
-    def _go_on(self) -> None:
+    def _resume_reading(self) -> None:
         """Read on, unless there is still a reason to wait."""
         self._is_waiting = False
         if self.is_open and self._transport is not None:
@@ -271,7 +271,7 @@ class RelayEnd(asyncio.BufferedProtocol):
             self._wait_if_full(self._loop.time())
 
 
-def connect_ends(one: RelayEnd, other: RelayEnd) -> None:
+def connect_ends(one: ConnectionEnd, other: ConnectionEnd) -> None:
     """Make each end the other's peer."""
     one.peer, other.peer = other, one
 
@@ -282,7 +282,7 @@ CONNECT_TIMEOUT_S = 10.0
 _READ_BYTES = 1 << 16
 
 
-class _Device:
+class _DeviceLink:
     """The access link of one device: two lines, shared by all its connections."""
 
     def __init__(
@@ -290,23 +290,23 @@ class _Device:
         shape: Shape,
         address: tuple[str, int],
         tasks: TaskGroup,
-        delays: Delays,
+        lateness: WorstLateness,
         random: Random,
     ) -> None:
         self._state = LinkState(shape=shape)
-        self._address, self._tasks, self._delays = address, tasks, delays
+        self._address, self._tasks, self._lateness = address, tasks, lateness
         self._gauss = random.gauss
-        self._ends: set[RelayEnd] = set()
+        self._ends: set[ConnectionEnd] = set()
         self._covered = asyncio.Event()
         self._covered.set()
-        self._lay_lines()
+        self._make_links()
 
-    def accept(self) -> RelayEnd:
+    def accept(self) -> ConnectionEnd:
         """Return the protocol of a new connection of the device."""
         if not self._state.is_plugged:
-            return RelayEnd(self._up, self._ends, self._delays, on_made=RelayEnd.abort)
-        device = RelayEnd(self._up, self._ends, self._delays, on_made=self._reach_broker)
-        connect_ends(device, RelayEnd(self._down, self._ends, self._delays))
+            return ConnectionEnd(self._up, self._ends, self._lateness, on_made=ConnectionEnd.abort)
+        device = ConnectionEnd(self._up, self._ends, self._lateness, on_made=self._start_connecting)
+        connect_ends(device, ConnectionEnd(self._down, self._ends, self._lateness))
         return device
 
     def change(self, state: LinkState) -> None:
@@ -314,8 +314,8 @@ class _Device:
         now, shape = asyncio.get_running_loop().time(), state.shape
         self._state = state
         if not state.is_plugged:
-            self.cut()
-            self._lay_lines()
+            self.disconnect()
+            self._make_links()
         down_bps, up_bps = (shape.down_bps, shape.up_bps) if state.is_covered else (0.0, 0.0)
         self._up.change(now, up_bps, shape.delay_s, shape.jitter_s)
         self._down.change(now, down_bps, shape.delay_s, shape.jitter_s)
@@ -326,12 +326,12 @@ class _Device:
         else:
             self._covered.clear()
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         """Break all connections."""
         for end in list(self._ends):
             end.abort()
 
-    def _lay_lines(self) -> None:
+    def _make_links(self) -> None:
         shape = self._state.shape
         self._up = LinkDirection(shape.up_bps, shape.delay_s, shape.jitter_s, self._standard_normal)
         self._down = LinkDirection(
@@ -341,12 +341,12 @@ class _Device:
     def _standard_normal(self) -> float:
         return self._gauss(0.0, 1.0)
 
-    def _reach_broker(self, device: RelayEnd) -> None:
-        self._tasks.start_soon(self._join, device, name="proxy.connect")
+    def _start_connecting(self, device: ConnectionEnd) -> None:
+        self._tasks.start_soon(self._connect, device, name="proxy.connect")
 
-    async def _join(self, device: RelayEnd) -> None:
+    async def _connect(self, device: ConnectionEnd) -> None:
         await self._covered.wait()
-        if device.has_hung_up():  # it gave up in the hole: the broker never hears of it
+        if device.is_closed_by_peer():  # it gave up in the hole: the broker never hears of it
             device.abort()
             return
         loop = asyncio.get_running_loop()
@@ -370,8 +370,8 @@ class Proxies:
     def __init__(self) -> None:
         self.ports: dict[str, int] = {}
         """Of each device, on loopback."""
-        self._devices: dict[str, _Device] = {}
-        self._delays = Delays()
+        self._devices: dict[str, _DeviceLink] = {}
+        self._lateness = WorstLateness()
 
     async def open(self, spec: ProxySpec, tasks: TaskGroup, servers: AsyncExitStack) -> None:
         """Listen for each device.
@@ -383,22 +383,22 @@ class Proxies:
         address = (spec.host, spec.port)
         for name, shape in spec.devices.items():
             random = Random(f"{spec.seed} {name}")
-            device = _Device(shape, address, tasks, self._delays, random)
+            device = _DeviceLink(shape, address, tasks, self._lateness, random)
             server = await loop.create_server(device.accept, "127.0.0.1", 0)
             servers.callback(server.close)
             self._devices[name] = device
             self.ports[name] = server.sockets[0].getsockname()[1]
 
-    def change(self, changes: dict[str, LinkState]) -> Held:
+    def change(self, changes: dict[str, LinkState]) -> ChangeReply:
         """Change links, all of them at once."""
         for name, state in changes.items():
             self._devices[name].change(state)
-        return Held(late_s=self._delays.take())
+        return ChangeReply(late_s=self._lateness.take())
 
-    def cut_all(self) -> None:
+    def disconnect_all(self) -> None:
         """Break all connections of all devices."""
         for device in self._devices.values():
-            device.cut()
+            device.disconnect()
 
 
 @asynccontextmanager
@@ -415,7 +415,7 @@ async def proxies(spec: ProxySpec) -> AsyncIterator[Proxies]:
             yield opened
         finally:
             tasks.cancel_scope.cancel()
-            opened.cut_all()
+            opened.disconnect_all()
             with anyio.CancelScope(shield=True):
                 await checkpoint()  # asyncio closes an aborted socket in its next turn
 
@@ -435,14 +435,14 @@ class _Requests:
         if not data:
             self.parent_left.set()
         for line in self._lines(data):
-            _say(self._opened.change(self._decoder.decode(line)))
+            _send_reply(self._opened.change(self._decoder.decode(line)))
 
     def _lines(self, data: bytes) -> Iterator[bytes]:
         *lines, self._pending = (self._pending + data).split(b"\n")
         yield from lines
 
 
-def _say(answer: object) -> None:
+def _send_reply(answer: object) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.buffer.flush()
 
@@ -450,7 +450,7 @@ def _say(answer: object) -> None:
 async def _serve(spec: ProxySpec) -> None:
     async with proxies(spec) as opened:
         orders = _Requests(opened)
-        _say(opened.ports)
+        _send_reply(opened.ports)
         await orders.parent_left.wait()
 
 

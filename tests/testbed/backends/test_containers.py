@@ -125,7 +125,7 @@ def test_every_device_is_a_container_in_its_own_network_and_groups_and_all_of_it
     run(test)
     assert what_is_left(run_id) == []
     assert containers(run_id) == []
-    assert {(end.name, end.was_asked) for end in ended} == {("pi-1", True), ("pi-2", True)}
+    assert {(end.name, end.was_requested) for end in ended} == {("pi-1", True), ("pi-2", True)}
 
 
 @pytest.mark.full
@@ -142,13 +142,13 @@ def test_a_container_can_stand_still_and_be_killed_and_come_back(
             await until(lambda: process.status() == psutil.STATUS_STOPPED)
             await backend.kill("pi-1")
             assert backend.pids == {}
-            assert [(end.status, end.was_asked) for end in ended] == [(-signal.SIGKILL, True)]
+            assert [(end.status, end.was_requested) for end in ended] == [(-signal.SIGKILL, True)]
             await backend.restart("pi-1")
             again = backend.pids["pi-1"]
             assert again != process.pid
             os.kill(again, signal.SIGKILL)
             await until(lambda: len(ended) == 2)
-            assert (ended[1].status, ended[1].was_asked) == (-signal.SIGKILL, False)
+            assert (ended[1].status, ended[1].was_requested) == (-signal.SIGKILL, False)
 
     run(test)
     assert containers(run_id) == []

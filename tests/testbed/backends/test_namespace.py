@@ -167,7 +167,7 @@ def test_every_device_has_a_network_and_groups_of_its_own_and_all_of_it_goes(
 
     run(test)
     assert what_is_left(run_id) == []
-    assert all(end.was_asked for end in ended)
+    assert all(end.was_requested for end in ended)
     assert {end.name for end in ended} == {"pi-1", "pi-2", "pi-3", "fork server"}
 
 
@@ -292,7 +292,7 @@ def test_a_device_whose_memory_is_full_dies_and_the_reason_is_told(
 
     run(test)
     death = ended[0]
-    assert (death.name, death.status, death.was_asked) == ("pi-1", -signal.SIGKILL, False)
+    assert (death.name, death.status, death.was_requested) == ("pi-1", -signal.SIGKILL, False)
     assert death.reason == "its memory was full"
 
 

@@ -99,7 +99,7 @@ def test_every_device_is_a_process_with_a_log_and_all_end_together(
     run(test)
     assert {end.name for end in ended if end.is_device} == {"pi-00", "pi-01", "pi-02"}
     assert {end.name for end in ended if not end.is_device} == {"fork server", "proxy-0"}
-    assert all(end.was_asked for end in ended)
+    assert all(end.was_requested for end in ended)
     for end in ended:
         if end.is_device and end.status == 0:  # it had the time to begin
             log = (tmp_path / "logs" / f"{end.name}.log").read_text(encoding="utf-8")
@@ -164,7 +164,7 @@ def test_a_device_that_dies_by_itself_is_reported(tmp_path: Path) -> None:
             pid = backend.pids["pi-00"]
             os.kill(pid, signal.SIGKILL)
             assert await receive.receive() == HelperEnded(
-                "pi-00", -9, was_asked=False, is_device=True
+                "pi-00", -9, was_requested=False, is_device=True
             )
             assert backend.pids.keys() == {"pi-01"}
             await backend.restart("pi-00")
@@ -178,7 +178,7 @@ def test_without_its_nursery_a_fleet_is_over(tmp_path: Path) -> None:
         lost = anyio.Event()
 
         def on_end(ended: HelperEnded) -> None:
-            if ended.name == "fork server" and not ended.was_asked:
+            if ended.name == "fork server" and not ended.was_requested:
                 lost.set()
 
         async with ProcessBackend(NOWHERE, fleet_of(2), tmp_path, on_end=on_end) as backend:

@@ -9,15 +9,15 @@ from fairbed.testbed.emulation.capacity import Demand, fits, fitting_dilation, f
 Devices = st.lists(st.tuples(st.floats(0.01, 8.0), st.integers(1, 4)), min_size=1, max_size=30)
 
 
-def crowd(together: float) -> Demand:
-    return Demand(together=together, one_thread=0.25)
+def crowd(concurrent_cores: float) -> Demand:
+    return Demand(concurrent_cores=concurrent_cores, thread_cores=0.25)
 
 
 def test_only_the_fastest_of_those_that_work_at_the_same_time_count() -> None:
-    demand = Demand.of([(0.2, 1), (1.0, 2), (0.75, 1), (0.1, 1)], at_once=2)
-    assert demand == Demand(together=1.75, one_thread=0.75)
-    assert Demand.of([(0.25, 1)], at_once=4).together == 0.25
-    assert Demand.of([], at_once=4) == Demand(together=0.0, one_thread=0.0)
+    demand = Demand.of([(0.2, 1), (1.0, 2), (0.75, 1), (0.1, 1)], n_concurrent=2)
+    assert demand == Demand(concurrent_cores=1.75, thread_cores=0.75)
+    assert Demand.of([(0.25, 1)], n_concurrent=4).concurrent_cores == 0.25
+    assert Demand.of([], n_concurrent=4) == Demand(concurrent_cores=0.0, thread_cores=0.0)
 
 
 def test_a_hundred_quarters_of_a_core_need_a_dilation_of_eighteen_on_two_cores() -> None:
@@ -31,17 +31,17 @@ def test_half_a_core_and_a_twentieth_are_kept_free(needed: float, k: int) -> Non
 
 
 def test_a_device_that_is_faster_than_a_core_does_not_fit_however_many_cores_there_are() -> None:
-    fast = Demand.of([(1.6, 1)], at_once=1)
+    fast = Demand.of([(1.6, 1)], n_concurrent=1)
     assert not fits(fast, 64, 1.0)
     assert fitting_dilation(fast, 64) == 2
-    assert fits(Demand.of([(1.6, 2)], at_once=1), 64, 1.0)
+    assert fits(Demand.of([(1.6, 2)], n_concurrent=1), 64, 1.0)
 
 
 @given(Devices, st.integers(1, 30), st.sampled_from([0.5, 1.0, 2.0, 4.0, 64.0]))
 def test_the_dilation_that_is_named_fits_and_one_less_does_not(
-    devices: list[tuple[float, int]], at_once: int, cores: float
+    devices: list[tuple[float, int]], n_concurrent: int, cores: float
 ) -> None:
-    demand = Demand.of(devices, at_once)
+    demand = Demand.of(devices, n_concurrent)
     k = fitting_dilation(demand, cores)
     assert fits(demand, cores, k)
     assert k == 1 or not fits(demand, cores, k - 1)

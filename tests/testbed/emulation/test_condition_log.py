@@ -19,7 +19,7 @@ def test_the_volume_of_all_stretches_is_the_integral(rates: list[float], every: 
     log = ConditionLog(0.0, has(rates[0]))
     volume = 0.0
     for second, rate in enumerate(rates[1:], 1):
-        log.note(float(second), has(rate))
+        log.record(float(second), has(rate))
         if second % every == 0:
             stretch = log.take(float(second))
             assert stretch is not None
@@ -34,8 +34,8 @@ def test_the_volume_of_all_stretches_is_the_integral(rates: list[float], every: 
 
 def test_an_outage_lets_nothing_pass_and_is_counted() -> None:
     log = ConditionLog(10.0, has(1e6))
-    log.note(11.0, has(1e6, "coverage"))
-    log.note(14.0, has(1e6, is_willing=False))
+    log.record(11.0, has(1e6, "coverage"))
+    log.record(14.0, has(1e6, is_willing=False))
     stretch = log.take(15.0)
     assert stretch is not None
     assert (stretch.start_s, stretch.end_s) == (10.0, 15.0)
@@ -47,7 +47,7 @@ def test_an_outage_lets_nothing_pass_and_is_counted() -> None:
 
 def test_a_frozen_device_has_no_speed_meanwhile() -> None:
     log = ConditionLog(0.0, has(1e6))
-    log.note(1.0, has(1e6, "frozen"))
+    log.record(1.0, has(1e6, "frozen"))
     stretch = log.take(4.0)
     assert stretch is not None
     assert stretch.speed_ratio == pytest.approx(0.125)

@@ -140,7 +140,7 @@ def test_a_speed_that_changes_does_its_integral_of_work(
     section = start(1.0)
     now = cpu = worked = 0.0
     for cpu_s, q in pieces:
-        section.turn(now, q)
+        section.set_speed(now, q)
         cpu += cpu_s
         now += cpu_s
         now += section.finish(now, cpu)  # at this speed to the end
@@ -152,18 +152,18 @@ def test_a_speed_that_changes_does_its_integral_of_work(
 def test_what_is_owed_becomes_longer_on_a_slower_device() -> None:
     section = start(0.5)
     assert section.advance(1.0, 1.0) == pytest.approx(1.0)  # a second of sleep at 0.5
-    section.turn(1.5, 0.25)
+    section.set_speed(1.5, 0.25)
     assert section.finish(1.5, 1.0) == pytest.approx(1.0)  # half of it left, at half the speed
 
 
 def test_what_the_storage_is_owed_does_not_care_for_the_clock() -> None:
     section = start(0.5, rate=1e6)
     section.advance(0.0, 0.0, 1_000_000)
-    section.turn(0.25, 0.05)
+    section.set_speed(0.25, 0.05)
     assert section.finish(0.25, 0.0) == pytest.approx(0.75)
 
 
 def test_a_speed_must_stay_positive() -> None:
     section = start(0.5)
     with pytest.raises(ValueError, match=r"speed_ratio must be > 0, got 0.0"):
-        section.turn(0.0, 0.0)
+        section.set_speed(0.0, 0.0)

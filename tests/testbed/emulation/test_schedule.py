@@ -12,7 +12,7 @@ from fairbed.profiles.tracks import LinkTracks
 from fairbed.testbed.backends.base import device_spec
 from fairbed.testbed.emulation.conditions import Shape
 from fairbed.testbed.emulation.schedule import (
-    LEAST_BPS,
+    MIN_BPS,
     OutageWindow,
     Schedule,
     Speed,
@@ -60,7 +60,7 @@ def test_a_rate_of_zero_is_a_radio_hole() -> None:
     hole = timeline.conditions(2.0)
     assert hole.outage == "coverage"
     assert hole.shape is not None
-    assert hole.shape.down_bps == LEAST_BPS  # a backend may set it without harm
+    assert hole.shape.down_bps == MIN_BPS  # a backend may set it without harm
     assert timeline.next_change(0.0) == 2.0
     assert timeline.next_change(2.0) == 4.0
 

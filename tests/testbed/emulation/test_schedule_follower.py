@@ -18,7 +18,7 @@ def work(device: ScheduleFollower, seconds: int, busy: float) -> None:
     """Have a device compute a share of its time, and look at it every second."""
     cpu_s = 0.0
     for second in range(seconds + 1):
-        device.used(float(second), cpu_s)
+        device.update_heat(float(second), cpu_s)
         speed = device.conditions(float(second)).speed_ratio
         assert speed is not None
         cpu_s += busy * speed
@@ -47,26 +47,26 @@ def test_a_device_that_is_dead_cools() -> None:
     device = follower()
     work(device, 120, 1.0)
     for second in range(121, 400):
-        device.used(float(second), None)
+        device.update_heat(float(second), None)
     assert device.conditions(400.0).clock_ratio == 1.0
 
 
 def test_a_restarted_device_is_not_taken_for_one_that_computes_backwards() -> None:
     device = follower()
-    device.used(0.0, 100.0)
-    device.used(1.0, 0.1)
+    device.update_heat(0.0, 100.0)
+    device.update_heat(1.0, 0.1)
     assert device.conditions(1.0).temperature_celsius == 40.0
 
 
 def test_devices_that_heat_up_are_looked_at_at_the_same_moments() -> None:
     device = follower(clock=Series((0.0, 5.5), (1.0, 0.5), 100.0))
-    assert device.needs_load(5.0)
-    device.used(5.0, 0.0)
-    assert not device.needs_load(5.0)
+    assert device.needs_cpu_time(5.0)
+    device.update_heat(5.0, 0.0)
+    assert not device.needs_cpu_time(5.0)
     assert device.next_update(5.0) == 5.5
-    assert not device.needs_load(5.5)
+    assert not device.needs_cpu_time(5.5)
     assert device.next_update(5.5) == 6.0  # the same moment for all
-    assert device.needs_load(6.0)
+    assert device.needs_cpu_time(6.0)
     assert LOAD_INTERVAL_S == 2.0
 
 

@@ -50,7 +50,7 @@ def test_the_fastest_of_one_round_are_what_a_fleet_wants(
     per_round: int, host_core_speed: float, cores: float
 ) -> None:
     plan = experiment(per_round, host_core_speed=host_core_speed)
-    assert demand_of(plan, plan_fleet(plan, {})).together == pytest.approx(cores)
+    assert demand_of(plan, plan_fleet(plan, {})).concurrent_cores == pytest.approx(cores)
 
 
 def late(per_round: int, max_staleness: int, **emulation: object) -> Experiment:
@@ -67,7 +67,7 @@ def test_late_devices_that_go_on_are_at_work_beside_the_next_rounds(
     per_round: int, max_staleness: int, devices: int
 ) -> None:
     plan = late(per_round, max_staleness)
-    assert demand_of(plan, plan_fleet(plan, {})).together == pytest.approx(0.425 * devices)
+    assert demand_of(plan, plan_fleet(plan, {})).concurrent_cores == pytest.approx(0.425 * devices)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_candidates_that_answer_are_at_work_at_the_same_time(
         candidates=candidates,
     )
     plan = structs.replace(late(2, 1), round=RoundConfig(), selection=selection)
-    assert demand_of(plan, plan_fleet(plan, {})).together == pytest.approx(0.425 * devices)
+    assert demand_of(plan, plan_fleet(plan, {})).concurrent_cores == pytest.approx(0.425 * devices)
 
 
 def test_a_fleet_that_has_no_room_for_its_late_devices_is_refused() -> None:
@@ -100,7 +100,7 @@ def test_a_fleet_that_has_no_room_for_its_late_devices_is_refused() -> None:
 
 def test_devices_that_are_not_throttled_want_nothing() -> None:
     plan = experiment(7, (*FLEET, FleetConfig(count=5)))
-    assert demand_of(plan, plan_fleet(plan, {})).together == pytest.approx(0.853)
+    assert demand_of(plan, plan_fleet(plan, {})).concurrent_cores == pytest.approx(0.853)
     assert admitted(plan, cores=2) == 1.0
 
 
@@ -287,7 +287,7 @@ def test_a_device_that_heats_up_is_driven() -> None:
     kinds = [name for name in profiles.names() if profiles.load(name).thermal is not None]
     (device,) = planned(FleetConfig(profile=kinds[0], link="gigabit-ethernet"))
     assert device.spec.is_driven
-    assert device.course(0.0).needs_load(0.0)
+    assert device.course(0.0).needs_cpu_time(0.0)
 
 
 def test_dilation_and_a_backend_without_loss_leave_what_is_meant(tmp_path: Path) -> None:

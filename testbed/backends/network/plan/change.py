@@ -13,9 +13,9 @@ from msgspec import Struct
 from fairbed.testbed.backends.network.plan.delay import NO_IMPAIRMENT, Impairment
 from fairbed.testbed.backends.network.plan.htb import (
     FRAME_BYTES,
-    HOLE_BPS,
     IP_BYTES,
     MIN_BPS,
+    OUTAGE_BPS,
     Lane,
     down_lane,
     leaf_line,
@@ -53,7 +53,7 @@ class LaneState(Struct, frozen=True):
     """The state of one direction of a link; None is without a limit."""
 
     rate_bps: float | None = None
-    """`HOLE_BPS` in an outage."""
+    """`OUTAGE_BPS` in an outage."""
     fastest_bps: float | None = None
     """Since it last had no limit: its queue has room for that, and does not shrink."""
     leaf_bps: float | None = None
@@ -78,21 +78,21 @@ INITIAL_STATE = State()
 def follow(before: State, wanted: Conditions) -> State:
     """Return the next state of a link."""
     (down, up), shape = before.lanes, wanted.shape or UNLIMITED
-    is_hole = wanted.outage == "coverage"
+    is_outage = wanted.outage == "coverage"
     return State(
         lanes=(
-            _follow_lane(down, shape.down_bps, is_hole=is_hole),
-            _follow_lane(up, shape.up_bps, is_hole=is_hole),
+            _follow_lane(down, shape.down_bps, is_outage=is_outage),
+            _follow_lane(up, shape.up_bps, is_outage=is_outage),
         ),
         impairment=impairment_of(shape),
         is_plugged=wanted.outage != "unplugged",
     )
 
 
-def _follow_lane(before: LaneState, goodput_bps: float | None, *, is_hole: bool) -> LaneState:
+def _follow_lane(before: LaneState, goodput_bps: float | None, *, is_outage: bool) -> LaneState:
     fastest_bps = before.fastest_bps or 0.0
-    if is_hole or (goodput_bps is not None and goodput_bps < MIN_BPS):
-        return LaneState(HOLE_BPS, fastest_bps, HOLE_BPS)
+    if is_outage or (goodput_bps is not None and goodput_bps < MIN_BPS):
+        return LaneState(OUTAGE_BPS, fastest_bps, OUTAGE_BPS)
     if goodput_bps is None:
         return LaneState()
     if goodput_bps > fastest_bps:
@@ -122,7 +122,7 @@ def add_change(changes: Changes, name: str, link: NetworkLink, before: State, af
     has_netem = link.delayed_by == "netem"
     is_impairment_new = has_netem and after.impairment != before.impairment
     for lane, old, new in zip(link.lanes, before.lanes, after.lanes, strict=True):
-        if new.rate_bps != old.rate_bps and new.rate_bps != HOLE_BPS:
+        if new.rate_bps != old.rate_bps and new.rate_bps != OUTAGE_BPS:
             changes.tc.append(rate_line(lane, new.rate_bps))
         if new.leaf_bps != old.leaf_bps or is_impairment_new:
             changes.tc.append(

@@ -48,7 +48,7 @@ MIN_BPS = 8000.0
 """One full packet takes 1.5 s of it, and the class owes that time when it becomes faster. Slower
 than this nothing passes at all."""
 
-HOLE_BPS = 0.0
+OUTAGE_BPS = 0.0
 """Of a lane that swallows every packet."""
 
 _DEVICE_CLASS, _DEVICE_LEAF = 0x10, 0x10
@@ -136,12 +136,12 @@ def leaf_line(lane: Lane, goodput_bps: float | None, impairment: Impairment = NO
 
     Args:
         lane: Which one.
-        goodput_bps: The fastest that passes, bit/s; None is not limited, `HOLE_BPS` lets nothing
+        goodput_bps: The fastest that passes, bit/s; None is not limited, `OUTAGE_BPS` lets nothing
             pass.
         impairment: What netem does to packets; where it is clear, netem is not needed.
     """
     at = f"qdisc replace dev {lane.link} parent 1:{lane.class_id:x} handle"
-    if goodput_bps == HOLE_BPS:
+    if goodput_bps == OUTAGE_BPS:
         return f"{at} {lane.leaf_id + _BLACK:x}: blackhole"
     rate = wire_bps(goodput_bps, lane.packet_bytes)
     if impairment == NO_IMPAIRMENT:

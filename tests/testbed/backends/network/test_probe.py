@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fairbed.testbed.backends.network.probe import Support, judge
+from fairbed.testbed.backends.network.probe import Support, support_from
 from fairbed.testbed.backends.network.trial import TrialResult
 
 LIMIT_S = 60.0
@@ -38,7 +38,7 @@ def _read_only() -> str:
     ],
 )
 def test_what_is_missing_is_named_with_what_to_do(trial: TrialResult, problem: str) -> None:
-    found = judge(trial, _writable)
+    found = support_from(trial, _writable)
     assert found.problem is not None
     assert found.problem.startswith(problem)
     assert "; " in found.problem
@@ -47,18 +47,20 @@ def test_what_is_missing_is_named_with_what_to_do(trial: TrialResult, problem: s
 
 
 def test_a_folder_for_locks_that_cannot_be_written_is_a_problem() -> None:
-    found = judge(TrialResult(), _read_only)
+    found = support_from(TrialResult(), _read_only)
     assert found.problem is not None
     assert found.problem.startswith("/run/fairbed must be writable, got: Read-only file system;")
 
 
 def test_netem_is_preferred_and_the_relay_comes_next() -> None:
-    assert judge(TrialResult(), _writable) == Support(None, "netem")
-    assert judge(TrialResult(netem=UNKNOWN), _writable) == Support(None, "relay")
+    assert support_from(TrialResult(), _writable) == Support(None, "netem")
+    assert support_from(TrialResult(netem=UNKNOWN), _writable) == Support(None, "relay")
 
 
 def test_without_netem_and_tun_links_still_have_rates() -> None:
-    found = judge(TrialResult(netem=UNKNOWN, tun="/dev/net/tun: Permission denied"), _writable)
+    found = support_from(
+        TrialResult(netem=UNKNOWN, tun="/dev/net/tun: Permission denied"), _writable
+    )
     assert (found.problem, found.delay) == (None, None)
     assert found.delay_problem is not None
     assert "Permission denied" in found.delay_problem

@@ -143,11 +143,11 @@ def test_heat_slows_work_down_as_the_emulation_does() -> None:
     course = ScheduleFollower(timeline, THERMAL, cores=2, threads=1)
     # The course of the emulation, on which the device computes without a pause.
     t, done, speed = 0.0, 0.0, 0.5
-    course.used(0.0, 0.0)
+    course.update_heat(0.0, 0.0)
     course.conditions(0.0)
     while done < 200.0:
         t, done = t + LOAD_INTERVAL_S, done + LOAD_INTERVAL_S * speed
-        course.used(t, done)
+        course.update_heat(t, done)
         speed = course.conditions(t).speed_ratio or 0.0
     end = t - (done - 200.0) / speed
     assert pace.work(0.0, 200.0) == pytest.approx(end, abs=LOAD_INTERVAL_S)

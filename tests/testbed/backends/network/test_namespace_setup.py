@@ -8,18 +8,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fairbed.testbed.backends.network.devices import Interior, Interiors
 from fairbed.testbed.backends.network.enter import OWN, identity
+from fairbed.testbed.backends.network.namespace_setup import NamespaceSetup, NamespaceSetups
 
 pytestmark = [pytest.mark.usefixtures("untouched_host"), pytest.mark.alone]
 
 TIMEOUT_S = 30.0
 
 
-def _furnish(interior: Interior, host: str) -> "subprocess.CompletedProcess[str]":
+def _set_up(setup: NamespaceSetup, host: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "fairbed.testbed.backends.network.devices", str(os.getpid()), host],
-        input=msgspec.json.encode(Interiors(interiors=[interior])).decode(),
+        [
+            sys.executable,
+            "-m",
+            "fairbed.testbed.backends.network.namespace_setup",
+            str(os.getpid()),
+            host,
+        ],
+        input=msgspec.json.encode(NamespaceSetups(namespaces=[setup])).decode(),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -28,37 +34,40 @@ def _furnish(interior: Interior, host: str) -> "subprocess.CompletedProcess[str]
 
 
 def test_the_hosts_namespace_is_refused_before_anything_is_done() -> None:
-    wanted = Interior(namespace=str(OWN), settings={}, lines=["link add oops type dummy"])
-    done = _furnish(wanted, identity())
+    wanted = NamespaceSetup(namespace=str(OWN), settings={}, lines=["link add oops type dummy"])
+    done = _set_up(wanted, identity())
     assert done.returncode == 1
     assert "must not be the host's network namespace" in done.stderr
 
 
 def test_a_line_that_ip_refuses_is_told(scratch: Path) -> None:
-    wanted = Interior(namespace=str(scratch), settings={}, lines=["link set nowhere up"])
-    done = _furnish(wanted, identity())
+    wanted = NamespaceSetup(namespace=str(scratch), settings={}, lines=["link set nowhere up"])
+    done = _set_up(wanted, identity())
     assert done.returncode == 1
     assert 'Cannot find device "nowhere"' in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 def test_a_host_that_does_not_answer_is_told_with_what_to_do(scratch: Path) -> None:
-    wanted = Interior(
-        namespace=str(scratch), settings={}, lines=["link set lo up"], reach=("10.255.255.1", 9)
+    wanted = NamespaceSetup(
+        namespace=str(scratch),
+        settings={},
+        lines=["link set lo up"],
+        must_reach=("10.255.255.1", 9),
     )
-    done = _furnish(wanted, identity())
+    done = _set_up(wanted, identity())
     assert done.returncode == 1
     assert done.stderr.startswith("10.255.255.1: this machine must answer its devices, got OSError")
     assert "; if a firewall drops" in done.stderr
 
 
 def test_settings_and_lines_hold(scratch: Path) -> None:
-    wanted = Interior(
+    wanted = NamespaceSetup(
         namespace=str(scratch),
         settings={"net/ipv4/ip_forward": "1"},
         lines=["link set lo up", "addr add 10.255.255.1/32 dev lo"],
     )
-    assert _furnish(wanted, identity()).returncode == 0
+    assert _set_up(wanted, identity()).returncode == 0
     look = ["nsenter", f"--net={scratch}", "cat", "/proc/sys/net/ipv4/ip_forward"]
     seen = subprocess.run(look, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
     assert seen.stdout == "1\n"

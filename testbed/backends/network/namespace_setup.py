@@ -1,9 +1,8 @@
-"""Set up devices from within their namespaces: one process that goes through all of them.
+"""Sets up network namespaces from inside, in one process that enters all of them in turn.
 
-`python -m fairbed.testbed.backends.network.devices PARENT HOST` reads `Interiors` from stdin and
-ends when
-they are as wanted; what went wrong is one line on stderr. HOST is the `identity` of the host's
-namespace.
+`python -m fairbed.testbed.backends.network.namespace_setup PARENT HOST` reads `NamespaceSetups`
+from stdin and ends when they are applied; an error is one line on stderr. HOST is the `identity` of
+the host's namespace.
 """
 
 import socket
@@ -22,7 +21,7 @@ REACH_TIMEOUT_S = 5.0
 """Across two links in memory, on a busy machine; a firewall mostly drops silently."""
 
 
-class Interior(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NamespaceSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a namespace gets from within."""
 
     namespace: str
@@ -31,14 +30,14 @@ class Interior(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Files under /proc/sys, and their values."""
     lines: list[str]
     """For `ip -batch`."""
-    reach: tuple[str, int] | None = None
+    must_reach: tuple[str, int] | None = None
     """A listener that must be within reach then: address and port."""
 
 
-class Interiors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NamespaceSetups(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What all of them get."""
 
-    interiors: list[Interior]
+    namespaces: list[NamespaceSetup]
 
 
 DEVICE_SETTINGS = {
@@ -59,37 +58,37 @@ HUB_SETTINGS = {
 """A device cannot send in another one's name: its own lane would not count it."""
 
 
-def apply_interior(interior: Interior, host: str) -> None:
+def set_up_namespace(setup: NamespaceSetup, host: str) -> None:
     """Enter a namespace and change it.
 
     Raises:
         OSError: The kernel refuses.
         RuntimeError: It is the host's, `ip` complains, or the listener is out of reach.
     """
-    enter(Path(interior.namespace), host)
-    for name, value in interior.settings.items():
+    enter(Path(setup.namespace), host)
+    for name, value in setup.settings.items():
         path = Path("/proc/sys") / name
         if path.exists() or "ipv6" not in name:  # a kernel may come without IPv6
             path.write_text(value)
-    _run_ip(interior)
-    if interior.reach is not None:
-        _reach(interior.reach)
+    _run_ip(setup)
+    if setup.must_reach is not None:
+        _check_reachable(setup.must_reach)
 
 
-def _run_ip(interior: Interior) -> None:
+def _run_ip(setup: NamespaceSetup) -> None:
     done = subprocess.run(
         ["ip", "-batch", "-"],
-        input="\n".join([*interior.lines, ""]).encode(),
+        input="\n".join([*setup.lines, ""]).encode(),
         capture_output=True,
         timeout=IP_TIMEOUT_S,
         check=False,
     )
     if done.returncode:
         reason = " ".join(done.stderr.decode(errors="replace").split())
-        raise RuntimeError(f"{interior.namespace}: ip must take all lines, got: {reason}")
+        raise RuntimeError(f"{setup.namespace}: ip must take all lines, got: {reason}")
 
 
-def _reach(listener: tuple[str, int]) -> None:
+def _check_reachable(listener: tuple[str, int]) -> None:
     try:
         socket.create_connection(listener, REACH_TIMEOUT_S).close()
     except OSError as exc:
@@ -101,12 +100,12 @@ def _reach(listener: tuple[str, int]) -> None:
 
 
 def main() -> int:
-    """Set up the interiors on stdin; an error is printed on stderr."""
+    """Set up the namespaces on stdin; an error is printed on stderr."""
     die_with_parent(int(sys.argv[1]))
-    setup = msgspec.json.decode(sys.stdin.buffer.read(), type=Interiors)
+    setups = msgspec.json.decode(sys.stdin.buffer.read(), type=NamespaceSetups)
     try:
-        for interior in setup.interiors:
-            apply_interior(interior, sys.argv[2])
+        for setup in setups.namespaces:
+            set_up_namespace(setup, sys.argv[2])
     except (OSError, RuntimeError, subprocess.SubprocessError) as exc:
         sys.stderr.write(f"{exc}\n")
         return 1

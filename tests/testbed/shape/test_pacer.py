@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairbed.testbed.emulation.stopgo import MAX_CREDIT_S, TURN_S, StopAndGo
+from fairbed.testbed.shape.pacer import MAX_CREDIT_S, TURN_S, StopAndGo
 
 
 @given(
