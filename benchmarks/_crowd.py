@@ -21,7 +21,7 @@ from fairbed.coordinator.rounds.executor import RoundExecutor
 from fairbed.coordinator.rounds.merging import RoundMerge
 from fairbed.coordinator.state.registry import Registry
 from fairbed.coordinator.state.round import Round
-from fairbed.coordinator.store import Store, StoreError
+from fairbed.coordinator.store import NewRun, Store, StoreError
 from fairbed.coordinator.store.event_log import EventLog
 from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES, encode_chunk, manifest_of
 from fairbed.wire.codec import decode_to_device
@@ -141,13 +141,14 @@ async def crowd(
     registry.expect(devices)
     store = Store.create(
         folder,
-        run_id="crowd",
-        name="crowd",
-        experiment_toml="",
-        seed=0,
-        config_hash="",
-        version="0",
-        git_revision=None,
+        NewRun(
+            run_id="crowd",
+            name="crowd",
+            experiment_toml="",
+            seed=0,
+            config_hash="",
+            version="0",
+        ),
     )
     try:
         async with (

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fairbed.coordinator.store import Store
+from fairbed.coordinator.store import NewRun, Store
 from fairbed.coordinator.store.tables import (
     DeviceMetricRow,
     DeviceRow,
@@ -88,13 +88,14 @@ class Rehearsal:
         self._phase = ["idle"] * devices
         self._store = Store.create(
             folder,
-            run_id=folder.name,
-            name="rehearsal",
-            experiment_toml=EXPERIMENT.format(chosen=self.chosen, beta=BETA),
-            seed=seed,
-            config_hash="",
-            version="",
-            git_revision=None,
+            NewRun(
+                run_id=folder.name,
+                name="rehearsal",
+                experiment_toml=EXPERIMENT.format(chosen=self.chosen, beta=BETA),
+                seed=seed,
+                config_hash="",
+                version="",
+            ),
         )
         self._join()
         self._instants = merge(self._contexts(), self._rounds(), key=lambda instant: instant[0])

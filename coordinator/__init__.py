@@ -1,1 +1,1 @@
-"""The coordinator: decides who trains, merges what comes back, remembers and shows it."""
+"""The coordinator: selects devices, merges their updates, and records and shows the run."""

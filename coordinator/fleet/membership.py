@@ -190,7 +190,7 @@ class Fleet:
         return manifest, shard.n
 
     def _refuse(self, name: str, reason: str) -> None:
-        self._event_log.complaint("refused", reason, device=name)
+        self._event_log.warn("refused", reason, device=name)
         self._publisher.publish(name, Refuse(reason=reason, is_final=True))
 
     def _record(self, device: Device, was_known: bool) -> None:

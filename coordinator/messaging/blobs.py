@@ -1,8 +1,7 @@
 """Blobs that devices download: public ones as retained chunks, private ones on request.
 
 The retained `Intent` of a public blob is published before its first chunk and cleared after its
-last. So a crash between any two publishes leaves a record by which the next coordinator clears
-the rest.
+last one. So after a crash the next coordinator knows which chunks to clear.
 """
 
 import logging
@@ -18,15 +17,15 @@ from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import Packet, Transport
 
 REPEAT_S = 1.0
-"""A chunk of a public blob is published again at most this often: half the floor of a re-request
-(`wire.transfer`), so that each re-request of a well-behaved device is served."""
+"""Shortest time between two publishes of a public chunk on request: half the shortest time between
+re-requests (`wire.transfer`), so that each re-request is served."""
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class SideTraffic:
-    """Counts bytes that are no models or updates: shards down, link probes both ways."""
+    """Counts bytes other than models and updates: shards down, link probes both ways."""
 
     down_bytes: int = 0
     up_bytes: int = 0
@@ -48,7 +47,7 @@ class _Blob:
 
 
 class PublicBlobs:
-    """The chunk store in the broker: a few blobs, published again after each reconnect."""
+    """The retained chunks in the broker: a few blobs, published again after each reconnect."""
 
     def __init__(self, transport: Transport, topics: Topics, boot: int) -> None:
         self._transport = transport
@@ -56,7 +55,7 @@ class PublicBlobs:
         self._boot = boot
         self._live: dict[bytes, _Blob] = {}
         self._repeated: dict[tuple[bytes, int], float] = {}
-        """When a chunk of a live blob was last published on request."""
+        """When each chunk of a live blob was last published on request."""
         self._lock = anyio.Lock()
 
     async def publish(self, manifest: Manifest, data: bytes | memoryview) -> None:
@@ -74,14 +73,14 @@ class PublicBlobs:
                 await self._clear(blob.manifest)
 
     async def on_link_up(self) -> None:
-        """Publish all live blobs again: a restarted broker has lost them."""
+        """Publish all live blobs again, because a restarted broker has lost them."""
         await self._subscribe_to_intents()
         async with self._lock:
             for blob_id in list(self._live):
                 await self._store(blob_id)
 
     async def on_intent(self, packet: Packet) -> None:
-        """Clear a blob that is not live, for example an earlier coordinator's."""
+        """Clear a blob that is not live, for example one of an earlier coordinator."""
         if not packet.payload:
             return
         try:
@@ -96,9 +95,9 @@ class PublicBlobs:
                 await self._clear(intent.manifest)
 
     async def on_request(self, request: ChunkRequest) -> bool:
-        """Publish the chunks that a device misses again; return whether the blob is public.
+        """Publish the requested chunks again; return whether the blob is public.
 
-        Each chunk at most every `REPEAT_S`, for all devices together.
+        Each chunk is published at most every `REPEAT_S`, for all devices together.
         """
         if request.id not in self._live:
             return False
@@ -126,7 +125,9 @@ class PublicBlobs:
         try:
             await self._transport.subscribe(self._topics.intent("+"), qos=1)
         except Disconnected as exc:
-            _LOG.info("will look for blobs of earlier coordinators after the next connect: %s", exc)
+            _LOG.info(
+                "blobs of earlier coordinators will be cleared after the next connect: %s", exc
+            )
 
     async def _store(self, blob_id: bytes) -> None:
         blob = self._live[blob_id]
@@ -155,7 +156,7 @@ class PublicBlobs:
 
 
 class PrivateBlobs:
-    """Blobs for one device each, sent in chunks on request."""
+    """Blobs for one device each, whose chunks are sent on request."""
 
     def __init__(self, transport: Transport, topics: Topics, traffic: SideTraffic) -> None:
         self._transport = transport
@@ -164,7 +165,7 @@ class PrivateBlobs:
         self._blobs: dict[str, _Blob] = {}
 
     def offer(self, device: str, manifest: Manifest, data: bytes) -> None:
-        """Offer a blob to `device`; it replaces the one before."""
+        """Offer a blob to `device`; it replaces the previous one."""
         self._blobs[device] = _Blob(manifest, memoryview(data))
 
     def drop(self, device: str) -> None:

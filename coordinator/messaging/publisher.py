@@ -13,15 +13,15 @@ from fairbed.wire.transport.base import Transport
 _LOG = logging.getLogger(__name__)
 
 MAX_PENDING = 16
-"""Messages to one device that wait for the broker at a time; an exchange needs about six."""
+"""Most messages to one device that wait for the broker; an exchange needs about six."""
 
 
 class Publisher:
-    """Publishes messages; a lost one is repeated when the device sends a hello or asks again."""
+    """Publishes messages; a lost one is repeated after the device's next hello or request."""
 
     def __init__(self, transport: Transport, topics: Topics) -> None:
         self.dropped = 0
-        """Messages that were dropped because `MAX_PENDING` others to that device were waiting."""
+        """Messages dropped because `MAX_PENDING` others to that device were waiting."""
         self._transport = transport
         self._topics = topics
         self._pending: Counter[str] = Counter()
@@ -40,11 +40,11 @@ class Publisher:
             settled()
 
     async def broadcast(self, message: ToDevice) -> bool:
-        """Publish to every device; return whether the broker has it."""
+        """Publish to every device; return whether the broker has received it."""
         return await self._publish_and_wait(self._topics.control_all, encode(message), qos=1)
 
     async def publish_status(self, status: CoordinatorStatus) -> bool:
-        """Publish the coordinator's retained status; return whether the broker has it."""
+        """Publish the coordinator's retained status; return whether the broker has received it."""
         return await self._publish_and_wait(
             self._topics.coordinator, encode(status), qos=1, retain=True
         )

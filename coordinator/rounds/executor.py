@@ -322,7 +322,7 @@ class RoundExecutor:
         try:
             bitmap, complete = self._uploads.on_frame(device, frame)
         except DecodeError as exc:
-            self._event_log.complaint("bad chunk", str(exc), device=device, round_id=self._table.id)
+            self._event_log.warn("bad chunk", str(exc), device=device, round_id=self._table.id)
             return
         exchange = self._table.find(device)
         offer = None if exchange is None else exchange.offer

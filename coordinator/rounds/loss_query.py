@@ -85,11 +85,11 @@ class LossQueryExecutor:
             return
         if reply.loss > MAX_LOSS:
             text = f"reports a loss of {reply.loss:g}; it counts as {MAX_LOSS:g}"
-            self._event_log.complaint("clamped", text, device=device, round_id=query.round)
+            self._event_log.warn("clamped", text, device=device, round_id=query.round)
         fault = fault_in_reply(reply, request)
         query.on_reply(device, reply, fault, self._event_log.now())
         if fault is not None:
-            self._event_log.complaint("refused", fault, device=device, round_id=query.round)
+            self._event_log.warn("refused", fault, device=device, round_id=query.round)
         self._notify()
 
     def on_failed(self, device: str, failed: Failed) -> bool:

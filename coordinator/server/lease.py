@@ -1,8 +1,8 @@
-"""The coordinator lease: one coordinator per topic tree, and the first one keeps it.
+"""The coordinator lease: one coordinator per topic tree; the first one keeps it.
 
-A newcomer publishes `off` with its own boot, not retained; devices ignore it. A coordinator that
-holds the tree answers `on`, and the newcomer gives up. A retained `on` of a coordinator that died
-without a last will is ignored after `ANSWER_S` without an answer.
+A new coordinator publishes a challenge: `off` with its own boot, not retained; devices ignore it.
+A coordinator that holds the tree answers `on`, and the new one gives up. A retained `on` of a
+coordinator that died without a last will is ignored after `ANSWER_S` without an answer.
 """
 
 from collections.abc import Callable
@@ -17,10 +17,10 @@ from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkUp, Packet, Transport
 
 ANSWER_S = 5.0
-"""A live coordinator with a link answers within this."""
+"""Longest wait for the answer of a live, connected coordinator."""
 
 OBSERVER_BOOT = 1 << 40
-"""Boot of an observer: the largest, so that any coordinator that wants the tree goes first."""
+"""Boot of an observer: the largest, so that any coordinator takes precedence."""
 
 
 class AnotherCoordinatorError(Exception):
@@ -31,12 +31,12 @@ class CoordinatorLease:
     """One coordinator's lease of a topic tree.
 
     Two coordinators that start in the same instant may both find the tree free. Then the smaller
-    boot keeps it, as it does after the holder was without a link.
+    boot keeps it; the same rule applies after the holder was disconnected.
 
     Args:
-        transport: The link; it may come and go.
-        topics: The tree.
-        boot: Of this coordinator process.
+        transport: The link to the broker; it may be lost and restored.
+        topics: The topic tree.
+        boot: Random number of this coordinator process.
         on_lost: Called when the lease is lost to another coordinator.
     """
 
@@ -49,7 +49,7 @@ class CoordinatorLease:
         on_lost: Callable[[AnotherCoordinatorError], None] = lambda why: None,
     ) -> None:
         self.is_ours = False
-        """This coordinator holds the tree, and answers `on`."""
+        """This coordinator holds the tree and answers `on`."""
         self._transport = transport
         self._topics = topics
         self._boot = boot
@@ -62,8 +62,8 @@ class CoordinatorLease:
         self._needs_renewal = self._other_was_on = False
         self._changed = anyio.Event()
 
-    async def take(self) -> None:
-        """Wait until this coordinator holds the tree; nothing is retained in it before.
+    async def acquire(self) -> None:
+        """Wait until this coordinator holds the tree; it retains nothing in it before.
 
         Raises:
             AnotherCoordinatorError: Another coordinator holds it.
@@ -81,27 +81,27 @@ class CoordinatorLease:
         self.is_ours = True
 
     async def wait_renewal(self) -> bool:
-        """Wait until `on` has to be published again.
+        """Wait until `on` must be published again.
 
         Returns:
-            Whether another coordinator was on: it may have cleared our retained chunks.
+            Whether another coordinator was on: it may have cleared the retained chunks.
         """
         while not self._needs_renewal:
             await self._changed.wait()
         was_on, self._needs_renewal, self._other_was_on = self._other_was_on, False, False
         return was_on
 
-    def give_up(self) -> bool:
+    def release(self) -> bool:
         """Stop answering; return whether this coordinator held the tree."""
         was_ours, self.is_ours = self.is_ours, False
         return was_ours
 
     def on_link_up(self) -> None:
-        """Publish the challenge again: the last one may be lost."""
+        """Publish the challenge again, because the last one may be lost."""
         self._notify()
 
     def on_packet(self, packet: Packet) -> None:
-        """Handle a status of any coordinator; other messages are ignored."""
+        """Handle the status of any coordinator; other messages are ignored."""
         try:
             status = decode_to_device(packet.payload)
         except DecodeError:
@@ -119,7 +119,7 @@ class CoordinatorLease:
         elif status.boot == self._rival:
             self._rival = None  # its last will
         elif status.boot < self._boot and not packet.retained:
-            self._rival = status.boot  # it is starting too, and goes first
+            self._rival = status.boot  # it starts too, and takes precedence
         self._notify()
 
     def _answer(self, status: CoordinatorStatus, *, is_live: bool) -> None:
@@ -129,12 +129,12 @@ class CoordinatorLease:
         if is_on and status.boot < self._boot:
             self.is_ours = False
             self._on_lost(self._taken_by(status))
-        else:  # a newcomer asks, or a last will (even our own, delayed) replaced our status
+        else:  # a challenge, or a last will (even our own, delayed) that replaced our status
             self._needs_renewal = True
             self._other_was_on |= is_on
 
     async def _wait(self, holds: Callable[[], bool], *, once: bool = False) -> None:
-        """Wait until a condition holds, or with `once` for any status; at most `ANSWER_S`."""
+        """Wait at most `ANSWER_S` until a condition holds, or with `once` for any status."""
         with anyio.move_on_after(ANSWER_S):
             while not holds():
                 await self._changed.wait()
@@ -153,7 +153,7 @@ class CoordinatorLease:
 
 
 async def check_tree_is_free(transport: Transport, topics: Topics) -> None:
-    """Wait until the tree is known to be free, and leave no trace in it.
+    """Wait until the tree is known to be free; retain nothing in it.
 
     Raises:
         AnotherCoordinatorError: A coordinator holds it.
@@ -162,16 +162,16 @@ async def check_tree_is_free(transport: Transport, topics: Topics) -> None:
     lease = CoordinatorLease(transport, topics, OBSERVER_BOOT)
     failure: Exception | None = None
 
-    async def take(scope: anyio.CancelScope) -> None:
+    async def acquire(scope: anyio.CancelScope) -> None:
         nonlocal failure
         try:
-            await lease.take()
-        except AnotherCoordinatorError as exc:  # leaves the group as itself, not in a group
+            await lease.acquire()
+        except AnotherCoordinatorError as exc:  # raised after the group: not in an ExceptionGroup
             failure = exc
         scope.cancel()
 
     async with transport, anyio.create_task_group() as group:
-        group.start_soon(take, group.cancel_scope)
+        group.start_soon(acquire, group.cancel_scope)
         try:
             async for event in transport.events():
                 if isinstance(event, LinkUp):

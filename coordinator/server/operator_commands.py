@@ -1,4 +1,4 @@
-"""Commands of operators to a live run: recorded, then executed; a duplicate changes nothing."""
+"""Operator commands to a live run: recorded, then executed; duplicates are ignored."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from fairbed.coordinator.store.tables import CommandRow
 from fairbed.wire.messages import OperatorCommand
 
 REMEMBERED = 1_000
-"""Commands whose duplicates are recognised; a duplicate comes within seconds."""
+"""Number of command ids kept to recognise duplicates, which arrive within seconds."""
 
 
 class OperatorCommands:
-    """Executes commands."""
+    """Executes operator commands."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class OperatorCommands:
     def _set_excluded(self, name: str, is_excluded: bool) -> None:
         device = self._registry.get(name)
         if device is None:
-            self._event_log.complaint("command", f"no device {name!r} is known to this run")
+            self._event_log.warn("command", f"no device {name!r} is known to this run")
             return
         device.is_excluded = is_excluded
         if is_excluded:

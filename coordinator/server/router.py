@@ -1,7 +1,7 @@
-"""Decodes every packet that reaches the coordinator and hands it to its receiver.
+"""Decodes every packet that reaches the coordinator and passes it to its receiver.
 
-One consumer handles packets in order. A handler that has to wait runs as a task of its own, so
-that it never delays the clock of an exchange; at most `MAX_PENDING` such tasks per device.
+Packets are handled in order. A handler that has to wait runs as a task of its own, so that it
+never delays the measurement of an exchange; at most `MAX_PENDING` such tasks per device.
 """
 
 from collections import Counter
@@ -39,8 +39,8 @@ from fairbed.wire.transport.base import Packet, Transport
 MessageT = TypeVar("MessageT", Hello, ChunkRequest)
 
 MAX_PENDING = 16
-"""Hellos and chunk requests of one device that are handled at the same time: twice the widest
-window. More are dropped; a well-behaved device repeats them."""
+"""Hellos and chunk requests of one device that are handled at the same time: twice the largest
+window. More are dropped; a device repeats them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Routes:
 
 
 class Router:
-    """Decodes packets and hands each to its receiver."""
+    """Decodes packets and passes each to its receiver."""
 
     def __init__(
         self, topics: Topics, routes: Routes, event_log: EventLog, group: TaskGroup
@@ -74,7 +74,7 @@ class Router:
         self._intents = topics.base + "/b/"
 
     async def subscribe(self, transport: Transport) -> None:
-        """Subscribe to everything that devices and operators publish; it outlasts reconnects."""
+        """Subscribe to all messages of devices and operators; subscriptions outlast reconnects."""
         t = self._topics
         with suppress(Disconnected):
             await transport.subscribe(t.up("+"), t.status("+"), t.command, qos=1)
@@ -82,19 +82,19 @@ class Router:
             await transport.subscribe(t.telemetry("+"), t.upload("+"), qos=0)
 
     def on_link_up(self) -> None:
-        """The coordinator's link is up."""
+        """Notify the receivers that the coordinator's link is up."""
         self._fleet.on_link_up()
         self._executor.on_link_up()
         self._loss_queries.on_link_up()
 
     def on_link_down(self) -> None:
-        """The coordinator lost its link."""
+        """Notify the receivers that the coordinator's link is down."""
         self._fleet.on_link_down()
         self._executor.on_link_down()
         self._loss_queries.on_link_down()
 
     def on_packet(self, packet: Packet) -> None:
-        """Handle one packet; whatever it contains, the coordinator keeps running."""
+        """Handle one packet; a bad packet becomes a warning, not an error."""
         if packet.topic.startswith(self._intents):
             self._group.start_soon(self._public.on_intent, packet)
             return
@@ -104,7 +104,7 @@ class Router:
                 return
             device, channel = self._topics.device_of(packet.topic)
         except DecodeError as exc:
-            self._event_log.complaint("bad message", str(exc))
+            self._event_log.warn("bad message", str(exc))
             return
         self._fleet.registry.heard(device, self._event_log.now())
         if channel == "upload":
@@ -115,7 +115,7 @@ class Router:
         try:
             message = decode_from_device(packet.payload)
         except DecodeError as exc:
-            self._event_log.complaint("bad message", str(exc), device=device)
+            self._event_log.warn("bad message", str(exc), device=device)
             return
         self._on_message(device, message)
 
@@ -158,7 +158,7 @@ class Router:
         self, device: str, handler: Callable[[str, MessageT], Awaitable[None]], message: MessageT
     ) -> None:
         if self._pending[device] >= MAX_PENDING:
-            self._event_log.complaint(
+            self._event_log.warn(
                 "flood", "sends requests faster than they are served", device=device
             )
             return

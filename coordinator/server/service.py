@@ -1,7 +1,7 @@
 """The coordinator process: builds the parts of a run, starts its tasks, and ends in order.
 
-It executes what the tables and the decisions say, and contains no decision of its own. The rounds
-themselves are in `rounds.loop`.
+It contains no decision: those are in `policy.decisions` and in the tables of `state`. The rounds
+are in `rounds.loop`.
 """
 
 import time
@@ -37,12 +37,12 @@ from fairbed.wire.artifact import Artifact, encode_artifact
 from fairbed.wire.chunks import DEFAULT_CHUNK_BYTES, manifest_of
 from fairbed.wire.codec import encode
 from fairbed.wire.errors import Refused
-from fairbed.wire.messages import MAX_CHUNK_BYTES, CoordinatorStatus, Goodbye, Welcome
+from fairbed.wire.messages import MAX_CHUNK_BYTES, CoordinatorStatus, Goodbye, Manifest, Welcome
 from fairbed.wire.topics import Topics
 from fairbed.wire.transport.base import LinkDown, LinkUp, Packet, Transport, Will
 
 GOODBYE_S = 5.0
-"""Limit for the goodbye to devices and the removal of blobs from the broker."""
+"""Longest time for the goodbye to devices and the removal of blobs from the broker."""
 
 PRESENCE_S = 0.5
 """Time between checks for devices that were lost during an exchange."""
@@ -62,19 +62,33 @@ class TrainingSetup:
     attempt: int = 0
     """How often the first round was attempted before: 0 unless the run is resumed."""
     device_names: Sequence[str] = ()
-    """Devices in the order of their rows; others get the next rows as they join."""
+    """Devices in row order; other devices get the next rows as they join."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSetup:
-    """The coordinator's way to its devices."""
+    """The coordinator's link to the broker, and its topics."""
 
     transport: Callable[[Will], Transport]
     topics: Topics
     boot: int
     """Random number of this coordinator process."""
     max_chunk_bytes: int = MAX_CHUNK_BYTES
-    """Largest chunk that the broker takes."""
+    """Largest chunk that the broker accepts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """The parts of a run that its tasks use."""
+
+    task: bytes
+    """The encoded task, which each device downloads once."""
+    task_manifest: Manifest
+    registry: Registry
+    executor: RoundExecutor
+    query_executor: LossQueryExecutor
+    loop: TrainingLoop
+    router: Router
 
 
 class Coordinator:
@@ -85,7 +99,7 @@ class Coordinator:
         setup: TrainingSetup,
         link: LinkSetup,
         store: Store,
-        testbed: HostServices,
+        host: HostServices,
         *,
         on_progress: Callable[[RoundProgress], None] = lambda progress: None,
         now: Callable[[], float] = time.perf_counter,
@@ -93,7 +107,7 @@ class Coordinator:
         self._setup = setup
         self._config = setup.config
         self._store = store
-        self._testbed = testbed
+        self._host = host
         self._topics = link.topics
         self._boot = link.boot
         self._max_chunk_bytes = link.max_chunk_bytes
@@ -101,6 +115,8 @@ class Coordinator:
         self._event_log = EventLog(store, now, self._fail)
         self._loop_lag = LagMeter(now)
         self._transport = link.transport(Will(link.topics.coordinator, encode(self._status("off"))))
+        self._publisher = Publisher(self._transport, link.topics)
+        self._public = PublicBlobs(self._transport, link.topics, link.boot)
         self._lease = CoordinatorLease(self._transport, link.topics, link.boot, on_lost=self._fail)
         self._scope = anyio.CancelScope()
         self._is_stopped = False
@@ -117,13 +133,15 @@ class Coordinator:
             Refused: The broker refused the connection.
         """
         async with self._transport, anyio.create_task_group() as group:
-            publisher = Publisher(self._transport, self._topics)
-            public = PublicBlobs(self._transport, self._topics, self._boot)
             with self._scope:
-                await self._serve(group, publisher, public)
-            if self._lease.give_up():
+                parts = self._build(group)
+                first_round = self._restore(parts.loop)
+                parts.registry.expect(self._setup.device_names)
+                self._start_tasks(group, parts)
+                await self._run_rounds(parts, first_round)
+            if self._lease.release():
                 with anyio.move_on_after(GOODBYE_S, shield=True):
-                    await self._say_goodbye(publisher, public)
+                    await self._send_goodbye()
             group.cancel_scope.cancel()
         if self._failure is not None:
             raise self._failure
@@ -139,50 +157,78 @@ class Coordinator:
         self._scope.cancel()
 
     def _fail(self, why: Exception) -> None:
-        """End the run at once: it cannot continue."""
+        """End the run at once, because it cannot continue."""
         self._failure = self._failure or why
         self._scope.cancel()
 
-    async def _serve(self, group: TaskGroup, publisher: Publisher, public: PublicBlobs) -> None:
-        """Build the parts of the run, start its tasks, and run its rounds."""
-        config, log, artifact = self._config, self._event_log, self._setup.artifact
-        decisions, layout = self._setup.decisions, artifact.spec.layout
-        side_traffic = SideTraffic()
-        private = PrivateBlobs(self._transport, self._topics, side_traffic)
-        task = encode_artifact(artifact)
+    def _build(self, group: TaskGroup) -> _Parts:
+        """Build the parts of the run; nothing is sent yet."""
+        log, side_traffic = self._event_log, SideTraffic()
+        registry, task = Registry(), encode_artifact(self._setup.artifact)
         task_manifest = manifest_of(task, "task", min(DEFAULT_CHUNK_BYTES, self._max_chunk_bytes))
-        welcome = Welcome(
-            boot=self._boot,
-            task=task_manifest,
-            shard=None,
-            max_chunk_bytes=self._max_chunk_bytes,
+        private = PrivateBlobs(self._transport, self._topics, side_traffic)
+        fleet = self._build_fleet(registry, private, side_traffic, task_manifest)
+        uploads = Uploads(self._setup.artifact.spec.layout, log.now)
+        executor = RoundExecutor(self._publisher, uploads, log, group, self._host.host_monitor)
+        query_executor = LossQueryExecutor(self._publisher, log)
+        services = self._build_services(fleet, executor, query_executor, side_traffic)
+        loop = TrainingLoop(services, self._setup.attempt)
+        commands = OperatorCommands(loop, executor, registry, log, self.stop)
+        routes = Routes(
+            fleet=fleet,
+            executor=executor,
+            loss_queries=query_executor,
+            public=self._public,
+            private=private,
+            on_command=commands.on_command,
         )
-        registry = Registry()
-        fleet = Fleet(
+        return _Parts(
+            task=task,
+            task_manifest=task_manifest,
+            registry=registry,
+            executor=executor,
+            query_executor=query_executor,
+            loop=loop,
+            router=Router(self._topics, routes, log, group),
+        )
+
+    def _build_fleet(
+        self, registry: Registry, private: PrivateBlobs, side_traffic: SideTraffic, task: Manifest
+    ) -> Fleet:
+        welcome = Welcome(
+            boot=self._boot, task=task, shard=None, max_chunk_bytes=self._max_chunk_bytes
+        )
+        return Fleet(
             registry,
-            publisher,
+            self._publisher,
             private,
-            self._testbed.shards,
-            log,
+            self._host.shards,
+            self._event_log,
             welcome=welcome,
             side_traffic=side_traffic,
-            exchange=config.exchange,
+            exchange=self._config.exchange,
         )
-        executor = RoundExecutor(
-            publisher, Uploads(layout, log.now), log, group, self._testbed.host_monitor
-        )
-        query_executor = LossQueryExecutor(publisher, log)
-        checkpoint = self._store.last_checkpoint()
+
+    def _build_services(
+        self,
+        fleet: Fleet,
+        executor: RoundExecutor,
+        query_executor: LossQueryExecutor,
+        side_traffic: SideTraffic,
+    ) -> RunServices:
+        config, decisions, log = self._config, self._setup.decisions, self._event_log
+        registry, checkpoint = fleet.registry, self._store.last_checkpoint()
+        layout = self._setup.artifact.spec.layout
         agreement = CodecAgreement(config.exchange, layout, self._store.run_id)
         versions = ModelVersions(
             agreement,
             self._setup.vector if checkpoint is None else checkpoint.model,
-            public,
+            self._public,
             registry,
             log,
             max_chunk_bytes=self._max_chunk_bytes,
         )
-        services = RunServices(
+        return RunServices(
             config=config,
             decisions=decisions,
             fleet=fleet,
@@ -194,50 +240,45 @@ class Coordinator:
             event_log=log,
             loop_lag=self._loop_lag,
             side_traffic=side_traffic,
-            evaluator=self._testbed.evaluator,
+            evaluator=self._host.evaluator,
             on_progress=self._on_progress,
         )
-        loop = TrainingLoop(services, self._setup.attempt)
-        first_round = 1
-        if checkpoint is not None:
-            with self._store.restoring():
-                loop.restore(checkpoint.state)
-            first_round = checkpoint.round + 1
-            log.event("resumed", f"continues with round {first_round}")
-        registry.expect(self._setup.device_names)
-        commands = OperatorCommands(loop, executor, registry, log, self.stop)
-        routes = Routes(
-            fleet=fleet,
-            executor=executor,
-            loss_queries=query_executor,
-            public=public,
-            private=private,
-            on_command=commands.on_command,
-        )
-        router = Router(self._topics, routes, log, group)
-        group.start_soon(
-            self._receive, group, router, publisher, public, name="coordinator.receive"
-        )
-        group.start_soon(self._renew_status, publisher, public, name="coordinator.lease")
+
+    def _restore(self, loop: TrainingLoop) -> int:
+        """Restore the last checkpoint, if there is one; return the first round to run."""
+        checkpoint = self._store.last_checkpoint()
+        if checkpoint is None:
+            return 1
+        with self._store.restoring():
+            loop.restore(checkpoint.state)
+        first_round = checkpoint.round + 1
+        self._event_log.event("resumed", f"continues with round {first_round}")
+        return first_round
+
+    def _start_tasks(self, group: TaskGroup, parts: _Parts) -> None:
+        executors = parts.executor, parts.query_executor
+        group.start_soon(self._receive, group, parts.router, name="coordinator.receive")
+        group.start_soon(self._renew_status, name="coordinator.lease")
         group.start_soon(self._loop_lag.run, name="coordinator.loop_lag")
-        group.start_soon(executor.watch_deadlines, name="coordinator.deadlines")
+        group.start_soon(parts.executor.watch_deadlines, name="coordinator.deadlines")
         group.start_soon(
-            self._watch_presence, (executor, query_executor), registry, name="coordinator.presence"
+            self._watch_presence, executors, parts.registry, name="coordinator.presence"
         )
+
+    async def _run_rounds(self, parts: _Parts, first_round: int) -> None:
+        """Acquire the lease, publish the task, and run the rounds; a failure ends the run."""
         try:
-            # Before the lease is taken nothing is written to the tree, and no device is answered.
-            await self._lease.take()
-            await router.subscribe(self._transport)
-            await self._on_link_up(publisher, public)
-            await public.publish(task_manifest, task)
+            # Before the lease is acquired nothing is written to the tree, and devices get no reply.
+            await self._lease.acquire()
+            await parts.router.subscribe(self._transport)
+            await self._on_link_up()
+            await self._public.publish(parts.task_manifest, parts.task)
             self._store.set_status("running")
-            await loop.run(first_round)
-        except Exception as exc:  # whatever it is, the broker is left clean
+            await parts.loop.run(first_round)
+        except Exception as exc:  # any error: the broker is cleaned before it is raised
             self._fail(exc)
 
-    async def _receive(
-        self, group: TaskGroup, router: Router, publisher: Publisher, public: PublicBlobs
-    ) -> None:
+    async def _receive(self, group: TaskGroup, router: Router) -> None:
         """Pass on every event of the transport."""
         try:
             async for event in self._transport.events():
@@ -253,7 +294,7 @@ class Coordinator:
                         if count > 1:
                             self._event_log.event("reconnected", "the broker is back")
                         if self._lease.is_ours:
-                            group.start_soon(self._on_link_up, publisher, public)
+                            group.start_soon(self._on_link_up)
                     case LinkDown(reason=reason):
                         self._link_up_since = None
                         router.on_link_down()
@@ -261,20 +302,20 @@ class Coordinator:
         except (Refused, StoreError) as exc:
             self._fail(exc)
 
-    async def _on_link_up(self, publisher: Publisher, public: PublicBlobs) -> None:
-        await public.on_link_up()
-        await self._publish_on(publisher)
+    async def _on_link_up(self) -> None:
+        await self._public.on_link_up()
+        await self._publish_on()
 
-    async def _publish_on(self, publisher: Publisher) -> None:
+    async def _publish_on(self) -> None:
         if self._lease.is_ours:
-            await publisher.publish_status(self._status("on"))
+            await self._publisher.publish_status(self._status("on"))
 
-    async def _renew_status(self, publisher: Publisher, public: PublicBlobs) -> None:
-        """Publish `on` again whenever another coordinator asks, or another status replaced it."""
+    async def _renew_status(self) -> None:
+        """Publish `on` again after each challenge, and after a status that replaced it."""
         while True:
             if await self._lease.wait_renewal():
-                await public.on_link_up()
-            await self._publish_on(publisher)
+                await self._public.on_link_up()
+            await self._publish_on()
 
     async def _watch_presence(
         self, executors: Sequence[RoundExecutor | LossQueryExecutor], registry: Registry
@@ -291,10 +332,10 @@ class Coordinator:
                     if why is not None:
                         executor.mark_lost(name, why)
 
-    async def _say_goodbye(self, publisher: Publisher, public: PublicBlobs) -> None:
-        await publisher.broadcast(Goodbye(reason="the run is over"))
-        await public.clear_all()
-        await publisher.publish_status(self._status("off"))
+    async def _send_goodbye(self) -> None:
+        await self._publisher.broadcast(Goodbye(reason="the run is over"))
+        await self._public.clear_all()
+        await self._publisher.publish_status(self._status("off"))
 
     def _status(self, state: Literal["on", "off"]) -> CoordinatorStatus:
         return CoordinatorStatus(state=state, boot=self._boot, run=self._config.name)

@@ -1,6 +1,6 @@
-"""Opening the database of a run, and saying in one line why it cannot be used.
+"""Opens and locks the database of a run; errors of SQLite become one line with advice.
 
-A run belongs to one process at a time; the kernel forgets the lock when that process dies.
+A run belongs to one process at a time; the kernel releases the lock when that process dies.
 """
 
 import fcntl
@@ -14,21 +14,21 @@ from pathlib import Path
 from fairbed.coordinator.store.errors import RunInUseError, RunNotFoundError, StoreError
 
 LOCK_FILE = "lock"
-PATIENCE_S = 0.5
-"""A reader that asks whether the run is alive holds the lock for microseconds."""
+LOCK_WAIT_S = 0.5
+"""How long to try for the lock; a reader that checks for a live run holds it for microseconds."""
 
 
 class RunLock:
-    """Exclusive ownership of a run folder, until `release` or the end of the process."""
+    """Exclusive lock of a run folder, until `release` or the end of the process."""
 
     def __init__(self, folder: Path) -> None:
         """Take the lock.
 
         Raises:
-            RunInUseError: Another process has it.
+            RunInUseError: Another process holds it.
         """
         self._fd = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
-        give_up = time.monotonic() + PATIENCE_S
+        give_up = time.monotonic() + LOCK_WAIT_S
         while not _try(self._fd, fcntl.LOCK_EX):
             if time.monotonic() > give_up:
                 owner = os.pread(self._fd, 20, 0).decode(errors="replace").strip() or "unknown"
@@ -42,14 +42,14 @@ class RunLock:
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Give the run up; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def is_locked(folder: Path) -> bool:
-    """Tell whether a living process owns the run."""
+    """Return whether a live process holds the lock of a run."""
     try:
         fd = os.open(folder / LOCK_FILE, os.O_RDONLY)
     except OSError:
@@ -71,14 +71,14 @@ def _try(fd: int, kind: int) -> bool:
 DATABASE = "run.db"
 CONFIG = "experiment.toml"
 BUSY_TIMEOUT_S = 10.0
-"""How long to wait for another program's write lock; a healthy one lasts milliseconds."""
+"""How long to wait for another program's write lock; it is normally held for milliseconds."""
 
 CACHE_KIB = 65_536
-"""Most memory for pages of the database; a small run's takes what it has."""
-JOURNAL_PAGES = 8_000
-"""Of 4 KiB, after which the journal is folded into the database. Rows of a device lie far apart in
-the indices, so each folding touches much of them, and the usual 1,000 pages fold several times in a
-round of a thousand devices."""
+"""Largest page cache of the database; a small run uses less."""
+CHECKPOINT_PAGES = 8_000
+"""Pages of 4 KiB in the write-ahead log that trigger a WAL checkpoint. Rows of one device are far
+apart in the indices, so each checkpoint rewrites many pages; the default of 1,000 would trigger
+several in a round of a thousand devices."""
 
 _ADVICE = {
     "full": "free space and resume the run",
@@ -92,7 +92,7 @@ _ADVICE = {
 
 
 def open_writable(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
-    """Open a database for the one writer, in WAL mode; transactions are explicit."""
+    """Open a database for its only writer, in WAL mode; transactions are explicit."""
     with translated(path):
         connection = sqlite3.connect(
             path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False
@@ -101,7 +101,7 @@ def open_writable(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-            connection.execute(f"PRAGMA wal_autocheckpoint = {JOURNAL_PAGES}")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         return connection
 
 
@@ -121,7 +121,7 @@ def open_readonly(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Turn an error of SQLite into a `StoreError` that says what to do."""
+    """Turn an error of SQLite into a `StoreError` that states what to do."""
     try:
         yield
     except sqlite3.Error as exc:
@@ -132,7 +132,7 @@ def translated(path: Path) -> Iterator[None]:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
-    """All or nothing."""
+    """Commit what the block writes, or roll all of it back."""
     connection.execute(f"BEGIN {kind}")
     try:
         yield
@@ -145,7 +145,7 @@ def transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iter
 
 @contextmanager
 def closed_on_error(connection: sqlite3.Connection) -> Iterator[None]:
-    """Close a connection that its new owner could not take over."""
+    """Close the connection if the block fails."""
     try:
         yield
     except BaseException:

@@ -1,6 +1,6 @@
-"""What can go wrong with a run store.
+"""Errors of the run store.
 
-StoreError                 the store cannot be made, read or written; one line says what to do
+StoreError                 the store cannot be made, read or written; one line states what to do
 ├── RunInUseError          another process writes this run
 ├── RunNotFoundError       no such run
 └── StoreVersionError      the database has another format: a newer Fairbed, or another program
@@ -18,11 +18,11 @@ class RunInUseError(StoreError):
 
 
 class RunNotFoundError(StoreError):
-    """No run answers to that name."""
+    """No run has that name."""
 
 
 class StoreVersionError(StoreError):
-    """The database has another format: of a newer Fairbed, or of another program."""
+    """The database has another format: a newer Fairbed or another program wrote it."""
 
 
 class OldStoreError(StoreVersionError):

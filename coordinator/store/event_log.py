@@ -15,17 +15,17 @@ Level: TypeAlias = Literal["info", "warning", "error"]
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 REPEAT_S = 10.0
-"""A complaint of one kind about one device is written at most this often."""
+"""Shortest time between two warnings of one kind about one device."""
 
 
 class EventLog:
     """The clock of a run, and the writer of its rows and events.
 
     Args:
-        store: Takes the rows.
-        now: Monotonic seconds.
-        on_failure: Called when the store cannot take a row any more; writers of rows need not
-            handle that themselves.
+        store: Where the rows are written.
+        now: Monotonic clock, seconds.
+        on_failure: Called when the store cannot take a row any more; callers of `add` need not
+            handle the error.
     """
 
     def __init__(
@@ -35,8 +35,9 @@ class EventLog:
         self.now = now
         self._on_failure = on_failure
         self._zero = now() - store.resume_offset_s()
-        self._complained: dict[tuple[str, str | None], float] = {}
+        self._warned_at: dict[tuple[str, str | None], float] = {}
         self.suppressed = 0
+        """Warnings left out because of `REPEAT_S`."""
 
     def at_s(self, instant: float | None = None) -> float:
         """Return seconds since the run was created, for an instant of `now` (default: now)."""
@@ -75,15 +76,15 @@ class EventLog:
         )
         _LOG.log(_LEVELS[level], "%s%s: %s", f"{where} " if where else "", kind, text)
 
-    def complaint(
+    def warn(
         self, kind: str, text: str, *, device: str | None = None, round_id: int | None = None
     ) -> None:
         """Write a warning about a peer, at most once per `REPEAT_S` for each kind and device."""
         now, key = self.now(), (kind, device)
-        if now - self._complained.get(key, float("-inf")) < REPEAT_S:
+        if now - self._warned_at.get(key, float("-inf")) < REPEAT_S:
             self.suppressed += 1
             return
-        if len(self._complained) > 10_000:
-            self._complained.clear()
-        self._complained[key] = now
+        if len(self._warned_at) > 10_000:
+            self._warned_at.clear()
+        self._warned_at[key] = now
         self.event(kind, text, level="warning", device=device, round_id=round_id)

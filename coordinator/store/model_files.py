@@ -1,4 +1,4 @@
-"""Model files of a run: one flat float32 vector each, complete or absent."""
+"""Model files of a run: one flat float32 vector each, written completely or not at all."""
 
 import hashlib
 import os
@@ -28,10 +28,10 @@ def sha256_of(vector: Vector) -> str:
 
 
 def save_model(folder: Path, round_id: int, vector: Vector) -> str:
-    """Write a model durably and return its sha256; a crash leaves the whole file or none.
+    """Write a model durably and return its sha256; a crash leaves a whole file or no file.
 
     Raises:
-        StoreError: The disk did not take it.
+        StoreError: The disk could not store it.
     """
     path = folder / file_of(round_id)
     partial = path.with_suffix(".partial")
@@ -52,7 +52,7 @@ def load_model(folder: Path, file: str, sha256: str) -> Vector:
     """Return the vector of a model file, shape (n_values,).
 
     Raises:
-        StoreError: Missing, cut off, or not the vector that was saved.
+        StoreError: The file is missing, truncated, or not the vector that was saved.
     """
     path = folder / file
     try:
@@ -65,7 +65,7 @@ def load_model(folder: Path, file: str, sha256: str) -> Vector:
 
 
 def remove_models(folder: Path, keep: set[str]) -> None:
-    """Delete every model file but `keep` (relative to the run folder)."""
+    """Delete all model files except `keep` (paths relative to the run folder)."""
     for path in (folder / FOLDER).glob("round-*"):
         if f"{FOLDER}/{path.name}" not in keep:
             path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Reads a live or finished run beside its writer, in short transactions.
 
 `since` arguments are exclusive and make reading incremental: a caller keeps the highest round
-or id that it has seen. `RunRow.resumes` grows when rows of open rounds became void; then a caller
+or id that it has read. When `RunRow.resumes` grows, rows of open rounds became void, and a caller
 reads everything again.
 """
 
@@ -51,7 +51,7 @@ GUARANTEEING = ("rbcs-f", "rbcs-f-known")
 
 
 class PlannedSelection(Struct, frozen=True, kw_only=True):
-    """The part of `[selection]` that is shown; None where the file does not say."""
+    """The part of `[selection]` that is shown; None where the file does not set it."""
 
     policy: str | None = None
     per_round: int | None = None
@@ -103,38 +103,38 @@ def profile_of(device: DeviceRow, truth: TruthRow | None) -> str:
 
 R = TypeVar("R", bound=Record)
 
-_TALLIES = """
+_COUNTS = """
 SELECT device, count(*), sum(is_available), sum(is_selected), sum(is_aggregated)
 FROM selection WHERE round > ? GROUP BY device
 """
-_SPARSE_TALLIES = """
+_SPARSE_COUNTS = """
 SELECT device.name, (SELECT count(*) FROM round WHERE round > ?1), ifnull(sum(is_available), 0),
     ifnull(sum(is_selected), 0), ifnull(sum(is_aggregated), 0)
 FROM device LEFT JOIN selection ON selection.device = device.name AND selection.round > ?1
 GROUP BY device.name
 """
-"""For stores with rows of the cohort only: every device counts in every round."""
+"""For stores with selection rows of the cohort only: every device counts in every round."""
 
 LIVE = frozenset({"created", "running", "paused"})
-"""Statuses that need a process."""
+"""Statuses that require a live process."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A run at a glance."""
+    """Status and progress of a run."""
 
     folder: Path
     row: RunRow
     plan: ExperimentExcerpt
     status: str
-    """As recorded, but `interrupted` when it should be alive and no process owns it."""
+    """As recorded, or `interrupted` for a live status without a live process."""
     is_alive: bool
     """A process owns the run."""
     rounds_completed: int
     """Closed rounds, void ones included."""
     devices: int
     elapsed_s: float
-    """Run clock at the last closed round or event, seconds."""
+    """Run clock at the last closed round or event."""
     accuracy_mean: float | None
     """Latest; None before the first evaluation."""
 
@@ -152,7 +152,7 @@ class SelectionCounts:
     rounds: int
     """Rounds since it joined."""
     available: int
-    """Of a large replay only a lower bound: how often it was selected."""
+    """In a large replay only a lower bound: how often it was selected."""
     selected: int
     aggregated: int
 
@@ -163,9 +163,9 @@ class Quality:
 
     done: int = 0
     invalid: int = 0
-    """Done, but may not teach the estimator."""
+    """Done, but the estimator must not learn from them."""
     contended: int = 0
-    """Invalid by contention on the machine that emulates the fleet."""
+    """Invalid because of contention on the host."""
 
     def __add__(self, other: "Quality") -> "Quality":
         """Return the counts of both."""
@@ -176,7 +176,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Rows in the store."""
+    """Number of rows of the large tables."""
 
     rounds: int
     exchanges: int
@@ -192,9 +192,9 @@ class RunReader:
         """Open the run in `folder`.
 
         Raises:
-            RunNotFoundError: No run there.
-            StoreVersionError: The store is of another version.
-            StoreError: Damaged or unreadable.
+            RunNotFoundError: The folder holds no run.
+            StoreVersionError: The store has another version.
+            StoreError: The store is damaged or unreadable.
         """
         self.folder = folder
         self._path = folder / DATABASE
@@ -223,7 +223,7 @@ class RunReader:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Make all reads inside see one instant; keep it short, it holds back the journal."""
+        """Give all reads inside the same state; keep it short, it delays WAL checkpoints."""
         with self._lock, translated(self._path), transaction(self._connection, "DEFERRED"):
             yield
 
@@ -232,11 +232,11 @@ class RunReader:
         return int(self._query("PRAGMA data_version")[0][0])
 
     def is_alive(self) -> bool:
-        """Tell whether a process owns the run."""
+        """Return whether a live process owns the run."""
         return is_locked(self.folder)
 
     def run(self) -> RunInfo:
-        """Return the run at a glance."""
+        """Return status and progress of the run."""
         is_alive = self.is_alive()  # before the status: a run may end in between
         row = self._select(RunRow)[0]
         status = row.status if is_alive or row.status not in LIVE else "interrupted"
@@ -258,19 +258,19 @@ class RunReader:
         )
 
     def devices(self) -> list[DeviceRow]:
-        """Return all devices that ever joined, in the order of their rows."""
+        """Return all devices that ever joined, in row order."""
         return self._select(DeviceRow, 'ORDER BY "row"')
 
     def truths(self) -> list[TruthRow]:
-        """Return what the testbed configured, by name."""
+        """Return the configuration of each device by the testbed, sorted by name."""
         return self._select(TruthRow, "ORDER BY name")
 
     def rounds(self, since: int = 0) -> list[RoundRow]:
-        """Return closed rounds after round `since`."""
+        """Return the closed rounds after round `since`."""
         return self._select(RoundRow, "WHERE round > ? ORDER BY round", (since,))
 
     def exchanges(self, since_round: int = 0) -> list[ExchangeRow]:
-        """Return exchanges of rounds after `since_round`, by round and dispatch."""
+        """Return the exchanges of rounds after `since_round`, by round and dispatch."""
         tail = "WHERE round > ? ORDER BY round, attempt, dispatched_at_s, device"
         return self._select(ExchangeRow, tail, (since_round,))
 
@@ -280,46 +280,46 @@ class RunReader:
         return self._select(ExchangeRow, tail, (device, limit))[::-1]
 
     def latest_exchanges(self) -> list[ExchangeRow]:
-        """Return each device's newest exchange that was measured."""
+        """Return the newest measured exchange of each device."""
         newest = "SELECT max(rowid) FROM exchange WHERE tau_s IS NOT NULL GROUP BY device"
         return self._select(ExchangeRow, f"WHERE rowid IN ({newest}) ORDER BY round")
 
     def columns(
         self, record: type[Record], names: Sequence[str], tail: str = "", values: Sequence[Any] = ()
     ) -> list[tuple[Any, ...]]:
-        """Return some columns of a table, NULL as None; far quicker than records when long."""
+        """Return some columns of a table, NULL as None; much faster than records for many rows."""
         listed = ", ".join(f'"{name}"' for name in names)
         return self._query(f"SELECT {listed} FROM {table_of(record).name} {tail}", values)
 
     def selections(self, round_id: int) -> list[SelectionRow]:
-        """Return every device at the selection of one round."""
+        """Return the selection rows of one round, by device."""
         return self._select(SelectionRow, "WHERE round = ? ORDER BY device", (round_id,))
 
     def fleet_contexts(self) -> list[FleetContextRow]:
-        """Return what was known of all devices at each selection, in the order of rounds."""
+        """Return the contexts of all devices at each selection, by round."""
         return self._select(FleetContextRow, "ORDER BY round")
 
     def loss_queries(self) -> list[LossQueryRow]:
-        """Return the loss queries, in the order of rounds."""
+        """Return the loss queries, by round and device."""
         return self._select(LossQueryRow, "ORDER BY round, device")
 
     def audits(self) -> set[tuple[int, str]]:
-        """Return the round and the device of each audit."""
+        """Return round and device of each audit selection."""
         return set(self.columns(SelectionRow, ("round", "device"), "WHERE is_audit"))
 
     def fleet_stats(self) -> FleetStatsRow | None:
-        """Return the latest statistics of a fleet without rows per device; None for others."""
+        """Return the latest statistics of a fleet without a row per device; None for others."""
         rows = self._select(FleetStatsRow, "ORDER BY round DESC LIMIT 1")
         return rows[0] if rows else None
 
     def selection_counts(self, since_round: int = 0) -> list[SelectionCounts]:
-        """Return how often each device was selected after round `since_round`."""
+        """Return the counts of each device over the rounds after `since_round`."""
         lists_all = self._query("SELECT selection_rows FROM run")[0][0] == "all"
-        rows = self._query(_TALLIES if lists_all else _SPARSE_TALLIES, (since_round,))
+        rows = self._query(_COUNTS if lists_all else _SPARSE_COUNTS, (since_round,))
         return [SelectionCounts(*row) for row in rows]
 
     def quality(self, since_round: int = 0) -> Quality:
-        """Return the quality of exchanges whose updates came after round `since_round`."""
+        """Return the quality of the exchanges whose updates came after round `since_round`."""
         rows = self._query(
             "SELECT count(*), ifnull(sum(NOT is_valid), 0), ifnull(sum(is_contended), 0) "
             "FROM exchange WHERE ifnull(aggregated_round, round) > ? AND outcome = 'done'",
@@ -328,7 +328,7 @@ class RunReader:
         return Quality(*rows[0])
 
     def metrics(self, since: int = 0) -> list[MetricRow]:
-        """Return evaluations after round `since`."""
+        """Return the evaluations after round `since`."""
         return self._select(MetricRow, "WHERE round > ? ORDER BY round", (since,))
 
     def device_metrics(self, round_id: int | None = None) -> list[DeviceMetricRow]:
@@ -343,7 +343,7 @@ class RunReader:
         return self._numbered(EventRow, tail, (since_id, limit))[::-1]
 
     def conditions(self, device: str) -> list[ConditionRow]:
-        """Return what the testbed configured for a device over time, oldest first."""
+        """Return the configured conditions of a device, oldest first."""
         return self._select(ConditionRow, "WHERE device = ? ORDER BY id", (device,))
 
     def telemetry_latest(self, since_id: int = 0) -> list[tuple[int, TelemetryRow]]:
@@ -352,7 +352,7 @@ class RunReader:
         return self._numbered(TelemetryRow, f"{tail} ORDER BY id", (since_id,))
 
     def telemetry_of(self, device: str) -> list[TelemetryRow]:
-        """Return all contexts of a device that are kept, oldest first."""
+        """Return all retained contexts of a device, oldest first."""
         return self._select(TelemetryRow, "WHERE device = ? ORDER BY id", (device,))
 
     def commands(self) -> list[CommandRow]:
@@ -360,7 +360,7 @@ class RunReader:
         return self._select(CommandRow, "ORDER BY at_s")
 
     def counts(self) -> Counts:
-        """Return how many rows the large tables hold."""
+        """Return the number of rows of the large tables."""
         tables = ("round", "exchange", "device", "event", "telemetry")
         return Counts(*(self._number(f"SELECT count(*) FROM {table}") for table in tables))
 

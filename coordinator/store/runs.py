@@ -1,4 +1,4 @@
-"""Finding runs: all below a root, or the one that a person means."""
+"""Finds runs: all below a root folder, or the one that a reference names."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from fairbed.coordinator.store.reader import RunInfo, RunReader
 
 LATEST = "latest"
 SHOWN = 8
-"""Runs named in the message about an unknown one."""
+"""Runs listed in the message about an unknown one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class UnreadableRun:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """What lies below a root."""
+    """All runs below a root folder."""
 
     readable: tuple[RunInfo, ...]
     """Newest first."""
     unreadable: tuple[UnreadableRun, ...]
-    """By the name of their folders."""
+    """Sorted by folder name."""
 
 
 def find_runs(root: Path) -> Runs:
@@ -54,14 +54,14 @@ def list_runs(root: Path) -> list[RunInfo]:
 
 
 def resolve_run(root: Path, ref: str) -> Path:
-    """Return the folder of the run that `ref` means.
+    """Return the folder of the run that `ref` names.
 
     Args:
         root: Folder of all runs.
-        ref: `latest`, the id of a run or a beginning of it that only one has, or a path.
+        ref: `latest`, a run id, a prefix of one run id only, or a path.
 
     Raises:
-        RunNotFoundError: No run or more than one answers; the message lists what exists.
+        RunNotFoundError: No run matches, or more than one; the message lists them.
     """
     for folder in (root / ref, Path(ref)):
         if (folder / DATABASE).is_file():

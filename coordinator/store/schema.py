@@ -39,7 +39,7 @@ from fairbed.coordinator.store.tables import (
 RowT = TypeVar("RowT")
 
 Cells: TypeAlias = NDArray[Any] | list[Any] | str | float | bool | None
-"""An array or a list has a cell for each row; anything else stands in every row. NaN is NULL."""
+"""An array or a list has a cell for each row; another value applies to every row. NaN is NULL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +49,16 @@ class Columns(Generic[RowT]):
     record: type[RowT]
     n: int
     cells: Mapping[str, Cells]
-    """Of every field of the record, by its name."""
+    """The cells of every field of the record, by its name."""
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
+        """Return the number of rows."""
         return self.n
 
 
 R = TypeVar("R", bound=Record)
 Values: TypeAlias = tuple[Any, ...]
-"""One row as SQLite takes it."""
+"""One row as parameters of a SQL statement."""
 
 RECORDS: tuple[type[Record], ...] = (
     RunRow,
@@ -78,7 +78,7 @@ RECORDS: tuple[type[Record], ...] = (
     CommandRow,
     CheckpointRow,
 )
-"""Every table of a store."""
+"""All tables of a store."""
 
 PER_ROUND: tuple[type[Record], ...] = (
     RoundRow,
@@ -91,7 +91,7 @@ PER_ROUND: tuple[type[Record], ...] = (
     DeviceMetricRow,
     CheckpointRow,
 )
-"""Tables whose rows are void when their round never closed; events and commands stay."""
+"""Tables whose rows are void when their round never closed; events and commands are kept."""
 
 INDICES: tuple[str, ...] = (
     "CREATE INDEX exchange_device ON exchange (device)",
@@ -103,11 +103,11 @@ INDICES: tuple[str, ...] = (
 APPLICATION_ID = 0x46424544
 """`FBED` in ASCII, in the header of every run store: `PRAGMA application_id`."""
 VERSION = 1
-"""Of the tables: `PRAGMA user_version`."""
+"""Version of the tables: `PRAGMA user_version`."""
 
 _SQL_TYPES = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL", bytes: "BLOB"}
 _ARRAYS = {int: np.int64, bool: np.int64, float: np.float64}
-"""What an array becomes on its way to plain numbers: SQLite has no truth values."""
+"""Array types before the conversion to plain numbers: SQLite has no booleans."""
 _INSTANTS = frozenset({"at_s", "closed_at_s", "dispatched_at_s", "first_seen_s"})
 
 
@@ -121,7 +121,7 @@ class ColumnSpec:
     is_optional: bool
 
     def definition(self) -> str:
-        """Return the column as `CREATE TABLE` wants it."""
+        """Return the column definition for `CREATE TABLE`."""
         may_be_null = self.is_optional or self.kind is float
         return f'"{self.name}" {_SQL_TYPES[self.kind]}{"" if may_be_null else " NOT NULL"}'
 
@@ -130,7 +130,7 @@ class ColumnSpec:
         return None if value is None and self.is_optional else self.kind(value)
 
     def all_to_sql(self, cells: Cells, n: int) -> Iterable[Any]:
-        """Return a plain Python value for each of `n` rows; those of a list are plain already."""
+        """Return a plain Python value for each of `n` rows; a list holds plain values already."""
         if isinstance(cells, np.ndarray):
             plain: list[Any] = cells.astype(_ARRAYS[self.kind], copy=False).tolist()
             return plain
@@ -145,12 +145,12 @@ class ColumnSpec:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema(Generic[R]):
-    """How records of one type are stored."""
+    """The table of one record type."""
 
     record: type[R]
     columns: tuple[ColumnSpec, ...]
     _upsert: str = field(init=False)
-    """Built once: every row needs it."""
+    """Built once, because every row needs it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_upsert", self._make_upsert())
@@ -193,7 +193,7 @@ class TableSchema(Generic[R]):
         return f"{insert} ON CONFLICT ({', '.join(self.record.KEY)}) DO UPDATE SET {changes}"
 
     def select(self, tail: str = "") -> str:
-        """Return the query for whole records; `tail` is what follows FROM."""
+        """Return the query for whole records; `tail` follows the FROM clause."""
         return f"SELECT {self.names} FROM {self.name} {tail}"
 
     def encode(self, record: R) -> Values:
@@ -239,7 +239,7 @@ def table_of(record: type[R]) -> TableSchema[R]:
 
 
 def create_schema(connection: sqlite3.Connection) -> None:
-    """Make all tables of a new store, at the version of this code."""
+    """Create all tables of a new store, at the version of this code."""
     for record in RECORDS:
         connection.execute(table_of(record).create())
     for statement in INDICES:
@@ -254,7 +254,7 @@ def check_format(where: str, connection: sqlite3.Connection) -> None:
     Raises:
         EmptyStoreError: It has no tables: its writer died before it made them.
         OldStoreError: An older Fairbed wrote it.
-        StoreVersionError: A newer Fairbed wrote it, or it is no run store.
+        StoreVersionError: A newer Fairbed wrote it, or it is not a run store.
     """
     application, version = (
         int(connection.execute(f"PRAGMA {name}").fetchone()[0])
@@ -268,10 +268,12 @@ def check_format(where: str, connection: sqlite3.Connection) -> None:
     got = f"got {application:#x} and {version}"
     if application == 0:
         if version == 0:
-            raise EmptyStoreError(f"{rule}, {got}; no run was begun in it, delete the folder")
+            raise EmptyStoreError(f"{rule}, {got}; no run started in it: delete the folder")
         raise OldStoreError(
             f"{rule}, {got}; an older Fairbed wrote it: read it with that version, "
             f"or delete it with fairbed rm"
         )
-    advice = "update Fairbed to open it" if application == APPLICATION_ID else "it is no run store"
+    advice = (
+        "update Fairbed to open it" if application == APPLICATION_ID else "it is not a run store"
+    )
     raise StoreVersionError(f"{rule}, {got}; {advice}")

@@ -1,7 +1,4 @@
-"""The writer of a run: everything the coordinator remembers goes through here.
-
-Where a run that was interrupted goes on, and what of it must be forgotten.
-"""
+"""The store of a run: creates, writes and reopens it, and resumes at its last checkpoint."""
 
 import sqlite3
 from collections import Counter
@@ -50,6 +47,61 @@ from fairbed.coordinator.store.tables import (
 )
 from fairbed.coordinator.store.writer import MAX_ROWS, Writer
 
+KEEP_LAST = 3
+"""Newest models kept: one to resume from, and two in case its file is damaged."""
+KEEP_EVERY = 10
+"""Rounds between models that are never deleted."""
+CLOSE_ROUND_TIMEOUT_S = 60.0
+"""Longest wait for the closing transaction; a healthy disk takes milliseconds."""
+CLOSE_TIMEOUT_S = 15.0
+STREAM_MAX_ROWS = 200_000
+STREAM_MAX_AGE_S = 24 * 3600.0
+RETENTION_EVERY = 2_000
+"""Rows of a stream between two deletions of its old rows."""
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRun:
+    """Identity and configuration of a new run."""
+
+    run_id: str
+    """Unique in the folder of all runs."""
+    name: str
+    """Name of the experiment."""
+    experiment_toml: str
+    """The resolved configuration."""
+    seed: int
+    config_hash: str
+    version: str
+    """Version of Fairbed."""
+    git_revision: str | None = None
+    dilation: float = 1.0
+    """Seconds of the machine per second of the run's clock."""
+    clock: Literal["real", "virtual"] = "real"
+    selection_rows: Literal["all", "selected"] = "all"
+    """`selected` writes selection rows of the cohort only, and of all devices in the last round."""
+
+    def row(self) -> RunRow:
+        """Return the row of the run before its start."""
+        return RunRow(
+            run_id=self.run_id,
+            name=self.name,
+            created=_wall(),
+            seed=self.seed,
+            config_hash=self.config_hash,
+            version=self.version,
+            git_revision=self.git_revision,
+            dilation=self.dilation,
+            status="created",
+            reason="",
+            resumes=0,
+            telemetry_dropped=0,
+            clock=self.clock,
+            selection_rows=self.selection_rows,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -57,16 +109,16 @@ class Checkpoint:
 
     round: int
     state: bytes
-    """As given to `close_round`."""
+    """The bytes given to `close_round`."""
     model: Vector
-    """Shape (n_values,), its sha256 verified."""
+    """Shape (n_values,); its sha256 is verified."""
 
 
 def verified_checkpoint(folder: Path, connection: sqlite3.Connection) -> Checkpoint | None:
-    """Return the newest checkpoint whose model file is intact.
+    """Return the newest checkpoint whose model file is intact; None if there are no checkpoints.
 
     Raises:
-        StoreError: There are checkpoints, and none is intact.
+        StoreError: There are checkpoints, but no intact one.
     """
     table = table_of(CheckpointRow)
     problem: StoreError | None = None
@@ -97,7 +149,7 @@ def last_instant(connection: sqlite3.Connection) -> float:
 def void_rounds_after(
     connection: sqlite3.Connection, *, round_id: int, at_s: float, wall: str
 ) -> None:
-    """Delete the rows of rounds after `round_id`, count the resumption, leave an event."""
+    """Delete the rows of rounds after `round_id`, count the resumption and write an event."""
     with transaction(connection):
         voided = 0
         for record in PER_ROUND:
@@ -119,30 +171,16 @@ def void_rounds_after(
             connection.execute(table.upsert(), table.encode(event))
 
 
-KEEP_LAST = 3
-"""Newest models kept: one to resume from, and two should its file be damaged."""
-KEEP_EVERY = 10
-"""Rounds between models that are kept for good."""
-CLOSE_ROUND_TIMEOUT_S = 60.0
-"""Longest wait for the closing transaction; a healthy disk takes milliseconds."""
-CLOSE_TIMEOUT_S = 15.0
-STREAM_MAX_ROWS = 200_000
-STREAM_MAX_AGE_S = 24 * 3600.0
-RETENTION_EVERY = 2_000
-"""Rows of a stream between two looks at its retention."""
-
-R = TypeVar("R", bound=Record)
-
-
 class Store:
-    """Writes one run. Thread-safe; only `close_round` and `close` wait for the disk.
+    """Writes one run; thread-safe.
 
-    `Writer` says what happens when the disk falls behind. Telemetry and conditions are streams:
-    their rows are dropped first, and kept for 24 h and at most 200,000 each.
+    `add` never waits for the disk; see `Writer` for a disk that falls behind. Telemetry and
+    conditions are streams: their rows are dropped first, and the store retains rows of the last
+    24 h, at most 200,000 of each.
     """
 
     def __init__(self, folder: Path, lock: RunLock, connection: sqlite3.Connection) -> None:
-        """Take over an open store; use `create` or `reopen`."""
+        """Take over the lock and the connection; use `create` or `reopen`."""
         self.folder = folder
         self._lock = lock
         self._path = folder / DATABASE
@@ -159,41 +197,16 @@ class Store:
     def create(
         cls,
         folder: Path,
+        run: NewRun,
         *,
-        run_id: str,
-        name: str,
-        experiment_toml: str,
-        seed: int,
-        config_hash: str,
-        version: str,
-        git_revision: str | None,
-        dilation: float = 1.0,
-        clock: Literal["real", "virtual"] = "real",
-        selection_rows: Literal["all", "selected"] = "all",
         busy_timeout_s: float = BUSY_TIMEOUT_S,
     ) -> "Store":
-        """Make the folder of a new run: `run.db` and `experiment.toml`.
+        """Create the folder of a new run with `run.db` and `experiment.toml`.
 
         Raises:
-            StoreError: The folder holds a run, belongs to one that is alive, or cannot be written.
+            StoreError: The folder holds a run, another process uses it, or it is not writable.
         """
         path = folder / DATABASE
-        row = RunRow(
-            run_id=run_id,
-            name=name,
-            created=_wall(),
-            seed=seed,
-            config_hash=config_hash,
-            version=version,
-            git_revision=git_revision,
-            dilation=dilation,
-            status="created",
-            reason="",
-            resumes=0,
-            telemetry_dropped=0,
-            clock=clock,
-            selection_rows=selection_rows,
-        )
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = RunLock(folder)
@@ -204,13 +217,13 @@ class Store:
                 raise StoreError(
                     f"{folder}: must not hold a run yet, got one; resume it or name another folder"
                 )
-            (folder / CONFIG).write_text(experiment_toml, encoding="utf-8")
+            (folder / CONFIG).write_text(run.experiment_toml, encoding="utf-8")
             connection = open_writable(path, busy_timeout_s)
             with closed_on_error(connection), translated(path):
                 with transaction(connection):
                     create_schema(connection)
                     table = table_of(RunRow)
-                    connection.execute(table.upsert(), table.encode(row))
+                    connection.execute(table.upsert(), table.encode(run.row()))
                 return cls(folder, lock, connection)
         except OSError as exc:
             lock.release()
@@ -221,10 +234,10 @@ class Store:
 
     @classmethod
     def reopen(cls, folder: Path, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> "Store":
-        """Open a run to go on with it; rows of rounds after the last checkpoint are void.
+        """Open a run to continue it; rows of rounds after the last checkpoint are void.
 
         Raises:
-            StoreError: No run, one that is alive, one of another format, or a damaged one.
+            StoreError: The folder has no run, or a live, damaged or unsupported one.
         """
         path = folder / DATABASE
         open_readonly(path).close()
@@ -250,7 +263,7 @@ class Store:
         """Queue a row; it is committed within 250 ms. Rows with the same key replace each other.
 
         Raises:
-            StoreError: The store is closed, or the disk fails or does not keep up.
+            StoreError: The store is closed, the disk failed, or too many rows wait for it.
         """
         table = table_of(type(record))
         if not isinstance(record, TelemetryRow | ConditionRow):
@@ -259,10 +272,10 @@ class Store:
         self._writer.put(table.upsert(), [table.encode(record)], is_droppable=True)
         self._streamed[table.name] += 1
         if self._streamed[table.name] % RETENTION_EVERY == 0:
-            self._forget(table.name, record.at_s)
+            self._delete_old_rows(table.name, record.at_s)
 
     def add_all(self, rows: Columns[R] | Sequence[R]) -> None:
-        """Queue rows of one table, as `add` does, but wait for the disk if it is far behind.
+        """Queue rows of one table as `add` does, but wait for the disk if many rows are queued.
 
         Raises:
             StoreError: The store is closed, the disk failed or took longer than a minute.
@@ -272,7 +285,7 @@ class Store:
         table = table_of(rows.record if isinstance(rows, Columns) else type(rows[0]))
         encoded = table.encode_all(rows)
         for start in range(0, len(rows), MAX_ROWS // 2):
-            self.keep_up()
+            self.wait_for_disk()
             self._writer.put(table.upsert(), encoded[start : start + MAX_ROWS // 2])
 
     def close_round(
@@ -283,13 +296,13 @@ class Store:
         checkpoint_state: bytes,
         model: Vector,
     ) -> None:
-        """Record a closed round, its checkpoint and model; durable on return. Call off the loop.
+        """Write a closed round, its checkpoint and model; durable on return. Call off the loop.
 
         Args:
             round_row: The round.
-            selections: One row a device.
-            exchanges: One row a selected device; replaces rows added while the round was open.
-            checkpoint_state: Everything else that is needed to go on.
+            selections: One row per device.
+            exchanges: One row per selected device; replaces rows added while the round was open.
+            checkpoint_state: The other state that a resumed run needs.
             model: The global model after the round, shape (n_values,).
 
         Raises:
@@ -333,19 +346,19 @@ class Store:
         self._writer.put("UPDATE run SET status = ?, reason = ?", [(status, reason)])
 
     def set_dilation(self, dilation: float) -> None:
-        """Queue how many seconds of the machine one second of the run's clock took."""
+        """Queue the seconds of the machine per second of the run's clock."""
         self._writer.put("UPDATE run SET dilation = ?", [(dilation,)])
 
     def last_checkpoint(self) -> Checkpoint | None:
-        """Return the checkpoint that the store was reopened at; None for a run without one."""
+        """Return the checkpoint at which the store was reopened; None for a run without one."""
         return self._checkpoint
 
     @contextmanager
     def restoring(self) -> Iterator[None]:
-        """Let a block take over what `last_checkpoint` holds, and say so if it cannot.
+        """Turn decoding errors of a block that restores the last checkpoint into a `StoreError`.
 
         Raises:
-            StoreError: It is of a version of Fairbed that kept other things.
+            StoreError: Another version of Fairbed wrote the checkpoint.
         """
         try:
             yield
@@ -353,15 +366,15 @@ class Store:
             got = f"one without {exc}" if isinstance(exc, KeyError) else str(exc)
             raise StoreError(
                 f"{self.folder}: its checkpoint must be of this version of Fairbed, got {got}; "
-                "go on with the version that wrote it, or begin a new run"
+                "continue with the version that wrote it, or start a new run"
             ) from exc
 
     def resume_offset_s(self) -> float:
-        """Return the last instant recorded before this process, so that the run clock goes on."""
+        """Return the last instant recorded before this process, where the run clock continues."""
         return self._offset_s
 
-    def keep_up(self) -> None:
-        """Wait for the disk if it is far behind: for whoever adds rows without a pause.
+    def wait_for_disk(self) -> None:
+        """Wait if many rows are queued: for callers that add rows without a pause.
 
         Raises:
             StoreError: The disk failed or took longer than a minute.
@@ -370,20 +383,20 @@ class Store:
             self.flush(CLOSE_ROUND_TIMEOUT_S)
 
     def flush(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Wait until everything added so far is committed. Call off the loop."""
+        """Wait until all rows added so far are committed. Call off the event loop."""
         self._writer.run(lambda _: None, timeout_s)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Write what is queued and give the run up; a second call does nothing.
+        """Write all queued rows and release the run; a second call does nothing.
 
         Raises:
-            StoreError: Something could not be written and nobody was told yet.
+            StoreError: A write failed and no call has raised that yet.
         """
         dropped = self._dropped_before + self._writer.dropped
 
         def finish(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE run SET telemetry_dropped = ?", (dropped,))
-            _fold_journal(connection)
+            _end_wal(connection)
 
         try:
             if self._writer.is_open:
@@ -394,15 +407,15 @@ class Store:
             finally:
                 self._lock.release()
 
-    def _forget(self, stream: str, now_s: float) -> None:
+    def _delete_old_rows(self, stream: str, now_s: float) -> None:
         self._writer.put(
             f"DELETE FROM {stream} WHERE at_s < ? OR id <= (SELECT max(id) FROM {stream}) - ?",
             [(now_s - STREAM_MAX_AGE_S, STREAM_MAX_ROWS)],
         )
 
 
-def _fold_journal(connection: sqlite3.Connection) -> None:
-    """Leave one self-contained file behind, unless somebody still reads it."""
+def _end_wal(connection: sqlite3.Connection) -> None:
+    """Leave one self-contained database file, unless a reader still has it open."""
     connection.execute("PRAGMA busy_timeout = 0")
     try:
         connection.execute("PRAGMA journal_mode = DELETE")

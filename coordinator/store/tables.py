@@ -1,10 +1,10 @@
 """The rows of the run store: a dataclass is a table, a field a column, its suffix the unit.
 
-`at_s` is seconds since the run was created, on the coordinator's monotonic clock, which goes on
-after a restart. Wall-clock instants are ISO 8601 strings in UTC, for people only.
+`at_s` is seconds since the run was created, on the coordinator's monotonic clock, which continues
+after a restart. Wall-clock instants are ISO 8601 strings in UTC, for display only.
 
-The coordinator writes what it decided and observed. The testbed writes `truth` and `condition`:
-what it configured, for analysis only.
+The coordinator writes its decisions and observations. The testbed writes what it configured
+(`truth` and `condition`), which only analysis reads.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from typing import ClassVar, TypeAlias
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetStatsRow:
-    """A replayed fleet that is too large for a row of each device, after one round."""
+    """Statistics after one round of a replayed fleet that is too large for a row per device."""
 
     TABLE: ClassVar[str] = "fleet_stats"
     KEY: ClassVar[tuple[str, ...]] = ("round",)
@@ -21,23 +21,23 @@ class FleetStatsRow:
     round: int
     devices: int
     selected: int
-    """Devices that were selected at least once: those of the device table."""
+    """Devices that were selected at least once: the rows of the device table."""
     min_selection_rate: float
     """Lowest selections / rounds."""
     min_aggregation_rate: float
     """Lowest aggregated updates / rounds."""
     jain: float | None
-    """Of the selections; None before the first."""
+    """Jain index of the selections; None before the first selection."""
     slack: float
-    """Least rate - (beta - Z / T) over the devices: below 0, the bound is broken."""
+    """Minimum over the devices of rate - (beta - Z / T); below 0, the bound is violated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetContextRow:
-    """What was known of every device at the selection of one round, column by column.
+    """The contexts of all devices at the selection of one round, column by column.
 
-    Written for fleets of up to `coordinator.records.rows.MAX_FLEET_ROW_DEVICES` devices, in the
-    order of their rows, as little-endian float64.
+    Written for fleets of up to `coordinator.records.rows.MAX_FLEET_ROW_DEVICES` devices, in row
+    order, as little-endian float64.
     """
 
     TABLE: ClassVar[str] = "fleet_context"
@@ -45,7 +45,7 @@ class FleetContextRow:
 
     round: int
     context: bytes
-    """1/mu, cold start, seconds down, seconds up: input of the estimator, shape (N, 4)."""
+    """1/mu, cold start, download and upload in seconds: input of the estimator, shape (N, 4)."""
     expected_tau_s: bytes | None
     """The true expected exchange times, seconds, shape (N,); None in a live run."""
 
@@ -73,7 +73,7 @@ class LossQueryRow:
     evaluate_s: float | None
     was_cold: bool | None
     bytes_down: int
-    """Of the model."""
+    """Bytes of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,12 +95,12 @@ class SelectionRow:
     propensity: float
     """Probability of being in the cohort, given what the selector picked."""
     is_audit: bool
-    """Drawn uniformly, for the audit sample."""
+    """Drawn uniformly for the audit sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TruthRow:
-    """What the testbed configured for a device."""
+    """Configuration of a device by the testbed."""
 
     TABLE: ClassVar[str] = "truth"
     KEY: ClassVar[tuple[str, ...]] = ("name",)
@@ -120,35 +120,35 @@ class TruthRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionRow:
-    """What the testbed configured for a device over a stretch of time, as exact means.
+    """Configured conditions of a device, as exact means over a span of time.
 
-    Written for devices whose conditions change, at most once a second each, and kept as long as
-    telemetry.
+    Written for devices whose conditions change, at most once a second per device; retained as long
+    as telemetry.
     """
 
     TABLE: ClassVar[str] = "condition"
     KEY: ClassVar[tuple[str, ...]] = ()
 
     at_s: float
-    """End of the stretch."""
+    """End of the span."""
     duration_s: float
     device: str
     speed_ratio: float | None
-    """Of its processor, in cores of the emulating machine, time not dilated; None is not slowed."""
+    """Processor speed in cores of the emulating machine, without dilation; None: not throttled."""
     clock_ratio: float
-    """Clock / nominal clock, heat included."""
+    """Clock / nominal clock, thermal throttling included."""
     temperature_celsius: float | None
     """At the end; None if the profile has no temperature."""
     down_bps: float | None
-    """Bits that could pass / seconds: an outage counts as 0. None is not limited."""
+    """Mean capacity; an outage counts as 0. None: not limited."""
     up_bps: float | None
     delay_s: float
     jitter_s: float
     loss_ratio: float
     outage_s: float
-    """Time without a link, or frozen."""
+    """Time without a link, or with a frozen agent."""
     unwilling_s: float
-    """Time in which it was not available by its schedule."""
+    """Time in which its schedule made it unavailable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,20 +165,20 @@ class RunRow:
     seed: int
     config_hash: str
     version: str
-    """Of Fairbed."""
+    """Version of Fairbed."""
     git_revision: str | None
     dilation: float
-    """Seconds of the machine in one second of the run's clock."""
+    """Seconds of the machine per second of the run's clock."""
     status: str
-    """created, running, paused, done, failed, stopped. A reader reports a live status without a
-    live process as interrupted."""
+    """created, running, paused, done, failed, stopped. A reader reports a live status whose process
+    is dead as interrupted."""
     reason: str
     resumes: int
     """How often the run was resumed."""
     telemetry_dropped: int
     """Rows of telemetry and conditions that were not stored because the writer fell behind."""
     clock: str
-    """real, or virtual: a replay."""
+    """real, or virtual for a replay."""
     selection_rows: str
     """all: a selection row for each device and round; selected: for the cohort only, and for all
     devices in the last round."""
@@ -210,7 +210,7 @@ class RoundRow:
 
     round: int
     attempt: int
-    """How often the round was started again after a restart."""
+    """How often the round was restarted with the coordinator."""
     status: str
     """done, or void: no device available, or no update arrived."""
     dispatched_at_s: float
@@ -228,18 +228,18 @@ class RoundRow:
     """Sum of Z over all devices after the round."""
     queue_max: float
     lag_p99_s: float
-    """Lag of the coordinator's loop during the round."""
+    """99th percentile of the event loop's lag during the round."""
     bytes_down: int
     bytes_up: int
     model_sha256: str
     coordinator_encode_s: float | None
-    """Packing the next model at the coordinator, part of close_s; None if it was not packed."""
+    """Encoding of the next model, part of close_s; None if it was not encoded."""
     loss_query_s: float
     """Loss queries before the dispatch, part of the duration."""
     aggregated_late: int = 0
-    """Updates of older model versions that entered the next model."""
+    """Late updates, of older model versions, that entered the next model."""
     dropped_late: int
-    """Exchanges dropped in it because they were too late."""
+    """Late exchanges that were dropped in this round."""
     cancelled: int
 
 
@@ -258,18 +258,18 @@ class ExchangeRow:
     reason: str
     """One line when the outcome is not done or the exchange is not valid."""
     is_valid: bool
-    """May teach the estimator."""
+    """The estimator may learn from it."""
     dispatched_at_s: float
     tau_wall_s: float | None
     """t_complete - t_dispatch."""
     queued_s: float
-    """Waiting for a grant: time of the coordinator, not of the device."""
+    """Wait for an upload grant, which is the coordinator's time and not the device's."""
     tau_s: float | None
     """tau_wall - queued: the model exchange time."""
     signal_s: float | None
     """Control round trip during the round."""
     unaccounted_s: float | None
-    """What phases and signal leave of tau."""
+    """tau minus all phases and signal_s."""
     download_s: float | None
     load_s: float | None
     evaluate_s: float | None
@@ -283,10 +283,10 @@ class ExchangeRow:
     coordinator_decode_s: float | None
     """From the update's blob to its vector, off the loop and outside tau; None for float32."""
     contended_s: float | None
-    """How long the emulating machine kept the device, its link or the broker waiting; None where
-    that cannot be measured."""
+    """How long the host kept the device, its link or the broker waiting; None where that cannot be
+    measured."""
     is_contended: bool
-    """Contention on the host was so long that the exchange is invalid."""
+    """The host's contention made the exchange invalid."""
     codec_down: str
     """Codec of the model: float32, float16, int8 or delta."""
     codec_up: str
@@ -304,25 +304,25 @@ class ExchangeRow:
     loss_before: float | None
     loss_train: float | None
     mu_cores: float | None
-    """Context known before selection, like the four below."""
+    """Context before the selection, like the four below."""
     downlink_bps: float | None
     uplink_bps: float | None
     link_age_s: float | None
     context_age_s: float | None
     s_not_previous: int
-    """Cold-start coding of the default: 1 if it did not complete training in the last round."""
+    """Default cold-start coding: 1 if the device did not complete training in the last round."""
     s_literal_seed: int
     tau_hat_s: float | None
-    """Prediction made before selection."""
+    """Prediction before the selection."""
     width_s: float | None
     steady_down_bytes: int | None
-    """Steady part of the model's transfer, after its first chunk: by then TCP has found the rate
-    of the link. None for a single chunk or a repeated one; likewise the three below."""
+    """Steady part of the model's transfer, after its first chunk, when TCP has reached the rate of
+    the link. None for a single chunk or a repeated one; likewise the three below."""
     steady_down_s: float | None
     steady_up_bytes: int | None
     steady_up_s: float | None
     staleness: int | None
-    """Model versions made while it trained, 0 in time; None if it was not aggregated."""
+    """Model versions published while it trained, 0 if it was in time; None if not aggregated."""
     aggregated_round: int | None
     """The round in which it was aggregated; None if it was not."""
 
@@ -347,10 +347,10 @@ class MetricRow:
     accuracy_gini: float | None
     accuracy_gap: float
     loss_mean: float | None
-    """None when the model has diverged, like the next."""
+    """None when the model has diverged; likewise the next."""
     loss_std: float | None
     evaluate_s: float
-    """Off the record."""
+    """Not part of any round's duration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,7 +370,7 @@ class DeviceMetricRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetryRow:
-    """One context as it arrived (kept for a limited time)."""
+    """One context as it arrived; retained for a limited time."""
 
     TABLE: ClassVar[str] = "telemetry"
     KEY: ClassVar[tuple[str, ...]] = ()
@@ -386,16 +386,16 @@ class TelemetryRow:
     rss_bytes: int | None
     temperature_celsius: float | None
     free_cores: float | None
-    """Cores that are idle or the agent's; None where it was not reported."""
+    """Cores that are idle or used by the agent; None where not reported."""
     clock_ratio: float | None
     """Clock under load / nominal clock; None where it cannot be read."""
     throttled: str | None
-    """Causes that throttle the processor, comma-separated; empty is none, None is unknown."""
+    """Causes that throttle the processor, comma-separated; empty: no throttling, None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRow:
-    """One event of the run, for people."""
+    """One event of the run, for display."""
 
     TABLE: ClassVar[str] = "event"
     KEY: ClassVar[tuple[str, ...]] = ()
@@ -426,7 +426,7 @@ class CommandRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRow:
-    """Everything that resuming after a closed round needs."""
+    """State from which a run resumes after a closed round."""
 
     TABLE: ClassVar[str] = "checkpoint"
     KEY: ClassVar[tuple[str, ...]] = ("round",)

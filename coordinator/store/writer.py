@@ -1,4 +1,4 @@
-"""The one thread that writes: takes rows at once, commits them in batches, runs jobs in order."""
+"""The writer thread of a store: queues rows, commits them in batches, runs jobs in order."""
 
 import sqlite3
 import threading
@@ -18,15 +18,15 @@ T = TypeVar("T")
 Job = Callable[[sqlite3.Connection], T]
 
 COMMIT_INTERVAL_S = 0.25
-"""A crash loses at most this much of what is not a closed round."""
+"""Longest time between commits: a crash loses at most this much, and no closed round."""
 MAX_ROWS = 100_000
-"""Rows in memory before the run is told that the disk is dead: minutes of a large fleet."""
+"""Rows in memory at which `put` fails: minutes of a large fleet without a working disk."""
 MAX_DROPPABLE = 10_000
 """Telemetry rows in memory: 10 s of a thousand devices."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _QueuedJob:
     job: Job[Any]
     future: Future[Any]
 
@@ -34,9 +34,9 @@ class _Task:
 class Writer:
     """Owns the writing connection.
 
-    Full-policy: droppable rows (telemetry) push out their oldest and are counted; other rows
-    are never dropped, and when `MAX_ROWS` wait, `put` raises. After one failed commit the
-    writer is broken for good: every call raises that one `StoreError`, nothing hangs.
+    When a queue is full, a new droppable row (telemetry) replaces the oldest one, which is counted
+    as dropped; other rows are never dropped: `put` raises when `MAX_ROWS` wait. A failed commit is
+    final: from then on every call raises its `StoreError`, and no call blocks.
     """
 
     def __init__(
@@ -47,12 +47,13 @@ class Writer:
         self._interval_s = interval_s
         self._rows: deque[tuple[str, Sequence[Values]]] = deque()
         self._waiting = 0
-        """Rows in `_rows`, which come in batches."""
+        """Rows in the batches of `_rows`."""
         self._droppable: deque[tuple[str, Sequence[Values]]] = deque()
-        self._tasks: deque[_Task] = deque()
+        self._jobs: deque[_QueuedJob] = deque()
         self._dropped = 0
         self._failure: StoreError | None = None
-        self._is_told = False
+        self._is_failure_raised = False
+        """A caller has received `_failure`."""
         self._is_closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._loop, name="store.writer", daemon=True)
@@ -60,24 +61,24 @@ class Writer:
 
     @property
     def dropped(self) -> int:
-        """Droppable rows pushed out so far."""
+        """Number of rows dropped so far."""
         return self._dropped
 
     @property
     def is_open(self) -> bool:
-        """Neither closed nor broken."""
+        """The writer is neither closed nor broken."""
         return self._failure is None and not self._is_closing
 
     @property
     def backlog(self) -> int:
-        """Rows that no commit has begun to write."""
+        """Number of rows that wait for a commit."""
         return self._waiting + len(self._droppable)
 
     def put(self, sql: str, rows: Sequence[Values], *, is_droppable: bool = False) -> None:
-        """Queue rows of one statement, those that are droppable one by one; never waits.
+        """Queue rows of one statement without waiting; droppable rows come one at a time.
 
         Raises:
-            StoreError: The writer is closed, broken, or `MAX_ROWS` behind.
+            StoreError: The writer is closed or broken, or `MAX_ROWS` rows wait.
         """
         with self._changed:
             self._check()
@@ -97,18 +98,18 @@ class Writer:
                 self._changed.notify()
 
     def run(self, job: Job[T], timeout_s: float) -> T:
-        """Run `job` on the writer's thread after all rows queued so far, and wait for it.
+        """Run `job` on the writer thread after all rows queued so far, and wait for its result.
 
         Raises:
-            StoreError: The writer is closed or broken, the job failed, or time ran out.
+            StoreError: The writer is closed or broken, the job failed, or the time ran out.
         """
-        task = _Task(job, Future())
+        queued = _QueuedJob(job, Future())
         with self._changed:
             self._check()
-            self._tasks.append(task)
+            self._jobs.append(queued)
             self._changed.notify()
         try:
-            result: T = task.future.result(timeout_s)
+            result: T = queued.future.result(timeout_s)
         except FutureTimeoutError as exc:
             raise StoreError(
                 f"{self._path}: must take a write within {timeout_s:g} s, got nothing; "
@@ -117,10 +118,10 @@ class Writer:
         return result
 
     def close(self, timeout_s: float) -> None:
-        """Write what is queued and end the thread; a second call does nothing.
+        """Write all queued rows and end the thread; a second call does nothing.
 
         Raises:
-            StoreError: A commit failed that nobody was told of, or time ran out.
+            StoreError: A commit failed and no call has raised that yet, or the time ran out.
         """
         with self._changed:
             self._is_closing = True
@@ -130,13 +131,13 @@ class Writer:
             raise StoreError(
                 f"{self._path}: must close within {timeout_s:g} s, got stuck; check the disk"
             )
-        if self._failure is not None and not self._is_told:
-            self._is_told = True
+        if self._failure is not None and not self._is_failure_raised:
+            self._is_failure_raised = True
             raise self._failure
 
     def _check(self) -> None:
         if self._failure is not None:
-            self._is_told = True
+            self._is_failure_raised = True
             raise self._failure
         if self._is_closing:
             raise StoreError(f"{self._path}: must be open, got a write after close")
@@ -147,24 +148,24 @@ class Writer:
                 self._changed.wait_for(lambda: self._has_work() or self._is_closing)
                 self._changed.wait_for(self._is_urgent, self._interval_s)
                 batches = [*self._rows, *self._droppable]
-                tasks = list(self._tasks)
+                jobs = list(self._jobs)
                 is_closing = self._is_closing
                 self._rows.clear()
                 self._waiting = 0
                 self._droppable.clear()
-                self._tasks.clear()
-            self._write(batches, tasks)
+                self._jobs.clear()
+            self._write(batches, jobs)
             if is_closing:
                 break
         self._connection.close()
 
     def _has_work(self) -> bool:
-        return bool(self._rows or self._droppable or self._tasks)
+        return bool(self._rows or self._droppable or self._jobs)
 
     def _is_urgent(self) -> bool:
-        return bool(self._tasks or self._is_closing)
+        return bool(self._jobs or self._is_closing)
 
-    def _write(self, batches: list[tuple[str, Sequence[Values]]], tasks: list[_Task]) -> None:
+    def _write(self, batches: list[tuple[str, Sequence[Values]]], jobs: list[_QueuedJob]) -> None:
         try:
             if batches and self._failure is None:
                 with translated(self._path), transaction(self._connection):
@@ -172,19 +173,19 @@ class Writer:
                         self._connection.executemany(sql, rows)
         except StoreError as exc:
             self._failure = exc
-        for task in tasks:
-            self._run(task)
+        for queued in jobs:
+            self._run(queued)
 
-    def _run(self, task: _Task) -> None:
+    def _run(self, queued: _QueuedJob) -> None:
         try:
             if self._failure is not None:
                 raise self._failure
             with translated(self._path):
-                result = task.job(self._connection)
+                result = queued.job(self._connection)
         except StoreError as exc:
-            self._failure, self._is_told = exc, True
-            task.future.set_exception(exc)
-        except Exception as exc:  # a fault of the job itself belongs to who asked for it
-            task.future.set_exception(exc)
+            self._failure, self._is_failure_raised = exc, True
+            queued.future.set_exception(exc)
+        except Exception as exc:  # the job's own error is raised by `run`
+            queued.future.set_exception(exc)
         else:
-            task.future.set_result(result)
+            queued.future.set_result(result)

@@ -5,7 +5,7 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-from fairbed.coordinator.store import Store
+from fairbed.coordinator.store import NewRun, Store
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import EventRow
 from fairbed.testbed.experiment.file import Experiment
@@ -71,7 +71,7 @@ def replay_stage(
         store.set_status("running")
         for row in stage.rows:
             store.add(row)
-            store.keep_up()
+            store.wait_for_disk()
         promise = infeasible_rate(experiment)
         if promise is not None and engine.at.round == 0:
             store.add(_warning("infeasible", promise))
@@ -107,13 +107,14 @@ def _open_store(experiment: Experiment, folder: Path, run_id: str, devices: int)
         return Store.reopen(folder)
     return Store.create(
         folder,
-        run_id=run_id,
-        name=experiment.name,
-        experiment_toml=experiment.resolved_toml(),
-        seed=experiment.seed,
-        config_hash=experiment.hash(),
-        version=version("fairbed"),
-        git_revision=None,
-        clock="virtual",
-        selection_rows="all" if devices <= LISTED else "selected",
+        NewRun(
+            run_id=run_id,
+            name=experiment.name,
+            experiment_toml=experiment.resolved_toml(),
+            seed=experiment.seed,
+            config_hash=experiment.hash(),
+            version=version("fairbed"),
+            clock="virtual",
+            selection_rows="all" if devices <= LISTED else "selected",
+        ),
     )

@@ -19,7 +19,7 @@ from fairbed.coordinator.ports import HostServices
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.lease import check_tree_is_free
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
-from fairbed.coordinator.store import RunReader, Store
+from fairbed.coordinator.store import NewRun, RunReader, Store
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.task.catalogue import initial_vector, load_task
 from fairbed.testbed.backends.base import Backend
@@ -384,14 +384,15 @@ def _open_store(plan: RunPlan) -> tuple[Store, int]:
     if not (plan.folder / DATABASE).exists():
         return Store.create(
             plan.folder,
-            run_id=plan.run_id,
-            name=plan.experiment.name,
-            experiment_toml=plan.experiment.resolved_toml(),
-            seed=plan.experiment.seed,
-            config_hash=plan.experiment.hash(),
-            version=version("fairbed"),
-            git_revision=None,
-            dilation=plan.dilation,
+            NewRun(
+                run_id=plan.run_id,
+                name=plan.experiment.name,
+                experiment_toml=plan.experiment.resolved_toml(),
+                seed=plan.experiment.seed,
+                config_hash=plan.experiment.hash(),
+                version=version("fairbed"),
+                dilation=plan.dilation,
+            ),
         ), 0
     store = Store.reopen(plan.folder)
     with RunReader(plan.folder) as reader:

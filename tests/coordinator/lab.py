@@ -24,7 +24,7 @@ from fairbed.coordinator.policy.decisions import make_decisions
 from fairbed.coordinator.ports import HostServices, Score
 from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.server.service import Coordinator, End, LinkSetup, TrainingSetup
-from fairbed.coordinator.store import RunReader, Store
+from fairbed.coordinator.store import NewRun, RunReader, Store
 from fairbed.coordinator.task.catalogue import initial_vector, load_task
 from fairbed.device_agent.agent import Agent
 from fairbed.device_agent.config import AgentConfig, Timeouts
@@ -188,13 +188,14 @@ class Lab:
             return Store.reopen(run)
         return Store.create(
             run,
-            run_id="lab",
-            name="lab",
-            experiment_toml="",
-            seed=1,
-            config_hash="",
-            version="0",
-            git_revision=None,
+            NewRun(
+                run_id="lab",
+                name="lab",
+                experiment_toml="",
+                seed=1,
+                config_hash="",
+                version="0",
+            ),
         )
 
     async def run(self, config: CoordinatorConfig) -> End:

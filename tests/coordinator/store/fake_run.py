@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fairbed.coordinator.store import Store
+from fairbed.coordinator.store import NewRun, Store
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import (
     DeviceMetricRow,
@@ -54,14 +54,16 @@ def make_store(folder: Path, rounds: int = 30, dilation: float = 1.0) -> Store:
     """Create the store of a run without rows."""
     return Store.create(
         folder,
-        run_id=folder.name,
-        name="digits-12",
-        experiment_toml=experiment_toml(rounds),
-        seed=7,
-        config_hash="c0ffee",
-        version="0.1.0",
-        git_revision="abc1234",
-        dilation=dilation,
+        NewRun(
+            run_id=folder.name,
+            name="digits-12",
+            experiment_toml=experiment_toml(rounds),
+            seed=7,
+            config_hash="c0ffee",
+            version="0.1.0",
+            git_revision="abc1234",
+            dilation=dilation,
+        ),
     )
 
 

@@ -166,10 +166,10 @@ def test_a_new_store_says_whose_it_is_and_which_version(connection: sqlite3.Conn
 @pytest.mark.parametrize(
     ("application", "version", "error", "advice"),
     [
-        (0, 0, EmptyStoreError, "no run was begun in it"),
+        (0, 0, EmptyStoreError, "no run started in it"),
         (0, 11, OldStoreError, "an older Fairbed wrote it"),
         (APPLICATION_ID, 99, StoreVersionError, "update Fairbed to open it"),
-        (0x1234, 1, StoreVersionError, "it is no run store"),
+        (0x1234, 1, StoreVersionError, "it is not a run store"),
     ],
 )
 def test_a_store_of_another_format_gives_one_line(

@@ -327,7 +327,7 @@ def test_old_rows_of_a_stream_are_forgotten(store: Store, folder: Path) -> None:
         store.add(condition(float(i)))
     store.flush()
     for stream in ("telemetry", "condition"):
-        store._forget(stream, 24 * 3600.0 + 5.0)
+        store._delete_old_rows(stream, 24 * 3600.0 + 5.0)
     store.flush()
     with RunReader(folder) as reader:
         assert reader.counts().telemetry == 5

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from fairbed import profiles
-from fairbed.coordinator.store import Store
+from fairbed.coordinator.store import NewRun, Store
 from fairbed.coordinator.store.tables import EventRow
 from fairbed.testbed.cli.main import main
 from fairbed.testbed.experiment.file import Experiment
@@ -34,13 +34,14 @@ def _make_run(root: Path, world: World, experiment: str = EXPERIMENT) -> Path:
     with closing(
         Store.create(
             folder,
-            run_id="by-hand",
-            name="by-hand",
-            experiment_toml=resolved,
-            seed=0,
-            config_hash="",
-            version="0",
-            git_revision=None,
+            NewRun(
+                run_id="by-hand",
+                name="by-hand",
+                experiment_toml=resolved,
+                seed=0,
+                config_hash="",
+                version="0",
+            ),
         )
     ) as store:
         capabilities = msgspec.json.encode(CAPABILITIES).decode()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fairbed.coordinator.store import Store
+from fairbed.coordinator.store import NewRun, Store
 from fairbed.testbed.cli.main import main
 from tests.coordinator.store.fake_run import as_older, fake_run
 
@@ -79,13 +79,14 @@ def test_rm_deletes_a_finished_run_but_not_a_live_one(
 ) -> None:
     live = Store.create(
         runs / "live-1",
-        run_id="live-1",
-        name="live",
-        experiment_toml="",
-        seed=0,
-        config_hash="",
-        version="0",
-        git_revision=None,
+        NewRun(
+            run_id="live-1",
+            name="live",
+            experiment_toml="",
+            seed=0,
+            config_hash="",
+            version="0",
+        ),
     )
     try:
         assert main(["rm", "live-1", "--runs", str(runs)]) == 2

@@ -128,7 +128,7 @@ def test_a_checkpoint_of_another_version_is_told_in_one_line(
     assert main(["replay", str(folder)]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
         f"fairbed: {folder}: its checkpoint must be of this version of Fairbed, got one without "
-        "'idle_at'; go on with the version that wrote it, or begin a new run"
+        "'idle_at'; continue with the version that wrote it, or start a new run"
     )
 
 

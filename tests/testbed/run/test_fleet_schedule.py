@@ -7,7 +7,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from fairbed.coordinator.store import RunReader, Store, StoreError
+from fairbed.coordinator.store import NewRun, RunReader, Store, StoreError
 from fairbed.testbed.emulation.conditions import Conditions
 from fairbed.testbed.errors import BackendError
 from fairbed.testbed.experiment.file import EmulationConfig, Experiment, FleetConfig, OutageConfig
@@ -44,13 +44,14 @@ def devices(*outages: OutageConfig) -> list[PlannedDevice]:
 def new_store(folder: Path) -> Store:
     return Store.create(
         folder,
-        run_id="run",
-        name="driven",
-        experiment_toml="",
-        seed=0,
-        config_hash="",
-        version="0",
-        git_revision=None,
+        NewRun(
+            run_id="run",
+            name="driven",
+            experiment_toml="",
+            seed=0,
+            config_hash="",
+            version="0",
+        ),
     )
 
 
