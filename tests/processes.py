@@ -5,9 +5,8 @@ import psutil
 LONG_LIVED = (
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",
-    "loky.backend.resource_tracker",
 )
-"""Processes of the standard library and of loky that end with pytest itself."""
+"""Processes of the standard library that end with pytest itself."""
 
 
 def own_children() -> list[psutil.Process]:

@@ -51,6 +51,5 @@ def test_every_pool_of_processes_ends_with_its_parent() -> None:
         for path in (ROOT / package).rglob("*.py")
         if "ProcessPoolExecutor(" in path.read_text()
     }
-    pools = {Path("experiments/processes.py"), Path("testbed/replay/cohort/worker_pool.py")}
-    assert set(makers) == pools
+    assert set(makers) == {Path("experiments/processes.py")}
     assert all("die_with_parent" in text for text in makers.values())

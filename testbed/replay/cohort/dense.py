@@ -4,7 +4,6 @@ See docs/decisions/0011-a-cohort-trains-in-cache.md.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -15,13 +14,11 @@ from fairbed.testbed.replay.cohort.batches import longest_first
 from fairbed.testbed.replay.cohort.net import DenseNet, train_chunk
 from fairbed.testbed.replay.cohort.ordered import OrderedThreads
 from fairbed.testbed.replay.cohort.shards import Shards
+from fairbed.testbed.replay.cohort.worker_pool import WorkerPool
 from fairbed.wire.artifact import TaskSpec
 from fairbed.wire.messages import Hyperparameters
 from fairbed.wire.selfcheck import Examples, run_selfcheck
 from fairbed.wire.tensors import BYTES_PER_VALUE
-
-if TYPE_CHECKING:
-    from fairbed.testbed.replay.cohort.worker_pool import WorkerPool
 
 CHUNK_BYTES = 1 << 20
 """What the models, steps and mini-batches of one chunk may take, unless one device takes more:
@@ -59,7 +56,7 @@ class DenseTrainer:
         run_selfcheck(spec, self._one)
         most = max(1, CHUNK_BYTES // (2 * BYTES_PER_VALUE * self._net.n_params))
         has_others = threads > 1 and len(shards.n_k) > most
-        self._pool = _make_pool(spec, shards, most, threads - 1) if has_others else None
+        self._pool = WorkerPool(spec, shards, most, threads - 1) if has_others else None
 
     def train(
         self, vector: Vector, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
@@ -130,10 +127,3 @@ class DenseTrainer:
         flat = x.reshape(1, len(y), -1).astype(np.float32)
         loss = self._net.gradient(vector[np.newaxis], flat, y[np.newaxis], w, gradient)
         return float(loss[0]), gradient[0]
-
-
-def _make_pool(spec: TaskSpec, shards: Shards, most: int, size: int) -> "WorkerPool":
-    # loky takes 160 ms to load: a fleet of one chunk, or one thread, does not need it.
-    from fairbed.testbed.replay.cohort.worker_pool import WorkerPool
-
-    return WorkerPool(spec, shards, most, size)

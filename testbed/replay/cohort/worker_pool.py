@@ -1,25 +1,24 @@
 """Worker processes that train chunks of a cohort beside the replay's own process.
 
-Processes, because threads that train wait for each other at the interpreter's lock. loky, which
-comes with joblib, starts and feeds them. The examples, the global model and the trained models lie
-in memory that all processes share: one chunk moves a few hundred bytes between them. See
-docs/decisions/0011-a-cohort-trains-in-cache.md for what that costs.
+Processes, because threads that train wait for each other at the interpreter's lock. The examples,
+the global model and the trained models lie in memory that all processes share: one chunk moves a
+few hundred bytes through a pipe. A worker is `python -m fairbed.testbed.replay.cohort.worker_pool`.
+docs/decisions/0011-a-cohort-trains-in-cache.md compares this with loky.
 """
 
 import mmap
 import os
-import re
-import signal
+import socket
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from multiprocessing import resource_tracker
-from multiprocessing.reduction import DupFd
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 import numpy as np
-from joblib.externals.loky import BrokenProcessPool, Future, ProcessPoolExecutor
 from numpy.typing import DTypeLike, NDArray
 from threadpoolctl import ThreadpoolController
 
@@ -36,8 +35,8 @@ from fairbed.wire.messages import Hyperparameters
 ADVICE = "--threads 1 needs no other process"
 CACHE_LINE_BYTES = 64
 """Shared arrays begin at multiples of this."""
-EXIT_CODES = re.compile(r"exit codes of the workers are \{(.*)\}")
-"""In the message of loky's error."""
+EXIT_TIMEOUT_S = 5.0
+"""For a worker to end after its pipe was closed."""
 
 Layout: TypeAlias = "Mapping[str, tuple[DTypeLike, tuple[int, ...]]]"
 """Type and shape of each array by its name."""
@@ -46,10 +45,8 @@ Layout: TypeAlias = "Mapping[str, tuple[DTypeLike, tuple[int, ...]]]"
 class SharedArrays:
     """Arrays in anonymous memory, which ends with the last process that maps it.
 
-    They can be pickled only as an argument of a process that is being started.
-
     Args:
-        layout: What to make room for; all zero at first.
+        layout: Of the arrays; all are zero at first.
         memory: Descriptor of memory that has these arrays; None to make it.
 
     Raises:
@@ -57,14 +54,14 @@ class SharedArrays:
     """
 
     def __init__(self, layout: Layout, memory: int | None = None) -> None:
-        self._layout = layout
         starts, size = dict[str, int](), 0
         for name, (dtype, shape) in layout.items():
             starts[name] = size
             n_bytes = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
             size += -(-n_bytes // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
-        self._memory = _make_memory(size) if memory is None else memory
-        whole = mmap.mmap(self._memory, size)
+        self.memory = _make_memory(size) if memory is None else memory
+        """The descriptor."""
+        whole = mmap.mmap(self.memory, size)
         self._arrays = {
             name: np.ndarray(shape, np.dtype(dtype), whole, starts[name])
             for name, (dtype, shape) in layout.items()
@@ -74,16 +71,9 @@ class SharedArrays:
         array: NDArray[Any] = self._arrays[name]
         return array
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _attach, (self._layout, DupFd(self._memory))
-
     def close(self) -> None:
         """Give the descriptor back; arrays that are still in use stay."""
-        os.close(self._memory)
-
-
-def _attach(layout: Layout, memory: Any) -> SharedArrays:
-    return SharedArrays(layout, memory.detach())
+        os.close(self.memory)
 
 
 def _make_memory(size: int) -> int:
@@ -101,8 +91,78 @@ def _make_memory(size: int) -> int:
     return memory
 
 
+class _Worker:
+    """One worker process, seen from the replay.
+
+    Args:
+        spec: The task.
+        layout: Of the shared arrays.
+        memory: Descriptor of the shared memory.
+        slot: Index of its models in `trained`.
+
+    Raises:
+        OSError: The machine cannot start one more process.
+    """
+
+    def __init__(self, spec: TaskSpec, layout: Layout, memory: int, slot: int) -> None:
+        self.slot = slot
+        own_end, worker_end = socket.socketpair()
+        with own_end, worker_end:
+            arguments = map(str, (os.getpid(), worker_end.fileno(), memory))
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __spec__.name, *arguments],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(worker_end.fileno(), memory),
+                env={**os.environ, **ONE_THREAD},
+                start_new_session=True,  # Ctrl-C ends the replay, which then ends its workers
+            )
+            self._pipe = Connection(own_end.detach())
+        self._is_ready = False
+        self._pipe.send((spec, layout, slot))
+
+    def is_ready(self) -> bool:
+        """Return whether the process has loaded what it needs; does not wait."""
+        if not self._is_ready and self._pipe.poll():
+            with suppress(EOFError, OSError):  # `call` reports the death
+                self._pipe.recv()
+            self._is_ready = True
+        return self._is_ready
+
+    def call(self, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters) -> Any:
+        """Return steps, losses and problems of a chunk; its models are in `trained[slot]`.
+
+        Raises:
+            EngineError: The process has ended.
+        """
+        try:
+            self._pipe.send((jobs, hyperparameters))
+            return self._pipe.recv()
+        except (EOFError, OSError):
+            raise EngineError(self._death()) from None
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        try:
+            self._process.wait(EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _death(self) -> str:
+        try:
+            status = self._process.wait(EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return f"replay: a process that trains has closed its pipe; {ADVICE}"
+        how = f"signal {-status}" if status < 0 else f"exit status {status}"
+        return (
+            f"replay: a process that trains ended with {how}; the same command goes on from the "
+            f"last checkpoint, {ADVICE}"
+        )
+
+
 class WorkerPool:
-    """Worker processes; any thread may have one chunk trained at a time.
+    """Worker processes; as many threads as there are workers may have chunks trained at a time.
 
     They load what they need while the replay goes on: until then `is_ready` is False.
 
@@ -117,31 +177,30 @@ class WorkerPool:
     """
 
     def __init__(self, spec: TaskSpec, examples: Examples, most: int, size: int) -> None:
+        self._workers: list[_Worker] = []
+        layout = _layout(spec, examples, most, size)
         with ExitStack() as undo:
+            undo.callback(self.close)
             try:
-                self._shared = _share(spec, examples, most, size)
+                self._shared = _share(layout, examples)
                 undo.callback(self._shared.close)
-                known = (os.getpid(), spec, self._shared)
-                self._executor = ProcessPoolExecutor(
-                    size, initializer=_begin, initargs=known, env=ONE_THREAD
-                )
-                undo.callback(self._executor.shutdown, kill_workers=True)
-                with _blocked_interrupts():
-                    self._ready: Future[None] = self._executor.submit(_nothing)
+                for slot in range(size):
+                    self._workers.append(_Worker(spec, layout, self._shared.memory, slot))
             except OSError as exc:
                 problem = f"replay: cannot start a process to train: {exc}; {ADVICE}"
                 raise EngineError(problem) from exc
-            self._undo = undo.pop_all()
-        self._slots: SimpleQueue[int] = SimpleQueue()
-        for slot in range(size):
-            self._slots.put(slot)
+            undo.pop_all()
+        self._shared.close()  # the workers have the memory, and this process has it mapped
+        self._idle: SimpleQueue[_Worker] = SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
 
     def is_ready(self) -> bool:
-        """Tell whether a process has loaded what it needs; does not wait."""
-        return bool(self._ready.done())
+        """Return whether every process has loaded what it needs; does not wait."""
+        return all([worker.is_ready() for worker in self._workers])
 
     def begin_at(self, vector: Vector) -> None:
-        """Let all that is trained from here on begin at `vector`, shape (n_values,)."""
+        """Set where all later training begins: `vector`, shape (n_values,)."""
         self._shared["vector"][:] = vector
 
     def train(
@@ -152,91 +211,67 @@ class WorkerPool:
         Raises:
             EngineError: A worker has ended.
         """
-        slot = self._slots.get()
+        worker = self._idle.get()
         try:
-            future = self._executor.submit(_train, slot, jobs, hyperparameters)
-            steps, loss_train, problems = future.result()
-            vectors = self._shared["trained"][slot, : len(jobs)].copy()
-        except BrokenProcessPool as exc:
-            codes = EXIT_CODES.search(str(exc))
-            how = f" with {codes[1]}" if codes else ""
-            raise EngineError(
-                f"replay: a process that trains ended{how}; the same command goes on from the "
-                f"last checkpoint, {ADVICE}"
-            ) from exc
+            steps, loss_train, problems = worker.call(jobs, hyperparameters)
+            vectors = self._shared["trained"][worker.slot, : len(jobs)].copy()
         finally:
-            self._slots.put(slot)
+            self._idle.put(worker)
         return CohortResult(np.array(at, dtype=np.int64), vectors, steps, loss_train, problems)
 
     def close(self) -> None:
         """End all processes."""
-        self._undo.close()
+        for worker in self._workers:
+            worker.close()
+        self._workers.clear()
 
 
-def _share(spec: TaskSpec, examples: Examples, most: int, size: int) -> SharedArrays:
+def _layout(spec: TaskSpec, examples: Examples, most: int, size: int) -> Layout:
     """Return the arrays that all processes see.
 
     `rows` are those of all devices, one device after the other, and `ends` where each one's end;
-    in `trained` every call of `train` has a slot for its models.
+    `trained` has a slot for the models of each worker.
     """
-    ends = np.cumsum([len(rows) for rows in examples.train_rows])
-    shared = SharedArrays(
-        {
-            "vector": (np.float32, (spec.layout.n_values,)),
-            "x": (examples.x.dtype, examples.x.shape),
-            "y": (examples.y.dtype, examples.y.shape),
-            "rows": (np.int64, (int(ends[-1]),)),
-            "ends": (np.int64, ends.shape),
-            "trained": (np.float32, (size, most, spec.layout.n_values)),
-        }
-    )
-    for name, values in {"x": examples.x, "y": examples.y, "ends": ends}.items():
-        shared[name][...] = values
+    n_rows = sum(len(rows) for rows in examples.train_rows)
+    return {
+        "vector": (np.float32, (spec.layout.n_values,)),
+        "x": (examples.x.dtype, examples.x.shape),
+        "y": (examples.y.dtype, examples.y.shape),
+        "rows": (np.int64, (n_rows,)),
+        "ends": (np.int64, (len(examples.train_rows),)),
+        "trained": (np.float32, (size, most, spec.layout.n_values)),
+    }
+
+
+def _share(layout: Layout, examples: Examples) -> SharedArrays:
+    shared = SharedArrays(layout)
+    shared["x"][...], shared["y"][...] = examples.x, examples.y
+    shared["ends"][...] = np.cumsum([len(rows) for rows in examples.train_rows])
     np.concatenate(examples.train_rows, out=shared["rows"])
     return shared
 
 
-@contextmanager
-def _blocked_interrupts() -> Iterator[None]:
-    """Start processes that no Ctrl-C reaches: it ends the replay, which then ends them."""
-    resource_tracker.ensure_running()  # loky starts it, too, and its start unblocks SIGINT
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def main() -> None:
+    """Train chunks until the replay closes the pipe.
 
-
-class _Worker:
-    """What a worker process knows."""
-
-    def __init__(self, spec: TaskSpec, shared: SharedArrays) -> None:
-        rows = tuple(np.split(shared["rows"], shared["ends"][:-1]))
-        self.net, self.examples = DenseNet(spec), Examples(shared["x"], shared["y"], rows)
-        self.vector, self.trained = shared["vector"], shared["trained"]
-        self.blas = ThreadpoolController().limit(limits=1, user_api="blas")
-
-
-_worker: _Worker
-"""Of this process, if it is a worker: loky hands no state of its own to a call."""
-
-
-def _begin(parent: int, spec: TaskSpec, shared: SharedArrays) -> None:
-    """Begin a worker process. Without the guard loky's workers outlive a parent that is killed."""
-    global _worker
+    Arguments: the replay's process id, a socket and the descriptor of the shared memory.
+    """
+    parent, pipe_fd, memory = map(int, sys.argv[1:])
     die_with_parent(parent)
-    _worker = _Worker(spec, shared)
+    with suppress(EOFError, OSError), Connection(pipe_fd) as pipe:
+        spec, layout, slot = pipe.recv()
+        shared = SharedArrays(layout, memory)
+        rows = tuple(np.split(shared["rows"], shared["ends"][:-1]))
+        net, examples = DenseNet(spec), Examples(shared["x"], shared["y"], rows)
+        with ThreadpoolController().limit(limits=1, user_api="blas"):
+            pipe.send(None)
+            while True:
+                jobs, hyperparameters = pipe.recv()
+                params = shared["trained"][slot, : len(jobs)]
+                params[:] = shared["vector"]
+                result = train_chunk(net, examples, params, (), jobs, hyperparameters)
+                pipe.send((result.steps, result.loss_train, result.problems))
 
 
-def _nothing() -> None:
-    """Be done when a worker is ready."""
-
-
-def _train(
-    slot: int, jobs: Sequence[CohortJob], hyperparameters: Hyperparameters
-) -> tuple[Any, Any, tuple[str, ...]]:
-    """Train a chunk in a worker; return steps, losses and problems of a `CohortResult`."""
-    params = _worker.trained[slot, : len(jobs)]
-    params[:] = _worker.vector
-    got = train_chunk(_worker.net, _worker.examples, params, (), jobs, hyperparameters)
-    return got.steps, got.loss_train, got.problems
+if __name__ == "__main__":
+    main()

@@ -149,7 +149,7 @@ def test_the_death_of_a_worker_is_one_line() -> None:
         process.kill()
         with pytest.raises(
             EngineError,
-            match=r"^replay: a process that trains ended with SIGKILL\(-9\);"
+            match=r"^replay: a process that trains ended with signal 9;"
             r" the same command goes on .*--threads 1 needs no other process$",
         ):
             pool.train([0], jobs_of(1), PLAIN)
@@ -172,7 +172,7 @@ def test_what_one_process_writes_others_read(
         monkeypatch.delattr(os, "memfd_create", raising=False)  # as on macOS
     layout = {"a": (np.float32, (3, 5)), "empty": (np.uint8, (0,)), "b": (np.int64, (7,))}
     one = SharedArrays(layout)
-    other = SharedArrays(layout, os.dup(one._memory))
+    other = SharedArrays(layout, os.dup(one.memory))
     one["a"][:], one["b"][:] = 1.5, np.arange(7)
     one.close()
     assert other["a"].tolist() == [[1.5] * 5] * 3
@@ -221,7 +221,6 @@ def test_workers_die_with_a_replay_that_is_killed(when: str, number: signal.Sign
         process.send_signal(number)
         process.communicate()
         assert all(is_gone(child) for child in children)
-    assert not list(Path("/dev/shm").glob(f"*loky-{process.pid}-*")), "semaphores are left"
 
 
 @pytest.mark.parametrize("when", ["loading", "loaded"])
