@@ -32,6 +32,7 @@ from fairbed.device_agent.worker import (
 )
 from fairbed.wire.chunks import suitable_chunk_bytes
 from fairbed.wire.messages import (
+    DEVICE_PHASES,
     EvaluateReply,
     EvaluateRequest,
     Grant,
@@ -281,13 +282,8 @@ class DeviceRound:
             attempt=self.train.attempt,
             manifest=manifest,
             phases=Phases(
-                download_s=watch["download"],
-                load_s=watch["load"],
-                evaluate_s=watch["evaluate"],
-                train_s=watch["train"],
                 train_cpu_s=trained.train_cpu_s,
-                encode_s=watch["encode"],
-                decode_s=watch["decode"],
+                **{f"{phase}_s": watch[phase] for phase in DEVICE_PHASES},
             ),
             n_k=trained.n_k,
             steps=trained.steps,

@@ -285,6 +285,14 @@ class Context(Message, frozen=True, kw_only=True, tag="context"):
     """Causes that throttle the processor, a word each; None where they cannot be read."""
 
 
+DEVICE_PHASES = ("download", "decode", "load", "evaluate", "train", "encode")
+"""The phases that a device measures, in the order of an exchange. Each is the field `PHASE_s` of
+`Phases`, of a row of the store and of a replayed exchange, and a lap of the device's stopwatch."""
+
+COMPUTE_PHASES = ("decode", "evaluate", "train", "encode")
+"""Those in which the processor works on the round; loading depends on the cold start."""
+
+
 class Phases(Message, frozen=True, kw_only=True, tag="phases"):
     """How long each phase of one round took on the device's clock.
 

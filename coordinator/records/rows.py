@@ -25,7 +25,13 @@ from fairbed.coordinator.store.tables import (
     RoundRow,
     SelectionRow,
 )
-from fairbed.wire.messages import EvaluateRequest, Offer, Train
+from fairbed.wire.messages import (
+    COMPUTE_PHASES,
+    DEVICE_PHASES,
+    EvaluateRequest,
+    Offer,
+    Train,
+)
 
 LAG_RATIO_LIMIT = 0.01
 """Loop lag (p99 of the round) above this share of tau makes an exchange invalid (design.md)."""
@@ -33,6 +39,9 @@ LAG_RATIO_LIMIT = 0.01
 CONTENDED_RATIO_LIMIT = 0.05
 """Contention above this share of an exchange makes it invalid: its times are the host's, not the
 emulated device's."""
+
+PHASE_COLUMNS = tuple(f"{phase}_s" for phase in DEVICE_PHASES)
+"""Columns of an exchange that the device measures; None until its offer."""
 
 MAX_FLEET_ROW_DEVICES = 10_000
 """Fleets up to this size store every device's context in each round: 40 bytes per device."""
@@ -86,7 +95,7 @@ def phases_s(exchange: Exchange) -> tuple[float, ...] | None:
     if tau is None or offer is None or upload is None:
         return None
     p = offer.phases
-    compute_s = p.decode_s + p.evaluate_s + p.train_s + p.encode_s
+    compute_s = sum(getattr(p, f"{phase}_s") for phase in COMPUTE_PHASES)
     known = p.download_s, p.load_s, compute_s, upload
     return *known, tau - sum(known)
 
@@ -194,14 +203,9 @@ def exchange_row(
         tau_s=exchange.tau_s,
         signal_s=exchange.signal_s,
         unaccounted_s=unaccounted_s(exchange),
-        download_s=phases.download_s if phases else None,
-        load_s=phases.load_s if phases else None,
-        evaluate_s=phases.evaluate_s if phases else None,
-        train_s=phases.train_s if phases else None,
         train_cpu_s=phases.train_cpu_s if phases else None,
-        encode_s=phases.encode_s if phases else None,
         upload_s=exchange.upload_s,
-        decode_s=phases.decode_s if phases else None,
+        **{name: getattr(phases, name, None) for name in PHASE_COLUMNS},
         coordinator_decode_s=exchange.decode_s,
         contended_s=None if contention is None else max(contention.device_s, contention.path_s),
         is_contended=bool(contention_reason(exchange)),

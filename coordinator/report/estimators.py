@@ -21,6 +21,7 @@ from fairbed.coordinator.report.quantities import MISSING, percent
 from fairbed.coordinator.state.registry import LINK_BOUNDS_BPS
 from fairbed.coordinator.store.reader import PlannedSelection, RunReader
 from fairbed.coordinator.store.tables import ExchangeRow, FleetContextRow
+from fairbed.wire.messages import COMPUTE_PHASES
 
 _DEFAULT = SelectionConfig()
 
@@ -156,8 +157,8 @@ def _way_s(size_bytes: int, rate_bps: float | None) -> float:
 
 
 def _phases_s(x: ExchangeRow) -> list[float] | None:
-    compute = x.decode_s, x.evaluate_s, x.train_s, x.encode_s
-    known = [x.download_s, x.load_s, sum(part or 0.0 for part in compute), x.upload_s]
+    compute_s = sum(getattr(x, f"{phase}_s") or 0.0 for phase in COMPUTE_PHASES)
+    known = [x.download_s, x.load_s, compute_s, x.upload_s]
     told = [part for part in known if part is not None]
     if len(told) != len(known) or x.train_s is None or x.tau_s is None:
         return None

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fairbed.coordinator.store.tables import ExchangeRow
+from fairbed.wire.messages import DEVICE_PHASES
 
-PHASES = ("download", "decode", "load", "evaluate", "train", "encode", "queued", "upload")
+PHASES = (*DEVICE_PHASES, "queued", "upload")
 """In the order of an exchange."""
 MISSED = "missed"
 """What is left of the round for a device that did not make it."""
@@ -40,17 +41,7 @@ def spans_of(row: ExchangeRow, round_start_s: float, round_s: float) -> tuple[Sp
 
     Half of what no phase explains (the way of the order, mostly) lies before the first.
     """
-    lasted = [
-        row.download_s,
-        row.decode_s,
-        row.load_s,
-        row.evaluate_s,
-        row.train_s,
-        row.encode_s,
-        row.queued_s,
-        row.upload_s,
-    ]
-    known = [value or 0.0 for value in lasted]
+    known = [getattr(row, f"{phase}_s") or 0.0 for phase in PHASES]
     at_s = max(row.dispatched_at_s - round_start_s, 0.0)
     if row.tau_wall_s is not None:
         at_s += max(row.tau_wall_s - sum(known), 0.0) / 2.0

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import ClassVar
 
 from rich.table import Table
@@ -22,6 +23,7 @@ from fairbed.coordinator.report.quantities import (
     size,
 )
 from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow
+from fairbed.coordinator.tui.phase_spans import PHASES
 from fairbed.coordinator.tui.view import AWAY, DeviceView, RunView, foretold
 from fairbed.coordinator.tui.widgets.header import RunHeader
 from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
@@ -36,19 +38,21 @@ ABSENCES = {
 }
 """Why a device in this state takes no part in rounds."""
 
+SHORT = {"download": "down", "upload": "up"}
+"""Headings of phases whose names are too wide."""
+
+
+def _phase(column: str, row: ExchangeRow) -> str:
+    return seconds(getattr(row, column))
+
+
 Column = tuple[str, Callable[[ExchangeRow], str]]
 COLUMNS: tuple[Column, ...] = (
     ("round", lambda x: str(x.round)),
     ("outcome", lambda x: _outcome(x)),
     ("predicted", lambda x: seconds(foretold(x.tau_hat_s))),
     ("τ", lambda x: seconds(x.tau_s)),
-    ("download", lambda x: seconds(x.download_s)),
-    ("load", lambda x: seconds(x.load_s)),
-    ("evaluate", lambda x: seconds(x.evaluate_s)),
-    ("train", lambda x: seconds(x.train_s)),
-    ("coding", lambda x: seconds(_coding_s(x))),
-    ("queued", lambda x: seconds(x.queued_s)),
-    ("upload", lambda x: seconds(x.upload_s)),
+    *((SHORT.get(phase, phase), partial(_phase, f"{phase}_s")) for phase in PHASES),
     ("rest", lambda x: percent(x.unaccounted_s / x.tau_s if x.unaccounted_s and x.tau_s else None)),
     ("loss", lambda x: ratio(x.loss_train)),
     ("reason", lambda x: x.reason),
@@ -59,11 +63,6 @@ def _outcome(row: ExchangeRow) -> str:
     if row.is_valid or row.outcome != "done":
         return row.outcome
     return "done, contended" if row.is_contended else "done, invalid"
-
-
-def _coding_s(row: ExchangeRow) -> float | None:
-    """Return decoding the model and encoding the update together; None before both are done."""
-    return None if row.encode_s is None else row.encode_s + (row.decode_s or 0.0)
 
 
 class DeviceDetail(Screen[None]):

@@ -7,6 +7,7 @@ on: all are the same loop, and differ in what the table lets outlive a round.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import groupby
 from typing import Any
 
@@ -23,6 +24,7 @@ from fairbed.testbed.replay.engine.in_flight import InFlight
 from fairbed.testbed.replay.engine.loss_query import QueriedLosses, query_losses
 from fairbed.testbed.replay.engine.training import Cohort, VersionBatch
 from fairbed.testbed.replay.world.world import LastRound, ReplayedExchange, Scene, World
+from fairbed.wire.messages import COMPUTE_PHASES
 
 OVER = "the run is over"
 """Why the last round ends the exchanges that are still open."""
@@ -362,10 +364,7 @@ def _version_batch(group: Sequence[ReplayedExchange]) -> VersionBatch:
 def _observations(over: Sequence[ReplayedExchange], round_id: int) -> Observations:
     """Return what a round teaches: the times of updates that arrived, and bounds of others."""
     k, is_done = len(over), flags(over, "is_done")
-    compute_s = sum(
-        (column(over, name) for name in ("evaluate_s", "train_s", "encode_s")),
-        start=column(over, "decode_s"),
-    )
+    compute_s = reduce(np.add, [column(over, f"{phase}_s") for phase in COMPUTE_PHASES])
     phases_s = np.stack(
         [
             column(over, "download_s"),

@@ -8,7 +8,12 @@ import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.policy.decisions import Decisions
-from fairbed.coordinator.records.rows import finite_or_nan, metric_rows, selection_rows
+from fairbed.coordinator.records.rows import (
+    PHASE_COLUMNS,
+    finite_or_nan,
+    metric_rows,
+    selection_rows,
+)
 from fairbed.coordinator.state.exchange import ExchangeState
 from fairbed.coordinator.store.schema import Columns
 from fairbed.coordinator.store.tables import (
@@ -151,14 +156,9 @@ def exchange_rows(played: ReplayedRound, names: Sequence[str]) -> Columns[Exchan
             "tau_s": arrived(column(rows, "tau_s")),
             "signal_s": finite_or_nan(column(rows, "signal_s")),
             "unaccounted_s": arrived(zeros_s),
-            "download_s": offered("download_s"),
-            "load_s": offered("load_s"),
-            "evaluate_s": offered("evaluate_s"),
-            "train_s": offered("train_s"),
+            **{name: offered(name) for name in PHASE_COLUMNS},
             "train_cpu_s": None,
-            "encode_s": offered("encode_s"),
             "upload_s": arrived(column(rows, "upload_s")),
-            "decode_s": offered("decode_s"),
             "coordinator_decode_s": None,
             "contended_s": None,
             "is_contended": False,

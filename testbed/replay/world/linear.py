@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
+from fairbed.coordinator.records.rows import PHASE_COLUMNS
 from fairbed.testbed.replay.world.world import Exchanges, LastRound, ReplayedExchange, Scene
 
 
@@ -152,14 +153,14 @@ class LinearWorld:
     def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:
         """Return the times of a cohort: training, cold start and transfer, as chance has them."""
         train_s, load_s, upload_s = (self._expected_s[rows] * self._deviation[rows, None]).T
-        return self._exchanges(now, rows, load_s, np.zeros(len(rows)), train_s, upload_s)
+        return self._exchanges(now, rows, upload_s, load_s=load_s, train_s=train_s)
 
     def question(self, round_id: int, now: float, rows: Ints) -> Exchanges:
         """Return what devices do that are asked for the loss of the model, rows (K,)."""
         train_s, load_s, _ = (self._expected_s[rows] * self._deviation[rows, None]).T
-        zero_s = np.zeros(len(rows))
         evaluate_s = train_s * self._answer_ratio[rows]
-        return self._exchanges(now, rows, load_s, evaluate_s, zero_s, zero_s)
+        zero_s = np.zeros(len(rows))
+        return self._exchanges(now, rows, zero_s, load_s=load_s, evaluate_s=evaluate_s)
 
     def on_answers(
         self, now: float, asked: Exchanges, rows: Ints, over_s: Floats, answered: Bools
@@ -171,22 +172,15 @@ class LinearWorld:
         self,
         now: float,
         rows: Ints,
-        load_s: Floats,
-        evaluate_s: Floats,
-        train_s: Floats,
         upload_s: Floats,
+        **phases_s: Floats,
     ) -> Exchanges:
         """Return exchanges of these phases; there are no others, columns of shape (K,)."""
         zero_s, zero = np.zeros(len(rows)), np.zeros(len(rows), dtype=np.int64)
         return Exchanges(
             started_s=now,
             signal_s=zero_s,
-            download_s=zero_s,
-            decode_s=zero_s,
-            load_s=load_s,
-            evaluate_s=evaluate_s,
-            train_s=train_s,
-            encode_s=zero_s,
+            **{name: phases_s.get(name, zero_s) for name in PHASE_COLUMNS},
             upload_s=upload_s,
             is_upload_seen=False,
             was_cold=self._is_cold[rows],

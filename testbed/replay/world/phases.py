@@ -29,6 +29,7 @@ from fairbed.testbed.replay.world.integrals import ComputeIntegral, LinkIntegral
 from fairbed.testbed.replay.world.work import Sizes, Work
 from fairbed.testbed.replay.world.world import Exchanges
 from fairbed.wire.chunks import suitable_chunk_bytes
+from fairbed.wire.messages import DEVICE_PHASES
 
 
 class Purpose(IntEnum):
@@ -358,14 +359,5 @@ class _Walk:
         return max(0.0, self.way.delay_s(t) + self.jitter_s[message]) if t < np.inf else 0.0
 
 
-PHASES = (
-    "signal_s",
-    "download_s",
-    "decode_s",
-    "load_s",
-    "evaluate_s",
-    "train_s",
-    "encode_s",
-    "upload_s",
-)
+PHASES = ("signal_s", *(f"{phase}_s" for phase in DEVICE_PHASES), "upload_s")
 """Of an exchange, by the names of its columns; waiting for a slot to send is not one."""

@@ -15,6 +15,7 @@ from fairbed.coordinator.algorithms.estimation.base import COLD, CONTEXT, DOWN, 
 from fairbed.coordinator.records.rows import KnownAtSelection
 from fairbed.coordinator.state.exchange import Exchange, ExchangeState
 from fairbed.coordinator.state.registry import transfer_times
+from fairbed.wire.messages import DEVICE_PHASES
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +121,7 @@ class Exchanges:
     @property
     def ready_s(self) -> Floats:
         """When each offers its update, shape (K,)."""
-        loaded_s = self.signal_s + self.download_s + self.decode_s + self.load_s
-        ready_s: Floats = loaded_s + self.evaluate_s + self.train_s + self.encode_s
-        return ready_s
+        return sum((getattr(self, f"{phase}_s") for phase in DEVICE_PHASES), self.signal_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -171,8 +170,7 @@ class ReplayedExchange:
     @property
     def ready_s(self) -> float:
         """From the dispatch to the offer; `inf` is never."""
-        loaded_s = self.signal_s + self.download_s + self.decode_s + self.load_s
-        return loaded_s + self.evaluate_s + self.train_s + self.encode_s
+        return sum((getattr(self, f"{phase}_s") for phase in DEVICE_PHASES), self.signal_s)
 
     @property
     def pulled_s(self) -> float:
