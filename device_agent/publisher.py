@@ -40,12 +40,12 @@ class DevicePublisher:
         if not self._may_start(type(message).__name__):
             return
         try:
-            self._transport.post(
+            self._transport.publish_nowait(
                 self._topic(message),
                 encode(message),
                 qos=qos,
                 retain=isinstance(message, Status),
-                settled=self._on_sent,
+                on_complete=self._on_sent,
             )
         except Disconnected:
             self._on_sent()

@@ -32,12 +32,12 @@ class Publisher:
             self.dropped += 1
             return
         self._pending[device] += 1
-        topic, settled = self._topics.control(device), partial(self._settled, device)
+        topic, on_complete = self._topics.control(device), partial(self._on_complete, device)
         try:
-            self._transport.post(topic, encode(message), qos=qos, settled=settled)
+            self._transport.publish_nowait(topic, encode(message), qos=qos, on_complete=on_complete)
         except Disconnected as exc:
             _LOG.info("not sent to %s: %s", topic, exc)
-            settled()
+            on_complete()
 
     async def broadcast(self, message: ToDevice) -> bool:
         """Publish to every device; return whether the broker has received it."""
@@ -49,7 +49,7 @@ class Publisher:
             self._topics.coordinator, encode(status), qos=1, retain=True
         )
 
-    def _settled(self, device: str) -> None:
+    def _on_complete(self, device: str) -> None:
         self._pending[device] -= 1
         if not self._pending[device]:
             del self._pending[device]

@@ -40,5 +40,5 @@ async def send_command(endpoint: Endpoint, command: OperatorCommand) -> None:
                 await transport.publish(Topics(endpoint.tenant).command, encode(command), qos=1)
     except TimeoutError as exc:
         raise TransportError(
-            f"{transport.url}: no answer within {CONNECT_S:g} s ({transport.trouble})"
+            f"{transport.url}: no answer within {CONNECT_S:g} s ({transport.down_reason})"
         ) from exc

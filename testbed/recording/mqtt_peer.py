@@ -112,7 +112,7 @@ async def mqtt_peer(url: str) -> AsyncIterator[MqttPeer]:
                     if isinstance(event, LinkUp):
                         break
         except TimeoutError as exc:
-            why = transport.trouble or "no answer"
+            why = transport.down_reason or "no answer"
             raise TransportError(f"no link within {CONNECT_S:g} s: {why}") from exc
         peer = MqttPeer(transport, f"fairbed-record/{name}")
         try:

@@ -478,7 +478,7 @@ async def await_broker(url: str, within_s: float | None = None) -> None:
     except TransportError as exc:
         raise BrokerError(f"broker.url: {exc}") from exc
     except TimeoutError as exc:
-        why = transport.trouble or "nothing"
+        why = transport.down_reason or "nothing"
         raise BrokerError(
             f"broker.url: {transport.url} must answer within {limit_s:g} s, got {why}; start "
             "the broker, correct the address, or leave the key out for an embedded one"

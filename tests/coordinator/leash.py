@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from fairbed.testbed.run.broker import Broker
-from fairbed.wire.transport.base import Incoming, Packet, Settled, Transport, Will
+from fairbed.wire.transport.base import Incoming, OnComplete, Packet, Transport, Will
 from fairbed.wire.transport.client import MqttTransport
 from tests.brokers import Proxy, proxy_to
 
@@ -95,17 +95,17 @@ class Leash(Transport):
             for packet in self._suffer(event):
                 yield packet
 
-    def post(
+    def publish_nowait(
         self,
         topic: str,
         payload: bytes | memoryview,
         *,
         qos: int = 0,
         retain: bool = False,
-        settled: Settled,
+        on_complete: OnComplete,
     ) -> None:
         self._home.on_publish(self._client_id, topic, bytes(payload))
-        self._link.post(topic, payload, qos=qos, retain=retain, settled=settled)
+        self._link.publish_nowait(topic, payload, qos=qos, retain=retain, on_complete=on_complete)
 
     async def publish(
         self, topic: str, payload: bytes | memoryview, *, qos: int = 0, retain: bool = False

@@ -15,7 +15,7 @@ from fairbed.coordinator.store import StoreError
 from fairbed.wire.codec import encode
 from fairbed.wire.messages import ChunkRequest, Failed, Offer, Ping, Train
 from fairbed.wire.topics import Topics
-from fairbed.wire.transport.base import LinkUp, Packet, Settled
+from fairbed.wire.transport.base import LinkUp, OnComplete, Packet
 from tests.coordinator.builders import context, hello
 from tests.coordinator.faulty import VICTIM, FaultyBroker, message_of
 from tests.coordinator.lab import Lab, NormEvaluator, lab, make_config
@@ -236,16 +236,16 @@ async def test_a_device_whose_failure_message_was_lost_gets_its_train_again(tmp_
 class StuckTransport(MemoryTransport):
     """A link on which nothing ever gets through."""
 
-    def post(
+    def publish_nowait(
         self,
         topic: str,
         payload: bytes | memoryview,
         *,
         qos: int = 0,
         retain: bool = False,
-        settled: Settled,
+        on_complete: OnComplete,
     ) -> None:
-        """Never settled."""
+        """Never completes."""
 
 
 async def test_mail_to_a_device_that_takes_none_is_bounded() -> None:

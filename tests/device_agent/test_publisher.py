@@ -8,7 +8,7 @@ from fairbed.device_agent.publisher import MAX_PENDING, DevicePublisher
 from fairbed.wire.codec import decode_from_device
 from fairbed.wire.messages import Pong, Status
 from fairbed.wire.topics import Topics
-from fairbed.wire.transport.base import Settled
+from fairbed.wire.transport.base import OnComplete
 from tests.device_agent.conftest import NAME
 from tests.wire.transport.memory import MemoryBroker, MemoryTransport
 
@@ -16,22 +16,22 @@ pytestmark = pytest.mark.anyio
 
 
 class StuckTransport(MemoryTransport):
-    """A link on which nothing moves until it is settled."""
+    """A link whose messages complete only when the test calls their callbacks."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         super().__init__(broker, NAME)
-        self.posted: list[Settled] = []
+        self.callbacks: list[OnComplete] = []
 
-    def post(
+    def publish_nowait(
         self,
         topic: str,
         payload: bytes | memoryview,
         *,
         qos: int = 0,
         retain: bool = False,
-        settled: Settled,
+        on_complete: OnComplete,
     ) -> None:
-        self.posted.append(settled)
+        self.callbacks.append(on_complete)
 
 
 async def test_a_stuck_link_holds_a_bounded_number_of_messages() -> None:
@@ -41,10 +41,10 @@ async def test_a_stuck_link_holds_a_bounded_number_of_messages() -> None:
         for seq in range(MAX_PENDING + 5):
             publisher.publish(Pong(seq=seq))
         assert publisher.dropped == 5
-        for settled in transport.posted:
-            settled()
+        for on_complete in transport.callbacks:
+            on_complete()
         publisher.publish(Pong(seq=0))
-        assert len(transport.posted) == MAX_PENDING + 1
+        assert len(transport.callbacks) == MAX_PENDING + 1
 
 
 async def test_what_cannot_be_sent_is_lost_without_a_fuss() -> None:

@@ -1,1 +1,1 @@
-"""How bytes travel: one interface, two ways (MQTT, and memory for tests)."""
+"""Transports: the interface, and its implementation over MQTT."""

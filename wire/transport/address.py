@@ -1,6 +1,6 @@
 """Broker addresses: `mqtt://user:password@host:port` and `mqtts://...?cafile=ca.pem`.
 
-Either may choose who speaks MQTT for us: `?client=aiomqtt`.
+Both take the option `?client=aiomqtt`, which selects the MQTT client.
 """
 
 import ssl
@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, cast, get_args
 from urllib.parse import parse_qs, unquote, urlsplit
 
 Client: TypeAlias = Literal["direct", "aiomqtt"]
-"""Who speaks MQTT for us: `wire.transport.own_client`, or the library."""
+"""MQTT client: `wire.transport.own_client` or the library aiomqtt."""
 
 DEFAULT_CLIENT: Client = "direct"
 """A round of 20 devices costs a fifth less processor time (docs/decisions/0007)."""
@@ -19,7 +19,7 @@ _PORTS = {"mqtt": 1883, "mqtts": 8883}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a broker is, and who we are there."""
+    """Host, port and credentials of a broker."""
 
     host: str
     port: int
@@ -29,13 +29,13 @@ class Address:
     cafile: str | None = None
     """Certificates to trust, PEM; None trusts those of the system."""
     client: Client = DEFAULT_CLIENT
-    """Nothing that the broker knows of."""
+    """MQTT client on this side; the broker does not see it."""
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Return what a TLS connection needs; None for a plain one.
+        """Return the TLS settings of the connection; None for a connection without TLS.
 
         Raises:
-            ValueError: The file of certificates cannot be read.
+            ValueError: The certificate file cannot be read.
         """
         if not self.is_tls:
             return None
@@ -46,10 +46,10 @@ class Address:
 
 
 def parse_url(url: str) -> Address:
-    """Return the address that `url` names.
+    """Return the address in `url`.
 
     Raises:
-        ValueError: It is not a broker's address; the message is one line, without password.
+        ValueError: `url` is not a broker address; the message is one line, without password.
     """
     shown = redact(url)
     try:
@@ -89,14 +89,14 @@ def parse_url(url: str) -> Address:
 
 
 def with_client(url: str, client: Client) -> str:
-    """Return `url` with the choice of who speaks MQTT for us, unless it names one itself."""
+    """Return `url` with the option `client` added, unless it has one."""
     if client == DEFAULT_CLIENT or "client" in parse_qs(urlsplit(url).query):
         return url
     return f"{url}{'&' if '?' in url else '?'}client={client}"
 
 
 def redact(url: str) -> str:
-    """Return `url` with its password hidden, fit for logs and messages."""
+    """Return `url` with its password hidden, for logs and messages."""
     head, at, tail = url.rpartition("@")
     start = head.find("//") + 2 if "//" in head else 0
     user, colon, _ = head[start:].partition(":")

@@ -1,7 +1,7 @@
-"""MQTT 3.1.1 spoken by aiomqtt, the library formerly known as asyncio-mqtt.
+"""An MQTT 3.1.1 connection of the library aiomqtt, formerly asyncio-mqtt.
 
-The only module that imports it. A packet takes one step from paho's reader to `take`: aiomqtt's
-queue is replaced by a sink (`queue_type`).
+No other module imports the library. Its message queue is replaced (`queue_type`), so that paho's
+reader passes each packet directly to `on_packet`.
 """
 
 import asyncio
@@ -12,199 +12,229 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import aiomqtt
 import anyio
 from anyio.abc import TaskGroup
 
 from fairbed.wire.errors import Disconnected, Refused
-from fairbed.wire.transport.base import Packet, Settled
-from fairbed.wire.transport.inbox import Sink
-from fairbed.wire.transport.link import Dial, Take, advice_on, batches, not_allowed, reason_of
+from fairbed.wire.transport.base import OnComplete, Packet
+from fairbed.wire.transport.link import (
+    ConnectOptions,
+    PacketHandler,
+    advice_for,
+    failure_reason,
+    subscribe_batches,
+    subscription_refused,
+)
 
 
 class AiomqttConnection:
     """One connection, from CONNECT to its end (`wire.transport.link.Link`)."""
 
-    def __init__(self, dial: Dial, take: Take, tasks: TaskGroup) -> None:
-        self._dial = dial
+    def __init__(self, options: ConnectOptions, on_packet: PacketHandler, tasks: TaskGroup) -> None:
+        self._options = options
         self._tasks = tasks
-        self._client = _Client(dial, take)
-        self._client.timeout = dial.connect_timeout_s
+        self._client = _AiomqttClient(options, on_packet)
+        self._client.timeout = options.connect_timeout_s
         self._reason: str | None = None
-        """Why the connection is lost; None while it is not."""
-        self._waiting: set[anyio.CancelScope] = set()
-        self._watching: anyio.CancelScope | None = None
+        """Why the connection is lost; None while it is up."""
+        self._operations: set[anyio.CancelScope] = set()
+        self._lost_wait: anyio.CancelScope | None = None
         self._queued_bytes = 0
 
     async def connect(self) -> None:
         """Connect, once.
 
         Raises:
-            Disconnected: The broker is not there, does not answer, or is not ready; says why.
-            Refused: It said no for good.
+            Disconnected: The broker cannot be reached, does not answer, or is not ready.
+            Refused: The broker refused the connection for good.
         """
         try:
             await self._client.__aenter__()
-            if self._client.is_lost:  # aiomqtt forgets what happens before `__aenter__` returns
+            if self._client.is_lost:  # aiomqtt ignores a loss before `__aenter__` returns
                 raise aiomqtt.MqttError("connection lost")
         except (aiomqtt.MqttError, OSError) as exc:
-            reason, advice = reason_of(exc), advice_on(exc)
+            reason, advice = failure_reason(exc), advice_for(exc)
             if advice is None:
                 raise Disconnected(reason) from exc
-            url, client_id = self._dial.url, self._dial.client_id
+            url, client_id = self._options.url, self._options.client_id
             raise Refused(f"{url}: refused {client_id!r}, {reason}; {advice}") from exc
 
-    def post(
-        self, topic: str, payload: bytes | memoryview, qos: int, retain: bool, settled: Settled
-    ) -> None:
-        """Send by a task of its own; `settled` is called once.
-
-        Raises:
-            Disconnected: The link is down; `settled` is not called.
-        """
-        self._check("publish")
-        self._tasks.start_soon(self._post, topic, payload, qos, retain, settled)
-
-    async def publish(
-        self, topic: str, payload: bytes | memoryview, qos: int, retain: bool
-    ) -> None:
-        """Send; at QoS 1 return when the broker has it, at QoS 0 when the kernel has it.
-
-        Raises:
-            Disconnected: The link is down or was lost before that.
-        """
-        body = bytes(payload)  # a bytes object is passed through without a copy
-        self._queued_bytes += len(body)
-        patience_s = self._dial.patience_s(self._queued_bytes)
-        call = partial(self._client.publish, topic, body, qos, retain, timeout=math.inf)
-        try:
-            await self._while_up("publish", patience_s, call)
-        finally:
-            self._queued_bytes -= len(body)
-        await asyncio.sleep(0)  # what the kernel took at once never waited: let others have a turn
-
-    async def subscribe(self, filters: Mapping[str, int]) -> None:
-        """Subscribe to each filter at its QoS.
-
-        Raises:
-            Disconnected: The link is down or was lost meanwhile.
-            Refused: The broker does not allow one of them.
-        """
-        call = partial(self._client.subscribe_all, filters)
-        await self._while_up("subscribe", self._dial.publish_timeout_s, call)
-
-    async def unsubscribe(self, filters: Sequence[str]) -> None:
-        """Unsubscribe.
-
-        Raises:
-            Disconnected: The link is down or was lost meanwhile.
-        """
-        call = partial(self._client.unsubscribe, list(filters), timeout=math.inf)
-        await self._while_up("unsubscribe", self._dial.publish_timeout_s, call)
-
-    async def lost(self) -> str:
-        """Return, once the connection is lost, why."""
-        with anyio.CancelScope() as self._watching:
-            try:
-                if self._reason is None:
-                    await anext(self._client.messages)  # never yields: packets go to `take`
-            except aiomqtt.MqttError as exc:
-                self._lose(reason_of(exc))
-        return self._reason or "connection lost"
-
-    def cut(self, reason: str) -> None:
-        """Give the connection up, as if it had been lost."""
-        self._lose(reason)
-        if self._watching is not None:
-            self._watching.cancel()
-
-    async def leave(self) -> None:
-        """Say goodbye, so that the broker publishes no will; the caller limits the time."""
-        self._lose("left")
-        with suppress(aiomqtt.MqttError):
-            await self._client.__aexit__(None, None, None)
-
-    def abandon(self) -> None:
-        """Close the socket without a goodbye, also one that a thread is just opening."""
-        self._lose("left")
-        self._client.abandon()
-
-    async def _post(
+    def publish_nowait(
         self,
         topic: str,
         payload: bytes | memoryview,
         qos: int,
         retain: bool,
-        settled: Settled,
+        on_complete: OnComplete,
+    ) -> None:
+        """Publish in a task of its own; `on_complete` is called once.
+
+        Raises:
+            Disconnected: The link is down; `on_complete` is not called.
+        """
+        self._check_up("publish")
+        self._tasks.start_soon(
+            self._publish_in_background, topic, payload, qos, retain, on_complete
+        )
+
+    async def publish(
+        self, topic: str, payload: bytes | memoryview, qos: int, retain: bool
+    ) -> None:
+        """Publish; return after the acknowledgement (QoS 1) or the write to the socket (QoS 0).
+
+        Raises:
+            Disconnected: The link is down, or was lost before that.
+        """
+        body = bytes(payload)  # copies a memoryview only
+        self._queued_bytes += len(body)
+        timeout_s = self._options.timeout_s(self._queued_bytes)
+        call = partial(self._client.publish, topic, body, qos, retain, timeout=math.inf)
+        try:
+            await self._run_while_up("publish", timeout_s, call)
+        finally:
+            self._queued_bytes -= len(body)
+        await asyncio.sleep(0)  # perhaps nothing was awaited so far: let other tasks run
+
+    async def subscribe(self, filters: Mapping[str, int]) -> None:
+        """Subscribe to each filter at its QoS.
+
+        Raises:
+            Disconnected: The link is down, or was lost meanwhile.
+            Refused: The broker does not allow one of the filters.
+        """
+        call = partial(self._client.subscribe_all, filters)
+        await self._run_while_up("subscribe", self._options.publish_timeout_s, call)
+
+    async def unsubscribe(self, filters: Sequence[str]) -> None:
+        """Unsubscribe.
+
+        Raises:
+            Disconnected: The link is down, or was lost meanwhile.
+        """
+        call = partial(self._client.unsubscribe, list(filters), timeout=math.inf)
+        await self._run_while_up("unsubscribe", self._options.publish_timeout_s, call)
+
+    async def lost(self) -> str:
+        """Wait until the connection is lost; return the reason."""
+        with anyio.CancelScope() as self._lost_wait:
+            try:
+                if self._reason is None:
+                    await anext(self._client.messages)  # never yields: packets go to `on_packet`
+            except aiomqtt.MqttError as exc:
+                self._mark_lost(failure_reason(exc))
+        return self._reason or "connection lost"
+
+    def fail(self, reason: str) -> None:
+        """End the connection, as if it had been lost."""
+        self._mark_lost(reason)
+        if self._lost_wait is not None:
+            self._lost_wait.cancel()
+
+    async def disconnect(self) -> None:
+        """Send DISCONNECT, so that the broker publishes no will; the caller limits the time."""
+        self._mark_lost("left")
+        with suppress(aiomqtt.MqttError):
+            await self._client.__aexit__(None, None, None)
+
+    def abort(self) -> None:
+        """Close the socket without DISCONNECT, also one that a thread is opening."""
+        self._mark_lost("left")
+        self._client.abort()
+
+    async def _publish_in_background(
+        self,
+        topic: str,
+        payload: bytes | memoryview,
+        qos: int,
+        retain: bool,
+        on_complete: OnComplete,
     ) -> None:
         try:
             with suppress(Disconnected):
                 await self.publish(topic, payload, qos, retain)
         finally:
-            settled()
+            on_complete()
 
-    async def _while_up(
-        self, action: str, patience_s: float, call: Callable[[], Awaitable[object]]
+    async def _run_while_up(
+        self, action: str, timeout_s: float, call: Callable[[], Awaitable[object]]
     ) -> None:
-        """Await `call()`, but not longer than the link lasts.
+        """Await `call()` while the link is up.
 
-        aiomqtt leaves a pending call waiting when the connection is lost.
+        aiomqtt does not end a pending call when the connection is lost.
         """
-        self._check(action)
-        with anyio.CancelScope(deadline=anyio.current_time() + patience_s) as scope:
-            self._waiting.add(scope)
+        self._check_up(action)
+        with anyio.CancelScope(deadline=anyio.current_time() + timeout_s) as scope:
+            self._operations.add(scope)
             try:
                 await call()
                 return
             except aiomqtt.MqttError as exc:
-                raise Disconnected(f"{self._dial.url}: cannot {action} ({exc})") from exc
+                raise Disconnected(f"{self._options.url}: cannot {action} ({exc})") from exc
             finally:
-                self._waiting.discard(scope)
+                self._operations.discard(scope)
         if self._reason is None:
-            self.cut(f"{action} took longer than {patience_s:.0f} s")
-        raise Disconnected(f"{self._dial.url}: link lost during {action} ({self._reason})")
+            self.fail(f"{action} took longer than {timeout_s:.0f} s")
+        raise Disconnected(f"{self._options.url}: link lost during {action} ({self._reason})")
 
-    def _check(self, action: str) -> None:
+    def _check_up(self, action: str) -> None:
         if self._reason is not None:
-            raise Disconnected(f"{self._dial.url}: cannot {action} ({self._reason})")
+            raise Disconnected(f"{self._options.url}: cannot {action} ({self._reason})")
 
-    def _lose(self, reason: str) -> None:
+    def _mark_lost(self, reason: str) -> None:
         if self._reason is None:
             self._reason = reason
-            for scope in self._waiting:
+            for scope in self._operations:
                 scope.cancel()
 
 
-class _Client(aiomqtt.Client):
-    """aiomqtt's client for one connection, with packets handed straight to `take`.
+ItemT = TypeVar("ItemT")
 
-    It overrides some private methods of aiomqtt 2.5, the end of that line (`aiomqtt<3`); the
-    transport suite would tell if one of them went away.
+
+class _CallbackQueue(asyncio.Queue[ItemT]):
+    """Replaces aiomqtt's message queue; passes each item to a callback at once."""
+
+    def __init__(self, on_item: Callable[[ItemT], None], maxsize: int) -> None:
+        super().__init__()
+        self._on_item = on_item
+
+    def put_nowait(self, item: ItemT) -> None:
+        """Pass an item to the callback."""
+        self._on_item(item)
+
+
+class _AiomqttClient(aiomqtt.Client):
+    """aiomqtt's client for one connection; passes packets directly to `on_packet`.
+
+    It overrides private methods of aiomqtt 2.5, the last release before 3 (`aiomqtt<3`); the
+    transport tests fail if one of them disappears.
     """
 
-    def __init__(self, dial: Dial, take: Take) -> None:
-        self.is_lost = self._is_abandoned = False
+    def __init__(self, options: ConnectOptions, on_packet: PacketHandler) -> None:
+        self.is_lost = self._is_aborted = False
         self._loop_thread, self._opening = threading.get_ident(), threading.Lock()
-        will = dial.will
+        will = options.will
 
-        def hand_on(message: aiomqtt.Message) -> None:
-            take(Packet(message.topic.value, message.payload, message.retain), message.qos)
+        def on_message(message: aiomqtt.Message) -> None:
+            on_packet(Packet(message.topic.value, message.payload, message.retain), message.qos)
 
         super().__init__(
-            dial.address.host,
-            dial.address.port,
-            username=dial.address.username,
-            password=dial.address.password,
-            identifier=dial.client_id,
+            options.address.host,
+            options.address.port,
+            username=options.address.username,
+            password=options.address.password,
+            identifier=options.client_id,
             protocol=aiomqtt.ProtocolVersion.V311,
             clean_session=True,
-            keepalive=dial.keepalive_s,
+            keepalive=options.keepalive_s,
             will=aiomqtt.Will(will.topic, will.payload, 1, True) if will else None,
-            queue_type=cast("type[asyncio.Queue[aiomqtt.Message]]", partial(Sink, hand_on)),
+            queue_type=cast(
+                "type[asyncio.Queue[aiomqtt.Message]]", partial(_CallbackQueue, on_message)
+            ),
             socket_options=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
-            tls_context=dial.tls,
+            tls_context=options.tls,
             logger=logging.getLogger(f"{__name__}.paho"),
         )
         self.pending_calls_threshold = 1 << 16
@@ -214,44 +244,45 @@ class _Client(aiomqtt.Client):
 
         Raises:
             MqttError: The link failed.
-            Refused: The broker does not allow one of them.
+            Refused: The broker does not allow one of the filters.
         """
-        for batch in batches(filters):
+        for batch in subscribe_batches(filters):
             granted = await self.subscribe(list(batch.items()), timeout=math.inf)
             codes = [code if isinstance(code, int) else code.value for code in granted]
             for name, code in zip(batch, codes, strict=True):
                 if code >= 128:
-                    raise Refused(not_allowed(name))
+                    raise Refused(subscription_refused(name))
 
-    def abandon(self) -> None:
-        """Close the socket without a goodbye, also one that a thread is just opening.
+    def abort(self) -> None:
+        """Close the socket without DISCONNECT, also one that a thread is opening.
 
-        It is closed after what that thread has asked of the loop: by then its number might be
-        another socket's, which the loop would watch for the wrong client.
+        The socket is closed after the callbacks that this thread has scheduled on the loop.
+        Otherwise a new socket could get the same file descriptor, and the loop would watch it for
+        the wrong client.
         """
         with self._opening:
-            self._is_abandoned = True
+            self._is_aborted = True
         self._loop.call_soon(self._client._sock_close)
         for future in (self._connected, self._disconnected):
             if not future.cancel() and not future.cancelled():
-                future.exception()  # seen: asyncio complains about errors that nobody looks at
+                future.exception()  # asyncio logs exceptions that were never retrieved
 
     def _on_socket_open(self, client: Any, userdata: Any, sock: Any) -> None:
         with self._opening:
-            if self._is_abandoned:
+            if self._is_aborted:
                 sock.close()
                 raise ConnectionAbortedError("the transport was left while it was connecting")
             super()._on_socket_open(client, userdata, sock)
 
     def _on_socket_register_write(self, client: Any, userdata: Any, sock: Any) -> None:
-        """Write at once what the kernel takes; aiomqtt would wake the loop for each packet."""
+        """Write at once as much as the kernel takes; aiomqtt would wake the loop per packet."""
         if threading.get_ident() == self._loop_thread:
             client.loop_write()
             if client.socket() is not None and client.want_write():
                 self._loop.add_writer(sock.fileno(), client.loop_write)
             return
         with self._opening:
-            if not self._is_abandoned:
+            if not self._is_aborted:
                 super()._on_socket_register_write(client, userdata, sock)
 
     def _on_disconnect(
@@ -261,6 +292,6 @@ class _Client(aiomqtt.Client):
         if self._connected.done():
             super()._on_disconnect(client, userdata, flags, code, properties)
             if self._disconnected.done() and not self._disconnected.cancelled():
-                self._disconnected.exception()  # seen, even if `__aenter__` throws it away
-        else:  # before the answer to CONNECT: aiomqtt would wait for its time-out
+                self._disconnected.exception()  # retrieved here, as `__aenter__` may discard it
+        else:  # before the answer to CONNECT: aiomqtt would wait for its timeout
             self._connected.set_exception(aiomqtt.MqttCodeError(code))

@@ -1,7 +1,7 @@
-"""The interface between the protocol and whatever carries it.
+"""The transport interface: one client's link to an MQTT broker.
 
-A transport is one client's link to a broker. It reconnects by itself, with jitter, and says so
-in the stream of events; an operation on a lost link fails at once.
+A transport reconnects by itself, with jitter, and reports that in its stream of events. An
+operation on a lost link fails at once.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -15,25 +15,25 @@ class Packet:
 
     topic: str
     payload: bytes | memoryview
-    """A view where copying would cost: of what is large."""
+    """A memoryview for a large message, to avoid a copy."""
     retained: bool = False
-    """A retained message from before the subscription."""
+    """The broker kept this message from before the subscription."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """The link is up and all subscriptions are in place again.
+    """The link is up, and all subscriptions are restored.
 
-    The session is always clean: what was sent while the link was down is lost.
+    The session is always clean: messages sent while the link was down are lost.
     """
 
     count: int
-    """1 for the first time, then one more for each reconnect."""
+    """Connections so far: 1, then one more for each reconnect."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """The link is gone; operations raise `Disconnected` until the next `LinkUp`."""
+    """The link is down; operations raise `Disconnected` until the next `LinkUp`."""
 
     reason: str
 
@@ -42,23 +42,23 @@ Incoming: TypeAlias = Packet | LinkUp | LinkDown
 
 
 KEEPALIVE_S = 15
-"""The broker misses a silent client after 1.5 times this, seconds."""
+"""The broker declares a silent client lost after 1.5 times this, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """The last will: published by the broker, retained at QoS 1, if this client vanishes."""
+    """The last will: the broker publishes it, retained at QoS 1, if this client is lost."""
 
     topic: str
     payload: bytes
 
 
-Settled: TypeAlias = Callable[[], None]
-"""Called once, when a message was delivered or lost with the link."""
+OnComplete: TypeAlias = Callable[[], None]
+"""Called once, when a message has been delivered or lost with the link."""
 
 
 class Transport(Protocol):
-    """One client's link. Use it as `async with transport:`; leaving disconnects cleanly."""
+    """One client's link. Use it as `async with transport:`; the exit disconnects cleanly."""
 
     async def __aenter__(self) -> "Transport":
         """Start connecting; return at once.
@@ -75,38 +75,39 @@ class Transport(Protocol):
         """Yield packets and link changes in order, to a single consumer.
 
         Raises:
-            Refused: The broker said no; there is no point in trying again.
+            Refused: The broker refused this client for good.
         """
         ...
 
-    def post(
+    def publish_nowait(
         self,
         topic: str,
         payload: bytes | memoryview,
         *,
         qos: int = 0,
         retain: bool = False,
-        settled: Settled,
+        on_complete: OnComplete,
     ) -> None:
-        """Send without waiting, for whoever bounds how much waits at a time.
+        """Publish without waiting; the caller bounds the messages in progress.
 
-        `settled` is called once, perhaps before this returns: when the broker has it (QoS 1), when
-        it is on its way (QoS 0), or when it is lost with the link.
+        `on_complete` is called once, possibly before this returns: when the broker has
+        acknowledged the message (QoS 1), when it is written to the socket (QoS 0), or when it is
+        lost with the link.
 
         Raises:
-            Disconnected: The link is down; `settled` is not called.
+            Disconnected: The link is down; `on_complete` is not called.
         """
         ...
 
     async def publish(
         self, topic: str, payload: bytes | memoryview, *, qos: int = 0, retain: bool = False
     ) -> None:
-        """Send; at QoS 1 return when the broker has it, at QoS 0 when it is on its way.
+        """Publish; return after the acknowledgement (QoS 1) or the write to the socket (QoS 0).
 
         An empty payload with `retain` clears the topic.
 
         Raises:
-            Disconnected: The link is down or went down before the broker had it (QoS 1).
+            Disconnected: The link is down, or went down before that.
         """
         ...
 
@@ -114,14 +115,14 @@ class Transport(Protocol):
         """Subscribe, now and after each reconnect.
 
         Raises:
-            Disconnected: The link is down; the filters are remembered all the same.
+            Disconnected: The link is down; the filters take effect after the reconnect.
         """
         ...
 
     async def unsubscribe(self, *filters: str) -> None:
-        """Unsubscribe and forget.
+        """Unsubscribe, now and after each reconnect.
 
         Raises:
-            Disconnected: The link is down; the filters are forgotten all the same.
+            Disconnected: The link is down; the filters are not restored after the reconnect.
         """
         ...

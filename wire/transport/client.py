@@ -1,7 +1,7 @@
 """A transport over MQTT 3.1.1: a link that reconnects by itself, with jitter.
 
-Every connection has a clean session, so no state of an old one remains. `make_connection` chooses
-the MQTT client. `Filters` are the subscriptions, restored after each reconnect.
+Every connection has a clean session, so no state of the previous one remains; `Subscriptions` keeps
+the filters that are restored after a reconnect. `make_connection` chooses the MQTT client.
 """
 
 import logging
@@ -19,23 +19,28 @@ from fairbed.wire.transport.base import (
     Incoming,
     LinkDown,
     LinkUp,
+    OnComplete,
     Packet,
-    Settled,
     Transport,
     Will,
 )
-from fairbed.wire.transport.inbox import ReceiveQueue
-from fairbed.wire.transport.link import LEAVE_S, Connection, Dial, Take
+from fairbed.wire.transport.link import (
+    DISCONNECT_TIMEOUT_S,
+    Connection,
+    ConnectOptions,
+    PacketHandler,
+)
 from fairbed.wire.transport.own_client import OwnConnection
+from fairbed.wire.transport.receive_queue import ReceiveQueue
 
 
 def full_jitter(
     rng: random.Random, base_s: float = 0.1, cap_s: float = 5.0
 ) -> Callable[[int], float]:
-    """Return a backoff: seconds to wait before the n-th retry in a row, n from 0.
+    """Return a backoff: seconds to wait before the n-th consecutive retry, n from 0.
 
-    The wait is uniform between half of `base_s` and `base_s` x 2^(n + 1), at most `cap_s`, so a
-    fleet that lost its broker comes back spread out, and a single hiccup costs 50 to 200 ms.
+    The wait is uniform between half of `base_s` and `base_s` x 2^(n + 1), at most `cap_s`. A fleet
+    that lost its broker therefore reconnects spread over time; a short failure costs 50 to 200 ms.
 
     Source:
         Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015 ("full jitter").
@@ -47,8 +52,8 @@ def full_jitter(
     return backoff
 
 
-class Filters:
-    """The filters of one client and their QoS; quick for many plain topics and few patterns."""
+class Subscriptions:
+    """The topic filters of one client and their QoS; fast for many topics and few patterns."""
 
     def __init__(self) -> None:
         self.qos: dict[str, int] = {}
@@ -56,75 +61,77 @@ class Filters:
         self._patterns: list[str] = []
 
     def add(self, filters: Iterable[str], qos: int) -> None:
-        """Subscribe, or change the QoS."""
+        """Add filters, or change their QoS."""
         self.qos.update(dict.fromkeys(filters, qos))
-        self._sort_out()
+        self._find_patterns()
 
     def discard(self, filters: Iterable[str]) -> None:
-        """Unsubscribe; what is not subscribed is passed over."""
+        """Remove filters; ignore those that are not subscribed."""
         for name in filters:
             self.qos.pop(name, None)
-        self._sort_out()
+        self._find_patterns()
 
     def qos_of(self, topic: str) -> int | None:
-        """Return the highest QoS at which `topic` is subscribed; None when it is not."""
-        found = [self.qos[p] for p in self._patterns if matches(p, topic)]
+        """Return the highest QoS at which `topic` is subscribed; None if it is not subscribed."""
+        qos = [self.qos[pattern] for pattern in self._patterns if matches(pattern, topic)]
         if topic in self.qos:
-            found.append(self.qos[topic])
-        return max(found, default=None)
+            qos.append(self.qos[topic])
+        return max(qos, default=None)
 
-    def _sort_out(self) -> None:
+    def _find_patterns(self) -> None:
         self._patterns = [name for name in self.qos if "+" in name or "#" in name]
 
 
 def matches(pattern: str, topic: str) -> bool:
-    """Tell whether a topic filter covers `topic` (MQTT 3.1.1, section 4.7)."""
-    wanted, given = pattern.split("/"), topic.split("/")
-    if given[0].startswith("$") and wanted[0] in ("+", "#"):
+    """Return whether a topic filter covers `topic` (MQTT 3.1.1, section 4.7)."""
+    pattern_levels, topic_levels = pattern.split("/"), topic.split("/")
+    if topic_levels[0].startswith("$") and pattern_levels[0] in ("+", "#"):
         return False
-    for i, level in enumerate(wanted):
+    for i, level in enumerate(pattern_levels):
         if level == "#":
             return True
-        if i >= len(given) or level not in ("+", given[i]):
+        if i >= len(topic_levels) or level not in ("+", topic_levels[i]):
             return False
-    return len(wanted) == len(given)
+    return len(pattern_levels) == len(topic_levels)
 
 
 STABLE_S = 5.0
-"""A link that lasted this long starts the backoff afresh."""
+"""A link that was up longer than this restarts the backoff."""
 
 _log = logging.getLogger(__name__)
 
 
-def make_connection(dial: Dial, take: Take, tasks: TaskGroup) -> Connection:
-    """Return a link of the kind that the address names: our own, or aiomqtt's.
+def make_connection(
+    options: ConnectOptions, on_packet: PacketHandler, tasks: TaskGroup
+) -> Connection:
+    """Return a connection of the MQTT client that the address selects.
 
-    `tasks` run what a link does in the background.
+    `tasks` runs the background work of the connection.
     """
-    if dial.address.client == "direct":
-        return OwnConnection(dial, take)
+    if options.address.client == "direct":
+        return OwnConnection(options, on_packet)
     from fairbed.wire.transport.aiomqtt_client import AiomqttConnection
 
-    return AiomqttConnection(dial, take, tasks)
+    return AiomqttConnection(options, on_packet, tasks)
 
 
 class MqttTransport(Transport):
     """One client's link to an MQTT broker.
 
     Args:
-        url: `mqtt://user:password@host:port`, or `mqtts://...?cafile=FILE`; with
-            `?client=aiomqtt` that library speaks MQTT for us.
-        client_id: Unique at the broker; a second client of the same id throws the first one out.
-        will: Published, retained, by the broker if this client vanishes.
-        keepalive_s: The broker misses a silent client after 1.5 times this.
-        connect_timeout_s: For the connection, and as long again for the broker's answer.
-        publish_timeout_s: For one operation, beside the time that its bytes and those before it
-            take at 100 kbit/s; then the link is given up and made anew. A dead link is noticed
-            sooner, by the keepalive.
-        backoff: Seconds before the n-th retry in a row.
+        url: `mqtt://user:password@host:port`, or `mqtts://...?cafile=FILE`; `?client=aiomqtt`
+            selects that library as the MQTT client.
+        client_id: Unique at the broker, which disconnects an older client of the same id.
+        will: Published, retained, by the broker if this client is lost.
+        keepalive_s: The broker declares a silent client lost after 1.5 times this.
+        connect_timeout_s: For the TCP connection, and again for the CONNACK.
+        publish_timeout_s: For one operation, plus the time that its bytes and the bytes queued
+            before it take at 100 kbit/s; after it the link is closed and made again. The
+            keepalive detects a dead link sooner.
+        backoff: Seconds before the n-th consecutive retry.
 
     Raises:
-        ValueError: The URL is not a broker's address, or its certificates cannot be read.
+        ValueError: The URL is not a broker address, or its certificates cannot be read.
     """
 
     def __init__(
@@ -139,12 +146,12 @@ class MqttTransport(Transport):
         backoff: Callable[[int], float] | None = None,
     ) -> None:
         self.url, self.client_id = redact(url), client_id
-        self.trouble: str | None = "not connected yet"
+        self.down_reason: str | None = "not connected yet"
         """Why the link is down; None while it is up."""
-        self.strays = 0
-        """Packets on topics that we have not subscribed to, or not any more; ignored."""
+        self.unexpected_packets = 0
+        """Ignored packets: on topics that were never subscribed to, or not any more."""
         address = parse_url(url)
-        self._dial = Dial(
+        self._options = ConnectOptions(
             address=address,
             url=self.url,
             client_id=client_id,
@@ -155,11 +162,11 @@ class MqttTransport(Transport):
             publish_timeout_s=publish_timeout_s,
         )
         self._backoff = backoff or full_jitter(random.Random())
-        self._inbox, self._filters = ReceiveQueue(), Filters()
-        self._link: Connection | None = None
-        self._early: list[tuple[Packet, int]] = []
-        """What came before the link counted as up, and its QoS: `LinkUp` goes first."""
-        self._ups = 0
+        self._received, self._subscriptions = ReceiveQueue(), Subscriptions()
+        self._connection: Connection | None = None
+        self._before_link_up: list[tuple[Packet, int]] = []
+        """Packets and their QoS that arrived before `LinkUp`, which must be the first event."""
+        self._link_ups = 0
         self._tasks: TaskGroup | None = None
 
     async def __aenter__(self) -> "MqttTransport":
@@ -170,164 +177,166 @@ class MqttTransport(Transport):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Say goodbye, in bounded time; the broker does not publish the will."""
-        assert self._tasks is not None, "leaving a transport that was not entered"
+        """Disconnect in bounded time; the broker does not publish the will."""
+        assert self._tasks is not None, "the transport was not entered"
         self._tasks.cancel_scope.cancel()
         try:
             await self._tasks.__aexit__(None, None, None)
         finally:
-            self._inbox.close()
+            self._received.close()
 
     def events(self) -> AsyncIterator[Incoming]:
         """Yield packets and link changes in order, to a single consumer; waits may be cancelled.
 
         Raises:
-            Refused: The broker said no; there is no point in trying again.
+            Refused: The broker refused this client for good.
         """
-        return self._inbox
+        return self._received
 
     @property
     def dropped(self) -> int:
-        """Packets of QoS 0 that found the incoming queue full."""
-        return self._inbox.dropped
+        """Packets of QoS 0 that were dropped because the receive queue was full."""
+        return self._received.dropped
 
-    def post(
+    def publish_nowait(
         self,
         topic: str,
         payload: bytes | memoryview,
         *,
         qos: int = 0,
         retain: bool = False,
-        settled: Settled,
+        on_complete: OnComplete,
     ) -> None:
-        """Send without waiting; `settled` is called once.
+        """Publish without waiting; `on_complete` is called once.
 
         Raises:
-            Disconnected: The link is down; `settled` is not called.
+            Disconnected: The link is down; `on_complete` is not called.
         """
-        self._up("publish").post(topic, payload, qos, retain, settled)
+        self._up_connection("publish").publish_nowait(topic, payload, qos, retain, on_complete)
 
     async def publish(
         self, topic: str, payload: bytes | memoryview, *, qos: int = 0, retain: bool = False
     ) -> None:
-        """Send; at QoS 1 return when the broker has it, at QoS 0 when it is on its way.
+        """Publish; return after the acknowledgement (QoS 1) or the write to the socket (QoS 0).
 
         Raises:
             Disconnected: The link is down, or went down before that.
         """
-        await self._up("publish").publish(topic, payload, qos, retain)
+        await self._up_connection("publish").publish(topic, payload, qos, retain)
 
     async def subscribe(self, *filters: str, qos: int = 0) -> None:
         """Subscribe, now and after each reconnect.
 
         Raises:
-            Disconnected: The link is down; the filters are remembered all the same.
-            Refused: The broker does not allow it.
+            Disconnected: The link is down; the filters take effect after the reconnect.
+            Refused: The broker does not allow one of the filters.
         """
-        self._filters.add(filters, qos)
-        await self._up("subscribe").subscribe(dict.fromkeys(filters, qos))
+        self._subscriptions.add(filters, qos)
+        await self._up_connection("subscribe").subscribe(dict.fromkeys(filters, qos))
 
     async def unsubscribe(self, *filters: str) -> None:
-        """Unsubscribe and forget.
+        """Unsubscribe, now and after each reconnect.
 
         Raises:
-            Disconnected: The link is down; the filters are forgotten all the same.
+            Disconnected: The link is down; the filters are not restored after the reconnect.
         """
-        self._filters.discard(filters)
-        await self._up("unsubscribe").unsubscribe(filters)
+        self._subscriptions.discard(filters)
+        await self._up_connection("unsubscribe").unsubscribe(filters)
 
-    def _up(self, action: str) -> Connection:
-        if self._link is None:
-            raise Disconnected(f"{self.url}: cannot {action} while down ({self.trouble})")
-        return self._link
+    def _up_connection(self, action: str) -> Connection:
+        if self._connection is None:
+            raise Disconnected(f"{self.url}: cannot {action} while down ({self.down_reason})")
+        return self._connection
 
     async def _run(self, tasks: TaskGroup) -> None:
         """Keep the link up until cancelled or refused."""
         retry = 0
         while True:
             up_since = math.inf
-            link = make_connection(self._dial, self._take, tasks)
+            connection = make_connection(self._options, self._on_packet, tasks)
             try:
-                await link.connect()
+                await connection.connect()
                 up_since = anyio.current_time()
-                await self._serve(link)
+                await self._serve(connection)
             except Refused as exc:
-                self.trouble = str(exc)
-                _log.error("%s", self.trouble)
-                self._inbox.fail(exc)
+                self.down_reason = str(exc)
+                _log.error("%s", self.down_reason)
+                self._received.fail(exc)
                 return
             except Disconnected as exc:
-                self._say(f"cannot connect: {exc}")
+                self._report_down(f"cannot connect: {exc}")
             finally:
-                link.abandon()
+                connection.abort()
             retry = 0 if anyio.current_time() - up_since > STABLE_S else retry + 1
             await anyio.sleep(self._backoff(retry - 1 if retry else 0))
 
-    async def _serve(self, link: Connection) -> None:
-        """Announce the link, wait until it is lost, and say so; leave it cleanly otherwise."""
-        self._early = []
+    async def _serve(self, connection: Connection) -> None:
+        """Report the link as up, then as down when it is lost; disconnect cleanly if cancelled."""
+        self._before_link_up = []
         is_lost = False
         try:
-            reason = await self._restore(link)
+            reason = await self._restore(connection)
             if reason is None:
-                self._announce(link)
-                reason = await link.lost()
-                self._inbox.put(LinkDown(reason))
+                self._announce(connection)
+                reason = await connection.lost()
+                self._received.put(LinkDown(reason))
             is_lost = True
-            self._say(reason)
+            self._report_down(reason)
         finally:
-            self._link = None
+            self._connection = None
             if not is_lost:
-                with anyio.move_on_after(LEAVE_S, shield=True):
-                    await link.leave()
+                with anyio.move_on_after(DISCONNECT_TIMEOUT_S, shield=True):
+                    await connection.disconnect()
 
-    def _announce(self, link: Connection) -> None:
-        self._ups += 1
-        self.trouble = None
-        self._link = link
-        self._inbox.put(LinkUp(self._ups))
-        for packet, qos in self._early:
-            self._take(packet, qos)
-        self._early = []
-        _log.info("%s: %s is up (%d)", self.url, self.client_id, self._ups)
+    def _announce(self, connection: Connection) -> None:
+        self._link_ups += 1
+        self.down_reason = None
+        self._connection = connection
+        self._received.put(LinkUp(self._link_ups))
+        for packet, qos in self._before_link_up:
+            self._on_packet(packet, qos)
+        self._before_link_up = []
+        _log.info("%s: %s is up (%d)", self.url, self.client_id, self._link_ups)
 
-    async def _restore(self, link: Connection) -> str | None:
-        """Subscribe to all remembered filters, also those that come and go meanwhile.
+    async def _restore(self, connection: Connection) -> str | None:
+        """Restore all subscriptions, including changes made meanwhile.
 
         Returns:
-            Why the link is lost instead; None when it is not.
+            The reason if the link was lost; None otherwise.
         """
-        done: dict[str, int] = {}
+        restored: dict[str, int] = {}
         try:
-            with anyio.fail_after(self._dial.connect_timeout_s):
-                while done != (wanted := self._filters.qos):
-                    todo = {name: q for name, q in wanted.items() if done.get(name) != q}
-                    gone = [name for name in done if name not in wanted]
-                    await link.subscribe(todo)
-                    if gone:
-                        await link.unsubscribe(gone)
-                    done = {name: q for name, q in (done | todo).items() if name not in gone}
+            with anyio.fail_after(self._options.connect_timeout_s):
+                while restored != (target := self._subscriptions.qos):
+                    added = {name: q for name, q in target.items() if restored.get(name) != q}
+                    removed = [name for name in restored if name not in target]
+                    await connection.subscribe(added)
+                    if removed:
+                        await connection.unsubscribe(removed)
+                    restored = {
+                        name: q for name, q in (restored | added).items() if name not in removed
+                    }
         except TimeoutError:
             return "no answer to subscribe"
         except Disconnected:
-            return await link.lost()
+            return await connection.lost()
         return None
 
-    def _take(self, packet: Packet, qos: int) -> bool:
-        """Queue a packet, as the link reads it."""
-        if self._link is None:
-            self._early.append((packet, qos))
+    def _on_packet(self, packet: Packet, qos: int) -> bool:
+        """Queue a packet; return False when the queue is full and the link was closed."""
+        if self._connection is None:
+            self._before_link_up.append((packet, qos))
             return True
-        if self._filters.qos_of(packet.topic) is None:
-            self.strays += 1  # too late, or never asked for, as amqtt 0.12 may send it
+        if self._subscriptions.qos_of(packet.topic) is None:
+            self.unexpected_packets += 1  # late after unsubscribe, or never subscribed (amqtt 0.12)
             return True
-        if self._inbox.put(packet, qos):
+        if self._received.put(packet, qos):
             return True
-        self._link.cut("the incoming queue is full of unread control messages")
-        self._link = None
+        self._connection.fail("the receive queue is full of unread control messages")
+        self._connection = None
         return False
 
-    def _say(self, reason: str) -> None:
-        if reason != self.trouble:
+    def _report_down(self, reason: str) -> None:
+        if reason != self.down_reason:
             _log.warning("%s: %s is down: %s", self.url, self.client_id, reason)
-        self.trouble = reason
+        self.down_reason = reason

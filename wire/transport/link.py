@@ -1,7 +1,7 @@
 """One connection to a broker: the interface that an MQTT client implements for a transport.
 
-A connection is made once and lost once; `wire.transport.client` then makes a new one. Also here:
-the reason of a failed connection in words, and whether another try may help.
+A connection connects once and is lost once; `wire.transport.client` then makes a new one. This
+module also describes why a connection failed, and whether a retry can succeed.
 """
 
 import ssl
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from fairbed.wire.transport.address import Address
-from fairbed.wire.transport.base import Packet, Settled, Will
+from fairbed.wire.transport.base import OnComplete, Packet, Will
 
 NOT_MQTT = "does an MQTT 3.1.1 broker listen there?"
 
@@ -21,41 +21,41 @@ CONNACK_REASONS = {
     4: "wrong user or password",
     5: "not authorised",
 }
-"""Meaning of the codes of a CONNACK (MQTT 3.1.1, section 3.2.2.3)."""
+"""Meaning of the return codes of a CONNACK (MQTT 3.1.1, section 3.2.2.3)."""
 
 _ADVICE = {
     1: NOT_MQTT,
     2: "choose another client id",
     4: "check user and password",
-    5: "check what this user may do",
+    5: "check the permissions of this user",
 }
-"""Advice on the permanent ones; code 3 is temporary."""
+"""Advice for the permanent codes; code 3 is temporary."""
 
 _PAHO_CODES = {
-    130: NOT_MQTT,  # what came was no MQTT, or a CONNACK of 1
+    130: NOT_MQTT,  # the answer was not MQTT, or a CONNACK with code 1
     133: _ADVICE[2],
     134: _ADVICE[4],
     135: _ADVICE[5],
-    138: "ask who runs the broker",  # banned
+    138: "contact the operator of the broker",  # banned
 }
-"""The same in the codes of paho; server unavailable (136) is temporary."""
+"""Advice by the codes of paho; server unavailable (136) is temporary."""
 
 
-def advice_on_connack(code: int) -> str | None:
-    """Return advice on a permanent refusal; None for a temporary one."""
+def connack_advice(code: int) -> str | None:
+    """Return advice for a permanent CONNACK code; None for a temporary one."""
     return _ADVICE.get(code)
 
 
-def advice_on(error: BaseException) -> str | None:
-    """Return advice on a connection that can never succeed; None if it may later."""
+def advice_for(error: BaseException) -> str | None:
+    """Return advice for an error that a retry cannot solve; None if a retry may succeed."""
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return "check ?cafile="
     code = getattr(error, "rc", None)
     return _PAHO_CODES.get(getattr(code, "value", code)) if code is not None else None
 
 
-def reason_of(error: BaseException) -> str:
-    """Return why aiomqtt lost a link, or did not make it."""
+def failure_reason(error: BaseException) -> str:
+    """Return the reason of an error of aiomqtt, for messages."""
     if isinstance(error, TimeoutError):
         return "no answer"
     source = error.__cause__ if hasattr(error.__cause__, "rc") else error
@@ -64,26 +64,26 @@ def reason_of(error: BaseException) -> str:
     return "connection lost" if text == "Unspecified error" else text
 
 
-LEAVE_S = 2.0
-"""Longest wait for a clean DISCONNECT; then the socket is closed without one."""
+DISCONNECT_TIMEOUT_S = 2.0
+"""Longest wait for a clean DISCONNECT; after it the socket is closed without one."""
 
-FLOOR_BPS = 100e3
-"""What a link must carry, bit/s, before a waiting publish counts as failed."""
+MIN_LINK_BPS = 100e3
+"""Slowest link that is supported, bit/s; a publish that takes longer counts as failed."""
 
 FILTERS_PER_SUBSCRIBE = 8
-"""The most that AWS IoT Core takes in one packet."""
+"""Limit of AWS IoT Core for one packet."""
 
-Take: TypeAlias = Callable[[Packet, int], bool]
-"""Takes a packet and its QoS; False refuses it, and the link is cut."""
+PacketHandler: TypeAlias = Callable[[Packet, int], bool]
+"""Receives a packet and its QoS; returns False when the receive queue is full: the link failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Dial:
+class ConnectOptions:
     """Address, identity and timeouts of a connection."""
 
     address: Address
     url: str
-    """The same for messages, without password."""
+    """The address without password, for messages."""
     client_id: str
     will: Will | None
     tls: ssl.SSLContext | None
@@ -91,9 +91,9 @@ class Dial:
     connect_timeout_s: float
     publish_timeout_s: float
 
-    def patience_s(self, waiting_bytes: int) -> float:
-        """Return how long an operation may take with so many bytes before it, its own included."""
-        return self.publish_timeout_s + 8.0 * waiting_bytes / FLOOR_BPS
+    def timeout_s(self, queued_bytes: int) -> float:
+        """Return the timeout of an operation; `queued_bytes` counts its own bytes, too."""
+        return self.publish_timeout_s + 8.0 * queued_bytes / MIN_LINK_BPS
 
 
 class Connection(Protocol):
@@ -103,28 +103,33 @@ class Connection(Protocol):
         """Connect, once.
 
         Raises:
-            Disconnected: The broker is not there, does not answer, or is not ready; says why.
-            Refused: It said no for good.
+            Disconnected: The broker cannot be reached, does not answer, or is not ready.
+            Refused: The broker refused the connection for good.
         """
         ...
 
-    def post(
-        self, topic: str, payload: bytes | memoryview, qos: int, retain: bool, settled: Settled
+    def publish_nowait(
+        self,
+        topic: str,
+        payload: bytes | memoryview,
+        qos: int,
+        retain: bool,
+        on_complete: OnComplete,
     ) -> None:
-        """Send without waiting; `settled` is called once.
+        """Publish without waiting; `on_complete` is called once.
 
         Raises:
-            Disconnected: The link is down; `settled` is not called.
+            Disconnected: The link is down; `on_complete` is not called.
         """
         ...
 
     async def publish(
         self, topic: str, payload: bytes | memoryview, qos: int, retain: bool
     ) -> None:
-        """Send; at QoS 1 return when the broker has it, at QoS 0 when it is on its way.
+        """Publish; return after the acknowledgement (QoS 1) or the write to the socket (QoS 0).
 
         Raises:
-            Disconnected: The link is down or was lost before that.
+            Disconnected: The link is down, or was lost before that.
         """
         ...
 
@@ -132,8 +137,8 @@ class Connection(Protocol):
         """Subscribe to each filter at its QoS.
 
         Raises:
-            Disconnected: The link is down or was lost meanwhile.
-            Refused: The broker does not allow one of them.
+            Disconnected: The link is down, or was lost meanwhile.
+            Refused: The broker does not allow one of the filters.
         """
         ...
 
@@ -141,34 +146,34 @@ class Connection(Protocol):
         """Unsubscribe.
 
         Raises:
-            Disconnected: The link is down or was lost meanwhile.
+            Disconnected: The link is down, or was lost meanwhile.
         """
         ...
 
     async def lost(self) -> str:
-        """Return, once the connection is lost, why."""
+        """Wait until the connection is lost; return the reason."""
         ...
 
-    def cut(self, reason: str) -> None:
-        """Give the connection up at once; `lost` returns `reason`, unless it was lost before."""
+    def fail(self, reason: str) -> None:
+        """End the connection at once; `lost` returns `reason`, unless it was lost before."""
         ...
 
-    async def leave(self) -> None:
-        """Say goodbye, so that the broker publishes no will; the caller limits the time."""
+    async def disconnect(self) -> None:
+        """Send DISCONNECT, so that the broker publishes no will; the caller limits the time."""
         ...
 
-    def abandon(self) -> None:
-        """Close the socket as it is; the last thing that happens to a link."""
+    def abort(self) -> None:
+        """Close the socket without DISCONNECT; always the last call."""
         ...
 
 
-def batches(filters: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Yield the filters of one SUBSCRIBE after another."""
+def subscribe_batches(filters: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Yield the filters of each SUBSCRIBE packet."""
     pairs = list(filters.items())
     for start in range(0, len(pairs), FILTERS_PER_SUBSCRIBE):
         yield dict(pairs[start : start + FILTERS_PER_SUBSCRIBE])
 
 
-def not_allowed(name: str) -> str:
-    """Return the message about a filter that the broker refuses."""
+def subscription_refused(name: str) -> str:
+    """Return the error message for a filter that the broker refuses."""
     return f"broker: subscribing to {name} is not allowed; check its ACL"

@@ -12,9 +12,17 @@ from dataclasses import dataclass
 import anyio
 
 from fairbed.wire.errors import Disconnected
-from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Settled, Transport, Will
-from fairbed.wire.transport.client import Filters, matches
-from fairbed.wire.transport.inbox import ReceiveQueue
+from fairbed.wire.transport.base import (
+    Incoming,
+    LinkDown,
+    LinkUp,
+    OnComplete,
+    Packet,
+    Transport,
+    Will,
+)
+from fairbed.wire.transport.client import Subscriptions, matches
+from fairbed.wire.transport.receive_queue import ReceiveQueue
 
 
 @dataclass(slots=True)
@@ -132,8 +140,8 @@ class MemoryTransport(Transport):
         self.client_id = client_id
         self._broker = broker
         self._will = will
-        self._inbox = ReceiveQueue()
-        self._filters = Filters()
+        self._received = ReceiveQueue()
+        self._subscriptions = Subscriptions()
         self._on_the_way: list[tuple[Packet, int]] = []
         self._is_flushing = False
         self._is_up = False
@@ -151,34 +159,34 @@ class MemoryTransport(Transport):
         self._is_left = True
         self._is_up = False
         self._broker.detach(self)
-        self._inbox.close()
+        self._received.close()
 
     def events(self) -> AsyncIterator[Incoming]:
         """Yield packets and link changes in order, to a single consumer."""
-        return self._inbox
+        return self._received
 
     @property
     def dropped(self) -> int:
         """Packets of QoS 0 that found the incoming queue full."""
-        return self._inbox.dropped
+        return self._received.dropped
 
-    def post(
+    def publish_nowait(
         self,
         topic: str,
         payload: bytes | memoryview,
         *,
         qos: int = 0,
         retain: bool = False,
-        settled: Settled,
+        on_complete: OnComplete,
     ) -> None:
-        """Send without waiting; `settled` is called before this returns.
+        """Send without waiting; `on_complete` is called before this returns.
 
         Raises:
-            Disconnected: The link is down; `settled` is not called.
+            Disconnected: The link is down; `on_complete` is not called.
         """
         self._check("publish")
         self._broker.route(topic, bytes(payload), qos, retain)
-        settled()
+        on_complete()
 
     async def publish(
         self, topic: str, payload: bytes | memoryview, *, qos: int = 0, retain: bool = False
@@ -198,7 +206,7 @@ class MemoryTransport(Transport):
         Raises:
             Disconnected: The link is down; the filters are remembered all the same.
         """
-        self._filters.add(filters, qos)
+        self._subscriptions.add(filters, qos)
         self._check("subscribe")
         for pattern in filters:
             self._broker.replay(self, pattern, qos)
@@ -210,13 +218,13 @@ class MemoryTransport(Transport):
         Raises:
             Disconnected: The link is down; the filters are forgotten all the same.
         """
-        self._filters.discard(filters)
+        self._subscriptions.discard(filters)
         self._check("unsubscribe")
         await anyio.lowlevel.checkpoint()
 
     def granted(self, topic: str) -> int | None:
         """Return the QoS at which `topic` is subscribed; None when it is not, or we are down."""
-        return self._filters.qos_of(topic) if self._is_up else None
+        return self._subscriptions.qos_of(topic) if self._is_up else None
 
     def accept(self, packet: Packet, qos: int, *, swap: bool) -> None:
         """Put a packet on its way to the consumer."""
@@ -232,7 +240,7 @@ class MemoryTransport(Transport):
             return
         self._is_up = False
         self._on_the_way.clear()
-        self._inbox.put(LinkDown(reason))
+        self._received.put(LinkDown(reason))
         if self._will is not None and self._broker.is_up:
             self._broker.route(self._will.topic, self._will.payload, 1, True)
         if reconnects:
@@ -252,16 +260,16 @@ class MemoryTransport(Transport):
             return
         self._is_up = True
         self._ups += 1
-        self._inbox.put(LinkUp(self._ups))
-        for pattern, qos in self._filters.qos.items():
+        self._received.put(LinkUp(self._ups))
+        for pattern, qos in self._subscriptions.qos.items():
             self._broker.replay(self, pattern, qos)
 
     def _flush(self) -> None:
         self._is_flushing = False
         arrived, self._on_the_way = self._on_the_way, []
         for packet, qos in arrived:
-            if not self._inbox.put(packet, qos):
-                self.lose("the incoming queue is full of unread control messages", reconnects=True)
+            if not self._received.put(packet, qos):
+                self.lose("the receive queue is full of unread control messages", reconnects=True)
                 return
 
     def _check(self, action: str) -> None:

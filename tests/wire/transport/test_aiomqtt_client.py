@@ -95,7 +95,7 @@ def link_to(url: str, **options: float) -> MqttTransport:
         (PROTOCOL, "does an MQTT 3.1.1 broker listen there"),
         (CLIENT_ID, "choose another client id"),
         (PASSWORD, "check user and password"),
-        (NOT_ALLOWED, "check what this user may do"),
+        (NOT_ALLOWED, "check the permissions of this user"),
     ],
     ids=["protocol", "client-id", "password", "not-allowed"],
 )
@@ -186,7 +186,7 @@ async def test_a_packet_that_nobody_asked_for_is_ignored(client: Client) -> None
             await up(link)
             await link.subscribe("t")
             assert await anext(link.events()) == Packet("t", b"!")
-            assert link.strays == 1
+            assert link.unexpected_packets == 1
 
 
 async def test_a_forbidden_subscription_is_refused(client: Client) -> None:
@@ -267,7 +267,7 @@ async def test_leaving_does_not_wait_for_a_broker_that_does_not_answer(client: C
         async with broker_that(client, talk) as url:
             async with MqttTransport(url, "me", connect_timeout_s=10 * GIVE_UP_S) as link:
                 await connected.wait()
-            assert link.trouble == "not connected yet"
+            assert link.down_reason == "not connected yet"
 
 
 async def test_leaving_at_any_instant_of_connecting_disturbs_no_other_link(client: Client) -> None:
@@ -285,7 +285,7 @@ async def test_leaving_at_any_instant_of_connecting_disturbs_no_other_link(clien
                 async with link_to(url):
                     await anyio.sleep(dice.uniform(0.0, 0.003))
             await other.publish("x", b"")
-            assert other.trouble is None
+            assert other.down_reason is None
 
 
 def test_the_backoff_begins_quickly_grows_and_stays_below_its_cap() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairbed.wire.transport.client import Filters, matches
+from fairbed.wire.transport.client import Subscriptions, matches
 
 
 @pytest.mark.parametrize(
@@ -32,12 +32,12 @@ def test_covers(pattern: str, topic: str, is_covered: bool) -> None:
 
 
 def test_the_highest_qos_of_all_filters_counts() -> None:
-    filters = Filters()
-    filters.add(["a/+", "a/b"], 0)
-    filters.add(["a/#"], 1)
-    assert filters.qos_of("a/b") == 1
-    filters.discard(["a/#", "never"])
-    assert filters.qos_of("a/b") == 0
-    assert filters.qos_of("b") is None
-    filters.discard(["a/+", "a/b"])
-    assert filters.qos_of("a/b") is None
+    subscriptions = Subscriptions()
+    subscriptions.add(["a/+", "a/b"], 0)
+    subscriptions.add(["a/#"], 1)
+    assert subscriptions.qos_of("a/b") == 1
+    subscriptions.discard(["a/#", "never"])
+    assert subscriptions.qos_of("a/b") == 0
+    assert subscriptions.qos_of("b") is None
+    subscriptions.discard(["a/+", "a/b"])
+    assert subscriptions.qos_of("a/b") is None

@@ -66,7 +66,7 @@ async def test_a_quiet_link_is_kept_alive() -> None:
             await up(link)
             await twice.wait()
             await anyio.wait_all_tasks_blocked()
-            assert link.trouble is None
+            assert link.down_reason is None
     assert heard == [PINGREQ, PINGREQ, DISCONNECT]
 
 
@@ -130,7 +130,7 @@ async def test_answers_that_nobody_waits_for_are_rejected() -> None:
         async with broker(stays(ACCEPTED, strays + SUBSCRIBED)) as url, link_to(url) as link:
             await up(link)
             await link.subscribe("t")
-            assert link.trouble is None
+            assert link.down_reason is None
 
 
 @asynccontextmanager
@@ -201,6 +201,6 @@ async def test_what_is_sent_in_one_turn_of_the_loop_leaves_together() -> None:
         async with broker(talk) as url, link_to(url) as link:
             await up(link)
             for number in range(3):
-                link.post("x", bytes([number]), settled=lambda: None)
+                link.publish_nowait("x", bytes([number]), on_complete=lambda: None)
             await down(link)
     assert heard == [b"".join(bytes([0x30, 4, 0, 1, ord("x"), n]) for n in range(3))]

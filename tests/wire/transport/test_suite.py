@@ -65,30 +65,32 @@ async def test_a_packet_arrives(shared: World, topic: str, qos: int) -> None:
 
 
 @pytest.mark.parametrize("qos", [0, 1])
-async def test_what_is_posted_arrives_in_order_and_is_settled_once(
+async def test_messages_published_without_waiting_arrive_in_order_and_complete_once(
     shared: World, topic: str, qos: int
 ) -> None:
-    settled = 0
+    completed = 0
 
-    def on_settled() -> None:
-        nonlocal settled
-        settled += 1
-        if settled == 100:
-            all_settled.set()
+    def on_complete() -> None:
+        nonlocal completed
+        completed += 1
+        if completed == 100:
+            all_completed.set()
 
-    all_settled = anyio.Event()
+    all_completed = anyio.Event()
     with anyio.fail_after(GIVE_UP_S):
         async with shared.link(f"a{qos}") as a, shared.link(f"b{qos}") as b:
             await up(a)
             await up(b)
             await b.subscribe(f"{topic}/{qos}", qos=1)
             for i in range(100):
-                a.post(f"{topic}/{qos}", str(i).encode(), qos=qos, settled=on_settled)
+                a.publish_nowait(
+                    f"{topic}/{qos}", str(i).encode(), qos=qos, on_complete=on_complete
+                )
             got = await packets(b, 100)
-            await all_settled.wait()
+            await all_completed.wait()
             await publish_and_settle(a, Packet(f"{topic}/mark", b""))
     assert [packet.payload for packet in got] == [str(i).encode() for i in range(100)]
-    assert settled == 100
+    assert completed == 100
 
 
 async def test_a_retained_packet_waits_for_subscribers_until_it_is_cleared(
@@ -307,23 +309,23 @@ async def test_a_publish_that_waits_notices_the_lost_link(mortal: World, topic: 
     assert outcomes == [mortal.kind == "memory"] * 30
 
 
-async def test_what_is_posted_and_lost_with_the_link_is_settled_once(
-    mortal: World, topic: str
-) -> None:
-    settled: list[int] = []
+async def test_messages_lost_with_the_link_complete_once(mortal: World, topic: str) -> None:
+    completed: list[int] = []
     with anyio.fail_after(GIVE_UP_S):
         async with mortal.link("a") as a:
             await up(a)
             mortal.freeze()
             for i in range(30):
-                a.post(topic, bytes(1000), qos=1, settled=partial(settled.append, i))
+                a.publish_nowait(
+                    topic, bytes(1000), qos=1, on_complete=partial(completed.append, i)
+                )
             await anyio.wait_all_tasks_blocked()
-            assert len(settled) == (30 if mortal.kind == "memory" else 0)
+            assert len(completed) == (30 if mortal.kind == "memory" else 0)
             await mortal.kill()
             assert isinstance(await anext(a.events()), LinkDown)
             with pytest.raises(Disconnected):
-                a.post(topic, b"", settled=partial(settled.append, 30))
-    assert sorted(settled) == list(range(30))
+                a.publish_nowait(topic, b"", on_complete=partial(completed.append, 30))
+    assert sorted(completed) == list(range(30))
 
 
 async def test_leaving_takes_a_moment_even_when_the_broker_is_stuck(mortal: World) -> None:

@@ -1,1 +1,1 @@
-"""MQTT 3.1.1 without input or output. Pure."""
+"""The MQTT 3.1.1 protocol without I/O. Pure."""

@@ -1,19 +1,17 @@
-"""MQTT 3.1.1 packets to bytes and back, as far as a client needs them. Pure.
+"""MQTT 3.1.1 packets of a client: encoding, decoding, and a reader of byte streams. Pure.
 
     fixed header: type and flags u8 | remaining length, 1 to 4 bytes of 7 bits, least first
     variable header and payload: `remaining length` bytes, integers big-endian
 
-Encoders refuse what breaks a rule of ours (`EncodeError`), `decode` what a broker must not send
-(`DecodeError`). Nothing beyond QoS 1 is spoken: we neither send nor subscribe to more.
+Encoders raise `EncodeError` for invalid arguments, `decode` raises `DecodeError` for a packet that
+a broker must not send. QoS 2 is not supported.
+
+`Reader` turns received bytes into packets. The socket is read into `get_buffer()`, then
+`buffer_updated(n)` returns the complete packets. Small packets are copied out of one buffer; the
+body of a large packet is received directly into memory of its own, without a further copy.
 
 Source:
     OASIS, MQTT Version 3.1.1, 2014, chapters 2 and 3.
-
-Bytes of a broker become packets, wherever the network cut them. Pure.
-
-Whoever reads the socket writes into `space()` and says how much with `take(n)`. Small packets are
-cut out of one buffer; the body of a large one gets memory of its own, which the network then
-fills, so that a chunk is copied by nobody but the kernel.
 """
 
 import struct
@@ -27,60 +25,60 @@ PINGREQ = b"\xc0\x00"
 DISCONNECT = b"\xe0\x00"
 
 MAX_REMAINING = (1 << 28) - 1
-"""The largest remaining length that four bytes of seven bits can say."""
+"""The largest remaining length that four bytes of seven bits can hold."""
 
 MAX_TEXT_BYTES = (1 << 16) - 1
 
 PUBLISH = 3
-"""Type of the one packet that carries payload."""
+"""Type of the PUBLISH packet, the only one with a payload."""
 
 _U16 = struct.Struct(">H")
 FAILURE = 0x80
-"""Return code of a SUBACK for a filter that the broker does not grant."""
+"""Return code of a SUBACK for a filter that the broker refuses."""
 
 _MAX_SUBACK = 2 + 1024
-"""Far more filters than anybody puts into one SUBSCRIBE."""
+"""Largest SUBACK accepted, bytes: packet id and the codes of 1,024 filters."""
 
 
 class Connack(NamedTuple):
-    """The answer to CONNECT; 0 lets us in (section 3.2.2.3)."""
+    """The answer to CONNECT; code 0 is success (section 3.2.2.3)."""
 
     code: int
 
 
 class Publish(NamedTuple):
-    """A message on a topic that we subscribed to."""
+    """A message on a subscribed topic."""
 
     topic: str
     payload: bytes | memoryview
     qos: int
     retain: bool
     packet_id: int
-    """To acknowledge, at QoS 1; 0 at QoS 0."""
+    """Packet id to acknowledge at QoS 1; 0 at QoS 0."""
 
 
 class Puback(NamedTuple):
-    """The broker has a message of QoS 1."""
+    """The broker acknowledges a message of QoS 1."""
 
     packet_id: int
 
 
 class Suback(NamedTuple):
-    """What the broker grants for each filter, in the order of the SUBSCRIBE."""
+    """The answer to SUBSCRIBE."""
 
     packet_id: int
     codes: bytes
-    """The QoS of each, or `FAILURE`."""
+    """For each filter, in the order of the SUBSCRIBE: the granted QoS, or `FAILURE`."""
 
 
 class Unsuback(NamedTuple):
-    """The broker has forgotten our filters."""
+    """The answer to UNSUBSCRIBE."""
 
     packet_id: int
 
 
 class Pingresp(NamedTuple):
-    """The broker is alive."""
+    """The answer to PINGREQ."""
 
 
 Inbound: TypeAlias = Connack | Publish | Puback | Suback | Unsuback | Pingresp
@@ -97,7 +95,7 @@ def connect(
     """Return a CONNECT with a clean session; the will is retained, at QoS 1.
 
     Raises:
-        EncodeError: A text is too long or holds what MQTT forbids; a password needs a user.
+        EncodeError: A text is too long or has forbidden characters, or a password has no user.
     """
     if password is not None and username is None:
         raise EncodeError("mqtt: a password needs a user name, got none")
@@ -116,7 +114,7 @@ def connect(
 def publish_head(
     topic: str, n_bytes: int, *, qos: int = 0, retain: bool = False, packet_id: int = 0
 ) -> bytes:
-    """Return a PUBLISH up to its payload, of `n_bytes`, which follows as it is.
+    """Return the header of a PUBLISH; its payload of `n_bytes` is sent after it.
 
     Raises:
         EncodeError: The topic is empty, too long, or a pattern; or the payload is too large.
@@ -133,29 +131,29 @@ def puback(packet_id: int) -> bytes:
 
 
 def subscribe(packet_id: int, filters: Mapping[str, int]) -> bytes:
-    """Return a SUBSCRIBE; `filters` maps each to its QoS.
+    """Return a SUBSCRIBE; `filters` maps each filter to its QoS.
 
     Raises:
-        EncodeError: There are none, or one is empty or too long.
+        EncodeError: There are no filters, or one is empty or too long.
     """
     entries = [_filter(name) + bytes((qos,)) for name, qos in filters.items()]
-    return _packet(0x82, _U16.pack(packet_id) + _some(entries))
+    return _packet(0x82, _U16.pack(packet_id) + _joined(entries))
 
 
 def unsubscribe(packet_id: int, filters: Iterable[str]) -> bytes:
     """Return an UNSUBSCRIBE.
 
     Raises:
-        EncodeError: There are none, or one is empty or too long.
+        EncodeError: There are no filters, or one is empty or too long.
     """
-    return _packet(0xA2, _U16.pack(packet_id) + _some([_filter(name) for name in filters]))
+    return _packet(0xA2, _U16.pack(packet_id) + _joined([_filter(name) for name in filters]))
 
 
 def check_head(first: int, length: int) -> None:
-    """Tell from its fixed header whether a broker may send a packet.
+    """Check the fixed header of a packet from a broker.
 
     Raises:
-        DecodeError: It may not.
+        DecodeError: A broker must not send such a packet.
     """
     if first >> 4 == PUBLISH:
         if first & 0x06 > 0x02:
@@ -164,7 +162,7 @@ def check_head(first: int, length: int) -> None:
     bounds = _LENGTHS.get(first)
     if bounds is None:
         raise DecodeError(
-            f"mqtt: the packet must be one that a broker sends, got type {first >> 4} "
+            f"mqtt: packet type must be one that a broker sends, got type {first >> 4} "
             f"with flags {first & 15}"
         )
     if not bounds[0] <= length <= bounds[1]:
@@ -175,12 +173,12 @@ def check_head(first: int, length: int) -> None:
 
 
 def decode(first: int, body: bytes | memoryview) -> Inbound:
-    """Return the packet with this first byte and body, whose header `check_head` has passed.
+    """Return the packet with this first byte and body; `check_head` must have accepted its header.
 
-    The payload of a PUBLISH is a slice of `body`: of a view, a view.
+    The payload of a PUBLISH is a slice of `body`, and a view if `body` is one.
 
     Raises:
-        DecodeError: The body breaks a rule.
+        DecodeError: The body is malformed.
     """
     if first >> 4 == PUBLISH:
         return _publish(first, body)
@@ -229,7 +227,7 @@ _DECODERS: Mapping[int, Callable[[bytes | memoryview], Inbound]] = {
     0xB0: lambda body: Unsuback(_id(body)),
     0xD0: lambda body: Pingresp(),
 }
-"""By first byte: type, and the flags that each must have."""
+"""Decoders by first byte: the packet type and its only valid flags."""
 
 _LENGTHS: Mapping[int, tuple[int, int]] = {
     0x20: (2, 2),
@@ -238,7 +236,7 @@ _LENGTHS: Mapping[int, tuple[int, int]] = {
     0xB0: (2, 2),
     0xD0: (0, 0),
 }
-"""Least and most bytes after the fixed header."""
+"""Fewest and most bytes after the fixed header, by first byte."""
 
 
 def _packet(first: int, body: bytes) -> bytes:
@@ -278,7 +276,7 @@ def _filter(name: str) -> bytes:
     return _text(name)
 
 
-def _some(entries: list[bytes]) -> bytes:
+def _joined(entries: list[bytes]) -> bytes:
     if not entries:
         raise EncodeError("mqtt: there must be at least one filter, got none")
     return b"".join(entries)
@@ -293,37 +291,37 @@ def _sized(data: bytes, what: str) -> bytes:
 
 
 READ_BYTES = 64 * 1024
-"""Hundreds of control messages at a time; of a chunk at most so much is copied."""
+"""Size of the buffer: hundreds of control messages. At most this much of a chunk is copied."""
 
 LARGE_BYTES = 8 * 1024
-"""An unfinished packet above this gets memory of its own."""
+"""An incomplete PUBLISH longer than this gets memory of its own."""
 
 _MAX_LENGTH_BYTES = 4
 
 
 class Reader:
-    """Cuts a stream of bytes into packets; after a `DecodeError` it is of no more use."""
+    """Splits a stream of bytes into packets; not usable after a `DecodeError`."""
 
     def __init__(self) -> None:
         self._view = memoryview(bytearray(READ_BYTES))
         self._start = self._end = 0
-        """What has come and is in no packet yet."""
+        """Range of the received bytes that are not decoded yet."""
         self._first = 0
         self._body: memoryview | None = None
-        """Of a large packet that has begun."""
+        """Body of an incomplete large packet."""
         self._filled = 0
 
-    def space(self) -> memoryview:
-        """Return where the next bytes belong; never empty."""
+    def get_buffer(self) -> memoryview:
+        """Return the buffer for the next bytes; never empty."""
         if self._body is not None:
             return self._body[self._filled :]
         return self._view[self._end :]
 
-    def take(self, n_bytes: int) -> list[Inbound]:
-        """Return the packets that are complete, now that `n_bytes` more are there.
+    def buffer_updated(self, n_bytes: int) -> list[Inbound]:
+        """Return the packets completed by the `n_bytes` written into the buffer.
 
         Raises:
-            DecodeError: A broker must not send this.
+            DecodeError: A broker must not send these bytes.
         """
         if self._body is not None:
             self._filled += n_bytes
@@ -335,40 +333,40 @@ class Reader:
         packets: list[Inbound] = []
         while (packet := self._next()) is not None:
             packets.append(packet)
-        self._make_room()
+        self._compact()
         return packets
 
     def _next(self) -> Inbound | None:
-        """Return the next packet of the buffer, or None until more has come."""
+        """Return the next packet in the buffer, or None if it is incomplete."""
         view, start, end = self._view, self._start, self._end
         length = shift = 0
-        place = start + 1
+        at = start + 1
         while True:
-            if place >= end:
+            if at >= end:
                 return None
-            byte = view[place]
+            byte = view[at]
             length |= (byte & 0x7F) << shift
-            place += 1
+            at += 1
             if not byte & 0x80:
                 break
             shift += 7
-            if place - start > _MAX_LENGTH_BYTES:
+            if at - start > _MAX_LENGTH_BYTES:
                 raise DecodeError("mqtt: a length must take at most 4 bytes, got more")
         first = view[start]
         check_head(first, length)
-        stop = place + length
+        stop = at + length
         if stop <= end:
             self._start = stop
-            return decode(first, bytes(view[place:stop]))
+            return decode(first, bytes(view[at:stop]))
         if length > LARGE_BYTES and first >> 4 == PUBLISH:
             self._first, self._body = first, memoryview(bytearray(length))
-            self._filled = end - place
-            self._body[: self._filled] = view[place:end]
+            self._filled = end - at
+            self._body[: self._filled] = view[at:end]
             self._start = end
         return None
 
-    def _make_room(self) -> None:
-        """Move what is left to the front: at most `LARGE_BYTES` and a header."""
+    def _compact(self) -> None:
+        """Move the remaining bytes to the front: at most `LARGE_BYTES` and a header."""
         left = self._end - self._start
         if self._start and left:
             self._view[:left] = bytes(self._view[self._start : self._end])

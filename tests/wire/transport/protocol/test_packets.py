@@ -68,7 +68,7 @@ INBOUND: dict[str, tuple[str, Inbound]] = {
 }
 
 MALFORMED: dict[str, tuple[str, str]] = {
-    "connect": ("1000", r"the packet must be one that a broker sends, got type 1 with flags 0$"),
+    "connect": ("1000", r"packet type must be one that a broker sends, got type 1 with flags 0$"),
     "subscribe": ("8200", r"one that a broker sends, got type 8 with flags 2$"),
     "type-0": ("0000", r"one that a broker sends, got type 0 with flags 0$"),
     "type-15": ("ff00", r"one that a broker sends, got type 15 with flags 15$"),

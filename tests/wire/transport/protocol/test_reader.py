@@ -31,11 +31,11 @@ def feed(reader: Reader, data: bytes) -> list[Inbound]:
     """Write bytes where the reader wants them, as the loop does, and return what is complete."""
     got: list[Inbound] = []
     while data:
-        space = reader.space()
+        space = reader.get_buffer()
         assert len(space) > 0
         part, data = data[: len(space)], data[len(space) :]
         space[: len(part)] = part
-        got += reader.take(len(part))
+        got += reader.buffer_updated(len(part))
     return got
 
 
@@ -65,7 +65,7 @@ def test_a_chunk_is_written_by_the_network_into_memory_of_its_own() -> None:
     raw, packet = publish(500_000)
     reader = Reader()
     assert feed(reader, raw[:READ_BYTES]) == []
-    assert len(reader.space()) == len(raw) - READ_BYTES
+    assert len(reader.get_buffer()) == len(raw) - READ_BYTES
     (came,) = feed(reader, raw[READ_BYTES:])
     assert came == packet
     assert isinstance(came, Publish)

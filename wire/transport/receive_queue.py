@@ -1,21 +1,19 @@
-"""The bounded receive queue of a transport: packets that wait for the application."""
+"""The bounded receive queue of a transport: packets that the application has not read yet."""
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator
 
 from fairbed.wire.errors import Refused
 from fairbed.wire.transport.base import Incoming, Packet
 
 MAX_WAITING_PACKETS = 10_000
-"""About the messages of a thousand devices in ten seconds."""
+"""About the messages that a thousand devices send in ten seconds."""
 
 MAX_WAITING_BYTES = 128 * 1024 * 1024
-"""Twice what all upload windows together allow (16 uploaders x 4 chunks x 960 KiB)."""
+"""Twice the bytes of all upload windows together (16 uploaders x 4 chunks x 960 KiB)."""
 
-ItemT = TypeVar("ItemT")
 
 _log = logging.getLogger(__name__)
 
@@ -23,17 +21,18 @@ _log = logging.getLogger(__name__)
 class ReceiveQueue(AsyncIterator[Incoming]):
     """Packets and link changes in order, for a single consumer.
 
-    The application's windows bound what is in flight, so the bounds here are a last resort: when
-    full, the newest packet of QoS 0 is dropped and counted (chunks are asked for again, telemetry
-    comes every second). A packet of QoS 1 is refused, upon which the transport cuts the link:
-    control never gets lost in silence. Link changes always fit.
+    The windows of the application bound the packets in flight, so the bounds here are a last
+    resort. When the queue is full, a new packet of QoS 0 is dropped and counted (chunks are
+    requested again, telemetry is sent every second). A packet of QoS 1 is refused, and the
+    transport closes the link: a control message is never lost without notice. Link changes are
+    always queued.
     """
 
     def __init__(
         self, max_packets: int = MAX_WAITING_PACKETS, max_bytes: int = MAX_WAITING_BYTES
     ) -> None:
         self.dropped = 0
-        """Packets of QoS 0 that found the queue full."""
+        """Packets of QoS 0 that were dropped because the queue was full."""
         self._max_packets = max_packets
         self._max_bytes = max_bytes
         self._waiting: deque[Incoming] = deque()
@@ -43,7 +42,7 @@ class ReceiveQueue(AsyncIterator[Incoming]):
         self._wakeup = asyncio.Event()
 
     def put(self, item: Incoming, qos: int = 0) -> bool:
-        """Queue an item; return False when a packet of QoS 1 found no place."""
+        """Queue an item; return False if it is a packet of QoS 1 and the queue is full."""
         if isinstance(item, Packet):
             size = self._waiting_bytes + len(item.payload)
             if len(self._waiting) >= self._max_packets or size > self._max_bytes:
@@ -56,7 +55,7 @@ class ReceiveQueue(AsyncIterator[Incoming]):
         return True
 
     def fail(self, reason: Refused) -> None:
-        """Raise `reason` in the consumer once it has taken what waits."""
+        """Raise `reason` in the consumer after it has read the queued items."""
         self._end = reason
         self._wakeup.set()
 
@@ -72,10 +71,10 @@ class ReceiveQueue(AsyncIterator[Incoming]):
         return self
 
     async def __anext__(self) -> Incoming:
-        """Return what comes next; a consumer that gives up waiting may ask again.
+        """Return the next item; a cancelled wait loses nothing.
 
         Raises:
-            Refused: The broker said no.
+            Refused: The broker refused this client for good.
         """
         while not self._is_closed:
             if self._waiting:
@@ -91,17 +90,5 @@ class ReceiveQueue(AsyncIterator[Incoming]):
 
     def _drop(self) -> None:
         if self.dropped == 0:
-            _log.warning("incoming queue is full: packets of QoS 0 are dropped and counted")
+            _log.warning("receive queue is full: packets of QoS 0 are dropped and counted")
         self.dropped += 1
-
-
-class Sink(asyncio.Queue[ItemT]):
-    """Replaces a queue of a library; passes each item on at once."""
-
-    def __init__(self, take: Callable[[ItemT], None], maxsize: int) -> None:
-        super().__init__()
-        self._take = take
-
-    def put_nowait(self, item: ItemT) -> None:
-        """Hand an item on at once."""
-        self._take(item)
