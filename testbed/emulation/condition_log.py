@@ -1,4 +1,4 @@
-"""Mean conditions of a device over an interval, exact whatever changed within it."""
+"""Exact time averages of a device's conditions over an interval."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from fairbed.testbed.emulation.conditions import Conditions
 
 @dataclass(frozen=True, slots=True)
 class ConditionMeans:
-    """Means over the time from `start_s` to `end_s`."""
+    """Mean conditions from `start_s` to `end_s`."""
 
     start_s: float
     end_s: float
@@ -15,24 +15,25 @@ class ConditionMeans:
     """None is not slowed."""
     clock_ratio: float
     down_bps: float | None
-    """Bits that could pass / seconds: an outage counts as 0. None is not limited."""
+    """Mean rate; an outage counts as 0. None is not limited."""
     up_bps: float | None
     delay_s: float
     jitter_s: float
     loss_ratio: float
     outage_s: float
-    """Time without a link, or frozen."""
+    """Total time without a link, or frozen."""
     unwilling_s: float
+    """Total time in which the owner did not let the device take part."""
     celsius: float | None
-    """At the end."""
+    """Temperature at the end."""
 
 
 class ConditionLog:
     """Integrates the conditions of one device over time.
 
     Args:
-        start: Seconds.
-        conditions: In force from then on.
+        start: Begin of the first interval, seconds.
+        conditions: The conditions from `start` on.
     """
 
     def __init__(self, start: float, conditions: Conditions) -> None:
@@ -41,11 +42,11 @@ class ConditionLog:
 
     @property
     def start(self) -> float:
-        """Begin of the present interval."""
+        """Begin of the current interval, seconds."""
         return self._start
 
     def record(self, t: float, conditions: Conditions) -> None:
-        """Record the conditions in force from `t` on."""
+        """Record the conditions from `t` on."""
         self._integrate(t)
         self._now = conditions
 

@@ -5,12 +5,12 @@ from typing import Literal, TypeAlias
 from msgspec import Struct, structs
 
 Outage: TypeAlias = Literal["coverage", "unplugged", "frozen"]
-"""`coverage`: packets vanish, as in a radio hole. `unplugged`: the link is down, as in airplane
-mode. `frozen`: the device itself stands still."""
+"""`coverage`: packets are lost, as without radio coverage. `unplugged`: the link is down, as in
+airplane mode. `frozen`: the processes of the device are stopped."""
 
 
 class Shape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The access link of one device, as the payload of TCP sees it."""
+    """The access link of one device; rates count TCP payload."""
 
     down_bps: float | None = None
     """Towards the device, bit/s; None is not limited."""
@@ -19,12 +19,12 @@ class Shape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     delay_s: float = 0.0
     """One way, seconds."""
     jitter_s: float = 0.0
-    """Standard deviation of the delay, one way, seconds; nothing is overtaken."""
+    """Standard deviation of the one-way delay, seconds; packets keep their order."""
     loss_ratio: float = 0.0
-    """Share of packets that are lost, each way, 0 to 1."""
+    """Share of packets lost in each direction, 0 to 1."""
 
     def dilated(self, dilation: float) -> "Shape":
-        """Return the link as this machine has to shape it when time is dilated."""
+        """Return the link that this machine must shape under time dilation."""
         return structs.replace(
             self,
             down_bps=None if self.down_bps is None else self.down_bps / dilation,
@@ -35,27 +35,27 @@ class Shape(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def is_plain(self) -> bool:
-        """Nothing is shaped: the device needs no emulated link."""
+        """Whether nothing is shaped, so that the device needs no emulated link."""
         return self == Shape()
 
 
 class Conditions(Struct, frozen=True):
-    """The configured conditions of one device at this moment."""
+    """The configured conditions of one device at one moment."""
 
     speed_ratio: float | None
-    """Speed of its processor in cores of this machine; None is not slowed."""
+    """Speed of the processor in cores of this machine; None is not slowed."""
     shape: Shape | None
-    """Its access link; None is this machine's own."""
+    """The access link; None is this machine's own."""
     outage: Outage | None = None
     clock_ratio: float = 1.0
-    """Clock / nominal clock, already part of `speed_ratio`; read by the device's sensors."""
+    """Clock / nominal clock, already part of `speed_ratio`; reported by the device's sensors."""
     temperature_celsius: float | None = None
-    """Read by the device's sensors; None is a device without that sensor."""
+    """Reported by the device's sensors; None is a device without a temperature sensor."""
     is_willing: bool = True
-    """Its owner lets it take part."""
+    """Whether the owner lets the device take part."""
 
     def dilated(self, dilation: float) -> "Conditions":
-        """Return the conditions in seconds of this machine when time is dilated."""
+        """Return the conditions that this machine must emulate under time dilation."""
         if dilation == 1.0:
             return self
         return structs.replace(

@@ -5,12 +5,12 @@ where q is its speed relative to ours, and `bytes / rate` seconds to read from i
 
     credit = wall - cpu / q - bytes / rate
 
-Negative credit is a deficit to sleep off. Positive credit means that this machine was late, busy
-with something else: later steps may catch up, but at most `MAX_CREDIT_S`, so that a device never
-runs in a burst faster than itself for long. What is late beyond that is lost, and counted.
+Negative credit is a time deficit, which the thread sleeps. Positive credit means that this machine
+was late because it was busy. Later steps may catch up at most `MAX_CREDIT_S`, so that bursts above
+the device's speed stay short. Lateness beyond that is lost, and counted.
 
-q may change while a section runs (heat, other work). What is still owed then is the same work at
-another speed, so that the work done is the integral of q.
+q may change while a section runs (heat, other work). The outstanding deficit then stands for the
+same work at the new speed, so that the work done is the integral of q.
 """
 
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ MAX_CREDIT_S = 0.25
 0.9 took 1.000 to 1.002 of their time on a quiet machine."""
 
 MIN_SLEEP_S = 0.1
-"""Shorter deficits wait for the next step: after each sleep the processor's caches are cold. With
-a sleep after every step of 1.6 ms, a slow device took 18 % more processor time a step than a
-fast one. Nothing is owed at the end of a section."""
+"""Shorter deficits are carried to the next step, because each sleep leaves the processor's caches
+cold: with a sleep after every step of 1.6 ms, a slow device took 18 % more processor time per step
+than a fast one. The end of a section settles every deficit; seconds."""
 
 
 @dataclass(slots=True)
 class PacedSection:
-    """The account of one compute section; starts with no credit, whatever was before.
+    """Time account of one compute section; it starts with zero credit.
 
-    Readings of wall and processor time count from any origin, in seconds.
+    Readings of wall and processor time are seconds from any origin.
     """
 
     speed_ratio: float
@@ -37,17 +37,17 @@ class PacedSection:
     storage_read_bytes_per_s: float | None
     """Rate of the device's storage; None is not slowed."""
     now: float
-    """Wall time at the start, and after each reading."""
+    """Wall time at the start, then of the last reading."""
     cpu: float
-    """Processor time of the working thread at the start, and after each reading."""
+    """Processor time of the working thread at the start, then of the last reading."""
     min_sleep_s: float = MIN_SLEEP_S
-    """Shorter deficits wait for the next step."""
+    """Shorter deficits are carried to the next step."""
     credit_s: float = 0.0
     read_deficit_s: float = 0.0
-    """The part of a deficit that is the storage's, at most: it does not care for q."""
+    """Upper bound of the part of the deficit that storage caused, which does not depend on q."""
     wall_s: float = 0.0
     lost_s: float = 0.0
-    """Lateness that cannot be caught up any more."""
+    """Lateness beyond `MAX_CREDIT_S`, which later steps cannot catch up."""
 
     def __post_init__(self) -> None:
         _check_speed(self.speed_ratio)
@@ -56,15 +56,15 @@ class PacedSection:
             raise ValueError(f"storage_read_bytes_per_s must be > 0, got {rate}; see profiles")
 
     def advance(self, now: float, cpu: float, read_bytes: int = 0) -> float:
-        """Account for the work since the last reading; return how long to sleep now, seconds."""
+        """Account for the work since the last reading; return the time to sleep now, seconds."""
         self._account(now, cpu, read_bytes)
         return -self.credit_s if self.credit_s <= -self.min_sleep_s else 0.0
 
     def set_speed(self, now: float, speed_ratio: float) -> None:
-        """Have another speed from now on.
+        """Change the speed of the device from `now` on.
 
         Raises:
-            ValueError: It is not positive.
+            ValueError: The speed is not positive.
         """
         if speed_ratio == self.speed_ratio:
             return
@@ -77,13 +77,13 @@ class PacedSection:
         self.speed_ratio = speed_ratio
 
     def finish(self, now: float, cpu: float) -> float:
-        """Account for the last work; return how long to sleep so that nothing is owed, seconds."""
+        """Account for the last work; return the time to sleep until no deficit is left, seconds."""
         self._account(now, cpu, 0)
         return max(0.0, -self.credit_s)
 
     @property
     def late_s(self) -> float:
-        """Time by which the section took longer than it would have on the device."""
+        """Time by which the section took longer than it would on the device."""
         return self.lost_s + max(0.0, self.credit_s)
 
     @property
@@ -113,13 +113,13 @@ def _check_speed(speed_ratio: float) -> None:
 
 @dataclass(slots=True)
 class RecentShare:
-    """The share of its own speed that the device really had, averaged over recent sections."""
+    """Effective speed of the device / its configured speed, averaged over recent sections."""
 
     time_constant_s: float = 5.0
     value: float = 1.0
-    """1 until a section has been late."""
+    """1 until a section was late."""
 
     def add(self, section: PacedSection) -> None:
-        """Take a finished section into the average; short ones weigh little."""
+        """Add a finished section to the average, weighted by its length."""
         weight = section.wall_s / (section.wall_s + self.time_constant_s)
         self.value += weight * (1.0 - section.contended_ratio - self.value)

@@ -1,7 +1,7 @@
 """An emulated device in plain numbers, and its sensors.
 
-The testbed sends `EmulatedDevice` to the process of the agent. The sensors report the profile,
-minus the speed that this machine could not provide.
+The testbed sends `EmulatedDevice` to the process of the agent. The sensors report the values of the
+profile, less the speed that this machine failed to provide.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from fairbed.testbed.emulation.cpu import RecentShare
 
 
 class EmulatedDevice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The hardware that the agent shall report."""
+    """The hardware that the agent reports."""
 
     title: str
     """Board name."""
@@ -28,10 +28,10 @@ class EmulatedDevice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Speed of training relative to one core of this machine; 1 or more is not slowed."""
     storage_read_bytes_per_s: Annotated[float, Meta(gt=0.0)]
     dilation: Annotated[float, Meta(ge=1.0)] = 1.0
-    """Seconds of this machine in one second of the device; speed and storage are slower by it."""
+    """Seconds of this machine per second of the device; speed and storage rate include it."""
 
     def dilated(self, dilation: float) -> "EmulatedDevice":
-        """Return the device as this machine has to emulate it when time is dilated."""
+        """Return the device that this machine must emulate under time dilation."""
         return structs.replace(
             self,
             speed_ratio=self.speed_ratio / dilation,
@@ -41,12 +41,12 @@ class EmulatedDevice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def emulated_device(profile: Profile, host_core_speed: float = 1.0) -> EmulatedDevice:
-    """Return the device of `profile` on this machine.
+    """Return the emulated device of a profile on this machine.
 
         q = core_speed * min(engine threads, free cores) / host_core_speed
 
     Args:
-        profile: The kind of device.
+        profile: The device model.
         host_core_speed: Speed of one core of this machine, in cores of the reference machine.
 
     Raises:
@@ -69,16 +69,16 @@ def emulated_device(profile: Profile, host_core_speed: float = 1.0) -> EmulatedD
 
 
 NOTICED_SHARE = 0.95
-"""A device that had less than this share of its speed senses it. What is missing at other times is
-this machine's jitter, which never fades quite: the device would sense it for ever."""
+"""Below this share of its speed a device reports fewer free cores. A smaller loss is jitter of this
+machine, which never decays to zero and would be reported for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class SensorReadings:
-    """The changing quantities of a device; the others are constant."""
+    """The sensor values of a device that change; the others are constant."""
 
     speed_ratio: float
-    """Of its processor, in cores of this machine; NaN is that of the profile."""
+    """Speed of the processor in cores of this machine; NaN is that of the profile."""
     clock_ratio: float = 1.0
     temperature_celsius: float | None = None
     is_willing: bool = True
@@ -90,16 +90,16 @@ class EmulatedSensors:
 
     device: EmulatedDevice
     share: RecentShare = field(default_factory=RecentShare)
-    """Written by the pacer, read here."""
+    """Updated by the pace."""
     readings: Callable[[], SensorReadings] | None = None
-    """Looked up for every answer; None is the profile for good."""
+    """Returns the current values; None is those of the profile."""
 
     def cores(self) -> int:
-        """Cores of the profile."""
+        """Return the cores of the profile."""
         return self.device.cores
 
     def free_cores(self) -> float:
-        """Cores without background load; less when other work or this machine took some."""
+        """Return the cores without background load, fewer under other work or contention."""
         free = self.device.cores - self.device.background_load
         share = self.share.value * self._uncontended_share()
         if share < NOTICED_SHARE:
@@ -107,34 +107,34 @@ class EmulatedSensors:
         return free
 
     def clock_ratio(self) -> float | None:
-        """The clock of this moment: 1, unless the device is hot."""
+        """Return the current clock / nominal clock: 1 unless the device is hot."""
         return self._readings().clock_ratio
 
     def throttled(self) -> tuple[str, ...] | None:
-        """Unknown: a throttled device shows in its clock."""
+        """Return None: throttling is visible in `clock_ratio`, its causes are not emulated."""
         return None
 
     def memory_bytes(self) -> int:
-        """Memory of the profile."""
+        """Return the memory of the profile."""
         return self.device.memory_bytes
 
     def temperature_celsius(self) -> float | None:
-        """The temperature of this moment, if the profile knows how the device heats up."""
+        """Return the current temperature; None where the profile has no thermal limits."""
         return self._readings().temperature_celsius
 
     def is_willing(self) -> bool:
-        """The owner of this moment."""
+        """Return whether the owner lets the device take part now."""
         return self._readings().is_willing
 
     def board(self) -> str:
-        """Title of the profile."""
+        """Return the title of the profile."""
         return self.device.title
 
     def _readings(self) -> SensorReadings:
         return SensorReadings(self.device.speed_ratio) if self.readings is None else self.readings()
 
     def _uncontended_share(self) -> float:
-        """Return the share of the profile's speed that is not lost to other work, 0 to 1."""
+        """Return the share of the profile's speed that other work leaves, 0 to 1."""
         now = self._readings()
         if not now.speed_ratio < self.device.speed_ratio * now.clock_ratio:  # false for NaN
             return 1.0

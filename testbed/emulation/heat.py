@@ -1,13 +1,13 @@
-"""Thermal model of a device: it heats up under load, and its clock drops.
+"""Thermal model of a device: it heats up under load, and a hot device lowers its clock.
 
-Heat is a share: 0 at rest, 1 after full load on all cores for ever. It follows the load with a
-lag, and the clock drops while it is above what `onset_s` of full load bring:
+Heat h is a share: 0 at rest, 1 in the steady state under full load on all cores. It follows the
+load with a first-order lag. The clock is lowered while h is at least the value that `onset_s` of
+full load reaches from rest:
 
     dh/dt = (load - h) / time_constant_s
     throttled while h >= 1 - exp(-onset_s / time_constant_s)
 
-While the load does not change this is solved exactly, so the time between two updates costs no
-accuracy, and the heat does not depend on how often it is read.
+The solution is exact under constant load, so the result does not depend on the update interval.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from fairbed.profiles.schema import Thermal
 
 @dataclass(slots=True)
 class Heat:
-    """The heat of one device; cold at first."""
+    """The heat of one device, which starts cold."""
 
     thermal: Thermal
     now: float = 0.0
@@ -27,11 +27,11 @@ class Heat:
     """h."""
 
     def advance(self, now: float, load: float) -> None:
-        """Move on to `now`, under this load since the last call.
+        """Advance to `now`.
 
         Args:
             now: Seconds, not before the last call.
-            load: Share of all cores that were busy, 0 to 1; what is beyond is cut.
+            load: Share of all cores that were busy since the last call; clipped to 0 to 1.
         """
         load = min(max(load, 0.0), 1.0)
         decay = exp(-max(0.0, now - self.now) / self.thermal.time_constant_s)
@@ -40,12 +40,12 @@ class Heat:
 
     @property
     def is_throttled(self) -> bool:
-        """The clock is held down."""
+        """Whether heat lowers the clock."""
         return self.share >= self._limit
 
     @property
     def clock_ratio(self) -> float:
-        """Clock relative to the nominal one."""
+        """Clock / nominal clock."""
         return self.thermal.sustained_clock_ratio if self.is_throttled else 1.0
 
     @property

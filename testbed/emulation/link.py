@@ -1,15 +1,15 @@
-"""One direction of a slow link: the arrival time of data sent now.
+"""One direction of a slow link: computes when data that is sent now arrives.
 
-    free = max(now, free) + 8 n / rate                  the line is busy until then
-    due  = max(last due, free + delay + jitter z)       nothing overtakes; z is standard normal
+    free = max(now, free) + 8 n / rate                  the link is busy until then
+    due  = max(last due, free + delay + jitter z)       data keeps its order; z is standard normal
 
-A line carries the payload of TCP: headers, loss and slow start are not modelled. The
-sender sends pieces of at most `chunk_bytes` and waits while it `is_full`: the rate then holds over
-every window of time, up to one piece, and a short queue keeps control messages quick.
+A link carries TCP payload: headers, loss and slow start are not modelled. The sender sends pieces
+of at most `chunk_bytes` and waits while the link `is_full`. The rate then holds over every time
+window, up to one piece, and the short queue keeps the latency of control messages low.
 
-A line may change while pieces are on it. Bits that have left keep their arrival time. The rest
-continues at the new rate from the present bit, so that the volume is the integral of the rate. At
-rate 0 nothing moves: the line is an outage, and keeps its pieces.
+A link may change while pieces are on it. Bits that were sent keep their arrival time; the rest is
+sent at the new rate, so that the volume is the integral of the rate. Rate 0 is an outage: the
+pieces wait.
 """
 
 from collections import deque
@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 from math import inf
 
 QUEUE_S = 0.1
-"""Time that the queue in front of a line holds at most, before it counts as full, seconds."""
+"""A link with more than this time of data in its queue is full, seconds."""
 
 CHUNK_S = 2e-3
-"""Time that one piece occupies the line, seconds: a compromise of smoothness and cost."""
+"""Transmission time of one piece, seconds: a compromise between smoothness and cost."""
 
 MIN_CHUNK_BYTES = 1460
 """Payload of one TCP segment on Ethernet."""
 
 MAX_CHUNK_BYTES = 1 << 18
-"""The largest result of one read of a socket."""
+"""Largest result of one socket read."""
 
 
 def _no_jitter() -> float:
@@ -36,58 +36,60 @@ def _no_jitter() -> float:
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """Bytes on a line; while they wait, a change of the line moves their times."""
+    """Bytes on a link; a change of the link updates the times of pieces that were not sent."""
 
     bits: float
-    """To be sent from `started_at` on."""
+    """Bits still to be sent at `started_at`."""
     earliest: float
+    """The piece must not be sent before this time."""
     z: float
-    """Its jitter, in standard deviations."""
+    """Jitter in standard deviations."""
     started_at: float = 0.0
     left_at: float = 0.0
-    """When its last bit is on the way."""
+    """When the last bit is sent."""
     due: float = 0.0
-    """When it arrives; `inf` in a hole."""
+    """When the piece arrives; `inf` in an outage."""
 
 
 @dataclass(slots=True)
 class LinkDirection:
-    """One direction of a link. Times are seconds on any one monotonic clock."""
+    """One direction of a link. Times are seconds on one monotonic clock."""
 
     rate_bps: float | None
-    """Payload, bit/s; None is not limited, 0 is a hole."""
+    """Payload, bit/s; None is not limited, 0 is an outage."""
     delay_s: float
-    """From the end of sending to arrival."""
+    """From the last bit sent to its arrival."""
     jitter_s: float = 0.0
     """Standard deviation of the delay."""
     draw: Callable[[], float] = _no_jitter
     """Returns standard normal numbers."""
     free_at: float = 0.0
-    """The line is busy until then; `inf` in a hole that holds something."""
+    """The link is busy until this time; `inf` in an outage with pieces in the queue."""
     last_due: float = 0.0
+    """Arrival of the last piece."""
     _left_due: float = 0.0
-    """Arrival of the last piece that has left."""
+    """Arrival of the last piece that was sent completely."""
     _waiting: "deque[Piece]" = field(default_factory=deque)
-    """Pieces that had not left at the last update; bounded because senders wait while `is_full`."""
+    """Pieces not sent completely at the last update; bounded, as senders wait while `is_full`."""
 
     def __post_init__(self) -> None:
         _check(self.rate_bps, self.delay_s, self.jitter_s)
 
     @property
     def chunk_bytes(self) -> int:
-        """Largest piece to send at once."""
+        """Largest piece that a sender should send."""
         if self.rate_bps is None:
             return MAX_CHUNK_BYTES
         fair = int(self.rate_bps * CHUNK_S / 8.0)
         return min(max(fair, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES)
 
     def send(self, now: float, n_bytes: int, not_before: float = 0.0) -> Piece:
-        """Send `n_bytes` behind all that was sent before; return their arrival.
+        """Queue `n_bytes` behind all earlier pieces; return the piece, which has its arrival time.
 
         Args:
-            now: The present.
+            now: The current time.
             n_bytes: Size of the piece, at most `chunk_bytes` for the rate to hold.
-            not_before: The sender cannot send earlier: its connection is still being set up.
+            not_before: When the connection of the sender is set up; the piece is not sent earlier.
         """
         self._release(now)
         z = self.draw() if self.jitter_s > 0.0 else 0.0
@@ -99,7 +101,7 @@ class LinkDirection:
     def change(
         self, now: float, rate_bps: float | None, delay_s: float, jitter_s: float = 0.0
     ) -> None:
-        """Be another line from now on; pieces that have not left move to their new times.
+        """Change the link from `now` on, and recompute the times of pieces that were not sent.
 
         Raises:
             ValueError: A number is negative.
@@ -124,11 +126,11 @@ class LinkDirection:
 
     @property
     def ready_at(self) -> float:
-        """When a waiting sender may continue: the queue is then half empty."""
+        """When a waiting sender may continue: the queue is half empty then."""
         return self.free_at - QUEUE_S / 2.0
 
     def _place(self, piece: Piece) -> None:
-        """Give a piece its times, behind all that were placed before it."""
+        """Set the times of a piece, behind all pieces that were placed before it."""
         piece.started_at = max(self.free_at, piece.earliest)
         self.free_at = piece.left_at = piece.started_at + self._duration_s(piece.bits)
         delay_s = max(0.0, self.delay_s + self.jitter_s * piece.z)
@@ -140,7 +142,7 @@ class LinkDirection:
         return bits / self.rate_bps if self.rate_bps > 0.0 else inf
 
     def _release(self, now: float) -> None:
-        """Let go of the pieces that have left."""
+        """Drop the pieces that were sent completely."""
         while self._waiting and self._waiting[0].left_at <= now:
             self._left_due = self._waiting.popleft().due
 
@@ -155,5 +157,5 @@ def _check(rate_bps: float | None, delay_s: float, jitter_s: float) -> None:
 
 
 def set_up_s(delay_s: float) -> float:
-    """Return how long a TCP connection takes to open: one round trip, seconds."""
+    """Return the set-up time of a TCP connection: one round trip, seconds."""
     return 2.0 * delay_s

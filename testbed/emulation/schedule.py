@@ -1,11 +1,11 @@
-"""The configured conditions of one device over time: the numbers of its profile as a schedule.
+"""The configured conditions of one device over time.
 
-`Schedule` is pure: a time goes in, conditions and the time of the next change come out. Heat is an
-argument, because it depends on the load of the device. `ScheduleFollower` adds the heat of one
-device, computed from the processor time that it used, and the time of the next update.
+`Schedule` maps a time to conditions and to the time of the next change. Heat is an argument,
+because it depends on the load of the device. `ScheduleFollower` adds the heat of one device,
+computed from the processor time that it used.
 
-Times are seconds of the fleet since the run began. Conditions are those of the device itself;
-where time is dilated, the caller converts them to this machine (`Conditions.dilated`).
+Times are seconds of the fleet since the run began. Conditions are in seconds of the device; under
+time dilation the caller converts them for this machine (`Conditions.dilated`).
 """
 
 from dataclasses import dataclass
@@ -20,26 +20,26 @@ from fairbed.testbed.emulation.conditions import Conditions, Outage, Shape
 from fairbed.testbed.emulation.heat import Heat
 
 UnavailableAs: TypeAlias = Literal["unwilling", "unplugged"]
-"""A device that is not available either reports it, or cannot be reached."""
+"""A device that is not available either reports that, or cannot be reached."""
 
 MIN_BPS = 1e3
-"""Lower rates are raised to this one; a rate of 0 is an outage."""
+"""Positive rates below this one are raised to it; a rate of 0 is an outage."""
 
 LEAST_FREE_CORES = 0.05
-"""The least that background load leaves free, as in `device_agent.sensors`."""
+"""Cores that background load leaves free at least, as in `device_agent.sensors`."""
 
 ROUNDING_S = 1e-6
-"""A change at `t` is in force at `t`, whatever rounding did to it on its way through a period."""
+"""Tolerance for rounding: a change this shortly after `t` counts as a change at `t`."""
 
 _SEVERITY: dict[Outage, int] = {"coverage": 1, "unplugged": 2, "frozen": 3}
 
 
 @dataclass(frozen=True, slots=True)
 class OutageWindow:
-    """An outage at a time of the run.
+    """An outage from `start_s` to `end_s` of the run.
 
     Raises:
-        ValueError: It ends before it begins.
+        ValueError: The outage begins before 0 s, or ends before it begins.
     """
 
     start_s: float
@@ -49,39 +49,39 @@ class OutageWindow:
     def __post_init__(self) -> None:
         if not 0.0 <= self.start_s < self.end_s:
             raise ValueError(
-                f"outage: must end after it begins, at 0 s at the earliest, "
+                f"outage: must begin at 0 s or later and end after that, "
                 f"got {self.start_s} to {self.end_s} s"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Speed of a device's processor over time."""
+    """Processor speed of a device over time."""
 
     per_core: float
-    """One core at its nominal clock, in cores of this machine."""
+    """Speed of one core at its nominal clock, in cores of this machine."""
     threads: int
-    """Of one training step."""
+    """Threads of one training step."""
     cores: int
     clock_ratio: Series
     background_load: Series
     """Cores busy with other work."""
 
     def of(self, clock_ratio: float, background_load: float) -> float:
-        """Return the speed of training at a clock and beside a load, in cores of this machine."""
+        """Return the training speed at a clock under a load, in cores of this machine."""
         free = max(self.cores - background_load, LEAST_FREE_CORES)
         return self.per_core * min(float(self.threads), free) * clock_ratio
 
 
 class Schedule:
-    """One device over time.
+    """The conditions of one device over time.
 
     Args:
-        speed: None is a device that is not slowed.
-        link: None is this machine's own.
-        available: Above 0 while the device takes part.
-        unavailable_as: What it does while it does not.
-        outages: By the clock of the run.
+        speed: Processor speed; None is not slowed.
+        link: The access link; None is this machine's own.
+        available: Above 0 while the device is available.
+        unavailable_as: How the device behaves while it is not available.
+        outages: Outages, in seconds since the run began.
     """
 
     def __init__(
@@ -99,14 +99,14 @@ class Schedule:
         series = _series(available, speed, link)
         self._varying = [(at, each) for at, each in enumerate(series) if not each.is_constant]
         self._values = [each.values[0] for each in series]
-        """At `_read_at`, in the order of `_series`."""
+        """Values at `_read_at`, in the order of `_series`."""
         self._steps = [0] * len(series)
-        """Where each series was then."""
+        """Position in each series at `_read_at`."""
         self._read_at, self._change = nan, inf
 
     @property
     def is_constant(self) -> bool:
-        """Nothing moves, unless heat does."""
+        """Whether nothing changes except by heat."""
         return not self._varying and not self._edges
 
     def conditions(
@@ -116,8 +116,8 @@ class Schedule:
 
         Args:
             t: Seconds since the run began.
-            heat_clock_ratio: Clock that heat leaves, relative to the nominal one.
-            celsius: Its temperature; None is unknown.
+            heat_clock_ratio: Clock / nominal clock that heat allows.
+            celsius: Temperature of the device; None is unknown.
         """
         t += ROUNDING_S
         self._read(t)
@@ -145,7 +145,7 @@ class Schedule:
         )
 
     def next_change(self, t: float) -> float | None:
-        """Return the first moment after `t` that may bring other conditions; None is never."""
+        """Return the first time after `t` at which conditions may change; None is never."""
         t += ROUNDING_S
         self._read(t)
         change = self._change
@@ -154,7 +154,7 @@ class Schedule:
         return None if change == inf else change
 
     def _read(self, t: float) -> None:
-        """Read all series at `t`, and the time of their next change; cached for the same `t`."""
+        """Update values and next change of all series to `t`; the last `t` is cached."""
         if t == self._read_at:
             return
         change, values, steps = inf, self._values, self._steps
@@ -178,7 +178,7 @@ class Schedule:
 def _series(
     available: Series | None, speed: Speed | None, link: LinkTracks | None
 ) -> tuple[Series, ...]:
-    """Return all that may move, as if steady where there is no such thing."""
+    """Return all series of a device; a part that is None has neutral constants."""
     one, none = Series.constant(1.0), Series.constant(0.0)
     return (
         available or one,
@@ -202,11 +202,11 @@ def device_schedule(
     """Return the schedule of a device of a fleet.
 
     Args:
-        profile: None is this machine, not slowed.
-        tracks: The profile and the link over time.
+        profile: The device model; None is this machine, not slowed.
+        tracks: Profile and link over time.
         host_core_speed: Speed of one core of this machine, in cores of the reference machine.
-        unavailable_as: What the device does while it is not available.
-        outages: By the clock of the run.
+        unavailable_as: How the device behaves while it is not available.
+        outages: Outages, in seconds since the run began.
     """
     speed = None
     if profile is not None:
@@ -227,20 +227,19 @@ def device_schedule(
 
 
 LOAD_INTERVAL_S = 2.0
-"""How often the load of devices that heat up is read, for all at the same times: their time
-constants are minutes, and reading one costs about as much as reading all; seconds."""
-
-_ROUNDING_S = 1e-6
+"""The load of devices that heat up is read at multiples of this interval, seconds. All devices
+share these times, because one reading costs about as much as reading all; thermal time constants
+are minutes."""
 
 
 class ScheduleFollower:
     """Follows the schedule of one device; times are seconds of the fleet since the run began.
 
     Args:
-        schedule: Of the device.
-        thermal: How it heats up; None does not.
-        cores: Of the device: heat follows the load of all of them.
-        threads: Of one training step.
+        schedule: The schedule of the device.
+        thermal: Its thermal model; None is a device without heat.
+        cores: Cores of the device: heat follows the load of all of them.
+        threads: Threads of one training step.
         start: The first time; the device is cold then.
     """
 
@@ -262,12 +261,12 @@ class ScheduleFollower:
 
     @property
     def is_constant(self) -> bool:
-        """Nothing ever changes."""
+        """Whether the conditions never change."""
         return self._heat is None and self._schedule.is_constant
 
     def needs_cpu_time(self, t: float) -> bool:
         """Return whether `update_heat` must be called with the processor time of the device."""
-        return t >= self._update_at - _ROUNDING_S
+        return t >= self._update_at - ROUNDING_S
 
     def conditions(self, t: float) -> Conditions:
         """Return the configured conditions at `t`."""
@@ -280,28 +279,28 @@ class ScheduleFollower:
         return now
 
     def update_heat(self, t: float, cpu_s: float | None) -> None:
-        """Update the heat by the processor time that the device used.
+        """Update the heat from the processor time that the device used.
 
-            load = computed / (elapsed * speed) * threads / cores
+            load = used / (elapsed * speed) * threads / cores
 
-        With time dilated by k the device has k times the time at a k-th of the speed: the load
-        is the same.
+        The load does not depend on dilation k: the device has k times the time at 1 / k of the
+        speed.
 
         Args:
-            t: The present time.
-            cpu_s: Processor time of this machine that it used so far; None while it is not
-                alive: then it cools.
+            t: The current time.
+            cpu_s: Processor time of this machine that the device used so far; None is a device
+                that is not alive, which cools.
         """
         if self._heat is None:
             return
         before, self._last_reading = self._last_reading, None if cpu_s is None else (t, cpu_s)
-        self._update_at = LOAD_INTERVAL_S * (floor(t / LOAD_INTERVAL_S + _ROUNDING_S) + 1)
+        self._update_at = LOAD_INTERVAL_S * (floor(t / LOAD_INTERVAL_S + ROUNDING_S) + 1)
         load = 0.0
         if before is not None and cpu_s is not None and self._speed and t > before[0]:
             load = (cpu_s - before[1]) / ((t - before[0]) * self._speed) * self._share
         self._heat.advance(t, load)
 
     def next_update(self, t: float) -> float:
-        """Return the time of the next update after `t`; `inf` is never."""
+        """Return the time of the first update after `t`; `inf` is never."""
         change = self._schedule.next_change(t)
         return self._update_at if change is None else min(change, self._update_at)

@@ -1,11 +1,11 @@
-"""The waiting time of TCP slow start at the beginning of a transfer.
+"""Idle time of a link during TCP slow start, at the beginning of a transfer.
 
-    windows    w_i = 10 * 1448 bytes * 2^i           doubled with every round trip (slow start)
-    waiting    sum of (round trip - w_i / rate)      over the windows, but the last, that the line
-                                                     carries before they are acknowledged
+    windows    w_i = 10 * 1448 bytes * 2^i           doubled in every round trip
+    waiting    sum of (round trip - w_i / rate)      over all windows but the last that are sent in
+                                                     less than a round trip
 
-A connection that has been idle begins anew, and those of a fleet are idle between transfers. Where
-a full window takes the line a round trip or more, it is busy from then on.
+A connection that was idle restarts with the first window, and the connections of a fleet are idle
+between transfers. From the first window that takes a round trip or more, the link is always busy.
 
 Source:
     RFC 5681, section 3.1 (slow start) and 4.1 (restarting idle connections); RFC 6928 (ten
@@ -20,11 +20,11 @@ FIRST_WINDOW_BITS = 8.0 * 10 * 1448
 
 
 def waiting_s(bits: float | Floats, line_s: Floats, round_trip_s: Floats) -> Floats:
-    """Return the time of a transfer beyond its time on the line.
+    """Return the duration of a transfer minus its transmission time.
 
     Args:
-        bits: To carry, more than 0, shape (K,) or one for all.
-        line_s: That the line takes for them, seconds, shape (K,).
+        bits: Size of the transfer, more than 0, shape (K,) or one for all.
+        line_s: Transmission time, bits / rate, seconds, shape (K,).
         round_trip_s: Shape (K,).
 
     Returns:
@@ -43,15 +43,15 @@ def waiting_s(bits: float | Floats, line_s: Floats, round_trip_s: Floats) -> Flo
 
 
 def line_s(bits: float, took_s: float, round_trip_s: float) -> float:
-    """Return the time on the line of a transfer with waiting: the inverse of `waiting_s`.
+    """Return the transmission time of a transfer: the inverse of `waiting_s`.
 
     Args:
-        bits: That it carried.
-        took_s: From the first bit sent on, seconds.
+        bits: Size of the transfer.
+        took_s: Duration of the transfer since its first bit was sent, seconds.
         round_trip_s: Seconds.
 
     Returns:
-        Seconds; `took_s` if that is less than a connection that begins anew can do.
+        Seconds; `took_s` if slow start cannot explain so short a duration.
     """
     window, sent, waits, line = FIRST_WINDOW_BITS, 0.0, 0, took_s
     while sent + window < bits and line * window / bits < round_trip_s:

@@ -1,8 +1,8 @@
-"""Costs of the steps of a task on this machine: devices are charged for work, not for time.
+"""Calibrated costs of the steps of a task: devices are charged for work, not for measured time.
 
-The processor time of the same step varies by half on a shared machine, with its caches and its
-other load; on the emulated device it would not. So each step is charged with its cost in a
-calibration, the same for every device of the fleet.
+On a shared machine the processor time of one step varies by half with caches and other load; on
+the emulated device it does not. So each step is charged its calibrated cost, the same for every
+device of the fleet.
 """
 
 from typing import Annotated
@@ -21,22 +21,22 @@ class StepCost(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     per_example_s: Seconds
 
     def seconds(self, n_examples: int) -> float:
-        """Return the cost of a step on so many examples."""
+        """Return the cost of a step on `n_examples` examples."""
         return self.fixed_s + self.per_example_s * n_examples
 
 
 def passes_s(
     cost: StepCost, n_examples: NDArray[np.int64], steps: NDArray[np.int64], batch_size: int
 ) -> NDArray[np.float64]:
-    """Return the cost of steps over the same examples, seconds, shape (K,).
+    """Return the cost of training steps, seconds, shape (K,).
 
-    Every pass takes all examples in batches; its last batch is what is left of them.
+    Each pass over the examples is split into batches; the last batch has the remainder.
 
     Args:
-        cost: Of a step.
-        n_examples: Shape (K,).
-        steps: Shape (K,); a pass may be cut short.
-        batch_size: Of all batches but the last of a pass.
+        cost: Cost of one step.
+        n_examples: Examples of each device, shape (K,).
+        steps: Steps of each device, shape (K,); the last pass may be incomplete.
+        batch_size: Size of all batches but the last of a pass.
     """
     whole, rest = np.divmod(n_examples, batch_size)
     passes, more = np.divmod(steps, np.maximum(whole + (rest > 0), 1))
@@ -47,46 +47,46 @@ def passes_s(
 
 
 class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Costs of the steps of a task with one batch size, and of its codecs if measured."""
+    """Costs of the steps of a task at one batch size, and of its codecs if measured."""
 
     train: StepCost
     evaluate: StepCost
     decode_s: Seconds = 0.0
-    """Of one packed model. Live devices are charged what it takes, as for all that is no step."""
+    """Cost to decode one model; used by replay. Live devices are charged their processor time."""
     encode_s: Seconds = 0.0
-    """Of one update, likewise."""
+    """Cost to encode one update; used by replay."""
 
     def of(self, section: str) -> StepCost | None:
-        """Return the cost of a step in a compute section; None where processor time is charged."""
+        """Return the cost of a step in a compute section; None if processor time is charged."""
         return {"train": self.train, "evaluate": self.evaluate}.get(section)
 
 
 class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a task costs wherever it runs, in seconds of one core of the reference machine.
+    """Costs of a task in seconds of one core of the reference machine.
 
-    What nobody told is not written down: files of before packing was counted stay what they were.
+    Defaults are not written to files, so files from before the codec costs keep their bytes.
     """
 
     step_s: Seconds
-    """A mini-batch of training, whatever its size."""
+    """Fixed cost of one mini-batch of training."""
     example_s: Seconds
-    """Each example of it."""
+    """Cost of each example of the mini-batch."""
     evaluation_step_s: Seconds
     evaluation_example_s: Seconds
     load_s: Seconds = 0.0
-    """Opening session and data, beside reading the storage; unless a profile knows better."""
+    """Opening session and data, without reading the storage; a profile may override it."""
     decode_s: Seconds = 0.0
-    """Making a model whole that came packed, by the codec of the run."""
+    """Decoding one model with the codec of the run."""
     encode_s: Seconds = 0.0
-    """Making an update ready for the wire, by the codec of the run."""
+    """Encoding one update with the codec of the run."""
 
     @classmethod
     def of(cls, costs: WorkCosts, core_speed: float) -> "TaskCosts":
-        """Return what steps cost that were measured on a machine of this speed.
+        """Return costs that were measured on another machine, in reference seconds.
 
         Args:
             costs: In seconds of one core of that machine.
-            core_speed: Of that machine, in cores of the reference machine.
+            core_speed: Speed of one of its cores, in cores of the reference machine.
         """
         return cls(
             step_s=costs.train.fixed_s * core_speed,
@@ -99,25 +99,30 @@ class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
 
     @property
     def train(self) -> StepCost:
-        """Of a step of training."""
+        """Cost of a training step."""
         return StepCost(fixed_s=self.step_s, per_example_s=self.example_s)
 
     @property
     def evaluate(self) -> StepCost:
-        """Of a step of evaluation."""
+        """Cost of an evaluation step."""
         return StepCost(fixed_s=self.evaluation_step_s, per_example_s=self.evaluation_example_s)
 
 
 def fit_cost(small: tuple[int, float], large: tuple[int, float]) -> StepCost:
-    """Return the line through two measurements, none of its terms negative.
+    """Return the linear cost through two measurements, with both terms at least 0.
 
     Args:
         small: Examples and seconds of a small step.
-        large: The same of a larger one.
+        large: Examples and seconds of a larger step.
+
+    Raises:
+        ValueError: The second step is not larger than the first.
     """
     (n_small, small_s), (n_large, large_s) = small, large
     if not 0 < n_small < n_large:
-        raise ValueError(f"steps: must be of two sizes, small first, got {n_small} and {n_large}")
+        raise ValueError(
+            f"steps: must have two sizes, the smaller one first, got {n_small} and {n_large}"
+        )
     slope = (large_s - small_s) / (n_large - n_small)
     slope = min(max(slope, 0.0), large_s / n_large)
     return StepCost(fixed_s=max(0.0, large_s - slope * n_large), per_example_s=slope)

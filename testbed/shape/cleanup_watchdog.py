@@ -1,8 +1,8 @@
 """Cleans up after a `fairbed shape` that was killed by `kill -9`.
 
-`python -m fairbed.testbed.shape.cleanup_watchdog PARENT [MARK]` waits for the end of its stdin. If
-the last data is not `CLEANED_UP`, the parent was killed, and its namespaces and groups are removed.
-Processes of a command without control groups are found by MARK in their environment.
+`python -m fairbed.testbed.shape.cleanup_watchdog PARENT [MARK]` reads its stdin to the end. Unless
+it read `CLEANED_UP`, the parent was killed, and the watchdog removes its namespaces and control
+groups. Processes of a command without control groups have MARK in their environment.
 """
 
 import os
@@ -15,10 +15,9 @@ from contextlib import asynccontextmanager, suppress
 CLEANED_UP = b"cleaned up\n"
 
 PARENT_DEATH_S = 10.0
-"""For a parent whose pipes are closed to end and release its locks; seconds."""
+"""Longest wait for the parent, whose pipes are closed, to end and release its locks; seconds."""
 
 POLL_S = 0.01
-
 
 MARK_VARIABLE = "FAIRBED_SHAPE"
 """Environment variable that marks the processes of a command without control groups."""
@@ -29,10 +28,10 @@ async def watched(*marks: str) -> AsyncIterator[int]:
     """Run a watchdog that cleans up if this process is killed; yield its process id.
 
     Args:
-        marks: Of the processes to kill.
+        marks: Marks of the processes to kill.
 
     Raises:
-        BackendError: The machine refused.
+        BackendError: The watchdog cannot be started.
     """
     import anyio
 
@@ -59,7 +58,7 @@ async def watched(*marks: str) -> AsyncIterator[int]:
         yield process.pid
     finally:
         with anyio.CancelScope(shield=True):
-            with suppress(anyio.BrokenResourceError):  # it was killed
+            with suppress(anyio.BrokenResourceError):  # the watchdog was killed
                 await process.stdin.send(CLEANED_UP)
             await process.aclose()
 

@@ -1,4 +1,4 @@
-"""`fairbed shape`: reads the options, runs the command on its device, prints the report."""
+"""`fairbed shape`: reads the options, runs the command on an emulated device, prints the report."""
 
 import argparse
 import os
@@ -28,7 +28,7 @@ class Ending:
     status: int
     """Exit status."""
     killed_by: int | None = None
-    """Signal that ended the command, or that arrived before it started."""
+    """Signal that ended the command, or that arrived before the command started."""
 
 
 def shape(options: argparse.Namespace, held: signals.Signals) -> Ending:
@@ -36,14 +36,15 @@ def shape(options: argparse.Namespace, held: signals.Signals) -> Ending:
 
     Args:
         options: The command line.
-        held: The signals sent to this process.
+        held: The queue of blocked signals.
 
     Raises:
-        UsageError: The command line cannot be used, or not on this machine; nothing was run.
+        UsageError: The options are invalid, or this machine cannot emulate the device; the command
+            was not run.
     """
     plan, command = _read(options)
     report_path = None if options.json is None else options.json.absolute()
-    os.chdir("/")  # our helpers must not import modules from the command's folder
+    os.chdir("/")  # helper processes must not import modules from the command's folder
     outcome = anyio.run(ShapeSession(plan, command, held).run)
     _print_report(outcome, report_path, is_verbose=options.verbose)
     return _ending(outcome)
@@ -61,10 +62,10 @@ def _read(options: argparse.Namespace) -> tuple[ShapePlan, ShapedCommand]:
 
 
 def _measured(request: DeviceRequest) -> DeviceRequest:
-    """Return the request with the measured speed of this machine.
+    """Return the request with the speed of this machine, measured if it is `auto`.
 
     Raises:
-        BackendError: It cannot be measured.
+        BackendError: The speed cannot be measured.
     """
     if request.host_core_speed != "auto":
         return request
@@ -77,11 +78,13 @@ def _folder() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError as exc:
-        raise UsageError("shape: the working folder must exist, got one that was deleted") from exc
+        raise UsageError(
+            "shape: the working folder must exist, got one that was deleted; change to another"
+        ) from exc
 
 
 def host_cores() -> float:
-    """Return how many cores this process may use, by affinity and quotas."""
+    """Return how many cores affinity and quotas leave to this process."""
     quotas = [quota.cores for quota in cpu_quotas(Path("/"))]
     return min([float(len(os.sched_getaffinity(0))), *quotas])
 
@@ -92,7 +95,7 @@ def _user(name: str) -> str:
     except KeyError:
         raise RequestError(f"--user: must be a user of this machine, got {name!r}") from None
     if os.geteuid() not in (0, found.pw_uid):
-        raise RequestError(f"--user: needs root to be {name}; put sudo in front")
+        raise RequestError(f"--user: needs root to run a command as {name}; put sudo in front")
     return found.pw_name
 
 

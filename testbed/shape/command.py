@@ -1,11 +1,12 @@
-"""The process of the command: forwards signals to it, and follows its stops and its end.
+"""The process of the command: forwards signals to it, and mirrors its stops and its end.
 
-The command is in our process group, so that it keeps the terminal and its place in a pipeline:
+The command is in the process group of `fairbed shape`, so that it keeps the terminal and its place
+in a pipeline:
 
     Ctrl-C, Ctrl-Z, a closed terminal    the kernel signals the command itself
-    a signal to our process id           is forwarded
-    the command stops (Ctrl-Z)           we stop too, so that the shell shows its prompt
-    the command ends                     we end with its status or by its signal
+    a signal to this process id          is forwarded to the command
+    the command stops (Ctrl-Z)           this process stops too, and the shell shows its prompt
+    the command ends                     this process ends with the same status or signal
 """
 
 import os
@@ -29,22 +30,22 @@ class ShapedProcess:
         self._status: int | None = None
         self._is_over = anyio.Event()
         self.interrupted_by: int | None = None
-        """A signal that arrived before the command was started."""
+        """Signal that arrived before the command was started."""
         self.pacer: Pacer | None = None
-        """Slows the command by stopping it; then its stops do not stop this process."""
+        """Slows the command by stopping it; with a pacer, its stops do not stop this process."""
 
     @property
     def has_begun(self) -> bool:
-        """It was started, and may have ended."""
+        """Whether the command was started; it may have ended."""
         return self._pid is not None or self._status is not None
 
     def start(self, argv: list[str], environ: Mapping[str, str]) -> int:
-        """Start it with our descriptors; return its process id.
+        """Start the command with the open descriptors of this process; return its process id.
 
         Call it from the main thread: the command is killed when that thread ends.
 
         Raises:
-            BackendError: The machine refused.
+            BackendError: The command cannot be started.
         """
         try:
             self._pid = pid = os.posix_spawn(argv[0], argv, environ)
@@ -53,20 +54,20 @@ class ShapedProcess:
         return pid
 
     async def wait(self) -> int:
-        """Wait for its end; return its status as `os.waitpid` returns it."""
+        """Wait for the end of the command; return its status in the form of `os.waitpid`."""
         await self._is_over.wait()
         assert self._status is not None
         return self._status
 
     def kill(self) -> None:
-        """End it at once."""
+        """Send SIGKILL to the command."""
         self._send(signal.SIGKILL)
 
     async def forward_signals(self, cancel: anyio.CancelScope) -> None:
         """Forward signals until cancelled.
 
         Args:
-            cancel: Cancelled by a signal to end before the command was started.
+            cancel: Cancelled when a terminating signal arrives before the command was started.
         """
         while True:
             sent = await self._signals.receive()
@@ -85,8 +86,8 @@ class ShapedProcess:
             with suppress(BackendError):  # the pacer raises the same error
                 self.pacer.suspend()
             return
-        is_its_own = sent.is_from_kernel or sent.sender == self._pid
-        if not is_its_own or sent.number == signal.SIGCONT:
+        is_received = sent.is_from_kernel or sent.sender == self._pid
+        if not is_received or sent.number == signal.SIGCONT:
             self._send(sent.number)
 
     def _send(self, number: int) -> None:
@@ -95,7 +96,7 @@ class ShapedProcess:
                 os.kill(self._pid, number)
 
     def _update_status(self) -> None:
-        """Read its status; one SIGCHLD may stand for several changes, or for other children."""
+        """Read the status; one SIGCHLD may stand for several changes, or for other children."""
         while self._pid is not None:
             pid, status = os.waitpid(self._pid, os.WNOHANG | os.WUNTRACED)
             if pid == 0:

@@ -1,7 +1,7 @@
-"""The device of a command: its network, its control groups, or a pacer without root.
+"""The emulated device of a command: network and control groups, or a pacer without root.
 
-Names and locks are those of a run (`network.owner`), so that a run that starts later sweeps what a
-killed one has left behind, and the other way round.
+Names and locks are those of a run (`network.owner`): runs and `fairbed shape` remove each other's
+leftovers.
 """
 
 import secrets
@@ -35,10 +35,10 @@ from fairbed.testbed.shape.plan import ShapePlan
 from fairbed.testbed.shape.process_tree import ProcessTree
 
 RUN, NAME = "shape", "device"
-"""In the names of namespaces and groups: `fairbed.shape.TAG.device`."""
+"""Parts of the names of namespaces and groups: `fairbed.shape.TAG.device`."""
 
 LEAST_S = 1e-3
-"""The shortest time that a report divides by."""
+"""The shortest run time that a report divides by."""
 
 NO_GROUPS = Sandbox(procs=(), quota_folder="", quota_version=2)
 
@@ -53,9 +53,9 @@ class ReceivedShare:
     group: GroupUsage | None
     """None is unknown."""
     link: LinkCounters | None
-    """None is this machine's own, which does not count."""
+    """None is this machine's own network, which has no counters."""
     path_contended_s: float
-    """For how long the relay of packets waited because this machine was busy."""
+    """Time for which the packet relay waited because this machine was busy."""
 
 
 @dataclass(slots=True)
@@ -63,20 +63,20 @@ class ShapedDevice:
     """One device; satisfies `testbed.backends.schedule_driver.Driven`."""
 
     group: Group | None
-    """None where nothing of it is limited, and control groups cannot be had."""
+    """None if nothing is limited and control groups are not available."""
     network: Network | None
     """None is this machine's own."""
     pacer: Pacer | None
-    """Slows it where there is no group; None is not used."""
+    """Slows the command where there is no group; None is not used."""
     present: Conditions
-    """The conditions in force."""
+    """The current conditions."""
     _begun: float = 0.0
     _log: ConditionLog | None = None
     _path: WaitCounter = field(default_factory=WaitCounter)
 
     @property
     def hub_address(self) -> str:
-        """Address of this machine across the link."""
+        """Address at which the device reaches this machine."""
         return str(LOOPBACK) if self.network is None else self.network.hub_address
 
     @property
@@ -89,7 +89,7 @@ class ShapedDevice:
         return msgspec.structs.replace(sandbox, network=network, host=identity())
 
     def begin(self, pid: int) -> None:
-        """Start counting; `pid` is the process of the command."""
+        """Start to measure; `pid` is the process of the command."""
         if self.pacer is not None:
             self.pacer.begin(pid)
         self._path_contended_s()
@@ -105,12 +105,12 @@ class ShapedDevice:
         """Return the mean of the configured conditions since the command began.
 
         Raises:
-            RuntimeError: It has not begun.
+            RuntimeError: The command has not begun.
         """
         end = max(time.monotonic(), self._begun + LEAST_S)
         means = None if self._log is None else self._log.take(end)
         if means is None:
-            raise RuntimeError("the command must begin before there is a report")
+            raise RuntimeError("the command must begin before a report is made")
         return means
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
@@ -147,7 +147,7 @@ class ShapedDevice:
         """Return the resources that the command received since it began.
 
         Raises:
-            BackendError: A counter cannot be read, or the relay of packets is gone.
+            BackendError: A counter cannot be read, or the packet relay has ended.
         """
         link = None if self.network is None else (await self.network.counters())[NAME]
         return ReceivedShare(
@@ -160,10 +160,10 @@ class ShapedDevice:
 
 @asynccontextmanager
 async def open_device(plan: ShapePlan) -> AsyncIterator[ShapedDevice]:
-    """Make the planned device; leaving kills all processes inside and removes it.
+    """Make the planned device; leaving kills all processes inside and removes the device.
 
     Raises:
-        BackendError: This machine refuses.
+        BackendError: This machine cannot emulate the device.
     """
     first = plan.follower.conditions(0.0)
     async with AsyncExitStack() as stack:
@@ -188,14 +188,14 @@ async def open_device(plan: ShapePlan) -> AsyncIterator[ShapedDevice]:
 
 @asynccontextmanager
 async def open_paced(plan: ShapePlan, helpers: Sequence[int]) -> AsyncIterator[ShapedDevice]:
-    """Make a device that is slowed without a control group; leaving kills what the command started.
+    """Make a device that a pacer slows, without control groups; leaving kills all its processes.
 
     Args:
-        plan: The device, which has a processor and nothing else.
-        helpers: Child processes of ours that do not belong to the command.
+        plan: The device, of which only the processor is emulated.
+        helpers: Child processes of this process that do not belong to the command.
 
     Raises:
-        BackendError: This kernel lacks a feature.
+        BackendError: The kernel lacks a feature.
     """
     device = ShapedDevice(None, None, None, plan.follower.conditions(0.0))
     device.pacer = Pacer(ProcessTree(helpers), lambda: device.present.speed_ratio)
@@ -206,7 +206,7 @@ async def open_paced(plan: ShapePlan, helpers: Sequence[int]) -> AsyncIterator[S
 
 
 async def _claim(stack: AsyncExitStack) -> NetworkNames:
-    """Reserve a name for a device without a network, after removing leftovers of killed runs."""
+    """Claim names for a device without a network; first remove leftovers of killed runs."""
     async with machine_lock():
         await sweep_alone()
         names = make_names(RUN, secrets.token_bytes(TAG_BYTES))

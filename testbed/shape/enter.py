@@ -1,7 +1,7 @@
-"""The launcher of the command: enters the sandbox, changes the user, becomes the command.
+"""Launches the command: enters the sandbox, changes the user, executes the command.
 
-`python -m fairbed.testbed.shape.enter PARENT SPEC COMMAND...` has the exit statuses of env(1) for a
-command that cannot be run: 127 not found, 126 not executable, 125 the sandbox cannot be entered.
+`python -m fairbed.testbed.shape.enter PARENT SPEC COMMAND...` uses the exit statuses of env(1) if
+it fails: 127 command not found, 126 command not executable, 125 sandbox cannot be entered.
 """
 
 import os
@@ -24,13 +24,13 @@ class EntrySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a process enters its device."""
 
     sandbox: Sandbox | None
-    """None is that of the parent."""
+    """None is the sandbox of the parent."""
     folder: str
     """Working folder of the command."""
     user: str | None
-    """None is the present user."""
+    """None is the current user."""
     blocked: tuple[int, ...]
-    """Signals that the command finds blocked."""
+    """Signal mask of the command."""
 
 
 def entry_argv(spec: EntrySpec, command: Sequence[str]) -> list[str]:
@@ -51,7 +51,7 @@ def become_user(name: str) -> None:
 
     Raises:
         KeyError: There is no such user.
-        OSError: That is not allowed.
+        OSError: The kernel refused.
     """
     user = pwd.getpwnam(name)
     os.initgroups(user.pw_name, user.pw_gid)
@@ -61,29 +61,29 @@ def become_user(name: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `PARENT SPEC COMMAND...`; return only if that is impossible."""
+    """Run `PARENT SPEC COMMAND...`; return an exit status only on failure."""
     parent, encoded, *command = arguments
     spec = msgspec.json.decode(encoded, type=EntrySpec)
     try:
         if spec.sandbox is not None:
             enter(spec.sandbox)
-        os.chdir(spec.folder)  # before the user changes, to one who may lack access
+        os.chdir(spec.folder)  # before the user changes, as the new user may lack access
         if spec.user is not None:
             become_user(spec.user)
         die_with_parent(int(parent))  # last: the kernel resets it when the user changes
     except (KeyError, OSError, RuntimeError) as exc:
-        return _print_error(f"{command[0]}: cannot enter its device: {exc}", CANNOT_ENTER)
+        return _print_error(f"{command[0]}: cannot enter the device: {exc}", CANNOT_ENTER)
     _restore_signals(spec.blocked)
     try:
         os.execvp(command[0], command)
     except FileNotFoundError:
-        return _print_error(f"{command[0]}: no such command; is it on the PATH?", NOT_FOUND)
+        return _print_error(f"{command[0]}: command not found; check the PATH", NOT_FOUND)
     except OSError as exc:
         return _print_error(f"{command[0]}: cannot be run, {exc.strerror}", CANNOT_RUN)
 
 
 def _restore_signals(blocked: Sequence[int]) -> None:
-    """Restore the signal handlers; signals that were ignored at our start stay ignored."""
+    """Restore signal handlers and mask; signals that were ignored at the start stay ignored."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):

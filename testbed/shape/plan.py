@@ -1,10 +1,10 @@
 """Plans the device: its conditions at every moment while the command runs.
 
-    profile      processor, memory and link, each unless an option says otherwise
-    --trace      the rates of the link, and whatever else the trace has a column for
-    options      constants instead of the values of the profile, the link or the trace
+    profile      processor, memory and link; options override each of them
+    --trace      link rates over time, and delay, jitter and loss if the trace has these columns
+    options      constants that replace values of the profile, the link or the trace
 
-The device is always available, whatever its profile says of availability.
+The device is always available: the availability of the profile is ignored.
 """
 
 from dataclasses import dataclass, replace
@@ -23,6 +23,7 @@ from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES, Schedule, Sched
 from fairbed.testbed.shape.request import HOST_LINK, NONE, DeviceRequest, RequestError
 
 ROUNDING = 1e-9
+"""Tolerance for floating-point rounding."""
 
 NOTHING_TO_EMULATE = (
     "there is nothing to emulate; name a profile (fairbed profiles list), or give "
@@ -36,24 +37,24 @@ class ShapePlan:
 
     follower: ScheduleFollower
     is_slowed: bool
-    """Its processor has a speed of its own."""
+    """Whether the speed of the processor is emulated."""
     has_link: bool
-    """It has a network of its own; else it stays on this machine's."""
+    """Whether the device has an emulated network; otherwise it uses this machine's."""
     is_delayed: bool
-    """Its link has delay, jitter or loss, now or later."""
+    """Whether the link has delay, jitter or loss at any time."""
     memory_bytes: int | None
     """None is not limited."""
     threads: int | None
-    """That libraries should start: more would wait for each other. None is any number."""
+    """Threads that numerical libraries should start; None leaves it to them."""
     is_steady: bool
-    """Nothing changes while the command runs."""
+    """Whether the conditions are constant while the command runs."""
     seed: int
     is_paced: bool = False
-    """Slowed by SIGSTOP and SIGCONT, instead of by control groups."""
+    """Whether SIGSTOP and SIGCONT slow the processor, instead of control groups."""
 
     @property
     def is_limited(self) -> bool:
-        """Its processor or its memory is."""
+        """Whether processor or memory is limited."""
         return self.is_slowed or self.memory_bytes is not None
 
 
@@ -64,14 +65,14 @@ def make_plan(
 
     Args:
         request: The requested device.
-        read_trace: Called for traces.
-        host_cores: Of this machine.
-        host_memory_bytes: Of this machine.
+        read_trace: Reads a column of a trace.
+        host_cores: Cores of this machine.
+        host_memory_bytes: Memory of this machine.
 
     Raises:
         ProfileError: A profile, a link or a trace is unknown or breaks a rule.
         RequestError: Options contradict each other, or this machine is too small.
-        ValueError: The speed of this machine is not a number yet.
+        ValueError: The speed of this machine was not measured yet.
     """
     profile = None if request.profile is None else profiles.load(request.profile)
     link = _link_of(request, profile)
@@ -106,35 +107,35 @@ def make_plan(
 
 
 def _check_backend(plan: ShapePlan) -> None:
-    """Refuse a device without limits, or one that the backend cannot emulate.
+    """Check that there is something to emulate, and that the backend can emulate it.
 
     Raises:
-        RequestError: It is.
+        RequestError: There is nothing to emulate, or the backend cannot emulate it.
     """
     if not plan.is_limited and not plan.has_link:
         raise RequestError(NOTHING_TO_EMULATE)
     if not plan.is_paced:
         return
-    too_much = []
+    unsupported = []
     if plan.has_link:
-        too_much.append(("a link", "--link host, without other options of links"))
+        unsupported.append(("a link", "--link host, without other options of links"))
     if plan.memory_bytes is not None:
-        too_much.append(("a memory limit", "--memory none"))
-    if too_much:
-        got, instead = (" and ".join(words) for words in zip(*too_much, strict=True))
+        unsupported.append(("a memory limit", "--memory none"))
+    if unsupported:
+        got, instead = (" and ".join(words) for words in zip(*unsupported, strict=True))
         raise RequestError(
-            f"--backend process: slows the processor and nothing else, got {got} to emulate too; "
+            f"--backend process: emulates the processor only, got {got} too; "
             f"be root and leave --backend out, or use {instead}"
         )
 
 
 def _link_of(request: DeviceRequest, profile: Profile | None) -> Link | None:
-    """Return the named link; None is none, or this machine's own."""
+    """Return the requested link; None is this machine's own network."""
     if request.link == HOST_LINK:
         if request.link_options:
             raise RequestError(
-                f"--link: host is not shaped, got {' and '.join(request.link_options)} besides; "
-                "leave one of them out"
+                f"--link: host is not shaped and allows no options of a link, got "
+                f"{' and '.join(request.link_options)}; leave --link or these out"
             )
         return None
     if request.link is not None:
@@ -173,7 +174,7 @@ def _is_delayed(link: LinkTracks) -> bool:
 
 
 def _check_link(request: DeviceRequest) -> None:
-    """Refuse rates and delays that cannot be emulated.
+    """Check that the requested rates and delays can be emulated.
 
     Raises:
         RequestError: A rate is too low, or a time too long.
@@ -187,7 +188,7 @@ def _check_link(request: DeviceRequest) -> None:
 
 
 def _traced(link: LinkTracks, name: str, read_trace: ReadTrace) -> LinkTracks:
-    """Return a link that follows a trace in all that the trace has a column for."""
+    """Return the link with every column of a trace in place of its own values."""
     found: dict[str, Series] = {}
     problem: TraceError | None = None
     for column in ("down_bps", "up_bps", "delay_s", "jitter_s", "loss_ratio"):
@@ -199,7 +200,9 @@ def _traced(link: LinkTracks, name: str, read_trace: ReadTrace) -> LinkTracks:
     if not rates and problem is not None:
         raise problem
     if any(series.highest == 0.0 for series in rates):
-        raise TraceError(f"{name}: rates must be above 0 somewhere, got only zeros; name another")
+        raise TraceError(
+            f"{name}: each rate must be above 0 at some time, got only zeros; use another trace"
+        )
     return replace(link, **found)
 
 
@@ -208,8 +211,8 @@ def _speed_of(
 ) -> Speed | None:
     if request.threads is not None and (profile is None or request.cpu is not None):
         raise RequestError(
-            "--threads: counts cores of a profile whose speed is taken, got none; "
-            "name a profile and no --cpu, or give --cpu for all threads together"
+            "--threads: needs a profile and no --cpu; "
+            "name a profile, or give --cpu for all threads together"
         )
     if request.cpu == NONE:
         return None
@@ -224,7 +227,7 @@ def _speed_of(
             f"--threads: must be at most the {profile.cores} cores of {profile.name}, got {threads}"
         )
     if request.host_core_speed == "auto":
-        raise ValueError("host_core_speed must be a number when a device is planned, got auto")
+        raise ValueError("host_core_speed must be measured before a device is planned, got auto")
     return Speed(
         per_core=profile.core_speed / request.host_core_speed,
         threads=threads,
@@ -235,10 +238,10 @@ def _speed_of(
 
 
 def _check_speed(request: DeviceRequest, speed: Speed, hot: float, host_cores: float) -> None:
-    """Refuse a speed that this machine cannot emulate.
+    """Check that this machine can emulate a speed.
 
     Raises:
-        RequestError: It would have to be faster than it is, or slower than its kernel can make it.
+        RequestError: The device is faster than this machine, or slower than the kernel's minimum.
     """
     option = "--cpu" if request.cpu is not None else f"{request.profile}"
     clock = speed.clock_ratio.highest
@@ -246,18 +249,18 @@ def _check_speed(request: DeviceRequest, speed: Speed, hot: float, host_cores: f
     if fastest > host_cores + ROUNDING:
         raise RequestError(
             f"{option}: must be at most the {host_cores:g} cores of this machine, got "
-            f"{fastest:.3g}; ask for less{_instead(request)}"
+            f"{fastest:.3g}; request less{_instead(request)}"
         )
     if request.cpu is None and speed.per_core * clock > 1.0 + ROUNDING:
         raise RequestError(
-            f"{option}: one core of it must not be faster than one of this machine, got "
-            f"{speed.per_core * clock:.3g} times; take a slower profile{_instead(request)}"
+            f"{option}: one of its cores must not be faster than a core of this machine, got "
+            f"{speed.per_core * clock:.3g} times the speed; use a slower profile{_instead(request)}"
         )
     slowest = _total(speed, speed.background_load.highest) * speed.clock_ratio.lowest * hot
     if slowest < MIN_SHARE:
         raise RequestError(
-            f"{option}: must be at least {MIN_SHARE:g} of a core at all times, got {slowest:.3g}; "
-            "the kernel can give no less"
+            f"{option}: must be at least {MIN_SHARE:g} of a core at all times, which is the "
+            f"kernel's minimum, got {slowest:.3g}; request more"
         )
 
 
@@ -278,7 +281,7 @@ def _memory_of(
         if request.memory_bytes > host_memory_bytes:
             raise RequestError(
                 f"--memory: must be at most the {host_memory_bytes >> 20}M of this machine, "
-                f"got {request.memory_bytes >> 20}M; ask for less, or none"
+                f"got {request.memory_bytes >> 20}M; request less, or none"
             )
         return request.memory_bytes
     return None if profile is None else profile.memory_bytes

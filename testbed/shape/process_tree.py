@@ -1,6 +1,6 @@
-"""The process tree of a command: listed, measured, stopped, continued, killed. Linux only.
+"""The process tree of a command: list, measure, stop, continue and kill its processes. Linux only.
 
-A process that loses its parent becomes our child (`PR_SET_CHILD_SUBREAPER`).
+A process whose parent ends becomes a child of this process (`PR_SET_CHILD_SUBREAPER`).
 """
 
 import ctypes
@@ -22,17 +22,17 @@ PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 _CUTIME = 13
-"""Of /proc/PID/stat behind the name: time of children that have ended, user; then system."""
+"""Field of /proc/PID/stat behind the name: user time of ended children; system time follows."""
 
 MAX_SEARCHES = 100
-"""Of searches for new processes; each round stops all that it finds."""
+"""Searches for new processes; each search stops all processes that it finds."""
 
 
 class ProcessTree:
     """All descendants of this process, except helpers.
 
     Args:
-        helpers: Children of ours that do not belong to it.
+        helpers: Children of this process that do not belong to the command.
 
     Raises:
         BackendError: This kernel does not list the children of a process.
@@ -56,22 +56,22 @@ class ProcessTree:
     def members(self) -> list[int]:
         """Return all processes, parents first."""
         found = [pid for pid in _children(os.getpid()) if pid not in self._helpers]
-        for pid in found:  # grows meanwhile
+        for pid in found:  # the list grows in the loop
             found += _children(pid)
         return found
 
     def cpu_s(self) -> float:
-        """Return the processor time of all, those that have ended included."""
+        """Return the processor time of all processes, including ended ones."""
         members = self.members()
         alive_s = sum((cpu_s(pid) or 0.0) + _ended_children_s(pid) for pid in members)
         return alive_s + _ended_s() - self._ended_before_s
 
     def waited_s(self) -> float:
-        """Return for how long the living processes waited for a processor, in total."""
+        """Return the total time for which the living processes waited for a processor."""
         return sum(map(_run_delay_s, self.members()))
 
     def reap(self) -> None:
-        """Reap orphans that have ended."""
+        """Reap orphaned processes that have ended."""
         for pid in _children(os.getpid()):
             if pid != self._process and pid not in self._helpers:
                 with suppress(ChildProcessError):
@@ -81,7 +81,8 @@ class ProcessTree:
         """Stop all processes.
 
         Raises:
-            BackendError: One belongs to another user, or they fork faster than they are found.
+            BackendError: A process belongs to another user, or new ones start faster than they are
+                stopped.
         """
         stopped: set[int] = set()
         for _ in range(MAX_SEARCHES):
@@ -91,18 +92,19 @@ class ProcessTree:
             self._send(fresh, signal.SIGSTOP)
             stopped.update(fresh)
         raise BackendError(
-            "--backend process: the command forks faster than its processes can be stopped"
+            "--backend process: the command starts processes faster than they can be stopped; "
+            "be root, and leave --backend out"
         )
 
     def resume(self) -> None:
-        """Continue all processes, children first, before parents that wait for them."""
+        """Continue all processes, children before parents that wait for them."""
         self._send(reversed(self.members()), signal.SIGCONT)
 
     def kill(self) -> list[int]:
         """Kill all processes; return those that were alive."""
         self.reap()
         members = self.members()
-        with suppress(BackendError):  # it belongs to another user, and must end by itself
+        with suppress(BackendError):  # a process of another user must end by itself
             self._send(members, signal.SIGKILL)
         return members
 
@@ -114,14 +116,14 @@ class ProcessTree:
                 continue
             except PermissionError as exc:
                 raise BackendError(
-                    f"--backend process: can slow processes of our own user only, got process "
-                    f"{pid} of another; be root, and leave --backend out"
+                    f"--backend process: can slow processes of the current user only, got process "
+                    f"{pid} of another user; be root, and leave --backend out"
                 ) from exc
 
 
 def _children(pid: int) -> list[int]:
     found: list[int] = []
-    with suppress(OSError):  # it has ended
+    with suppress(OSError):  # the process has ended
         for task in (PROC / str(pid) / "task").iterdir():
             found += map(int, (task / "children").read_text().split())
     return found

@@ -2,7 +2,7 @@
 
 import signal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from fairbed.coordinator.records.rows import CONTENDED_RATIO_LIMIT
 from fairbed.testbed.backends.network.counters import LinkCounters
@@ -11,24 +11,24 @@ from fairbed.testbed.shape.device import ReceivedShare
 
 
 class CpuReport(Struct, frozen=True, kw_only=True):
-    """The processor."""
+    """Processor time of the command; None is unknown unless stated otherwise."""
 
-    configured_cores: float | None
-    """Mean over the time; None is not slowed."""
+    configured_cores: float | None = field(name="asked_cores")
+    """Mean of the configured speed; None is not slowed."""
     used_cores: float | None
-    """Mean over the time: less than was asked for if the command did not always want it."""
+    """Mean over the run time; less than configured if the command was idle at times."""
     used_s: float | None
     throttled_s: float | None
-    """Held back by the emulation, on purpose."""
+    """Time for which the emulation stopped the command, on purpose."""
     contended_s: float | None
-    """Wanted to run and was allowed to, but this machine was busy; None is unknown."""
+    """Time for which the command was ready and allowed to run, but this machine was busy."""
 
 
 class LinkReport(Struct, frozen=True, kw_only=True):
-    """The link; bytes are those of packets with their headers."""
+    """Configured means and counters of the link; bytes count packets with their headers."""
 
     down_bps: float | None
-    """Mean over the time that it was configured to have, TCP payload; None is not limited."""
+    """Mean of the configured rate, TCP payload; None is not limited."""
     up_bps: float | None
     delay_s: float
     """One way."""
@@ -38,30 +38,30 @@ class LinkReport(Struct, frozen=True, kw_only=True):
     down_bytes: int
     up_bytes: int
     dropped_packets: int
-    """By a full queue, in an outage, or on purpose."""
+    """Dropped by a full queue, in an outage, or as emulated loss."""
     contended_s: float
-    """For how long the relay of packets waited because this machine was busy."""
+    """Time for which the packet relay waited because this machine was busy."""
 
 
 class ShapeReport(Struct, frozen=True, kw_only=True):
-    """All of it."""
+    """The report of one command."""
 
     command: list[str]
     status: int
-    """Of the command as a shell has it: 128 + n if signal n killed it."""
+    """Exit status as in a shell: 128 + n if signal n killed the command."""
     wall_s: float
     cpu: CpuReport
     link: LinkReport | None
     """None is this machine's own."""
     memory_limit_bytes: int | None
     memory_kills: int
-    """Processes of the command that were killed because that was full."""
+    """Processes of the command that were killed because the memory was full."""
     contended_ratio: float | None
-    """Share of the time that the command or its packets waited, whichever is more.
+    """Share of the run time for which the command or its packets waited, the larger of the two.
 
     None is unknown, or a device that is neither slowed nor shaped."""
     is_valid: bool
-    """This machine kept them waiting for no more than 5 % of the time."""
+    """Whether `contended_ratio` is at most 5 %."""
 
 
 def make_report(
@@ -74,8 +74,8 @@ def make_report(
     """Return the report of a command.
 
     Args:
-        command: With its arguments.
-        status: As in a shell.
+        command: The command with its arguments.
+        status: Exit status as in a shell.
         memory_limit_bytes: None is not limited.
         configured: Means of the configured conditions.
         received: The resources that the command received.
@@ -105,9 +105,9 @@ def make_report(
 
 
 def _contended_s(received: ReceivedShare, *, is_slowed: bool) -> float | None:
-    """Return the longer one of what the command and its packets have waited; None is unknown.
+    """Return the longer of the waits of the command and of its packets; None is unknown.
 
-    A command without a quota competes with all processes, on purpose, and does not count.
+    A command that is not slowed competes with all processes on purpose: its wait does not count.
     """
     waits = []
     if received.link is not None:
@@ -118,25 +118,25 @@ def _contended_s(received: ReceivedShare, *, is_slowed: bool) -> float | None:
 
 
 NOTABLE_S = 0.05
-"""Shorter waits give no warning: the command hardly ran."""
+"""Shorter waits give no warning, because the command hardly ran; seconds."""
 
 
 def warnings_of(report: ShapeReport) -> list[str]:
-    """Return the warnings that are printed in any case, one line each."""
+    """Return the warnings that are printed even without `--verbose`, one line each."""
     found = []
     if report.memory_kills and report.memory_limit_bytes is not None:
         what = "process was" if report.memory_kills == 1 else "processes were"
         found.append(
-            f"{report.memory_kills} {what} killed: the memory of the device, "
-            f"{report.memory_limit_bytes / 2**20:.0f} MiB, was full; --memory gives more"
+            f"{report.memory_kills} {what} killed because the memory of the device, "
+            f"{report.memory_limit_bytes / 2**20:.0f} MiB, was full; set more with --memory"
         )
     contended_ratio = report.contended_ratio or 0.0
     if not report.is_valid and contended_ratio * report.wall_s > NOTABLE_S:
         found.append(
-            f"not valid: this machine kept the command or its packets waiting for "
+            f"not valid: the command or its packets waited for this machine "
             f"{100 * contended_ratio:.0f} % of the time, over "
-            f"{100 * CONTENDED_RATIO_LIMIT:.0f} %; the emulated device was too slow; "
-            "run it again while less else runs"
+            f"{100 * CONTENDED_RATIO_LIMIT:.0f} %, so the emulated device was too slow; "
+            "run it again while the machine is less busy"
         )
     return found
 
@@ -148,8 +148,8 @@ def report_lines(report: ShapeReport) -> list[str]:
     configured = "not slowed" if cpu.configured_cores is None else f"of {cpu.configured_cores:.3f}"
     lines = [
         f"{_ending(report.status)} after {report.wall_s:.2f} s",
-        f"processor: {used} used, {configured}; held back for {_s(cpu.throttled_s)}, "
-        f"waited for this machine {_s(cpu.contended_s)}",
+        f"processor: {used} used, {configured}; throttled for {_s(cpu.throttled_s)}, "
+        f"waited for this machine for {_s(cpu.contended_s)}",
     ]
     if link is not None:
         lines.append(
@@ -157,7 +157,7 @@ def report_lines(report: ShapeReport) -> list[str]:
             f"{1e3 * link.delay_s:.1f} ms, loss {100 * link.loss_ratio:.2f} %; "
             f"{link.down_bytes} bytes down, {link.up_bytes} up, "
             f"{link.dropped_packets} packets dropped; "
-            f"waited for this machine {_s(link.contended_s)}"
+            f"waited for this machine for {_s(link.contended_s)}"
         )
     return lines
 
@@ -178,7 +178,7 @@ def _link(counted: LinkCounters, contended_s: float, configured: ConditionMeans)
 
 
 UNLIMITED_FROM_BPS = 50e9
-"""Means above this are those of a direction without a limit."""
+"""A mean rate of at least this is reported as not limited."""
 
 
 def _unless_unlimited(rate_bps: float | None) -> float | None:

@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 Unlimited: TypeAlias = Literal["none"]
 NONE: Final = "none"
-"""As a value of an option: take the limit of the profile away."""
+"""Value of an option that removes the limit of the profile."""
 
 HOST_LINK: Final = "host"
-"""As a link: this machine's own network."""
+"""Name of this machine's own network as a link."""
 
 
 class RequestError(Exception):
@@ -30,9 +30,9 @@ class DeviceRequest:
     cpu: float | Unlimited | None = None
     """Cores of this machine."""
     threads: int | None = None
-    """That the command keeps busy at once."""
+    """Threads of the command that are busy at the same time."""
     host_core_speed: float | Literal["auto"] = 1.0
-    """Of one core of this machine, in cores of the reference machine; `auto` is to be measured."""
+    """Speed of one core of this machine, in cores of the reference machine; `auto` measures it."""
     memory_bytes: int | Unlimited | None = None
     link: str | None = None
     down_bps: float | None = None
@@ -43,11 +43,11 @@ class DeviceRequest:
     trace: str | None = None
     seed: int = 0
     is_paced: bool = False
-    """Slow the processor without control groups, and nothing else."""
+    """Emulate only the processor, without control groups."""
 
     @property
     def link_options(self) -> list[str]:
-        """The given options that change the link, except its name."""
+        """The given options that change the link, except `--link`."""
         given = {
             "--down": self.down_bps,
             "--up": self.up_bps,
@@ -60,10 +60,10 @@ class DeviceRequest:
 
 
 def device_request(options: argparse.Namespace) -> DeviceRequest:
-    """Read the command line.
+    """Convert the parsed options to plain units.
 
     Raises:
-        RequestError: A value is nonsense.
+        RequestError: The value of an option is invalid.
     """
     return DeviceRequest(
         profile=options.profile,

@@ -28,11 +28,14 @@ from fairbed.testbed.shape.signals import Signals
 
 
 async def diagnose(plan: ShapePlan) -> str | None:
-    """Return why the device cannot be emulated here and what to do; None if no cause is found."""
+    """Return why this machine cannot emulate the device, and what to do; None if no cause is found.
+
+    The result is one line.
+    """
     if os.geteuid() != 0:
         return (
-            f"needs root, got user id {os.geteuid()}; use sudo, or for the processor "
-            "alone, without link and memory, --backend process"
+            f"needs root, got user id {os.geteuid()}; use sudo, or --backend process, which "
+            "emulates the processor only"
         )
     if plan.has_link:
         support = await probe()
@@ -56,32 +59,34 @@ def _without_backend_advice(problem: str) -> str:
 
 
 HUB_VARIABLE = "FAIRBED_HUB"
+"""Environment variable with the address of this machine across the emulated link."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShapedCommand:
-    """What to run."""
+    """The command to run."""
 
     argv: Sequence[str]
     folder: str
-    """Its working folder."""
+    """Working folder."""
     user: str | None
-    """None is the present user."""
+    """None is the current user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result: one of the first three, and a report if the command ran."""
+    """The result of a session; at least one of the first three fields is set."""
 
     wait_status: int | None = None
-    """Of the command, as `os.waitpid` returns it."""
+    """Status of the command in the form of `os.waitpid`."""
     interrupted_by: int | None = None
-    """A signal before the command was started."""
+    """Signal that arrived before the command was started."""
     problem: BackendError | None = None
-    """The failure of the device."""
+    """Why the device failed."""
     report: ShapeReport | None = None
+    """None if the command did not run."""
     has_begun: bool = False
-    """The command was started."""
+    """Whether the command was started."""
 
 
 class ShapeSession:
@@ -90,7 +95,7 @@ class ShapeSession:
     Args:
         plan: The device.
         command: The command.
-        signals: Blocked before any thread was started.
+        signals: The queue of signals, opened before any thread was started.
     """
 
     def __init__(self, plan: ShapePlan, command: ShapedCommand, signals: Signals) -> None:
@@ -167,7 +172,7 @@ class ShapeSession:
         self._report = await self._make_report(device, self._status)
 
     async def _drive(self, device: ShapedDevice) -> None:
-        """Apply the schedule of the device; end the command if that fails."""
+        """Apply the schedule of the device; kill the command if that fails."""
         try:
             await ScheduleDriver(device, {NAME: self._plan.follower}).run()
         except BackendError as exc:
@@ -175,9 +180,10 @@ class ShapeSession:
             self._process.kill()
 
     async def _pace(self, pacer: Pacer, stop_waiting: Callable[[], None]) -> None:
-        """Pace the command; end it if that fails.
+        """Pace the command; kill it if that fails.
 
-        A process that cannot be stopped perhaps cannot be killed, so its end is not awaited.
+        A process that cannot be stopped may be impossible to kill, so the wait for its end is
+        bounded.
         """
         try:
             await pacer.run()
@@ -199,12 +205,11 @@ class ShapeSession:
     def _prepare_environ(self, device: ShapedDevice) -> None:
         self._environ[HUB_VARIABLE] = device.hub_address
         if self._plan.threads is not None:
-            # On half a core, two threads did 0.42 of the work of one.
             for name in THREAD_VARIABLES:
                 self._environ.setdefault(name, str(self._plan.threads))
 
 
 def shell_status(wait_status: int) -> int:
-    """Return the exit status as in a shell: 128 + n for a command that signal n killed."""
+    """Return the exit status as in a shell: 128 + n if signal n killed the command."""
     code = os.waitstatus_to_exitcode(wait_status)
     return code if code >= 0 else 128 - code

@@ -1,8 +1,8 @@
-"""Signals to this process, in order, with their sender. Linux only.
+"""Queues signals to this process in their order, each with its sender. Linux only.
 
-The kernel sends a Ctrl-C to all processes of the terminal, the command included. A `kill` reaches
-this process alone and must be forwarded. Neither Python's handlers nor an event loop distinguish
-the two; the kernel's `signalfd` does.
+The kernel sends Ctrl-C to all processes of the terminal, including the command. A signal from
+`kill` reaches only this process and must be forwarded. Python's handlers and event loops do not
+distinguish the two; the kernel's `signalfd` does.
 """
 
 import ctypes
@@ -27,10 +27,10 @@ FORWARDED = (
 )
 
 _FROM_KERNEL = 0x80
-"""`SI_KERNEL` of asm-generic/siginfo.h: a key, or a terminal that is gone."""
+"""`SI_KERNEL` of asm-generic/siginfo.h: a key was pressed, or the terminal was closed."""
 
 _SFD_NONBLOCK, _SFD_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
-"""From linux/signalfd.h, which defines them so."""
+"""Equal to these flags by linux/signalfd.h."""
 
 _SIGSET_BYTES = 128
 """sizeof(sigset_t) of glibc and musl."""
@@ -45,21 +45,21 @@ class ReceivedSignal:
 
     number: int
     is_from_kernel: bool
-    """Then the whole process group received it."""
+    """Whether the kernel sent it, to the whole process group."""
     sender: int
     """Process id; 0 is unknown."""
 
 
 class Signals:
-    """The signals that arrive inside `held`."""
+    """The queue of signals that arrive inside `held`."""
 
     def __init__(self, descriptor: int, mask: set[int]) -> None:
         self._descriptor = descriptor
         self.mask = mask
-        """The signals that were blocked before; the command restores them."""
+        """Signals that were blocked before; the command restores this mask."""
 
     async def receive(self) -> ReceivedSignal:
-        """Return the next one; SIGCHLD is among them."""
+        """Wait for the next signal and return it; SIGCHLD is included."""
         while True:
             try:
                 content = os.read(self._descriptor, _INFO.size)
@@ -72,9 +72,9 @@ class Signals:
 
 @contextmanager
 def held() -> Iterator[Signals]:
-    """Block signals and queue them for `receive`; call it before any thread is started.
+    """Block signals and queue them for `receive`; enter before any thread is started.
 
-    Signals that were ignored before (`nohup`) stay ignored, by the command as well.
+    Signals that were ignored before (`nohup`) stay ignored, also by the command.
 
     Raises:
         OSError: The kernel refused.
@@ -83,7 +83,7 @@ def held() -> Iterator[Signals]:
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("signals must be held before a second thread is started")
     numbers = [n for n in FORWARDED if signal.getsignal(n) is not signal.SIG_IGN]
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would keep no status for us
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, the kernel keeps no exit status
     wanted = {*numbers, signal.SIGCHLD}
     mask = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, wanted)}
     try:
@@ -97,9 +97,9 @@ def held() -> Iterator[Signals]:
 
 
 def stop_this_process() -> None:
-    """Stand still as Ctrl-Z would have us; return when we are let go.
+    """Stop this process as Ctrl-Z does; return after SIGCONT.
 
-    A Ctrl-Z that is still to be received is the same one: sent while it is blocked, it is one.
+    A SIGTSTP that is pending already merges with this one, so that the process stops once.
     """
     os.kill(os.getpid(), signal.SIGTSTP)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})
@@ -107,7 +107,7 @@ def stop_this_process() -> None:
 
 
 def end_by_signal(number: int) -> None:
-    """End by the signal that ended the command, without a core file of ours."""
+    """End this process by the signal that ended the command, without a core file."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

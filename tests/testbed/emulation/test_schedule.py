@@ -155,6 +155,7 @@ def test_a_change_is_in_force_at_its_own_moment(step_s: float) -> None:
 
 def test_bad_numbers_are_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"^outage: must end after it begins, .* got 3\.0 to 2\.0 s"
+        ValueError,
+        match=r"^outage: must begin at 0 s or later and end after that, got 3\.0 to 2\.0 s",
     ):
         OutageWindow(3.0, 2.0, "frozen")

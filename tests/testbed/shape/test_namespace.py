@@ -119,8 +119,8 @@ def test_who_needs_more_memory_than_the_device_has_is_killed_and_told_why(shape:
     assert (done.returncode, done.stdout) == (-9, "")
     (line,) = done.stderr.splitlines()
     assert line == (
-        "fairbed: shape: 1 process was killed: the memory of the device, 64 MiB, was full; "
-        "--memory gives more"
+        "fairbed: shape: 1 process was killed because the memory of the device, "
+        "64 MiB, was full; set more with --memory"
     )
 
 

@@ -109,16 +109,16 @@ def test_a_link_that_varies_is_drawn_with_the_seed() -> None:
         (DeviceRequest(cpu=2.5), "--cpu: must be at most the 2 cores of this machine, got 2.5"),
         (
             DeviceRequest(profile="phone-flagship-2023"),
-            "must not be faster than one of this machine",
+            "must not be faster than a core of this machine",
         ),
         (DeviceRequest(profile="raspberry-pi-4b", threads=5), "must be at most the 4 cores"),
-        (DeviceRequest(cpu=0.5, threads=2), "--threads: counts cores of a profile"),
-        (DeviceRequest(link="host", down_bps=1e6), "--link: host is not shaped, got --down"),
+        (DeviceRequest(cpu=0.5, threads=2), "--threads: needs a profile"),
+        (DeviceRequest(link="host", down_bps=1e6), "--link: host is not shaped .* got --down"),
         (DeviceRequest(down_bps=10.0), "--down: must be at least"),
         (DeviceRequest(delay_s=100.0), "--delay: must be at most 60 s"),
         (DeviceRequest(cpu=0.5, memory_bytes=1 << 50), "--memory: must be at most"),
         (DeviceRequest(profile="raspberry-pi-4b", is_paced=True), "a link and a memory limit"),
-        (DeviceRequest(cpu=0.5, down_bps=1e6, is_paced=True), "got a link to emulate too"),
+        (DeviceRequest(cpu=0.5, down_bps=1e6, is_paced=True), "got a link too"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(options: DeviceRequest, words: str) -> None:
@@ -146,5 +146,5 @@ def test_a_bad_trace_is_refused(tmp_path: Path, rows: str) -> None:
 def test_a_trace_of_zeros_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "dead.csv"
     path.write_text("t_s,mbps\n0,0\n1,0\n", encoding="utf-8")
-    with pytest.raises(TraceError, match="above 0 somewhere"):
+    with pytest.raises(TraceError, match="above 0 at some time"):
         plan(DeviceRequest(trace=str(path)))

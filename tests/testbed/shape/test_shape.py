@@ -63,7 +63,7 @@ def test_a_command_that_is_not_there_or_no_command_is_told_from_others(
 ) -> None:
     done = shape(*backend, "--", "no-such-command")
     assert (done.returncode, done.stdout) == (127, "")
-    assert done.stderr.startswith("fairbed: shape: no-such-command: no such command")
+    assert done.stderr.startswith("fairbed: shape: no-such-command: command not found")
     (tmp_path / "text").write_text("no program")
     assert shape(*backend, "--", "./text").returncode == 126
 
@@ -181,7 +181,7 @@ def test_a_busy_command_gets_its_share_and_no_more(
     if report["is_valid"]:
         assert share > 0.2 * 0.85
     else:
-        assert "not valid: this machine kept the command" in done.stderr
+        assert "not valid: the command or its packets waited" in done.stderr
 
 
 def test_a_hub_without_a_link_is_this_machine_itself(
