@@ -1,7 +1,7 @@
 """The codecs of a run, and the agreement with each device. Pure.
 
-A device that does not know a codec of the run downloads the same model, and uploads its update, as
-float32.
+A device that does not support a codec of the run downloads the same model as float32, and uploads
+its update as float32.
 """
 
 import numpy as np
@@ -15,12 +15,12 @@ from fairbed.wire.tensors import Layout
 
 
 class CodecAgreement:
-    """The codecs of `[exchange]`, device by device.
+    """The codecs of `[exchange]`, for each device.
 
     Args:
         config: `[exchange]`.
-        layout: Of the model.
-        run: Id of the run, which the residuals of top-k on a device belong to.
+        layout: Layout of the model.
+        run: Id of the run; devices keep the residuals of top-k by run.
     """
 
     def __init__(self, config: ExchangeConfig, layout: Layout, run: str) -> None:
@@ -33,24 +33,24 @@ class CodecAgreement:
 
     @property
     def down(self) -> Codec | None:
-        """Encodes a model version, or its difference to the last one; None sends float32."""
+        """Codec of a model version, or of its difference to the last one; None is float32."""
         return Int8Blocks() if self.config.down == "delta" else codec_named(self.config.down)
 
     @property
     def up(self) -> Codec | None:
-        """Encodes an update; None sends float32."""
+        """Codec of an update; None is float32."""
         return codec_named(self.config.up, self._top_k)
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that one upload takes at most: its vector and its encoded bytes."""
+        """Largest memory of one upload: its vector and its encoded bytes."""
         return self._whole_bytes + (self.config.up != "float32") * self._coded_bytes
 
     def coding(self, device: Device, packed: Packed | None) -> Coding:
         """Return how a device downloads the model and encodes its update.
 
         Args:
-            device: Its capabilities list the codecs that it knows.
+            device: The device; its capabilities list the codecs that it supports.
             packed: The encoded blob of the current version; None if there is none.
         """
         missing = missing_codecs(self.config, device.capabilities)
@@ -69,7 +69,7 @@ class CodecAgreement:
         return Coding(up=up, model=model, keep_model=keeps)
 
     def sizes(self, device: Device, packed: Packed | None) -> tuple[int, int]:
-        """Return the bytes that the next exchange with a device takes down and up."""
+        """Return the sizes in bytes of the next exchange with a device, down and up."""
         missing = missing_codecs(self.config, device.capabilities)
         down, up = self._whole_bytes, self._whole_bytes
         if packed and self.config.down not in missing and packed.base in (None, device.held_sha256):
@@ -82,38 +82,38 @@ class CodecAgreement:
 def encoded_version(
     codec: Codec, layout: Layout, vector: Vector, base: Vector | None, rng: np.random.Generator
 ) -> tuple[bytes, Vector]:
-    """Return a version encoded, and its decoded values, shape (n_values,): the model of the run.
+    """Return an encoded version, and its decoded values, shape (n_values,): the model of the run.
 
     Args:
-        codec: Encodes it.
-        layout: Of the model.
+        codec: The codec.
+        layout: Layout of the model.
         vector: The model, shape (n_values,).
-        base: The version that the encoded values are relative to; None encodes all of it.
-        rng: Rounds stochastically.
+        base: The version that the encoded values are relative to; None encodes the whole model.
+        rng: For stochastic rounding.
 
     Raises:
         EncodeError: A value is too large for the codec.
     """
     n = layout.n_params
-    with np.errstate(over="ignore"):  # the codec refuses infinite values
+    with np.errstate(over="ignore"):  # the codec rejects infinite values
         values = vector[:n] if base is None else vector[:n] - base[:n]
     blob = pack(codec, n, codec.encode(values, rng), vector[n:])
     return blob, unpack(blob, codec, layout, base)
 
 
 def missing_codecs(config: ExchangeConfig, capabilities: Capabilities | None) -> list[str]:
-    """Return the codecs of the run that a device does not know."""
+    """Return the codecs of the run that a device does not support."""
     wanted = {config.up, config.down} - {"float32"}
     return sorted(wanted.difference(() if capabilities is None else capabilities.codecs))
 
 
 def update_codec(train: Train) -> Codec | None:
-    """Return the codec of an exchange's update; None means float32."""
+    """Return the codec of an exchange's update; None is float32."""
     return codec_named(train.coding.up, train.coding.top_k)
 
 
 def codecs_of(train: Train, offer: Offer | None) -> tuple[str, str]:
-    """Return the names of the codecs that the model and the update of an exchange travel in."""
+    """Return the names of the codecs of an exchange: of the model and of the update."""
     coding = train.coding
     packed = coding.model
     if packed is None or pulled_blob(train, offer) != packed.manifest:
@@ -122,7 +122,7 @@ def codecs_of(train: Train, offer: Offer | None) -> tuple[str, str]:
 
 
 def pulled_blob(train: Train, offer: Offer | None) -> Manifest | None:
-    """Return the blob that a device reports to have pulled; None if none, or not announced."""
+    """Return the blob that a device reports as pulled; None if it was never announced."""
     if offer is None:
         return None
     if offer.pulled is None or offer.pulled == train.model.id:

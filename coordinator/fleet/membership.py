@@ -1,4 +1,4 @@
-"""The fleet: hellos, contexts, goodbyes and link probes. The shell around the registry."""
+"""Membership of the fleet: hellos, contexts, goodbyes and link probes, around the registry."""
 
 import anyio
 import anyio.to_thread
@@ -26,14 +26,14 @@ from fairbed.wire.messages import (
 from fairbed.wire.shard import encode_shard
 
 MAX_DEVICES = 10_000
-"""Further devices are refused: a faulty client must not grow the registry for ever."""
+"""Largest fleet; the limit keeps a faulty client from growing the registry without bound."""
 
 REJOIN_S = 10.0
-"""After an outage the next round waits this long for the devices that were ready before."""
+"""Longest wait of the next round for devices that were ready before an outage."""
 
 
 class Fleet:
-    """Welcomes devices, keeps the registry up to date, answers link probes."""
+    """Admits devices, updates the registry, and answers link probes."""
 
     def __init__(
         self,
@@ -57,19 +57,19 @@ class Fleet:
         self._exchange = exchange
         self._manifests: dict[str, Manifest] = {}
         self._clamped: set[tuple[str, str]] = set()
-        """Device and name of each clamped value that has its event already: one per run."""
+        """Device and name of each clamped value that has an event already: one event per run."""
         self._changed = anyio.Event()
         self._is_linked = anyio.Event()
         self._missing = 0
-        """Devices that were ready before the last outage; the next round waits for as many."""
+        """Number of devices that were ready before the last outage; the next round waits for it."""
         self._rejoin_by = 0.0
 
     def on_link_down(self) -> None:
-        """The link is down: no context is current, and no round begins until the fleet is back."""
+        """The link is down: expire all contexts; no round begins until the fleet has rejoined."""
         if self._is_linked.is_set():
             self._is_linked = anyio.Event()
             # The next outage may begin before all devices are back from the last one.
-            self._missing = max(self._missing, self.registry.forget_contexts())
+            self._missing = max(self._missing, self.registry.expire_contexts())
 
     def on_link_up(self) -> None:
         """The link is up: the devices will send a hello again."""
@@ -77,7 +77,7 @@ class Fleet:
         self._rejoin_by = self._event_log.now() + REJOIN_S
 
     async def wait_settled(self) -> None:
-        """Wait for the link, and after an outage for the devices that were ready before it."""
+        """Wait for the link, and after an outage for as many devices as were ready before."""
         while self._missing or not self._is_linked.is_set():
             await self._is_linked.wait()
             left = self._rejoin_by - self._event_log.now()
@@ -93,7 +93,7 @@ class Fleet:
             await changed.wait()
 
     async def on_hello(self, name: str, hello: Hello) -> bool:
-        """Welcome a device or refuse it; return whether its agent was restarted."""
+        """Admit a device or refuse it; return whether its agent was restarted."""
         if name not in self.registry and len(self.registry) >= MAX_DEVICES:
             self._refuse(name, f"the run is full: {MAX_DEVICES} devices")
             return False
@@ -120,7 +120,7 @@ class Fleet:
     def on_context(self, name: str, context: Context) -> bool:
         """Record a context; return whether it is the newest of a device that has joined.
 
-        Once the device is ready, the memory of its shard is freed.
+        The memory of its shard is freed once the device is ready.
         """
         now = self._event_log.now()
         known = self.registry.get(name)
@@ -158,7 +158,7 @@ class Fleet:
 
     def on_status(self, name: str, status: Status) -> None:
         """Record a goodbye or a last will; `on` adds nothing to a hello."""
-        if status.state == "off" and self.registry.went_off(
+        if status.state == "off" and self.registry.mark_off(
             name, status.boot, self._event_log.now()
         ):
             self._event_log.event("left", "the device disconnected", device=name)

@@ -1,4 +1,4 @@
-"""Uploads of updates: checks of an offer, one intake per granted device, decoding, memory."""
+"""Uploads of updates: check of the offer, intake of the chunks, decoding, memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,10 +45,10 @@ class CompletedUpload:
 class Uploads:
     """The open uploads, of this round and of earlier ones.
 
-    An upload takes its buffer when it is granted. A released buffer serves the next upload of its
-    size, because fresh memory costs as much time as the chunks that fill it. So there are as many
-    buffers as uploads were ever open at the same time. An encoded update is decoded into a vector
-    of its own, which is freed with its release.
+    An upload gets its buffer when it is granted. A released buffer is reused for the next upload of
+    its size, because allocating one takes as much time as receiving its chunks. So the number of
+    buffers is the largest number of uploads that were open at the same time. An encoded update is
+    decoded into a vector of its own, which is freed by `release`.
     """
 
     def __init__(self, layout: Layout, now: Callable[[], float]) -> None:
@@ -58,7 +58,7 @@ class Uploads:
         self._spare: dict[int, list[bytearray]] = {}
 
     def fault_in_offer(self, manifest: Manifest, codec: Codec | None = None) -> str | None:
-        """Return what is wrong with an announced update; None if nothing is."""
+        """Return the fault of an announced update; None if it is valid."""
         if manifest.kind != "update":
             return f"manifest: kind must be update, got {manifest.kind}"
         expected = packed_bytes(codec, self._layout)
@@ -80,15 +80,15 @@ class Uploads:
     ) -> None:
         """Open the upload of a device that is granted `window` chunks at a time.
 
-        `base`, shape (n_values,), is the model that it was sent: an encoded update is relative
-        to it.
+        `base`, shape (n_values,), is the model that the device was sent, to which an encoded
+        update is relative.
         """
         spare = self._spare.get(manifest.size_bytes)
         memory = spare.pop() if spare else None
         self._open[device] = _Upload(Intake(manifest, window, memory), codec, base)
 
     def on_frame(self, device: str, frame: Buffer) -> tuple[bytes | None, CompletedUpload | None]:
-        """Take a chunk; return the bitmap if it is to be acknowledged, and the upload if complete.
+        """Record a chunk; return the bitmap to acknowledge, if due, and the upload if complete.
 
         Raises:
             DecodeError: The chunk is malformed. A chunk of an upload that is not open is ignored.
@@ -103,7 +103,7 @@ class Uploads:
         return (upload.intake.bitmap() if ack else None), self._complete(upload)
 
     def on_done(self, device: str, done: UploadDone) -> CompletedUpload | None:
-        """Take the hash of an update; return the upload if all chunks have arrived."""
+        """Record the hash of an update; return the upload if all chunks have arrived."""
         upload = self._open.get(device)
         if upload is None or upload.intake.manifest.id != done.id:
             return None
@@ -111,7 +111,7 @@ class Uploads:
         return self._complete(upload)
 
     async def check(self, device: str) -> str | None:
-        """Verify and decode an update off the loop; return its fault, None without one."""
+        """Verify and decode an update off the event loop; return its fault, or None."""
         upload = self._open.get(device)
         if upload is None or upload.sha256 is None:
             return "update: incomplete"
@@ -122,7 +122,7 @@ class Uploads:
         return None
 
     def vector(self, device: str) -> Vector:
-        """Return a verified update, shape (n_values,); it is valid until `release`."""
+        """Return a verified update, shape (n_values,), which is valid until `release`."""
         vector = self._open[device].vector
         assert vector is not None, "only a checked update has a vector"
         return vector
@@ -133,18 +133,18 @@ class Uploads:
         return None if upload is None else upload.decode_s
 
     def release(self, device: str) -> None:
-        """Give the buffer of an update that nothing refers to any more to the next upload."""
+        """Close an upload and reuse its buffer; the caller must hold no reference to its vector."""
         upload = self._open.pop(device, None)
         if upload is not None:
             data = upload.intake.data
             self._spare.setdefault(len(data), []).append(data)
 
-    def forget(self, device: str) -> None:
-        """Drop an upload whose exchange has ended; its check may still be under way."""
+    def discard(self, device: str) -> None:
+        """Drop an upload whose exchange has ended; its check may still be running."""
         self._open.pop(device, None)
 
     def clear(self) -> None:
-        """Free everything."""
+        """Drop all uploads."""
         self._open.clear()
 
     def _verify(self, upload: _Upload, sha256: bytes) -> None:
@@ -172,7 +172,7 @@ class Uploads:
 
 
 def fault_in_offer(uploads: Uploads, offer: Offer, train: Train) -> str | None:
-    """Return what is wrong with the offer that answers a `Train` message; None if nothing."""
+    """Return the fault of an offer that answers a `Train` message; None if it is valid."""
     fault = uploads.fault_in_offer(offer.manifest, update_codec(train))
     if fault is not None:
         return fault

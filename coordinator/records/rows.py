@@ -123,7 +123,7 @@ def invalid_reason(exchange: Exchange, lag_p99_s: float) -> str:
     """Return why an exchange must not teach the estimator; empty if it may."""
     tau, rest = exchange.tau_s, unaccounted_s(exchange)
     if exchange.state is not ExchangeState.DONE or tau is None or rest is None:
-        return exchange.why or exchange.state.value
+        return exchange.reason or exchange.state.value
     if exchange.is_disturbed:
         return "the coordinator lost its own link during the exchange"
     if lag_p99_s > LAG_RATIO_LIMIT * tau:
@@ -372,7 +372,7 @@ def loss_query_rows(
                 outcome=(
                     QueryOutcome.LATE if device.outcome is QueryOutcome.OPEN else device.outcome
                 ).value,
-                reason=device.why,
+                reason=device.reason,
                 loss=reply.loss if reply else None,
                 duration_s=device.took_s,
                 download_s=reply.download_s if reply else None,

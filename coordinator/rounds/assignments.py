@@ -1,4 +1,4 @@
-"""Selects devices for a round, writes their `Train` messages, and remembers what was known then."""
+"""Selects devices for a round, makes their `Train` messages, and keeps their contexts."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from fairbed.wire.messages import Train
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The `Train` message of one exchange, and what was known of its device before."""
+    """The `Train` message of one exchange, and the context of its device before."""
 
     round: int
     """The round that the exchange belongs to."""
     train: Train
     known: KnownAtSelection
     context: Floats
-    """Shape (4,)."""
+    """Input of the estimator, shape (4,)."""
     has_reported_loss: bool
     """The device reported a loss before the selection."""
 
@@ -45,14 +45,14 @@ def pulled_blobs(assignments: Mapping[tuple[str, int], Assignment], table: Round
 
 
 class Assignments:
-    """Selects devices, and keeps the assignment of each exchange until it is over.
+    """Selects devices, and keeps the assignment of each open exchange.
 
     Args:
-        config: Of the run.
-        decisions: Select.
-        registry: Of the fleet.
+        config: Configuration of the run.
+        decisions: Select the devices.
+        registry: The devices of the run.
         versions: The model that is trained.
-        now: Monotonic seconds.
+        now: Monotonic clock, seconds.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Assignments:
         self._versions = versions
         self._now = now
         self._open: dict[tuple[str, int], Assignment] = {}
-        """Of every open exchange, by device and round."""
+        """Assignments of all open exchanges, by device and round."""
 
     def select(
         self,
@@ -83,10 +83,10 @@ class Assignments:
 
         Args:
             table: The round.
-            count: How many devices; None takes the configured number.
-            selections_before: Selections that were made for this round before.
-            losses: Losses that were queried for this selection; None where none were.
-            has_reported: Devices that reported one.
+            count: Number of devices; None is the configured number.
+            selections_before: Number of earlier selections for this round.
+            losses: Losses that were queried for this selection; None without a query.
+            has_reported: Devices that reported a loss.
         """
         now = self._now()
         selection = self._decisions.select(
@@ -113,9 +113,9 @@ class Assignments:
         return trains, selection
 
     def close(self, ended: Sequence[Exchange]) -> dict[tuple[str, int], Assignment]:
-        """Return every assignment, by device and round; forget those of exchanges that ended.
+        """Return all assignments, by device and round, and drop those of exchanges that ended.
 
-        The registry learns which version each device holds, and which round merged its update.
+        Records in the registry the version that each device holds and the round that merged it.
         """
         assignments = dict(self._open)
         for exchange in ended:

@@ -1,4 +1,4 @@
-"""Dispatch in asynchronous rounds, the first table of a run, and the wait of a void round."""
+"""Dispatch in asynchronous rounds, the first table of a process, and the wait of a void round."""
 
 from collections.abc import Callable
 
@@ -35,39 +35,39 @@ class ReleasedDevices:
 
     def __init__(self, table: Round) -> None:
         self._table = table
-        self._seen = 0
-        """Exchanges of `table.ended` that were looked at."""
+        self._examined = 0
+        """Number of exchanges of `table.ended` that were examined."""
         self._held: list[Exchange] = []
-        """Those of them whose update is still in memory."""
+        """Examined exchanges whose update is still in memory."""
 
     def take(self, is_released: Callable[[Exchange], bool]) -> list[Exchange]:
         """Return the exchanges that were released since the last call.
 
         Args:
-            is_released: Whether the update of an exchange that is over has left the memory.
+            is_released: Returns whether the update of an exchange is no longer in memory.
         """
         ended, version = self._table.ended, self._table.version
-        fresh = [x for x in ended[self._seen :] if x.version < version]
+        fresh = [x for x in ended[self._examined :] if x.version < version]
         released, held = list[Exchange](), list[Exchange]()
         for x in [*self._held, *fresh]:
             (released if is_released(x) else held).append(x)
-        self._seen, self._held = len(ended), held
+        self._examined, self._held = len(ended), held
         return released
 
 
 class AsyncDispatcher:
     """Keeps `concurrency` devices at work until an asynchronous round is over.
 
-    A device that ended on an earlier version may be selected again at once. One that ended on the
-    current version waits for the next: no device trains a version twice.
+    A device that ended on an earlier version may be selected again at once. A device that ended on
+    the current version waits for the next one, because no device trains a version twice.
 
     Args:
         executor: Executes the round.
-        registry: Of the fleet.
-        config: Says how many devices work at the same time.
-        now: Monotonic seconds.
-        dispatch: Selects and dispatches that many devices; its second argument counts the
-            selections made for the round before.
+        registry: The devices of the run.
+        config: Sets how many devices work at the same time.
+        now: Monotonic clock, seconds.
+        dispatch: Selects and dispatches a number of devices (first argument); the second one is
+            the number of earlier selections for the round.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class AsyncDispatcher:
         self._dispatch = dispatch
 
     async def run(self, table: Round) -> None:
-        """Fill free places whenever the table has changed, and at least every `void_wait_s`."""
+        """Dispatch to free devices when the table has changed, and at least every `void_wait_s`."""
         selections, released = 0, ReleasedDevices(table)
         while True:
             await self._executor.wait_changed(self._config.round.void_wait_s)
@@ -109,7 +109,7 @@ class AsyncDispatcher:
 async def wait_for_any_device(
     executor: RoundExecutor, fleet: Fleet, settings: RoundConfig, table: Round
 ) -> None:
-    """Wait until availability changes or a late exchange ends, at most for the deadline."""
+    """Wait until the availability changes or a late exchange ends, at most for `deadline_s`."""
     if table.is_idle:
         await fleet.wait_change(settings.void_wait_s)
         return

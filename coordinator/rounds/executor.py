@@ -1,8 +1,8 @@
-"""Executes rounds: events of the network go into the round's table, its actions go back out.
+"""Executes rounds: passes events of the network to the round's table and executes its actions.
 
-`RoundExecutor` holds the table that is open (`state.round.Round`). It reports each message of a
-device to it as an event and carries out the actions that follow: grants, checks, verdicts. Three
-helpers measure or remember one thing each: `Echo`, `HostContention`, `ExchangeVerdicts`.
+`RoundExecutor` holds the open table (`state.round.Round`). It reports each message of a device to
+the table as an event, and executes the actions that follow: grants, checks, verdicts. `Echo` and
+`HostContention` measure; `ExchangeVerdicts` notifies devices of the end of an exchange.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -52,21 +52,21 @@ from fairbed.wire.messages import (
 )
 
 RESEND_S = 2.0
-"""A device that is still idle this long after a request has not received it."""
+"""A device that is still idle this long after a request has not received the request."""
 
 
 class Echo:
-    """Measures how long a control message takes to a device and back, once in each exchange."""
+    """Measures the round trip of a control message to a device, once per exchange."""
 
     def __init__(self, publisher: Publisher, now: Callable[[], float]) -> None:
         self._publisher = publisher
         self._now = now
         self._open: dict[str, tuple[int, float, Exchange]] = {}
-        """Number and instant of the last ping to each device, and its exchange."""
+        """Number, instant and exchange of the last ping to each device."""
         self._count = 0
 
     def ping(self, device: str, exchange: Exchange) -> None:
-        """Send a ping; it replaces an earlier one that is unanswered."""
+        """Send a ping; it replaces an earlier one without a pong."""
         self._count += 1
         self._open[device] = (self._count, self._now(), exchange)
         self._publisher.publish(device, Ping(seq=self._count), qos=0)
@@ -80,32 +80,32 @@ class Echo:
 
 
 class HostContention:
-    """Measures how long the emulating host kept an exchange waiting: a difference of two readings.
+    """Measures how long the host kept an exchange waiting, as the difference of two readings.
 
     Args:
-        monitor: Reads the host; None where nothing is emulated.
-        now: Monotonic seconds.
+        monitor: Reads the host; None where no device is emulated.
+        now: Monotonic clock, seconds.
     """
 
     def __init__(self, monitor: HostMonitor | None, now: Callable[[], float]) -> None:
         self._monitor = monitor
         self._now = now
         self._at_dispatch: dict[str, WaitTimes] = {}
-        """Reading of each device at its dispatch."""
+        """Reading for each device at its dispatch."""
 
     def begin(self, device: str) -> None:
-        """Take the reading at the dispatch of a device."""
+        """Read the host at the dispatch of a device."""
         self._at_dispatch.pop(device, None)
         waits = None if self._monitor is None else self._monitor.waiting(device)
         if waits is not None:
             self._at_dispatch[device] = waits
 
-    def keep(self, devices: Collection[str]) -> None:
-        """Forget the readings of all other devices."""
+    def retain(self, devices: Collection[str]) -> None:
+        """Drop the readings of all other devices."""
         self._at_dispatch = {k: waits for k, waits in self._at_dispatch.items() if k in devices}
 
     def record(self, exchange: Exchange) -> None:
-        """Write the contention since its dispatch into an exchange."""
+        """Write the contention since the dispatch into an exchange."""
         before = self._at_dispatch.get(exchange.device)
         after = None if self._monitor is None else self._monitor.waiting(exchange.device)
         if before is not None and after is not None:
@@ -117,24 +117,26 @@ class HostContention:
 
 
 class ExchangeVerdicts:
-    """Notifies devices of how their exchanges ended; remembers the last verdict of each device."""
+    """Notifies devices how their exchanges ended, and keeps the last verdict of each device."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
         self._verdicts: dict[str, UploadResult | Cancel] = {}
 
     def send(self, exchange: Exchange) -> None:
-        """Notify a device of how its exchange ended."""
-        state, offer, why = exchange.state, exchange.offer, exchange.why
-        verdict: UploadResult | Cancel = Cancel(round=exchange.round, reason=why)
+        """Notify a device how its exchange ended."""
+        state, offer, reason = exchange.state, exchange.offer, exchange.reason
+        verdict: UploadResult | Cancel = Cancel(round=exchange.round, reason=reason)
         if offer is not None and state in (ExchangeState.DONE, ExchangeState.REJECTED):
             is_accepted, blob = state is ExchangeState.DONE, offer.manifest.id
-            verdict = UploadResult(round=exchange.round, id=blob, accepted=is_accepted, reason=why)
+            verdict = UploadResult(
+                round=exchange.round, id=blob, accepted=is_accepted, reason=reason
+            )
         self._verdicts[exchange.device] = verdict
         self._publisher.publish(exchange.device, verdict)
 
     def repeat(self, device: str, round_id: int, default: str) -> None:
-        """Send the verdict of a round again; without one, cancel with `default` as the reason."""
+        """Send the verdict of a round again; if there is none, cancel with `default` as reason."""
         verdict = self._verdicts.get(device)
         if verdict is None or verdict.round != round_id:
             verdict = Cancel(round=round_id, reason=default)
@@ -144,7 +146,7 @@ class ExchangeVerdicts:
 class RoundExecutor:
     """Executes one round at a time, and the open exchanges of earlier ones.
 
-    Messages about any other exchange are answered with its verdict, or ignored.
+    A message about any other exchange is answered with the verdict of that exchange, or ignored.
     """
 
     def __init__(
@@ -166,7 +168,7 @@ class RoundExecutor:
         self._trains: dict[str, Train] = {}
         """The `Train` message of each device in the table."""
         self._bases: dict[str, Vector] = {}
-        """The model that each of them was sent, shape (n_values,)."""
+        """The model that each device in the table was sent, shape (n_values,)."""
         self._being_added: set[str] = set()
         """Devices whose accepted update is being added to a merge."""
         self._verdicts = ExchangeVerdicts(publisher)
@@ -176,17 +178,17 @@ class RoundExecutor:
         self._changed = anyio.Event()
 
     def open(self, table: Round, merge: RoundMerge) -> None:
-        """Make `table` the one that all events go to; end what is too stale for it.
+        """Make `table` the receiver of all events, and end exchanges that are too stale for it.
 
         Args:
-            table: The table; it may carry exchanges of the one before.
-            merge: Takes the updates; it may begin later.
+            table: The table; it may carry exchanges of the previous one.
+            merge: Receives the updates; it may begin later.
         """
         self._table, self._merge = table, merge
         open_ = {x.device for x in table.carried.values() if x.state.is_open}
         self._trains = {device: self._trains[device] for device in open_}
         self._bases = {device: self._bases[device] for device in open_}
-        self._contention.keep(open_)
+        self._contention.retain(open_)
         for action in table.drop_stale(self._event_log.now()):
             self._execute(action, table)
         self._notify()
@@ -197,7 +199,7 @@ class RoundExecutor:
         Args:
             table: The open table.
             trains: The message of each device.
-            model: What the devices download, shape (n_values,).
+            model: The model that they download, shape (n_values,).
         """
         now = self._event_log.now()
         for device, train in trains.items():
@@ -213,7 +215,7 @@ class RoundExecutor:
     async def wait_over(self, table: Round) -> None:
         """Wait until the open table expects no further update for its round.
 
-        The last accepted updates may still be on their way into the merge.
+        The merge may still be adding the last accepted updates.
         """
         while not table.is_over:
             await self._changed.wait()
@@ -231,7 +233,7 @@ class RoundExecutor:
             await changed.wait()
 
     async def watch_deadlines(self) -> None:
-        """Report each deadline that passes to the open table, also between rounds."""
+        """Report each deadline that passes to the open table, even between rounds."""
         while True:
             changed = self._changed
             wake_at = None if self._table is None else self._table.wake_at()
@@ -240,10 +242,10 @@ class RoundExecutor:
                 await changed.wait()
             self._on(Tick())
 
-    def end_all(self, why: str) -> None:
+    def end_all(self, reason: str) -> None:
         """End every exchange of the open table."""
         if self._table is not None:
-            for action in self._table.end_all(why, self._event_log.now()):
+            for action in self._table.end_all(reason, self._event_log.now()):
                 self._execute(action, self._table)
             self._notify()
 
@@ -254,32 +256,32 @@ class RoundExecutor:
         return [x.device for x in self._table.all_exchanges() if x.state.is_open]
 
     def is_released(self, exchange: Exchange) -> bool:
-        """Return whether an exchange is over and its update no longer in memory."""
+        """Return whether an exchange is over and its update is no longer in memory."""
         return exchange.is_over and exchange.device not in self._being_added
 
-    def mark_lost(self, device: str, why: str) -> None:
+    def mark_lost(self, device: str, reason: str) -> None:
         """End the exchange of a device that has been gone for too long."""
-        self._on(DeviceLost(device, why))
+        self._on(DeviceLost(device, reason))
 
     def exclude(self, device: str) -> None:
         """End the exchange of a device that an operator excluded."""
         self._on(Excluded(device))
 
     def on_link_down(self) -> None:
-        """The coordinator lost its link: no deadline passes meanwhile."""
+        """The coordinator lost its link: suspend all deadlines."""
         self._is_linked = False
         if self._table is not None:
             self._table.on_link_down(self._event_log.now())
 
     def on_link_up(self) -> None:
-        """The coordinator's link is up."""
+        """The coordinator's link is up: resume all deadlines."""
         self._is_linked = True
         if self._table is not None:
             self._table.on_link_up(self._event_log.now())
             self._notify()
 
     def on_hello(self, device: str, is_other_process: bool) -> None:
-        """A device has (re)connected: repeat what it may have missed.
+        """A device has (re)connected: repeat messages that it may have missed.
 
         A restarted agent has lost its work, so its exchange ends.
         """
@@ -294,7 +296,7 @@ class RoundExecutor:
             self._send_grant(device)
 
     def on_idle(self, device: str) -> None:
-        """A device reports that it is idle: its `Train` message, or its answer, was lost."""
+        """A device reports the phase idle: its `Train` message or its reply was lost."""
         exchange = self._table.find(device) if self._table else None
         if exchange is None or exchange.state is not ExchangeState.DISPATCHED:
             return
@@ -302,7 +304,7 @@ class RoundExecutor:
             self._send_train(device)
 
     def on_offer(self, device: str, offer: Offer) -> None:
-        """A device has trained and asks to upload."""
+        """A device has trained and requests an upload grant."""
         train, exchange = self._find_open(device, offer.round)
         if train is None or exchange is None or offer.attempt != train.attempt:
             self._verdicts.repeat(device, offer.round, "this round is not open for you")
@@ -332,7 +334,7 @@ class RoundExecutor:
             self._on_complete(device, complete)
 
     def on_done(self, device: str, done: UploadDone) -> None:
-        """A device sends the hash of its update, or repeats it because no verdict has come."""
+        """A device sends the hash of its update, or repeats it because it has no verdict."""
         if self._find_open(device, done.round)[0] is None:
             self._verdicts.repeat(device, done.round, "this round is over")
             return
@@ -341,12 +343,12 @@ class RoundExecutor:
             self._on_complete(device, complete)
 
     def on_failed(self, device: str, failed: Failed) -> None:
-        """A device reports that it cannot finish."""
+        """A device reports that it cannot finish its exchange."""
         if self._find_open(device, failed.round)[0] is not None:
             self._on(DeviceFailed(device, f"{failed.phase}: {failed.reason}"))
 
     def on_pong(self, device: str, pong: Pong) -> None:
-        """An echo has arrived."""
+        """A pong has arrived."""
         self._echo.on_pong(device, pong)
 
     def _find_open(self, device: str, round_id: int) -> tuple[Train | None, Exchange | None]:
@@ -394,19 +396,21 @@ class RoundExecutor:
                 self._group.start_soon(self._verify, device, exchange)
             case AcceptUpdate():
                 self._verdicts.send(exchange)
-            case MarkLate(why=why):
-                self._event_log.event("straggler", why, device=device, round_id=exchange.round)
-            case Abandon(why=why):
+            case MarkLate(reason=reason):
+                self._event_log.event("straggler", reason, device=device, round_id=exchange.round)
+            case Abandon(reason=reason):
                 state = exchange.state
                 if state is ExchangeState.LATE:
                     self._contention.record(exchange)
                 if state is ExchangeState.CANCELLED:
-                    self._event_log.event("cancelled", why, device=device, round_id=exchange.round)
+                    self._event_log.event(
+                        "cancelled", reason, device=device, round_id=exchange.round
+                    )
                 else:
                     self._event_log.event(
-                        state.value, why, level="warning", device=device, round_id=exchange.round
+                        state.value, reason, level="warning", device=device, round_id=exchange.round
                     )
-                self._uploads.forget(device)
+                self._uploads.discard(device)
                 self._verdicts.send(exchange)
 
     def _send_train(self, device: str) -> None:
@@ -427,13 +431,13 @@ class RoundExecutor:
     async def _verify(self, device: str, exchange: Exchange) -> None:
         """Verify an update; if the table accepts it, add it to the merge, then free its memory.
 
-        The round may close meanwhile: then the next round's merge takes the update, once it has
-        begun.
+        If the round closes meanwhile, the merge of the next round receives the update, once it
+        has begun.
         """
         fault = await self._uploads.check(device)
         while (merge := self._merge) is not None:
             await merge.wait_begun()
-            async with merge.turn:
+            async with merge.lock:
                 if merge is not self._merge:
                     continue
                 if exchange.is_over:

@@ -1,6 +1,6 @@
 """The training loop: select, dispatch, collect, merge, record and evaluate, round after round.
 
-Start reading at `TrainingLoop.run_round`: it is one round from the first line to the last.
+Start reading at `TrainingLoop.run_round`: it is one complete round.
 """
 
 from collections.abc import Callable
@@ -86,7 +86,7 @@ class RunServices:
 
 @dataclass(slots=True, kw_only=True)
 class OpenRound:
-    """The round that is open."""
+    """The open round."""
 
     table: Round
     merge: RoundMerge
@@ -97,21 +97,21 @@ class OpenRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedRound:
-    """A round whose table takes no further event."""
+    """A round whose table accepts no further event."""
 
     table: Round
     merge: RoundMerge
     selection: Selection
     started: float
     collected: float
-    """End of collecting; merging begins."""
+    """End of collecting, when merging begins."""
     lag_p99_s: float
     ended: list[Exchange]
     """Exchanges that ended in this round, dispatched in it or earlier."""
     merged: set[str]
     """Devices whose update enters the next model."""
     assignments: dict[tuple[str, int], Assignment]
-    """Of every exchange, by device and round, also of those that are still open."""
+    """Assignments of all exchanges, open ones included, by device and round."""
 
     def assignment(self, x: Exchange) -> Assignment:
         """Return the assignment of an exchange."""
@@ -122,7 +122,7 @@ class TrainingLoop:
     """Runs the rounds of one run.
 
     Args:
-        services: What the rounds use.
+        services: The parts that the rounds use.
         attempt: How often the first round was attempted before: 0 unless the run is resumed.
     """
 
@@ -137,9 +137,9 @@ class TrainingLoop:
         self._services = services
         self._attempt = attempt
         self._next: tuple[Round, RoundMerge] | None = None
-        """The table of the next round, which takes events already, and its merge."""
+        """The table of the next round, which accepts events already, and its merge."""
         self._last_closed: float | None = None
-        """When the last round of this process was over; None before."""
+        """When the last round of this process ended; None before."""
         self._frozen: set[str] = set()
         """Devices whose virtual queue was frozen after the last round."""
         self._may_run = anyio.Event()
@@ -152,7 +152,7 @@ class TrainingLoop:
             FleetMissingError: Too few devices joined in time.
         """
         await self._wait_for_fleet()
-        # The model of a checkpoint has been encoded before: it is published unchanged.
+        # The model of a checkpoint was encoded before, so it is published unchanged.
         rng = self._decisions.encoding_stream(0) if first_round == 1 else None
         await self._versions.publish(self._versions.vector, rng)
         for round_id in range(first_round, self._config.rounds + 1):
@@ -175,7 +175,7 @@ class TrainingLoop:
         opened, trains = self._select(round_id, losses)
         self._dispatch(opened, trains)
         await self._collect(opened)
-        closed = self._close(opened)  # Awaits nothing: no event falls between two tables.
+        closed = self._close(opened)  # Awaits nothing: no event is lost between two tables.
         closed_at = await self._merge(closed)
         self._learn(closed)
         row = await self._record(closed, closed_at)
@@ -184,7 +184,7 @@ class TrainingLoop:
         self._services.on_progress(RoundProgress(round=row, cohort=cohort, metric=metric))
 
     def pause(self) -> None:
-        """Begin no further round; the open one ends as usual."""
+        """Begin no further round; the open round ends as usual."""
         if self._may_run.is_set():
             self._may_run = anyio.Event()
             self._event_log.store.set_status("paused")
@@ -215,7 +215,7 @@ class TrainingLoop:
             if left <= 0:
                 raise FleetMissingError(
                     f"fleet: {wanted} devices must be ready within {limit:g} s, got {ready} ready "
-                    f"of {self._registry.joined} joined; look at their logs, or raise "
+                    f"of {self._registry.joined} joined; read their logs, or raise "
                     "round.join_timeout_s"
                 )
             await self._fleet.wait_change(left)
@@ -256,7 +256,7 @@ class TrainingLoop:
         if trains or table.is_buffered:
             self._executor.dispatch(table, trains, self._versions.vector)
         if table.is_buffered and self._last_closed is not None:
-            opened.started = self._last_closed  # Devices also work between asynchronous rounds.
+            opened.started = self._last_closed  # Devices work between asynchronous rounds, too.
         elif trains and not table.is_buffered:
             opened.started = next(iter(table.exchanges.values())).dispatched
 
@@ -296,7 +296,7 @@ class TrainingLoop:
     def _close(self, opened: OpenRound) -> ClosedRound:
         """Close the table of a round and open the next one.
 
-        Nothing may be awaited in here: each event belongs to one of the two tables.
+        This method must not await: each event belongs to one of the two tables.
         """
         table, now = opened.table, self._event_log.now()
         lag_p99_s = self._services.loop_lag.p99_s()
@@ -322,7 +322,7 @@ class TrainingLoop:
         )
 
     async def _merge(self, closed: ClosedRound) -> float:
-        """Finish the merge and publish the next version; return when the round was over."""
+        """Finish the merge and publish the next version; return the end of the round."""
         table = closed.table
         pulled = pulled_blobs(closed.assignments, table)
         if closed.merged:
@@ -332,7 +332,10 @@ class TrainingLoop:
             await self._versions.retire_all_but(pulled)
         if table.exchanges and not closed.merged:
             self._event_log.event(
-                "void", "no update arrived; the model stays", level="warning", round_id=table.id
+                "void",
+                "no update arrived; the model is unchanged",
+                level="warning",
+                round_id=table.id,
             )
         self._last_closed = self._event_log.now()
         return self._last_closed
@@ -393,7 +396,7 @@ class TrainingLoop:
             other_bytes=self._services.side_traffic.take(),
             model_sha256=sha256.hex() if sha256 is not None else "",
             coordinator_encode_s=self._versions.encode_s if closed.merged else None,
-            loss_query_s=queries.lasted_s(closed.started),
+            loss_query_s=queries.duration_s(closed.started),
         )
         records: list[Record] = [*fleet_rows(selection), *queries.rows]
         for record in records:
@@ -405,7 +408,7 @@ class TrainingLoop:
         return row
 
     async def _evaluate(self, round_id: int) -> MetricRow | None:
-        """Evaluate the new model if that is due; it is off the record, so it comes last."""
+        """Evaluate the new model if that is due: last, because no duration may include it."""
         evaluator = self._services.evaluator
         is_due = self._config.evaluation.is_due(round_id, self._config.rounds)
         if evaluator is None or not is_due:
@@ -431,7 +434,7 @@ class TrainingLoop:
         merge.begin(accumulator, model, layout.n_params, self._decisions.lateness)
 
     def _report_frozen(self, round_id: int) -> None:
-        """Write an event for each device whose virtual queue is frozen since this round."""
+        """Write an event for each device whose virtual queue has been frozen in this round."""
         frozen = {self._registry.names()[row] for row in self._decisions.frozen()}
         for name in sorted(frozen - self._frozen):
             self._event_log.event(
@@ -451,7 +454,7 @@ async def evaluate_fleet(
     """Evaluate `vector`, shape (n_values,), on every device's held-out data, and write the rows.
 
     Returns:
-        The row over all devices; None if the evaluation failed: training goes on without it.
+        The row over all devices; None if the evaluation failed: training continues without it.
     """
     started = event_log.now()
     try:

@@ -1,4 +1,4 @@
-"""Lag of the coordinator's event loop, which times every exchange."""
+"""Lag of the coordinator's event loop, whose clock measures every exchange."""
 
 import asyncio
 import math
@@ -12,7 +12,7 @@ PERIOD_S = 0.01
 """Time between samples; 100 wake-ups a second cost about 0.3 % of a core."""
 
 KEEP_S = 120.0
-"""Only the last two minutes of a round are kept."""
+"""Length of the samples that are kept: the last two minutes of a round."""
 
 
 class LagMeter:
@@ -43,7 +43,7 @@ class LagMeter:
             is_over.set()
 
     def start(self) -> None:
-        """Drop the samples of the round before."""
+        """Drop the samples of the previous round."""
         self._samples.clear()
 
     def p99_s(self) -> float:

@@ -24,7 +24,7 @@ from fairbed.wire.messages import Cancel, EvaluateReply, EvaluateRequest, Failed
 
 
 class LossQueryExecutor:
-    """Executes one loss query at a time; replies to any other are ignored."""
+    """Executes one loss query at a time; replies to other queries are ignored."""
 
     def __init__(self, publisher: Publisher, event_log: EventLog) -> None:
         self._publisher = publisher
@@ -40,7 +40,7 @@ class LossQueryExecutor:
         """Send the requests; return when every device has an outcome.
 
         Args:
-            query: The table, empty.
+            query: An empty table.
             requests: The message to each device.
         """
         self._query, self._requests = query, dict(requests)
@@ -63,7 +63,7 @@ class LossQueryExecutor:
             self._query = None
 
     def dismiss(self, round_id: int, devices: list[str]) -> None:
-        """Notify devices that replied and were not selected: they may drop the model."""
+        """Notify devices that replied but were not selected: they may drop the model."""
         for device in devices:
             self._publisher.publish(device, Cancel(round=round_id, reason="others were selected"))
 
@@ -71,9 +71,9 @@ class LossQueryExecutor:
         """Return the devices whose reply is expected."""
         return [] if self._query is None else self._query.open_devices()
 
-    def mark_lost(self, device: str, why: str) -> None:
+    def mark_lost(self, device: str, reason: str) -> None:
         """End the query to a device that has been gone for too long."""
-        self._end(device, QueryOutcome.LOST, why)
+        self._end(device, QueryOutcome.LOST, reason)
 
     def on_reply(self, device: str, reply: EvaluateReply) -> None:
         """A device reports a loss."""
@@ -93,7 +93,7 @@ class LossQueryExecutor:
         self._notify()
 
     def on_failed(self, device: str, failed: Failed) -> bool:
-        """A device reports a failure; return whether it failed at a query."""
+        """A device reports a failure; return whether it failed in a query."""
         query = self._query
         if query is None or failed.round != query.round or device not in query.devices:
             return False
@@ -101,26 +101,26 @@ class LossQueryExecutor:
         return True
 
     def on_hello(self, device: str, is_other_process: bool) -> None:
-        """A device has (re)connected: repeat its request, or end the query if it was restarted."""
+        """A device has (re)connected: repeat its request, or end its query after a restart."""
         if is_other_process:
-            why = "the agent was restarted, or another one has its name"
-            self._end(device, QueryOutcome.LOST, why)
+            reason = "the agent was restarted, or another one has its name"
+            self._end(device, QueryOutcome.LOST, reason)
         elif self._is_open(device):
             self._send(device)
 
     def on_idle(self, device: str) -> None:
-        """A device reports that it is idle: its request, or its reply, was lost."""
+        """A device reports the phase idle: its request or its reply was lost."""
         if self._is_open(device) and self._event_log.now() - self._sent_at[device] > RESEND_S:
             self._send(device)
 
     def on_link_down(self) -> None:
-        """The coordinator lost its link: the limit does not run."""
+        """The coordinator lost its link: suspend the limit."""
         self._is_linked = False
         if self._query is not None:
             self._query.on_link_down(self._event_log.now())
 
     def on_link_up(self) -> None:
-        """The coordinator's link is up."""
+        """The coordinator's link is up: resume the limit."""
         self._is_linked = True
         if self._query is not None:
             self._query.on_link_up(self._event_log.now())
@@ -133,22 +133,22 @@ class LossQueryExecutor:
         self._sent_at[device] = self._event_log.now()
         self._publisher.publish(device, self._requests[device])
 
-    def _end(self, device: str, outcome: QueryOutcome, why: str) -> None:
+    def _end(self, device: str, outcome: QueryOutcome, reason: str) -> None:
         query = self._query
         if query is None or not self._is_open(device):
             return
-        query.end(device, outcome, why)
+        query.end(device, outcome, reason)
         self._cancel(query, device)
         self._notify()
 
     def _cancel(self, query: LossQuery, device: str) -> None:
-        """Write the outcome down, and cancel the device's work on the query."""
+        """Log the outcome and cancel the device's work on the query."""
         ended = query.devices[device]
-        text = f"its loss query ended: {ended.why}"
+        text = f"its loss query ended: {ended.reason}"
         self._event_log.event(
             ended.outcome.value, text, level="warning", device=device, round_id=query.round
         )
-        self._publisher.publish(device, Cancel(round=query.round, reason=ended.why))
+        self._publisher.publish(device, Cancel(round=query.round, reason=ended.reason))
 
     def _notify(self) -> None:
         self._changed.set()
@@ -156,7 +156,7 @@ class LossQueryExecutor:
 
 
 class LossQueries:
-    """Queries losses before each selection, if the selector needs them; keeps the outcomes."""
+    """Queries losses before each selection if the selector needs them; keeps the outcomes."""
 
     def __init__(
         self,
@@ -173,21 +173,21 @@ class LossQueries:
         self._versions = versions
         self._executor = executor
         self._event_log = event_log
-        self._began: float | None = None
+        self._started: float | None = None
         self.rows: list[LossQueryRow] = []
         """The outcomes in this round."""
         registry.needs_losses = isinstance(decisions.selector, TwoStepSelector)
 
     async def run(self, round_id: int, attempt: int) -> ReportedLosses | None:
-        """Query the losses of a round; None where the selector needs none."""
+        """Query the losses of a round; return None if the selector needs none."""
         now = self._event_log.now()
-        self._began, self.rows = None, []
+        self._started, self.rows = None, []
         demand = self._decisions.loss_demand(
             round_id, self._registry, self._versions.transfer_bits(), now
         )
         if demand is None:
             return None
-        self._began = now
+        self._started = now
         names = [self._registry.names()[row] for row in demand.rows.tolist()]
         query = LossQuery(round_id, attempt, self._config.selection.loss_query_timeout_s)
         requests = {name: self._request(name, demand, query) for name in names}
@@ -200,7 +200,7 @@ class LossQueries:
         return reported_losses(demand, query, self._registry.names())
 
     def dismiss(self, round_id: int, selected: Collection[str]) -> None:
-        """Notify devices that have replied and are not selected."""
+        """Notify devices that replied but were not selected."""
         self._executor.dismiss(round_id, sorted(self.has_reported.difference(selected)))
 
     @property
@@ -213,9 +213,9 @@ class LossQueries:
         """Bytes of the models that queried devices downloaded."""
         return sum(row.bytes_down for row in self.rows)
 
-    def lasted_s(self, dispatched: float) -> float:
+    def duration_s(self, dispatched: float) -> float:
         """Return the seconds from the first request to the dispatch; 0 without a query."""
-        return 0.0 if self._began is None else dispatched - self._began
+        return 0.0 if self._started is None else dispatched - self._started
 
     def _request(self, name: str, demand: LossDemand, query: LossQuery) -> EvaluateRequest:
         device, batch = self._registry[name], self._config.training.batch_size

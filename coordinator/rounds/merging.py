@@ -1,4 +1,4 @@
-"""The merge of one round, done off the loop while other updates still arrive."""
+"""The merge of one round, which runs off the event loop while other updates arrive."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,11 +16,11 @@ from fairbed.coordinator.state.registry import Registry
 class RoundMerge:
     """Adds accepted updates to an accumulator one at a time, each in a worker thread.
 
-    The holder of `turn` decides about one update and adds it. An update that waits for its turn
-    is still being checked and keeps its upload slot. So memory holds at most one vector per slot
-    and the one being added, however fast the devices upload.
+    `lock` is held while one update is decided on and added. An update that waits for the lock is
+    still in the state CHECKING and keeps its upload slot. So memory holds at most one vector per
+    slot and the one being added, at any upload rate.
 
-    An update of an earlier version may arrive before the merge has begun: it waits.
+    An update of an earlier version that arrives before the merge has begun waits for `begin`.
     """
 
     def __init__(self, accumulator: Accumulator | None, registry: Registry) -> None:
@@ -30,21 +30,21 @@ class RoundMerge:
         self._has_begun = anyio.Event()
         if accumulator is not None:
             self._has_begun.set()
-        self.turn = anyio.Lock()
+        self.lock = anyio.Lock()
 
     def begin(
-        self, accumulator: Accumulator, now: Vector, n_params: int, lateness: Lateness
+        self, accumulator: Accumulator, current: Vector, n_params: int, lateness: Lateness
     ) -> None:
         """Begin the merge of a round.
 
         Args:
-            accumulator: Empty.
-            now: The version that the round's devices train, shape (n_values,).
-            n_params: Parameters in it; the rest are buffers.
-            lateness: How much updates of earlier versions count.
+            accumulator: An empty accumulator.
+            current: The version that the devices of the round train, shape (n_values,).
+            n_params: Number of its parameters; the other values are buffers.
+            lateness: Weights of updates of earlier versions.
         """
         self._accumulator = accumulator
-        self._rebase = partial(lateness.rebased, now=now, n_params=n_params)
+        self._rebase = partial(lateness.rebased, now=current, n_params=n_params)
         self._has_begun.set()
 
     async def wait_begun(self) -> None:
@@ -52,19 +52,19 @@ class RoundMerge:
         await self._has_begun.wait()
 
     async def add(self, exchange: Exchange, model: Vector, base: Vector | None = None) -> None:
-        """Add the verified update of an exchange that is done; `turn` must be held.
+        """Add the verified update of a done exchange; `lock` must be held.
 
-        Its weight is bounded by the number of examples that the device has registered.
+        Its weight is bounded by the number of examples that the device registered.
 
         Args:
-            exchange: Gives the staleness of the update.
+            exchange: Its exchange, with the staleness of the update.
             model: The model that the device has trained, shape (n_values,).
-            base: The version that it trained from, shape (n_values,); None is the current one.
+            base: The version that it started from, shape (n_values,); None is the current one.
         """
         device, offer = self._registry[exchange.device], exchange.offer
         accumulator, staleness = self._accumulator, exchange.staleness or 0
         assert offer is not None
-        assert accumulator is not None, "only a merge that has begun takes updates"
+        assert accumulator is not None, "only a merge that has begun can add updates"
 
         def add() -> None:
             rebased = model
@@ -82,7 +82,7 @@ class RoundMerge:
         await anyio.to_thread.run_sync(add)
 
     async def finish(self) -> Merge:
-        """Return the next model, once the last accepted update has been added."""
-        async with self.turn:
+        """Return the next model after the last accepted update has been added."""
+        async with self.lock:
             assert self._accumulator is not None, "only a merge that has begun can be finished"
             return await anyio.to_thread.run_sync(self._accumulator.finish)

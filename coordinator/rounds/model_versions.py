@@ -1,9 +1,8 @@
-"""The versions of the global model in the broker: each one as float32, and encoded if configured.
+"""Versions of the global model in the broker: each one as float32, and encoded if configured.
 
 A lossy codec is applied here, once per version: its decoded values become the model of the run.
-Devices decode the same bits, updates are relative to them, and merge, store and evaluation use
-them. So errors of the codec do not add up: the next version is merged from models that began at
-this one.
+Devices decode the same values, updates are relative to them, and merge, store and evaluation use
+them. So the errors of the codec do not accumulate.
 """
 
 from collections.abc import Collection
@@ -39,15 +38,15 @@ class _Encoded:
 
 
 class ModelVersions:
-    """The current model version, and how each device gets it.
+    """The current model version, and how each device downloads it.
 
     Args:
         agreement: The codecs of the run.
         vector: The model before the first `publish`, shape (n_values,).
         public: Publishes the blobs.
         registry: Its slowest link limits the size of chunks.
-        event_log: Gives the time, and takes the event of a version that cannot be encoded.
-        max_chunk_bytes: Largest chunk that the broker takes.
+        event_log: Clock, and log of versions that cannot be encoded.
+        max_chunk_bytes: Largest chunk that the broker accepts.
     """
 
     def __init__(
@@ -72,20 +71,20 @@ class ModelVersions:
         self._manifest: Manifest | None = None
         self._packed: Packed | None = None
         self._kept: set[bytes] = set()
-        """Blobs of earlier versions that devices may still be downloading."""
+        """Blobs of earlier versions that are still in the broker."""
 
     @property
     def manifest(self) -> Manifest:
-        """The current version as float32; its hash is the version's identity."""
+        """Manifest of the current version as float32; its hash identifies the version."""
         assert self._manifest is not None, "nothing is published yet"
         return self._manifest
 
     def coding(self, device: Device) -> Coding:
-        """Return how a device gets this version and sends its update."""
+        """Return how a device downloads this version and encodes its update."""
         return self._agreement.coding(device, self._packed)
 
     def transfer_bits(self) -> tuple[Floats, Floats]:
-        """Return the size of the next exchanges down and up, bits, both of shape (N,)."""
+        """Return the sizes of the next exchanges down and up, bits, both of shape (N,)."""
         sizes = [self._agreement.sizes(device, self._packed) for device in self._registry]
         bits = 8.0 * np.array(sizes, dtype=np.float64).reshape(-1, 2)
         return bits[:, 0], bits[:, 1]
@@ -96,13 +95,14 @@ class ModelVersions:
         rng: np.random.Generator | None,
         pulled: Collection[bytes] = frozenset(),
     ) -> None:
-        """Make `vector`, shape (n_values,), the current version, as its codec rounds it.
+        """Make `vector`, shape (n_values,), rounded by the codec, the current version.
 
-        The version before is removed from the broker, except blobs that are still `pulled`.
+        The previous version is removed from the broker, except blobs that are still `pulled`.
 
         Args:
             vector: The next model.
-            rng: Rounds in the codec; None publishes the vector unchanged: it was encoded before.
+            rng: For stochastic rounding in the codec; None publishes the vector unchanged, because
+                it was encoded before.
             pulled: Ids of blobs that devices may still be downloading.
         """
         old, packed = self._manifest, self._packed
@@ -134,7 +134,7 @@ class ModelVersions:
             await self._public.retire(blob_id)
 
     async def _encode(self, vector: Vector, rng: np.random.Generator) -> _Encoded | None:
-        """Return a version encoded; None without a codec, or without a base for `delta`."""
+        """Return the encoded version; None without a codec, or without a base for `delta`."""
         codec, base = self._agreement.down, None
         if self._agreement.config.down == "delta":
             if self._manifest is None:

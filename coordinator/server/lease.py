@@ -46,7 +46,7 @@ class CoordinatorLease:
         topics: Topics,
         boot: int,
         *,
-        on_lost: Callable[[AnotherCoordinatorError], None] = lambda why: None,
+        on_lost: Callable[[AnotherCoordinatorError], None] = lambda error: None,
     ) -> None:
         self.is_ours = False
         """This coordinator holds the tree and answers `on`."""

@@ -106,7 +106,7 @@ class Router:
         except DecodeError as exc:
             self._event_log.warn("bad message", str(exc))
             return
-        self._fleet.registry.heard(device, self._event_log.now())
+        self._fleet.registry.record_packet(device, self._event_log.now())
         if channel == "upload":
             self._executor.on_frame(device, packet.payload)
             return

@@ -156,9 +156,9 @@ class Coordinator:
         self._is_stopped = True
         self._scope.cancel()
 
-    def _fail(self, why: Exception) -> None:
+    def _fail(self, failure: Exception) -> None:
         """End the run at once, because it cannot continue."""
-        self._failure = self._failure or why
+        self._failure = self._failure or failure
         self._scope.cancel()
 
     def _build(self, group: TaskGroup) -> _Parts:
@@ -328,9 +328,9 @@ class Coordinator:
                 continue
             for executor in executors:
                 for name in executor.open_devices():
-                    why = reason_lost(registry[name], up_since, self._event_log.now())
-                    if why is not None:
-                        executor.mark_lost(name, why)
+                    reason = reason_lost(registry[name], up_since, self._event_log.now())
+                    if reason is not None:
+                        executor.mark_lost(name, reason)
 
     async def _send_goodbye(self) -> None:
         await self._publisher.broadcast(Goodbye(reason="the run is over"))

@@ -1,7 +1,7 @@
-"""One device's exchange in a round: its state, its instants, and how many may upload at once. Pure.
+"""One device's exchange in a round: its state, its instants, and the limits of uploads. Pure.
 
-An exchange begins when its `Train` message goes out and ends when its update has been verified,
-or when it is given up. `state.round` holds the transitions between its states.
+An exchange begins with its `Train` message and ends when its update has been verified, or when it
+is abandoned. `state.round` holds the transitions between its states.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ MIN_SLOTS, MAX_SLOTS = 2, 16
 """G = clamp(256 MB / vector, 2, 16) updates in memory at the same time (design.md, Transfer)."""
 
 MAX_IN_FLIGHT_BYTES = 8 << 20
-"""Chunks of all granted uploads together that may wait in the broker for the coordinator."""
+"""Limit for the chunks of all granted uploads that wait in the broker for the coordinator."""
 
 LARGE_CHUNK_BYTES = 128 * 1024
 
@@ -25,7 +25,7 @@ def upload_slots(update_bytes: int) -> int:
 
 
 def upload_window(manifest: Manifest) -> int:
-    """Return how many chunks of an upload may be unacknowledged: 4, of large ones 2."""
+    """Return how many chunks of an upload may be unacknowledged: 4, or 2 large ones."""
     return 4 if manifest.chunk_bytes <= LARGE_CHUNK_BYTES else 2
 
 
@@ -66,12 +66,12 @@ _OPEN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """How long the emulating host kept an exchange waiting, because it was busy."""
+    """How long the busy host kept an exchange waiting."""
 
     device_s: float
     """The device itself waited."""
     path_s: float
-    """The broker waited, or the process that carries the device's bytes to it."""
+    """The broker waited, or the process that relays the device's bytes to it."""
     watched_s: float
     """Length of the observation: from the dispatch to the end of the exchange."""
 
@@ -88,17 +88,17 @@ class Exchange:
     version: int = 0
     """Number of the model version that the device trains."""
     number: int = 0
-    """Its place in the order of dispatch, over all rounds."""
+    """Its position in the order of dispatch, over all rounds."""
     state: ExchangeState = ExchangeState.DISPATCHED
-    why: str = ""
+    reason: str = ""
     is_late: bool = False
-    """It has missed the deadline; where late updates are merged, it may still be open."""
+    """It has missed the deadline; if late updates are merged, it may still be open."""
     staleness: int | None = None
-    """Versions made while the device trained; None unless the update was merged."""
+    """Versions published while the device trained; None unless the update was merged."""
     aggregated_round: int | None = None
     """The round whose merge took the update; None unless it was merged."""
     ended: float | None = None
-    """When it was given up; None unless it was."""
+    """When it was abandoned; None unless it was."""
     concurrent: int | None = None
     """Other exchanges of its round; None while that round is open."""
     offer: Offer | None = None
@@ -116,10 +116,10 @@ class Exchange:
     is_disturbed: bool = False
     """The coordinator lost its own link during the exchange."""
     contention: Contention | None = None
-    """Of the host that emulates the device; None where nothing measures it."""
+    """Contention of the host that emulates the device; None where it is not measured."""
     outage_s: float = 0.0
-    """Time in which the coordinator had no link and this device could not go on; the deadline
-    does not count it."""
+    """Time in which this device could not continue because the coordinator had no link; the
+    deadline does not count it."""
 
     @property
     def is_over(self) -> bool:
@@ -139,25 +139,25 @@ class Exchange:
 
     @property
     def tau_wall_s(self) -> float | None:
-        """t_complete - t_dispatch."""
+        """t_complete - t_dispatch; None until the update has arrived."""
         return None if self.arrived is None else self.arrived - self.dispatched
 
     @property
     def tau_s(self) -> float | None:
-        """The model exchange time: tau_wall - queued."""
+        """The model exchange time: tau_wall - queued; None until the update has arrived."""
         wall = self.tau_wall_s
         return None if wall is None else wall - self.queued_s(wall)
 
     @property
     def at_least_s(self) -> float | None:
-        """Lower bound of tau for an exchange that was given up: the time it had used by then."""
+        """Lower bound of tau for an abandoned exchange: the time that it had used."""
         if self.ended is None:
             return None
         return self.ended - self.dispatched - self.queued_s(self.ended) - self.outage_s
 
     @property
     def upload_s(self) -> float | None:
-        """From the grant to the last chunk."""
+        """Time from the grant to the last chunk; None until the update has arrived."""
         if self.arrived is None or self.granted is None:
             return None
         return self.arrived - self.granted
@@ -165,9 +165,9 @@ class Exchange:
 
 @dataclass(slots=True)
 class StateCounts:
-    """Counts exchanges by state, so that no event has to visit all of them.
+    """Counts of exchanges by state, so that an event need not visit all of them.
 
-    An exchange is counted out before its state changes, and in again afterwards.
+    An exchange is removed from the counts before its state changes, and added again afterwards.
     """
 
     round: int
@@ -181,7 +181,7 @@ class StateCounts:
     in_memory: int = 0
     """Granted uploads and updates being checked."""
     in_flight_bytes: int = 0
-    """Bytes of granted uploads that may wait in the broker."""
+    """Bytes of granted uploads that may be waiting in the broker."""
 
     def count(self, x: Exchange, by: int) -> None:
         """Add an exchange to the counts of its state (`by` = 1), or remove it (-1)."""

@@ -1,7 +1,7 @@
-"""The table of one loss query: which devices are queried before a selection, and with what outcome.
+"""The table of one loss query: the devices queried before a selection, and the outcomes.
 
 Pure: time is an argument. A device that has not replied within the limit is late, and the
-selection treats it as not available. The limit does not run while the coordinator has no link.
+selection treats it as not available. The limit is suspended while the coordinator has no link.
 
     open ─ reply ─> answered, or refused if the reply breaks a rule
       └── late, failed, lost
@@ -32,13 +32,13 @@ class DeviceQuery:
     device: str
     sent: float
     outcome: QueryOutcome = QueryOutcome.OPEN
-    why: str = ""
+    reason: str = ""
     reply: EvaluateReply | None = None
     replied: float | None = None
 
     @property
     def took_s(self) -> float | None:
-        """From the request to the reply; None without one."""
+        """Time from the request to the reply; None without a reply."""
         return None if self.replied is None else self.replied - self.sent
 
 
@@ -53,7 +53,7 @@ class LossQuery:
     devices: dict[str, DeviceQuery] = field(default_factory=dict)
     """By name, in the order of the requests."""
     _open: dict[str, DeviceQuery] = field(default_factory=dict)
-    """Those of them without an outcome yet."""
+    """The queries without an outcome yet."""
     _ends: float = 0.0
     _link_down_since: float | None = None
 
@@ -76,31 +76,31 @@ class LossQuery:
         return device in self._open
 
     def wake_at(self) -> float | None:
-        """Return when the limit passes; None while it does not run."""
+        """Return when the limit passes; None while it is suspended."""
         return None if self._link_down_since is not None else self._ends
 
     def on_reply(self, device: str, reply: EvaluateReply, fault: str | None, now: float) -> None:
-        """Take a reply; one that was not requested, and a duplicate, change nothing.
+        """Record a reply; an unrequested reply and a duplicate change nothing.
 
         Args:
             device: The sender.
             reply: Its message.
-            fault: The rule that it breaks; None if it is in order.
+            fault: The rule that it breaks; None if it is valid.
             now: When it arrived.
         """
         query = self._open.pop(device, None)
         if query is None:
             return
         if fault is not None:
-            query.outcome, query.why = QueryOutcome.REFUSED, fault
+            query.outcome, query.reason = QueryOutcome.REFUSED, fault
             return
         query.outcome, query.reply, query.replied = QueryOutcome.ANSWERED, reply, now
 
-    def end(self, device: str, outcome: QueryOutcome, why: str) -> None:
-        """Expect no reply of a device any more; an outcome that it has already stays."""
+    def end(self, device: str, outcome: QueryOutcome, reason: str) -> None:
+        """End the query to a device; an outcome that it already has is kept."""
         query = self._open.pop(device, None)
         if query is not None:
-            query.outcome, query.why = outcome, why
+            query.outcome, query.reason = outcome, reason
 
     def pass_limit(self, now: float) -> list[str]:
         """Mark the open queries late if the limit has passed; return their devices."""
@@ -112,19 +112,19 @@ class LossQuery:
         return late
 
     def on_link_down(self, now: float) -> None:
-        """The coordinator lost its link: the limit does not run until `on_link_up`."""
+        """The coordinator lost its link: suspend the limit until `on_link_up`."""
         if self._link_down_since is None:
             self._link_down_since = now
 
     def on_link_up(self, now: float) -> None:
-        """The link is back: the limit moves by the time without it."""
+        """The link is restored: extend the limit by the time without it."""
         down_since, self._link_down_since = self._link_down_since, None
         if down_since is not None:
             self._ends += now - down_since
 
 
 def pulled_manifest(reply: EvaluateReply, request: EvaluateRequest) -> Manifest | None:
-    """Return the blob that a device reports to have pulled; None if it was never announced."""
+    """Return the blob that a device reports as pulled; None if it was never announced."""
     if reply.pulled is None or reply.pulled == request.model.id:
         return request.model
     packed = request.coding.model
@@ -132,7 +132,7 @@ def pulled_manifest(reply: EvaluateReply, request: EvaluateRequest) -> Manifest 
 
 
 def fault_in_reply(reply: EvaluateReply, request: EvaluateRequest) -> str | None:
-    """Return the rule that a reply breaks; None if it is in order."""
+    """Return the rule that a reply breaks; None if it is valid."""
     if pulled_manifest(reply, request) is None:
         return "answer: the model must have come in a blob that was announced"
     if reply.n < 1:

@@ -1,7 +1,7 @@
-"""The devices of a run: what each last reported, which are available, and which are lost. Pure.
+"""The devices of a run: last reports, availability and losses. Pure.
 
-Time is an argument. A device keeps its row for the whole run, also over restarts of the agent and
-of the coordinator.
+Time is an argument. A device keeps its row for the whole run, even when its agent or the
+coordinator restarts.
 """
 
 import math
@@ -21,7 +21,7 @@ MU_BOUNDS = (0.05, 64.0)
 """Bounds of a reported CPU share, in cores (spec/algorithms.md, section 7)."""
 
 LINK_BOUNDS_BPS = (1e3, 1e12)
-"""Bounds of a reported rate, bit/s: a slower link carries no model, and none is faster."""
+"""Bounds of a reported rate, bit/s; a slower link cannot carry a model."""
 
 NEVER = -1
 """Boot of a device that has sent no hello yet."""
@@ -48,26 +48,26 @@ class Device:
     capabilities: Capabilities | None = None
     has_own_data: bool = False
     n_registered: int = 0
-    """Training examples in its hello: the most that it may report later."""
+    """Training examples in its hello: an upper bound of later reports."""
     first_seen_s: float | None = None
-    """On the run's clock, which goes on over restarts; None before the first hello."""
+    """On the run's clock, which continues after a restart; None before the first hello."""
     is_on: bool = False
     off_since: float | None = None
     """When its last will or goodbye arrived; None while on."""
-    heard_at: float = float("-inf")
-    """When the last packet of any kind arrived from it."""
+    last_packet_at: float = float("-inf")
+    """When its last packet of any kind arrived."""
     context: Context | None = None
     context_at: float = float("-inf")
     is_excluded: bool = False
     """An operator excluded it."""
     busy_round: int | None = None
-    """Round that it still works on."""
+    """Round that it still works on; None if it is free."""
     is_draining: bool = False
-    """Its exchange is over, but it may still work; it is free once it reports that it is idle."""
+    """Its exchange is over, but it may still work; it is free once it reports the phase idle."""
     trained_last: bool = False
-    """Completed local training in the previous round (s_{t,n} = 0)."""
+    """It completed local training in the previous round (s_{t,n} = 0)."""
     selected_last: bool = False
-    """Was selected in the previous round."""
+    """It was selected in the previous round."""
     aggregated_round: int | None = None
     """Last round that merged its update."""
     held_sha256: bytes | None = None
@@ -87,11 +87,11 @@ class Device:
 
     @property
     def can_report_loss(self) -> bool:
-        """It understands requests for the loss of a model."""
+        """The device supports loss queries."""
         return self.capabilities is not None and "loss" in self.capabilities.skills
 
     def is_present(self, now: float) -> bool:
-        """It is available, or would be if it were not at work on an open exchange."""
+        """Return whether the device is available or at work on an open exchange."""
         if self.busy_round is None or self.is_draining:
             return self.is_available(now)
         return (
@@ -140,14 +140,14 @@ class Registry:
         return list(self._devices)
 
     def expect(self, names: Iterable[str]) -> None:
-        """Give devices their rows in this order, whichever joins first."""
+        """Assign rows to devices in this order, whichever joins first."""
         for name in names:
             if name not in self._devices:
                 self._devices[name] = Device(name=name, row=len(self._devices))
 
     @property
     def joined(self) -> int:
-        """How many devices have sent a hello to this coordinator process."""
+        """Number of devices that have sent a hello to this coordinator process."""
         return sum(device.boot != NEVER for device in self)
 
     def join(self, name: str, hello: Hello, now: float) -> Device:
@@ -164,7 +164,7 @@ class Registry:
         device.has_own_data = hello.n_k is not None
         if hello.n_k is not None:
             device.n_registered = hello.n_k
-        device.is_on, device.off_since, device.heard_at = True, None, now
+        device.is_on, device.off_since, device.last_packet_at = True, None, now
         return device
 
     def to_state(self) -> list[dict[str, Any]]:
@@ -172,7 +172,7 @@ class Registry:
         return [{key: getattr(device, key) for key in _CHECKPOINTED} for device in self]
 
     def load_state(self, state: list[dict[str, Any]]) -> None:
-        """Restore the devices of a resumed run in their rows; each still has to send a hello."""
+        """Restore the devices of a resumed run in their rows; each must still send a hello."""
         for row, saved in enumerate(state):
             self._devices[saved["name"]] = Device(row=row, **saved)
 
@@ -184,26 +184,26 @@ class Registry:
         if device.context is not None and context.seq <= device.context.seq:
             return False
         device.context, device.context_at = context, now
-        device.is_on, device.off_since, device.heard_at = True, None, now
+        device.is_on, device.off_since, device.last_packet_at = True, None, now
         if device.is_draining and context.phase == "idle":
             device.busy_round, device.is_draining = None, False
         return True
 
-    def forget_contexts(self) -> int:
-        """Age all contexts, after a loss of the link; return how many devices were ready."""
+    def expire_contexts(self) -> int:
+        """Expire all contexts after a loss of the link; return how many devices were ready."""
         ready = 0
         for device in self:
             ready += device.is_on and device.context is not None and device.context.is_ready
             device.context_at = float("-inf")
         return ready
 
-    def heard(self, name: str, now: float) -> None:
+    def record_packet(self, name: str, now: float) -> None:
         """Record that a packet arrived from a device."""
         device = self._devices.get(name)
         if device is not None:
-            device.heard_at = now
+            device.last_packet_at = now
 
-    def went_off(self, name: str, boot: int, now: float) -> bool:
+    def mark_off(self, name: str, boot: int, now: float) -> bool:
         """Record a goodbye or last will; return whether the device was on."""
         device = self._devices.get(name)
         if device is None or device.boot != boot or not device.is_on:
@@ -217,7 +217,7 @@ class Registry:
         return np.fromiter(flags, dtype=np.bool_, count=len(self))
 
     def present(self, now: float) -> int:
-        """Return how many devices are available or at work on an open exchange."""
+        """Return the number of devices that are available or at work on an open exchange."""
         return sum(d.is_present(now) for d in self)
 
     def n_k(self) -> Ints:
@@ -227,11 +227,11 @@ class Registry:
     def contexts(self, down_bits: float | Floats, up_bits: float | Floats, coding: str) -> Floats:
         """Return c = [1/mu, s, M_down/B_down, M_up/B_up] of each device, shape (N, 4).
 
-        A link that a device has not measured both ways yet counts as the fleet's median, or as no
-        time at all when no device has measured its own.
+        A device that has not measured its link both ways gets the fleet's median times, or 0 when
+        no device has measured its link.
 
         Args:
-            down_bits: Size of the model as it travels, bits, for each device (N,) or for all.
+            down_bits: Size of the encoded model, bits, for each device (N,) or for all.
             up_bits: Size of an update, likewise.
             coding: `not_previous` (s = 1 iff it did not complete training in the last round) or
                 `literal_seed` (s = 1 iff it was selected in the last round).
@@ -248,20 +248,20 @@ class Registry:
         return min((rate for rate in rates if rate is not None), default=None)
 
     def open_round(self, selected: Iterable[str], round_id: int) -> None:
-        """Record which devices begin an exchange."""
+        """Record that devices begin an exchange."""
         for name in selected:
             self._devices[name].busy_round = round_id
             self._devices[name].is_draining = False
 
     def release(self, name: str, *, has_trained: bool, is_draining: bool) -> None:
-        """Record that a device's exchange is over before its round is."""
+        """Record that a device's exchange ended before its round."""
         device = self._devices[name]
         device.trained_last = has_trained
         device.is_draining = is_draining
         device.busy_round = device.busy_round if is_draining else None
 
     def drain(self, names: Iterable[str], round_id: int) -> None:
-        """Record which devices may still work on a loss query that has ended."""
+        """Record that devices may still work on a loss query that has ended."""
         for name in names:
             self._devices[name].busy_round, self._devices[name].is_draining = round_id, True
 
@@ -272,13 +272,13 @@ class Registry:
         draining: Iterable[str],
         over: Iterable[str] | None = None,
     ) -> None:
-        """Record how a round ended, each argument a set of device names.
+        """Record the end of a round; all arguments are names of devices.
 
         Args:
             selected: Selected in it.
             trained: Completed local training.
             draining: May still be at work although their exchange is over.
-            over: Their exchange ended in it, dispatched then or earlier; None is `selected`.
+            over: Their exchange ended in it, even if dispatched earlier; None is `selected`.
         """
         cohort, done, late = set(selected), set(trained), set(draining)
         ended = cohort if over is None else set(over)
@@ -297,17 +297,17 @@ def transfer_times(down_bits: float | Floats, up_bits: float | Floats, rates_bps
     measured both.
 
     Args:
-        down_bits: Size of the model as it travels, bits, for each device (N,) or for all.
+        down_bits: Size of the encoded model, bits, for each device (N,) or for all.
         up_bits: Size of an update, likewise.
-        rates_bps: Measured down and up, bit/s, shape (N, 2); NaN is unknown.
+        rates_bps: Measured rates down and up, bit/s, shape (N, 2); NaN is unknown.
     """
     down_s, up_s = down_bits / rates_bps[:, 0], up_bits / rates_bps[:, 1]
     is_known: Bools = np.isfinite(down_s) & np.isfinite(up_s)
     transfer_s: Floats = np.stack([down_s, up_s], axis=1)
     if not is_known.all():
         known = transfer_s[is_known]
-        guess = np.median(known, axis=0) if known.size else np.zeros(2)
-        transfer_s = np.where(is_known[:, None], transfer_s, guess)
+        fallback = np.median(known, axis=0) if known.size else np.zeros(2)
+        transfer_s = np.where(is_known[:, None], transfer_s, fallback)
     return transfer_s
 
 
@@ -319,7 +319,7 @@ def clamped_mu(device: Device) -> float:
 
 
 def clamped_values(device: Device) -> dict[str, str]:
-    """Return the reported values that are out of bounds, by name: the raw and the used value."""
+    """Return a text for each reported value out of bounds, by name: reported and used value."""
     context, clamped = device.context, dict[str, str]()
     if context is None:
         return clamped
@@ -337,7 +337,7 @@ def clamped_values(device: Device) -> dict[str, str]:
 
 
 def bounded_n_k(device: Device) -> int:
-    """Return n_k of a device: the reported number, at most the one in its hello."""
+    """Return n_k of a device: the last reported number, at most the one in its hello."""
     n_k = device.context.n_k if device.context is not None else device.n_registered
     return max(0, min(n_k, device.n_registered) if device.n_registered else n_k)
 
@@ -360,24 +360,24 @@ def _rates_bps(device: Device) -> tuple[float, float]:
 
 
 OFF_GRACE_S = 5.0
-"""A last will may be a short loss of the link: the device has this long to come back."""
+"""Time to come back after a last will, which may be only a short loss of the link."""
 
 SILENT_S = 15.0
-"""A device that has sent no packet for this long is lost. Contexts come at 1 Hz but wait behind a
-window of chunks on a slow link (4 x 32 KB at 100 kbit/s is 10 s)."""
+"""A device that has sent no packet for this long is lost. Contexts are sent at 1 Hz but wait behind
+a window of chunks on a slow link (4 x 32 KB at 100 kbit/s is 10 s)."""
 
 
 def reason_lost(device: Device, link_up_since: float, now: float) -> str | None:
-    """Return why a device with an open exchange counts as lost; None while it does not.
+    """Return why a device with an open exchange is lost; None if it is not.
 
     Args:
         device: The device.
         link_up_since: When the coordinator's link last came up; silence before it does not count.
-        now: This instant.
+        now: The current instant.
     """
     off_since = device.off_since
     if off_since is not None and now - max(off_since, link_up_since) > OFF_GRACE_S:
         return f"the device left and did not come back within {OFF_GRACE_S:g} s"
-    if now - max(device.heard_at, link_up_since) > SILENT_S:
-        return f"nothing heard from the device for {SILENT_S:g} s"
+    if now - max(device.last_packet_at, link_up_since) > SILENT_S:
+        return f"no packet from the device for {SILENT_S:g} s"
     return None

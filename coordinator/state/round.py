@@ -1,13 +1,13 @@
-"""The table of one round: which events may happen to an exchange, and which actions follow. Pure.
+"""The table of one round: the events of each exchange and the actions that follow. Pure.
 
-The shell reports each event with its time, and carries out the actions that `Round.on` returns.
+The shell reports each event with its time and executes the actions that `Round.on` returns.
 
     dispatched ─ Offered ─> queued ─ (slot free) ─> granted ─ Arrived ─> checking ─ Checked ─> done
         │                     │                        │                    │
         └─────────────────────┴── late, failed, lost, cancelled ────────────┴──> rejected
 
-Deadline: it counts t - queued - outage. Time in the upload queue, and time without the
-coordinator's own link, is not the device's.
+Deadline: it counts t - queued - outage. The device is not charged for time in the upload queue,
+nor for time without the coordinator's own link.
 
 Late updates: with `late_limit_s` an exchange that misses the deadline stays open. Its round no
 longer waits for it and hands it to the next round (`successor`), until the limit passes or the
@@ -38,7 +38,7 @@ from fairbed.wire.messages import Offer
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """A device has trained and asks to upload."""
+    """A device has trained and requests an upload grant."""
 
     device: str
     offer: Offer
@@ -57,7 +57,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """An update has been verified; `fault` is None if it may be merged."""
+    """The check of an update is over; `fault` is None if it may be merged."""
 
     device: str
     fault: str | None
@@ -68,7 +68,7 @@ class DeviceFailed:
     """A device reports that it cannot finish."""
 
     device: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class BrokeProtocol:
     """A device sent a message that breaks a rule of the protocol."""
 
     device: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class DeviceLost:
     """A device has been gone for too long, or its agent was restarted."""
 
     device: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class GrantUpload:
-    """Let a device upload."""
+    """Grant a device its upload."""
 
     device: str
 
@@ -130,15 +130,15 @@ class Abandon:
     """Cancel a device's work on this exchange, and free its upload."""
 
     device: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class MarkLate:
-    """Record that a device missed the deadline, and that its update will be merged if it comes."""
+    """Record that a device missed the deadline; its update is merged if it still arrives."""
 
     device: str
-    why: str
+    reason: str
 
 
 Action: TypeAlias = GrantUpload | VerifyUpdate | AcceptUpdate | Abandon | MarkLate
@@ -146,28 +146,28 @@ Action: TypeAlias = GrantUpload | VerifyUpdate | AcceptUpdate | Abandon | MarkLa
 
 @dataclass(slots=True)
 class Deadlines:
-    """The deadlines of a table's exchanges in a heap, so that the next one is found at once.
+    """The deadlines of a table's exchanges, in a heap.
 
-    A deadline that moves is pushed again; its older entry is skipped when it reaches the top.
+    A deadline that moves is pushed again; its older entry is skipped at the top of the heap.
     """
 
     deadline_s: float
-    """From the dispatch; after it a device is late."""
+    """Time from the dispatch until a device is late."""
     late_limit_s: float | None
-    """From the dispatch; after it a late exchange ends too. None ends it at the deadline."""
+    """Time from the dispatch until a late exchange ends; None: it ends at the deadline."""
     _heap: list[tuple[float, int]] = field(default_factory=list)
-    """Instants, each with the number of its exchange."""
+    """(instant, number of the exchange)."""
     _exchanges: dict[int, Exchange] = field(default_factory=dict)
     """By number."""
 
     def limit_s(self, x: Exchange) -> float:
-        """Return how long an exchange may take: up to the deadline, or to the limit if late."""
+        """Return how long an exchange may take: the deadline, or the limit if it is late."""
         if x.is_late and self.late_limit_s is not None:
             return self.late_limit_s
         return self.deadline_s
 
     def of(self, x: Exchange) -> float | None:
-        """Return when an exchange times out; None while the device has nothing to do."""
+        """Return when an exchange times out; None while it waits for the coordinator."""
         if x.state is not ExchangeState.DISPATCHED and x.state is not ExchangeState.GRANTED:
             return None
         waited = x.queued_s(x.granted) if x.granted is not None else 0.0
@@ -218,7 +218,7 @@ _ALLOWED_STATES: dict[type[Event], frozenset[ExchangeState]] = {
     DeviceLost: frozenset({ExchangeState.DISPATCHED, ExchangeState.QUEUED, ExchangeState.GRANTED}),
     Excluded: frozenset({ExchangeState.DISPATCHED, ExchangeState.QUEUED, ExchangeState.GRANTED}),
 }
-"""States in which an event has a meaning; in any other it is a duplicate and is ignored."""
+"""States in which an event applies; in any other it is a duplicate and is ignored."""
 
 
 @dataclass(slots=True)
@@ -229,29 +229,29 @@ class Round:
     attempt: int
     deadline_s: float
     slots: int
-    """Updates that may be on their way or being checked at the same time (G)."""
+    """Updates that may be uploaded or checked at the same time (G)."""
     target_updates: int
     """Updates after which the round is over."""
     version: int = 0
     """Number of the model version that this round's devices train."""
     late_limit_s: float | None = None
-    """From the dispatch, how long a late exchange stays open; None ends it at the deadline."""
+    """Time from the dispatch until a late exchange ends; None: it ends at the deadline."""
     max_staleness: int = 0
-    """An exchange ends when its update would be merged more than this many versions late."""
+    """An exchange ends when its update would be more than this many versions late."""
     is_buffered: bool = False
-    """Asynchronous: over when `target_updates` updates of any version have arrived."""
+    """Asynchronous: the round is over after `target_updates` updates of any version."""
     begun: float | None = None
-    """When an asynchronous round began; None before, and in a synchronous one."""
+    """Start of an asynchronous round; None before it, and in a synchronous round."""
     exchanges: dict[str, Exchange] = field(default_factory=dict)
-    """Dispatched in this round, by device."""
+    """Exchanges dispatched in this round, by device."""
     carried: dict[str, Exchange] = field(default_factory=dict)
-    """Of earlier rounds, open when this one began, by device."""
+    """Exchanges of earlier rounds that were open when this one began, by device."""
     ended: list[Exchange] = field(default_factory=list)
-    """Exchanges of both kinds that ended in this round, in that order."""
+    """Exchanges of both kinds that ended in this round, in the order of their ends."""
     _dispatched: int = 0
-    """Exchanges dispatched so far, in this round and the ones before."""
+    """Number of exchanges dispatched so far, in this round and earlier ones."""
     _queue: deque[Exchange] = field(default_factory=deque)
-    """Exchanges that wait for a grant; one that has ended is skipped when its turn comes."""
+    """Exchanges that wait for a grant; one that has ended is skipped at the head."""
     _counts: StateCounts = field(init=False)
     _deadlines: Deadlines = field(init=False)
     _link_down_since: float | None = None
@@ -271,7 +271,7 @@ class Round:
         self.begun = now
 
     def dispatch(self, device: str, now: float) -> None:
-        """Open an exchange: `device` is being sent its `Train` message."""
+        """Open the exchange of a device that is sent its `Train` message."""
         assert device not in self.exchanges, "a device is dispatched at most once in a round"
         x = self.exchanges[device] = Exchange(
             device=device,
@@ -316,12 +316,12 @@ class Round:
         actions: list[Action] = []
         for x in self.carried.values():
             if x.state.is_open and self.version - x.version > self.max_staleness:
-                why = f"its update would be more than {self.max_staleness} versions late"
-                self._end(x, ExchangeState.LATE, why, now, actions)
+                reason = f"its update would be more than {self.max_staleness} versions late"
+                self._end(x, ExchangeState.LATE, reason, now, actions)
         self._grant_next(now, actions)
         return actions
 
-    def end_all(self, why: str, now: float) -> Sequence[Action]:
+    def end_all(self, reason: str, now: float) -> Sequence[Action]:
         """End every open exchange."""
         actions: list[Action] = []
         for x in self.all_exchanges():
@@ -329,7 +329,7 @@ class Round:
                 self._end(
                     x,
                     ExchangeState.LATE if x.is_late else ExchangeState.CANCELLED,
-                    why,
+                    reason,
                     now,
                     actions,
                 )
@@ -352,7 +352,7 @@ class Round:
             x.is_disturbed |= x.state.is_open
 
     def on_link_up(self, now: float) -> None:
-        """The link is back: exchanges that had to wait for it get that time back."""
+        """The link is restored: extend the deadlines of exchanges that needed it."""
         down_since, self._link_down_since = self._link_down_since, None
         if down_since is None:
             return
@@ -360,8 +360,8 @@ class Round:
             self._outage_s += now - max(down_since, self.begun)
         for x in self.all_exchanges():
             if self._deadlines.of(x) is not None:
-                turn = x.dispatched if x.granted is None else x.granted
-                x.outage_s += now - max(down_since, turn)
+                resumed = x.dispatched if x.granted is None else x.granted
+                x.outage_s += now - max(down_since, resumed)
                 self._deadlines.update(x)
 
     @property
@@ -378,7 +378,7 @@ class Round:
 
     @property
     def open_count(self) -> int:
-        """Open exchanges, of this round and of earlier ones."""
+        """Number of open exchanges, of this round and of earlier ones."""
         return self._counts.open
 
     @property
@@ -391,7 +391,7 @@ class Round:
         return [x for x in self.all_exchanges() if x.state is state]
 
     def wake_at(self) -> float | None:
-        """Return when the next deadline passes; None while none can."""
+        """Return when the next deadline passes; None while there is no deadline."""
         if self._link_down_since is not None:
             return None
         expires = None if self.is_over else self._expires_at()
@@ -401,8 +401,7 @@ class Round:
     def on(self, event: Event, now: float) -> Sequence[Action]:
         """Apply an event and return the actions that follow.
 
-        An event of a device without an exchange here, a duplicate and one that comes too late
-        change nothing.
+        An event of a device without an exchange here, a duplicate and a late event change nothing.
         """
         actions: list[Action] = []
         if not isinstance(event, Tick):
@@ -427,7 +426,7 @@ class Round:
 
     def _on_checked(self, x: Exchange, event: Checked, now: float, actions: list[Action]) -> None:
         if event.fault is None:
-            x.why, x.staleness, x.aggregated_round = "", self.version - x.version, self.id
+            x.reason, x.staleness, x.aggregated_round = "", self.version - x.version, self.id
             self._set_state(x, ExchangeState.DONE)
             actions.append(AcceptUpdate(x.device))
         else:
@@ -436,32 +435,32 @@ class Round:
     def _on_failed(
         self, x: Exchange, event: DeviceFailed, now: float, actions: list[Action]
     ) -> None:
-        self._end(x, ExchangeState.FAILED, event.why, now, actions)
+        self._end(x, ExchangeState.FAILED, event.reason, now, actions)
 
     def _on_broke_protocol(
         self, x: Exchange, event: BrokeProtocol, now: float, actions: list[Action]
     ) -> None:
-        self._end(x, ExchangeState.REJECTED, event.why, now, actions)
+        self._end(x, ExchangeState.REJECTED, event.reason, now, actions)
 
     def _on_lost(self, x: Exchange, event: DeviceLost, now: float, actions: list[Action]) -> None:
-        self._end(x, ExchangeState.LOST, event.why, now, actions)
+        self._end(x, ExchangeState.LOST, event.reason, now, actions)
 
     def _on_excluded(self, x: Exchange, event: Excluded, now: float, actions: list[Action]) -> None:
         self._end(x, ExchangeState.CANCELLED, "excluded by an operator", now, actions)
 
     def _end(
-        self, x: Exchange, state: ExchangeState, why: str, now: float, actions: list[Action]
+        self, x: Exchange, state: ExchangeState, reason: str, now: float, actions: list[Action]
     ) -> None:
-        x.why, x.ended = why, now
+        x.reason, x.ended = reason, now
         self._set_state(x, state)
-        actions.append(Abandon(x.device, why))
+        actions.append(Abandon(x.device, reason))
 
     def _add(self, x: Exchange) -> None:
         self._counts.count(x, 1)
         self._deadlines.update(x)
 
     def _set_state(self, x: Exchange, state: ExchangeState, *, is_late: bool = False) -> None:
-        """Change the state of an exchange, and mark it late; only this method does either."""
+        """Change the state of an exchange or mark it late; no other method does either."""
         self._counts.count(x, -1)
         x.state, x.is_late = state, x.is_late or is_late
         self._add(x)
@@ -484,13 +483,13 @@ class Round:
         self._has_expired |= expires is not None and now >= expires
         for x in self._deadlines.pop_passed(now):
             while self._deadlines.has_passed(x, now):
-                why = f"no update within {self._deadlines.limit_s(x):g} s"
+                reason = f"no update within {self._deadlines.limit_s(x):g} s"
                 if x.is_late or self.late_limit_s is None:
-                    self._end(x, ExchangeState.LATE, why, now, actions)
+                    self._end(x, ExchangeState.LATE, reason, now, actions)
                 else:
-                    x.why = why
+                    x.reason = reason
                     self._set_state(x, x.state, is_late=True)
-                    actions.append(MarkLate(x.device, why))
+                    actions.append(MarkLate(x.device, reason))
 
     def _cancel_when_enough(self, now: float, actions: list[Action]) -> None:
         is_enough = self._counts.done_in_round >= self.target_updates
@@ -501,7 +500,7 @@ class Round:
                 self._end(x, ExchangeState.CANCELLED, "enough updates had arrived", now, actions)
 
     def _grant_next(self, now: float, actions: list[Action]) -> None:
-        """Grant uploads in the order of the queue while slots and bytes in flight allow it."""
+        """Grant uploads in queue order while slots and bytes in flight allow it."""
         while self._queue and self._counts.in_memory < self.slots:
             x = self._queue[0]
             if x.state is ExchangeState.QUEUED:

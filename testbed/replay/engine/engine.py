@@ -327,7 +327,7 @@ class ReplayEngine:
                 x.loss = loss
                 if has_failed:
                     entry = x.entry
-                    entry.state, entry.why, entry.offer = ExchangeState.FAILED, DIVERGED, None
+                    entry.state, entry.reason, entry.offer = ExchangeState.FAILED, DIVERGED, None
                     entry.staleness = entry.aggregated_round = None
 
     def _hand_over(self, choice: Selection, over: Sequence[ReplayedExchange]) -> LastRound:

@@ -369,7 +369,7 @@ def resolve_at_once(exchanges: Sequence[ReplayedExchange], table: Round) -> floa
             entry.offer = _offer(x.bytes_up, x.chunk_bytes)
             entry.offered = entry.granted = ready_s
         if entry.state is not ExchangeState.DONE:
-            entry.state, entry.why, entry.ended = stage, why, end
+            entry.state, entry.reason, entry.ended = stage, why, end
         table.ended.append(entry)
     return end
 

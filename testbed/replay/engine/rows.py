@@ -148,7 +148,7 @@ def exchange_rows(played: ReplayedRound, names: Sequence[str]) -> Columns[Exchan
             "attempt": 0,
             "device": [names[x.row] for x in rows],
             "outcome": [x.outcome for x in rows],
-            "reason": [entry.why for entry in entries],
+            "reason": [entry.reason for entry in entries],
             "is_valid": is_done,
             "dispatched_at_s": column(rows, "dispatched_at_s"),
             "tau_wall_s": arrived(column(rows, "tau_wall_s")),

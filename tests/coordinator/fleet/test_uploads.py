@@ -48,7 +48,7 @@ async def test_a_forgotten_update_keeps_its_memory_to_itself() -> None:
     receive(uploads, "a", 1.0)
     assert await uploads.check("a") is None
     first = uploads.vector("a")
-    uploads.forget("a")
+    uploads.discard("a")
     receive(uploads, "b", 2.0)
     assert await uploads.check("b") is None
     assert not np.shares_memory(first, uploads.vector("b")), "its check may still read it"

@@ -75,7 +75,7 @@ def test_a_device_without_a_reply_at_the_limit_is_late_and_stays_late() -> None:
     assert query.pass_limit(111.0) == []
     query.on_reply("b", answer(), None, 112.0)
     assert query.devices["b"].outcome is QueryOutcome.LATE
-    assert query.devices["b"].why == "no answer within 10 s"
+    assert query.devices["b"].reason == "no answer within 10 s"
     assert query.is_over
 
 

@@ -51,10 +51,10 @@ def test_an_excluded_device_is_not_available() -> None:
 
 def test_the_last_will_of_an_earlier_process_changes_nothing() -> None:
     registry = joined("pi-1")
-    assert not registry.went_off("pi-1", boot=77, now=11.0)
+    assert not registry.mark_off("pi-1", boot=77, now=11.0)
     assert registry.available(11.0).all()
-    assert registry.went_off("pi-1", boot=1, now=11.0)
-    assert not registry.went_off("pi-1", boot=1, now=12.0)
+    assert registry.mark_off("pi-1", boot=1, now=11.0)
+    assert not registry.mark_off("pi-1", boot=1, now=12.0)
     assert registry["pi-1"].status(11.0) == "gone"
 
 

@@ -66,7 +66,7 @@ def test_who_would_be_too_late_is_given_up_and_chosen_again() -> None:
     _, rounds = played(hurried(max_staleness=2))
     dropped = over_of(rounds[3])[SLOW]
     assert (dropped.state, dropped.staleness) == (ExchangeState.LATE, None)
-    assert dropped.why == "its update would be more than 2 versions late"
+    assert dropped.reason == "its update would be more than 2 versions late"
     assert dropped.at_least_s == 4.0
     assert [SLOW in one.choice.rows for one in rounds[:5]] == [True, False, False, False, True]
 
@@ -80,14 +80,14 @@ def test_patience_ends_without_any_version_and_a_round_waits_for_that() -> None:
     )
     _, rounds = played(of)
     assert [one.started_s for one in rounds] == [0.0, 2.0, 4.0]
-    assert [x.why for x in over_of(rounds[1]).values()] == ["no update within 4 s"] * 2
+    assert [x.reason for x in over_of(rounds[1]).values()] == ["no update within 4 s"] * 2
     assert rounds[2].choice.rows.tolist() == [0, 1]
 
 
 def test_the_last_round_gives_up_who_is_still_at_work() -> None:
     _, rounds = played(hurried(rounds=3))
     given_up = over_of(rounds[2])[SLOW]
-    assert (given_up.state, given_up.why) == (ExchangeState.LATE, "the run is over")
+    assert (given_up.state, given_up.reason) == (ExchangeState.LATE, "the run is over")
 
 
 def test_rows_tell_what_became_of_late_updates(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_a_device_that_is_gone_for_too_long_is_lost_and_not_waited_for() -> None
     cohort = replace(planned([1.0, 2.0], [4.0, 99.0]), gone_s=np.array([np.inf, 20.0]))
     one = a_round(cohort, 2, slots=8)
     assert one.outcome == ["done", "lost"]
-    assert one.exchanges[1].entry.why == GONE
+    assert one.exchanges[1].entry.reason == GONE
     assert (one.end_s, [x.is_done for x in one.exchanges]) == (20.0, [True, False])
 
 
