@@ -1,14 +1,14 @@
-"""Errors of the testbed: the message is one line that says what to do.
+"""Errors of the testbed; each message is one line with the problem and what to do.
 
 UsageError              the command line, or a file that it names, cannot be used: exit code 2
 RunError                the command failed: exit code 1
-BackendError            the machine cannot run the fleet, or a part of the testbed has died
+BackendError            this machine cannot run the fleet, or a process of the testbed has died
 +-- BackendUnavailable  the backend that the experiment names does not work here
 """
 
 
 class UsageError(Exception):
-    """The command line or a file that it names cannot be used."""
+    """The command line, or a file that it names, cannot be used."""
 
 
 class RunError(Exception):
@@ -16,7 +16,7 @@ class RunError(Exception):
 
 
 class BackendError(Exception):
-    """The fleet cannot be run; the message is one line and says what to do."""
+    """This machine cannot run the fleet, or a process of the testbed has died."""
 
 
 class BackendUnavailable(BackendError):
@@ -24,6 +24,6 @@ class BackendUnavailable(BackendError):
 
 
 def innermost(exc: Exception) -> Exception:
-    """Return the first cause inside exception groups: task groups wrap what went wrong in them."""
+    """Return the first error inside nested exception groups, in which task groups wrap errors."""
     nested = getattr(exc, "exceptions", ())
     return innermost(nested[0]) if nested and isinstance(nested[0], Exception) else exc

@@ -1,8 +1,7 @@
-"""The files in the folder of a run, and the endpoint of a live run among them.
+"""The files in the folder of a run, among them the endpoint of a live run.
 
 The endpoint is the address and password of the broker, readable by the owner of the run only. A
-restarted coordinator takes the same address and password again, so that devices that joined by
-themselves find it again.
+restarted coordinator reuses both, so that devices that joined by themselves can reconnect.
 """
 
 import os
@@ -24,11 +23,11 @@ class Endpoint(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Broker address with user and password."""
     tenant: str
     host: str | None = None
-    """Address the embedded broker listens on; None for a broker that is not ours."""
+    """Address that the embedded broker listens on; None for an external broker."""
     port: int | None = None
     password: str | None = None
     max_chunk_bytes: int = MAX_CHUNK_BYTES
-    """The largest chunk that the broker takes."""
+    """The largest chunk that the broker accepts."""
 
 
 def write_endpoint(folder: Path, endpoint: Endpoint) -> None:
@@ -51,13 +50,13 @@ def read_endpoint(folder: Path) -> Endpoint | None:
 
 
 LOG = "run.log"
-"""Output of a run that a TUI started. The TUI opens it, and removes it if the run never began."""
+"""Output of a run that a TUI started. The TUI creates it, and removes it if no run began."""
 
 WORK = "work.json"
-"""Measured costs of training steps: a resumed run continues with the same costs."""
+"""Measured costs of training steps; a resumed run reuses them."""
 
 GAUGES = "gauges"
-"""Memory shared by devices and their backend while they run; removed at the end."""
+"""Memory shared by the devices and their backend while they run; removed at the end."""
 
 RUN_FILES = {
     LOG,
@@ -71,14 +70,14 @@ RUN_FILES = {
     "logs",
     "models",
 }
-"""Files and folders that a run writes before its first row."""
+"""Files and folders that a run writes before its store exists."""
 
 
 def foreign_files(folder: Path) -> list[str]:
-    """Return the names in a folder that no run wrote, sorted; none if there is no folder.
+    """Return the sorted names in a folder that no run wrote; empty if the folder does not exist.
 
     Raises:
-        OSError: It is no folder, or cannot be read.
+        OSError: The path is not a folder, or cannot be read.
     """
     try:
         return sorted({path.name for path in folder.iterdir()} - RUN_FILES)
@@ -90,13 +89,13 @@ def is_untouched(folder: Path) -> bool:
     """Return whether no run has written to a folder yet.
 
     Raises:
-        OSError: It is no folder, or cannot be read.
+        OSError: The path is not a folder, or cannot be read.
     """
     return not folder.exists() or all(path.name == LOG for path in folder.iterdir())
 
 
 def clear(folder: Path, *, with_log: bool = False) -> None:
-    """Remove the files of a run that never began, and the folder if it is empty then."""
+    """Remove the files of a run that did not begin, then the folder if it is empty."""
     for name in RUN_FILES if with_log else RUN_FILES - {LOG}:
         path = folder / name
         if path.is_dir():

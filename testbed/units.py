@@ -7,7 +7,7 @@ RATES_BPS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 DURATIONS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 RATIOS = {"%": 0.01, "": 1.0}
 SIZES = {"k": 2.0**10, "m": 2.0**20, "g": 2.0**30, "t": 2.0**40}
-"""Of memory, in powers of 1024 as container engines have it; `512MB` and `512MiB` are the same."""
+"""Units of memory, powers of 1024 as in container engines; `512MB` equals `512MiB`."""
 
 _FORM = re.compile(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z%]*)", re.IGNORECASE)
 
@@ -16,7 +16,7 @@ def rate_bps(text: str) -> float:
     """Return a rate in bit/s.
 
     Raises:
-        ValueError: It is no number with a unit of rates, or not positive.
+        ValueError: The text is not a number with a unit of rates, or not positive.
     """
     value = _read(text, RATES_BPS, "a rate such as 10mbit")
     if value <= 0.0:
@@ -28,16 +28,16 @@ def duration_s(text: str) -> float:
     """Return a duration in seconds.
 
     Raises:
-        ValueError: It is no number with a unit of time.
+        ValueError: The text is not a number with a unit of time.
     """
     return _read(text, DURATIONS_S, "a duration such as 20ms")
 
 
 def ratio(text: str) -> float:
-    """Return a share of 1, given as such or in per cent.
+    """Return a share from 0 to 1, given as a number or in per cent.
 
     Raises:
-        ValueError: It is neither, or not from 0 to 1.
+        ValueError: The text is neither, or the share is above 1.
     """
     value = _read(text, RATIOS, "a share such as 1% or 0.01")
     if value > 1.0:
@@ -49,7 +49,7 @@ def size_bytes(text: str) -> int:
     """Return an amount of memory in bytes.
 
     Raises:
-        ValueError: It is no number with a unit of memory, or less than one byte.
+        ValueError: The text is not a number with a unit of memory, or less than one byte.
     """
     units = {f"{unit}{end}": factor for unit, factor in SIZES.items() for end in ("", "b", "ib")}
     try:
@@ -64,8 +64,8 @@ def size_bytes(text: str) -> int:
 def _read(text: str, units: dict[str, float], what: str) -> float:
     match = _FORM.fullmatch(text.strip())
     if match is None or match[2].lower() not in units:
-        known = ", ".join(unit or "no unit" for unit in units)
-        raise ValueError(f"must be {what}, in {known}, got {text!r}")
+        known = ", ".join(unit or "none" for unit in units)
+        raise ValueError(f"must be {what} (units: {known}), got {text!r}")
     value = float(match[1]) * units[match[2].lower()]
     if not math.isfinite(value):
         raise ValueError(f"must be {what}, got {text!r}")

@@ -354,7 +354,7 @@ class CoordinatorConfig(Section, frozen=True, kw_only=True):
         return self.selection.per_round + self.round.over_select
 
     @property
-    def at_work(self) -> int:
+    def max_computing(self) -> int:
         """Devices that may compute at the same time.
 
         They are the cohort, or the candidates of a loss query, and late devices. A round that

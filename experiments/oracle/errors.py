@@ -160,7 +160,7 @@ def errors_of_run(folder: Path, counted_after: float = 0.0) -> dict[str, Errors]
     Raises:
         StoreError: The store cannot be read.
         BackendError: The costs of steps cannot be read.
-        DataError: The data set of the run cannot be loaded any more.
+        DatasetError: The data set of the run cannot be loaded any more.
         ExperimentError: The run's experiment cannot be read.
     """
     with RunReader(folder) as reader:

@@ -24,7 +24,7 @@ from fairbed.coordinator.ports import Score
 from fairbed.coordinator.task.catalogue import initial_vector, load_task
 from fairbed.testbed.experiment.data import DataConfig
 from fairbed.testbed.experiment.datasets.dataset import Dataset
-from fairbed.testbed.experiment.datasets.loading import load, thin
+from fairbed.testbed.experiment.datasets.loading import load, subsample
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.replay.cohort.choose import make_trainer
@@ -85,7 +85,7 @@ def source_of(dataset: str, model: str) -> Source:
     """Return the source of a data set and a key of MODELS.
 
     Raises:
-        DataError: The data cannot be had.
+        DatasetError: The data cannot be had.
         TaskError: The model cannot.
     """
     whole = load(DataConfig(dataset=dataset), NO_SEED, os.environ)
@@ -110,7 +110,7 @@ def train_all(
 
     Raises:
         ExperimentError: A run cannot be replayed.
-        DataError: Its data cannot be had.
+        DatasetError: Its data cannot be had.
         TaskError: Its model cannot be had.
         DamagedFile: The folder holds something that cannot be read.
     """
@@ -183,7 +183,7 @@ def _engine(experiment: Experiment, source: Source, scratch: Path) -> tuple[Repl
     """Return the world of `testbed.replay.setup`, with data and task that are read already."""
     cast, config, seed = cast_of(experiment), experiment.data, experiment.seed_for("data")
     data = FleetData(
-        thin(source.dataset, config.max_examples, seed),
+        subsample(source.dataset, config.max_examples, seed),
         config,
         devices=len(cast.names),
         seed=seed,

@@ -1,1 +1,1 @@
-"""The experiment file and what it describes: fleet, data sets, shards."""
+"""The experiment file, and the fleet, data sets and shards that it describes."""

@@ -1,4 +1,4 @@
-"""`[data]` of an experiment file: which examples there are and which device holds which."""
+"""`[data]` of an experiment file: the data set, and how it is divided over the devices."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -7,35 +7,35 @@ from msgspec import Meta, Struct
 from fairbed.coordinator.policy.config import PositiveInt, Section
 
 NAMES: tuple[str, ...] = ("digits", "synthetic", "fashion-mnist", "mnist", "cifar10")
-"""Data sets known by name; anything else is the path of an `.npz` file."""
+"""Data sets with a name; another data set is the path of an `.npz` file."""
 
 FOLDER_NAMES: tuple[str, ...] = ("fashion-mnist", "mnist", "cifar10")
-"""Those that are read from a folder of downloaded files."""
+"""Data sets that are read from a folder of downloaded files."""
 
 Concentration: TypeAlias = Annotated[float, Meta(gt=0.0, le=1e6)]
 StandardDeviation: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e3)]
 
 
 class Kind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """Base of the ways to divide data; `kind` in the file says which."""
+    """Base of the partitions; the key `kind` selects one."""
 
 
 class Iid(Kind, frozen=True, kw_only=True, tag="iid"):
-    """Every device draws from the same mixture; sizes differ by at most one example."""
+    """All devices draw from the same mixture; their sizes differ by at most one example."""
 
 
 class Dirichlet(Kind, frozen=True, kw_only=True, tag="dirichlet"):
     """Each class is divided over the devices by its own Dirichlet draw."""
 
     alpha: Concentration = 0.5
-    """Concentration: the smaller, the fewer devices hold most of a class."""
+    """Concentration: with a smaller value, fewer devices hold most of a class."""
 
 
 class ClassMix(Kind, frozen=True, kw_only=True, tag="class-mix"):
-    """Devices hold equally many examples, each in its own Dirichlet mixture of the classes."""
+    """Equal numbers of examples per device, each in its own Dirichlet mixture of the classes."""
 
     gamma: Annotated[float, Meta(ge=0.01, le=1e6)] = 1.0
-    """Concentration, spread over the classes: at 1 a device holds one to three, at 100 all."""
+    """Total concentration of all classes: at 1 a device holds one to three classes, at 100 all."""
 
 
 class ByClass(Kind, frozen=True, kw_only=True, tag="by-class"):
@@ -45,14 +45,14 @@ class ByClass(Kind, frozen=True, kw_only=True, tag="by-class"):
 
 
 class Natural(Kind, frozen=True, kw_only=True, tag="natural"):
-    """The users that the data come with: those of `synthetic`, or `device` of an `.npz` file."""
+    """By the users in the data: those of `synthetic`, or the array `device` of an `.npz` file."""
 
 
 Partition: TypeAlias = Iid | Dirichlet | ClassMix | ByClass | Natural
 
 
 class SyntheticConfig(Section, frozen=True, kw_only=True):
-    """`[data.synthetic]`: the options of Synthetic(alpha, beta)."""
+    """`[data.synthetic]`: options of Synthetic(alpha, beta)."""
 
     alpha: StandardDeviation = 1.0
     """Standard deviation of the users' model means (papers print it as a variance)."""
@@ -60,7 +60,7 @@ class SyntheticConfig(Section, frozen=True, kw_only=True):
     """Standard deviation of the users' feature means (papers print it as a variance)."""
     users: Annotated[int, Meta(ge=1, le=100_000)] = 100
     variant: Literal["non-iid", "iid", "hybrid"] = "non-iid"
-    """iid: one model for all users (beta must be 0); hybrid: the first half of them is iid."""
+    """iid: one model for all users (beta must be 0); hybrid: the first half of the users is iid."""
 
     def __post_init__(self) -> None:
         if self.variant == "iid" and self.beta != 0.0:
@@ -76,15 +76,15 @@ class DataConfig(Section, frozen=True, kw_only=True):
     dataset: str = "digits"
     """digits, synthetic, fashion-mnist, mnist, cifar10, or the path of an `.npz` file."""
     folder: str | None = None
-    """Where the files are; None means `FAIRBED_DATA/<dataset>`, for `.npz` the current folder."""
+    """Folder of the files; None means `FAIRBED_DATA/<dataset>`, for `.npz` the current folder."""
     partition: Partition | None = None
-    """None means natural where the data come with users (`synthetic`), else iid."""
+    """None means natural if the data have users, as `synthetic` does, and iid otherwise."""
     test_fraction: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.2
-    """Share of each device's examples that is held out; at least one example."""
+    """Share of each device's examples that is held out for evaluation; at least one example."""
     min_examples: Annotated[int, Meta(ge=2)] = 10
-    """Fewest examples a device may hold, held-out ones included."""
+    """Fewest examples that a device may hold, including the held-out ones."""
     max_examples: PositiveInt | None = None
-    """Draw this many examples before dividing them; None takes all."""
+    """Number of examples to draw before they are divided; None takes all."""
     synthetic: SyntheticConfig | None = None
     """None means the defaults; only for dataset = "synthetic"."""
 
@@ -97,7 +97,7 @@ class DataConfig(Section, frozen=True, kw_only=True):
         if self.folder is not None and not (self.dataset in FOLDER_NAMES or self.is_npz):
             raise ValueError(
                 f"folder must not be set for dataset {self.dataset!r}, got {self.folder!r}; "
-                "remove it, these data come from no folder"
+                "remove it, this data set is not read from a folder"
             )
         if self.synthetic is not None and self.dataset != "synthetic":
             raise ValueError(
@@ -113,5 +113,5 @@ class DataConfig(Section, frozen=True, kw_only=True):
 
     @property
     def is_npz(self) -> bool:
-        """Whether the data are the user's own file."""
+        """Whether the data are a user's own file."""
         return self.dataset.endswith(".npz")

@@ -1,4 +1,7 @@
-"""Say what is wrong with a configuration in one line: key path, rule, value, what to do."""
+"""Describe a configuration error in one line, and set single keys of a parsed document.
+
+A line has the key path, the rule, the value and what to do.
+"""
 
 import difflib
 import math
@@ -22,11 +25,11 @@ _WORDS = {
     "object": "a table",
     "str": "a text",
 }
-"""What a person who writes TOML calls the types of the decoder."""
+"""TOML names of the decoder's types."""
 
 
 def explain(error: msgspec.ValidationError, raw: Any, kind: type) -> str:
-    """Return one line about a validation error of `raw`, which should have been a `kind`."""
+    """Return one line about the error of validating `raw` as a `kind`."""
     match = _AT.match(str(error))
     assert match is not None
     what, steps = match["what"], _steps(match["path"] or "$")
@@ -47,7 +50,7 @@ def explain(error: msgspec.ValidationError, raw: Any, kind: type) -> str:
 
 
 def first_not_finite(raw: Any, where: str = "") -> str | None:
-    """Return one line about the first number of a document that is infinite or not a number."""
+    """Return one line about the first infinite number or NaN in a document; None if none."""
     if isinstance(raw, float) and not math.isfinite(raw):
         return f"{where}: must be a finite number, got {raw}"
     items: Iterable[tuple[str, Any]] = ()
@@ -61,14 +64,14 @@ def first_not_finite(raw: Any, where: str = "") -> str | None:
 def override(raw: dict[str, Any], setting: str) -> None:
     """Apply one `a.b=value` to a parsed document; the value is TOML, or else plain text.
 
-    Of tables in a row, such as `[[fleet]]`, `fleet.0.count=5` means the first.
+    `fleet.0.count=5` sets a key in the first of several tables `[[fleet]]`.
 
     Raises:
-        ValueError: It has no `=`, or goes through something that is not a table.
+        ValueError: The setting has no `=`, or its path leads through a value that is not a table.
     """
     path, separator, text = setting.partition("=")
     if not separator or not all(path.strip().split(".")):
-        raise ValueError(f"must look like selection.V=50, got {setting!r}")
+        raise ValueError(f"must be KEY=VALUE such as selection.V=50, got {setting!r}")
     try:
         value = msgspec.toml.decode(f"v = {text}")["v"]
     except msgspec.DecodeError:
@@ -77,30 +80,30 @@ def override(raw: dict[str, Any], setting: str) -> None:
 
 
 def assign(raw: dict[str, Any], path: str, value: Any) -> None:
-    """Put a value at `a.b` of a parsed document; `0` is the first of several tables in a row.
+    """Set the key `a.b` of a parsed document; `0` is the first of several tables.
 
     Raises:
-        ValueError: The path has an empty part, or goes through something that is not a table.
+        ValueError: The path has an empty part, or leads through a value that is not a table.
     """
     keys = path.strip().split(".")
     if not all(keys):
         raise ValueError(f"must be a key such as selection.V, got {path!r}")
     table: Any = raw
     for key in keys[:-1]:
-        table = _entered(table, key)
+        table = _child(table, key)
         if not isinstance(table, dict | list):
             raise ValueError(f"{key!r} is not a table; only keys of tables can be set")
     if isinstance(table, list):
-        raise ValueError(f"{keys[-1]!r} must be a key of one of several tables; fleet.0.count is")
+        raise ValueError(f"{keys[-1]!r} must follow the index of a table, as in fleet.0.count")
     table[keys[-1]] = value
 
 
-def _entered(table: Any, key: str) -> Any:
-    """Return what is behind a key; of several tables in a row, `0` is the first."""
+def _child(table: Any, key: str) -> Any:
+    """Return the value of a key; the key of one of several tables is its index."""
     if not isinstance(table, list):
         return table.setdefault(key, {})
     if not (key.isdigit() and int(key) < len(table)):
-        raise ValueError(f"{key!r} must be a number below {len(table)}: which of the tables")
+        raise ValueError(f"{key!r} must be the index of one of {len(table)} tables, from 0")
     return table[int(key)]
 
 
@@ -129,8 +132,8 @@ def _lookup(raw: Any, steps: list[str | int]) -> Any:
     return raw
 
 
-def _walk(info: inspect.Type, steps: list[str | int]) -> list[inspect.Type]:
-    """Return the types that may stand at the end of a path."""
+def _types_at(info: inspect.Type, steps: list[str | int]) -> list[inspect.Type]:
+    """Return the types that are valid at the end of a path."""
     kinds = [info]
     for step in steps:
         following: list[inspect.Type] = []
@@ -156,19 +159,20 @@ def _flat(kinds: Iterable[inspect.Type]) -> Iterable[inspect.Type]:
 def _fields(info: inspect.Type, steps: list[str | int]) -> set[str]:
     return {
         field.encode_name
-        for kind in _walk(info, steps)
+        for kind in _types_at(info, steps)
         if isinstance(kind, inspect.StructType)
         for field in kind.fields
     }
 
 
 def _choices(info: inspect.Type, steps: list[str | int]) -> list[Any]:
-    """Return what may stand at a path when that is a list of words, else nothing."""
-    kinds = _walk(info, steps)
+    """Return the valid values at a path if they are a fixed list of words, else none."""
+    kinds = _types_at(info, steps)
     if kinds and all(isinstance(k, inspect.LiteralType | inspect.NoneType) for k in kinds):
         return [v for k in kinds if isinstance(k, inspect.LiteralType) for v in k.values]
-    around = _walk(info, steps[:-1]) if steps else []
-    return [k.tag for k in around if isinstance(k, inspect.StructType) and k.tag_field == steps[-1]]
+    parents = _types_at(info, steps[:-1]) if steps else []
+    structs = [kind for kind in parents if isinstance(kind, inspect.StructType)]
+    return [struct.tag for struct in structs if struct.tag_field == steps[-1]]
 
 
 def _suggest(name: str, names: list[str]) -> str:
@@ -181,7 +185,7 @@ def _rule(what: str) -> str:
     what = what.replace("`", "").rstrip(".")
     what = re.sub(r"^Invalid (enum )?value .*$", "must be a known name", what)
     if not what.startswith("Expected "):
-        return what  # a rule of ours, said in our words
+        return what  # the message of a `__post_init__`
     what = re.sub(r"^Expected (.*?)(, got .*)?$", r"must be \1", what)
     if pattern := re.match(r"must be str matching regex '(.*)'$", what):
         return f"must be a text that matches {pattern[1]}"

@@ -1,6 +1,6 @@
 """The experiment file: one TOML file, decoded strictly into one typed struct.
 
-Whatever is wrong with it becomes one line: file, key path, rule, value, what to do.
+Each error is one line: file, key path, rule, value, what to do.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ class ExperimentError(Exception):
 
 
 class SeedsConfig(Section, frozen=True, kw_only=True):
-    """`[seeds]`: each overrides the experiment's one seed for one purpose."""
+    """`[seeds]`: each key overrides the seed of the experiment for one purpose."""
 
     data: Seed | None = None
     init: Seed | None = None
@@ -71,19 +71,19 @@ class BrokerConfig(Section, frozen=True, kw_only=True):
     url: str = "embedded"
     """`embedded`, or `mqtt://user:password@host:port`, or `mqtts://...`."""
     kind: Literal["auto", "mosquitto", "nats", "amqtt"] = "auto"
-    """Which broker to embed; auto takes the first that works, in this order."""
+    """The broker to embed; auto takes the first that is installed, in this order."""
     tenant: Annotated[str, Meta(pattern=NAME_PATTERN)] = "main"
-    """One coordinator at a time lives in a tenant."""
+    """Name of the topic tree; one coordinator at a time can use it."""
     client: Client = DEFAULT_CLIENT
-    """Who speaks MQTT for coordinator and emulated agents: `direct`, or `aiomqtt`."""
+    """MQTT client of the coordinator and the emulated agents: `direct` or `aiomqtt`."""
 
 
 class OutageConfig(Section, frozen=True, kw_only=True):
-    """`[[fleet.outage]]`: an outage of every device of a group, by the clock of the run."""
+    """`[[fleet.outage]]`: an outage of all devices of a group, on the clock of the run."""
 
     kind: Outage = "coverage"
-    """`coverage`: packets vanish, as in a radio hole; `unplugged`: the link is down, as in airplane
-    mode; `frozen`: the device itself stands still."""
+    """`coverage`: packets are lost, as without radio coverage; `unplugged`: the link is down, as in
+    airplane mode; `frozen`: the device itself is stopped."""
     start_s: Annotated[float, Meta(ge=0.0, le=1e9)]
     duration_s: PositiveFloat
 
@@ -94,46 +94,46 @@ class FleetConfig(Section, frozen=True, kw_only=True):
     profile: str | None = None
     """Name of a device profile, or path of a `.toml`; None is this machine, not throttled."""
     population: str | None = None
-    """Name of a population, or path of a `.toml`: every device is drawn from it; instead of a
-    profile."""
+    """Name of a population, or path of a `.toml`, from which every device is drawn; excludes
+    `profile`."""
     count: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
-    """Devices; up to 10,000 in all can be emulated, a million replayed."""
+    """Number of devices; a fleet has at most 10,000 emulated or 1,000,000 replayed ones."""
     link: str | None = None
-    """Name of a link; None takes the profile's own."""
+    """Name of a link; None takes the profile's link."""
     trace: Annotated[str, Meta(min_length=1)] | None = None
-    """Rates of the link over time: a file, or `data:SET/TRACE`; the rest is the link's."""
+    """Rates over time, from a file or `data:SET/TRACE`; they replace the rates of the link."""
     outage: tuple[OutageConfig, ...] = ()
     name: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,26}$")] | None = None
-    """Beginning of the device names; None takes the name of the profile or population."""
+    """Prefix of the device names; None takes the name of the profile or population."""
     available_hours: tuple[str, ...] = ()
-    """Hours of the day at which the devices take part, such as `22:00-06:00`; none leaves it to
-    the profile. The run begins at `emulation.start_time`."""
+    """Hours of the day at which the devices are available, such as `22:00-06:00`; empty takes the
+    availability of the profile. The run begins at `emulation.start_time`."""
     always_available: bool = False
-    """Leave out when the profile says that the device is away."""
+    """Ignore the availability of the profile."""
     model: Literal["linear"] | None = None
-    """Devices of the world of the RBCS-F paper, for a replay only: their times are linear in what
-    is known. The keys below are theirs."""
+    """Devices of the simulation in the RBCS-F paper, for a replay only: their exchange times are
+    linear in their context. The keys below are for such devices only."""
     theta: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = None
     """Seconds of training on one core, of a cold start, and of transfer per nominal second."""
     mu: Range = (0.5, 2.0)
-    """Free cores, uniform between these."""
+    """Free cores, drawn uniformly between these."""
     bandwidth_bps: Range = (2e6, 4e6)
-    """Uniform between these, bit/s."""
+    """Bandwidth, drawn uniformly between these, bit/s."""
     availability: Ratio = 0.8
-    """Probability of being there, in each round."""
+    """Probability of being available, in each round."""
     noise: Ratio = 0.1
-    """A time deviates by up to this share of itself, uniformly."""
+    """An exchange time deviates by up to this share, uniformly."""
 
     def __post_init__(self) -> None:
         if (self.model is None) != (self.theta is None):
             raise ValueError(
-                'theta must be given for model = "linear" and for nothing else, got '
+                'theta must be given with model = "linear" and only then, got '
                 f"{self.theta} with model {self.model!r}; give three numbers: [1.0, 1.0, 0.15]"
             )
         if self.model is not None and (self.profile or self.population or self.link or self.trace):
             raise ValueError(
-                "model excludes profile, population, link and trace, got several; "
-                "leave all but one out"
+                "model excludes profile, population, link and trace, got both; remove model or "
+                "the others"
             )
         for hours in self.available_hours:
             try:
@@ -147,7 +147,7 @@ class FleetConfig(Section, frozen=True, kw_only=True):
         if self.profile is not None and self.population is not None:
             raise ValueError(
                 "profile and population exclude each other, got "
-                f"{self.profile!r} and {self.population!r}; leave one out"
+                f"{self.profile!r} and {self.population!r}; remove one"
             )
 
 
@@ -155,30 +155,30 @@ class ReplayConfig(Section, frozen=True, kw_only=True):
     """`[replay]`."""
 
     update_bits: PositiveFloat = 2.0 * 2**20
-    """Size of an update in a linear world, bits; the paper's is 2 Mbit."""
+    """Size of an update of `model = "linear"` devices, bits; the paper's is 2 Mbit."""
     training: bool | None = None
-    """Train for real. None: yes, but not with a number of `examples`, and in a linear world only
-    if the file has `[data]`."""
+    """Whether the replay trains models. None: yes, except with a number of `examples`, or with
+    `model = "linear"` devices in a file without `[data]`."""
     engine: CohortEngine = "auto"
-    """What trains the cohort: batched matrix products (softmax, mlp), the devices' own engine, or
-    torch; auto takes the first that can, torch before the devices' engine if there is a GPU."""
+    """Engine that trains the cohort: batched matrix products (softmax, mlp), the devices' own
+    engine, or torch; auto takes the first that supports the model, torch before the devices'
+    engine on a machine with a GPU."""
     costs_from: Annotated[str, Meta(min_length=1)] = "shipped"
-    """Source of the cost of local training when `task_costs` is not given: `shipped` with the
+    """Source of the cost of local training if `task_costs` is not given: `shipped` with the
     shipped models, `measured` on this machine at the start, or the folder of a run that measured
     it."""
     task_costs: TaskCosts | None = None
-    """The cost of local training itself; a replay writes here what it found by `costs_from`."""
+    """The cost of local training itself; a replay records here the cost from `costs_from`."""
     examples: PositiveInt | None = None
-    """Training examples of every device; None divides the data as a run does. With a number
-    nothing is trained."""
+    """Training examples of every device, and no training; None divides the data as a run does."""
     noise: Annotated[float, Meta(ge=0.0, le=2.0)] = 0.0
-    """Every phase of every exchange takes exp(noise z) times as long, z standard normal."""
+    """The duration of every phase is multiplied by exp(noise z), z standard normal."""
 
     def __post_init__(self) -> None:
         if self.training and self.examples is not None:
             raise ValueError(
-                "examples must not be set for a replay that trains, which needs real ones, got "
-                f"{self.examples}; leave it out, or set training = false"
+                "examples must not be set for a replay that trains, got "
+                f"{self.examples}; remove it, or set training = false"
             )
 
 
@@ -186,18 +186,19 @@ class EmulationConfig(Section, frozen=True, kw_only=True):
     """`[emulation]`."""
 
     backend: Literal["auto", "namespace", "container", "process"] = "auto"
-    """Where devices are emulated; auto takes the best that works here."""
+    """Backend that emulates the devices; auto takes namespace if it works here, else process."""
     image: str | None = None
-    """What containers are made of, as podman names it; None is this machine's own root."""
+    """Image of the containers, by its podman name; None uses the root file system of this
+    machine."""
     host_core_speed: PositiveFloat | Literal["auto"] = 1.0
     """Speed of one core of this machine, in cores of the profiles' reference machine; auto
     measures it once per machine."""
     start_time: Annotated[str, Meta(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")] = "00:00"
-    """Time of day at which the run begins, for the hours of a fleet."""
+    """Time of day at which the run begins, for `fleet.available_hours`."""
     unavailable_as: Literal["unwilling", "unplugged"] = "unwilling"
-    """What a device does while it is not available: say so, or have no link."""
+    """Behaviour of an unavailable device: report itself unwilling, or lose its link."""
     dilation: Annotated[float, Meta(ge=1.0, le=1e4)] | Literal["auto"] = 1.0
-    """Seconds of this machine in one second of the fleet; auto takes the least with which the
+    """Seconds of this machine in one second of the fleet; auto takes the smallest with which the
     devices of one round fit into this machine at the same time."""
 
 
@@ -226,7 +227,7 @@ class Experiment(Section, frozen=True, kw_only=True):
         if devices and not self.round.is_buffered and self.selection.per_round > devices:
             raise ValueError(
                 f"selection.per_round must be at most the {devices} devices of the fleet, "
-                f"got {self.selection.per_round}"
+                f"got {self.selection.per_round}; lower it or add devices"
             )
         self._check_policy()
         if self.model.name not in MODELS and ":" not in self.model.name:
@@ -235,11 +236,11 @@ class Experiment(Section, frozen=True, kw_only=True):
                 f"got {self.model.name!r}"
             )
         if devices and self.round.is_buffered:
-            for key, count in (("buffer", self._wanted), ("concurrency", self._asked)):
+            for key, count in (("buffer", self._buffer), ("concurrency", self._concurrency)):
                 if count > devices:
                     raise ValueError(
                         f"round.{key} must be at most the {devices} devices of the fleet, "
-                        f"got {count}"
+                        f"got {count}; lower it or add devices"
                     )
         if problem := rule_problem(self.aggregation, self.selection, devices) or merge_problem(
             self.round, self.aggregation, self.selection
@@ -252,13 +253,13 @@ class Experiment(Section, frozen=True, kw_only=True):
                 raise ValueError(str(exc).replace("broker address", "broker.url", 1)) from None
 
     def _check_policy(self) -> None:
-        """See that a policy of this name may exist; a plug-in is imported when the run begins."""
+        """Check the name of the policy; a plug-in is imported only when the run begins."""
         policy = self.selection.policy
         if not self.selection.is_plugin:
             if self.selection.options:
                 raise ValueError(
-                    f"selection.options: are those of a plug-in, got some for {policy!r}; "
-                    "put its options beside the policy"
+                    f"selection.options: only a plug-in has options, got some for {policy!r}; "
+                    "set them in [selection]"
                 )
         elif not is_path(policy) and policy not in (found := installed()):
             names = ", ".join(map(repr, [*POLICIES, *sorted(found)]))
@@ -267,11 +268,11 @@ class Experiment(Section, frozen=True, kw_only=True):
             )
 
     @property
-    def _wanted(self) -> int:
+    def _buffer(self) -> int:
         return self.round.buffer or self.selection.per_round
 
     @property
-    def _asked(self) -> int:
+    def _concurrency(self) -> int:
         return self.round.concurrency or self.selection.per_round
 
     @property
@@ -281,7 +282,7 @@ class Experiment(Section, frozen=True, kw_only=True):
 
     @property
     def trains_in_replay(self) -> bool:
-        """Whether a replay trains, or studies selection alone."""
+        """Whether a replay trains models, or studies selection alone."""
         if self.replay.training is not None:
             return self.replay.training
         if self.replay.examples is not None:
@@ -294,11 +295,11 @@ class Experiment(Section, frozen=True, kw_only=True):
         return self.seed if own is None else own
 
     def coordinator(self, *, starts_fleet: bool = True, absent: int = 0) -> CoordinatorConfig:
-        """Return what the coordinator needs to know.
+        """Return the coordinator's part of the experiment.
 
         Args:
-            starts_fleet: `[[fleet]]` is emulated, so it is waited for whole; otherwise devices
-                join by themselves, and how many there will be nobody knows.
+            starts_fleet: `[[fleet]]` is emulated, so the first round waits for all its devices;
+                otherwise an unknown number of devices join by themselves.
             absent: Devices of the fleet that cannot join at first.
         """
         settings = self.round
@@ -320,7 +321,7 @@ class Experiment(Section, frozen=True, kw_only=True):
         )
 
     def resolved_toml(self) -> str:
-        """Return the experiment with every default written out; it decodes to an equal one."""
+        """Return the experiment as TOML with every default; it decodes to an equal experiment."""
         return msgspec.toml.encode(_without_none(msgspec.to_builtins(self))).decode()
 
     def hash(self) -> str:
@@ -336,7 +337,7 @@ def load_experiment(
     Args:
         path: The file.
         settings: Overrides such as `selection.V=50`, applied in order.
-        seed: Overrides the file's one seed.
+        seed: Overrides the `seed` of the file.
 
     Raises:
         ExperimentError: The file cannot be read, or breaks a rule.
@@ -344,7 +345,7 @@ def load_experiment(
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as exc:
-        raise ExperimentError(f"{path}: there is no such file; see examples/") from exc
+        raise ExperimentError(f"{path}: there is no such file; examples/ has some") from exc
     except (OSError, UnicodeDecodeError) as exc:
         raise ExperimentError(f"{path}: cannot be read: {exc}") from exc
     except tomllib.TOMLDecodeError as exc:
@@ -360,10 +361,10 @@ def load_experiment(
 
 
 def parse_experiment(raw: dict[str, Any], where: str) -> Experiment:
-    """Return the experiment in a parsed TOML document; `where` names it in errors.
+    """Return the experiment in a parsed TOML document; `where` is its name in errors.
 
     Raises:
-        ExperimentError: It breaks a rule.
+        ExperimentError: The document breaks a rule.
     """
     problem = first_not_finite(raw)
     if problem is not None:
@@ -374,7 +375,7 @@ def parse_experiment(raw: dict[str, Any], where: str) -> Experiment:
         raise ExperimentError(f"{where}: {explain(exc, raw, Experiment)}") from exc
     if experiment.replay.training is not None:
         return experiment
-    # Written out, every file has `[data]`, so what its absence means here is said now.
+    # The resolved file always has `[data]`, so the meaning of its absence is recorded here.
     has_data = "data" in raw and experiment.replay.examples is None
     training = has_data or experiment.trains_in_replay
     replay = msgspec.structs.replace(experiment.replay, training=training)

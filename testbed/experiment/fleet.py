@@ -1,7 +1,4 @@
-"""The emulated fleet of an experiment: which devices there are, and what each is meant to be.
-
-Hours of the day at which devices take part, as a series on the run's clock. Pure.
-"""
+"""Plan the emulated fleet of an experiment: the devices and the profile, link and seed of each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,24 +25,24 @@ from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetCo
 
 
 def hours_series(hours: Sequence[str], start_time: str) -> Series:
-    """Return 1 while hours such as `22:00-06:00` hold and 0 otherwise, day after day.
+    """Return availability on the clock of the run: 1 in hours such as `22:00-06:00`, 0 otherwise.
 
     Args:
-        hours: At least one.
+        hours: At least one range.
         start_time: Time of day at which the run begins, such as `18:00`.
 
     Raises:
-        ValueError: These are no hours, or this is no time of day.
+        ValueError: A range of hours, or the time of day, is not valid.
     """
-    known = [parse_hours(text) for text in hours]
-    edges = sorted({0, *(edge % DAY_S for one in known for edge in (one.begin_s, one.end_s))})
-    values = [float(any(one.hold_at(edge) for one in known)) for edge in edges]
+    ranges = [parse_hours(text) for text in hours]
+    edges = sorted({0, *(edge % DAY_S for one in ranges for edge in (one.begin_s, one.end_s))})
+    values = [float(any(one.hold_at(edge) for one in ranges)) for edge in edges]
     day = Series(tuple(float(edge) for edge in edges), tuple(values), float(DAY_S))
     return day.starting_at(parse_time(start_time))
 
 
 MAX_EMULATED = 10_000
-"""Devices of a fleet that are planned one by one; a replay plays larger ones as columns."""
+"""Most devices that are planned one by one; a replay holds a larger fleet as columns."""
 
 MAX_NAME = 32
 """Characters of a device name (`wire.messages`)."""
@@ -53,21 +50,21 @@ MAX_NAME = 32
 
 @dataclass(frozen=True, slots=True)
 class PlannedDevice:
-    """One device to start."""
+    """One device of the fleet, not started yet."""
 
     spec: DeviceSpec
     profile: Profile | None
     """None is this machine, not throttled."""
     link: Link | None
     tracks: DeviceTracks
-    """What both become over time."""
+    """Profile and link over time."""
     host_core_speed: float = 1.0
     unavailable_as: UnavailableAs = "unwilling"
     outages: tuple[OutageWindow, ...] = ()
 
     @property
-    def timeline(self) -> Schedule:
-        """Its conditions over time, in cores of this machine; time not dilated."""
+    def schedule(self) -> Schedule:
+        """The device's conditions over time, in cores of this machine; time not dilated."""
         return device_schedule(
             self.profile,
             self.tracks,
@@ -76,39 +73,39 @@ class PlannedDevice:
             outages=self.outages,
         )
 
-    def course(self, start_s: float) -> ScheduleFollower:
-        """Return the course of this device, cold at `start_s` seconds of the run."""
+    def follower(self, start_s: float) -> ScheduleFollower:
+        """Return a follower of the schedule, with a cold device at `start_s` seconds of the run."""
         profile = self.profile
         if profile is None:
-            return ScheduleFollower(self.timeline)
+            return ScheduleFollower(self.schedule)
         return ScheduleFollower(
-            self.timeline,
+            self.schedule,
             self.tracks.thermal,
             cores=profile.cores,
             threads=profile.engine_threads,
             start=start_s,
         )
 
-    def driven(self) -> "PlannedDevice":
-        """Return the same; its spec says whether its conditions change while it runs."""
-        is_driven = not self.timeline.is_constant or self.tracks.thermal is not None
+    def with_is_driven(self) -> "PlannedDevice":
+        """Return the device with `spec.is_driven`: whether its conditions change during a run."""
+        is_driven = not self.schedule.is_constant or self.tracks.thermal is not None
         return replace(self, spec=replace(self.spec, is_driven=is_driven))
 
     def without_loss(self) -> "PlannedDevice":
-        """Return the same on a link that loses nothing, for a backend that cannot lose."""
+        """Return the device on a link without packet loss, for a backend that cannot drop any."""
         link = self.tracks.link
         if link is None:
             return self
-        steady = replace(link, loss_ratio=Series.constant(0.0))
-        tracks = replace(self.tracks, link=steady)
-        return replace(self, spec=without_loss(self.spec), tracks=tracks).driven()
+        lossless = replace(link, loss_ratio=Series.constant(0.0))
+        tracks = replace(self.tracks, link=lossless)
+        return replace(self, spec=without_loss(self.spec), tracks=tracks).with_is_driven()
 
     def dilated(self, dilation: float) -> "PlannedDevice":
-        """Return the device as this machine has to emulate it; what it is meant to be stays."""
+        """Return the device as this machine must emulate it; profile and link are unchanged."""
         return replace(self, spec=self.spec.dilated(dilation))
 
-    def truth(self) -> TruthRow:
-        """Return what the testbed configured, for the analysis only."""
+    def truth_row(self) -> TruthRow:
+        """Return the configured numbers for the store; only the analysis reads them."""
         profile, link = self.profile, self.link
         return TruthRow(
             name=self.spec.name,
@@ -123,50 +120,51 @@ class PlannedDevice:
 
 
 def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[PlannedDevice]:
-    """Return the devices of `[[fleet]]` in order; a name is its group's and a number from 1.
+    """Return the devices of `[[fleet]]` in order, named by their group and a number from 1.
 
-    What a device draws does not depend on which devices come after it.
+    The random draws of a device do not depend on the devices after it.
 
     Args:
-        experiment: Its fleet; its seed `fleet`, which draws the devices of populations; and its
-            seed `traces`, which moves every device to a moment of its own in its traces, and
-            draws the courses of numbers that are known as distributions.
-        environ: Read for `FAIRBED_DATA` only, where traces may be.
+        experiment: Provides the fleet and two seeds. `fleet` draws devices from populations;
+            `traces` draws the start of each device in its traces, and time series of numbers that
+            are given as distributions.
+        environ: Read for `FAIRBED_DATA` only, the folder of traces.
 
     Raises:
         ProfileError: A profile, link or trace is unknown, or breaks a rule.
-        ExperimentError: There are too many devices, or a name would be too long.
-        ValueError: The speed of this machine is still to be measured.
+        ExperimentError: There are too many devices, or a name is too long.
+        ValueError: The speed of this machine has not been measured.
     """
     if experiment.devices > MAX_EMULATED:
         raise ExperimentError(
             f"fleet: at most {MAX_EMULATED:,} devices can be emulated, got "
-            f"{experiment.devices:,}; fairbed replay plays more"
+            f"{experiment.devices:,}; use fairbed replay for a larger fleet"
         )
     devices: list[PlannedDevice] = []
     counts: dict[str, int] = {}
     read_trace = TraceReader(environ)
     speed = experiment.emulation.host_core_speed
     if speed == "auto":
-        raise ValueError("host_core_speed must be a number when a fleet is planned, got auto")
+        raise ValueError("host_core_speed must be measured before a fleet is planned, got auto")
     for number, group in enumerate(experiment.fleet):
         if group.model is not None:
             raise ExperimentError(
-                f'fleet[{number}].model: must not be "{group.model}" for devices to emulate; '
-                "fairbed replay plays such a fleet"
+                f"fleet[{number}].model: must not be set for emulated devices, got "
+                f'"{group.model}"; use fairbed replay'
             )
-        kinds = _kinds(group, stream(experiment.seed_for("fleet"), number))
+        device_profiles = _profiles(group, stream(experiment.seed_for("fleet"), number))
         own_link = None if group.link is None else profiles.load_link(group.link).link
         outages = tuple(
             OutageWindow(o.start_s, o.start_s + o.duration_s, o.kind) for o in group.outage
         )
-        prefix = group.name or (kinds[0].name if kinds[0] is not None else "device")
+        first = device_profiles[0]
+        prefix = group.name or (first.name if first is not None else "device")
         if len(f"{prefix}-{counts.get(prefix, 0) + group.count}") > MAX_NAME:
             raise ExperimentError(
-                f"fleet[{number}].name: must leave room for the device's number, got {prefix!r}; "
-                "give a shorter name"
+                f"fleet[{number}].name: name and device number must have at most {MAX_NAME} "
+                f"characters, got {prefix!r} for {group.count} devices; give a shorter name"
             )
-        for profile in kinds:
+        for profile in device_profiles:
             counts[prefix] = counts.get(prefix, 0) + 1
             link = own_link or (profile.link if profile is not None else None)
             if group.trace is not None:
@@ -175,32 +173,32 @@ def plan_fleet(experiment: Experiment, environ: Mapping[str, str]) -> list[Plann
             rng = stream(experiment.seed_for("traces"), len(devices))
             tracks = device_tracks(profile, link, read_trace, rng, float(rng.random()))
             if group.available_hours:
-                there = hours_series(group.available_hours, experiment.emulation.start_time)
-                tracks = replace(tracks, available=there)
+                hours = hours_series(group.available_hours, experiment.emulation.start_time)
+                tracks = replace(tracks, available=hours)
             unavailable_as = experiment.emulation.unavailable_as
             planned = PlannedDevice(spec, profile, link, tracks, speed, unavailable_as, outages)
-            devices.append(planned.driven())
+            devices.append(planned.with_is_driven())
     return devices
 
 
-def _kinds(group: FleetConfig, rng: np.random.Generator) -> list[Profile | None]:
-    """Return what each device of a group is; None is this machine."""
+def _profiles(group: FleetConfig, rng: np.random.Generator) -> list[Profile | None]:
+    """Return the profile of each device of a group; None is this machine."""
     if group.population is not None:
-        kinds = profiles.sample(profiles.load_population(group.population), group.count, rng)
+        found = profiles.sample(profiles.load_population(group.population), group.count, rng)
     elif group.profile is not None:
-        kinds = [profiles.load(group.profile)] * group.count
+        found = [profiles.load(group.profile)] * group.count
     else:
         return [None] * group.count
     if not group.always_available:
-        return [*kinds]
-    return [msgspec.structs.replace(kind, availability=None) for kind in kinds]
+        return [*found]
+    return [msgspec.structs.replace(profile, availability=None) for profile in found]
 
 
 def _traced(link: Link | None, name: str, read_trace: TraceReader) -> Link:
     """Return a link whose rates follow a trace.
 
     Raises:
-        TraceError: There is no such trace, or it breaks a rule or carries nothing.
+        TraceError: The trace does not exist, breaks a rule, or has only zeros.
     """
 
     def rate(column: str) -> Varying[float, float]:
@@ -209,16 +207,16 @@ def _traced(link: Link | None, name: str, read_trace: TraceReader) -> Link:
             raise TraceError(
                 f"{name}: {column} must be above 0 somewhere, got only zeros; name another trace"
             )
-        words = f"mean of the trace {name}"
-        return Varying(value=series.mean, tag="measured", source=words, trace=name)
+        source = f"mean of the trace {name}"
+        return Varying(value=series.mean, tag="measured", source=source, trace=name)
 
     rates = {"down": rate("down_bps"), "up": rate("up_bps")}
     if link is not None:
         return msgspec.structs.replace(link, **rates)
-    none = "no link was named beside the trace"
-    return Link(**rates, delay=Varying(value=0.0, tag="literature", source=none))
+    source = "no link was named beside the trace"
+    return Link(**rates, delay=Varying(value=0.0, tag="literature", source=source))
 
 
 def stream(seed: int, number: int) -> np.random.Generator:
-    """Return the randomness of one group, or of one device."""
+    """Return the random generator of one group or one device."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(number,))))

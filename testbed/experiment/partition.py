@@ -1,7 +1,7 @@
-"""Which device holds which example: every example goes to exactly one device.
+"""Divide examples over devices: every example goes to exactly one device.
 
 A division is one array, `owner`: the device of each example, shape (n,), values 0 .. devices - 1.
-Pure: all chance comes from the generator that is passed in.
+Pure: all randomness comes from the generator in the arguments.
 """
 
 import numpy as np
@@ -12,11 +12,11 @@ from fairbed.testbed.experiment.datasets.dataset import DatasetError
 
 MAX_REDRAWS = 10_000
 MAX_DRAWN_VALUES = 50_000_000
-"""Bounds a hopeless Dirichlet search to a few seconds, also for many devices."""
+"""Limits a Dirichlet search without success to a few seconds, also for many devices."""
 LEAST_SHARE = 1e-9
-"""Of a class in a device's mixture: a tiny concentration draws zeros, which nothing could bend."""
+"""Smallest share of a class in a mixture: tiny concentrations draw zeros, which do not scale."""
 BALANCING_STEPS = 200
-"""By-class sizes settle within tens of steps; more only costs microseconds."""
+"""By-class sizes converge within tens of steps; the others cost microseconds."""
 
 
 def divide(
@@ -27,21 +27,21 @@ def divide(
     min_examples: int,
     rng: np.random.Generator,
 ) -> Ints:
-    """Return the owner of each example, as the experiment asks.
+    """Return the owner of each example under a partition.
 
     Args:
-        partition: How to divide.
+        partition: The kind of division.
         y: Class of each example, shape (n,).
         device_ids: Natural user of each example, shape (n,), or None.
         devices: Number of devices.
         min_examples: Fewest examples of a device.
-        rng: Source of chance.
+        rng: Source of randomness.
 
     Returns:
         Owner of each example, shape (n,).
 
     Raises:
-        DataError: The data cannot be divided so.
+        DatasetError: The data cannot be divided so.
     """
     if len(y) < devices * min_examples:
         raise DatasetError(
@@ -63,14 +63,14 @@ def divide(
 
 
 def rows_by_owner(owner: Ints, devices: int) -> list[Ints]:
-    """Return the examples of each device, ascending, one array a device."""
+    """Return the rows of the examples of each device, ascending, one array per device."""
     order = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=devices))
     return np.split(order, ends[:-1])
 
 
 def iid(n: int, devices: int, rng: np.random.Generator) -> Ints:
-    """Deal `n` shuffled examples to `devices`, sizes equal up to one."""
+    """Divide `n` shuffled examples over `devices`; sizes differ by at most one."""
     return rng.permutation(np.arange(n, dtype=np.int64) % devices)
 
 
@@ -81,20 +81,20 @@ def dirichlet(
 
         q_c ~ Dirichlet(alpha 1_K) for each class c; redraw all until min_k n_k >= min_examples
 
-    A draw with NaN, which a tiny alpha can give, counts as a failed one.
+    A draw with NaN, which a tiny alpha can give, counts as failed.
 
     Args:
         y: Class of each example, shape (n,).
         devices: K.
         alpha: Concentration, > 0.
         min_examples: Fewest examples of a device.
-        rng: Source of chance.
+        rng: Source of randomness.
 
     Returns:
         Owner of each example, shape (n,).
 
     Raises:
-        DataError: No draw was good enough within a bounded number.
+        DatasetError: No draw within a bounded number reached the minimum.
 
     Source:
         Yurochkin et al., ICML 2019; Li et al. (NIID-Bench), ICDE 2022, without its rebalancing.
@@ -105,13 +105,13 @@ def dirichlet(
         shares = rng.dirichlet(np.full(devices, alpha), len(class_sizes))
         if not np.isfinite(shares).all():
             continue
-        counts = _cut(shares, class_sizes)
+        counts = _whole_counts(shares, class_sizes)
         if counts.sum(axis=0).min() >= min_examples:
-            return _deal(y, counts, rng)
+            return _assign(y, counts, rng)
     raise DatasetError(
         "data.partition",
-        f"no dirichlet draw in {draws} with alpha = {alpha:g} gave all {devices} devices "
-        f"{min_examples} examples",
+        f"each of {devices} devices must get {min_examples} examples, got no such draw among "
+        f"{draws} with alpha = {alpha:g}",
         "raise alpha, lower data.min_examples or use fewer devices",
     )
 
@@ -121,14 +121,14 @@ def class_mix(y: Ints, devices: int, gamma: float, rng: np.random.Generator) -> 
 
         q_k ~ Dirichlet(gamma / C 1_C) for each device k of K, then n_ck near q_ck n / K
 
-    Every example goes somewhere, so the drawn mixtures are bent to the sizes of the classes
-    (iterative proportional fitting); sizes come as close to n/K as that permits.
+    Every example is assigned, so the drawn mixtures are scaled to the sizes of the classes
+    (iterative proportional fitting); the sizes of the devices are as close to n/K as possible.
 
     Args:
         y: Class of each example, shape (n,).
         devices: K.
-        gamma: Concentration, > 0: the smaller, the more a device holds of a single class.
-        rng: Source of chance.
+        gamma: Concentration, > 0: with a smaller value, a device holds more of a single class.
+        rng: Source of randomness.
 
     Returns:
         Owner of each example, shape (n,).
@@ -136,35 +136,36 @@ def class_mix(y: Ints, devices: int, gamma: float, rng: np.random.Generator) -> 
     Source:
         Hsu, Qi & Brown, arXiv:1909.06335, with a uniform prior.
     Deviates:
-        They draw examples class by class until a class runs out, which leaves the last devices
-        with what nobody wanted.
+        The source draws examples class by class until a class is empty, so that the last devices
+        get the remaining classes.
     """
     class_sizes = np.bincount(y)
     present = class_sizes > 0
     mixtures = np.zeros((len(class_sizes), devices))
     shares = rng.dirichlet(np.full(int(present.sum()), gamma / present.sum()), devices)
     mixtures[present] = np.maximum(shares, LEAST_SHARE).T
-    return _deal(y, _cut(_fitted(mixtures, len(y) / devices, class_sizes), class_sizes), rng)
+    fitted = _fit_proportions(mixtures, len(y) / devices, class_sizes)
+    return _assign(y, _whole_counts(fitted, class_sizes), rng)
 
 
 def by_class(y: Ints, devices: int, classes_per_device: int, rng: np.random.Generator) -> Ints:
-    """Give each device exactly `classes_per_device` classes, and sizes as even as that permits.
+    """Give each device exactly `classes_per_device` classes, and sizes as even as possible.
 
-    Each class gets holders in proportion to its size; then the examples of a class are divided
-    over its holders so that the totals of the devices come as close to n/K as they can
-    (iterative proportional fitting), each holder getting at least one.
+    Each class gets a number of devices in proportion to its size. Then the examples of a class are
+    divided over its devices, at least one each, so that the sizes of the devices are as close to
+    n/K as possible (iterative proportional fitting).
 
     Args:
         y: Class of each example, shape (n,).
         devices: K.
         classes_per_device: Classes of each device.
-        rng: Source of chance.
+        rng: Source of randomness.
 
     Returns:
         Owner of each example, shape (n,).
 
     Raises:
-        DataError: There are too few classes, slots or examples.
+        DatasetError: There are too few classes, devices or examples.
     """
     class_sizes = np.bincount(y)
     present = np.flatnonzero(class_sizes)
@@ -185,27 +186,27 @@ def by_class(y: Ints, devices: int, classes_per_device: int, rng: np.random.Gene
             f"devices, got {class_sizes[short[0]]}",
             "use fewer devices or classes per device, or more examples",
         )
-    return _deal(y, _balanced(holds, class_sizes), rng)
+    return _assign(y, _balanced_counts(holds, class_sizes), rng)
 
 
 def natural(device_ids: Ints | None, devices: int, rng: np.random.Generator) -> Ints:
-    """Give each device whole users: one each, or shuffled and dealt if there are more.
+    """Give each device whole users: one each, or several random ones if there are more users.
 
     Args:
         device_ids: Natural user of each example, 0 .. users - 1, shape (n,).
         devices: Number of devices, at most the number of users.
-        rng: Source of chance; not used when there are as many users as devices.
+        rng: Source of randomness; not used if there are as many users as devices.
 
     Returns:
         Owner of each example, shape (n,): user k at device k when the numbers are equal.
 
     Raises:
-        DataError: The data name no users, or fewer than there are devices.
+        DatasetError: The data have no users, or fewer than there are devices.
     """
     if device_ids is None:
         raise DatasetError(
             "data.partition",
-            "natural needs the user of each example, got data without",
+            "natural needs the user of each example, got data without users",
             "add the array device to the .npz file, or use iid, dirichlet, class-mix or by-class",
         )
     users = int(device_ids.max()) + 1
@@ -215,23 +216,23 @@ def natural(device_ids: Ints | None, devices: int, rng: np.random.Generator) -> 
             f"natural needs a user for each of {devices} devices, got {users} users",
             f"use at most {users} devices, or another partition",
         )
-    place = np.arange(users, dtype=np.int64)
+    device_of_user = np.arange(users, dtype=np.int64)
     if users > devices:
-        place = rng.permutation(place) % devices
-    return place[device_ids]
+        device_of_user = rng.permutation(device_of_user) % devices
+    return device_of_user[device_ids]
 
 
 def split(rows: Ints, y: Ints, test_fraction: float, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """Divide one device's examples into training and test, each class in proportion.
 
-    The test part holds round(test_fraction x n) examples, at least one and at most n - 1; the
-    classes share it by largest remainder, so that each is within one of its exact share.
+    The test part has round(test_fraction x n) examples, at least one and at most n - 1. The largest
+    remainder method divides it over the classes: each is within one of its exact share.
 
     Args:
         rows: Examples of the device, shape (n,), n >= 2.
-        y: Their classes, shape (n,).
-        test_fraction: Share held out, between 0 and 1.
-        rng: Source of chance.
+        y: Class of each, shape (n,).
+        test_fraction: Share that is held out, between 0 and 1.
+        rng: Source of randomness.
 
     Returns:
         Training and test rows, ascending, shapes (n - t,) and (t,).
@@ -272,10 +273,10 @@ def _owner(
             return natural(device_ids, devices, rng)
 
 
-def _cut(shares: Floats, class_sizes: Ints) -> Ints:
+def _whole_counts(shares: Floats, class_sizes: Ints) -> Ints:
     """Return whole counts (C, K) with row sums `class_sizes` (C,), from shares (C, K).
 
-    A share of exactly 0 gets nothing: where a row's sum stays the same, so does its cut.
+    A share of exactly 0 gets a count of 0.
     """
     ends = np.cumsum(shares, axis=1)
     ends /= np.where(ends[:, -1:] > 0.0, ends[:, -1:], 1.0)
@@ -283,7 +284,7 @@ def _cut(shares: Floats, class_sizes: Ints) -> Ints:
     return np.diff(cuts, axis=1, prepend=0)
 
 
-def _deal(y: Ints, counts: Ints, rng: np.random.Generator) -> Ints:
+def _assign(y: Ints, counts: Ints, rng: np.random.Generator) -> Ints:
     """Return owners (n,) so that device k gets `counts[c, k]` random examples of class c."""
     owner = np.empty(len(y), np.int64)
     devices = np.arange(counts.shape[1])
@@ -293,10 +294,10 @@ def _deal(y: Ints, counts: Ints, rng: np.random.Generator) -> Ints:
 
 
 def _holders(class_sizes: Ints, devices: int, each: int, rng: np.random.Generator) -> Bools:
-    """Return who holds what, shape (C, K): `each` classes a device, every class held.
+    """Return which devices hold which class, shape (C, K).
 
-    A class has between 1 and K holders. Written class after class, slot j falls to device j mod K,
-    so a class never falls to one device twice.
+    A device holds `each` classes, a class is held by 1 to K devices. The slots of all classes are
+    listed class after class, and slot j goes to device j mod K, so a device gets a class once.
     """
     slots = np.ones(len(class_sizes), np.int64)
     for _ in range(devices * each - len(class_sizes)):
@@ -304,24 +305,25 @@ def _holders(class_sizes: Ints, devices: int, each: int, rng: np.random.Generato
         slots[np.argmax(per_slot)] += 1
     order = rng.permutation(len(class_sizes))
     classes = np.repeat(order, slots[order])
-    places = rng.permutation(devices)[np.arange(devices * each) % devices]
+    slot_devices = rng.permutation(devices)[np.arange(devices * each) % devices]
     holds = np.zeros((len(class_sizes), devices), np.bool_)
-    holds[classes, places] = True
+    holds[classes, slot_devices] = True
     return holds
 
 
-def _balanced(holds: Bools, class_sizes: Ints) -> Ints:
-    """Return counts (C, K), >= 1 where held, rows summing to `class_sizes`, columns even."""
+def _balanced_counts(holds: Bools, class_sizes: Ints) -> Ints:
+    """Return counts (C, K), >= 1 where held, with row sums `class_sizes` and even column sums."""
     spare = class_sizes - holds.sum(axis=1)
     target = class_sizes.sum() / holds.shape[1] - holds.sum(axis=0)
-    counts: Ints = holds + _cut(_fitted(holds.astype(np.float64), target, spare), spare)
+    fitted = _fit_proportions(holds.astype(np.float64), target, spare)
+    counts: Ints = holds + _whole_counts(fitted, spare)
     return counts
 
 
-def _fitted(flow: Floats, column_sums: Floats | float, row_sums: Ints) -> Floats:
-    """Return shares (C, K) of each row, so that rows of `row_sums` have these column sums.
+def _fit_proportions(flow: Floats, column_sums: Floats | float, row_sums: Ints) -> Floats:
+    """Return shares of each row (C, K): times `row_sums`, they have about these column sums.
 
-    As near as positive entries permit: zeros stay zeros.
+    Iterative proportional fitting: zeros stay zeros.
     """
     for _ in range(BALANCING_STEPS):
         flow = flow * (column_sums / np.maximum(flow.sum(axis=0), 1e-300)).clip(0.0)

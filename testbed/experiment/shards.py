@@ -1,6 +1,6 @@
-"""The data of a whole fleet: who holds which examples, to train on and to be judged by.
+"""The shards of a whole fleet: the training and held-out examples of each device.
 
-Which device was given which shard, kept in the run's folder so that a restart gives the same.
+The assignment of shards to devices is stored in the run's folder, so that a restart repeats it.
 """
 
 import threading
@@ -20,8 +20,8 @@ from fairbed.wire.shard import Shard, make_shard
 class FleetData:
     """A data set divided over the devices of a fleet; a `coordinator.ports.ShardSource`.
 
-    Emulated devices are known by name from the start. A device that is not takes the next free
-    shard when it first asks, and keeps it. Any thread may call; shards are built when asked for.
+    Emulated devices have their shard from the start. Another device gets the next free shard at
+    its first request, and keeps it. Any thread may call; a shard is built at each request.
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class FleetData:
 
         Args:
             dataset: All examples.
-            config: How to divide them.
+            config: The partition and its options.
             devices: Number of shards.
-            seed: What the division depends on.
-            names: Devices known beforehand, in fleet order: name i holds shard i.
-            assignments: What `assignments()` returned in an earlier life of the same run.
+            seed: Seed of the division.
+            names: Devices that are known from the start, in fleet order: name i holds shard i.
+            assignments: Result of `assignments()` before a restart of the same run.
 
         Raises:
-            DataError: The data cannot be divided so, or the assignments do not fit.
+            DatasetError: The data cannot be divided so, or the assignments do not fit.
         """
         self.dataset = dataset
         self._assigned = _merged(devices, names, assignments or {})
@@ -69,7 +69,7 @@ class FleetData:
         """Rows of the data set that each shard holds out."""
 
     def shard(self, device: str) -> Shard | None:
-        """Return the training data of `device`, or None when all shards are taken."""
+        """Return the training data of `device`; None if all shards are taken."""
         number = self._number(device)
         if number is None:
             return None
@@ -77,7 +77,7 @@ class FleetData:
         return make_shard(self.dataset.x[rows], self.dataset.y[rows])
 
     def assignments(self) -> dict[str, int]:
-        """Return the shard number of each device that has one, to be given back on resume."""
+        """Return the shard number of each device that has one, for a resumed run."""
         with self._lock:
             return dict(self._assigned)
 
@@ -93,39 +93,39 @@ class FleetData:
 
 
 def _merged(devices: int, names: Sequence[str], assignments: Mapping[str, int]) -> dict[str, int]:
-    """Return the shard of each device, known beforehand or assigned in an earlier life."""
+    """Return the shard of each device, known from the start or assigned before a restart."""
     if len(names) > devices or len(set(names)) != len(names):
         raise DatasetError(
             "fleet",
-            f"names must be distinct and at most {devices}, got {len(names)}",
+            f"device names must be distinct and at most {devices}, got {len(names)}",
             "give every device its own name and shard",
         )
     known = {name: k for k, name in enumerate(names)}
     merged = dict(assignments) | known
-    strays = [n for n, k in assignments.items() if merged[n] != k or not 0 <= k < devices]
-    if strays or len(set(merged.values())) != len(merged):
+    misfits = [n for n, k in assignments.items() if merged[n] != k or not 0 <= k < devices]
+    if misfits or len(set(merged.values())) != len(merged):
         raise DatasetError(
             "fleet",
-            f"shards handed out before must fit the fleet, got {strays or sorted(assignments)}",
+            f"stored shard assignments must fit the fleet, got {misfits or sorted(assignments)}",
             "resume with the experiment that the run was started with",
         )
     return merged
 
 
-FILE = "shards.json"
+ASSIGNMENTS_FILE = "shards.json"
 
 
-class RememberedShards:
-    """A `coordinator.ports.ShardSource` that writes new assignments down; any thread may ask."""
+class StoredShards:
+    """A `coordinator.ports.ShardSource` that stores new assignments in a file; thread-safe."""
 
     def __init__(self, data: FleetData, folder: Path) -> None:
         self._data = data
-        self._path = folder / FILE
+        self._path = folder / ASSIGNMENTS_FILE
         self._written: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def shard(self, device: str) -> Shard | None:
-        """Return the training data of `device`, or None when all shards are taken."""
+        """Return the training data of `device`; None if all shards are taken."""
         shard = self._data.shard(device)
         with self._lock:
             assignments = self._data.assignments()
@@ -138,8 +138,9 @@ class RememberedShards:
 
     @staticmethod
     def read(folder: Path) -> dict[str, int] | None:
-        """Return the assignments of an earlier life of the run; None if there was none."""
+        """Return the assignments that the run stored before a restart; None if there are none."""
         try:
-            return msgspec.json.decode((folder / FILE).read_bytes(), type=dict[str, int])
+            content = (folder / ASSIGNMENTS_FILE).read_bytes()
+            return msgspec.json.decode(content, type=dict[str, int])
         except (OSError, msgspec.DecodeError):
             return None

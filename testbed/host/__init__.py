@@ -1,1 +1,1 @@
-"""The machine that emulates: its speed, its contention, its child processes, its clock."""
+"""The machine that emulates: its speed, its contention, its child processes and its clock."""

@@ -1,10 +1,10 @@
-"""Measures the processor time of training steps and codecs on this machine, in a child process.
+"""Measure the processor time of training steps and codecs on this machine, in a child process.
 
     python -m fairbed.testbed.host.calibration PARENT < Probe in JSON > WorkCosts in JSON
 
-It runs the agent's own training loop and coder, so that the whole work of a device is counted.
-Between two models a device trains, sleeps and frees memory, so the processor's caches hold no part
-of a model when a codec begins. Therefore the caches are overwritten before each measurement.
+The child runs the agent's own training loop and coder, so that it counts the whole work of a
+device. Between two models a device trains, sleeps and frees memory, so its caches hold no part of
+a model when a codec starts. Therefore the caches are overwritten before each measurement.
 """
 
 import os
@@ -39,10 +39,10 @@ from fairbed.wire.selfcheck import selfcheck_inputs
 from fairbed.wire.tensors import vector_to_bytes
 
 REPEATS = 15
-"""Of each measurement; the result is the median."""
+"""Repetitions of each codec measurement; the result is their median."""
 
 CACHE_BYTES = 64 << 20
-"""More than the private and shared caches of a core."""
+"""Larger than the private and shared caches of a core."""
 
 _CHUNK_BYTES = 65_536
 
@@ -60,7 +60,7 @@ ANY_DEVICE = Device(
         codecs=tuple(CODECS),
     ),
 )
-"""A device that knows every codec, as every agent of this version does."""
+"""A device that supports every codec, as every agent of this version does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +69,24 @@ class _CodecSample:
 
     train: Train
     before: Train
-    """The request of the version before."""
+    """The request for the previous model version."""
     blob: bytes | None
     """The encoded model; None if it is sent unencoded."""
     base: Vector
-    """The version before."""
+    """The previous model version."""
     model: Vector
     trained: Vector
 
 
 def codec_work_s(spec: TaskSpec, exchange: ExchangeConfig) -> tuple[float, float]:
-    """Return the cost of decoding a model and encoding an update, seconds of one core, medians.
+    """Return the median cost of decoding a model and of encoding an update, core seconds.
 
     Args:
-        spec: Of the task.
+        spec: Description of the task.
         exchange: The codecs.
 
     Returns:
-        Decoding, 0 where models are sent unencoded, and encoding.
+        Decoding (0 if models are sent unencoded), and encoding.
     """
     sample, cache = _codec_sample(spec, exchange), np.ones(CACHE_BYTES // 8)
     decoded, encoded = list[float](), list[float]()
@@ -115,7 +115,7 @@ def _encode_s(sample: _CodecSample, spec: TaskSpec) -> float:
 
 
 def _codec_sample(spec: TaskSpec, exchange: ExchangeConfig) -> _CodecSample:
-    """Return a model and its changes; each is a tenth of what it changes."""
+    """Return a model and two changes of it, each with a noise of 10 % of the values."""
     layout, rng = spec.layout, np.random.Generator(np.random.PCG64(0))
     agreement = CodecAgreement(exchange, layout, "calibration")
     base, _, _ = selfcheck_inputs(spec, seed=0, batch=1)
@@ -125,7 +125,11 @@ def _codec_sample(spec: TaskSpec, exchange: ExchangeConfig) -> _CodecSample:
     if codec is not None:
         is_delta = exchange.down == "delta"
         blob, model = encoded_version(codec, layout, model, base if is_delta else None, rng)
-        packed = agreement.packed(manifest_of(blob, "model", _CHUNK_BYTES), _manifest(base))
+        packed = Packed(
+            manifest=manifest_of(blob, "model", _CHUNK_BYTES),
+            codec="float16" if exchange.down == "float16" else "int8",
+            base=_manifest(base).sha256 if is_delta else None,
+        )
     train = Train(
         round=1,
         model=_manifest(model),
@@ -150,49 +154,49 @@ def _manifest(vector: Vector) -> Manifest:
 
 
 MEASURE_S = 0.4
-"""For training steps, and once more for evaluation steps."""
+"""Time for training steps, and again for evaluation steps."""
 
 MIN_STEPS = 4
-"""Of each size, however long they take; the first is discarded."""
+"""Fewest steps of each size, even beyond `MEASURE_S`; the first is discarded."""
 
 TIMEOUT_S = 120.0
 
 SMALL_EVALUATION = trainer.EVALUATION_BATCH // 4
 
-_CALM_RATE = 1e-6
-"""A learning rate that hardly changes the model: only the cost of a step matters."""
+_TINY_LEARNING_RATE = 1e-6
+"""Hardly changes the model: only the cost of a step matters."""
 
 
 class Probe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to measure."""
+    """The task and codecs to measure."""
 
     artifact: bytes
     hyperparameters: Hyperparameters
     exchange: ExchangeConfig | None = None
-    """Codecs to measure too; None measures none."""
+    """Codecs to measure as well; None measures none."""
 
 
 async def work_costs(folder: Path, probe: Probe) -> WorkCosts:
     """Return the costs stored in a run's folder; measure and store them if there are none.
 
     Raises:
-        BackendError: They cannot be measured.
-        OSError: They cannot be stored.
+        BackendError: The costs cannot be measured.
+        OSError: The costs cannot be stored.
     """
     path = anyio.Path(folder / WORK)
     try:
         return msgspec.json.decode(await path.read_bytes(), type=WorkCosts)
     except (FileNotFoundError, msgspec.DecodeError):
-        costs = await measured(probe)
+        costs = await measure_in_child(probe)
     await path.write_bytes(msgspec.json.encode(costs))
     return costs
 
 
-async def measured(probe: Probe) -> WorkCosts:
-    """Return the cost of steps on this machine, measured in a child process for about a second.
+async def measure_in_child(probe: Probe) -> WorkCosts:
+    """Return the costs on this machine, measured in a child process in about a second.
 
     Raises:
-        BackendError: They cannot be measured.
+        BackendError: The costs cannot be measured.
     """
     command = [sys.executable, "-m", "fairbed.testbed.host.calibration", str(os.getpid())]
     try:
@@ -201,16 +205,18 @@ async def measured(probe: Probe) -> WorkCosts:
                 command, input=msgspec.json.encode(probe), stderr=subprocess.PIPE, check=False
             )
     except (OSError, TimeoutError) as exc:
-        reason = f"took over {TIMEOUT_S:g} s" if isinstance(exc, TimeoutError) else str(exc)
-        raise BackendError(f"calibration: cannot be run, {reason}; try again") from exc
+        reason = f"no result in {TIMEOUT_S:g} s" if isinstance(exc, TimeoutError) else str(exc)
+        raise BackendError(
+            f"calibration: must measure a training step here, got {reason}; try again"
+        ) from exc
     if done.returncode != 0:
         last_line = (done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
-        raise BackendError(f"calibration: a step of training must run here, got: {last_line}")
+        raise BackendError(f"calibration: a training step must run here, got: {last_line}")
     return msgspec.json.decode(done.stdout, type=WorkCosts)
 
 
 def measure(probe: Probe) -> WorkCosts:
-    """Run steps of two sizes in turns, and codecs; return their median costs."""
+    """Run steps of two sizes alternately, then the codecs; return the median costs."""
     engine = OnnxEngine(decode_artifact(probe.artifact))
     costs = WorkCosts(
         train=_train_cost(engine, probe.hyperparameters), evaluate=_evaluate_cost(engine)
@@ -222,7 +228,7 @@ def measure(probe: Probe) -> WorkCosts:
 
 
 class _StepTimer:
-    """A meter that records the processor time of each step."""
+    """Records the processor time of each step; a `device_agent.host.Meter`."""
 
     def __init__(self) -> None:
         self.costs_s: dict[int, list[float]] = defaultdict(list)
@@ -250,15 +256,15 @@ class _StepTimer:
 def _train_cost(engine: OnnxEngine, hyperparameters: Hyperparameters) -> StepCost:
     large = min(max(2, hyperparameters.batch_size), trainer.EVALUATION_BATCH)
     vector, x, y = selfcheck_inputs(engine.spec, seed=0, batch=large + max(1, large // 4))
-    calm = msgspec.structs.replace(
+    settings = msgspec.structs.replace(
         hyperparameters,
         epochs=10_000,
         batch_size=large,
-        learning_rate=_CALM_RATE,
+        learning_rate=_TINY_LEARNING_RATE,
         max_steps=None,
     )
     timer = _StepTimer()
-    trainer.train(engine, vector, x, y, calm, 0, timer, timer.is_enough)
+    trainer.train(engine, vector, x, y, settings, 0, timer, timer.is_enough)
     return timer.cost()
 
 
@@ -272,7 +278,7 @@ def _evaluate_cost(engine: OnnxEngine) -> StepCost:
 
 
 def main() -> int:
-    """Measure the probe on stdin; the first argument is our parent's process id."""
+    """Measure the probe on stdin; the first argument is the process id of the parent."""
     die_with_parent(int(sys.argv[1]))
     probe = msgspec.json.decode(sys.stdin.buffer.read(), type=Probe)
     sys.stdout.write(msgspec.json.encode(measure(probe)).decode())

@@ -1,7 +1,7 @@
-"""Measures for how long this machine keeps emulated devices waiting because it is busy.
+"""Measure contention: the time for which this busy machine keeps emulated devices waiting.
 
-A device that waits for a processor is slower than its profile. So is a device whose bytes
-wait in a broker or a proxy that waits for a processor. That time is counted for each device.
+A device that waits for a processor is slower than its profile. So is a device whose bytes wait
+in a broker or proxy that waits for a processor. Both times are counted for each device.
 """
 
 import time
@@ -12,40 +12,40 @@ from pathlib import Path
 from fairbed.coordinator.ports import WaitTimes
 
 READING_S = 2e-3
-"""Readings of the same processes within this time are one: a cohort is dispatched at once."""
+"""A reading of the relaying processes is reused for this long: a cohort is dispatched at once."""
 
 SHORT_S = 20e-6
-"""A wait on waking up that is too short to matter. A relay wakes up for every packet: 1,500
-waits of 28 us a second were 4 % of the time, and moved no packet by more than that."""
+"""Wait at a wake-up that is not counted. A relay wakes up for every packet: 1,500 waits of 28 us
+per second were 4 % of the time, but delayed no packet by more than 28 us."""
 
 _NS = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerWaits:
-    """For how long the threads of a process waited for a processor, and how often they ran."""
+    """Time that the threads of a process waited for a processor, and how often they ran."""
 
     seconds: float = 0.0
     count: int = 0
 
 
 def waits(pid: int) -> SchedulerWaits:
-    """Return the waits of the threads of a process; zero where the system does not count them."""
+    """Return the waits of the threads of a process; zero if the system does not count them."""
     total_ns, count = 0, 0
     for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         try:
             _, waited_ns, runs = map(int, thread.read_text().split())
-        except (OSError, ValueError):  # it has ended meanwhile
+        except (OSError, ValueError):  # the thread has ended
             continue
         total_ns, count = total_ns + waited_ns, count + runs
     return SchedulerWaits(total_ns * _NS, count)
 
 
 class WaitCounter:
-    """Sums the time for which processes waited for a processor, without short waits.
+    """Sums the time for which processes waited for a processor, less `SHORT_S` per wait.
 
     Args:
-        read: Returns the waits of a process so far.
+        read: Returns the total waits of a process.
     """
 
     def __init__(self, read: Callable[[int], SchedulerWaits] = waits) -> None:
@@ -68,10 +68,10 @@ class ContentionMonitor:
 
     Args:
         emulated: Names of the devices that have a profile.
-        contended_s: For how long a device was kept waiting, seconds in all; None is unknown.
-        path: Processes that relay every byte: the broker, proxies.
+        contended_s: Returns the total time that a device was kept waiting, seconds; None: unknown.
+        path: Returns the processes that relay every byte: the broker, proxies.
         dilation: Seconds of this machine in one second of the fleet.
-        now: Seconds.
+        now: Monotonic clock, seconds.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ContentionMonitor:
         self._waited, self._read_at = WaitCounter(), -READING_S
 
     def waiting(self, device: str) -> WaitTimes | None:
-        """Return how long `device` and its bytes have waited; None if it is not emulated."""
+        """Return how long `device` and its bytes have waited; None if `device` is not emulated."""
         if device not in self._emulated:
             return None
         device_s = self._contended_s(device)

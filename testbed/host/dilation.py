@@ -1,8 +1,8 @@
 """Time dilation: a second of the fleet lasts k seconds of this machine.
 
-Everything that waits on an event loop of `dilated_loop` waits k times as long, and its clock shows
-seconds of the fleet. So the coordinator's deadlines, the agents' contexts and every duration that a
-run keeps are the fleet's own, without any of them knowing.
+On a `DilatedLoop` every wait lasts k times as long, and the clock shows seconds of the fleet. So
+the coordinator's deadlines, the agents' contexts and all recorded durations are in seconds of the
+fleet, and no other code needs to know the dilation.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class DilatedLoop(asyncio.SelectorEventLoop):
 
 
 def loop_factory(dilation: float) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return a factory of event loops with dilated time; 1 makes plain ones."""
+    """Return a factory of event loops with dilated time; plain ones for a dilation of 1."""
     return asyncio.new_event_loop if dilation == 1.0 else lambda: DilatedLoop(dilation)
 
 
@@ -60,11 +60,11 @@ def dilated(clock: Callable[[], float], dilation: float) -> Callable[[], float]:
 
 
 class DilatedClock:
-    """The clock of an emulated device; `device_agent.host.Clock`."""
+    """The clock of an emulated device; a `device_agent.host.Clock`."""
 
     def __init__(self, dilation: float) -> None:
         self._dilation = dilation
 
     def now(self) -> float:
-        """Monotonic seconds of the fleet."""
+        """Return monotonic seconds of the fleet."""
         return time.monotonic() / self._dilation

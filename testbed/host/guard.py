@@ -1,26 +1,26 @@
-"""Ends child processes with the testbed, however the testbed ends.
+"""End child processes with the testbed, however the testbed ends.
 
-`kill -9` runs no `finally`, so each child has to notice by itself that its parent is gone:
+`kill -9` runs no `finally`, so each child must notice by itself that its parent is gone:
 
-* our own Python children call `die_with_parent` first thing;
-* foreign programs (a broker) are started as `guarded([program, ...])`.
+* our own Python children call `die_with_parent` first;
+* other programs (a broker) are started as `guarded([program, ...])`.
 
-On Linux both ask the kernel for a signal at the parent's death (`PR_SET_PDEATHSIG`), and a
-guarded program replaces the guard: no extra process stays. The signal is SIGKILL, not SIGTERM,
-because no process is left to wait for a child that ignores SIGTERM, is stopped or hangs, and no
-clean-up of a child is worth an orphan. Elsewhere the guard stays as the program's
-parent, passes SIGTERM and SIGINT on, and kills the program when its own parent changes.
+On Linux both request a signal from the kernel at the parent's death (`PR_SET_PDEATHSIG`), and a
+guarded program replaces the guard, so no extra process remains. The signal is SIGKILL: after the
+parent's death no process could kill a child that ignores SIGTERM, is stopped or hangs. On other
+systems the guard stays as the program's parent, forwards SIGTERM and SIGINT, and kills the program
+when its own parent changes.
 
-Three things to know:
+Three limits:
 
-* The kernel means the *thread* that forked. Start children from the main thread.
-* The setting dies with a change of user or group. A program that drops root privileges by itself
+* The signal follows the death of the *thread* that forked. Start children from the main thread.
+* A change of user or group clears the setting. A program that drops root privileges by itself
   (mosquitto, unless its `user` option names the user it was started as) must be configured not to,
   or be started with `stay=True`.
-* It is not inherited: a child that starts children guards them too.
+* Children do not inherit the setting: a child that starts children guards them too.
 
-This file is also run by its path, with `python -I -S`, to be quick: it imports only small parts
-of the standard library, and nothing of ours.
+This file is also run by its path, with `python -I -S`, to start quickly: it imports only small
+parts of the standard library, and no other module of Fairbed.
 """
 
 import os
@@ -37,12 +37,12 @@ WATCH_INTERVAL_S = 0.2
 
 
 def guarded(argv: Sequence[str], *, stay: bool = False) -> list[str]:
-    """Return the command that runs `argv` so that it dies with this process.
+    """Return the command that runs `argv` and ends with this process.
 
     Args:
         argv: Program and arguments; the program is looked up on the PATH.
         stay: Keep the guard as a parent on Linux too, for programs that change their user.
-            Then kill the program by SIGTERM to the guard, never by SIGKILL.
+            End such a program by SIGTERM to the guard, never by SIGKILL.
     """
     flags = ["--stay"] if stay else []
     parent = str(os.getpid())
@@ -53,8 +53,8 @@ def die_with_parent(parent: int) -> None:
     """End this process when its parent ends; returns at once.
 
     Args:
-        parent: Process id that the caller expects as its parent, passed by that parent: if it
-            died before this call, this process ends here.
+        parent: Process id of the parent, passed by the parent: if it died before this call, this
+            process ends here.
 
     Raises:
         OSError: The kernel refused the request.
@@ -88,7 +88,7 @@ def _watch(parent: int) -> None:
 
 
 def _stay(argv: Sequence[str], parent: int) -> int:
-    """Run `argv` as a child until it ends or the parent is gone; return its exit status."""
+    """Run `argv` as a child until the child or the parent ends; return the exit status."""
     import signal
     import subprocess
     from types import FrameType
@@ -113,7 +113,7 @@ def _stay(argv: Sequence[str], parent: int) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `[--stay] [PARENT] -- CMD...`; without PARENT, the present parent is the one."""
+    """Run `[--stay] [PARENT] -- CMD...`; PARENT is by default the current parent."""
     try:
         cut = list(arguments).index("--")
         options, argv = list(arguments[:cut]), list(arguments[cut + 1 :])
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _restore_signals() -> None:
-    """Undo what Python ignores: an ignored signal would stay ignored in the program."""
+    """Restore the signals that Python ignores; the program would inherit that."""
     import signal
 
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -2,7 +2,7 @@
 
     core speed = REFERENCE_STEP_S / (processor time of the same step here)
 
-The step is one of the shipped CNN in the agent's own training loop. It is measured once per host
+The step trains the shipped CNN in the agent's own training loop. It is measured once per machine
 in a child process, and stored in the user's cache folder.
 """
 
@@ -23,22 +23,22 @@ from fairbed.coordinator.task.errors import TaskError
 from fairbed.device_agent.engines.base import EngineError
 from fairbed.device_agent.engines.onnx import engine_version
 from fairbed.testbed.errors import BackendError
-from fairbed.testbed.host.calibration import Probe, measured
+from fairbed.testbed.host.calibration import Probe, measure_in_child
 from fairbed.wire.artifact import encode_artifact
 
 MODEL, SHAPE, CLASSES, BATCH = "cnn", (1, 28, 28), 10, 20
 """The step: 0.37 GFLOP, most of them in convolutions."""
 
 REFERENCE_STEP_S = 0.017
-"""What the step takes on one core of an Intel N100: derived, not measured, and right within a
-factor of 2; see tools/derive_reference.py and docs/profiles.md."""
+"""Time of the step on one core of an Intel N100: derived, not measured, and right within a factor
+of 2; see tools/derive_reference.py and docs/profiles.md."""
 
 SIGNIFICANT_DIGITS = 3
-"""Of the result."""
+"""Digits of `HostSpeed.core_speed`."""
 
 
 class HostSpeed(Struct, frozen=True, kw_only=True):
-    """A measurement, as the cache stores it."""
+    """A measurement, as stored in the cache."""
 
     cpu: str
     cores: int
@@ -53,7 +53,7 @@ class HostSpeed(Struct, frozen=True, kw_only=True):
 
 
 def host_speed(environ: Mapping[str, str]) -> HostSpeed:
-    """Return the speed of this machine from the cache, or measure it in about a second.
+    """Return the cached speed of this machine, or measure it in about a second.
 
     If the cache cannot be written, the next call measures again.
 
@@ -61,21 +61,21 @@ def host_speed(environ: Mapping[str, str]) -> HostSpeed:
         environ: Read for `XDG_CACHE_HOME` and `HOME` only.
 
     Raises:
-        BackendError: It cannot be measured.
+        BackendError: The speed cannot be measured.
     """
     try:
-        return _kept_or_measured(environ)
+        return _cached_or_measured(environ)
     except (EngineError, TaskError) as exc:
-        raise BackendError(f"host speed: a step of training must run here: {exc}") from exc
+        raise BackendError(f"host speed: a training step must run here, got: {exc}") from exc
 
 
-def _kept_or_measured(environ: Mapping[str, str]) -> HostSpeed:
+def _cached_or_measured(environ: Mapping[str, str]) -> HostSpeed:
     path = cache_path(environ)
     with suppress(OSError, msgspec.DecodeError):
         found = msgspec.json.decode(path.read_bytes(), type=HostSpeed)
         if found.step_s > 0.0:
             return found
-    train = anyio.run(measured, probe()).train
+    train = anyio.run(measure_in_child, probe()).train
     speed = HostSpeed(
         cpu=cpu_model(),
         cores=os.cpu_count() or 1,
@@ -91,7 +91,7 @@ def _kept_or_measured(environ: Mapping[str, str]) -> HostSpeed:
 
 
 def cache_path(environ: Mapping[str, str]) -> Path:
-    """Return the cache file for this type of machine and this engine."""
+    """Return the cache file of this type of machine and this engine."""
     key = "\n".join([cpu_model(), str(os.cpu_count()), engine_version(), platform.machine()])
     root = environ.get("XDG_CACHE_HOME") or str(
         Path(environ.get("HOME", "~")).expanduser() / ".cache"

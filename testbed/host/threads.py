@@ -1,4 +1,4 @@
-"""Environment variables for the number of threads of numerical libraries, read when they load."""
+"""Environment variables that set the number of threads of numerical libraries at their import."""
 
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -8,4 +8,4 @@ THREAD_VARIABLES = (
 )
 
 ONE_THREAD = dict.fromkeys(THREAD_VARIABLES, "1")
-"""One thread, for a process beside others that compute: more would wait for each other."""
+"""Settings for a process that computes beside others: more threads would wait for each other."""

@@ -27,7 +27,7 @@ from fairbed.device_agent.engines.onnx import OnnxEngine
 from fairbed.testbed.emulation.work import TaskCosts, WorkCosts
 from fairbed.testbed.experiment.datasets.dataset import Dataset
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, load_experiment
-from fairbed.testbed.host.calibration import Probe, measure, measured
+from fairbed.testbed.host.calibration import Probe, measure, measure_in_child
 from fairbed.testbed.host.speed import BATCH, CLASSES, MODEL, REFERENCE_STEP_S, SHAPE, host_speed
 from fairbed.testbed.recording.analysis.from_run import TrainingSettings, packing_of
 from fairbed.testbed.run_folder import WORK
@@ -138,7 +138,7 @@ def _measured(experiment: Experiment, dataset: Dataset) -> TaskCosts:
     training = experiment.training.hyperparameters(1)
     probe = Probe(artifact=artifact, hyperparameters=training, exchange=experiment.exchange)
     speed = host_speed(os.environ).core_speed
-    return TaskCosts.of(anyio.run(measured, probe), speed)
+    return TaskCosts.of(anyio.run(measure_in_child, probe), speed)
 
 
 def _of_run(folder: Path, wanted: ExchangeConfig) -> TaskCosts:

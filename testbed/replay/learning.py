@@ -375,7 +375,7 @@ def make_learning(stage: ReplaySetup, folder: Path, threads: int | None = None) 
 
     Raises:
         ExperimentError: `[replay] engine` cannot train this model.
-        DataError: Model and data do not fit.
+        DatasetError: Model and data do not fit.
         TaskError: The model cannot be had.
         EngineError: The engine cannot run it.
     """

@@ -74,7 +74,7 @@ def setup_of(experiment: Experiment) -> ReplaySetup:
     Raises:
         ExperimentError: Its fleet cannot be replayed.
         ProfileError: A profile, link or trace is unknown, or breaks a rule.
-        DataError: Its data cannot be had, or not be divided so.
+        DatasetError: Its data cannot be had, or not be divided so.
         TaskError: Its model cannot be had.
         BackendError: The cost of training was to be measured and cannot be.
     """
@@ -174,7 +174,7 @@ def _profile_stage(experiment: Experiment) -> ReplaySetup:
     experiment = with_costs(experiment, dataset)
     data, examples = _examples(experiment, dataset, names)
     world, decisions = _world(experiment, dataset, columns_of(devices), examples)
-    rows = [*_told(devices, examples), *(device.truth() for device in devices)]
+    rows = [*_told(devices, examples), *(device.truth_row() for device in devices)]
     return ReplaySetup(experiment, names, world, decisions, rows, data)
 
 

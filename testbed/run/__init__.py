@@ -1,1 +1,1 @@
-"""One live run: checks before it, broker, fleet, coordinator, evaluation, and its end."""
+"""One live run: preflight checks, broker, fleet, coordinator, evaluation and shutdown."""

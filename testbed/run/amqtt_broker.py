@@ -1,9 +1,9 @@
 """amqtt as a program: one listener, one user, and fixes for two faults of its broker.
 
 Run by its path: `python -I amqtt_broker.py SETTINGS.json`, with `bind`, `user` and `password`.
-Seen in amqtt 0.12.1: a client that connects is sent whatever is retained under the subscriptions
-of all others, and when one of these subscribes meanwhile, the newcomer's session dies ("dictionary
-changed size during iteration"). Both happen whenever a fleet joins.
+The faults of amqtt 0.12.1: a client that connects receives the retained messages of all other
+clients' subscriptions; and if another client subscribes meanwhile, the new session ends with
+"dictionary changed size during iteration". Both happen whenever a fleet joins.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from amqtt.session import Session
 
 
 class OnePassword(BaseAuthPlugin):  # type: ignore[misc]  # amqtt publishes no types
-    """Accepts the one user."""
+    """Accepts one user with one password."""
 
     @dataclass
     class Config:
@@ -31,7 +31,7 @@ class OnePassword(BaseAuthPlugin):  # type: ignore[misc]  # amqtt publishes no t
         password: str
 
     async def authenticate(self, *, session: Session) -> bool:
-        """Return whether user and password are right."""
+        """Return whether user and password are correct."""
         credentials = f"{session.username}:{session.password}".encode()
         return hmac.compare_digest(
             credentials, f"{self.config.user}:{self.config.password}".encode()
@@ -39,7 +39,7 @@ class OnePassword(BaseAuthPlugin):  # type: ignore[misc]  # amqtt publishes no t
 
 
 class FixedBroker(Broker):  # type: ignore[misc]  # amqtt publishes no types
-    """amqtt's broker; its loops over all subscriptions never let another task change them."""
+    """amqtt's broker, in which no other task runs during a loop over all subscriptions."""
 
     async def _publish_retained_messages_for_subscription(
         self, subscription: tuple[str, int], session: Session

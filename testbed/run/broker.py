@@ -1,13 +1,13 @@
-"""The MQTT broker of a run: an embedded one is started and ended, an external one is checked.
+"""The MQTT broker of a run: start and stop an embedded one, or check an external one.
 
 `start_broker` runs an embedded broker. `auto` takes the first that is installed, fastest first:
-mosquitto, the NATS server, amqtt. All speak MQTT 3.1.1. The broker listens on one address, has
-one user with a random password, takes no packet above 1 MiB and queues a bounded number of bytes
-(amqtt has neither limit: the windows of `wire.transfer` bound it).
+mosquitto, the NATS server, amqtt. All support MQTT 3.1.1. The broker listens on one address, has
+one user with a random password, accepts no packet above 1 MiB and queues a bounded number of bytes
+(amqtt has neither limit: the windows of `wire.transfer` bound its memory).
 
-`await_broker` checks that an external broker accepts us. `find_chunk_limit` measures the largest
-message that it passes on: a broker drops a larger one, or the connection with it, so the test
-uses a connection of its own, before the run depends on it.
+`await_broker` checks that an external broker accepts a login. `find_chunk_limit` measures the
+largest message that it forwards. A broker drops a larger message, or the connection with it, so
+the measurement uses a connection of its own, before the run.
 """
 
 import base64
@@ -40,26 +40,28 @@ from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Tran
 from fairbed.wire.transport.client import MqttTransport
 
 CHUNK_SIZES = (64 * 1024, 112 * 1024, 256 * 1024, 480 * 1024, MAX_CHUNK_BYTES)
-"""A link probe needs the smallest; the second is for brokers with a limit of 120 KiB or 128 kB."""
+"""Tested sizes. A link probe needs the smallest; the second suits brokers with a limit of 120 KiB
+or 128 kB."""
 
 SLACK_BYTES = 128
-"""Topics of chunks may be longer than the probe's, and some brokers count them."""
+"""Added to a tested chunk: topics of chunks can be longer than the probe's, and some brokers count
+the topic."""
 
 PROBE_ANSWER_S = 20.0
-"""Longest wait for one message to come back, seconds: 960 KiB at 800 kbit/s both ways."""
+"""Longest wait for one message to return, seconds: 960 KiB at 800 kbit/s both ways."""
 
 
 async def largest_chunk(transport: Transport, topic: str) -> int:
-    """Return the largest chunk that the broker passes on, bytes; 0 if it passes none.
+    """Return the largest chunk that the broker forwards, bytes; 0 if it forwards none.
 
-    Ends early when a chunk takes so long that no larger one would be used on this link.
+    Stops early at a chunk that takes so long that this link would never carry a larger one.
 
     Args:
-        transport: A connection that nothing else uses; it is entered and left.
-        topic: One that no other client uses.
+        transport: An unopened connection; it is opened and closed here.
+        topic: A topic that no other client uses.
 
     Raises:
-        Refused: The broker refused us.
+        Refused: The broker refused the connection.
     """
     largest = 0
     async with transport:
@@ -70,7 +72,7 @@ async def largest_chunk(transport: Transport, topic: str) -> int:
             await transport.subscribe(topic)
         for size in CHUNK_SIZES:
             started_s = anyio.current_time()
-            if not await _comes_back(transport, events, topic, size):
+            if not await _is_forwarded(transport, events, topic, size):
                 break
             largest = size
             if anyio.current_time() - started_s > CHUNK_TIME_S:
@@ -78,10 +80,13 @@ async def largest_chunk(transport: Transport, topic: str) -> int:
     return largest
 
 
-async def _comes_back(
+async def _is_forwarded(
     transport: Transport, events: AsyncIterator[Incoming], topic: str, chunk_bytes: int
 ) -> bool:
-    """Send a message as large as a chunk, then a small one that overtakes nothing."""
+    """Publish a message as large as a chunk, then a small mark: return whether both come back.
+
+    A broker keeps the order of messages, so the mark without the large message means a drop.
+    """
     large = bytes(HEADER_BYTES + chunk_bytes + SLACK_BYTES)
     mark = chunk_bytes.to_bytes(4, "big")
     with anyio.move_on_after(PROBE_ANSWER_S):
@@ -108,22 +113,22 @@ BrokerChoice: TypeAlias = Literal["auto", "mosquitto", "nats", "amqtt"]
 USER = "fairbed"
 
 MAX_PACKET_BYTES = 1 << 20
-"""Above the largest message of ours (1,000,000 bytes); NATS' own default."""
+"""Above Fairbed's largest message (1,000,000 bytes); the default of NATS."""
 
 MAX_QUEUED_BYTES = 256 << 20
-"""For one slow client: four times what all upload windows together allow."""
+"""Queue of one slow client: four times the sum of all upload windows."""
 
 MAX_QUEUED_MESSAGES = 10_000
 
 READY_S = 20.0
-"""amqtt takes 0.35 s on a quiet machine; a busy one may be fifty times slower."""
+"""Longest start, seconds: amqtt takes 0.35 s on an idle machine; a busy one can be 50x slower."""
 
 STOP_S = 3.0
 """From SIGTERM to SIGKILL, seconds."""
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(16 << 20)}
 """Settings of glibc's allocator, ignored elsewhere: keep up to 16 MiB of freed memory. Returning it
-chunk by chunk costs mosquitto 0.8 ms of processor time per MB that it passes on."""
+chunk by chunk costs mosquitto 0.8 ms of processor time per MB that it forwards."""
 
 POLL_S = 0.01
 PORT_ATTEMPTS = 3
@@ -139,7 +144,7 @@ class _Setup:
     """Settings of a broker."""
 
     folder: Path
-    """For its configuration and data; removed at the end."""
+    """Its configuration and data; removed at the end."""
     host: str
     port: int
     password: str
@@ -147,7 +152,7 @@ class _Setup:
 
 
 def find_broker(kind: BrokerKind) -> list[str] | None:
-    """Return the command that runs a broker; None when it is not installed."""
+    """Return the command that runs a broker; None if it is not installed."""
     return _KINDS[kind].find()
 
 
@@ -164,15 +169,15 @@ async def start_broker(
     """Run a broker for as long as the context lasts.
 
     Args:
-        choice: Which one; `auto` takes the first that is installed.
-        folder: Receives `broker.log`; its other files there are removed at the end.
-        port: None takes a free one.
-        host: The one address it listens on.
-        password: None makes a random one; a restarted coordinator gives the old one.
-        max_packet_bytes: Largest packet that it takes; amqtt has no limit.
+        choice: Kind of broker; `auto` takes the first that is installed.
+        folder: Receives `broker.log`; the broker's other files are removed at the end.
+        port: None takes a free port.
+        host: The address that it listens on.
+        password: None draws a random one; a restarted coordinator passes the old one.
+        max_packet_bytes: Largest packet that it accepts; amqtt has no limit.
 
     Raises:
-        BrokerError: None is installed, or it does not come up.
+        BrokerError: No broker is installed, or it does not start.
     """
     kind, command = _choose(choice)
     for attempt in range(PORT_ATTEMPTS):
@@ -216,19 +221,19 @@ class Broker:
     @property
     def url(self) -> str:
         """Address with user and password, as `MqttTransport` takes it."""
-        at, host = self._setup, self._setup.host
-        return f"mqtt://{USER}:{at.password}@{f'[{host}]' if ':' in host else host}:{at.port}"
+        setup, host = self._setup, self._setup.host
+        return f"mqtt://{USER}:{setup.password}@{f'[{host}]' if ':' in host else host}:{setup.port}"
 
     @property
     def pid(self) -> int | None:
-        """Process id; None when it was stopped or killed."""
+        """Process id; None after `stop` or `kill`."""
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """Start it, and return when it answers.
+        """Start the broker, and return when it accepts a login.
 
         Raises:
-            BrokerError: It does not come up.
+            BrokerError: It does not start.
         """
         self._setup.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         arguments = _KINDS[self.kind].configure(self._setup)
@@ -252,7 +257,7 @@ class Broker:
             raise
 
     async def stop(self) -> None:
-        """Stop it, by SIGTERM at first, and remove its files except the log."""
+        """Stop the broker, by SIGTERM first, and remove its files except the log."""
         process = self._process
         if process is not None:
             if process.returncode is None:
@@ -263,35 +268,35 @@ class Broker:
         shutil.rmtree(self._setup.folder, ignore_errors=True)
 
     async def kill(self) -> None:
-        """Kill it as `kill -9` does; its files stay for the next `start`."""
+        """Kill the broker as `kill -9` does; its files stay for the next `start`."""
         process, self._process = self._process, None
         if process is None:
             return
         if process.returncode is None:
-            for child in psutil.Process(process.pid).children():  # where the guard stays
+            for child in psutil.Process(process.pid).children():  # if the guard stays as parent
                 child.kill()
             process.kill()
         await process.wait()
         await process.aclose()
 
     async def restart(self) -> None:
-        """Kill it, and start it again with the same address and password.
+        """Kill the broker, and start it again with the same address and password.
 
         Raises:
-            BrokerError: It does not come up.
+            BrokerError: It does not start.
         """
         await self.kill()
         await self.start()
 
     async def wait(self) -> str:
-        """Wait until it ends by itself; return the end of its log."""
+        """Wait until the broker ends by itself; return the end of its log."""
         if self._process is not None:
             await self._process.wait()
         return self._log_end()
 
     async def _await_ready(self, process: Process) -> None:
-        """Return when the broker has accepted a connection of ours."""
-        trouble = f"did not answer within {READY_S:.0f} s"
+        """Return when the broker has accepted a login."""
+        problem = f"no answer in {READY_S:.0f} s"
         with anyio.move_on_after(READY_S):
             while process.returncode is None:
                 try:
@@ -301,13 +306,13 @@ class Broker:
                     continue
                 if await self._accepts(process) and process.returncode is None:
                     return
-                trouble = "answered, but refused a login"
+                problem = "a refused login"
                 break
         if process.returncode is not None:
-            trouble = f"ended with status {process.returncode}"
+            problem = f"exit status {process.returncode}"
         raise BrokerError(
-            f"{self.kind}: must answer at {self._setup.host}:{self._setup.port}, but {trouble}: "
-            f"{self._log_end()}; see {self.log}"
+            f"{self.kind}: must start and accept a login at {self._setup.host}:{self._setup.port}, "
+            f"got {problem}; end of its log: {self._log_end()}; see {self.log}"
         )
 
     async def _accepts(self, process: Process) -> bool:
@@ -342,7 +347,7 @@ def _choose(choice: BrokerChoice) -> tuple[BrokerKind, list[str]]:
         command = find_broker(kind)
         if command is not None:
             return kind, command
-    hint = "install mosquitto, or type: pip install 'fairbed[broker]'"
+    hint = "install mosquitto, or run: pip install 'fairbed[broker]'"
     raise BrokerError(f"broker: {' or '.join(kinds)} must be installed, got none; {hint}")
 
 
@@ -352,13 +357,15 @@ def _free_port(host: str) -> int:
         try:
             probe.bind((host, 0))
         except OSError as exc:
-            raise BrokerError(f"broker: cannot listen on {host}, {exc.strerror}") from exc
+            raise BrokerError(
+                f"broker: must listen on an address of this machine, got {host}: {exc.strerror}"
+            ) from exc
         port: int = probe.getsockname()[1]
         return port
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that only we may read."""
+    """Write a file that only this user can read."""
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
@@ -384,14 +391,14 @@ def _configure_mosquitto(setup: _Setup) -> list[str]:
         f"max_queued_bytes {MAX_QUEUED_BYTES}",
         "max_inflight_messages 100",
         "set_tcp_nodelay true",
-        *(["user root"] if os.geteuid() == 0 else []),  # a change of user would undo the guard
+        *(["user root"] if os.geteuid() == 0 else []),  # a change of user would clear the guard
     ]
     _write(config, "\n".join(lines) + "\n")
     return ["-c", str(config)]
 
 
 def _mosquitto_hash(password: str) -> str:
-    """Return what `mosquitto_passwd` would write: $7$ iterations $ salt $ PBKDF2-HMAC-SHA512."""
+    """Return a hash in the format of `mosquitto_passwd`: $7$iterations$salt$PBKDF2-HMAC-SHA512."""
     salt, iterations = secrets.token_bytes(12), 101
     digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, iterations)
     encoded = [base64.b64encode(part).decode() for part in (salt, digest)]
@@ -424,7 +431,7 @@ def _configure_nats(setup: _Setup) -> list[str]:
 def _find_amqtt() -> list[str] | None:
     if importlib.util.find_spec("amqtt") is None:
         return None
-    # -I: its folder is no place to import from.
+    # -I: modules in the script's own folder must not be importable.
     return [sys.executable, "-I", str(Path(__file__).with_name("amqtt_broker.py"))]
 
 
@@ -454,7 +461,7 @@ _KINDS: Mapping[BrokerKind, _Kind] = {
 
 
 ANSWER_S = 10.0
-"""A working broker anywhere on earth answers within this; seconds."""
+"""Longest wait for an external broker, seconds; more than any distance on earth needs."""
 
 
 async def await_broker(url: str, within_s: float | None = None) -> None:
@@ -462,10 +469,10 @@ async def await_broker(url: str, within_s: float | None = None) -> None:
 
     Args:
         url: As `broker.url`; its password appears in no message.
-        within_s: Tries go on for this long, seconds; None is `ANSWER_S`.
+        within_s: Limit of all attempts, seconds; None is `ANSWER_S`.
 
     Raises:
-        BrokerError: It refuses us, or does not answer in time.
+        BrokerError: The broker refuses the login, or does not answer in time.
     """
     limit_s = ANSWER_S if within_s is None else within_s
     transport = MqttTransport(url, f"fairbed-probe-{os.getpid()}")
@@ -478,18 +485,18 @@ async def await_broker(url: str, within_s: float | None = None) -> None:
     except TransportError as exc:
         raise BrokerError(f"broker.url: {exc}") from exc
     except TimeoutError as exc:
-        why = transport.down_reason or "nothing"
+        why = transport.down_reason or "no answer"
         raise BrokerError(
-            f"broker.url: {transport.url} must answer within {limit_s:g} s, got {why}; start "
-            "the broker, correct the address, or leave the key out for an embedded one"
+            f"broker.url: {transport.url} must answer within {limit_s:g} s, got {why}; start the "
+            "broker, correct the address, or leave the key out to use an embedded broker"
         ) from exc
 
 
 async def find_chunk_limit(url: str, topics: Topics) -> int:
-    """Return the largest chunk that the broker at `url` passes on, bytes.
+    """Return the largest chunk that the broker at `url` forwards, bytes.
 
     Raises:
-        BrokerError: It takes none, or refuses us.
+        BrokerError: The broker forwards none, or refuses the login.
     """
     probe = secrets.token_hex(8)
     try:
@@ -498,7 +505,7 @@ async def find_chunk_limit(url: str, topics: Topics) -> int:
         raise BrokerError(f"broker.url: {exc}") from exc
     if not largest:
         raise BrokerError(
-            f"broker.url: the broker must take messages of {CHUNK_SIZES[0] // 1024} KiB, got one "
-            "that does not pass them on; raise its payload limit"
+            f"broker.url: the broker must forward messages of {CHUNK_SIZES[0] // 1024} KiB, "
+            "got none back; raise its payload limit"
         )
     return largest

@@ -16,13 +16,13 @@ from fairbed.wire.artifact import Artifact, TaskSpec
 from fairbed.wire.shard import make_shard
 
 BATCH = 256
-"""Examples per call of the engine: large enough for speed, and bounds its memory."""
+"""Examples per call of the engine: large enough for speed, small enough for memory."""
 
 EngineFactory = Callable[[Artifact], Engine]
 
 
 class EvaluationStopped(Exception):
-    """The evaluator was closed while it worked."""
+    """The evaluator was closed during an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class _Batch:
 class FleetEvaluator:
     """Evaluates models on the held-out data of a fleet; a `coordinator.ports.Evaluator`.
 
-    One call at a time. It uses `threads` threads, each with an engine of its own, only while a
-    call runs. `close` makes it stop within one batch.
+    Only one call at a time. Its threads, each with its own engine, exist only during a call.
+    `close` stops a call within one batch.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class FleetEvaluator:
         threads: int = 1,
         make_engine: EngineFactory = OnnxEngine,
     ) -> None:
-        """Check that model and data fit, and open the engines.
+        """Check that the model fits the data, and open the engines.
 
         Args:
             data: The held-out examples of each device.
@@ -55,7 +55,7 @@ class FleetEvaluator:
             make_engine: Opens one engine.
 
         Raises:
-            DataError: The model was made for data of another size, type or number of classes.
+            DatasetError: The model was made for data of another size, type or number of classes.
             EngineError: The engine cannot run the model.
         """
         check_fit(data.dataset, artifact.spec)
@@ -83,9 +83,9 @@ class FleetEvaluator:
                 pool.submit(self._run, engine, [b for b in work if b.device in names], vector)
                 for engine, work in zip(self._engines, self._work, strict=True)
             ]
-        # Summed in a fixed order, so the number of threads does not show in the last digits.
+        # Summed in a fixed order, so that the result does not depend on the number of threads.
         results = [result for job in jobs for result in job.result()]
-        for batch, batch_loss, batch_correct in sorted(results, key=_place):
+        for batch, batch_loss, batch_correct in sorted(results, key=_device_and_row):
             correct[batch.device] += batch_correct
             loss_sum[batch.device] += batch_loss
         return {
@@ -104,8 +104,8 @@ class FleetEvaluator:
         results = []
         for batch in batches:
             if self._closed.is_set():
-                raise EvaluationStopped("evaluation: closed while it worked")
-            # The same way as on the device, so that pixels are scaled by the same rule.
+                raise EvaluationStopped("evaluation: stopped before its last batch")
+            # Made as on the device, so that pixels are scaled by the same rule.
             x, y = make_shard(dataset.x[batch.rows], dataset.y[batch.rows]).arrays()
             results.append((batch, *engine.evaluate(vector, x, y)))
         return results
@@ -115,7 +115,7 @@ def check_fit(dataset: Dataset, spec: TaskSpec) -> None:
     """Check that a model fits a data set.
 
     Raises:
-        DataError: Size, type or number of classes differ.
+        DatasetError: Size, type or number of classes differ.
     """
     x_dtype = "int64" if dataset.x.dtype.kind == "i" else "float32"
     has = (math.prod(dataset.x_shape), x_dtype, dataset.classes)
@@ -123,8 +123,8 @@ def check_fit(dataset: Dataset, spec: TaskSpec) -> None:
     if has != takes:
         raise DatasetError(
             f"model {spec.name}",
-            "must take {} values of {} and {} classes, as {} has".format(*has, dataset.name)
-            + ", got {}, {} and {}".format(*takes),
+            "must take {} {} values and {} classes, as data set {} has".format(*has, dataset.name)
+            + ", got {} {} values and {} classes".format(*takes),
             "choose another model or data set",
         )
 
@@ -135,5 +135,5 @@ def _batches(rows_by_device: Sequence[Ints]) -> Iterator[_Batch]:
             yield _Batch(device, rows[start : start + BATCH])
 
 
-def _place(result: tuple[_Batch, float, int]) -> tuple[int, int]:
+def _device_and_row(result: tuple[_Batch, float, int]) -> tuple[int, int]:
     return result[0].device, int(result[0].rows[0])

@@ -1,4 +1,4 @@
-"""Applies the schedules of the devices during a run, and records the configured conditions."""
+"""Apply the schedules of the devices during a run, and record the configured conditions."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -15,12 +15,12 @@ from fairbed.testbed.experiment.fleet import PlannedDevice
 from fairbed.testbed.run.stopping import StopControl
 
 LAST_ROWS_S = 5.0
-"""For the driver to record the last conditions; seconds."""
+"""Longest wait for the driver to record the last conditions; seconds."""
 
 
 def count_unplugged(devices: Sequence[PlannedDevice], t: float) -> int:
     """Return how many devices have no link at `t`: the start of a run does not wait for them."""
-    now = (device.timeline.conditions(t) for device in devices)
+    now = (device.schedule.conditions(t) for device in devices)
     return sum(conditions.outage == "unplugged" for conditions in now)
 
 
@@ -33,20 +33,20 @@ async def follow_schedules(
     group: TaskGroup,
     dilation: float,
 ) -> AsyncIterator[None]:
-    """Apply the schedules of the devices that change while the context lasts.
+    """Apply the schedules of devices with changing conditions while the context lasts.
 
-    A driver that fails ends the run.
+    A failure of the driver ends the run.
 
     Args:
-        backend: Applies conditions; None has no devices.
+        backend: Applies conditions; None if no device is emulated.
         devices: The fleet.
-        store: Receives the configured conditions, and gives the start on the clock of the run.
-        stop: Ends the run.
+        store: Receives the configured conditions, and knows the start on the clock of the run.
+        stop: Ends the run after a failure.
         group: Owns the driver's task.
         dilation: Seconds of this machine in one second of the fleet.
     """
     followers = {
-        device.spec.name: device.course(store.resume_offset_s())
+        device.spec.name: device.follower(store.resume_offset_s())
         for device in devices
         if device.spec.is_driven
     }
@@ -54,13 +54,13 @@ async def follow_schedules(
         yield
         return
 
-    def note(name: str, stretch: ConditionMeans) -> None:
-        store.add(_row(name, stretch))
+    def note(name: str, means: ConditionMeans) -> None:
+        store.add(_row(name, means))
 
     driver = ScheduleDriver(
         backend, followers, dilation=dilation, start_s=store.resume_offset_s(), note=note
     )
-    scope, is_over = anyio.CancelScope(), anyio.Event()
+    scope, ended = anyio.CancelScope(), anyio.Event()
 
     async def drive() -> None:
         try:
@@ -69,7 +69,7 @@ async def follow_schedules(
         except (BackendError, StoreError) as exc:
             stop.fail(exc)
         finally:
-            is_over.set()
+            ended.set()
 
     group.start_soon(drive, name="run.driver")
     try:
@@ -77,18 +77,18 @@ async def follow_schedules(
     finally:
         scope.cancel()
         with anyio.move_on_after(LAST_ROWS_S, shield=True):
-            await is_over.wait()
+            await ended.wait()
         _record_punctuality(driver, len(followers), stop)
 
 
 def _record_punctuality(driver: ScheduleDriver, n_devices: int, stop: StopControl) -> None:
     """Record how late the driver applied changes."""
-    kept = driver.punctuality
-    is_late = kept.late_p99_s > TICK_S
+    punctuality = driver.punctuality
+    is_late = punctuality.late_p99_s > TICK_S
     if stop.coordinator is not None:
         stop.coordinator.note(
             "driven",
-            f"{n_devices} devices: {kept}"
+            f"{n_devices} devices: {punctuality}"
             + ("; this machine is too busy to follow the traces" if is_late else ""),
             "warning" if is_late else "info",
         )

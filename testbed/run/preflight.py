@@ -1,8 +1,8 @@
 """Checks before the first round of a run or a replay.
 
-choose_dilation       does the fleet fit into this machine, and with which time dilation?
-infeasible_rate       can the guaranteed selection rate beta hold for this fleet?
-not_emulated          what do profiles ask for that the backend does not emulate?
+choose_dilation       the time dilation with which the fleet fits into this machine
+infeasible_rate       why the guaranteed selection rate beta cannot hold for this fleet
+not_emulated          settings of profiles that the backend does not emulate
 preflight_findings    the results for the event log of a run
 """
 
@@ -31,18 +31,18 @@ from fairbed.testbed.experiment.fleet import PlannedDevice
 
 def not_emulated(devices: Sequence[PlannedDevice], backend: BackendName) -> str | None:
     """Return one line with the keys that are not emulated, and their profiles; None if all are."""
-    owners: dict[str, set[str]] = defaultdict(set)
-    concerned = 0
+    profiles_by_key: dict[str, set[str]] = defaultdict(set)
+    affected = 0
     for planned in devices:
         keys = list(_unsupported_keys(planned.link, backend))
-        concerned += bool(keys)
+        affected += bool(keys)
         for key in keys:
-            owners[key].add(planned.profile.name if planned.profile else planned.spec.name)
-    if not owners:
+            profiles_by_key[key].add(planned.profile.name if planned.profile else planned.spec.name)
+    if not profiles_by_key:
         return None
-    found = "; ".join(f"{key} ({_some(sorted(names))})" for key, names in owners.items())
+    found = "; ".join(f"{key} ({_short(sorted(names))})" for key, names in profiles_by_key.items())
     return (
-        f"{concerned} of {len(devices)} devices have settings that the {backend} backend does not "
+        f"{affected} of {len(devices)} devices have settings that the {backend} backend does not "
         f"emulate: {found}"
     )
 
@@ -53,14 +53,14 @@ def _unsupported_keys(link: Link | None, backend: BackendName) -> Iterator[str]:
         yield "link.loss_ratio"
 
 
-def _some(names: Sequence[str]) -> str:
+def _short(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def infeasible_rate(experiment: Experiment) -> str | None:
     """Return why beta cannot hold, with the first k whose inequality fails; None if it can.
 
-    Devices of a linear world have a stated availability; the others count as always available.
+    Devices with `model = "linear"` have a stated availability; others count as always available.
     """
     selection = experiment.selection
     if selection.policy not in GUARANTEEING or not experiment.devices:
@@ -71,27 +71,27 @@ def infeasible_rate(experiment: Experiment) -> str | None:
             for group in experiment.fleet
         ]
     )
-    # In asynchronous mode, as many devices are selected for a version as updates make one.
-    chosen = experiment.coordinator().updates_per_version
-    k = first_infeasible_k(availability, chosen, selection.beta)
+    # In asynchronous mode, one device is selected per update of a version.
+    per_round = experiment.coordinator().updates_per_version
+    k = first_infeasible_k(availability, per_round, selection.beta)
     if k is None:
         return None
-    most = chosen / experiment.devices
+    highest = per_round / experiment.devices
     return (
-        f"beta {selection.beta:g} cannot hold for the {k} least available of "
-        f"{experiment.devices} devices with {chosen} per round; lower it: even if all "
-        f"were always available, at most {most:.3f} is possible"
+        f"selection.beta {selection.beta:g} cannot be guaranteed to the {k} least available of "
+        f"{experiment.devices} devices with {per_round} selected per round; lower beta: with all "
+        f"devices always available, the limit is {highest:.3f}"
     )
 
 
 def demand_of(experiment: Experiment, devices: Sequence[PlannedDevice]) -> Demand:
-    """Return the processor demand of the devices that may compute at the same time.
+    """Return the processor demand of the `max_computing` devices that may compute at once.
 
-    That number is `CoordinatorConfig.at_work`. A device that is not slowed demands nothing.
+    A device that is not throttled demands nothing.
     """
     emulated = (planned.spec.device for planned in devices)
     speeds = ((d.speed_ratio, d.engine_threads) for d in emulated if d)
-    return Demand.of(speeds, experiment.coordinator().at_work)
+    return Demand.of(speeds, experiment.coordinator().max_computing)
 
 
 def choose_dilation(
@@ -103,54 +103,56 @@ def choose_dilation(
     """Return the dilation with which the fleet fits into a machine.
 
     Args:
-        experiment: Gives the number of devices at work at the same time, and the allowed dilation.
-        devices: The fleet, its time not dilated.
-        cores: Of this machine.
-        earlier: Dilation of the run that is resumed; it is kept if it is enough.
+        experiment: Has the number of devices that compute at once, and the configured dilation.
+        devices: The fleet, not dilated.
+        cores: Cores of this machine.
+        earlier: Dilation of the run that is resumed; it is kept if the fleet fits.
 
     Raises:
-        ExperimentError: It does not fit with the dilation that the experiment names, or devices
-            without a profile cannot be slowed with the others.
+        ExperimentError: The fleet does not fit with the configured dilation, or has devices
+            without a profile, which a dilation cannot slow.
     """
-    demand, wanted = demand_of(experiment, devices), experiment.emulation.dilation
+    demand, configured = demand_of(experiment, devices), experiment.emulation.dilation
     fitting = fitting_dilation(demand, cores)
-    if wanted == "auto":
+    if configured == "auto":
         dilation = earlier if earlier is not None and earlier >= fitting else float(fitting)
-    elif fits(demand, cores, wanted):
-        dilation = wanted
+    elif fits(demand, cores, configured):
+        dilation = configured
     else:
         raise ExperimentError(
-            f"emulation.dilation: must make room for the fleet, got {wanted:g}; "
-            + _why(demand, cores, wanted, experiment.round)
-            + f'; use {fitting}, or "auto"'
+            f"emulation.dilation: the fleet must fit into this machine, got {configured:g}: "
+            + _misfit(demand, cores, configured, experiment.round)
+            + f', or set it to {fitting} or "auto"'
         )
     unthrottled = next((d.spec.name for d in devices if d.spec.device is None), None)
     if dilation > 1.0 and unthrottled is not None:
         raise ExperimentError(
             f"emulation.dilation: must be 1 for devices without a profile, got {dilation:g}; "
-            f"give {unthrottled} a profile, or make the others slower with host_core_speed"
+            f"give {unthrottled} a profile, or slow the others with host_core_speed"
         )
     return dilation
 
 
-def _why(demand: Demand, cores: float, dilation: float, settings: RoundConfig) -> str:
+def _misfit(demand: Demand, cores: float, dilation: float, settings: RoundConfig) -> str:
+    """Return why the fleet does not fit, and what to do apart from a larger dilation."""
     if has_enough_cores(demand, cores, dilation):
         return (
-            f"one thread of a device is as fast as {demand.thread_cores:.2f} cores of this machine"
+            f"one thread of a device needs {demand.thread_cores:.2f} cores of this machine; use "
+            "slower devices"
         )
-    which, fewer = "of one round", "select fewer devices per round"
+    rounds, remedy = "of one round", "select fewer devices per round"
     if settings.late_limit_s is not None:
-        which += f" and of {settings.max_staleness} rounds before it, whose late devices continue,"
-        fewer += ", or a smaller round.max_staleness"
+        rounds += f" and the late devices of {settings.max_staleness} earlier rounds"
+        remedy += " or lower round.max_staleness"
     return (
-        f"the fastest devices {which} need {demand.concurrent_cores:.2f} cores at once, and this "
-        f"machine has {cores:g}, {RESERVE_CORES:g} of which are for broker and coordinator: {fewer}"
+        f"the fastest devices {rounds} need {demand.concurrent_cores:.2f} cores at once, and this "
+        f"machine has {cores:g}, {RESERVE_CORES:g} of them for broker and coordinator; {remedy}"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class PreflightFinding:
-    """One event."""
+    """One event for the event log."""
 
     kind: str
     text: str
@@ -168,7 +170,7 @@ def preflight_findings(
     Args:
         experiment: The experiment.
         devices: The emulated fleet.
-        backend: Where it runs; None has no fleet.
+        backend: The chosen backend; None if no device is emulated.
         dilation: Seconds of this machine in one second of the fleet.
     """
     if (problem := infeasible_rate(experiment)) is not None:
@@ -183,6 +185,6 @@ def preflight_findings(
     if dilation != 1.0:
         yield PreflightFinding(
             "dilated",
-            f"a second of the fleet lasts {dilation:g} s of this machine; all durations of "
-            "this run are the fleet's",
+            f"a second of the fleet lasts {dilation:g} s of this machine; all durations of this "
+            "run are in seconds of the fleet",
         )

@@ -1,4 +1,4 @@
-"""Ends a run before its last round: signals, closed standard input, a dead helper process."""
+"""End a run before its last round: on a signal, a closed standard input or a dead process."""
 
 import os
 import signal
@@ -13,19 +13,19 @@ from fairbed.testbed.backends.helper import HelperEnded
 from fairbed.testbed.errors import BackendError
 
 DETACH = b"d"
-"""A TUI writes this to its run before it detaches."""
+"""Written by a TUI to the standard input of its run before it detaches."""
 
 
 class StopControl:
-    """Ends the run in order, or with the failure of a part of the testbed."""
+    """Ends the run gracefully, or with the failure of a part of the testbed."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
         self.coordinator: Coordinator | None = None
         self.failure: Exception | None = None
 
-    def in_order(self) -> None:
-        """End the run in order."""
+    def end_gracefully(self) -> None:
+        """End the run: the open round is lost, the store is closed."""
         if self.coordinator is not None:
             self.coordinator.stop()
         else:
@@ -43,14 +43,14 @@ class StopControl:
             self.fail(BackendError(f"{ended.name}: ended with {how}; the fleet is lost"))
 
     def note(self, kind: str, text: str, device: str | None = None) -> None:
-        """Record an event of a part of the testbed."""
+        """Record a warning about a part of the testbed."""
         if self.coordinator is not None:
             self.coordinator.note(kind, text, "warning", device)
 
     def fail(self, why: Exception) -> None:
         """End the run because of an error."""
         self.failure = why
-        self.in_order()
+        self.end_gracefully()
 
 
 async def handle_signals(
@@ -59,7 +59,7 @@ async def handle_signals(
     *,
     task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """End the run in order at the first signal, at once at the second."""
+    """End the run gracefully at the first signal, immediately at the second."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         task_status.started()
         count = 0
@@ -67,18 +67,18 @@ async def handle_signals(
             count += 1
             interrupted()
             if count == 1:
-                stop.in_order()
+                stop.end_gracefully()
             else:
                 stop.scope.cancel()
 
 
 async def watch_stdin(stop: StopControl) -> None:
-    """End the run in order when standard input ends, unless `DETACH` was read before."""
+    """End the run gracefully when standard input ends, unless `DETACH` was read before."""
     while True:
         await anyio.wait_readable(sys.stdin.fileno())
         data = os.read(sys.stdin.fileno(), 16)
         if data.startswith(DETACH):
             return
         if not data:
-            stop.in_order()
+            stop.end_gracefully()
             return

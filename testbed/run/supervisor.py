@@ -1,4 +1,4 @@
-"""The supervisor of one run: broker, fleet, coordinator; what it starts ends with it."""
+"""The supervisor of one run: it starts broker, fleet and coordinator, and ends them."""
 
 import os
 import secrets
@@ -29,7 +29,7 @@ from fairbed.testbed.errors import innermost
 from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.experiment.fleet import PlannedDevice, plan_fleet
-from fairbed.testbed.experiment.shards import FleetData, RememberedShards
+from fairbed.testbed.experiment.shards import FleetData, StoredShards
 from fairbed.testbed.host.calibration import Probe, work_costs
 from fairbed.testbed.host.contention import ContentionMonitor
 from fairbed.testbed.host.dilation import dilated
@@ -64,7 +64,7 @@ BROKER_RESTARTS = 20
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What to run, and the folder of the run."""
+    """An experiment and the folder of its run."""
 
     experiment: Experiment
     folder: Path
@@ -88,16 +88,16 @@ async def run_experiment(
 ) -> End:
     """Run an experiment, or resume the run whose checkpoint is in the folder.
 
-    The first SIGINT, SIGTERM or SIGHUP ends the run in order; a second one at once. An attached
-    run also ends in order when its standard input does, unless `DETACH` was read first.
+    The first SIGINT, SIGTERM or SIGHUP ends the run gracefully, the second one immediately. The
+    end of standard input also ends an attached run gracefully, unless `DETACH` was read first.
 
     Raises:
-        Exception: One of the one-line errors of the packages: data, profile, broker, store, ...
+        Exception: A one-line error of a package: data, profile, broker, store, ...
     """
     is_new = is_untouched(plan.folder)
     async with anyio.create_task_group() as group:
         stop = StopControl()
-        # Before the first file, so that a Ctrl-C leaves no file behind.
+        # Before the first file is written, so that Ctrl-C leaves no file behind.
         await group.start(handle_signals, stop, interrupted, name="run.signals")
         if is_attached:
             group.start_soon(watch_stdin, stop, name="run.stdin")
@@ -106,7 +106,7 @@ async def run_experiment(
         with stop.scope:
             try:
                 end = await _run(plan, listener, stop, group)
-            except Exception as exc:  # leaves the group as itself, not in a group
+            except Exception as exc:  # raised below, outside the group, which would wrap it
                 failure = innermost(exc)
         group.cancel_scope.cancel()
     _clean_up(plan.folder, is_new, end if failure is None else "failed")
@@ -131,12 +131,12 @@ async def _run(
         data, artifact = await anyio.to_thread.run_sync(_load, plan, names)
         if backend is not None:
             await backend.start(await _costs(plan, devices, artifact))
-        with anyio.CancelScope(shield=True):  # else a new store would never be closed
+        with anyio.CancelScope(shield=True):  # a cancelled call would leave the new store open
             store, attempt = await anyio.to_thread.run_sync(_open_store, plan)
         evaluator = FleetEvaluator(data, artifact, threads=min(2, os.cpu_count() or 1))
         try:
             for device in devices:
-                store.add(device.truth())
+                store.add(device.truth_row())
             parts = _Parts(data, artifact, store, attempt, evaluator, endpoint, devices)
             monitor = _contention_monitor(devices, backend, broker, plan.dilation)
             stop.coordinator = _coordinator(plan, parts, monitor, listener)
@@ -151,10 +151,10 @@ async def _run(
             await anyio.to_thread.run_sync(store.set_status, end)
             return end
         except BaseException as exc:
-            is_ours = isinstance(exc, Exception)
-            if is_ours and stop.coordinator is not None:
+            is_error = isinstance(exc, Exception)  # a cancellation is not
+            if is_error and stop.coordinator is not None:
                 stop.coordinator.note("failed", str(exc), "error")
-            store.set_status("failed" if is_ours else "stopped", str(exc) if is_ours else "")
+            store.set_status("failed" if is_error else "stopped", str(exc) if is_error else "")
             raise
         finally:
             evaluator.close()
@@ -165,7 +165,7 @@ async def _run(
 async def _choose_backend(
     plan: RunPlan, devices: list[PlannedDevice]
 ) -> AsyncIterator[BackendChoice | None]:
-    """Choose the backend of the emulated devices, if there are any."""
+    """Choose the backend of the emulated devices; None if there are none."""
     if not devices:
         yield None
         return
@@ -186,7 +186,7 @@ async def _choose_backend(
 async def _fleet(
     choice: BackendChoice | None, endpoint: Endpoint, stop: StopControl
 ) -> AsyncIterator[Backend | None]:
-    """Open the backend of the emulated devices, if there are any; end them all at the end."""
+    """Open the backend of the emulated devices while the context lasts; None if there are none."""
     if choice is None:
         yield None
         return
@@ -199,7 +199,7 @@ async def _fleet(
 
 
 def _as_emulated(devices: list[PlannedDevice], choice: BackendChoice | None) -> list[PlannedDevice]:
-    """Return the devices as their backend emulates them: a TCP proxy drops no packets."""
+    """Return the devices as their backend emulates them: a TCP proxy cannot drop packets."""
     if choice is None or choice.name != "process":
         return devices
     return [device.without_loss() for device in devices]
@@ -208,7 +208,7 @@ def _as_emulated(devices: list[PlannedDevice], choice: BackendChoice | None) -> 
 async def _costs(
     plan: RunPlan, devices: list[PlannedDevice], artifact: Artifact
 ) -> WorkCosts | None:
-    """Return the measured costs of training steps, if any device is slower than this machine."""
+    """Return the measured costs of training steps; None if no device has a profile."""
     if all(device.profile is None for device in devices):
         return None
     hyperparameters = plan.experiment.training.hyperparameters(1)
@@ -242,7 +242,7 @@ class _Parts:
     artifact: Artifact
     store: Store
     attempt: int
-    """How often the run was opened before."""
+    """Number of earlier starts of the run."""
     evaluator: FleetEvaluator
     endpoint: Endpoint
     devices: list[PlannedDevice]
@@ -280,7 +280,7 @@ def _coordinator(
         max_chunk_bytes=endpoint.max_chunk_bytes,
     )
     ports = HostServices(
-        shards=RememberedShards(parts.data, plan.folder),
+        shards=StoredShards(parts.data, plan.folder),
         evaluator=parts.evaluator,
         host_monitor=monitor,
     )
@@ -298,7 +298,7 @@ def _coordinator(
 async def _endpoint(
     plan: RunPlan, choice: BackendChoice | None, stop: StopControl, group: TaskGroup
 ) -> AsyncIterator[tuple[Endpoint, Broker | None]]:
-    """Check or start the broker; a resumed run gets its old address again."""
+    """Start the broker, or check an external one; devices of a resumed run find the old address."""
     broker = plan.experiment.broker
     if broker.url != "embedded":
         url = with_client(broker.url, broker.client)
@@ -343,7 +343,7 @@ async def _restart_broker(broker: Broker, scope: anyio.CancelScope, stop: StopCo
     with scope:
         for _ in range(BROKER_RESTARTS):
             log_end = await broker.wait()
-            stop.note("broker", f"{broker.kind} died and is restarted; its log: {log_end}")
+            stop.note("broker", f"{broker.kind} died and is restarted; end of its log: {log_end}")
             try:
                 await broker.restart()
             except BrokerError as exc:
@@ -353,7 +353,7 @@ async def _restart_broker(broker: Broker, scope: anyio.CancelScope, stop: StopCo
 
 
 def _clean_up(folder: Path, is_new: bool, end: str) -> None:
-    """Remove the files that neither a reader nor a resumed run needs."""
+    """Remove files that no reader and no resumed run needs."""
     if is_new and not (folder / DATABASE).exists():
         clear(folder)
     elif end == "done":
@@ -374,13 +374,13 @@ def _load(plan: RunPlan, names: list[str]) -> tuple[FleetData, Artifact]:
         devices=devices,
         seed=seed,
         names=names,
-        assignments=RememberedShards.read(plan.folder) if not names else None,
+        assignments=StoredShards.read(plan.folder) if not names else None,
     )
     return data, load_task(experiment.model.name, dataset.x_shape, dataset.classes)
 
 
 def _open_store(plan: RunPlan) -> tuple[Store, int]:
-    """Return the run's store, and how often the run was opened before."""
+    """Return the run's store, and the number of earlier starts of the run."""
     if not (plan.folder / DATABASE).exists():
         return Store.create(
             plan.folder,

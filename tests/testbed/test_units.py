@@ -27,15 +27,15 @@ def test_reads(read: Callable[[str], float], text: str, value: float) -> None:
 @pytest.mark.parametrize(
     ("read", "text", "words"),
     [
-        (rate_bps, "10", "must be a rate such as 10mbit, in bit, kbit, mbit, gbit, got '10'"),
+        (rate_bps, "10", "must be a rate such as 10mbit (units: bit, kbit, mbit, gbit), got '10'"),
         (rate_bps, "0mbit", "must be a rate above 0"),
         (rate_bps, "-1mbit", "must be a rate such as"),
         (rate_bps, "1e999mbit", "must be a rate such as"),
-        (duration_s, "20", "must be a duration such as 20ms, in us, ms, s, min, h, got '20'"),
+        (duration_s, "20", "must be a duration such as 20ms (units: us, ms, s, min, h), got '20'"),
         (duration_s, "", "must be a duration"),
         (duration_s, "nan s", "must be a duration"),
         (ratio, "101%", "must be a share from 0 to 1, got '101%'"),
-        (ratio, "half", "must be a share such as 1% or 0.01, in %, no unit, got 'half'"),
+        (ratio, "half", "must be a share such as 1% or 0.01 (units: %, none), got 'half'"),
     ],
 )
 def test_refuses(read: Callable[[str], float], text: str, words: str) -> None:

@@ -1,4 +1,4 @@
-"""Which data sets this machine has; each answer comes from trying."""
+"""Find the data sets that this machine has, by reading their files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,64 +10,64 @@ from fairbed.testbed.experiment.datasets.dataset import DatasetError, Origin
 from fairbed.testbed.experiment.datasets.loading import folder_of, load
 
 ANY_SEED = 0
-"""Whether data can be had does not depend on the seed."""
+"""Whether data are available does not depend on the seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetStatus:
-    """What one line of `fairbed data list` says."""
+    """Status of a data set; one line of `fairbed data list`."""
 
     name: str
     is_available: bool
     where: str
-    """Folder or file; for what needs none, its source. Empty if no folder is named anywhere."""
+    """Folder or file; the source of data without files. Empty if no folder is configured."""
     description: str = ""
-    """What the data are; empty if they could not be read."""
+    """Description of the data; empty if they could not be read."""
     n: int | None = None
-    """Examples found; None for generated ones, and where only reading them all could tell."""
+    """Number of examples; None for generated data, and if the headers do not contain it."""
     origin: Origin | None = None
-    """Whether the files are the published ones; None while only their headers were read."""
+    """Whether the files are the published ones; None if only their headers were read."""
     problem: str = ""
-    """The rule broken and the value found, with where; empty if available."""
+    """Place, broken rule and value found; empty if available."""
     what_to_do: str = ""
-    """Empty if available."""
+    """Remedy for the problem; empty if available."""
 
 
 def describe_all(environment: Mapping[str, str]) -> list[DatasetStatus]:
-    """Return the status of every data set known by name; of large files only the headers are read.
+    """Return the status of every data set with a name; only the headers of large files are read.
 
     Args:
         environment: Read for `FAIRBED_DATA` only.
     """
-    return [_glance(name, environment) for name in NAMES]
+    return [_status_from_headers(name, environment) for name in NAMES]
 
 
 def verify(
     dataset: str, environment: Mapping[str, str], folder: str | None = None
 ) -> DatasetStatus:
-    """Load a data set in full, checksums included, and return what was found.
+    """Load a whole data set, compare its checksums, and return its status.
 
     Args:
         dataset: Name, or path of an `.npz` file.
         environment: Read for `FAIRBED_DATA` only.
-        folder: Where the files are, as `data.folder`.
+        folder: Folder of the files, as `data.folder`.
 
     Raises:
-        ValueError: There is no such name.
+        ValueError: There is no data set of this name.
     """
-    return _loaded(DataConfig(dataset=dataset, folder=folder), environment)
+    return _status_by_loading(DataConfig(dataset=dataset, folder=folder), environment)
 
 
-def _glance(name: str, environment: Mapping[str, str]) -> DatasetStatus:
+def _status_from_headers(name: str, environment: Mapping[str, str]) -> DatasetStatus:
     if name not in FOLDER_NAMES:
-        return _loaded(DataConfig(dataset=name), environment)
+        return _status_by_loading(DataConfig(dataset=name), environment)
     where = ""
     try:
         folder = folder_of(name, environment)
         where = str(folder)
-        n, description = _counted(name, folder)
+        n, description = _read_headers(name, folder)
     except DatasetError as exc:
-        return _missing(name, where, exc)
+        return _unavailable(name, where, exc)
     return DatasetStatus(
         name=name,
         is_available=True,
@@ -77,22 +77,22 @@ def _glance(name: str, environment: Mapping[str, str]) -> DatasetStatus:
     )
 
 
-def _counted(name: str, folder: Path) -> tuple[int | None, str]:
-    """Return how many examples the headers in a folder promise, and what they are."""
+def _read_headers(name: str, folder: Path) -> tuple[int | None, str]:
+    """Return the number of examples in the headers of a folder's files, and a description."""
     if name == cifar.NAME:
         cifar.files(folder)
         return None, cifar.DESCRIPTION
     return sum(mnist.count(name, folder)), mnist.PUBLISHED[name].description
 
 
-def _loaded(config: DataConfig, environment: Mapping[str, str]) -> DatasetStatus:
+def _status_by_loading(config: DataConfig, environment: Mapping[str, str]) -> DatasetStatus:
     where = ""
     try:
         if config.dataset in FOLDER_NAMES:
             where = config.folder or str(folder_of(config.dataset, environment))
         data = load(config, ANY_SEED, environment)
     except DatasetError as exc:
-        return _missing(config.dataset, where, exc)
+        return _unavailable(config.dataset, where, exc)
     return DatasetStatus(
         name=config.dataset,
         is_available=True,
@@ -103,7 +103,7 @@ def _loaded(config: DataConfig, environment: Mapping[str, str]) -> DatasetStatus
     )
 
 
-def _missing(name: str, where: str, exc: DatasetError) -> DatasetStatus:
+def _unavailable(name: str, where: str, exc: DatasetError) -> DatasetStatus:
     return DatasetStatus(
         name=name,
         is_available=False,

@@ -1,8 +1,6 @@
-"""A data set in memory.
+"""A data set in memory, and the error about data.
 
-What can be wrong with data.
-
-DataError     a data set or a division of it cannot be had as asked
+DatasetError    a data set cannot be loaded, or cannot be divided as configured
 """
 
 from dataclasses import dataclass
@@ -16,12 +14,12 @@ from fairbed.device_agent.engines.base import Examples
 
 
 class DatasetError(ValueError):
-    """A data set, or a division of it, cannot be had; one line says why and what to do.
+    """A data set cannot be loaded, or not divided as configured; the message is one line.
 
     Attributes:
-        where: The data set, file or setting at fault.
-        problem: The rule broken and the value found.
-        what_to_do: What a person should do next.
+        where: The data set, file or setting with the error.
+        problem: The broken rule and the value found.
+        what_to_do: The next step of the user.
     """
 
     def __init__(self, where: str, problem: str, what_to_do: str) -> None:
@@ -32,7 +30,8 @@ class DatasetError(ValueError):
 
 
 Origin = Literal["verified", "unverified", "built-in", "generated", "own"]
-"""verified: checksums equal those of the published files; unverified: they differ."""
+"""verified: checksums equal those of the published files; unverified: they differ, or none are
+published; own: a user's own file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +47,9 @@ class Dataset:
     device_ids: Ints | None = None
     """Natural user of each example, 0 .. users - 1, shape (n,); None if there are no users."""
     description: str
-    """One line for people."""
+    """One line for display."""
     source: str
-    """Where it comes from and under which licence, one line."""
+    """Origin and licence, one line."""
     origin: Origin
 
     @property
@@ -64,7 +63,7 @@ class Dataset:
         return self.x.shape[1:]
 
     def take(self, rows: Ints) -> "Dataset":
-        """Return the examples `rows`, shape (m,), users renumbered without gaps."""
+        """Return the examples `rows`, shape (m,), with users renumbered without gaps."""
         users = self.device_ids
         if users is not None:
             users = np.unique(users[rows], return_inverse=True)[1].astype(np.int64)

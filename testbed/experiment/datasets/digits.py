@@ -1,4 +1,4 @@
-"""Real handwritten digits that travel with scikit-learn: no download, no folder."""
+"""The handwritten digits that scikit-learn ships: no download, no folder."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,16 +11,16 @@ MAX_INK = 16.0
 """Largest pixel value: on-pixels in a 4x4 block of the scanned bitmap."""
 
 FILE = Path("datasets", "data", "digits.csv.gz")
-"""Within scikit-learn: 64 pixels and the digit, a line each."""
+"""Path within scikit-learn; each line has 64 pixels and the digit."""
 
 
 def load_digits() -> Dataset:
     """Return 1,797 digits of 43 writers, x float32 in [0, 1], shape (1797, 1, 8, 8).
 
-    The file is read as it lies there: to import scikit-learn takes about a second and 100 MB.
+    The file is read directly, because an import of scikit-learn takes about a second and 100 MB.
 
     Raises:
-        DataError: scikit-learn is not installed, or without its data.
+        DatasetError: scikit-learn is not installed, or lacks its data.
 
     Source:
         E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits (test part), UCI 1998.
@@ -31,14 +31,14 @@ def load_digits() -> Dataset:
         raise DatasetError(
             "digits",
             "scikit-learn must be installed, got none",
-            "install fairbed with its coordinator extra",
+            "run: pip install 'fairbed[coordinator]'",
         )
     path = Path(places[0]) / FILE
     try:
         table = np.loadtxt(path, delimiter=",")
     except (OSError, EOFError, ValueError) as exc:
         raise DatasetError(
-            "digits", f"must be in {path}, got {exc}", "install scikit-learn anew"
+            "digits", f"must be readable in {path}, got {exc}", "install scikit-learn again"
         ) from exc
     return Dataset(
         name="digits",

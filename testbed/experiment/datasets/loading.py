@@ -1,6 +1,6 @@
-"""From a `[data]` section to the examples in memory.
+"""Load the examples that a `[data]` section describes.
 
-Independent random streams of the data, so that changing one draw leaves the others alone.
+Each draw has its own random stream, so that a change of one draw does not affect the others.
 """
 
 from collections.abc import Mapping
@@ -19,68 +19,67 @@ from fairbed.testbed.experiment.datasets.synthetic import synthetic
 
 
 class Draw(IntEnum):
-    """What is drawn; the values are part of what a seed means, so they never change."""
+    """Purposes of random draws; a seed gives the same data only if these values never change."""
 
     GENERATE = 0
     """Examples of generated data."""
     SUBSAMPLE = 1
-    """Which examples `max_examples` leaves."""
+    """The examples that `max_examples` keeps."""
     PARTITION = 2
-    """Which device holds which example."""
+    """The device of each example."""
     SPLIT = 3
-    """Which examples are held out; one more number follows, the device."""
+    """The held-out examples of a device; the key also has the device number."""
 
 
 def generator(seed: int, draw: Draw, *more: int) -> np.random.Generator:
-    """Return the generator of one draw; the same arguments always give the same numbers."""
+    """Return the random generator of one draw; equal arguments give equal numbers."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(int(draw), *more)))
 
 
 FOLDER_VARIABLE = "FAIRBED_DATA"
-"""Environment variable: the folder that holds one folder per data set."""
+"""Environment variable: the folder that has one folder per data set."""
 
 
 def folder_of(name: str, environment: Mapping[str, str]) -> Path:
-    """Return where the files of a data set are by default: `FAIRBED_DATA/<name>`.
+    """Return the default folder of a data set: `FAIRBED_DATA/<name>`.
 
     Raises:
-        DataError: The variable is not set.
+        DatasetError: The variable is not set.
     """
     root = environment.get(FOLDER_VARIABLE)
     if not root:
         raise DatasetError(
             name,
-            f"{FOLDER_VARIABLE} or data.folder must say where the files are, got neither",
+            f"{FOLDER_VARIABLE} or data.folder must name the folder of its files, got neither",
             cifar.HOW_TO_GET if name == cifar.NAME else how_to_get(name),
         )
     return Path(root).expanduser() / name
 
 
 def load(config: DataConfig, seed: int, environment: Mapping[str, str]) -> Dataset:
-    """Return the examples that `[data]` asks for, at most `max_examples` of them.
+    """Return the examples of a `[data]` section, at most `max_examples` of them.
 
     Args:
         config: The section.
-        seed: What generated data and the draw of `max_examples` depend on.
+        seed: Seed of generated data and of the draw for `max_examples`.
         environment: Read for `FAIRBED_DATA` only.
 
     Raises:
-        DataError: They cannot be had.
+        DatasetError: The data are not available.
     """
-    return thin(
-        _load_all(config, generator(seed, Draw.GENERATE), environment), config.max_examples, seed
-    )
+    whole = _load_all(config, generator(seed, Draw.GENERATE), environment)
+    return subsample(whole, config.max_examples, seed)
 
 
-def thin(dataset: Dataset, most: int | None, seed: int) -> Dataset:
-    """Return `most` examples of a data set, drawn by a seed; all of it if it has no more, or None.
+def subsample(dataset: Dataset, max_examples: int | None, seed: int) -> Dataset:
+    """Return `max_examples` random examples of a data set; the whole set if None or not larger.
 
-    `load` with `max_examples` is this of the whole; who needs many draws reads the whole once.
+    `load` calls it. A caller that needs many draws loads the whole set once and calls it itself.
     """
-    if most is None or most >= dataset.n:
+    if max_examples is None or max_examples >= dataset.n:
         return dataset
     rng = generator(seed, Draw.SUBSAMPLE)
-    return dataset.take(np.sort(rng.choice(dataset.n, most, replace=False)))
+    return dataset.take(np.sort(rng.choice(dataset.n, max_examples, replace=False)))
 
 
 def _load_all(

@@ -1,6 +1,6 @@
-"""MNIST and Fashion-MNIST from a folder of the original four files.
+"""MNIST and Fashion-MNIST from a folder of the four original files.
 
-The IDX format of the MNIST family: a magic number, the dimensions, then unsigned bytes.
+Their format is IDX: a magic number, the dimensions, then unsigned bytes.
 """
 
 import gzip
@@ -21,8 +21,8 @@ from fairbed.testbed.experiment.datasets.dataset import Dataset, DatasetError
 UNSIGNED_BYTE = 0x08
 """Third byte of the magic number: the type of the values."""
 MAX_PAYLOAD_BYTES = 1 << 31
-"""Refuse headers that promise more: no set of the family is near 2 GiB."""
-_AGAIN = "get this file again from its publisher"
+"""Limit of a header's size; no set of the MNIST family is near 2 GiB."""
+_GET_AGAIN = "download this file again from its publisher"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class IdxHeader:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes that have to follow."""
+        """Number of bytes that must follow."""
         return math.prod(self.shape)
 
 
 def find_idx(folder: Path, name: str) -> Path | None:
-    """Return the path of `name.gz` or `name` in `folder`, or None if neither is there."""
+    """Return the path of `name.gz` or `name` in `folder`; None if neither exists."""
     candidates = (folder / f"{name}.gz", folder / name)
     return next((path for path in candidates if path.is_file()), None)
 
@@ -48,7 +48,7 @@ def read_header(path: Path, n_dimensions: int) -> IdxHeader:
     """Read only the header of an IDX file of bytes with `n_dimensions`.
 
     Raises:
-        DataError: The file cannot be read, or is not what it should be.
+        DatasetError: The file cannot be read, or has another header.
     """
     with _opened(path) as stream:
         return _header(path, stream, n_dimensions)
@@ -59,15 +59,14 @@ def read_into(path: Path, out: NDArray[np.uint8], n_dimensions: int) -> str:
 
     Args:
         path: The file, gzip-compressed if its name ends in `.gz`.
-        out: C-contiguous, of the size that `read_header` told.
+        out: C-contiguous, of the size that `read_header` returned.
         n_dimensions: Dimensions that the file must have.
 
     Returns:
-        The MD5 of the uncompressed file, in hexadecimal: what the published checksums are
-        compared with, whatever compressed the copy at hand.
+        The MD5 of the uncompressed file, in hexadecimal, for comparison with the published one.
 
     Raises:
-        DataError: The file cannot be read, is cut short or goes on after the last value.
+        DatasetError: The file cannot be read, is cut short or continues after the last value.
     """
     payload = out.reshape(-1).data
     with _opened(path) as stream:
@@ -80,11 +79,13 @@ def read_into(path: Path, out: NDArray[np.uint8], n_dimensions: int) -> str:
         filled = stream.readinto(payload)
         if filled != len(payload):
             raise DatasetError(
-                str(path), f"must hold {len(payload):,} values, got {filled:,} (cut short)", _AGAIN
+                str(path),
+                f"must hold {len(payload):,} values, got {filled:,} (cut short)",
+                _GET_AGAIN,
             )
         if stream.read(1):
             raise DatasetError(
-                str(path), f"must end after {len(payload):,} values, got more", _AGAIN
+                str(path), f"must end after {len(payload):,} values, got more", _GET_AGAIN
             )
     digest.update(payload)
     return digest.hexdigest()
@@ -92,16 +93,16 @@ def read_into(path: Path, out: NDArray[np.uint8], n_dimensions: int) -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
-    """Open a file for reading; every way of not being readable is one DataError."""
+    """Open a file for reading; any failure is a DatasetError."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
             yield stream
     except EOFError as exc:
         raise DatasetError(
-            str(path), "gzip stream must be complete, got a cut one", _AGAIN
+            str(path), "gzip stream must be complete, got a cut one", _GET_AGAIN
         ) from exc
     except (gzip.BadGzipFile, zlib.error) as exc:
-        raise DatasetError(str(path), f"must be a sound gzip file, got: {exc}", _AGAIN) from exc
+        raise DatasetError(str(path), f"must be a sound gzip file, got: {exc}", _GET_AGAIN) from exc
     except OSError as exc:
         raise DatasetError(
             str(path), f"must be readable, got: {exc.strerror or exc}", "check the file"
@@ -115,14 +116,16 @@ def _header(path: Path, stream: io.BufferedIOBase, n_dimensions: int) -> IdxHead
         raise DatasetError(
             str(path),
             f"magic number must be {magic.hex()}, got {raw[:4].hex() or 'nothing'}",
-            _AGAIN,
+            _GET_AGAIN,
         )
     if len(raw) < 4 + 4 * n_dimensions:
-        raise DatasetError(str(path), "header must be complete, got a cut one", _AGAIN)
+        raise DatasetError(str(path), "header must be complete, got a cut one", _GET_AGAIN)
     header = IdxHeader(raw, tuple(int(size) for size in np.frombuffer(raw, ">u4", offset=4)))
     if not 0 < header.payload_bytes <= MAX_PAYLOAD_BYTES:
         raise DatasetError(
-            str(path), f"must announce 1 .. {MAX_PAYLOAD_BYTES} values, got {header.shape}", _AGAIN
+            str(path),
+            f"header must announce 1 .. {MAX_PAYLOAD_BYTES} values, got {header.shape}",
+            _GET_AGAIN,
         )
     return header
 
@@ -142,7 +145,7 @@ class Published:
     source: str
     publisher: str
     md5: Mapping[str, str]
-    """Of each uncompressed file, by name."""
+    """Checksum of each uncompressed file, by name."""
 
 
 PUBLISHED: Mapping[str, Published] = {
@@ -172,7 +175,7 @@ PUBLISHED: Mapping[str, Published] = {
 
 
 def how_to_get(name: str) -> str:
-    """Return what to do for a person who lacks the files of `name`."""
+    """Return the instructions to get the files of `name`."""
     return (
         f"put {{train,t10k}}-{{images-idx3,labels-idx1}}-ubyte.gz of {PUBLISHED[name].publisher} "
         f"into a folder {name} and set FAIRBED_DATA to its parent"
@@ -183,7 +186,7 @@ def count(name: str, folder: Path) -> tuple[int, ...]:
     """Return the number of examples of each part, reading only the headers.
 
     Raises:
-        DataError: The folder or a file is missing, or a header is wrong.
+        DatasetError: The folder or a file is missing, or a header is wrong.
     """
     if not folder.is_dir():
         raise DatasetError(name, f"folder must exist, got {folder}", how_to_get(name))
@@ -204,7 +207,7 @@ def count(name: str, folder: Path) -> tuple[int, ...]:
                 str(images_path),
                 f"must hold as many images as {labels_path.name} labels, "
                 f"got {images[0]} and {labels[0]}",
-                "get both files again from one publisher",
+                "download both files again from one publisher",
             )
         counts.append(images[0])
     return tuple(counts)
@@ -214,7 +217,7 @@ def load_mnist(name: str, folder: Path) -> Dataset:
     """Return all examples of both parts, x uint8, shape (n, 1, 28, 28).
 
     Raises:
-        DataError: The folder or a file is missing, damaged or not of this family.
+        DatasetError: The folder or a file is missing, damaged or of another format.
     """
     counts = count(name, folder)
     x = np.empty((sum(counts), 1, *IMAGE_SHAPE), np.uint8)
@@ -232,7 +235,7 @@ def load_mnist(name: str, folder: Path) -> Dataset:
             raise DatasetError(
                 str(folder / f"{part}-labels-idx1-ubyte"),
                 f"labels must be 0 .. {CLASSES - 1}, got {y[rows].max()}",
-                "get this file again from its publisher",
+                _GET_AGAIN,
             )
         start += n
     return Dataset(

@@ -1,4 +1,4 @@
-"""A user's own examples from an `.npz` file, checked before anything believes them.
+"""Load and check a user's own examples from an `.npz` file.
 
 Arrays: `x` (n, ...) float, uint8 pixels or int; `y` (n,) int from 0; optionally `x_test` and
 `y_test`, which are pooled with them; optionally `device` (n,), the user of each row, integers or
@@ -21,9 +21,9 @@ Arrays = dict[str, NDArray[Any]]
 REQUIRED = ("x", "y")
 KNOWN = ("x", "y", "x_test", "y_test", "device", "device_test")
 MAX_CLASSES = 1 << 20
-"""A label beyond this is an identifier, not a class."""
+"""A larger label is an identifier, not a class."""
 MAX_VOCABULARY = 1 << 31
-"""Integer features are token numbers."""
+"""Limit of integer features, which are token numbers."""
 _FIX = "write the file again"
 
 
@@ -31,13 +31,15 @@ def load_npz(path: Path) -> Dataset:
     """Return the examples in the file at `path`.
 
     Raises:
-        DataError: The file cannot be read or breaks a rule; no pickle is ever loaded.
+        DatasetError: The file cannot be read or breaks a rule; no pickle is ever loaded.
     """
     arrays = _read(path)
     _check_names(path, arrays)
     x, y = _pooled(path, arrays, "x"), _labels(path, _pooled(path, arrays, "y"))
     if len(x) != len(y):
-        raise DatasetError(str(path), f"x and y must be as long, got {len(x)} and {len(y)}", _FIX)
+        raise DatasetError(
+            str(path), f"x and y must have equal length, got {len(x)} and {len(y)}", _FIX
+        )
     users = _users(path, _pooled(path, arrays, "device"), len(y)) if "device" in arrays else None
     x = _features(path, x)
     classes = int(y.max()) + 1
@@ -95,7 +97,7 @@ def _check_names(path: Path, arrays: Arrays) -> None:
     if len(set(has_test.values())) > 1 or ("device_test" in arrays and "device" not in arrays):
         raise DatasetError(
             str(path),
-            f"a test part must hold x_test, y_test and, beside device, device_test, got {names}",
+            f"a test part must have x_test, y_test and, with device, device_test, got {names}",
             "add the missing array",
         )
 
@@ -110,8 +112,8 @@ def _pooled(path: Path, arrays: Arrays, name: str) -> NDArray[Any]:
     if test.dtype.kind != array.dtype.kind or test.shape[1:] != array.shape[1:] or not test.ndim:
         raise DatasetError(
             str(path),
-            f"{name}_test must look like {name} ({array.dtype}, rows {array.shape[1:]}), "
-            f"got {test.dtype}, {test.shape}",
+            f"{name}_test must have the type and row shape of {name} ({array.dtype}, "
+            f"{array.shape[1:]}), got {test.dtype}, {test.shape[1:]}",
             _FIX,
         )
     return np.concatenate([array, test])
@@ -126,7 +128,7 @@ def _labels(path: Path, y: NDArray[Any]) -> Ints:
     if low < 0 or not 1 <= high < MAX_CLASSES:
         raise DatasetError(
             str(path),
-            f"y must be classes from 0 to at least 1 and below {MAX_CLASSES}, got {low} .. {high}",
+            f"y must hold two or more classes, 0 .. at most {MAX_CLASSES - 1}, got {low} .. {high}",
             "number the classes from 0",
         )
     return y.astype(np.int64)
@@ -134,7 +136,7 @@ def _labels(path: Path, y: NDArray[Any]) -> Ints:
 
 def _features(path: Path, x: NDArray[Any]) -> NDArray[Any]:
     if x.ndim < 2 or 0 in x.shape:
-        raise DatasetError(str(path), f"x must have shape (n, ...), none 0, got {x.shape}", _FIX)
+        raise DatasetError(str(path), f"x must have shape (n, ...), no 0, got {x.shape}", _FIX)
     if x.dtype.kind in "iu":
         if x.dtype == np.uint8:
             return x
@@ -151,7 +153,9 @@ def _features(path: Path, x: NDArray[Any]) -> NDArray[Any]:
     if not np.isfinite(x).all():
         row = int(np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))[0])
         raise DatasetError(
-            str(path), f"x must be finite as float32, got a bad value in row {row}", "clean it"
+            str(path),
+            f"x must be finite as float32, got NaN or infinity in row {row}",
+            "remove or replace such values",
         )
     return x
 

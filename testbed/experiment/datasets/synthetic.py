@@ -1,6 +1,6 @@
 """Synthetic(alpha, beta): users that differ in their features and in their labelling model.
 
-Not to be confused with LEAF's `synthetic`, which is another generator.
+LEAF's `synthetic` is another generator.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ FEATURE_VARIANCE: Floats = np.arange(1.0, DIMENSIONS + 1.0, dtype=np.float64) **
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """What each user is drawn from, U users."""
+    """Parameters of the users' distributions, U users."""
 
     sizes: Ints
     """n_k, shape (U,)."""
@@ -47,7 +47,7 @@ def draw_users(config: SyntheticConfig, rng: np.random.Generator) -> Users:
         Li et al., FedProx (MLSys 2020) and q-FFL (ICLR 2020), as in the authors' generators.
         There the second argument of N is the standard deviation, and so it is here; the papers
         print a variance. The two are equal at 1.
-        Since u_k moves all ten logits of a user alike, alpha does not change any label.
+        Since u_k shifts all ten logits of a user equally, alpha does not change any label.
     """
     n = config.users
     n_iid = {"non-iid": 0, "iid": n, "hybrid": n // 2}[config.variant]

@@ -27,7 +27,7 @@ def make_trainer(
 
     Raises:
         ExperimentError: `engine` cannot train this model, or torch is not installed.
-        DataError: Model and data do not fit.
+        DatasetError: Model and data do not fit.
         EngineError: The engine cannot run the task.
     """
     spec = artifact.spec

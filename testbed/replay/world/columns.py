@@ -303,4 +303,4 @@ def timelines(device: PlannedDevice) -> tuple[Schedule, Schedule]:
         tracks=replace(tracks, link=None, available=always),
         outages=tuple(outage for outage in device.outages if outage.kind == "frozen"),
     )
-    return link, alone.timeline
+    return link, alone.schedule

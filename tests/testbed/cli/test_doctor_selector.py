@@ -97,7 +97,7 @@ def test_our_own_can_be_checked_too(capsys: pytest.CaptureFixture[str]) -> None:
         (["--selector", "nowhere"], "selector nowhere: must be installed"),
         (["--selector", "no.mod:Policy"], "must be importable as package.module:Name"),
         (["--selector", EXAMPLE, "--option", "patience=0"], "patience must be >= 1, got 0"),
-        (["--selector", EXAMPLE, "--option", "patience"], "--option patience: must look like"),
+        (["--selector", EXAMPLE, "--option", "patience"], "--option patience: must be KEY=VALUE"),
         (["--selector", "rbcs-f", "--option", "V=-1"], "--option: Expected `float` >= 0"),
     ],
 )
@@ -139,7 +139,7 @@ def test_one_that_breaks_the_contract_ends_a_replay_that_goes_on_when_it_is_mend
     [
         ("selection.policy=nowhere", "selection.policy: must be one of 'fastest-known', 'fedcs'"),
         ("selection.policy=no.mod:Policy", "selector no.mod:Policy: must be importable"),
-        ("selection.options.patience=1", "selection.options: are those of a plug-in"),
+        ("selection.options.patience=1", "selection.options: only a plug-in has options"),
         ("selection.audit=1.5", "selection.audit: must be a number <= 1, got 1.5"),
         ("selection.variant=pow", "selection.variant: must be one of"),
     ],

@@ -90,8 +90,8 @@ def test_candidates_that_answer_are_at_work_at_the_same_time(
 def test_a_fleet_that_has_no_room_for_its_late_devices_is_refused() -> None:
     with pytest.raises(
         ExperimentError,
-        match=r"of 3 rounds before it, whose late devices continue, need 3\.40 .*: "
-        r"select fewer devices per round, or a smaller round\.max_staleness; use 3,",
+        match=r"the late devices of 3 earlier rounds need 3\.40 .*; select fewer devices per round "
+        r"or lower round\.max_staleness, or set it to 3 or",
     ):
         admitted(late(2, 3), cores=2)
     assert admitted(late(2, 3, dilation=3.0), cores=2) == 3.0
@@ -108,21 +108,21 @@ def test_a_fleet_that_does_not_fit_is_refused_with_the_dilation_that_would() -> 
     plan = experiment(3, host_core_speed=0.1)
     with pytest.raises(ExperimentError, match=r"need 8\.53 cores at once, and this machine has 2,"):
         admitted(plan, cores=2)
-    with pytest.raises(ExperimentError, match='fewer devices per round; use 6, or "auto"'):
+    with pytest.raises(ExperimentError, match='fewer devices per round, or set it to 6 or "auto"'):
         admitted(plan, cores=2)
     assert admitted(experiment(3, host_core_speed=0.1, dilation=6.0), cores=2) == 6.0
 
 
 def test_a_device_faster_than_a_core_is_refused_by_its_thread() -> None:
     plan = experiment(1, host_core_speed=0.3)
-    with pytest.raises(ExperimentError, match=r"one thread .* as fast as 1\.42 cores"):
+    with pytest.raises(ExperimentError, match=r"one thread .* needs 1\.42 cores"):
         admitted(plan, cores=64)
 
 
 def test_auto_takes_the_least_that_fits_and_nothing_when_it_fits() -> None:
     plan = experiment(3, host_core_speed=0.1, dilation="auto")
     assert admitted(plan, cores=2) == 6.0
-    assert admitted(plan, cores=64) == 5.0, "one thread is as fast as 4.25 cores"
+    assert admitted(plan, cores=64) == 5.0, "one thread needs 4.25 cores"
     assert admitted(experiment(3, dilation="auto"), cores=2) == 1.0
 
 
@@ -151,17 +151,17 @@ def test_a_dilated_device_is_slower_by_that_and_its_truth_is_not() -> None:
     assert rates[0] == 4 * rates[1]
     assert (before.shape.down_bps or 0) == 4 * (after.shape.down_bps or 1)
     assert after.shape.delay_s == 4 * before.shape.delay_s
-    assert slow.truth() == device.truth()
+    assert slow.truth_row() == device.truth_row()
 
 
 def test_a_sampled_fleet_is_the_same_for_the_same_seed_and_another_for_another() -> None:
     fleet = (FleetConfig(population="phones-2025", count=6),)
     one, again = (plan_fleet(Experiment(name="fleet", seed=3, fleet=fleet), {}) for _ in range(2))
     other = plan_fleet(Experiment(name="fleet", seed=4, fleet=fleet), {})
-    assert [d.truth() for d in one] == [d.truth() for d in again]
-    assert [d.truth().cpu_speed for d in one] != [d.truth().cpu_speed for d in other]
+    assert [d.truth_row() for d in one] == [d.truth_row() for d in again]
+    assert [d.truth_row().cpu_speed for d in one] != [d.truth_row().cpu_speed for d in other]
     assert [d.tracks for d in one] == [d.tracks for d in again]
-    assert len({d.truth().cpu_speed for d in one}) == 6
+    assert len({d.truth_row().cpu_speed for d in one}) == 6
 
 
 def test_the_seed_of_the_fleet_alone_changes_the_devices() -> None:
@@ -169,7 +169,7 @@ def test_the_seed_of_the_fleet_alone_changes_the_devices() -> None:
     first = Experiment(name="fleet", fleet=fleet)
     second = Experiment(name="fleet", fleet=fleet, seeds=SeedsConfig(traces=9))
     third = Experiment(name="fleet", fleet=fleet, seeds=SeedsConfig(fleet=9))
-    speeds = [[d.truth().cpu_speed for d in plan_fleet(e, {})] for e in (first, second, third)]
+    speeds = [[d.truth_row().cpu_speed for d in plan_fleet(e, {})] for e in (first, second, third)]
     assert speeds[0] == speeds[1] != speeds[2]
 
 
@@ -177,7 +177,7 @@ def test_sampled_devices_are_named_and_told_of() -> None:
     fleet = (FleetConfig(population="phones-2025", count=4), FleetConfig(population="phones-2025"))
     devices = plan_fleet(Experiment(name="fleet", fleet=fleet), {})
     assert [d.spec.name for d in devices] == [f"phones-2025-{i}" for i in (1, 2, 3, 4, 5)]
-    truth = devices[0].truth()
+    truth = devices[0].truth_row()
     assert truth.profile == "phones-2025"
     assert truth.down_bps == devices[0].link.down_bps if devices[0].link else False
     assert "of phones-2025: download rates" in truth.details
@@ -197,7 +197,7 @@ def test_a_profile_and_a_population_exclude_each_other() -> None:
         parse_experiment(raw, "x.toml")
     assert str(caught.value) == (
         "x.toml: fleet[0]: profile and population exclude each other, got 'n100' and "
-        "'phones-2025'; leave one out"
+        "'phones-2025'; remove one"
     )
 
 
@@ -245,8 +245,8 @@ def test_a_trace_gives_a_link_its_rates_and_leaves_the_rest(tmp_path: Path) -> N
         assert device.tracks.link.up_bps.mean == pytest.approx(1e6)
         assert device.link is not None
         assert device.link.delay_s == 0.0025  # of the WiFi
-        first = device.timeline.conditions(0.0)
-        starts.add(device.timeline.next_change(0.0))
+        first = device.schedule.conditions(0.0)
+        starts.add(device.schedule.next_change(0.0))
         assert first.outage in (None, "coverage")
     assert len(starts) == 3  # they do not march in step
 
@@ -258,7 +258,7 @@ def test_a_trace_without_a_link_has_no_delay(tmp_path: Path) -> None:
     assert device.spec.is_driven
     assert device.spec.shape is not None
     assert device.spec.shape.delay_s == 0.0
-    assert device.timeline.conditions(0.0).speed_ratio is None
+    assert device.schedule.conditions(0.0).speed_ratio is None
 
 
 def test_a_trace_that_carries_nothing_is_refused(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_a_device_that_heats_up_is_driven() -> None:
     kinds = [name for name in profiles.names() if profiles.load(name).thermal is not None]
     (device,) = planned(FleetConfig(profile=kinds[0], link="gigabit-ethernet"))
     assert device.spec.is_driven
-    assert device.course(0.0).needs_cpu_time(0.0)
+    assert device.follower(0.0).needs_cpu_time(0.0)
 
 
 def test_dilation_and_a_backend_without_loss_leave_what_is_meant(tmp_path: Path) -> None:
@@ -303,16 +303,16 @@ loss_ratio = { value = 0.01, tag = "measured", source = "made up" }
     path = tmp_path / "lossy.toml"
     path.write_text(link, encoding="utf-8")
     (device,) = planned(FleetConfig(profile="raspberry-pi-4b", link=str(path)))
-    shape = device.timeline.conditions(1.0).shape
+    shape = device.schedule.conditions(1.0).shape
     assert shape is not None
     assert shape.loss_ratio == 0.01
     clean = device.without_loss().dilated(4.0)
-    shape = clean.timeline.conditions(1.0).shape
+    shape = clean.schedule.conditions(1.0).shape
     assert shape is not None
     assert (shape.loss_ratio, shape.down_bps) == (0.0, 2e6)
     assert clean.spec.shape is not None
     assert (clean.spec.shape.loss_ratio, clean.spec.shape.down_bps) == (0.0, 5e5)
-    assert clean.truth() == device.truth()
+    assert clean.truth_row() == device.truth_row()
 
 
 def test_an_outage_of_a_group_comes_at_its_time_by_the_clock_of_the_run() -> None:
@@ -333,7 +333,7 @@ def test_an_outage_of_a_group_comes_at_its_time_by_the_clock_of_the_run() -> Non
     for device in plan_fleet(plan, {}):
         assert device.spec.is_driven
         moments = (9.9, 10.0, 14.9, 15.0)
-        outages = [device.timeline.conditions(t).outage for t in moments]
+        outages = [device.schedule.conditions(t).outage for t in moments]
         assert outages == [None, "frozen", "frozen", None]
 
 

@@ -35,9 +35,9 @@ def test_a_group_with_hours_is_away_outside_of_them() -> None:
     )
     for device in planned:
         assert device.spec.is_driven
-        assert not device.timeline.conditions(0.5 * HOUR_S).is_willing
-        assert device.timeline.conditions(1.5 * HOUR_S).is_willing
-        assert device.timeline.next_change(0.0) == HOUR_S
+        assert not device.schedule.conditions(0.5 * HOUR_S).is_willing
+        assert device.schedule.conditions(1.5 * HOUR_S).is_willing
+        assert device.schedule.next_change(0.0) == HOUR_S
 
 
 def test_a_group_without_hours_is_left_to_its_profile() -> None:

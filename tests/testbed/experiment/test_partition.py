@@ -103,7 +103,7 @@ def test_dirichlet_redraws_until_every_device_has_enough() -> None:
 
 @pytest.mark.parametrize("alpha", [1e-3, 1e-300])
 def test_a_hopeless_dirichlet_ends_with_one_line(alpha: float) -> None:
-    with pytest.raises(DatasetError, match=r"no dirichlet draw in 10000 .* raise alpha") as raised:
+    with pytest.raises(DatasetError, match=r"no such draw among 10000 .* raise alpha") as raised:
         dirichlet(labels(400), 40, alpha, 10, rng())
     assert "\n" not in str(raised.value)
 
@@ -201,7 +201,7 @@ def test_natural_never_divides_a_user() -> None:
     ("partition", "device_ids", "devices", "message"),
     [
         (Iid(), None, 201, "201 devices need 2010 examples .* got 2000; use fewer"),
-        (Natural(), None, 4, "natural needs the user of each example, got data without"),
+        (Natural(), None, 4, "natural needs the user of each example, got data without users"),
         (Natural(), users(), 31, "natural needs a user for each of 31 devices, got 30 users"),
         (
             Natural(),

@@ -127,7 +127,7 @@ def test_data_with_users_are_divided_by_them_unless_told_otherwise() -> None:
 
 @pytest.mark.parametrize("names", [("a", "a"), tuple(f"pi-{k}" for k in range(7))])
 def test_refuses_names_that_do_not_fit(names: Sequence[str]) -> None:
-    with pytest.raises(DatasetError, match="fleet: names must be distinct and at most 6"):
+    with pytest.raises(DatasetError, match="fleet: device names must be distinct and at most 6"):
         fleet(names=names)
 
 
@@ -135,5 +135,5 @@ def test_refuses_names_that_do_not_fit(names: Sequence[str]) -> None:
     "assignments", [{"pi-01": 2}, {"board": 0}, {"board": 6}, {"board": 4, "plank": 4}]
 )
 def test_refuses_assignments_of_another_fleet(assignments: Mapping[str, int]) -> None:
-    with pytest.raises(DatasetError, match="fleet: shards handed out before must fit the fleet"):
+    with pytest.raises(DatasetError, match="fleet: stored shard assignments must fit the fleet"):
         fleet(assignments=assignments)

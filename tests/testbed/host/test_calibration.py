@@ -69,5 +69,5 @@ def test_a_resumed_run_keeps_its_costs(tmp_path: Path) -> None:
 
 def test_what_cannot_be_measured_is_said_in_one_line(tmp_path: Path) -> None:
     broken = msgspec.structs.replace(probe("softmax-64-10"), artifact=b"no task")
-    with pytest.raises(BackendError, match=r"^calibration: a step of training .* got: .+"):
+    with pytest.raises(BackendError, match=r"^calibration: a training step must run here, got: .+"):
         anyio.run(work_costs, tmp_path, broken)

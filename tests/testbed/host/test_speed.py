@@ -93,7 +93,7 @@ def test_a_fleet_is_not_planned_for_a_machine_of_unknown_speed() -> None:
         fleet=(FleetConfig(profile="n100", count=4),),
         emulation=EmulationConfig(host_core_speed="auto"),
     )
-    with pytest.raises(ValueError, match="must be a number when a fleet is planned, got auto"):
+    with pytest.raises(ValueError, match="must be measured before a fleet is planned, got auto"):
         plan_fleet(plan, {})
 
 

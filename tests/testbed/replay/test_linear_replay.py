@@ -208,7 +208,7 @@ def test_a_linear_fleet_is_not_emulated_and_stands_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", str(PAPER), "--headless", "--out", str(tmp_path / "b")]) == 2
-    assert "fairbed replay plays such a fleet" in capsys.readouterr().err
+    assert "use fairbed replay" in capsys.readouterr().err
     mixed = (
         FleetConfig(model="linear", theta=(1.0, 1.0, 1.0)),
         FleetConfig(profile="raspberry-pi-4b", count=4),

@@ -161,13 +161,13 @@ async def test_a_taken_port_is_told_in_one_line(kind: BrokerKind, tmp_path: Path
             async with start_broker(kind, folder=tmp_path, port=port):
                 pass
     message = str(caught.value)
-    assert message.startswith(f"{kind}: must answer at 127.0.0.1:{port}, but ")
+    assert message.startswith(f"{kind}: must start and accept a login at 127.0.0.1:{port}, got ")
     assert "\n" not in message
     assert "broker.log" in message
 
 
 async def test_an_address_that_is_not_ours_is_told(tmp_path: Path) -> None:
-    with pytest.raises(BrokerError, match=r"cannot listen on 192\.0\.2\.1"):
+    with pytest.raises(BrokerError, match=r"must listen on an address .* got 192\.0\.2\.1"):
         async with start_broker(folder=tmp_path, host="192.0.2.1"):
             pass
 

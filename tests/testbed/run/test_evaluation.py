@@ -169,5 +169,5 @@ def test_an_engine_failure_reaches_the_caller() -> None:
     "task", [lambda: artifact(x_shape=(1, 3, 3)), lambda: artifact(classes=10)]
 )
 def test_refuses_a_model_for_other_data(task: Callable[[], Artifact]) -> None:
-    with pytest.raises(DatasetError, match=r"model softmax: must take 6 values of float32 and 4"):
+    with pytest.raises(DatasetError, match=r"model softmax: must take 6 float32 values and 4"):
         FleetEvaluator(fleet(), task(), make_engine=Softmax)

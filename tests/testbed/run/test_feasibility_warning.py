@@ -34,7 +34,9 @@ def test_the_example_of_the_specification(tmp_path: Path) -> None:
     assert infeasible_rate(load_experiment(plan(tmp_path, 0.42))) is None
     line = infeasible_rate(load_experiment(plan(tmp_path, 0.5)))
     assert line is not None
-    assert line.startswith("beta 0.5 cannot hold for the 2 least available of 2 devices with 1 per")
+    assert line.startswith(
+        "selection.beta 0.5 cannot be guaranteed to the 2 least available of 2 devices with 1 "
+    )
 
 
 def test_the_least_available_device_may_be_the_first_that_fails() -> None:
@@ -59,6 +61,7 @@ def test_a_replay_warns_and_keeps_the_warning(
 ) -> None:
     out = tmp_path / "out"
     assert main(["replay", str(plan(tmp_path, 0.5)), "--out", str(out)]) == 0
-    assert "warning: beta 0.5 cannot hold for the 2 least available" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "warning: selection.beta 0.5 cannot be guaranteed to the 2 least available" in err
     with RunReader(out) as reader:
         assert [(e.kind, e.level) for _, e in reader.events()] == [("infeasible", "warning")]

@@ -74,7 +74,7 @@ def test_a_fleet_that_this_machine_cannot_carry_is_refused(tmp_path: Path) -> No
     with running(tmp_path, 1, 1, EMULATED.format(host_core_speed=0.001)) as run:
         code, _, err = run.finish()
     assert code == 2
-    assert "emulation.dilation: must make room for the fleet, got 1; the fastest" in err
+    assert "emulation.dilation: the fleet must fit into this machine, got 1: the fastest" in err
     assert "need 639.00 cores at once" in err
     assert not run.folder.exists()
 

@@ -75,7 +75,7 @@ def test_nothing_there_says_what_to_get(folder: Path) -> None:
         DatasetError, match=r"must hold files \*.bin or \*.bin.xz, got none; put the"
     ):
         load(DataConfig(dataset="cifar10", folder=str(folder)), 0, {})
-    with pytest.raises(DatasetError, match=r"cifar10: FAIRBED_DATA or data.folder must say where"):
+    with pytest.raises(DatasetError, match=r"cifar10: FAIRBED_DATA or data.folder must name"):
         load(DataConfig(dataset="cifar10"), 0, {})
 
 

@@ -42,7 +42,7 @@ def test_without_scikit_learn_one_line_says_what_to_install(
 ) -> None:
     monkeypatch.setattr("fairbed.testbed.experiment.datasets.digits.find_spec", lambda name: None)
     with pytest.raises(
-        DatasetError, match=r"^digits: scikit-learn must be installed, got none; inst"
+        DatasetError, match=r"^digits: scikit-learn must be installed, got none; run: pip"
     ):
         load_digits()
 
@@ -58,6 +58,6 @@ def test_a_file_that_is_missing_or_broken_is_one_line(
     monkeypatch.delitem(sys.modules, "sklearn", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(
-        DatasetError, match=r"^digits: must be in .*digits\.csv\.gz, got .*; install"
+        DatasetError, match=r"^digits: must be readable in .*digits\.csv\.gz, got .*; install"
     ):
         load_digits()

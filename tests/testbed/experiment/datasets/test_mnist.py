@@ -7,7 +7,7 @@ import pytest
 
 from fairbed.testbed.experiment.data import DataConfig, Dirichlet
 from fairbed.testbed.experiment.datasets import DatasetError, load
-from fairbed.testbed.experiment.datasets.loading import thin
+from fairbed.testbed.experiment.datasets.loading import subsample
 from fairbed.testbed.experiment.datasets.mnist import count, load_mnist
 from fairbed.testbed.experiment.shards import FleetData
 from tests.testbed.experiment.datasets.idx_files import idx_bytes, write, write_folder
@@ -69,11 +69,11 @@ def ones(*shape: int) -> bytes:
         (IMAGES, ones(60, 28, 28) + b"x", "must end after 47,040 values, got more"),
         (IMAGES, ones(60, 32, 32), "images must be 28x28, got 32x32"),
         (IMAGES, ones(59, 28, 28), f"must hold as many images as {LABELS} labels, got 59 and 60"),
-        (IMAGES, ones(0, 28, 28), "must announce 1 .. 2147483648 values, got (0, 28, 28)"),
+        (IMAGES, ones(0, 28, 28), "header must announce 1 .. 2147483648 values, got (0, 28, 28)"),
         (
             IMAGES,
             bytes((0, 0, 8, 3)) + b"\xff" * 12,
-            "must announce 1 .. 2147483648 values, got (4294967295, 4294967295, 4294967295)",
+            "header must announce 1 .. 2147483648 values, got (4294967295, 4294967295, 4294967295)",
         ),
         (LABELS, idx_bytes(np.full(60, 10, np.uint8)), "labels must be 0 .. 9, got 10"),
     ],
@@ -94,7 +94,7 @@ def test_a_download_cut_short_is_one_line(folder: Path, keep: int) -> None:
     path = folder / IMAGES
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(
-        DatasetError, match=r"gzip stream must be complete, got a cut one; get this"
+        DatasetError, match=r"gzip stream must be complete, got a cut one; download"
     ):
         load_mnist("mnist", folder)
 
@@ -126,7 +126,7 @@ def test_a_missing_folder_says_what_to_get_and_where_to_put_it(tmp_path: Path) -
 
 
 def test_an_unset_variable_is_one_line() -> None:
-    with pytest.raises(DatasetError, match=r"mnist: FAIRBED_DATA or data.folder must say where"):
+    with pytest.raises(DatasetError, match=r"mnist: FAIRBED_DATA or data.folder must name"):
         load(DataConfig(dataset="mnist"), 0, {})
 
 
@@ -152,8 +152,8 @@ def test_max_examples_draws_before_dividing(folder: Path) -> None:
     np.testing.assert_array_equal(first.x, again.x)
     assert not np.array_equal(first.x, other.x)
     whole = load(DataConfig(dataset="mnist", folder=str(folder)), 7, {})
-    np.testing.assert_array_equal(thin(whole, 30, 1).x, first.x)
-    assert thin(whole, whole.n, 1) is thin(whole, None, 1) is whole
+    np.testing.assert_array_equal(subsample(whole, 30, 1).x, first.x)
+    assert subsample(whole, whole.n, 1) is subsample(whole, None, 1) is whole
 
 
 @pytest.mark.parametrize("name", ["fashion-mnist", "mnist"])

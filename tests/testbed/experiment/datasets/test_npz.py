@@ -60,7 +60,7 @@ def test_users_have_a_test_part_too(tmp_path: Path) -> None:
     data = load_npz(saved(tmp_path, **arrays, device_test=Y + 4))
     assert data.device_ids is not None
     assert data.device_ids.max() == 7
-    with pytest.raises(DatasetError, match=r"beside device, device_test"):
+    with pytest.raises(DatasetError, match=r"with device, device_test"):
         load_npz(saved(tmp_path, **arrays))
 
 
@@ -85,25 +85,28 @@ NAN[7, 1] = np.nan
     [
         ({"x": X}, "must hold x and y, got x; add y"),
         ({"a": X}, "unknown array 'a'; valid names are x, y, x_test, y_test, device"),
-        ({"x": X, "y": Y[:-1]}, "x and y must be as long, got 40 and 39"),
+        ({"x": X, "y": Y[:-1]}, "x and y must have equal length, got 40 and 39"),
         ({"x": X, "y": X}, "y must be integers, shape (n,), n >= 1, got float32 (40, 3)"),
         ({"x": X, "y": Y.astype(float)}, "y must be integers"),
         ({"x": X[:0], "y": Y[:0]}, "y must be integers, shape (n,), n >= 1, got int64 (0,)"),
-        ({"x": X, "y": Y - 1}, "y must be classes from 0 to at least 1"),
+        ({"x": X, "y": Y - 1}, "y must hold two or more classes, 0 .. at most"),
         ({"x": X, "y": Y * 0}, "got 0 .. 0; number the classes from 0"),
-        ({"x": X, "y": Y.astype(np.uint64) + (1 << 62)}, "y must be classes from 0"),
+        ({"x": X, "y": Y.astype(np.uint64) + (1 << 62)}, "y must hold two or more classes"),
         ({"x": X, "y": np.array(3)}, "y must have one row per example, got a scalar"),
-        ({"x": X[:, 0], "y": Y}, "x must have shape (n, ...), none 0, got (40,)"),
-        ({"x": X[:, :0], "y": Y}, "x must have shape (n, ...), none 0, got (40, 0)"),
-        ({"x": NAN, "y": Y}, "x must be finite as float32, got a bad value in row 7"),
+        ({"x": X[:, 0], "y": Y}, "x must have shape (n, ...), no 0, got (40,)"),
+        ({"x": X[:, :0], "y": Y}, "x must have shape (n, ...), no 0, got (40, 0)"),
+        ({"x": NAN, "y": Y}, "x must be finite as float32, got NaN or infinity in row 7"),
         ({"x": X.astype(float) * 1e300, "y": Y}, "x must be finite as float32"),
         ({"x": X.astype(complex), "y": Y}, "x must be float, uint8 or int, got complex128"),
         ({"x": X.astype(str), "y": Y}, "x must be float, uint8 or int, got <U"),
         ({"x": -np.ones((40, 3), int), "y": Y}, "integer x must be 0 .. 2147483647, got -1 .. -1"),
         ({"x": X.astype(object), "y": Y}, "plain arrays, got: Object arrays cannot be loaded"),
-        ({"x": X, "y": Y, "x_test": X}, "a test part must hold x_test, y_test and"),
-        ({"x": X, "y": Y, "device_test": Y}, "a test part must hold"),
-        ({"x": X, "y": Y, "x_test": X[:, :2], "y_test": Y}, "x_test must look like x (float32"),
+        ({"x": X, "y": Y, "x_test": X}, "a test part must have x_test, y_test and"),
+        ({"x": X, "y": Y, "device_test": Y}, "a test part must have"),
+        (
+            {"x": X, "y": Y, "x_test": X[:, :2], "y_test": Y},
+            "x_test must have the type and row shape",
+        ),
         ({"x": X, "y": Y, "device": Y[:9]}, "device must be integers or strings, shape (40,)"),
         ({"x": X, "y": Y, "device": X[:, 0]}, "device must be integers or strings"),
     ],

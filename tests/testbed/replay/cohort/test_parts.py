@@ -146,7 +146,7 @@ def test_what_cannot_be_done_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch
         ExperimentError, match=r"^replay.engine: torch must be installed.*fairbed\["
     ):
         make_trainer(artifact, data, "torch")
-    with pytest.raises(DatasetError, match=r"^model cnn-1x8x8-10: must take 60 values"):
+    with pytest.raises(DatasetError, match=r"^model cnn-1x8x8-10: must take 60 float32 values"):
         make_trainer(artifact, fleet_data(RECIPES["softmax-60-10"]))
 
 
