@@ -16,7 +16,7 @@ from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, 
 from fairbed.coordinator.algorithms.selection.rbcs_f import solve_p4
 from fairbed.coordinator.policy.decisions import Decisions, make_decisions
 from fairbed.testbed.replay.engine.engine import ReplayEngine
-from fairbed.testbed.replay.setup import cast_of
+from fairbed.testbed.replay.setup import linear_fleet_of
 from fairbed.testbed.replay.world.linear import LinearWorld
 
 GROUPS = 4
@@ -147,7 +147,7 @@ class ExactQueues:
 def trajectory(arm: Arm, rounds: int, seed: int) -> Trajectory:
     """Play an arm and return what came of it."""
     experiment = arm.experiment(rounds, seed)
-    cast, config = cast_of(experiment), experiment.coordinator()
+    cast, config = linear_fleet_of(experiment), experiment.coordinator()
     world = LinearWorld(cast.laws, experiment.replay.update_bits, experiment.seed_for("traces"))
     made = make_decisions(config)
     witness = Witness(made.selector)

@@ -30,7 +30,7 @@ from fairbed.testbed.experiment.shards import FleetData
 from fairbed.testbed.replay.cohort.choose import make_trainer
 from fairbed.testbed.replay.engine.engine import ReplayEngine
 from fairbed.testbed.replay.learning import Learning
-from fairbed.testbed.replay.setup import cast_of
+from fairbed.testbed.replay.setup import linear_fleet_of
 from fairbed.testbed.replay.world.linear import LinearWorld
 from fairbed.testbed.run.evaluation import FleetEvaluator
 from fairbed.wire.artifact import Artifact
@@ -181,7 +181,7 @@ def curves_of(
 
 def _engine(experiment: Experiment, source: Source, scratch: Path) -> tuple[ReplayEngine, Learning]:
     """Return the world of `testbed.replay.setup`, with data and task that are read already."""
-    cast, config, seed = cast_of(experiment), experiment.data, experiment.seed_for("data")
+    cast, config, seed = linear_fleet_of(experiment), experiment.data, experiment.seed_for("data")
     data = FleetData(
         subsample(source.dataset, config.max_examples, seed),
         config,

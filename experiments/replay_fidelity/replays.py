@@ -16,7 +16,7 @@ from experiments.replay_fidelity.imposed import (
 from fairbed.coordinator.store import RunReader
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.testbed.experiment.file import Experiment
-from fairbed.testbed.replay.run import replay_stage
+from fairbed.testbed.replay.run import replay_setup
 from fairbed.testbed.replay.setup import ReplaySetup, setup_of
 
 
@@ -92,5 +92,5 @@ def _play(stage: ReplaySetup, folder: Path, tell: Callable[[str], None]) -> Path
         tell(f"{folder.name}: is done already")
         return folder
     tell(f"{folder.name}: {stage.experiment.rounds} rounds replayed")
-    replay_stage(stage, folder, folder.name, lambda played: None)
+    replay_setup(stage, folder, folder.name, lambda played: None)
     return folder

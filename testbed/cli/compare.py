@@ -24,7 +24,7 @@ from fairbed.testbed.compare.table import plain, print_rich
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.experiment.file import Experiment, ExperimentError
 from fairbed.testbed.experiment.fleet import plan_fleet
-from fairbed.testbed.replay.setup import cast_of
+from fairbed.testbed.replay.setup import linear_fleet_of
 
 COMPARISONS = Path("comparisons")
 """Folder of grids without `--out`: by name, so that the next call resumes."""
@@ -109,7 +109,7 @@ def _check_arm(experiment: Experiment, kind: Fleet, *, is_known_fleet: bool) -> 
     if is_known_fleet:
         return
     if kind == "replay" and any(group.model is not None for group in experiment.fleet):
-        cast_of(experiment)
+        linear_fleet_of(experiment)
     else:
         plan_fleet(experiment, os.environ)
 

@@ -26,7 +26,7 @@ from fairbed.testbed.errors import BackendError, RunError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.replay.engine.engine import ReplayedRound
-from fairbed.testbed.replay.run import replay_stage
+from fairbed.testbed.replay.run import replay_setup
 from fairbed.testbed.replay.setup import setup_of
 from fairbed.testbed.run.preflight import infeasible_rate
 
@@ -53,7 +53,7 @@ def main(options: argparse.Namespace) -> int:
         tell = _Progress(experiment.rounds)
         started = time.perf_counter()
         run_id, threads = folder.resolve().name, options.threads
-        rounds = replay_stage(stage, folder, run_id, tell, threads=threads)
+        rounds = replay_setup(stage, folder, run_id, tell, threads=threads)
         rounds_per_s = rounds / (time.perf_counter() - started)
     except (DatasetError, ExperimentError, ProfileError) as exc:
         raise UsageError(str(exc)) from exc

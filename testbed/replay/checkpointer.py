@@ -1,4 +1,4 @@
-"""The store of a replay: rows of each round, and checkpoints to go on from."""
+"""Writes a replay into its store: rows of each round, and checkpoints to resume from."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,15 +18,15 @@ from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
 from fairbed.testbed.replay.engine.rows import chosen_rows, exchange_rows, round_row, score_rows
 
 CHECKPOINT_S = 30.0
-"""A replay that is killed loses at most so many seconds of work (design.md, section 3)."""
+"""A replay that is killed loses at most this many seconds of work (design.md, section 3)."""
 
-LISTED = 1_000
-"""Fleets of up to so many devices have a row for each of them in every round; of larger ones only
-the cohort has (`RunRow.selection_rows`), and all have one in the last round, unless there are
-statistics instead (`FleetStatsRow`)."""
+MAX_LISTED = 1_000
+"""Fleets of up to this many devices have a selection row per device in every round. Larger fleets
+have rows of the cohort only (`RunRow.selection_rows`), and rows of all devices in the last round;
+a vector fleet has statistics instead (`FleetStatsRow`)."""
 
 
-Told: TypeAlias = Callable[[int], Sequence[Record]]
+DeviceRecords: TypeAlias = Callable[[int], Sequence[Record]]
 """Returns the records of the device of a row."""
 
 
@@ -35,55 +35,55 @@ class FleetStats:
 
     Args:
         devices: N.
-        told: Called once for each device, at its first selection.
+        device_records: Called once per device, at its first selection.
     """
 
-    def __init__(self, devices: int, told: Told) -> None:
-        self._told = told
+    def __init__(self, devices: int, device_records: DeviceRecords) -> None:
+        self._device_records = device_records
         self._selected: Ints = np.zeros(devices, dtype=np.int64)
-        self._merged: Ints = np.zeros(devices, dtype=np.int64)
+        self._aggregated: Ints = np.zeros(devices, dtype=np.int64)
 
     def count(self, played: ReplayedRound, decisions: Decisions) -> list[Record]:
-        """Return the rows of devices selected for the first time, and of the fleet."""
+        """Count a round; return the records of newly selected devices, and those of the fleet."""
         rows = played.choice.rows
         new = rows[self._selected[rows] == 0]
         self._selected[rows] += 1
-        self._merged[played.merged] += 1
+        self._aggregated[played.merged] += 1
         n, round_id = len(self._selected), played.choice.round
         settings = decisions.config.selection
-        counted = self._selected if settings.queue_counts == "selected" else self._merged
+        counted = self._selected if settings.queue_counts == "selected" else self._aggregated
         slack = rate_slack(counted, round_id, settings.beta, decisions.selector.queues(n))
         evenness = jain(self._selected)
-        crowd = FleetStatsRow(
+        stats = FleetStatsRow(
             round=round_id,
             devices=n,
             selected=int(np.count_nonzero(self._selected)),
             min_selection_rate=float(self._selected.min()) / round_id,
-            min_aggregation_rate=float(self._merged.min()) / round_id,
+            min_aggregation_rate=float(self._aggregated.min()) / round_id,
             jain=None if np.isnan(evenness) else evenness,
             slack=float(slack.min()),
         )
-        return [*(record for row in new.tolist() for record in self._told(row)), crowd]
+        return [*(record for row in new.tolist() for record in self._device_records(row)), stats]
 
     def to_state(self) -> dict[str, Any]:
         """Return the counts."""
-        return {"selected": self._selected.tobytes(), "merged": self._merged.tobytes()}
+        return {"selected": self._selected.tobytes(), "merged": self._aggregated.tobytes()}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take over counts that `to_state` returned."""
         self._selected = np.frombuffer(state["selected"], dtype=np.int64).copy()
-        self._merged = np.frombuffer(state["merged"], dtype=np.int64).copy()
+        self._aggregated = np.frombuffer(state["merged"], dtype=np.int64).copy()
 
 
 class Checkpointer:
     """Writes rounds into a store, and at intervals the state of the whole replay.
 
     Args:
-        store: Open, of this replay.
-        names: Of the devices, by row.
-        engine: Its state is what a checkpoint holds, with that of the census.
-        checkpoint_s: Between two checkpoints, seconds of this machine.
-        told: Of a large fleet, the records of a device that is selected for the first time.
+        store: Open store of this replay.
+        names: Names of the devices, by row.
+        engine: The engine whose state a checkpoint holds, with the fleet statistics.
+        checkpoint_s: Interval of checkpoints, seconds of this machine.
+        device_records: For a vector fleet, the records of the device of a row.
     """
 
     def __init__(
@@ -92,38 +92,40 @@ class Checkpointer:
         names: Sequence[str],
         engine: ReplayEngine,
         checkpoint_s: float = CHECKPOINT_S,
-        told: Told | None = None,
+        device_records: DeviceRecords | None = None,
     ) -> None:
         self._store, self._engine = store, engine
         self._checkpoint_s = checkpoint_s
-        self._lists_all = len(names) <= LISTED
+        self._lists_all = len(names) <= MAX_LISTED
         self._names = list(names) if self._lists_all else names
-        self._census = None if told is None else FleetStats(len(names), told)
+        self._fleet_stats = (
+            None if device_records is None else FleetStats(len(names), device_records)
+        )
         self._began = self._saved = time.perf_counter()
         self._spent_s = 0.0
-        """By earlier lives of this replay, until the checkpoint that this one goes on from."""
+        """Time that this replay took before the checkpoint from which it resumed."""
         self._latest: ReplayedRound | None = None
 
     def restore(self) -> None:
-        """Give the engine the state of the last checkpoint, if there is one.
+        """Restore the state of the last checkpoint, if there is one.
 
         Raises:
-            StoreError: It is of a version of Fairbed that kept other things.
+            StoreError: Another version of Fairbed, with another state, has written it.
         """
-        kept = self._store.last_checkpoint()
-        if kept is not None:
+        checkpoint = self._store.last_checkpoint()
+        if checkpoint is not None:
             with self._store.restoring():
-                self._restore(kept)
+                self._restore(checkpoint)
 
-    def _restore(self, kept: Checkpoint) -> None:
-        state = msgspec.msgpack.decode(kept.state)
-        self._engine.load_state(kept.round, kept.model, state)
-        if self._census is not None:
-            self._census.load_state(state["census"])
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        state = msgspec.msgpack.decode(checkpoint.state)
+        self._engine.load_state(checkpoint.round, checkpoint.model, state)
+        if self._fleet_stats is not None:
+            self._fleet_stats.load_state(state["census"])
         self._spent_s = state["spent_s"]
 
-    def keep(self, played: ReplayedRound) -> None:
-        """Write a round down.
+    def write(self, played: ReplayedRound) -> None:
+        """Write the rows of a round, and a checkpoint if one is due.
 
         Raises:
             StoreError: The disk fails or does not keep up.
@@ -135,26 +137,26 @@ class Checkpointer:
             for fleet_row in fleet_rows(played.choice):
                 store.add(fleet_row)
         if played.queried is not None:
-            for ask_row in played.queried.named(self._names):
-                store.add(ask_row)
-        if self._census is not None:
-            for record in self._census.count(played, self._engine.decisions):
+            for query_row in played.queried.named(self._names):
+                store.add(query_row)
+        if self._fleet_stats is not None:
+            for record in self._fleet_stats.count(played, self._engine.decisions):
                 store.add(record)
         if time.perf_counter() - self._saved >= self._checkpoint_s:
             self._save(played)
         else:
             store.add(round_row(played, self._engine.decisions, self._names))
-            store.add_all(self._chosen(played))
+            store.add_all(self._selections(played))
             store.add_all(exchange_rows(played, self._names))
 
     def finish(self) -> None:
-        """Write down what only the last round tells, and how long all took."""
+        """Write the rows of the last round, and the duration of the replay."""
         played = self._latest
         if played is None:
             return
         if self._engine.cohort is not None:
             self._save(played)
-        if not self._lists_all and self._census is None:
+        if not self._lists_all and self._fleet_stats is None:
             self._store.add_all(
                 chosen_rows(played, self._engine.decisions, self._names, everybody=True)
             )
@@ -163,19 +165,19 @@ class Checkpointer:
     def _wall_s(self) -> float:
         return self._spent_s + time.perf_counter() - self._began
 
-    def _chosen(self, played: ReplayedRound) -> Columns[SelectionRow]:
+    def _selections(self, played: ReplayedRound) -> Columns[SelectionRow]:
         decisions = self._engine.decisions
         return chosen_rows(played, decisions, self._names, everybody=self._lists_all)
 
     def _save(self, played: ReplayedRound) -> None:
         state = self._engine.to_state() | {
-            "census": {} if self._census is None else self._census.to_state(),
+            "census": {} if self._fleet_stats is None else self._fleet_stats.to_state(),
             "spent_s": self._wall_s(),
         }
         cohort = self._engine.cohort
         self._store.close_round(
             round_row(played, self._engine.decisions, self._names),
-            self._chosen(played),
+            self._selections(played),
             exchange_rows(played, self._names),
             msgspec.msgpack.encode(state),
             np.zeros(0, dtype=np.float32) if cohort is None else cohort.vector,

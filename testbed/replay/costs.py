@@ -1,11 +1,11 @@
-"""What local training costs in a replay: known beforehand, never measured in passing.
+"""The cost of local training in a replay, which is known before the first round.
 
-    python -m fairbed.testbed.replay.costs          measures the shipped models here, and prints
-    the table
+    python -m fairbed.testbed.replay.costs          measures the shipped models on this machine,
+    and prints the table
 
 A replay must give the same bits on every machine, so `[replay] costs_from = "shipped"` takes the
-numbers in this file. The folder of a live run takes those of the run, `measured` those of this
-machine. The replay writes the costs that it used into its `experiment.toml`.
+numbers in this file. With the folder of a live run it takes those of the run, with `measured` those
+of this machine. The replay writes the costs that it used into its `experiment.toml`.
 """
 
 import os
@@ -84,20 +84,20 @@ SHIPPED_COSTS: Mapping[str, TaskCosts] = {
         load_s=0.023,
     ),
 }
-"""Seconds of one core of the reference machine, by the name of a shipped task: medians of three
+"""Seconds of one core of the reference machine, by name of a shipped task: medians of three
 runs of this module on a virtual AMD EPYC at a load of 7, onnxruntime 1.31.1, to two digits."""
 
 
 def with_costs(experiment: Experiment, dataset: Dataset) -> Experiment:
-    """Return an experiment whose `replay.task_costs` says what local training costs.
+    """Return the experiment with the costs of local training in `replay.task_costs`.
 
     Args:
-        experiment: What to replay.
+        experiment: The experiment.
         dataset: Its data.
 
     Raises:
-        ExperimentError: `replay.costs_from` names nothing that tells it.
-        BackendError: It cannot be measured.
+        ExperimentError: `replay.costs_from` names no source of these costs.
+        BackendError: The costs cannot be measured.
     """
     if experiment.replay.task_costs is not None:
         return experiment
@@ -119,15 +119,15 @@ def _found(experiment: Experiment, dataset: Dataset) -> TaskCosts:
     if shipped is None:
         raise ExperimentError(
             f'replay.costs_from: must be a run that trained {model} or "measured", got "shipped", '
-            f"which tells the cost of {', '.join(SHIPPED_COSTS)} only"
+            f"which has the costs of {', '.join(SHIPPED_COSTS)} only"
         )
     return shipped
 
 
 def _with_load(costs: TaskCosts, shipped: TaskCosts) -> TaskCosts:
-    """Return costs with that of opening a session, which nobody measures beside the steps.
+    """Return the costs with that of opening a session, which a run does not measure.
 
-    It is to a step what it is among the shipped costs.
+    The ratio of that cost to a step is the one of the shipped costs.
     """
     steps = costs.train.seconds(BATCH) / shipped.train.seconds(BATCH)
     return msgspec.structs.replace(costs, load_s=shipped.load_s * steps)
@@ -142,12 +142,12 @@ def _measured(experiment: Experiment, dataset: Dataset) -> TaskCosts:
 
 
 def _of_run(folder: Path, wanted: ExchangeConfig) -> TaskCosts:
-    """Return what a run cost its devices: steps as they were charged, packing as it was measured.
+    """Return the costs of a run: steps as charged, packing as measured.
 
-    Packing by another codec than the wanted one tells nothing; what it costs is 0 then.
+    The cost of packing is 0 if the run used another codec than `wanted`.
 
     Raises:
-        ExperimentError: It is no run that measured it.
+        ExperimentError: The run has not measured its costs.
     """
     try:
         experiment = load_experiment(folder / "experiment.toml")
@@ -164,58 +164,58 @@ def _of_run(folder: Path, wanted: ExchangeConfig) -> TaskCosts:
     if speed == "auto":
         speed = host_speed(os.environ).core_speed
     training = experiment.training
-    course = TrainingSettings(training.epochs, training.batch_size, costs, speed)
-    packing = packing_of(exchanges, course, wanted)
+    settings = TrainingSettings(training.epochs, training.batch_size, costs, speed)
+    packing = packing_of(exchanges, settings, wanted)
     steps = TaskCosts.of(costs, speed)
     return msgspec.structs.replace(steps, decode_s=packing.decode_s, encode_s=packing.encode_s)
 
 
 def _exchanges(folder: Path) -> list[ExchangeRow]:
-    """Return the exchanges of a run; none where only its files were kept."""
+    """Return the exchanges of a run; none if the run has no store."""
     if not (folder / DATABASE).exists():
         return []
     with RunReader(folder) as reader:
         return reader.exchanges()
 
 
-def _packing_by(costs: TaskCosts, theirs: ExchangeConfig, wanted: ExchangeConfig) -> TaskCosts:
-    """Return costs without those of packing by codecs that nobody wants."""
+def _packing_by(costs: TaskCosts, used: ExchangeConfig, wanted: ExchangeConfig) -> TaskCosts:
+    """Return the costs without those of packing by codecs that are not `wanted`."""
     return msgspec.structs.replace(
         costs,
-        decode_s=costs.decode_s if theirs.down == wanted.down else 0.0,
-        encode_s=costs.encode_s if theirs.up == wanted.up else 0.0,
+        decode_s=costs.decode_s if used.down == wanted.down else 0.0,
+        encode_s=costs.encode_s if used.up == wanted.up else 0.0,
     )
 
 
 def main() -> int:
-    """Measure the shipped tasks on this machine; print them as the table above wants them.
+    """Measure the shipped tasks on this machine; print them in the form of `SHIPPED_COSTS`.
 
-    The reference machine takes `REFERENCE_STEP_S` for one of the steps: all are scaled by that.
+    All costs are scaled so that a step of the default task takes `REFERENCE_STEP_S`.
     """
     hyperparameters = TrainingConfig(batch_size=BATCH).hyperparameters(1)
-    here = {}
+    measured_here = {}
     for recipe in SHIPPED:
         blob = encode_artifact(load_task(recipe.model, recipe.x_shape, recipe.classes))
         costs = measure(Probe(artifact=blob, hyperparameters=hyperparameters))
-        here[recipe.name] = costs, _open_s(blob)
-    known, _ = here[default_recipe(MODEL, SHAPE, CLASSES).name]
-    speed = REFERENCE_STEP_S / known.train.seconds(BATCH)
-    for name, (costs, load_s) in here.items():
+        measured_here[recipe.name] = costs, _open_s(blob)
+    default, _ = measured_here[default_recipe(MODEL, SHAPE, CLASSES).name]
+    speed = REFERENCE_STEP_S / default.train.seconds(BATCH)
+    for name, (costs, load_s) in measured_here.items():
         found = msgspec.structs.replace(TaskCosts.of(costs, speed), load_s=load_s * speed)
         numbers = msgspec.structs.asdict(found)
-        inside = ", ".join(f"{key}={value:.3g}" for key, value in numbers.items())
-        sys.stdout.write(f'    "{name}": TaskCosts({inside}),\n')
+        arguments = ", ".join(f"{key}={value:.3g}" for key, value in numbers.items())
+        sys.stdout.write(f'    "{name}": TaskCosts({arguments}),\n')
     return 0
 
 
 def _open_s(blob: bytes) -> float:
     """Return the processor time of opening a session, seconds: the median of five."""
-    took = []
+    times_s = []
     for _ in range(5):
         began = time.thread_time()
         OnnxEngine(decode_artifact(blob))
-        took.append(time.thread_time() - began)
-    return sorted(took)[len(took) // 2]
+        times_s.append(time.thread_time() - began)
+    return sorted(times_s)[len(times_s) // 2]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The model of a replay: devices train it, the rule merges updates, an evaluator scores it.
 
-What the codecs of a run leave of models and updates on their way, as on a live one.
+Models and updates pass the codecs of the run, as in a live run.
 """
 
 import time
@@ -37,29 +37,29 @@ from fairbed.wire.tensors import Layout
 
 
 class Codings:
-    """Encodes and decodes at once; keeps what top-k owes to each device's next update.
+    """Applies the codecs; keeps the residual that top-k adds to a device's next update.
 
-    Every device knows every codec, as all of this version do.
+    Every device supports every codec.
 
     Args:
         config: The codecs.
-        layout: Of the model.
+        layout: Layout of the model.
     """
 
     def __init__(self, config: ExchangeConfig, layout: Layout) -> None:
         agreement = CodecAgreement(config, layout, "replay")
         self._layout = layout
         self._up, self._down = agreement.up, agreement.down
-        self._keeps_owed, self._is_delta = config.up == "top-k", config.down == "delta"
-        self._owed: dict[int, Vector] = {}
+        self._has_feedback, self._is_delta = config.up == "top-k", config.down == "delta"
+        self._residuals: dict[int, Vector] = {}
 
     def version(self, vector: Vector, old: Vector | None, rng: np.random.Generator) -> Vector:
-        """Return what a model, shape (n_values,), is once it has been published.
+        """Return a model, shape (n_values,), as devices decode it.
 
         Args:
             vector: The model.
-            old: The version before; None for the first.
-            rng: Rounds.
+            old: The previous version; None for the first.
+            rng: Random numbers of stochastic rounding.
         """
         if self._down is None or (self._is_delta and old is None):
             return vector
@@ -67,14 +67,14 @@ class Codings:
         try:
             return encoded_version(self._down, self._layout, vector, base, rng)[1]
         except EncodeError:
-            return vector  # the model goes out whole
+            return vector  # the model is sent unpacked
 
     def update(self, row: int, seed: int, sent: Vector, trained: Vector) -> Vector:
         """Return the model that the coordinator decodes from an update that it merges.
 
         Args:
             row: The device.
-            seed: Of its training.
+            seed: Seed of its training.
             sent: w_t, shape (n_values,).
             trained: w_k after local training, shape (n_values,).
 
@@ -87,9 +87,9 @@ class Codings:
         rng = np.random.default_rng(np.random.SeedSequence([seed, ENCODING]))
         with np.errstate(over="ignore"):  # the codec refuses what is not finite
             change = trained[:n] - sent[:n]
-        if self._keeps_owed:
-            owed = self._owed.get(row)
-            payload, self._owed[row] = encode_with_feedback(self._up, change, owed, rng)
+        if self._has_feedback:
+            residual = self._residuals.get(row)
+            payload, self._residuals[row] = encode_with_feedback(self._up, change, residual, rng)
         else:
             payload = self._up.encode(change, rng)
         blob = pack(self._up, n, payload, trained[n:])
@@ -98,13 +98,13 @@ class Codings:
     def updates(
         self, rows: Ints, seeds: Ints, sent: Vector, trained: Vector
     ) -> tuple[Vector, Bools]:
-        """Return the models of K devices as `update` does, and which of them can be coded.
+        """Return the models of K devices as `update` does, and which of them can be encoded.
 
         Args:
             rows: The devices, shape (K,).
-            seeds: Of their training, shape (K,).
+            seeds: Seeds of their training, shape (K,).
             sent: w_t, shape (n_values,).
-            trained: After local training, shape (K, n_values); not changed.
+            trained: Models after local training, shape (K, n_values); not changed.
         """
         is_coded = np.ones(len(rows), dtype=np.bool_)
         if self._up is None:
@@ -118,16 +118,16 @@ class Codings:
         return models, is_coded
 
     def to_state(self) -> list[Any]:
-        """Return what is owed to whom, for the checkpoint."""
-        return [[row, owed.tobytes()] for row, owed in sorted(self._owed.items())]
+        """Return the residual of each device, for the checkpoint."""
+        return [[row, residual.tobytes()] for row, residual in sorted(self._residuals.items())]
 
     def load_state(self, state: list[Any]) -> None:
         """Take over a state that `to_state` returned."""
-        self._owed = {row: np.frombuffer(owed, dtype=np.float32).copy() for row, owed in state}
+        self._residuals = {row: np.frombuffer(data, dtype=np.float32).copy() for row, data in state}
 
 
 class BatchLosses:
-    """The loss of one mini-batch per device, which `cpow-d` queries, by the engine of the devices.
+    """Losses of one mini-batch per device, which `cpow-d` queries; computed by the devices' engine.
 
     Args:
         artifact: The task.
@@ -137,7 +137,7 @@ class BatchLosses:
     def __init__(self, artifact: Artifact, shards: Shards) -> None:
         self._artifact, self._shards = artifact, shards
         self._engine: Engine | None = None
-        """Opened by the first query; most replays have none."""
+        """Opened by the first query; most replays have no query."""
 
     def of(
         self, vector: Vector, devices: Sequence[int], seeds: Sequence[int], examples: int
@@ -146,12 +146,12 @@ class BatchLosses:
 
         Args:
             vector: The model, shape (n_values,).
-            devices: Whose shards.
-            seeds: Each picks the examples of a device.
+            devices: Numbers of their shards.
+            seeds: Seeds that draw the examples of each device.
             examples: Size of a mini-batch.
 
         Returns:
-            Infinite where it is not finite.
+            The losses; infinite where one is not finite.
         """
         engine = self._engine = self._engine or OnnxEngine(self._artifact)
         losses = []
@@ -167,26 +167,26 @@ class BatchLosses:
 
 
 class _Unpaced:
-    """The meter of a device that nothing holds back."""
+    """The meter of a device without pacing."""
 
     def step(self, n_examples: int) -> None:
-        """Let it go on."""
+        """Do nothing."""
 
     def read(self, n_bytes: int) -> None:
-        """Let it go on."""
+        """Do nothing."""
 
 
 class Learning:
-    """What a replay's devices learn; a `testbed.replay.engine.training.Cohort`.
+    """Local training and merging in a replay; a `testbed.replay.engine.training.Cohort`.
 
-    Row n of the fleet holds shard n. Nothing here depends on the number of threads.
+    Row n of the fleet holds shard n. No result depends on the number of threads.
 
     Args:
         decisions: Merge updates, and seed the order of mini-batches.
-        trainer: Trains as the devices would.
+        trainer: Trains as the devices do.
         evaluator: Scores the model.
         vector: The model before round 1, shape (n_values,).
-        folder: Where the models of a round lie for a rule that needs all of them at once.
+        folder: Folder for the models of a round, if the rule needs all of them at once.
         batch_losses: Evaluates mini-batches for loss queries; None where there are none.
     """
 
@@ -210,11 +210,11 @@ class Learning:
         self._before: dict[int, Vector] = {}
         """Earlier model versions that devices in flight still train, by number."""
         self.evaluate_s = 0.0
-        """What the last evaluation took on this machine."""
+        """Duration of the last evaluation, seconds of this machine."""
 
     @property
     def vector(self) -> Vector:
-        """The model of now, shape (n_values,)."""
+        """The current model, shape (n_values,)."""
         return self._vector
 
     def train(
@@ -222,7 +222,7 @@ class Learning:
     ) -> list[Learned]:
         """Train devices, each from its model version, and merge a part into the next version.
 
-        An update of an earlier version enters the model of now as the rule for late ones says. A
+        An update of an earlier version enters the current model by the rule for late updates. A
         device whose training diverges has no update and reports no loss.
 
         Args:
@@ -247,8 +247,8 @@ class Learning:
         learned, has_merged = list[Learned](), False
         for batch in batches:
             base = self._vector if batch.version == version else self._before[batch.version]
-            take = partial(self._rebased, base=base, staleness=version - batch.version)
-            learned.append(self._train(batch, base, accumulator, take))
+            rebase = partial(self._rebased, base=base, staleness=version - batch.version)
+            learned.append(self._train(batch, base, accumulator, rebase))
             has_merged |= bool((batch.is_merged & ~learned[-1].has_failed).any())
         self._before = self._kept(needed)
         if has_merged:
@@ -264,9 +264,9 @@ class Learning:
         batch: VersionBatch,
         base: Vector,
         accumulator: Accumulator,
-        take: Callable[[Vector], Vector],
+        rebase: Callable[[Vector], Vector],
     ) -> Learned:
-        """Train one batch from `base`, shape (n_values,); merge its part as `take` leaves it."""
+        """Train one batch from `base`, shape (n_values,); merge its part after `rebase`."""
         rows = batch.rows.tolist()
         needs_loss = self._decisions.aggregator.needs_loss
         before = self._trainer.losses(base, rows) if needs_loss else None
@@ -274,15 +274,15 @@ class Learning:
         seeds = self._decisions.training_seeds(batch.round, batch.rows)
         jobs = [CohortJob(row, seed) for row, seed in zip(rows, seeds.tolist(), strict=True)]
         hyperparameters = self._config.training.hyperparameters(batch.round)
-        for answers in self._trainer.train(base, jobs, hyperparameters):
-            at, has_failed = answers.at, answers.has_failed
+        for results in self._trainer.train(base, jobs, hyperparameters):
+            at, has_failed = results.at, results.has_failed
             learned.has_failed[at] = has_failed
-            learned.losses[at] = answers.loss_train if before is None else before[at]
+            learned.losses[at] = results.loss_train if before is None else before[at]
             is_merged = batch.is_merged[at] & ~has_failed
-            sent, models = at[is_merged], _of(answers.vectors, is_merged)
+            sent, models = at[is_merged], _of(results.vectors, is_merged)
             models, is_coded = self._codings.updates(batch.rows[sent], seeds[sent], base, models)
             learned.has_failed[sent[~is_coded]] = True
-            arrived, models = sent[is_coded], take(_of(models, is_coded))
+            arrived, models = sent[is_coded], rebase(_of(models, is_coded))
             losses = None if before is None else before[arrived]
             stack = Stack(batch.rows[arrived], batch.n_k[arrived], models, losses)
             add_all(accumulator, stack)
@@ -294,7 +294,7 @@ class Learning:
         return {old: vector for old, vector in self._before.items() if old in needed}
 
     def _rebased(self, models: Vector, base: Vector, staleness: int) -> Vector:
-        """Return what updates of an earlier version, shape (K, n_values), make of that of now."""
+        """Return updates of an earlier version, shape (K, n_values), on the current version."""
         if not staleness:
             return models
         rebased = np.empty_like(models)
@@ -309,27 +309,27 @@ class Learning:
         return rebased
 
     def losses(self, rows: Sequence[int]) -> Floats:
-        """Return F_k(w_t) of the model of now on the training data of each row, nats, shape (K,).
+        """Return F_k(w_t) of the current model on the training data of each row, nats, shape (K,).
 
-        Infinite where it is not finite.
+        A loss that is not finite is infinite.
         """
         return self._trainer.losses(self._vector, rows)
 
-    def asked(self, round_id: int, rows: Ints, examples: int | None) -> Floats:
-        """Return what devices find that are asked in a round, nats, shape (K,).
+    def queried_losses(self, round_id: int, rows: Ints, examples: int | None) -> Floats:
+        """Return the losses that a query of a round finds, nats, shape (K,).
 
-        Infinite where it is not finite; `examples` is the size of the mini-batch that each draws,
-        None its whole training set.
+        A loss that is not finite is infinite. `examples` is the size of the mini-batch that each
+        device draws; None is its whole training set.
         """
         devices = rows.tolist()
         if examples is None:
             return self.losses(devices)
         seeds = [self._decisions.query_seed(round_id, row) for row in devices]
-        assert self._batch_losses is not None, "nobody said what mini-batches have"
+        assert self._batch_losses is not None, "a query of mini-batches needs their losses"
         return self._batch_losses.of(self._vector, devices, seeds, examples)
 
     def evaluate(self, round_id: int) -> Mapping[str, Score] | None:
-        """Return what the model of now scores on each device's held-out data, by name.
+        """Return the scores of the current model on each device's held-out data, by name.
 
         None when `[evaluation] every` leaves this round out.
         """
@@ -341,12 +341,12 @@ class Learning:
         return scores
 
     def to_state(self) -> dict[str, Any]:
-        """Return what a replay that goes on has to know beside the model."""
+        """Return the state for a checkpoint, without the current model."""
         before = [[version, vector.tobytes()] for version, vector in self._before.items()]
         return {"owed": self._codings.to_state(), "before": before}
 
     def load_state(self, vector: Vector, state: dict[str, Any]) -> None:
-        """Go on from the model of a checkpoint, shape (n_values,)."""
+        """Restore the model, shape (n_values,), and the state of a checkpoint."""
         self._vector = vector
         self._codings.load_state(state["owed"])
         self._before = {
@@ -355,36 +355,36 @@ class Learning:
         }
 
     def close(self) -> None:
-        """Let all threads go."""
+        """End all threads."""
         self._trainer.close()
 
 
 def _of(models: Vector, is_wanted: Bools) -> Vector:
-    """Return some of K models, shape (K, n_values), without a copy if all are wanted."""
+    """Return the wanted ones of K models, shape (K, n_values); no copy if all are wanted."""
     return models if is_wanted.all() else models[is_wanted]
 
 
-def make_learning(stage: ReplaySetup, folder: Path, threads: int | None = None) -> Learning:
-    """Return the model of a replay before round 1.
+def make_learning(setup: ReplaySetup, folder: Path, threads: int | None = None) -> Learning:
+    """Return the model and the training of a replay before round 1.
 
     Args:
-        stage: Says which model, training and data; shard n belongs to row n.
-        folder: Of the run.
-        threads: Devices trained at the same time, None for as many as there are cores; changes
-            no bit.
+        setup: The setup, with model, training and data; shard n belongs to row n.
+        folder: Folder of the run.
+        threads: Devices trained at the same time, None for one per core; the results do not
+            depend on it.
 
     Raises:
         ExperimentError: `[replay] engine` cannot train this model.
         DatasetError: Model and data do not fit.
-        TaskError: The model cannot be had.
+        TaskError: The model is not available.
         EngineError: The engine cannot run it.
     """
-    experiment, data = stage.experiment, stage.data
-    assert data is not None, "a stage that trains has data"
+    experiment, data = setup.experiment, setup.data
+    assert data is not None, "a replay that trains has data"
     threads, dataset = threads or free_cores(), data.dataset
     artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes)
     trainer = make_trainer(artifact, data, experiment.replay.engine, threads)
     evaluator = FleetEvaluator(data, artifact, threads=threads)
     vector = initial_vector(artifact.spec, experiment.seed_for("init"))
     batches = BatchLosses(artifact, Shards(data, artifact.spec.x_shape))
-    return Learning(stage.decisions, trainer, evaluator, vector, folder, batches)
+    return Learning(setup.decisions, trainer, evaluator, vector, folder, batches)

@@ -1,4 +1,4 @@
-"""A whole replay: a world from an experiment, its rounds, and the store that keeps them."""
+"""Runs a whole replay: the world of an experiment, its rounds, and its store."""
 
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -9,7 +9,7 @@ from fairbed.coordinator.store import NewRun, Store
 from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.store.tables import EventRow
 from fairbed.testbed.experiment.file import Experiment
-from fairbed.testbed.replay.checkpointer import CHECKPOINT_S, LISTED, Checkpointer
+from fairbed.testbed.replay.checkpointer import CHECKPOINT_S, MAX_LISTED, Checkpointer
 from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
 from fairbed.testbed.replay.learning import make_learning
 from fairbed.testbed.replay.setup import ReplaySetup, setup_of
@@ -25,33 +25,33 @@ def replay_experiment(
     checkpoint_s: float = CHECKPOINT_S,
     threads: int | None = None,
 ) -> int:
-    """Play all rounds of an experiment on the virtual clock, and keep them as a run.
+    """Replay all rounds of an experiment on the virtual clock, and store them as a run.
 
-    A folder that holds the run already is gone on with, from its last checkpoint: the same rounds
-    come of it as if nothing had happened.
+    A run that is in the folder already is resumed from its last checkpoint, with the same rounds
+    as those of an uninterrupted replay.
 
     Args:
-        experiment: What to replay; the one that the run was begun with.
-        folder: Of the run.
-        run_id: For a new one.
-        listener: Told of every round.
-        checkpoint_s: Between two checkpoints, seconds of this machine.
-        threads: Devices trained at the same time; None for as many as there are cores. It
-            changes no bit.
+        experiment: The experiment; for a run that is resumed, the one that it began with.
+        folder: Folder of the run.
+        run_id: Identifier of a new run.
+        listener: Called with every round.
+        checkpoint_s: Interval of checkpoints, seconds of this machine.
+        threads: Devices trained at the same time, None for one per core; the results do not
+            depend on it.
 
     Returns:
-        How many rounds were played.
+        The number of rounds that were replayed.
 
     Raises:
         ExperimentError: Its fleet cannot be replayed.
         StoreError: The store cannot be read or written.
     """
-    stage = setup_of(experiment)
-    return replay_stage(stage, folder, run_id, listener, checkpoint_s=checkpoint_s, threads=threads)
+    setup = setup_of(experiment)
+    return replay_setup(setup, folder, run_id, listener, checkpoint_s=checkpoint_s, threads=threads)
 
 
-def replay_stage(
-    stage: ReplaySetup,
+def replay_setup(
+    setup: ReplaySetup,
     folder: Path,
     run_id: str,
     listener: Callable[[ReplayedRound], None],
@@ -59,33 +59,33 @@ def replay_stage(
     checkpoint_s: float = CHECKPOINT_S,
     threads: int | None = None,
 ) -> int:
-    """Play a world that is set up already; see `replay_experiment`."""
-    experiment = stage.experiment
-    learning = make_learning(stage, folder, threads) if experiment.trains_in_replay else None
-    store = _open_store(experiment, folder, run_id, len(stage.names))
-    engine = ReplayEngine(stage.decisions, stage.world, cohort=learning)
-    checkpointer = Checkpointer(store, stage.names, engine, checkpoint_s, stage.told)
+    """Replay a world that is set up already; see `replay_experiment`."""
+    experiment = setup.experiment
+    learning = make_learning(setup, folder, threads) if experiment.trains_in_replay else None
+    store = _open_store(experiment, folder, run_id, len(setup.names))
+    engine = ReplayEngine(setup.decisions, setup.world, cohort=learning)
+    checkpointer = Checkpointer(store, setup.names, engine, checkpoint_s, setup.device_records)
     rounds = 0
     try:
         checkpointer.restore()
         store.set_status("running")
-        for row in stage.rows:
+        for row in setup.rows:
             store.add(row)
             store.wait_for_disk()
-        promise = infeasible_rate(experiment)
-        if promise is not None and engine.at.round == 0:
-            store.add(_warning("infeasible", promise))
+        infeasible = infeasible_rate(experiment)
+        if infeasible is not None and engine.at.round == 0:
+            store.add(_warning("infeasible", infeasible))
         for played in engine.play(experiment.rounds):
-            checkpointer.keep(played)
+            checkpointer.write(played)
             listener(played)
             rounds += 1
         checkpointer.finish()
         store.set_status("done")
     except BaseException as exc:
-        is_ours = isinstance(exc, Exception)
-        if not is_ours:
+        is_failure = isinstance(exc, Exception)
+        if not is_failure:
             checkpointer.finish()
-        store.set_status("failed" if is_ours else "stopped", str(exc) if is_ours else "")
+        store.set_status("failed" if is_failure else "stopped", str(exc) if is_failure else "")
         raise
     finally:
         if learning is not None:
@@ -95,7 +95,7 @@ def replay_stage(
 
 
 def _warning(kind: str, text: str) -> EventRow:
-    """Return something that a person should know of a replay before its first round."""
+    """Return a warning of a replay before its first round, as an event."""
     wall = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     return EventRow(
         at_s=0.0, wall=wall, level="warning", kind=kind, round=None, device=None, text=text
@@ -115,6 +115,6 @@ def _open_store(experiment: Experiment, folder: Path, run_id: str, devices: int)
             config_hash=experiment.hash(),
             version=version("fairbed"),
             clock="virtual",
-            selection_rows="all" if devices <= LISTED else "selected",
+            selection_rows="all" if devices <= MAX_LISTED else "selected",
         ),
     )

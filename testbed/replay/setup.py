@@ -1,4 +1,4 @@
-"""From an experiment to the world that is replayed, and what is known of its devices."""
+"""Sets up a replay: the world of an experiment, its decisions and the records of its devices."""
 
 import os
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from fairbed.testbed.experiment.datasets.loading import load
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import MAX_NAME, PlannedDevice, plan_fleet
 from fairbed.testbed.experiment.shards import FleetData
-from fairbed.testbed.replay.checkpointer import Told
+from fairbed.testbed.replay.checkpointer import DeviceRecords
 from fairbed.testbed.replay.costs import with_costs
 from fairbed.testbed.replay.engine.rows import device_rows, linear_rows
 from fairbed.testbed.replay.vector_fleet import DeviceNames, is_vector_fleet, vector_fleet_of
-from fairbed.testbed.replay.world.columns import Moving, Steady, columns_of
+from fairbed.testbed.replay.world.columns import MeanConditions, VaryingConditions, columns_of
 from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
 from fairbed.testbed.replay.world.profile_world import ProfileWorld
 from fairbed.testbed.replay.world.work import Sizes, Work
@@ -34,34 +34,35 @@ from fairbed.wire.codecs import CODECS
 from fairbed.wire.messages import Capabilities
 
 FORWARD_RATIO = 1 / 3
-"""A pass forward, of a pass forward and back: what counts is products, and back takes two for each
-one forward. Of the shipped models it is 0.3 to 0.5 (`testbed.replay.costs`)."""
+"""Cost of a forward pass relative to a training pass, counted in matrix products: a backward pass
+takes two for each one of the forward pass. The shipped models have 0.3 to 0.5
+(`testbed.replay.costs`)."""
 
 _LABEL_BYTES = 8
-"""Of a label in a shard."""
+"""Size of a label in a shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySetup:
-    """A world with its decisions, and what is known of it before the first round."""
+    """A world with its decisions, and the records of its devices before the first round."""
 
     experiment: Experiment
-    """With all that had to be found out written in: it gives the same world again."""
+    """The experiment with all measured settings resolved: it gives the same world again."""
     names: Sequence[str]
-    """Of the devices, by row."""
+    """Names of the devices, by row."""
     world: World
     decisions: Decisions
     rows: Sequence[Record]
-    """Devices, and what is true of them; of a crowd none."""
+    """Reported and true values of the devices; empty for a vector fleet."""
     data: FleetData | None = None
-    """Who holds which examples; None where nobody asked."""
-    told: Told | None = None
-    """Of a crowd, the rows of one device."""
+    """Partition of the data set; None if the number of examples per device is fixed."""
+    device_records: DeviceRecords | None = None
+    """Of a vector fleet, the records of the device of a row; None for other fleets."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
-    """Who takes part in a linear world: one entry a device, in the order of rows."""
+class LinearFleet:
+    """Devices of a linear world, one entry per device, in the order of rows."""
 
     names: DeviceNames
     groups: tuple[str, ...]
@@ -69,14 +70,14 @@ class Cast:
 
 
 def setup_of(experiment: Experiment) -> ReplaySetup:
-    """Return the world of an experiment.
+    """Set up the replay of an experiment.
 
     Raises:
         ExperimentError: Its fleet cannot be replayed.
         ProfileError: A profile, link or trace is unknown, or breaks a rule.
-        DatasetError: Its data cannot be had, or not be divided so.
-        TaskError: Its model cannot be had.
-        BackendError: The cost of training was to be measured and cannot be.
+        DatasetError: Its data cannot be loaded or partitioned.
+        TaskError: Its model is not available.
+        BackendError: The cost of training cannot be measured.
     """
     if not experiment.fleet:
         raise ExperimentError(
@@ -93,12 +94,12 @@ def setup_of(experiment: Experiment) -> ReplaySetup:
             'what keeps it from training, or use variant = "rpow-d"'
         )
     if all(group.model is None for group in experiment.fleet):
-        return _profile_stage(experiment)
-    return _linear_stage(experiment)
+        return _profile_fleet_setup(experiment)
+    return _linear_fleet_setup(experiment)
 
 
-def cast_of(experiment: Experiment) -> Cast:
-    """Return the devices of an experiment whose fleet is linear.
+def linear_fleet_of(experiment: Experiment) -> LinearFleet:
+    """Return the devices of a linear fleet.
 
     Raises:
         ExperimentError: A group is of another kind, or a name would be too long.
@@ -121,7 +122,7 @@ def cast_of(experiment: Experiment) -> Cast:
         laws += [_law(group, group.theta)] * group.count
     if len({prefix for prefix, _ in named}) < len(named):
         raise ExperimentError("fleet: names must differ, got a name twice; name the groups apart")
-    return Cast(DeviceNames(named), tuple(groups), tuple(laws))
+    return LinearFleet(DeviceNames(named), tuple(groups), tuple(laws))
 
 
 def _law(group: FleetConfig, theta: tuple[float, float, float]) -> LinearLaw:
@@ -134,32 +135,32 @@ def _law(group: FleetConfig, theta: tuple[float, float, float]) -> LinearLaw:
     )
 
 
-def _linear_stage(experiment: Experiment) -> ReplaySetup:
-    cast, data = cast_of(experiment), None
-    examples: Ints = np.ones(len(cast.names), dtype=np.int64)
+def _linear_fleet_setup(experiment: Experiment) -> ReplaySetup:
+    fleet, data = linear_fleet_of(experiment), None
+    examples: Ints = np.ones(len(fleet.names), dtype=np.int64)
     if experiment.trains_in_replay:
         dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
-        data, examples = _examples(experiment, dataset, cast.names)
+        data, examples = _examples(experiment, dataset, fleet.names)
     seed = experiment.seed_for("traces")
 
-    def told(row: int) -> list[Record]:
-        law, n_k = cast.laws[row], int(examples[row])
-        return linear_rows(row, cast.names[row], cast.groups[row], law, n_k)
+    def records(row: int) -> list[Record]:
+        law, n_k = fleet.laws[row], int(examples[row])
+        return linear_rows(row, fleet.names[row], fleet.groups[row], law, n_k)
 
     is_listed, decisions = not is_vector_fleet(experiment), make_decisions(experiment.coordinator())
-    ratio, bits = _answer_ratio(experiment, decisions, examples), experiment.replay.update_bits
+    ratio, bits = _query_ratio(experiment, decisions, examples), experiment.replay.update_bits
     return ReplaySetup(
         experiment=experiment,
-        names=cast.names,
-        world=LinearWorld(cast.laws, bits, seed, examples, ratio),
+        names=fleet.names,
+        world=LinearWorld(fleet.laws, bits, seed, examples, ratio),
         decisions=decisions,
-        rows=device_rows(cast.names, cast.groups, cast.laws, examples) if is_listed else (),
+        rows=device_rows(fleet.names, fleet.groups, fleet.laws, examples) if is_listed else (),
         data=data,
-        told=None if is_listed else told,
+        device_records=None if is_listed else records,
     )
 
 
-def _profile_stage(experiment: Experiment) -> ReplaySetup:
+def _profile_fleet_setup(experiment: Experiment) -> ReplaySetup:
     for number, group in enumerate(experiment.fleet):
         if group.profile is None and group.population is None:
             raise ExperimentError(
@@ -167,43 +168,46 @@ def _profile_stage(experiment: Experiment) -> ReplaySetup:
                 "is nobody wrote down; fairbed record does"
             )
     if is_vector_fleet(experiment):
-        return _crowd_stage(experiment)
+        return _vector_fleet_setup(experiment)
     devices = plan_fleet(_in_reference_cores(experiment), os.environ)
     names = [device.spec.name for device in devices]
     dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
     experiment = with_costs(experiment, dataset)
     data, examples = _examples(experiment, dataset, names)
     world, decisions = _world(experiment, dataset, columns_of(devices), examples)
-    rows = [*_told(devices, examples), *(device.truth_row() for device in devices)]
+    rows = [*_device_rows(devices, examples), *(device.truth_row() for device in devices)]
     return ReplaySetup(experiment, names, world, decisions, rows, data)
 
 
-def _crowd_stage(experiment: Experiment) -> ReplaySetup:
+def _vector_fleet_setup(experiment: Experiment) -> ReplaySetup:
     if experiment.replay.examples is None:
         raise ExperimentError(
             f"replay.examples: must be given for {experiment.devices:,} devices, got none: no data "
             "set can be divided among so many; 200 is usual"
         )
-    crowd = vector_fleet_of(experiment)
+    fleet = vector_fleet_of(experiment)
     dataset = load(experiment.data, experiment.seed_for("data"), os.environ)
     experiment = with_costs(experiment, dataset)
-    data, examples = _examples(experiment, dataset, crowd.names)
-    world, decisions = _world(experiment, dataset, (crowd.steady, crowd.moving), examples)
-    world.slots = None  # a coordinator of so many has room for the uploads of a whole cohort
-    told = partial(crowd.told, examples=examples)
-    return ReplaySetup(experiment, crowd.names, world, decisions, (), data, told)
+    data, examples = _examples(experiment, dataset, fleet.names)
+    world, decisions = _world(experiment, dataset, (fleet.means, fleet.varying), examples)
+    world.slots = None  # a coordinator of so large a fleet has slots for a whole cohort
+    records = partial(fleet.device_records, examples=examples)
+    return ReplaySetup(experiment, fleet.names, world, decisions, (), data, records)
 
 
 def _world(
-    experiment: Experiment, dataset: Dataset, columns: tuple[Steady, Moving], examples: Ints
+    experiment: Experiment,
+    dataset: Dataset,
+    conditions: tuple[MeanConditions, VaryingConditions],
+    examples: Ints,
 ) -> tuple[ProfileWorld, Decisions]:
-    """Return the world of a fleet whose costs of training are known, and who decides in it."""
+    """Return the world and the decisions of a fleet whose costs of training are known."""
     config, decisions = experiment.coordinator(), make_decisions(experiment.coordinator())
     artifact = load_task(experiment.model.name, dataset.x_shape, dataset.classes)
     costs = experiment.replay.task_costs
-    assert costs is not None, "with_costs gave it"
+    assert costs is not None, "with_costs has set it"
     world = ProfileWorld(
-        *columns,
+        *conditions,
         Sizes.of(config, artifact.spec.layout),
         Work.of(
             config,
@@ -222,23 +226,23 @@ def _world(
 
 
 def _sample(decisions: Decisions) -> Sample | None:
-    """Return what a selection has evaluated beforehand; None if it asks nobody."""
+    """Return the examples that a loss query evaluates; None if the selection queries no losses."""
     selector = decisions.selector
     return selector.sample if isinstance(selector, TwoStepSelector) else None
 
 
-def _answer_ratio(experiment: Experiment, decisions: Decisions, examples: Ints) -> Floats:
-    """Return what finding a loss takes of training in a linear world, shape (N,)."""
+def _query_ratio(experiment: Experiment, decisions: Decisions, examples: Ints) -> Floats:
+    """Return the duration of a loss query relative to training in a linear world, shape (N,)."""
     sample, training = _sample(decisions), experiment.training
     if sample is None:
         return np.zeros(len(examples))
-    looked_at = np.minimum(examples, training.batch_size) if sample == "batch" else examples
-    ratio: Floats = FORWARD_RATIO * looked_at / (training.epochs * examples)
+    evaluated = np.minimum(examples, training.batch_size) if sample == "batch" else examples
+    ratio: Floats = FORWARD_RATIO * evaluated / (training.epochs * examples)
     return ratio
 
 
 def _in_reference_cores(experiment: Experiment) -> Experiment:
-    """Return an experiment that emulates on the reference machine: on none of this world."""
+    """Return the experiment with speeds in cores of the reference machine."""
     emulation = msgspec.structs.replace(experiment.emulation, host_core_speed=1.0)
     return msgspec.structs.replace(experiment, emulation=emulation)
 
@@ -246,7 +250,7 @@ def _in_reference_cores(experiment: Experiment) -> Experiment:
 def _examples(
     experiment: Experiment, dataset: Dataset, names: Sequence[str]
 ) -> tuple[FleetData | None, Ints]:
-    """Return who holds which examples, and how many each has, shape (N,)."""
+    """Return the partition of the data, and the number of examples per device, shape (N,)."""
     fixed = experiment.replay.examples
     if fixed is not None:
         return None, np.full(len(names), fixed, dtype=np.int64)
@@ -260,8 +264,8 @@ def _examples(
     return data, np.array([len(rows) for rows in data.train_rows], dtype=np.int64)
 
 
-def _told(devices: Sequence[PlannedDevice], examples: Ints) -> list[Record]:
-    """Return what the devices would say when they join."""
+def _device_rows(devices: Sequence[PlannedDevice], examples: Ints) -> list[Record]:
+    """Return the rows that devices would have after joining a live run."""
     return [
         DeviceRow(
             name=device.spec.name,

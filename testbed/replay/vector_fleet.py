@@ -1,8 +1,8 @@
-"""A crowd: a fleet of more devices than can be planned one by one, as columns from the start.
+"""A vector fleet: columns instead of one object per device, for very large fleets.
 
-Every device has the numbers that `plan_fleet` would have drawn for it, because both draw them from
-the same stream; what is left out is an object for each. Populations tell of numbers that hold
-still, so only coming and going has to be played (`AvailabilityCycles`).
+Every device has the numbers that `plan_fleet` would draw for it, because both draw them from the
+same stream. The numbers of a population are constant over time; only availability varies
+(`AvailabilityCycles`).
 """
 
 from bisect import bisect_right
@@ -23,12 +23,16 @@ from fairbed.profiles.sampling import columns
 from fairbed.profiles.tracks import DAY_S
 from fairbed.testbed.experiment.file import Experiment, ExperimentError, FleetConfig
 from fairbed.testbed.experiment.fleet import MAX_EMULATED, MAX_NAME, stream
-from fairbed.testbed.replay.world.columns import AvailabilityCycles, Moving, Steady
+from fairbed.testbed.replay.world.columns import (
+    AvailabilityCycles,
+    MeanConditions,
+    VaryingConditions,
+)
 from fairbed.testbed.replay.world.phases import Purpose
 
 
 class DeviceNames(Sequence[str]):
-    """PREFIX-1, PREFIX-2, ... of one group after the other, by row.
+    """Device names by row: PREFIX-1, PREFIX-2, ..., group after group.
 
     Args:
         groups: Prefix and number of devices of each group; all prefixes differ.
@@ -63,37 +67,38 @@ class DeviceNames(Sequence[str]):
         return f"{self._prefixes[group]}-{at - self._starts[group] + 1}"
 
     def group(self, row: int) -> int:
-        """Return which group a row belongs to, 0 for the first."""
+        """Return the group of a row, 0 for the first."""
         return bisect_right(self._starts, row) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class VectorFleet:
-    """All devices of a fleet that is drawn from populations."""
+    """Devices of a fleet that is drawn from populations."""
 
     names: DeviceNames
-    kinds: tuple[str, ...]
+    populations: tuple[str, ...]
     """Population of each group."""
-    steady: Steady
-    stays: AvailabilityCycles
+    means: MeanConditions
+    availability: AvailabilityCycles
 
     @property
-    def moving(self) -> Moving:
-        """What changes in time: who is there."""
-        return Moving(available=self.stays)
+    def varying(self) -> VaryingConditions:
+        """Conditions that vary over time: only availability."""
+        return VaryingConditions(available=self.availability)
 
-    def told(self, row: int, examples: Ints) -> list[Record]:
-        """Return what is known of one device, and what is true of it.
+    def device_records(self, row: int, examples: Ints) -> list[Record]:
+        """Return the reported and the true values of one device.
 
         Args:
-            row: Which.
-            examples: n_k of all, shape (N,).
+            row: Row of the device.
+            examples: n_k of all devices, shape (N,).
         """
-        s, name = self.steady, self.names[row]
-        kind, cores = self.kinds[self.names.group(row)], int(s.cores[row])
-        numbers = {column.name: float(getattr(s, column.name)[row]) for column in fields(Steady)}
-        numbers |= {"available": float(self.stays.share[row])}
-        capabilities = {"machine": "replayed", "model": kind, "cores": cores}
+        means, name = self.means, self.names[row]
+        population, cores = self.populations[self.names.group(row)], int(means.cores[row])
+        names = [column.name for column in fields(MeanConditions)]
+        numbers = {name: float(getattr(means, name)[row]) for name in names}
+        numbers |= {"available": float(self.availability.share[row])}
+        capabilities = {"machine": "replayed", "model": population, "cores": cores}
         return [
             DeviceRow(
                 name=name,
@@ -105,19 +110,19 @@ class VectorFleet:
             ),
             TruthRow(
                 name=name,
-                profile=kind,
-                cpu_speed=float(s.per_core[row]),
+                profile=population,
+                cpu_speed=float(means.per_core[row]),
                 cores=cores,
-                down_bps=float(s.down_bps[row]),
-                up_bps=float(s.up_bps[row]),
-                delay_s=float(s.delay_s[row]),
+                down_bps=float(means.down_bps[row]),
+                up_bps=float(means.up_bps[row]),
+                delay_s=float(means.delay_s[row]),
                 details=msgspec.json.encode(numbers).decode(),
             ),
         ]
 
 
 def is_vector_fleet(experiment: Experiment) -> bool:
-    """Tell whether a fleet has too many devices to plan them one by one."""
+    """Return whether a fleet has too many devices to plan them one by one."""
     return experiment.devices > MAX_EMULATED
 
 
@@ -125,10 +130,10 @@ def vector_fleet_of(experiment: Experiment) -> VectorFleet:
     """Return the devices of a large fleet.
 
     Args:
-        experiment: Its seed `fleet` draws the devices, its seed `traces` when they come.
+        experiment: Its seed `fleet` draws the devices, its seed `traces` their availability.
 
     Raises:
-        ExperimentError: A group is not drawn from a population, or its devices follow courses.
+        ExperimentError: A group is not drawn from a population, or has a trace or an outage.
         ProfileError: A population or link is unknown, or breaks a rule.
     """
     groups = []
@@ -164,11 +169,11 @@ def vector_fleet_of(experiment: Experiment) -> VectorFleet:
     return VectorFleet(
         DeviceNames([(prefix, group.count) for prefix, group, _ in groups]),
         tuple(population.name for _, _, population in groups),
-        Steady(**_joined([numbers for numbers, _, _ in drawn])),
+        MeanConditions(**_joined([numbers for numbers, _, _ in drawn])),
         AvailabilityCycles(
             np.concatenate([share for _, share, _ in drawn]),
             np.concatenate([cycle_s for _, _, cycle_s in drawn]),
-            uniforms(seed, 0, rows, Purpose.STAY),
+            uniforms(seed, 0, rows, Purpose.AVAILABILITY),
         ),
     )
 
@@ -176,7 +181,7 @@ def vector_fleet_of(experiment: Experiment) -> VectorFleet:
 def _drawn(
     group: FleetConfig, population: Population, rng: np.random.Generator
 ) -> tuple[dict[str, Floats], Floats, Floats]:
-    """Return the columns of a group by their names in `Steady`, its shares and its cycles."""
+    """Return the columns of a group for `MeanConditions`, its shares and its cycles."""
     n, found = group.count, columns(population, group.count, rng)
     link = None if group.link is None else profiles.load_link(group.link).link
     none = np.zeros(n)
@@ -193,11 +198,11 @@ def _drawn(
             for name in ("down_bps", "up_bps", "delay_s", "jitter_s")
         },
     }
-    stays, share, cycle_s = population.availability, np.ones(n), np.full(n, DAY_S)
-    if stays is not None and not group.always_available:
+    availability, share, cycle_s = population.availability, np.ones(n), np.full(n, DAY_S)
+    if availability is not None and not group.always_available:
         share = found["availability.available"]
-        if stays.session_s is not None:
-            np.divide(stays.session_s.value, share, out=cycle_s, where=share > 0.0)
+        if availability.session_s is not None:
+            np.divide(availability.session_s.value, share, out=cycle_s, where=share > 0.0)
     return numbers, share, cycle_s
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from fairbed.testbed.experiment.file import load_experiment
 from fairbed.testbed.experiment.fleet import MAX_EMULATED, plan_fleet
-from fairbed.testbed.replay.setup import cast_of
+from fairbed.testbed.replay.setup import linear_fleet_of
 from fairbed.testbed.replay.vector_fleet import is_vector_fleet, vector_fleet_of
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
@@ -19,7 +19,7 @@ def test_the_fleet_of_an_example_can_be_planned(path: Path) -> None:
         experiment = load_experiment(path, [f"fleet.0.count={MAX_EMULATED + 1}"])
         names = list(vector_fleet_of(experiment).names)
     elif any(group.model is not None for group in experiment.fleet):
-        names = list(cast_of(experiment).names)
+        names = list(linear_fleet_of(experiment).names)
     else:
         names = [device.spec.name for device in plan_fleet(experiment, {})]
     assert len(names) == experiment.devices > 0

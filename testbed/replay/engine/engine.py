@@ -248,7 +248,7 @@ class ReplayEngine:
             world.transfer_bits,
             flight.now,
             known_s=scene.known_s,
-            losses=None if opened.queried is None else opened.queried.answers,
+            losses=None if opened.queried is None else opened.queried.losses,
             count=free,
             selections_before=pick,
         )

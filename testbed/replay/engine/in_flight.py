@@ -1,9 +1,9 @@
 """The exchanges in flight: the coordinator's own table, driven by a heap of events.
 
 `coordinator.state.round.Round` decides what may happen to an exchange, the heap when it happens. An
-exchange may outlive its round: the next table takes it over. Where all exchanges end with their
-round, the clock of the table starts at 0 with each round. So a duration is the same to the bit,
-however late in a run it is measured.
+exchange may outlive its round: the next table takes it over. If all exchanges end with their round,
+the clock of the table starts at 0 in each round, so that a duration has the same bits however late
+in a run it is measured.
 """
 
 import heapq
@@ -51,21 +51,21 @@ ENOUGH = "enough updates had arrived"
 NO_LIMIT = 1 << 30
 """Upload slots of a world that does not limit concurrent uploads."""
 
-What: TypeAlias = Literal["offered", "gone", "arrived"]
+EventName: TypeAlias = Literal["offered", "gone", "arrived"]
 """Event of an exchange."""
 
 _PLANNED = (*PHASES, "was_cold", "bytes_down", "bytes_up", "chunk_bytes", "steps")
-"""Columns of `Exchanges` that are the fields of a `ReplayedExchange` by the same names."""
+"""Columns of `Exchanges` that are fields of a `ReplayedExchange` with the same names."""
 
 _LIVE_ONLY = frozenset({"offer", "contention", "steady"})
-"""Fields of a table entry that follow from its exchange, or that only a live run has."""
+"""Fields of a table entry that its exchange determines, or that only a live run has."""
 
 
 class InFlight:
-    """Dispatches exchanges and plays their events in order.
+    """Dispatches exchanges and processes their events in order.
 
     Args:
-        config: Deadline, and what becomes of an exchange that misses it.
+        config: Deadline, and the rule for exchanges that miss it.
         world: The devices.
     """
 
@@ -73,15 +73,15 @@ class InFlight:
         self._config, self._world = config, world
         self._rounds_overlap = config.round.merges_late_updates
         self._origin = self.clock = 0.0
-        """Zero of the table's clock on the virtual clock, and seconds since then."""
+        """Origin of the table's clock on the virtual clock, and seconds since then."""
         self.table = self._first(1)
-        """Of the open round; the name of a device is its row."""
+        """Table of the open round; the name of a device is its row."""
         self._exchanges: dict[tuple[str, int], ReplayedExchange] = {}
-        """All of the table, by device and round of the dispatch."""
+        """Exchanges of the table, by device and round of the dispatch."""
         self._releases = ReleasedDevices(self.table)
         self._released: set[str] = set()
         """Devices that may train the current version, after an exchange of an earlier one."""
-        self._heap: list[tuple[float, int, str, int, What]] = []
+        self._heap: list[tuple[float, int, str, int, EventName]] = []
         """Instant, tie-break, device, round of the dispatch, and event."""
         self._pushed = 0
         self._needs_no_events = False
@@ -89,7 +89,7 @@ class InFlight:
         self._pulling: list[ReplayedExchange] = []
         """Exchanges whose download the world has not been notified of."""
         self._notified = 0
-        """Of the table's ended exchanges, those that the world has been notified of."""
+        """Number of the table's ended exchanges that the world has been notified of."""
 
     @property
     def now(self) -> float:
@@ -97,7 +97,7 @@ class InFlight:
         return self._origin + self.clock
 
     def begin_round(self) -> None:
-        """Begin the round of the table: give up what could only be merged too late."""
+        """Begin the round of the table: end exchanges that would be too stale to merge."""
         self._restart_clock()
         self._releases = ReleasedDevices(self.table)
         self._carry_out(self.table.drop_stale(self.clock))
@@ -125,20 +125,20 @@ class InFlight:
                 self._push(self.clock + x.gone_s, x.entry, "gone")
 
     def run_round(self) -> None:
-        """Play a synchronous round to its end."""
+        """Process a synchronous round up to its end."""
         if self._needs_no_events:
             self.clock = resolve_at_once(self.dispatched, self.table)
         while not self.table.is_over:
             self.step()
 
     def step(self, until: float = np.inf) -> bool:
-        """Play the next event.
+        """Process the next event.
 
         Args:
-            until: No later than this, on the clock of the table.
+            until: Latest instant of the event, on the clock of the table.
 
         Returns:
-            Whether there was one; without, time has passed until then.
+            Whether there was an event; if not, the clock is at `until`.
         """
         wake_at, at = self.table.wake_at(), self._next_at()
         wake_at = np.inf if wake_at is None else wake_at
@@ -148,15 +148,15 @@ class InFlight:
         event: Event = Tick()
         if at <= wake_at:
             assert at < np.inf, "an open exchange has a deadline or an event to come"
-            self.clock, _, device, round_id, what = heapq.heappop(self._heap)
-            event = self._event(what, self._exchanges[device, round_id])
+            self.clock, _, device, round_id, name = heapq.heappop(self._heap)
+            event = self._event(name, self._exchanges[device, round_id])
         else:
             self.clock = max(self.clock, wake_at)
         self._carry_out(self.table.on(event, self.clock))
         return True
 
     def notify_world(self) -> None:
-        """Notify the world of the downloads and exchanges that are over since the last call."""
+        """Notify the world of downloads and exchanges that ended since the last call."""
         pulling, pulled = list[ReplayedExchange](), list[ReplayedExchange]()
         for x in self._pulling:
             elapsed_s = x.over_s if x.entry.is_over else self.clock - x.entry.dispatched
@@ -173,14 +173,14 @@ class InFlight:
             self._world.on_over(over)
 
     def busy(self, n: int) -> Bools:
-        """Return which of `n` devices are at work, or through with the current version, (n,)."""
+        """Return which of `n` devices have an exchange that is open or of this version, (n,)."""
         busy = np.zeros(n, dtype=np.bool_)
         carried = [x.device for x in self.table.carried.values() if x.device not in self._released]
         busy[[int(device) for device in (*carried, *self.table.exchanges)]] = True
         return busy
 
     def release(self) -> list[ReplayedExchange]:
-        """Let devices that ended an earlier version be selected again; return those exchanges."""
+        """Release devices whose exchange of an earlier version is over; return these exchanges."""
         released = self._releases.take(lambda x: x.is_over)
         self._released.update(x.device for x in released)
         return [self.of(x) for x in released]
@@ -200,15 +200,15 @@ class InFlight:
 
     @property
     def over(self) -> list[ReplayedExchange]:
-        """Exchanges that came to their end in this round, in the order of dispatch."""
+        """Exchanges that ended in this round, in the order of dispatch."""
         return [self.of(entry) for entry in self.table.all_exchanges() if entry.is_over]
 
     def open_next_table(self, over: Sequence[ReplayedExchange], version: int) -> None:
         """Open the table of the next round.
 
         Args:
-            over: Not needed any more.
-            version: Number of the model version that it trains.
+            over: Exchanges that are removed.
+            version: Number of the model version that the round trains.
         """
         for x in over:
             del self._exchanges[x.entry.device, x.round]
@@ -217,7 +217,7 @@ class InFlight:
         self.table = self.table.successor(version)
 
     def to_state(self) -> dict[str, Any]:
-        """Return all that is in flight between two rounds, as plain numbers and lists."""
+        """Return the exchanges in flight between two rounds, as plain numbers and lists."""
         self._next_at()
         alive = [entry for entry in sorted(self._heap) if self._is_open(entry[2], entry[3])]
         open_ = [self.of(entry) for entry in self.table.carried.values()]
@@ -252,11 +252,11 @@ class InFlight:
             self._exchanges[entry.device, x.round] = x
         first = self._first(state["round"])
         self.table = replace(first, version=state["version"], carried=carried)
-        self._heap = [(at, n, device, of, what) for at, n, device, of, what in state["heap"]]
+        self._heap = [(at, n, device, of, name) for at, n, device, of, name in state["heap"]]
         self._pulling = [self._exchanges[device, of] for device, of in state["pulling"]]
         self._pushed = state["pushed"]
         for x in sorted(queued, key=lambda x: x.entry.offered or 0.0):
-            # The queue of the table is rebuilt by the same offers at the same instants.
+            # The same offers at the same instants rebuild the queue of the table.
             assert x.entry.offered is not None, "queued without an offer"
             offered = Offered(x.entry.device, self._offer(x))
             assert not self.table.on(offered, x.entry.offered), "there was no slot"
@@ -279,9 +279,9 @@ class InFlight:
         x = self.table.find(device)
         return x is not None and x.round == round_id and x.state.is_open
 
-    def _event(self, what: What, x: ReplayedExchange) -> Event:
+    def _event(self, name: EventName, x: ReplayedExchange) -> Event:
         device = x.entry.device
-        match what:
+        match name:
             case "offered":
                 return Offered(device, self._offer(x))
             case "arrived":
@@ -292,35 +292,35 @@ class InFlight:
     def _offer(self, x: ReplayedExchange) -> Offer:
         return _offer(0 if self._world.slots is None else x.bytes_up, x.chunk_bytes)
 
-    def _carry_out(self, orders: Sequence[Action]) -> None:
-        for order in orders:
-            match order:
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
                 case GrantUpload(device=device):
                     self._upload(device)
                 case VerifyUpdate(device=device):
                     self._carry_out(self.table.on(Checked(device, None), self.clock))
                 case _:
-                    pass  # a cancelled device stops by itself in `profile_world.Draining`
+                    pass  # `profile_world.Draining` models a cancelled device
 
     def _upload(self, device: str) -> None:
         entry = self.table.find(device)
-        assert entry is not None, "an order is about an exchange"
+        assert entry is not None, "an action belongs to an exchange"
         x = self.of(entry)
         if x.is_upload_seen and entry.granted != entry.offered:
             x.upload_s = self._world.upload_s(x, self.clock - entry.dispatched)
         self._push(self.clock + x.upload_s, entry, "arrived")
 
-    def _push(self, at: float, entry: Exchange, what: What) -> None:
+    def _push(self, at: float, entry: Exchange, name: EventName) -> None:
         if at < np.inf:
-            heapq.heappush(self._heap, (at, self._pushed, entry.device, entry.round, what))
+            heapq.heappush(self._heap, (at, self._pushed, entry.device, entry.round, name))
             self._pushed += 1
 
 
 def needs_no_events(planned: Exchanges, deadline_s: float, slots: int | None) -> bool:
     """Return whether a synchronous round of these exchanges has a closed form.
 
-    It has if every upload is granted at once and no device is lost. An event at the very instant
-    of the deadline is left to the table.
+    It has one if every upload is granted at once and no device is lost. A round with an event at
+    exactly the deadline is left to the table.
     """
     if np.isfinite(planned.until_gone_s).any():
         return False
@@ -335,18 +335,18 @@ def needs_no_events(planned: Exchanges, deadline_s: float, slots: int | None) ->
 
 
 def resolve_at_once(exchanges: Sequence[ReplayedExchange], table: Round) -> float:
-    """End a round that needs no events, as its events would: the closed form.
+    """End a round by its closed form, with the result that its events would have.
 
     An update arrives at ready + upload. The round ends with the last wanted arrival, or with the
     last of all exchanges, or at the deadline.
 
-    It is kept for its speed. By events, 8 of 40 linear devices replay 474 instead of 597 rounds per
-    second of processor, and 1,000 of 100,000 phones 5.4 instead of 8.3: 33 % and 47 % less than
-    what a replay without any events reached.
+    The closed form is for speed. By events, 8 of 40 linear devices replay 474 instead of 597 rounds
+    per second of processor, and 1,000 of 100,000 phones 5.4 instead of 8.3: 33 % and 47 % less than
+    a replay without any events reached.
 
     Args:
         exchanges: At least one, dispatched at 0 on the clock of the table.
-        table: Of a synchronous round that none of them outlives.
+        table: Table of a synchronous round that no exchange outlives.
 
     Returns:
         The duration of the round, seconds.
@@ -356,9 +356,9 @@ def resolve_at_once(exchanges: Sequence[ReplayedExchange], table: Round) -> floa
     done = in_time[: table.target_updates]
     is_short = len(done) < min(table.target_updates, len(exchanges))
     end = table.deadline_s if is_short else exchanges[done[-1]].tau_s
-    stage, why = ExchangeState.CANCELLED, ENOUGH
+    state, why = ExchangeState.CANCELLED, ENOUGH
     if is_short:
-        stage, why = ExchangeState.LATE, f"no update within {table.deadline_s:g} s"
+        state, why = ExchangeState.LATE, f"no update within {table.deadline_s:g} s"
     for at in done:
         x, entry = exchanges[at], exchanges[at].entry
         entry.state, entry.arrived, entry.bytes_up = ExchangeState.DONE, x.tau_s, x.bytes_up
@@ -369,13 +369,13 @@ def resolve_at_once(exchanges: Sequence[ReplayedExchange], table: Round) -> floa
             entry.offer = _offer(x.bytes_up, x.chunk_bytes)
             entry.offered = entry.granted = ready_s
         if entry.state is not ExchangeState.DONE:
-            entry.state, entry.reason, entry.ended = stage, why, end
+            entry.state, entry.reason, entry.ended = state, why, end
         table.ended.append(entry)
     return end
 
 
 def _arrival(x: ReplayedExchange) -> tuple[float, float]:
-    """Return when an update arrives; of several at one instant, the first offer counts first."""
+    """Return the sort key of arrivals: instant of arrival, then instant of the offer."""
     return x.tau_s, x.ready_s
 
 
@@ -410,7 +410,7 @@ def _exchanges_of(
 
 
 def _known_before(choice: Selection, scene: Scene) -> list[KnownAtSelection]:
-    """Return what was known of each selected device."""
+    """Return the values known of each selected device before its selection."""
     rows = choice.rows
     k = len(rows)
     link_age_s = np.full(k, np.nan) if scene.link_age_s is None else scene.link_age_s[rows]

@@ -1,7 +1,7 @@
 """Loss queries before a selection, on the virtual clock.
 
-The coordinator's own table decides which replies are in time (`coordinator.state.loss_query`).
-The world gives their durations, the model their losses.
+The live coordinator's table decides which replies are in time (`coordinator.state.loss_query`). The
+world determines their durations, the model their losses.
 """
 
 from collections.abc import Sequence
@@ -21,48 +21,48 @@ from fairbed.testbed.replay.world.world import Exchanges, Scene, World
 from fairbed.wire.messages import EvaluateReply, EvaluateRequest, Manifest
 
 NO_LOSS = "the loss of the model must be finite; lower learning_rate"
-"""Why a device cannot answer."""
+"""Why a device cannot reply."""
 
 
 class Losses(Protocol):
-    """Knows the model, and how it does on the training data of devices."""
+    """Computes the loss of the current model on the training data of devices."""
 
-    def asked(self, round_id: int, rows: Ints, examples: int | None) -> Floats:
-        """Return what each device finds when it is asked in a round, nats, shape (K,).
+    def queried_losses(self, round_id: int, rows: Ints, examples: int | None) -> Floats:
+        """Return the loss that a query finds on each device, nats, shape (K,).
 
         Args:
             round_id: The round.
-            rows: Who is asked, shape (K,).
+            rows: Queried devices, shape (K,).
             examples: Size of the mini-batch that each draws; None is its whole training set.
 
         Returns:
-            The mean loss of the model of now; infinite where it is not finite.
+            The mean loss of the current model; infinite where it is not finite.
         """
         ...
 
 
 @runtime_checkable
-class Answering(World, Protocol):
-    """A world whose devices can be asked for the loss of the model."""
+class QueryableWorld(World, Protocol):
+    """A world whose devices can be queried for the loss of the model."""
 
-    def question(self, round_id: int, now: float, rows: Ints) -> Exchanges:
-        """Return what devices do that are asked `now`, rows (K,); they train and upload nothing.
+    def loss_query(self, round_id: int, now: float, rows: Ints) -> Exchanges:
+        """Return the loss queries of devices at `now`, rows (K,), without training and upload.
 
-        `Exchanges.ready_s` is when each answers.
+        `Exchanges.ready_s` is when each device replies.
         """
         ...
 
-    def on_answers(
-        self, now: float, asked: Exchanges, rows: Ints, over_s: Floats, answered: Bools
+    def on_replies(
+        self, now: float, queries: Exchanges, rows: Ints, over_s: Floats, has_replied: Bools
     ) -> None:
-        """Take note of what came of a question.
+        """Take note of the end of a loss query.
 
         Args:
-            now: When it was asked, seconds on the virtual clock.
-            asked: What the devices did, or were about to do.
-            rows: Who was asked, shape (K,).
-            over_s: How long after that each was through, or was not waited for any more, (K,).
-            answered: Who has the model now, shape (K,).
+            now: Instant of the query, seconds on the virtual clock.
+            queries: The queries as planned.
+            rows: Queried devices, shape (K,).
+            over_s: From `now` to the reply, or to the end of the wait for it, shape (K,).
+            has_replied: Devices that replied, and so have the model, shape (K,).
         """
         ...
 
@@ -71,7 +71,7 @@ class Answering(World, Protocol):
 class QueriedLosses:
     """Result of the loss query of a round."""
 
-    answers: ReportedLosses
+    losses: ReportedLosses
     lasted_s: float
     """From the query to the selection."""
     rows: Sequence[LossQueryRow]
@@ -79,7 +79,7 @@ class QueriedLosses:
 
     @property
     def bytes_down(self) -> int:
-        """Model bytes sent to the devices that answered."""
+        """Model bytes sent to the devices that replied."""
         return sum(row.bytes_down for row in self.rows)
 
     def named(self, names: Sequence[str]) -> list[LossQueryRow]:
@@ -105,84 +105,88 @@ def query_losses(
         now: Seconds on the virtual clock.
         losses: Computes them; None where nothing is trained.
     """
-    question = decisions.loss_demand(round_id, scene, world.transfer_bits, now, scene.known_s)
-    if question is None:
+    demand = decisions.loss_demand(round_id, scene, world.transfer_bits, now, scene.known_s)
+    if demand is None:
         return None
-    assert isinstance(world, Answering), "only a world that imitates a live run is none"
-    assert losses is not None, "a stage without training refuses to ask"
-    config, rows = decisions.config, question.rows
-    examples = config.training.batch_size if question.sample == "batch" else None
-    asked = world.question(round_id, now, rows)
-    found = losses.asked(round_id, rows, examples) if rows.size else np.zeros(0)
-    poll = LossQuery(round_id, 0, config.selection.loss_query_timeout_s)
+    assert isinstance(world, QueryableWorld), "an imposed world has no loss queries"
+    assert losses is not None, "a replay without training refuses such a selector"
+    config, rows = decisions.config, demand.rows
+    examples = config.training.batch_size if demand.sample == "batch" else None
+    planned = world.loss_query(round_id, now, rows)
+    found = losses.queried_losses(round_id, rows, examples) if rows.size else np.zeros(0)
+    table = LossQuery(round_id, 0, config.selection.loss_query_timeout_s)
     for row in rows.tolist():
-        poll.add(str(row), now)
+        table.add(str(row), now)
     n = scene.examples[rows]
-    over_s = _play(poll, asked, found, n if examples is None else np.minimum(n, examples), now)
-    queries = [poll.devices[str(row)] for row in rows.tolist()]
+    over_s = _resolve(
+        table, planned, found, n if examples is None else np.minimum(n, examples), now
+    )
+    queries = [table.devices[str(row)] for row in rows.tolist()]
     loss = [np.nan if query.reply is None else query.reply.loss for query in queries]
-    answered = np.array(
+    has_replied = np.array(
         [query.outcome is QueryOutcome.ANSWERED for query in queries], dtype=np.bool_
     )
-    world.on_answers(now, asked, rows, over_s, answered)
+    world.on_replies(now, planned, rows, over_s, has_replied)
     return QueriedLosses(
-        answers=ReportedLosses(rows, np.array(loss, dtype=np.float64)),
+        losses=ReportedLosses(rows, np.array(loss, dtype=np.float64)),
         lasted_s=float(over_s.max(initial=0.0)),
-        rows=loss_query_rows(poll, _asks(question, asked, poll)),
+        rows=loss_query_rows(table, _requests(demand, planned, table)),
     )
 
 
-def _play(poll: LossQuery, asked: Exchanges, found: Floats, n: Ints, now: float) -> Floats:
-    """Play a poll to its end; return how long each was asked, shape (K,).
+def _resolve(table: LossQuery, planned: Exchanges, found: Floats, n: Ints, now: float) -> Floats:
+    """Process the events of a query up to its end; return the duration per device, shape (K,).
 
     Args:
-        poll: The table; everybody has just been asked.
-        asked: What they do.
-        found: The loss that each finds, shape (K,).
-        n: Examples that it looks at, shape (K,).
-        now: When they were asked.
+        table: The table, with all devices just queried.
+        planned: The queries as planned.
+        found: The loss that each device finds, shape (K,).
+        n: Examples that each device evaluates, shape (K,).
+        now: Instant of the query.
     """
-    took_s, gone_s = asked.ready_s, asked.until_gone_s
-    over_s: Floats = np.minimum(np.minimum(took_s, gone_s), poll.limit_s)
-    devices = list(poll.devices)
+    took_s, gone_s = planned.ready_s, planned.until_gone_s
+    over_s: Floats = np.minimum(np.minimum(took_s, gone_s), table.limit_s)
+    devices = list(table.devices)
     for at in np.argsort(over_s, kind="stable").tolist():
         device = devices[at]
-        if over_s[at] >= poll.limit_s:
-            poll.pass_limit(now + poll.limit_s)
+        if over_s[at] >= table.limit_s:
+            table.pass_limit(now + table.limit_s)
         elif gone_s[at] < took_s[at]:
-            poll.end(device, QueryOutcome.LOST, GONE)
+            table.end(device, QueryOutcome.LOST, GONE)
         elif not np.isfinite(found[at]):
-            poll.end(device, QueryOutcome.FAILED, NO_LOSS)
+            table.end(device, QueryOutcome.FAILED, NO_LOSS)
         else:
-            answer = _answer(poll, asked, at, float(found[at]), int(n[at]))
-            poll.on_reply(device, answer, None, now + float(over_s[at]))
+            reply = _reply(table, planned, at, float(found[at]), int(n[at]))
+            table.on_reply(device, reply, None, now + float(over_s[at]))
     return over_s
 
 
-def _answer(poll: LossQuery, asked: Exchanges, at: int, loss: float, n: int) -> EvaluateReply:
+def _reply(table: LossQuery, planned: Exchanges, at: int, loss: float, n: int) -> EvaluateReply:
     return EvaluateReply(
-        round=poll.round,
+        round=table.round,
         loss=loss,
         n=n,
-        was_cold=bool(asked.was_cold[at]),
-        download_s=float(asked.download_s[at]),
-        decode_s=float(asked.decode_s[at]),
-        load_s=float(asked.load_s[at]),
-        evaluate_s=float(asked.evaluate_s[at]),
+        was_cold=bool(planned.was_cold[at]),
+        download_s=float(planned.download_s[at]),
+        decode_s=float(planned.decode_s[at]),
+        load_s=float(planned.load_s[at]),
+        evaluate_s=float(planned.evaluate_s[at]),
     )
 
 
-def _asks(question: LossDemand, asked: Exchanges, poll: LossQuery) -> dict[str, EvaluateRequest]:
-    """Return what would be said to each; nothing of it counts but the size of the model."""
-    sizes = asked.bytes_down.tolist()
+def _requests(
+    demand: LossDemand, planned: Exchanges, table: LossQuery
+) -> dict[str, EvaluateRequest]:
+    """Return the request to each device; only the size of its model counts."""
+    sizes = planned.bytes_down.tolist()
     return {
         str(row): EvaluateRequest(
-            round=poll.round,
+            round=table.round,
             model=Manifest(
                 id=bytes(16), kind="model", size_bytes=size, chunk_bytes=1024, sha256=bytes(32)
             ),
             seed=0,
-            limit_s=poll.limit_s,
+            limit_s=table.limit_s,
         )
-        for row, size in zip(question.rows.tolist(), sizes, strict=True)
+        for row, size in zip(demand.rows.tolist(), sizes, strict=True)
     }

@@ -1,4 +1,4 @@
-"""The interface of the training in a replay, and its results."""
+"""The interface of local training in a replay, and its results."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,41 +12,41 @@ from fairbed.coordinator.ports import Score
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a cohort reports of its training; every column has shape (K,)."""
+    """Reports of a cohort after local training; every column has shape (K,)."""
 
     losses: Floats
-    """Mean training loss, nats: of the model that was sent if the rule asks for that, else of the
-    last epoch; NaN where none is reported."""
+    """Mean training loss, nats: of the model that was sent if the aggregation rule needs it, else
+    of the last epoch; NaN where no loss is reported."""
     has_failed: Bools
-    """Training diverged, so there is no update."""
+    """Training diverged, so that there is no update."""
 
     @classmethod
     def nothing(cls, k: int) -> "Learned":
-        """Return what `k` devices report that did not train."""
+        """Return the reports of `k` devices that did not train."""
         return cls(np.full(k, np.nan), np.zeros(k, dtype=np.bool_))
 
 
 @dataclass(frozen=True, slots=True)
 class VersionBatch:
-    """Devices that were dispatched in one round, and so trained one model version; (K,)."""
+    """Devices that were dispatched in one round and trained one model version; columns (K,)."""
 
     round: int
-    """Of the dispatch."""
+    """Round of the dispatch."""
     version: int
-    """Number of the model version that they trained."""
+    """Number of the model version."""
     rows: Ints
-    """Ascending."""
+    """Rows of the devices, ascending."""
     n_k: Ints
     """Training examples."""
     is_merged: Bools
-    """Their updates enter the next model."""
+    """The update of the device enters the next model."""
 
 
 class Cohort(Protocol):
-    """Trains the selected devices; without one a replay has times only."""
+    """Trains the selected devices; a replay without one has times only."""
 
     evaluate_s: float
-    """How long the last evaluation took, seconds of this machine."""
+    """Duration of the last evaluation, seconds of this machine."""
 
     def train(
         self, round_id: int, version: int, batches: Sequence[VersionBatch], needed: Collection[int]
@@ -64,26 +64,26 @@ class Cohort(Protocol):
         """
         ...
 
-    def asked(self, round_id: int, rows: Ints, examples: int | None) -> Floats:
-        """Return the loss that each device finds when it is asked, `asking.Losses`, (K,)."""
+    def queried_losses(self, round_id: int, rows: Ints, examples: int | None) -> Floats:
+        """Return the loss that a query finds on each device, (K,); see `loss_query.Losses`."""
         ...
 
     def evaluate(self, round_id: int) -> Mapping[str, Score] | None:
-        """Return what the model of now scores on each device's held-out data, by name.
+        """Return the scores of the current model on each device's held-out data, by name.
 
-        None when this round is not evaluated. Called once after each round, off the record.
+        None if this round is not evaluated. Called once after each round, off the record.
         """
         ...
 
     @property
     def vector(self) -> Vector:
-        """The model of now, shape (n_values,), for the checkpoint."""
+        """The current model, shape (n_values,), for the checkpoint."""
         ...
 
     def to_state(self) -> dict[str, Any]:
-        """Return what else a replay that goes on has to know."""
+        """Return the rest of the state for a checkpoint."""
         ...
 
     def load_state(self, vector: Vector, state: dict[str, Any]) -> None:
-        """Go on from the model and the state of a checkpoint."""
+        """Restore the model and the state of a checkpoint."""
         ...

@@ -1,4 +1,4 @@
-"""A fleet of profiles as columns: constants as arrays, and what changes over time as series."""
+"""Conditions of a fleet as columns: means as arrays, values that vary over time as series."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,79 +15,79 @@ from fairbed.testbed.experiment.fleet import PlannedDevice
 
 @dataclass(frozen=True, slots=True)
 class AvailabilityCycles:
-    """Availability of a large fleet: one stay per cycle, without a series for each device.
+    """Availability of a large fleet: one session per cycle, without a series for each device.
 
-        there at t  <=>  (t / cycle + phase) mod 1 < share
+        available at t  <=>  (t / cycle + phase) mod 1 < share
 
-    It is what `profiles.tracks.draw_sessions` draws where a population tells of one stay a day.
-    Where it tells the mean length of stays, all stays of a crowd have that length.
+    It is what `profiles.tracks.draw_sessions` draws for a population with one session a day. Where
+    a population states a mean session length, all sessions have that length.
     """
 
     share: Floats
-    """Of the time that each device is there, shape (N,)."""
+    """Share of the time in which each device is available, shape (N,)."""
     cycle_s: Floats
-    """One stay and one absence, seconds, shape (N,)."""
+    """One session and one absence, seconds, shape (N,)."""
     phase: Floats
     """In [0, 1), shape (N,)."""
 
     @property
-    def moves(self) -> bool:
-        """Some device comes and goes, or is never available."""
+    def varies(self) -> bool:
+        """Whether some device is not always available."""
         return bool((self.share < 1.0).any())
 
     def at(self, t: Floats | float) -> Floats:
         """Return 1 for available devices and 0 for others, shape (N,).
 
         Args:
-            t: When, seconds since the run began, shape (N,) or one for all.
+            t: Instants, seconds since the run began, shape (N,) or one for all.
         """
         cycles = t / self.cycle_s + self.phase
-        there: Floats = (cycles - np.floor(cycles) < self.share).astype(np.float64)
-        return there
+        available: Floats = (cycles - np.floor(cycles) < self.share).astype(np.float64)
+        return available
 
 
-class MovingNumbers:
-    """One number of each device over time; most devices' never moves.
+class VaryingColumn:
+    """One number of each device over time; for most devices it is constant.
 
     Args:
-        constant: What it is where nothing else is said, shape (N,).
-        series: Of those rows where it moves.
+        constant: Value of the rows without a series, shape (N,).
+        series: Values over time of the rows in which the number varies.
     """
 
     def __init__(self, constant: Floats, series: Mapping[int, Series]) -> None:
         self._constant: Floats = constant
         self._rows = np.array(sorted(series), dtype=np.int64)
-        chosen = [series[row] for row in self._rows.tolist()]
-        self._period_s = np.array([one.period_s for one in chosen])
-        # Laid end to end, so that one search finds the place in all of them.
+        varying = [series[row] for row in self._rows.tolist()]
+        self._period_s = np.array([one.period_s for one in varying])
+        # All series lie end to end, so that one search finds the step of each.
         self._begin = np.concatenate([[0.0], np.cumsum(self._period_s)])[:-1]
         self._starts = np.concatenate(
-            [np.zeros(0), *(np.array(s.t_s) + b for s, b in zip(chosen, self._begin, strict=True))]
+            [np.zeros(0), *(np.array(s.t_s) + b for s, b in zip(varying, self._begin, strict=True))]
         )
-        self._values = np.concatenate([np.zeros(0), *(np.array(one.values) for one in chosen)])
+        self._values = np.concatenate([np.zeros(0), *(np.array(one.values) for one in varying)])
 
     @property
-    def moves(self) -> bool:
-        """Some device's number changes."""
+    def varies(self) -> bool:
+        """Whether the number of some device varies."""
         return self._rows.size > 0
 
     def at(self, t: Floats | float) -> Floats:
-        """Return the number of each device, shape (N,), not to be changed.
+        """Return the number of each device, shape (N,); the caller must not change it.
 
         Args:
-            t: When, seconds since the run began, shape (N,) or one for all.
+            t: Instants, seconds since the run began, shape (N,) or one for all.
         """
-        if not self.moves:
+        if not self.varies:
             return self._constant
-        when = t if isinstance(t, float) else t[self._rows]
-        into = (when + ROUNDING_S) % self._period_s + self._begin
+        instants = t if isinstance(t, float) else t[self._rows]
+        offset_s = (instants + ROUNDING_S) % self._period_s + self._begin
         column: Floats = self._constant.copy()
-        column[self._rows] = self._values[np.searchsorted(self._starts, into, side="right") - 1]
+        column[self._rows] = self._values[np.searchsorted(self._starts, offset_s, side="right") - 1]
         return column
 
 
 class Outages:
-    """Outages by the clock of the run, of all devices."""
+    """Outages of all devices, on the clock of the run."""
 
     def __init__(self, windows: Mapping[int, tuple[OutageWindow, ...]], n: int) -> None:
         listed = [(row, o) for row in sorted(windows) for o in windows[row]]
@@ -98,37 +98,37 @@ class Outages:
         self._is_unplugged = np.array([o.kind == "unplugged" for _, o in listed], dtype=np.bool_)
 
     def __len__(self) -> int:
-        """Return how many there are in all."""
+        """Return the number of outages."""
         return len(self._rows)
 
     def at(self, t: Floats, *, unplugged_only: bool = False) -> Bools:
-        """Return who cannot be reached at its own moment `t`, both of shape (N,)."""
+        """Return which devices have an outage, each at its own instant `t`, both (N,)."""
         is_out = np.zeros(self._n, dtype=np.bool_)
-        when = t[self._rows] + ROUNDING_S
-        now = (self._start_s <= when) & (when < self._end_s)
-        is_out[self._rows[now & (self._is_unplugged | (not unplugged_only))]] = True
+        instants = t[self._rows] + ROUNDING_S
+        is_active = (self._start_s <= instants) & (instants < self._end_s)
+        is_out[self._rows[is_active & (self._is_unplugged | (not unplugged_only))]] = True
         return is_out
 
 
-NOWHERE = np.inf
-"""Rate of a link that takes no time: this machine's own."""
+UNLIMITED_BPS = np.inf
+"""Rate of a device without a link model: its transfers take no time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steady:
-    """What each device is, in means where it moves; every column has shape (N,)."""
+class MeanConditions:
+    """Conditions of each device, as means where they vary; every column has shape (N,)."""
 
     per_core: Floats
     """Speed of one core at its nominal clock, in cores of the reference machine."""
     cores: Floats
     threads: Floats
-    """Of one training step."""
+    """Threads of one training step."""
     busy_cores: Floats
-    """With other work."""
+    """Cores that other work uses."""
     clock_ratio: Floats
     storage_bytes_per_s: Floats
     cold_start_s: Floats
-    """Of a cold round beside a warm one, seconds; NaN follows from storage and processor."""
+    """Extra time of a cold round, seconds; NaN: it follows from storage and processor."""
     down_bps: Floats
     up_bps: Floats
     delay_s: Floats
@@ -141,11 +141,11 @@ class Steady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moving:
-    """What changes in time, row by row; empty for a fleet that never changes."""
+class VaryingConditions:
+    """Conditions that vary over time, by row; empty for a fleet whose conditions are constant."""
 
     available: Mapping[int, Series] | AvailabilityCycles = field(default_factory=dict)
-    """Of a crowd, all its stays together."""
+    """Series by row; cycles of all devices for a large fleet."""
     clock_ratio: Mapping[int, Series] = field(default_factory=dict)
     busy_cores: Mapping[int, Series] = field(default_factory=dict)
     down_bps: Mapping[int, Series] = field(default_factory=dict)
@@ -153,82 +153,85 @@ class Moving:
     outages: Mapping[int, tuple[OutageWindow, ...]] = field(default_factory=dict)
     thermal: Mapping[int, Thermal] = field(default_factory=dict)
     links: Mapping[int, Schedule] = field(default_factory=dict)
-    """Of every row of which anything changes, its link with all outages."""
+    """Link with all outages, for every row with a condition that varies."""
     speeds: Mapping[int, Schedule] = field(default_factory=dict)
-    """Of the same rows, their speed without heat."""
+    """Speed without throttling by heat, for the same rows."""
     unavailable_as: UnavailableAs = "unwilling"
-    cut: frozenset[int] = frozenset()
-    """Rows whose link carries nothing at times."""
+    interrupted: frozenset[int] = frozenset()
+    """Rows whose link is down at times."""
 
 
-class Tracks:
-    """Everything of a fleet that can be looked up for all devices at once."""
+class FleetConditions:
+    """Conditions of all devices at given instants."""
 
-    def __init__(self, steady: Steady, moving: Moving) -> None:
-        n = len(steady)
-        self.busy_cores = MovingNumbers(steady.busy_cores, moving.busy_cores)
-        self.clock_ratio = MovingNumbers(steady.clock_ratio, moving.clock_ratio)
-        self.down_bps = MovingNumbers(steady.down_bps, moving.down_bps)
-        self.up_bps = MovingNumbers(steady.up_bps, moving.up_bps)
-        stays = moving.available
+    def __init__(self, means: MeanConditions, varying: VaryingConditions) -> None:
+        n = len(means)
+        self.busy_cores = VaryingColumn(means.busy_cores, varying.busy_cores)
+        self.clock_ratio = VaryingColumn(means.clock_ratio, varying.clock_ratio)
+        self.down_bps = VaryingColumn(means.down_bps, varying.down_bps)
+        self.up_bps = VaryingColumn(means.up_bps, varying.up_bps)
+        available = varying.available
         self._available = (
-            stays if isinstance(stays, AvailabilityCycles) else MovingNumbers(np.ones(n), stays)
+            available
+            if isinstance(available, AvailabilityCycles)
+            else VaryingColumn(np.ones(n), available)
         )
-        self._outages = Outages(moving.outages, n)
-        self._is_unplugged_when_unavailable = moving.unavailable_as == "unplugged"
+        self._outages = Outages(varying.outages, n)
+        self._is_unplugged_when_unavailable = varying.unavailable_as == "unplugged"
         self._n = n
 
     @property
-    def can_be_cut(self) -> bool:
-        """Some device's link is gone at times."""
-        goes_away = self._available.moves and self._is_unplugged_when_unavailable
-        moves = self.down_bps.moves or self.up_bps.moves
-        return moves or goes_away or len(self._outages) > 0
+    def has_link_outages(self) -> bool:
+        """Whether the link of some device can be down."""
+        unplugs = self._available.varies and self._is_unplugged_when_unavailable
+        varies = self.down_bps.varies or self.up_bps.varies
+        return varies or unplugs or len(self._outages) > 0
 
-    def is_cut(self, t: Floats) -> Bools:
-        """Return whose link carries nothing at its own moment `t`, both of shape (N,)."""
-        cut = self._outages.at(t) | (self.down_bps.at(t) == 0.0) | (self.up_bps.at(t) == 0.0)
-        gone: Bools = cut | self._is_gone(t)
-        return gone
+    def is_link_down(self, t: Floats) -> Bools:
+        """Return which links carry nothing, each at its own instant `t`, both of shape (N,)."""
+        down = self._outages.at(t) | (self.down_bps.at(t) == 0.0) | (self.up_bps.at(t) == 0.0)
+        is_link_down: Bools = down | self._is_away(t)
+        return is_link_down
 
     def is_unplugged(self, t: Floats) -> Bools:
-        """Return who has no link at all at its own moment `t`: its connections are broken."""
-        unplugged: Bools = self._outages.at(t, unplugged_only=True) | self._is_gone(t)
+        """Return which devices lose their connections, each at its own instant `t`, (N,)."""
+        unplugged: Bools = self._outages.at(t, unplugged_only=True) | self._is_away(t)
         return unplugged
 
     def is_willing(self, t: Floats) -> Bools:
-        """Return whose owner lets it take part at its own moment `t`, both of shape (N,)."""
+        """Return which devices may take part, each at its own instant `t`, both of shape (N,)."""
         if self._is_unplugged_when_unavailable:
             return np.ones(self._n, dtype=np.bool_)
         willing: Bools = self._available.at(t) > 0.0
         return willing
 
-    def _is_gone(self, t: Floats) -> Bools:
+    def _is_away(self, t: Floats) -> Bools:
+        """Return which devices are unplugged because they are not available."""
         if not self._is_unplugged_when_unavailable:
             return np.zeros(self._n, dtype=np.bool_)
-        gone: Bools = self._available.at(t) <= 0.0
-        return gone
+        away: Bools = self._available.at(t) <= 0.0
+        return away
 
 
-def columns_of(devices: Sequence[PlannedDevice]) -> tuple[Steady, Moving]:
-    """Return a planned fleet as columns, its speeds in cores of the reference machine.
+def columns_of(devices: Sequence[PlannedDevice]) -> tuple[MeanConditions, VaryingConditions]:
+    """Return the conditions of a planned fleet; speeds are in cores of the reference machine.
 
     Raises:
-        ValueError: A device has no profile: what this machine is nobody has written down.
+        ValueError: A device has no profile.
     """
-    known = [device.profile for device in devices if device.profile is not None]
-    if len(known) < len(devices):
+    profiles = [device.profile for device in devices if device.profile is not None]
+    if len(profiles) < len(devices):
         raise ValueError("devices: each must have a profile to be replayed, got one without")
 
     def of_profile(number: Callable[[Profile], float | None]) -> Floats:
-        return np.array([number(profile) for profile in known], dtype=np.float64)
+        return np.array([number(profile) for profile in profiles], dtype=np.float64)
 
-    def of_link(name: str, otherwise: float) -> Floats:
+    def of_link(name: str, default: float) -> Floats:
         tracks = [device.tracks.link for device in devices]
-        means = [otherwise if t is None else getattr(t, name).mean for t in tracks]
+        means = [default if t is None else getattr(t, name).mean for t in tracks]
         return np.array(means, dtype=np.float64)
 
-    steady = Steady(
+    means = MeanConditions(
         per_core=of_profile(lambda p: p.core_speed),
         cores=of_profile(lambda p: p.cores),
         threads=of_profile(lambda p: p.engine_threads),
@@ -236,35 +239,35 @@ def columns_of(devices: Sequence[PlannedDevice]) -> tuple[Steady, Moving]:
         clock_ratio=np.array([device.tracks.clock_ratio.mean for device in devices]),
         storage_bytes_per_s=of_profile(lambda p: p.storage_read_bytes_per_s),
         cold_start_s=of_profile(lambda p: None if p.cold_start is None else p.cold_start.value),
-        down_bps=of_link("down_bps", NOWHERE),
-        up_bps=of_link("up_bps", NOWHERE),
+        down_bps=of_link("down_bps", UNLIMITED_BPS),
+        up_bps=of_link("up_bps", UNLIMITED_BPS),
         delay_s=of_link("delay_s", 0.0),
         jitter_s=of_link("jitter_s", 0.0),
     )
-    return steady, _moving(devices)
+    return means, _varying(devices)
 
 
-def _moving(devices: Sequence[PlannedDevice]) -> Moving:
-    def moving(name: str, *, of_link: bool = False) -> dict[int, Series]:
+def _varying(devices: Sequence[PlannedDevice]) -> VaryingConditions:
+    def series_by_row(name: str, *, of_link: bool = False) -> dict[int, Series]:
         found = {}
         for row, device in enumerate(devices):
             tracks = device.tracks.link if of_link else device.tracks
             series = None if tracks is None else getattr(tracks, name)
-            if series is not None and not (series.is_constant and _says_nothing(name, series)):
+            if series is not None and not (series.is_constant and _equals_mean(name, series)):
                 found[row] = series
         return found
 
     links, speeds = {}, {}
     for row, device in enumerate(devices):
-        link, speed = timelines(device)
+        link, speed = link_and_speed_schedules(device)
         if not (link.is_constant and speed.is_constant and device.tracks.thermal is None):
             links[row], speeds[row] = link, speed
-    return Moving(
-        available=moving("available"),
-        clock_ratio=moving("clock_ratio"),
-        busy_cores=moving("background_load"),
-        down_bps=moving("down_bps", of_link=True),
-        up_bps=moving("up_bps", of_link=True),
+    return VaryingConditions(
+        available=series_by_row("available"),
+        clock_ratio=series_by_row("clock_ratio"),
+        busy_cores=series_by_row("background_load"),
+        down_bps=series_by_row("down_bps", of_link=True),
+        up_bps=series_by_row("up_bps", of_link=True),
         outages={row: device.outages for row, device in enumerate(devices) if device.outages},
         thermal={
             row: device.tracks.thermal
@@ -274,23 +277,24 @@ def _moving(devices: Sequence[PlannedDevice]) -> Moving:
         links=links,
         speeds=speeds,
         unavailable_as=devices[0].unavailable_as if devices else "unwilling",
-        cut=frozenset(row for row in links if _is_cut_at_times(devices[row])),
+        interrupted=frozenset(row for row in links if _is_interrupted(devices[row])),
     )
 
 
-def _is_cut_at_times(device: PlannedDevice) -> bool:
-    link, goes = device.tracks.link, device.tracks.available.lowest == 0.0
-    has_holes = link is not None and 0.0 in (link.down_bps.lowest, link.up_bps.lowest)
-    return has_holes or bool(device.outages) or (goes and device.unavailable_as == "unplugged")
+def _is_interrupted(device: PlannedDevice) -> bool:
+    """Return whether the link of a device is down at times."""
+    link, leaves = device.tracks.link, device.tracks.available.lowest == 0.0
+    has_gaps = link is not None and 0.0 in (link.down_bps.lowest, link.up_bps.lowest)
+    return has_gaps or bool(device.outages) or (leaves and device.unavailable_as == "unplugged")
 
 
-def _says_nothing(name: str, series: Series) -> bool:
-    """Tell whether a constant course is what the column says already."""
+def _equals_mean(name: str, series: Series) -> bool:
+    """Return whether a constant series only repeats the mean of its column."""
     return name != "available" or series.values[0] > 0.0
 
 
-def timelines(device: PlannedDevice) -> tuple[Schedule, Schedule]:
-    """Return the link of a device and its speed apart: neither waits for changes of the other."""
+def link_and_speed_schedules(device: PlannedDevice) -> tuple[Schedule, Schedule]:
+    """Return the schedules of link and speed apart, so that each lists only its own changes."""
     tracks, always = device.tracks, Series.constant(1.0)
     link = Schedule(
         link=tracks.link,
@@ -298,9 +302,9 @@ def timelines(device: PlannedDevice) -> tuple[Schedule, Schedule]:
         unavailable_as=device.unavailable_as,
         outages=device.outages,
     )
-    alone = replace(
+    speed_only = replace(
         device,
         tracks=replace(tracks, link=None, available=always),
         outages=tuple(outage for outage in device.outages if outage.kind == "frozen"),
     )
-    return link, alone.schedule
+    return link, speed_only.schedule

@@ -1,7 +1,7 @@
-"""One device on its way through an exchange, while what it has changes: exact, step by step.
+"""Durations of transfers and work on a device whose rate or speed varies over time.
 
-What holds at a moment is asked of the models that the emulation follows (`testbed.emulation`); here
-is only the arithmetic of how long bits and work take when the rate changes meanwhile.
+The integration is exact, step by step. The conditions at an instant come from the models of the
+emulation (`testbed.emulation`).
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from fairbed.testbed.emulation.tcp import FIRST_WINDOW_BITS
 Direction: TypeAlias = Literal["down", "up"]
 
 _ROUNDING_S = 1e-9
-"""Work of less time than this is none."""
+"""Shorter times are rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +24,20 @@ class LinkIntegral:
     """The link of a device over time.
 
     Args:
-        timeline: Of the link, with all outages of the device.
-        give_up_s: Whoever takes longer than this takes for ever.
+        schedule: Conditions of the link, with all outages of the device.
+        give_up_s: A transfer that takes longer never ends.
     """
 
-    timeline: Schedule
+    schedule: Schedule
     give_up_s: float
 
     def carry(self, start: float, bits: float, direction: Direction) -> float:
-        """Return when so many bits that begin at `start` have left the line; `inf` is never."""
+        """Return when `bits` that start at `start` have left the line; `inf` is never."""
         if start == inf:
             return inf
-        t, end_of_patience = start, start + self.give_up_s
-        while t < end_of_patience:
-            now, change = self.timeline.conditions(t), self.timeline.next_change(t)
+        t, deadline = start, start + self.give_up_s
+        while t < deadline:
+            now, change = self.schedule.conditions(t), self.schedule.next_change(t)
             rate_bps: float | None = 0.0
             if now.outage is None and now.shape is not None:
                 rate_bps = now.shape.down_bps if direction == "down" else now.shape.up_bps
@@ -53,9 +53,9 @@ class LinkIntegral:
         return inf
 
     def transfer(self, start: float, bits: float, direction: Direction) -> float:
-        """Return when a transfer over TCP that begins at `start` has left the line.
+        """Return when a transfer over TCP that starts at `start` has left the line.
 
-        As `testbed.emulation.tcp` has it: window after window, until one keeps the line busy.
+        It follows `testbed.emulation.tcp`: window after window, until one keeps the line busy.
         """
         window, t = FIRST_WINDOW_BITS, start
         while t < inf and bits > window:
@@ -67,13 +67,14 @@ class LinkIntegral:
         return self.carry(t, bits, direction)
 
     def gone_at(self, start: float, end: float) -> float:
-        """Return when the coordinator gives the device up between two moments; `inf` is never.
+        """Return when the coordinator counts the device as lost, from `start` to `end`.
 
-        It does when nothing was heard for long, and sooner when the connection is broken.
+        A device is lost when it is silent for `SILENT_S`, or unplugged for `OFF_GRACE_S`; `inf` is
+        never.
         """
         t, silent_since, off_since = start, inf, inf
         while t < end:
-            outage, change = self.timeline.conditions(t).outage, self.timeline.next_change(t)
+            outage, change = self.schedule.conditions(t).outage, self.schedule.next_change(t)
             silent_since = inf if outage is None else min(silent_since, t)
             off_since = min(off_since, t) if outage == "unplugged" else inf
             t = end if change is None else min(change, end)
@@ -83,8 +84,8 @@ class LinkIntegral:
         return inf
 
     def delay_s(self, t: float) -> float:
-        """Return the delay of a message that is sent at `t`, one way, seconds."""
-        shape = self.timeline.conditions(t).shape
+        """Return the one-way delay of a message that is sent at `t`, seconds."""
+        shape = self.schedule.conditions(t).shape
         return 0.0 if shape is None else shape.delay_s
 
 
@@ -93,21 +94,21 @@ class ComputeIntegral:
     """The processor of a device over time.
 
     Args:
-        timeline: Of its speed, in cores of the reference machine, with all outages of the device.
-        heat: Its own; None does not heat up.
-        load: Share of all its cores that one step of training keeps busy.
-        give_up_s: Whoever takes longer than this takes for ever.
+        schedule: Speed in cores of the reference machine, with all outages of the device.
+        heat: Heat of the device; None for a device that does not heat up.
+        load: Share of all cores that one training step keeps busy.
+        give_up_s: Work that takes longer never ends.
     """
 
-    timeline: Schedule
+    schedule: Schedule
     heat: Heat | None
     load: float
     give_up_s: float
 
     def work(self, start: float, work_s: float) -> float:
-        """Return when so much work that begins at `start` is done; `inf` is never.
+        """Return when work that starts at `start` is done; `inf` is never.
 
-        As in the emulation, the clock follows the heat every `LOAD_INTERVAL_S` of the run.
+        As in the emulation, heat changes the clock every `LOAD_INTERVAL_S` of the run.
 
         Args:
             start: Seconds of the run.
@@ -115,14 +116,14 @@ class ComputeIntegral:
         """
         if start == inf:
             return inf
-        t, end_of_patience = start, start + self.give_up_s
+        t, deadline = start, start + self.give_up_s
         if self.heat is not None:
             self.heat.advance(t, 0.0)
         while work_s > 0.0:
-            if t >= end_of_patience:
+            if t >= deadline:
                 return inf
             clock_ratio = 1.0 if self.heat is None else self.heat.clock_ratio
-            now, change = self.timeline.conditions(t, clock_ratio), self.timeline.next_change(t)
+            now, change = self.schedule.conditions(t, clock_ratio), self.schedule.next_change(t)
             speed = 0.0 if now.outage == "frozen" else now.speed_ratio
             assert speed is not None, "a replayed device has a profile"
             until = inf if change is None else change

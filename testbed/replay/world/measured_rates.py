@@ -4,9 +4,9 @@
     elapsed = round trip + waiting of TCP + 8 bytes / rate       of a probe of 64 KB
 
 A device measures its link when it joins, with every transfer that is long enough, and with a
-probe after each minute without one. TCP begins anew for a probe (`testbed.emulation.tcp`): on a
-link of 20 Mbit/s with 50 ms each way it measures 2.5. A link that moves is measured as it is
-meanwhile, outages included.
+probe after each minute without one. TCP starts again for a probe (`testbed.emulation.tcp`): on a
+link of 20 Mbit/s with 50 ms each way it measures 2.5 Mbit/s. The measurement of a link that varies
+includes its changes and outages.
 """
 
 from typing import Any
@@ -24,16 +24,16 @@ from fairbed.device_agent.state.link_estimate import (
     SMOOTHING,
 )
 from fairbed.testbed.emulation.tcp import waiting_s
-from fairbed.testbed.replay.world.columns import Moving, Steady
+from fairbed.testbed.replay.world.columns import MeanConditions, VaryingConditions
 from fairbed.testbed.replay.world.integrals import Direction, LinkIntegral
 
 
 class MeasuredRates:
-    """One direction of the links of a fleet, as the devices measured it.
+    """Rates of one direction of the links of a fleet, as the devices measured them.
 
     Args:
-        rate_bps: What the first probe found, bit/s, shape (N,).
-        at: When, shape (N,).
+        rate_bps: Result of the first probe, bit/s, shape (N,).
+        at: Instants of these probes, seconds, shape (N,).
     """
 
     def __init__(self, rate_bps: Floats, at: Floats) -> None:
@@ -46,36 +46,37 @@ class MeasuredRates:
         return bps
 
     def age_s(self, now: float) -> Floats:
-        """Return how old they are, seconds, shape (N,); a replay may begin before they are."""
+        """Return the age of each rate, seconds, shape (N,); 0 for a measurement after `now`."""
         age_s: Floats = np.maximum(now - self._at, 0.0)
         return age_s
 
     def stale(self, now: float) -> Bools:
-        """Return whose device has probed since its last measurement, shape (N,)."""
+        """Return which devices have probed since their last measurement, shape (N,)."""
         stale: Bools = now - self._at > MAX_AGE_S
         return stale
 
     def probed_at(self, now: float, rows: Ints) -> Floats:
-        """Return when those devices probed last, shape (K,): every `MAX_AGE_S`."""
+        """Return when devices last probed, shape (K,); they probe every `MAX_AGE_S`."""
         at = self._at[rows]
-        last: Floats = at + MAX_AGE_S * np.floor((now - at) / MAX_AGE_S)
-        return last
+        probed_at: Floats = at + MAX_AGE_S * np.floor((now - at) / MAX_AGE_S)
+        return probed_at
 
     def on_probe(self, now: float, rows: Ints, rate_bps: Floats, at: Floats) -> None:
-        """Take note of probes that are over `at`, each of shape (K,).
+        """Take the rates of probes that end at `at`, each of shape (K,).
 
-        One without an answer found nothing; one that is not over yet will be asked for again.
+        A probe without a reply has no rate; one that ends after `now` is taken by a later call.
         """
-        found = (rate_bps > 0.0) & (at <= now)
-        self._seconds_per_bit[rows[found]] = 1.0 / np.minimum(rate_bps[found], MAX_BPS)
-        self._at[rows[found]] = at[found]
+        is_over = (rate_bps > 0.0) & (at <= now)
+        self._seconds_per_bit[rows[is_over]] = 1.0 / np.minimum(rate_bps[is_over], MAX_BPS)
+        self._at[rows[is_over]] = at[is_over]
 
     def on_transfers(
         self, rows: Ints, n_bytes: Ints, elapsed_s: Floats, round_trip_s: Floats, at: Floats
     ) -> None:
-        """Take note of transfers that ended, each of shape (K,), as `LinkEstimate.on_transfer`.
+        """Update the rates with transfers that ended, each of shape (K,).
 
-        Those that are too small, or never ended, say nothing.
+        The rule is that of `LinkEstimate.on_transfer`: transfers that are too small, or never end,
+        do not count.
         """
         useful = (n_bytes >= MIN_SAMPLE_BYTES) & np.isfinite(elapsed_s)
         rows, at = rows[useful], at[useful]
@@ -87,66 +88,65 @@ class MeasuredRates:
         self._at[rows] = at
 
     def to_state(self) -> dict[str, Any]:
-        """Return both columns, packed."""
+        """Return both columns as bytes."""
         return {"spb": self._seconds_per_bit.tobytes(), "at": self._at.tobytes()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over what `to_state` returned."""
+        """Take over a state that `to_state` returned."""
         self._seconds_per_bit = np.frombuffer(state["spb"]).copy()
         self._at = np.frombuffer(state["at"]).copy()
 
 
 GIVE_UP_S = Timeouts().probe_s
-"""A probe without a reply by then found nothing."""
+"""A probe without a reply within this time has no rate."""
 
 _BITS = 8.0 * PROBE_BYTES
 
 
 class Probes:
-    """The probes of a fleet.
+    """Link probes of a fleet.
 
     Args:
-        steady: What never moves.
-        moving: What does.
+        means: Conditions of all devices, as means.
+        varying: Conditions that vary over time.
     """
 
-    def __init__(self, steady: Steady, moving: Moving) -> None:
-        self._trip_s: Floats = 2.0 * steady.delay_s
-        self._took_s = {
-            "down": _steadily(steady.down_bps, self._trip_s),
-            "up": _steadily(steady.up_bps, self._trip_s),
+    def __init__(self, means: MeanConditions, varying: VaryingConditions) -> None:
+        self._trip_s: Floats = 2.0 * means.delay_s
+        self._constant_s = {
+            "down": _probe_s(means.down_bps, self._trip_s),
+            "up": _probe_s(means.up_bps, self._trip_s),
         }
-        self._links = moving.links
-        self._moves: Bools = np.zeros(len(steady), dtype=np.bool_)
-        self._moves[list(moving.links)] = True
+        """Durations beyond the round trip on links that do not vary."""
+        self._links = varying.links
+        self._varies: Bools = np.zeros(len(means), dtype=np.bool_)
+        self._varies[list(varying.links)] = True
 
     def measure(self, direction: Direction, rows: Ints, t: Floats) -> tuple[Floats, Floats]:
-        """Return what probes find that begin at `t`, and when they are over, each of shape (K,).
+        """Return the rates that probes measure, and when they end, each of shape (K,).
 
         Args:
             direction: As seen from the device.
-            rows: Of K devices.
-            t: Of each, seconds, shape (K,).
+            rows: Rows of K devices.
+            t: Instants at which the probes start, seconds, shape (K,).
 
         Returns:
-            Rates, bit/s, 0 where nobody answered; and moments, seconds.
+            Rates, bit/s, 0 for a probe without a reply; and instants, seconds.
         """
-        trip_s, took_s = self._trip_s[rows], self._took_s[direction][rows]
-        for at in np.flatnonzero(self._moves[rows]).tolist():
-            way, begun = (
-                LinkIntegral(self._links[int(rows[at])], GIVE_UP_S),
-                float(t[at] + trip_s[at]),
-            )
-            took_s[at] = way.transfer(begun, _BITS, direction) - begun
+        trip_s, took_s = self._trip_s[rows], self._constant_s[direction][rows]
+        for at in np.flatnonzero(self._varies[rows]).tolist():
+            link = LinkIntegral(self._links[int(rows[at])], GIVE_UP_S)
+            start = float(t[at] + trip_s[at])
+            took_s[at] = link.transfer(start, _BITS, direction) - start
         elapsed_s = took_s + trip_s
         least_s = np.maximum(MIN_TRANSFER_RATIO * elapsed_s, _BITS / MAX_BPS)
         rates: Floats = _BITS / np.maximum(took_s, least_s)
-        over: Floats = t + trip_s + np.minimum(elapsed_s, GIVE_UP_S)
-        return np.where(elapsed_s <= GIVE_UP_S, rates, 0.0), over
+        ends: Floats = t + trip_s + np.minimum(elapsed_s, GIVE_UP_S)
+        return np.where(elapsed_s <= GIVE_UP_S, rates, 0.0), ends
 
 
-def _steadily(rate_bps: Floats, trip_s: Floats) -> Floats:
-    """Return what a probe takes beyond the round trip where nothing moves, seconds, shape (N,)."""
+def _probe_s(rate_bps: Floats, trip_s: Floats) -> Floats:
+    """Return the duration of a probe on a constant link without its round trip, shape (N,)."""
     line_s = _BITS / rate_bps
     took_s: Floats = line_s + waiting_s(_BITS, line_s, trip_s)
     return took_s

@@ -1,7 +1,7 @@
-"""A fleet of profiles on the virtual clock: what an emulated fleet would do, without doing it.
+"""A fleet of profiles on the virtual clock: exchanges of an emulated fleet without its processes.
 
-What devices say of themselves is what an agent would have measured: free cores and clock of its
-last context, rates of its own transfers and probes. How long they really take is in `phases`.
+A context holds what an agent would have measured: free cores and clock at its last context, rates
+of its own transfers and probes. The true durations are in `phases`.
 """
 
 from collections.abc import Sequence
@@ -19,48 +19,48 @@ from fairbed.testbed.emulation.device import NOTICED_SHARE
 from fairbed.testbed.emulation.heat import Heat
 from fairbed.testbed.emulation.schedule import LEAST_FREE_CORES
 from fairbed.testbed.emulation.tcp import waiting_s
-from fairbed.testbed.replay.world.columns import Moving, Steady, Tracks
+from fairbed.testbed.replay.world.columns import FleetConditions, MeanConditions, VaryingConditions
 from fairbed.testbed.replay.world.integrals import Direction, LinkIntegral
 from fairbed.testbed.replay.world.measured_rates import MeasuredRates, Probes
 from fairbed.testbed.replay.world.phases import (
     MESSAGES,
-    CohortWork,
+    CohortRequest,
     PhaseModel,
     Purpose,
-    luck,
+    cohort_noise,
 )
 from fairbed.testbed.replay.world.work import Sizes, Work
 from fairbed.testbed.replay.world.world import Exchanges, LastRound, ReplayedExchange, Scene
 
 CONTEXT_PERIOD_S = 1.0
-"""Every device tells of itself once a second (design.md, section 2), each at its own moment."""
+"""Period of contexts (design.md, section 2); each device reports at its own instants."""
 
-PATIENCE = 2.0
-"""What takes so many deadlines takes for ever."""
+GIVE_UP_RATIO = 2.0
+"""A phase that takes longer than this many deadlines never ends."""
 
-PAUSE_S = 0.02
-"""A live coordinator takes about so long from the end of a round to the next selection: a device
-that is idle by then can be selected (`pause_s` of a run of examples/quickstart.toml)."""
+BETWEEN_ROUNDS_S = 0.02
+"""Time of a live coordinator from the end of a round to the next selection (`pause_s` of a run of
+examples/quickstart.toml): a device that is idle by then can be selected."""
 
 
 class ProfileWorld:
     """All devices of a fleet of profiles; `testbed.replay.world.world.World`.
 
     Args:
-        steady: What never moves.
-        moving: What does.
-        sizes: Of models and updates on the wire.
-        work: Of a round, device by device.
-        seed: Of all chance.
+        means: Conditions of all devices, as means.
+        varying: Conditions that vary over time.
+        sizes: Sizes of models and updates on the wire.
+        work: Work of a round, device by device.
+        seed: Seed of all random numbers.
         noise: Every phase takes exp(noise z) times as long, z standard normal.
-        deadline_s: Of an exchange: what takes much longer is not played to its end.
-        limit_s: Of a question, likewise.
+        deadline_s: Deadline of an exchange; an exchange that takes much longer never ends.
+        limit_s: Time limit of a loss query; a query that takes much longer never ends.
     """
 
     def __init__(
         self,
-        steady: Steady,
-        moving: Moving,
+        means: MeanConditions,
+        varying: VaryingConditions,
         sizes: Sizes,
         work: Work,
         *,
@@ -70,53 +70,56 @@ class ProfileWorld:
         limit_s: float = 0.0,
     ) -> None:
         self.slots: int | None = sizes.slots
-        self._steady, self._sizes, self._work = steady, sizes, work
+        self._means, self._sizes, self._work = means, sizes, work
         self._seed, self._noise = seed, noise
-        self._phases = PhaseModel(steady, moving, sizes, work, PATIENCE * deadline_s)
-        asked = replace(work, train_s=np.zeros(len(steady)), evaluate_s=work.answer_s, encode_s=0.0)
-        self._questions = PhaseModel(steady, moving, sizes, asked, PATIENCE * limit_s)
-        self._tracks = Tracks(steady, moving)
-        self._draining = Draining(steady, moving, PATIENCE * deadline_s)
-        n = len(steady)
+        self._phases = PhaseModel(means, varying, sizes, work, GIVE_UP_RATIO * deadline_s)
+        no_training_s = np.zeros(len(means))
+        query = replace(work, train_s=no_training_s, evaluate_s=work.query_s, encode_s=0.0)
+        self._query_phases = PhaseModel(means, varying, sizes, query, GIVE_UP_RATIO * limit_s)
+        self._conditions = FleetConditions(means, varying)
+        self._draining = Draining(means, varying, GIVE_UP_RATIO * deadline_s)
+        n = len(means)
         rows = np.arange(n, dtype=np.int64)
-        self._told_at = CONTEXT_PERIOD_S * uniforms(seed, 0, rows, Purpose.CONTEXT)
-        self._probes = Probes(steady, moving)
+        self._first_context_s = CONTEXT_PERIOD_S * uniforms(seed, 0, rows, Purpose.CONTEXT)
+        self._probes = Probes(means, varying)
         self._down, self._up = self._first_rates(rows)
-        self._heats = {row: Heat(thermal) for row, thermal in moving.thermal.items()}
-        self._is_steady = not moving.links
-        """Nobody's speed or link ever changes, as in a crowd."""
-        self._steady_mu: Floats | None = None
-        self._steady_pace: tuple[Floats, Floats] | None = None
-        """What need not be found out again then: `_mu` and `_pace`."""
+        self._heats = {row: Heat(thermal) for row, thermal in varying.thermal.items()}
+        self._is_constant = not varying.links
+        """No speed and no link of the fleet varies, as in a large fleet."""
+        self._constant_mu: Floats | None = None
+        self._constant_phases: tuple[Floats, Floats] | None = None
+        """Results of `_mu` and `_speed_and_phases`, kept if the fleet is constant."""
         self._is_warm: Bools = np.zeros(n, dtype=np.bool_)
-        self._asked_in: Ints = np.full(n, -1, dtype=np.int64)
-        """The round in which each was asked to train last."""
+        self._dispatched_in: Ints = np.full(n, -1, dtype=np.int64)
+        """The latest round in which each device was dispatched."""
         self._has_model: Bools = np.zeros(n, dtype=np.bool_)
-        """Who has answered the question of this round: session and data are in memory, too."""
-        self._holds: Ints = np.full(n, -1, dtype=np.int64)
+        """Devices that replied to the loss query of this round; they are warm, too."""
+        self._held_version: Ints = np.full(n, -1, dtype=np.int64)
+        """The model version that each device pulled last, -1 for none."""
         self._version = 0
 
     def __len__(self) -> int:
         """Return the number of devices, N."""
-        return len(self._steady)
+        return len(self._means)
 
     @property
     def transfer_bits(self) -> tuple[float | Floats, float | Floats]:
-        """What an exchange takes down and up now, bits."""
+        """Sizes of an exchange down and up at this instant, bits."""
         sizes = self._sizes
-        is_packed = sizes.is_packed(self._holds, self._version)
+        is_packed = sizes.is_packed(self._held_version, self._version)
         down_bits: Floats = 8.0 * sizes.down_bytes(is_packed).astype(np.float64)
         return down_bits, 8.0 * sizes.up_bytes
 
     def look(self, round_id: int, now: float, last: LastRound) -> Scene:
         """Return the fleet at the selection of a round."""
-        self._is_warm &= last.has_trained | (self._asked_in >= round_id - 1)
+        self._is_warm &= last.has_trained | (self._dispatched_in >= round_id - 1)
         self._probe(now)
-        age_s, is_heard = self._heard(now)
-        told_at = np.maximum(now - age_s, 0.0)
-        mu = np.clip(self._mu(told_at), *MU_BOUNDS)
+        age_s, is_connected = self._context_age_s(now)
+        reported_at = np.maximum(now - age_s, 0.0)
+        mu = np.clip(self._mu(reported_at), *MU_BOUNDS)
+        is_willing = self._conditions.is_willing(reported_at)
         return Scene(
-            is_available=is_heard & self._tracks.is_willing(told_at) & self._draining.is_idle(now),
+            is_available=is_connected & is_willing & self._draining.is_idle(now),
             inverse_mu=1.0 / mu,
             down_bps=np.clip(self._down.bps(), *LINK_BOUNDS_BPS),
             up_bps=np.clip(self._up.bps(), *LINK_BOUNDS_BPS),
@@ -128,40 +131,45 @@ class ProfileWorld:
         )
 
     def exchange(self, round_id: int, now: float, rows: Ints) -> Exchanges:
-        """Return what the cohort does that is asked `now`, rows (K,)."""
-        self._asked_in[rows] = round_id
-        return self._phases.exchanges(self._order(round_id, now, rows), self._heats)
+        """Return the exchanges of a cohort that is dispatched `now`, rows (K,)."""
+        self._dispatched_in[rows] = round_id
+        return self._phases.exchanges(self._request(round_id, now, rows), self._heats)
 
-    def question(self, round_id: int, now: float, rows: Ints) -> Exchanges:
-        """Return what devices do that are asked `now` for the loss of the model, rows (K,)."""
-        order = self._order(round_id, now, rows, Purpose.QUESTION)
-        return self._questions.exchanges(order, self._heats)
+    def loss_query(self, round_id: int, now: float, rows: Ints) -> Exchanges:
+        """Return the loss queries of devices that are sent `now`, rows (K,)."""
+        request = self._request(round_id, now, rows, Purpose.LOSS_QUERY)
+        return self._query_phases.exchanges(request, self._heats)
 
-    def on_answers(
-        self, now: float, asked: Exchanges, rows: Ints, over_s: Floats, answered: Bools
+    def on_replies(
+        self, now: float, queries: Exchanges, rows: Ints, over_s: Floats, has_replied: Bools
     ) -> None:
-        """Learn rates from the model's way, heat up, and remember who has it."""
-        got_s = asked.signal_s / 2.0 + asked.download_s
-        self._learn(
-            self._down, rows, asked.bytes_down, asked.download_s, now + got_s, got_s <= over_s
+        """Update rates and heat, and record which devices have the model."""
+        pulled_s = queries.signal_s / 2.0 + queries.download_s
+        self._measure_rates(
+            self._down,
+            rows,
+            queries.bytes_down,
+            queries.download_s,
+            now + pulled_s,
+            pulled_s <= over_s,
         )
-        computed_s = got_s + asked.decode_s + asked.load_s + asked.evaluate_s
-        columns = (rows, got_s, np.minimum(computed_s, over_s))
-        for row, begun, over in zip(*(column.tolist() for column in columns), strict=True):
+        computed_s = pulled_s + queries.decode_s + queries.load_s + queries.evaluate_s
+        columns = (rows, pulled_s, np.minimum(computed_s, over_s))
+        for row, start_s, end_s in zip(*(column.tolist() for column in columns), strict=True):
             if row in self._heats:
-                self._heat_up(row, now, begun, over)
-        self._has_model[rows] = answered
+                self._heat_up(row, now, start_s, end_s)
+        self._has_model[rows] = has_replied
 
     def upload_s(self, exchange: ReplayedExchange, granted_s: float) -> float:
-        """Return the duration of an upload that is granted so long after the dispatch."""
+        """Return the duration of an upload that is granted `granted_s` after the dispatch."""
         row = np.array([exchange.row], dtype=np.int64)
-        order = self._order(exchange.round, exchange.started_s, row)
-        found_s = self._phases.upload_s(order, self._heats, granted_s)
-        return exchange.upload_s if found_s is None else found_s
+        request = self._request(exchange.round, exchange.started_s, row)
+        upload_s = self._phases.upload_s(request, self._heats, granted_s)
+        return exchange.upload_s if upload_s is None else upload_s
 
     def on_pulled(self, exchanges: Sequence[ReplayedExchange]) -> None:
-        """Learn the rates of downlinks."""
-        self._learn(
+        """Update the measured rates of downlinks."""
+        self._measure_rates(
             self._down,
             _rows(exchanges),
             np.array([x.bytes_down for x in exchanges], dtype=np.int64),
@@ -171,11 +179,11 @@ class ProfileWorld:
         )
 
     def on_over(self, exchanges: Sequence[ReplayedExchange]) -> None:
-        """Learn the rates of uplinks, and which devices drain, are warm, and have heated up."""
+        """Update the rates of uplinks, and which devices drain, are warm and have heated up."""
         drained = [x for x in exchanges if x.entry.state in DRAINING]
         self._draining.give_up(_rows(drained), _floats([x.started_s + x.over_s for x in drained]))
         done = [x for x in exchanges if x.is_done]
-        self._learn(
+        self._measure_rates(
             self._up,
             _rows(done),
             np.array([x.bytes_up for x in done], dtype=np.int64),
@@ -189,20 +197,20 @@ class ProfileWorld:
                 self._heat_up(x.row, x.started_s, x.pulled_s, min(x.computed_s, x.over_s))
 
     def on_version(self, rows: Ints, versions: Ints, version: int) -> None:
-        """Count versions: a device that holds the one before can take its changes."""
-        self._holds[rows] = versions
+        """Record the version that devices hold: a delta needs the previous one."""
+        self._held_version[rows] = versions
         self._version = version
         self._has_model[:] = False
 
     def to_state(self) -> dict[str, Any]:
-        """Return what the devices know of their links, how hot they are, and what they hold."""
+        """Return measured rates, heat, warm sessions, held versions and draining devices."""
         return {
             "down": self._down.to_state(),
             "up": self._up.to_state(),
             "heats": {str(row): [heat.now, heat.share] for row, heat in self._heats.items()},
             "is_warm": self._is_warm.tobytes(),
-            "asked_in": self._asked_in.tobytes(),
-            "holds": self._holds.tobytes(),
+            "asked_in": self._dispatched_in.tobytes(),
+            "holds": self._held_version.tobytes(),
             "version": self._version,
             "idle_at": self._draining.to_state(),
         }
@@ -214,32 +222,32 @@ class ProfileWorld:
         for row, (now, share) in state["heats"].items():
             self._heats[int(row)].now, self._heats[int(row)].share = now, share
         self._is_warm = np.frombuffer(state["is_warm"], dtype=np.bool_).copy()
-        self._asked_in = np.frombuffer(state["asked_in"], dtype=np.int64).copy()
-        self._holds = np.frombuffer(state["holds"], dtype=np.int64).copy()
+        self._dispatched_in = np.frombuffer(state["asked_in"], dtype=np.int64).copy()
+        self._held_version = np.frombuffer(state["holds"], dtype=np.int64).copy()
         self._version = state["version"]
         self._draining.load_state(state["idle_at"])
 
-    def _order(
+    def _request(
         self, round_id: int, now: float, rows: Ints, delays: Purpose = Purpose.DELAY
-    ) -> CohortWork:
-        """Return what a cohort is asked `now`, rows (K,)."""
-        jitters = bool(self._steady.jitter_s[rows].any())
-        factors, scores = luck(
+    ) -> CohortRequest:
+        """Return the requests to a cohort at `now`, rows (K,)."""
+        jitters = bool(self._means.jitter_s[rows].any())
+        noise_factors, delay_noise = cohort_noise(
             self._seed, round_id, rows, self._noise, jitters=jitters, delays=delays
         )
         has_model = self._has_model[rows]
-        return CohortWork(
+        return CohortRequest(
             now=now,
             rows=rows,
             is_cold=~(self._is_warm[rows] | has_model),
-            is_packed=self._sizes.is_packed(self._holds[rows], self._version),
+            is_packed=self._sizes.is_packed(self._held_version[rows], self._version),
             has_model=has_model,
             up_bps=self._up.bps()[rows],
-            luck=factors,
-            scores=scores,
+            noise_factors=noise_factors,
+            delay_noise=delay_noise,
         )
 
-    def _learn(
+    def _measure_rates(
         self,
         rates: MeasuredRates,
         rows: Ints,
@@ -248,102 +256,102 @@ class ProfileWorld:
         at: Floats,
         is_over: Bools,
     ) -> None:
-        """Learn rates from the transfers that are over, columns of shape (K,)."""
-        trip_s = 2.0 * self._steady.delay_s[rows[is_over]]
+        """Update rates with the transfers that are over, columns of shape (K,)."""
+        trip_s = 2.0 * self._means.delay_s[rows[is_over]]
         rates.on_transfers(rows[is_over], size[is_over], took_s[is_over], trip_s, at[is_over])
 
-    def _heard(self, now: float) -> tuple[Floats, Bools]:
-        """Return the age of each device's last context, and whether it is known to be there.
+    def _context_age_s(self, now: float) -> tuple[Floats, Bools]:
+        """Return the age of each device's last context, and whether the device is connected.
 
-        A context that begins where nothing passes does not count; one in time does, for 3 s.
+        A context during an outage is not received; a received one is valid for 3 s.
         """
-        periods = (now - self._told_at) / CONTEXT_PERIOD_S
+        periods = (now - self._first_context_s) / CONTEXT_PERIOD_S
         age_s: Floats = CONTEXT_PERIOD_S * (periods - np.floor(periods))
-        is_heard = np.ones(len(self), dtype=np.bool_)
-        if not self._tracks.can_be_cut:
-            return age_s, is_heard
-        is_cut = self._tracks.is_cut(np.maximum(now - age_s, 0.0))
-        while (waits := is_cut & (age_s <= CONTEXT_MAX_AGE_S)).any():
-            age_s = np.where(waits, age_s + CONTEXT_PERIOD_S, age_s)
-            is_cut = is_cut & self._tracks.is_cut(np.maximum(now - age_s, 0.0))
-        is_heard = ~is_cut & (age_s <= CONTEXT_MAX_AGE_S)
-        return age_s, is_heard & ~self._tracks.is_unplugged(np.full(len(self), now))
+        conditions = self._conditions
+        if not conditions.has_link_outages:
+            return age_s, np.ones(len(self), dtype=np.bool_)
+        is_lost = conditions.is_link_down(np.maximum(now - age_s, 0.0))
+        while (is_older := is_lost & (age_s <= CONTEXT_MAX_AGE_S)).any():
+            age_s = np.where(is_older, age_s + CONTEXT_PERIOD_S, age_s)
+            is_lost = is_lost & conditions.is_link_down(np.maximum(now - age_s, 0.0))
+        is_valid = ~is_lost & (age_s <= CONTEXT_MAX_AGE_S)
+        return age_s, is_valid & ~self._conditions.is_unplugged(np.full(len(self), now))
 
     def _mu(self, t: Floats) -> Floats:
-        """Return the free cores that agents have measured at their moments `t`, shape (N,).
+        """Return the free cores that agents measure at their instants `t`, shape (N,).
 
-        As `testbed.emulation.device.EmulatedSensors` has it: a little less is not noticed.
+        As with `testbed.emulation.device.EmulatedSensors`, an agent does not notice a small loss.
         """
-        if self._steady_mu is not None:
-            return self._steady_mu
-        steady, tracks = self._steady, self._tracks
-        usual = np.minimum(steady.threads, steady.cores - steady.busy_cores)
-        free = np.maximum(steady.cores - tracks.busy_cores.at(t), LEAST_FREE_CORES)
-        left = np.minimum(steady.threads, free)
+        if self._constant_mu is not None:
+            return self._constant_mu
+        means, conditions = self._means, self._conditions
+        usual = np.minimum(means.threads, means.cores - means.busy_cores)
+        free = np.maximum(means.cores - conditions.busy_cores.at(t), LEAST_FREE_CORES)
+        left = np.minimum(means.threads, free)
         cores = np.where(left < NOTICED_SHARE * usual, left, usual)
-        clock_ratio = tracks.clock_ratio.at(t) * self._heat_clock(t)
+        clock_ratio = conditions.clock_ratio.at(t) * self._heat_clock(t)
         mu: Floats = np.maximum(cores * clock_ratio, MIN_FREE_CORES)
-        if self._is_steady:
-            self._steady_mu = mu
+        if self._is_constant:
+            self._constant_mu = mu
         return mu
 
     def _expected_s(self, now: float) -> Floats:
-        """Return the exchange time of each device if all stays as it is now, seconds, (N,)."""
-        speed, lines_s = self._pace(now)
-        parts_s, (down_bits, _) = lines_s.copy(), self.transfer_bits
-        parts_s[0] *= down_bits / (8.0 * self._sizes.whole_bytes)
-        parts_s[1, self._is_warm | self._has_model] = 0.0
-        trip_s = 2.0 * self._steady.delay_s
-        parts_s[0] += waiting_s(down_bits, parts_s[0], trip_s)
-        parts_s[0, self._has_model] = 0.0
+        """Return the exchange times under the conditions of `now`, seconds, shape (N,)."""
+        speed, base_s = self._speed_and_phases(now)
+        phases_s, (down_bits, _) = base_s.copy(), self.transfer_bits
+        phases_s[0] *= down_bits / (8.0 * self._sizes.whole_bytes)
+        phases_s[1, self._is_warm | self._has_model] = 0.0
+        trip_s = 2.0 * self._means.delay_s
+        phases_s[0] += waiting_s(down_bits, phases_s[0], trip_s)
+        phases_s[0, self._has_model] = 0.0
         messages = MESSAGES - 2 * self._has_model
-        expected_s: Floats = parts_s.sum(axis=0) + messages * self._steady.delay_s
+        expected_s: Floats = phases_s.sum(axis=0) + messages * self._means.delay_s
         if self._work.decode_s or self._work.encode_s:
-            is_packed = self._sizes.is_packed(self._holds, self._version) & ~self._has_model
-            decode_s, encode_s = self._phases.packing_s(speed, is_packed)
+            is_packed = self._sizes.is_packed(self._held_version, self._version) & ~self._has_model
+            decode_s, encode_s = self._phases.coding_s(speed, is_packed)
             expected_s += decode_s + encode_s
         return expected_s
 
-    def _pace(self, now: float) -> tuple[Floats, Floats]:
-        """Return `speed` (N,) and `lines_s` (5, N) of all as things are, not to be changed.
+    def _speed_and_phases(self, now: float) -> tuple[Floats, Floats]:
+        """Return `speed` (N,) and `base_s` (5, N) at `now`; the caller must not change them.
 
-        The last line has what TCP waits for on the way up.
+        The upload includes the waiting of TCP.
         """
-        if self._steady_pace is not None:
-            return self._steady_pace
-        t, tracks, everybody = np.full(len(self), now), self._tracks, slice(None)
-        clock_ratio = tracks.clock_ratio.at(t) * self._heat_clock(t)
-        speed = self._phases.speed(everybody, tracks.busy_cores.at(t), clock_ratio)
-        lines_s = self._phases.lines_s(everybody, speed, *self._rates_bps(t))
-        up_bits, trip_s = 8.0 * self._sizes.up_bytes, 2.0 * self._steady.delay_s
-        lines_s[4] += waiting_s(up_bits, lines_s[4], trip_s)
-        if self._is_steady:
-            self._steady_pace = speed, lines_s
-        return speed, lines_s
+        if self._constant_phases is not None:
+            return self._constant_phases
+        t, conditions, all_devices = np.full(len(self), now), self._conditions, slice(None)
+        clock_ratio = conditions.clock_ratio.at(t) * self._heat_clock(t)
+        speed = self._phases.speed(all_devices, conditions.busy_cores.at(t), clock_ratio)
+        base_s = self._phases.base_s(all_devices, speed, *self._rates_bps(t))
+        up_bits, trip_s = 8.0 * self._sizes.up_bytes, 2.0 * self._means.delay_s
+        base_s[4] += waiting_s(up_bits, base_s[4], trip_s)
+        if self._is_constant:
+            self._constant_phases = speed, base_s
+        return speed, base_s
 
     def _rates_bps(self, t: Floats) -> tuple[Floats, Floats]:
-        """Return the rates at each device's own moment `t`; in a hole those of other times."""
-        down_bps, up_bps = self._tracks.down_bps.at(t), self._tracks.up_bps.at(t)
+        """Return the rates at each device's own instant `t`; during an outage the means."""
+        down_bps, up_bps = self._conditions.down_bps.at(t), self._conditions.up_bps.at(t)
         return (
-            np.where(down_bps > 0.0, down_bps, self._steady.down_bps),
-            np.where(up_bps > 0.0, up_bps, self._steady.up_bps),
+            np.where(down_bps > 0.0, down_bps, self._means.down_bps),
+            np.where(up_bps > 0.0, up_bps, self._means.up_bps),
         )
 
     def _first_rates(self, rows: Ints) -> tuple[MeasuredRates, MeasuredRates]:
-        """Return what all know of their links from the beginning: first down, then up.
+        """Return the rates measured by the first probes: down, then up.
 
-        Without an answer a rate is what the link has at its beginning, or usually.
+        Without a reply a device has the rate at the beginning of the run, or the mean rate.
         """
         down, down_at = self._probes.measure("down", rows, np.zeros(len(rows)))
         up, up_at = self._probes.measure("up", rows, down_at)
-        usual_down, usual_up = self._rates_bps(np.zeros(len(rows)))
+        initial_down, initial_up = self._rates_bps(np.zeros(len(rows)))
         return (
-            MeasuredRates(np.where(down > 0.0, down, usual_down), down_at),
-            MeasuredRates(np.where(up > 0.0, up, usual_up), up_at),
+            MeasuredRates(np.where(down > 0.0, down, initial_down), down_at),
+            MeasuredRates(np.where(up > 0.0, up, initial_up), up_at),
         )
 
     def _probe(self, now: float) -> None:
-        """Have measured again who has not for a minute, at the moments at which they did."""
+        """Probe the links without a measurement for `MAX_AGE_S`, each at its own instant."""
         directions: dict[Direction, MeasuredRates] = {"down": self._down, "up": self._up}
         for direction, rates in directions.items():
             rows = np.flatnonzero(rates.stale(now))
@@ -352,7 +360,7 @@ class ProfileWorld:
                 rates.on_probe(now, rows, *self._probes.measure(direction, rows, at))
 
     def _heat_clock(self, t: Floats) -> Floats:
-        """Return the clock that heat leaves each device at its own moment `t`, shape (N,)."""
+        """Return the clock ratio under heat, each at its own instant `t`, shape (N,)."""
         clock = np.ones(len(self))
         for row, heat in self._heats.items():
             cooled = replace(heat)
@@ -360,32 +368,32 @@ class ProfileWorld:
             clock[row] = cooled.clock_ratio
         return clock
 
-    def _heat_up(self, row: int, start: float, begun_s: float, over_s: float) -> None:
-        """Heat a device up by what it has computed from `begun_s` after `start` to `over_s`."""
-        if begun_s < over_s:
-            heat, steady = self._heats[row], self._steady
-            heat.advance(start + begun_s, 0.0)
-            heat.advance(start + over_s, float(steady.threads[row] / steady.cores[row]))
+    def _heat_up(self, row: int, dispatched: float, start_s: float, end_s: float) -> None:
+        """Heat a device up by computing from `start_s` to `end_s` after its dispatch."""
+        if start_s < end_s:
+            heat, means = self._heats[row], self._means
+            heat.advance(dispatched + start_s, 0.0)
+            heat.advance(dispatched + end_s, float(means.threads[row] / means.cores[row]))
 
 
 class Draining:
-    """Devices that were given up and may still be at work: they cannot be selected.
+    """Devices that were cancelled and may still be at work: they cannot be selected.
 
     A late, cancelled or lost device works on until it receives the cancellation. The live
     coordinator counts it as busy until a context reports it idle (`Device.is_draining`).
 
-        idle at = given up + delay of the cancellation + delay of the context
+        idle at = cancelled at + delay of the cancellation + delay of the context
 
     Args:
-        steady: Links that never change.
-        moving: Those that do.
+        means: Links of all devices, as means.
+        varying: Links that vary over time.
         give_up_s: Longest delay of a cancellation: by then a device has stopped by itself, because
             its own deadline has passed.
     """
 
-    def __init__(self, steady: Steady, moving: Moving, give_up_s: float) -> None:
-        self._delay_s, self._links, self._give_up_s = steady.delay_s, moving.links, give_up_s
-        self._idle_at: Floats = np.full(len(steady), -np.inf)
+    def __init__(self, means: MeanConditions, varying: VaryingConditions, give_up_s: float) -> None:
+        self._delay_s, self._links, self._give_up_s = means.delay_s, varying.links, give_up_s
+        self._idle_at: Floats = np.full(len(means), -np.inf)
         """When the coordinator knows that each is idle, seconds of the run, shape (N,)."""
 
     def give_up(self, rows: Ints, at: Floats) -> None:
@@ -393,28 +401,28 @@ class Draining:
         idle_at = at + 2.0 * self._delay_s[rows]
         for k, (row, moment) in enumerate(zip(rows.tolist(), at.tolist(), strict=True)):
             if row in self._links:
-                idle_at[k] = self._heard_at(row, moment)
+                idle_at[k] = self._reported_at(row, moment)
         self._idle_at[rows] = idle_at
 
     def is_idle(self, now: float) -> Bools:
         """Return which devices can be selected again, shape (N,)."""
-        idle: Bools = self._idle_at <= now + PAUSE_S
+        idle: Bools = self._idle_at <= now + BETWEEN_ROUNDS_S
         return idle
 
     def to_state(self) -> bytes:
-        """Return the instants, packed."""
+        """Return the instants as bytes."""
         return self._idle_at.tobytes()
 
     def load_state(self, state: bytes) -> None:
         """Take over what `to_state` returned."""
         self._idle_at = np.frombuffer(state).copy()
 
-    def _heard_at(self, row: int, at: float) -> float:
-        """Return when a device with outages is known to be idle."""
-        way = LinkIntegral(self._links[row], self._give_up_s)
-        told = min(way.carry(at, 0.0, "down"), at + self._give_up_s)
-        idle = told + way.delay_s(told)
-        return idle + way.delay_s(idle)
+    def _reported_at(self, row: int, at: float) -> float:
+        """Return when a device with outages has reported that it is idle."""
+        link = LinkIntegral(self._links[row], self._give_up_s)
+        cancelled = min(link.carry(at, 0.0, "down"), at + self._give_up_s)
+        idle = cancelled + link.delay_s(cancelled)
+        return idle + link.delay_s(idle)
 
 
 def _rows(exchanges: Sequence[ReplayedExchange]) -> Ints:

@@ -1,4 +1,4 @@
-"""What of a task decides how long its exchanges take: sizes on the wire, and work on the device."""
+"""Sizes on the wire and work on the device, which determine the exchange times of a task."""
 
 from dataclasses import dataclass
 
@@ -18,20 +18,20 @@ from fairbed.wire.tensors import Layout
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes of an exchange, and what they are coded in."""
+    """Bytes and codecs of an exchange."""
 
     whole_bytes: int
-    """A model that goes down as it is."""
+    """A model that is sent unpacked."""
     packed_bytes: int
-    """One that goes down packed."""
+    """A model that is sent packed."""
     codec_down: str
-    """Of a packed one; float32 packs none."""
+    """Codec of a packed model; float32 packs none."""
     is_delta: bool
-    """Only who holds the version before can use it."""
+    """Only a device that holds the previous version can decode a packed model."""
     up_bytes: int
     codec_up: str
     slots: int
-    """Updates that may be on their way at the same time (G)."""
+    """Updates that may be uploaded at the same time (G)."""
 
     @classmethod
     def of(cls, config: CoordinatorConfig, layout: Layout) -> "Sizes":
@@ -50,11 +50,11 @@ class Sizes:
         )
 
     def is_packed(self, holds: Ints, version: int) -> Bools:
-        """Return who gets a version packed, shape (N,).
+        """Return which devices receive a version packed, shape (N,).
 
         Args:
             holds: The version that each device pulled last, -1 for none, shape (N,).
-            version: That goes out, 0 for the first.
+            version: The version that is sent, 0 for the first.
         """
         if self.codec_down == "float32":
             return np.zeros(len(holds), dtype=np.bool_)
@@ -64,32 +64,32 @@ class Sizes:
         return packed
 
     def down_bytes(self, is_packed: Bools) -> Ints:
-        """Return the bytes of a model on its way down, shape (N,)."""
+        """Return the bytes of the model that each device downloads, shape (N,)."""
         size: Ints = np.where(is_packed, self.packed_bytes, self.whole_bytes).astype(np.int64)
         return size
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a round costs each device, seconds of one core of the reference machine, (N,)."""
+    """Work of a round, seconds of one core of the reference machine, columns of shape (N,)."""
 
     examples: Ints
     """n_k."""
     shard_bytes: Ints
-    """Of its data on the storage."""
+    """Size of the shard on the storage."""
     steps: Ints
     """Mini-batches of a round."""
     train_s: Floats
     evaluate_s: Floats
-    """0 where the rule does not ask for a loss."""
+    """0 if the aggregation rule needs no loss."""
     load_s: Floats
-    """Opening session and data, beside reading the storage."""
-    answer_s: Floats
-    """Finding the loss that a selection asks for; 0 where it asks for none."""
+    """Opening session and data, without reading the storage."""
+    query_s: Floats
+    """Evaluating the loss that a selection queries; 0 if it queries none."""
     decode_s: float
-    """Making a packed model whole, the same for every device."""
+    """Unpacking a model, the same for every device."""
     encode_s: float
-    """Making an update ready for the wire, likewise."""
+    """Encoding an update, the same for every device."""
 
     @classmethod
     def of(
@@ -105,19 +105,19 @@ class Work:
         """Return the work of a round, the same in every round.
 
         Args:
-            config: How devices train.
-            costs: Of a step.
+            config: Settings of training.
+            costs: Costs of a step.
             examples: n_k, shape (N,).
             shard_bytes: Shape (N,).
-            needs_loss: The rule asks for the loss of the model that is sent.
-            sample: What a selection has evaluated before; None is nothing.
+            needs_loss: Whether the aggregation rule needs the loss of the model that is sent.
+            sample: Examples that a loss query evaluates before a selection; None for no query.
         """
         training, n = config.training, len(examples)
         steps: Ints = training.epochs * -(-examples // training.batch_size)
         if training.max_steps is not None:
             steps = np.minimum(steps, training.max_steps)
-        evaluate_s = _look_s(costs, examples)
-        asked = np.minimum(examples, training.batch_size) if sample == "batch" else examples
+        evaluate_s = _forward_pass_s(costs, examples)
+        queried = np.minimum(examples, training.batch_size) if sample == "batch" else examples
         return cls(
             examples=examples,
             shard_bytes=shard_bytes,
@@ -125,13 +125,13 @@ class Work:
             train_s=passes_s(costs.train, examples, steps, training.batch_size),
             evaluate_s=evaluate_s if needs_loss else np.zeros(n),
             load_s=np.full(n, costs.load_s),
-            answer_s=np.zeros(n) if sample is None else _look_s(costs, asked),
+            query_s=np.zeros(n) if sample is None else _forward_pass_s(costs, queried),
             decode_s=costs.decode_s,
             encode_s=costs.encode_s,
         )
 
 
-def _look_s(costs: TaskCosts, examples: Ints) -> Floats:
-    """Return what one pass forward over so many examples costs, shape (N,)."""
-    looks: Ints = -(-examples // EVALUATION_BATCH)
-    return passes_s(costs.evaluate, examples, looks, EVALUATION_BATCH)
+def _forward_pass_s(costs: TaskCosts, examples: Ints) -> Floats:
+    """Return the cost of one forward pass over the examples, shape (N,)."""
+    steps: Ints = -(-examples // EVALUATION_BATCH)
+    return passes_s(costs.evaluate, examples, steps, EVALUATION_BATCH)

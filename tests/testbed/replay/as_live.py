@@ -40,7 +40,7 @@ class Story:
         self.models = [r.model_sha256 for r in rounds]
 
 
-class AskedStory:
+class QueryStory:
     """What was asked in each round, who was chosen, and the model after it."""
 
     def __init__(
@@ -126,7 +126,7 @@ def replayed(folder: Path, config: CoordinatorConfig, train_s: Sequence[float]) 
 
 def replayed_asking(
     folder: Path, config: CoordinatorConfig, train_s: Sequence[float]
-) -> AskedStory:
+) -> QueryStory:
     """Replay rounds that end their exchanges, and ask before each selection."""
     decisions = make_decisions(config)
     learning, world = a_learning(decisions, folder), a_world(train_s)
@@ -136,7 +136,7 @@ def replayed_asking(
         asks += played.queried.named(NAMES)
         chosen += [(played.choice.round, NAMES[row]) for row in played.choice.rows.tolist()]
         models.append(hash_of(learning.vector))
-    return AskedStory(asks, chosen, models)
+    return QueryStory(asks, chosen, models)
 
 
 def _records(columns: Columns[ExchangeRow]) -> list[ExchangeRow]:

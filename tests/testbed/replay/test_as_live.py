@@ -7,7 +7,7 @@ import pytest
 
 from fairbed.coordinator.policy.config import ExchangeConfig, RoundConfig, SelectionConfig
 from tests.coordinator.lab import EVERYBODY, NAMES, make_config
-from tests.testbed.replay.as_live import AskedStory, Story, played_live, replayed, replayed_asking
+from tests.testbed.replay.as_live import QueryStory, Story, played_live, replayed, replayed_asking
 
 pytestmark = [pytest.mark.anyio, pytest.mark.idle_time_skipped]
 
@@ -74,7 +74,7 @@ async def test_losses_that_are_asked_for_are_those_of_real_agents(
     place = await played_live(tmp_path / "live", config, (0.01, 0.01, 0.01))
     with place.reader() as reader:
         chosen = [(x.round, x.device) for x in reader.exchanges(0)]
-        live = AskedStory(
+        live = QueryStory(
             reader.loss_queries(), chosen, [row.model_sha256 for row in reader.rounds()]
         )
     virtual = replayed_asking(tmp_path / "replay", config, (0.01, 0.01, 0.01))

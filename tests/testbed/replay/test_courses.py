@@ -4,7 +4,7 @@ import numpy as np
 
 from fairbed.profiles.series import Series
 from fairbed.testbed.emulation.schedule import ROUNDING_S, OutageWindow, Schedule
-from fairbed.testbed.replay.world.columns import MovingNumbers, Outages
+from fairbed.testbed.replay.world.columns import Outages, VaryingColumn
 
 
 def test_columns_agree_with_the_series() -> None:
@@ -13,7 +13,7 @@ def test_columns_agree_with_the_series() -> None:
         row: Series.sampled(rng.random(int(n)).tolist(), float(step))
         for row, n, step in zip((1, 2, 4), (7, 1, 30), (0.5, 3.0, 0.1), strict=True)
     }
-    courses = MovingNumbers(np.arange(6.0), series)
+    courses = VaryingColumn(np.arange(6.0), series)
     for t in rng.uniform(0.0, 100.0, 200).tolist():
         at = courses.at(t)
         for row in range(6):
@@ -27,15 +27,15 @@ def test_columns_agree_with_the_series() -> None:
 
 
 def test_a_change_is_in_force_at_its_moment() -> None:
-    courses = MovingNumbers(np.zeros(2), {1: Series((0.0, 0.3), (1.0, 2.0), 0.9)})
+    courses = VaryingColumn(np.zeros(2), {1: Series((0.0, 0.3), (1.0, 2.0), 0.9)})
     assert courses.at(0.3).tolist() == [0.0, 2.0]
     assert courses.at(0.9 * 7 + 0.3).tolist() == [0.0, 2.0]
 
 
 def test_nothing_moves_where_nothing_is_said() -> None:
     column = np.arange(3.0)
-    courses = MovingNumbers(column, {})
-    assert not courses.moves
+    courses = VaryingColumn(column, {})
+    assert not courses.varies
     assert courses.at(5.0) is column
 
 
@@ -49,7 +49,7 @@ def test_outages_agree_with_the_timeline() -> None:
         [Schedule(outages=windows.get(i, ())) for i in (0, 1, 2)],
     )
     for t in np.arange(0.0, 7.0, 0.25):
-        now = [timeline.conditions(float(t)).outage for timeline in timelines]
+        now = [schedule.conditions(float(t)).outage for schedule in timelines]
         assert outages.at(np.full(3, t)).tolist() == [kind is not None for kind in now]
         unplugged = outages.at(np.full(3, t), unplugged_only=True).tolist()
         assert unplugged == [kind == "unplugged" for kind in now]

@@ -13,8 +13,8 @@ from fairbed.profiles.tracks import LinkTracks
 from fairbed.testbed.emulation.schedule import OutageWindow, Schedule
 from fairbed.testbed.experiment.file import Experiment
 from fairbed.testbed.replay.run import replay_experiment
-from fairbed.testbed.replay.world.columns import Moving, Steady
-from fairbed.testbed.replay.world.profile_world import PAUSE_S, Draining
+from fairbed.testbed.replay.world.columns import MeanConditions, VaryingConditions
+from fairbed.testbed.replay.world.profile_world import BETWEEN_ROUNDS_S, Draining
 from tests.testbed.replay.fleets import experiment, played
 from tests.testbed.replay.test_profile_replay import DEVICE
 
@@ -55,7 +55,7 @@ def test_who_was_cancelled_sits_out_the_selection_that_comes_before_its_word(
 
 
 def test_a_warm_device_stays_warm_that_is_cancelled_before_it_has_the_model(tmp_path: Path) -> None:
-    path = Path(profile(tmp_path, delay_s=0.4 * PAUSE_S))
+    path = Path(profile(tmp_path, delay_s=0.4 * BETWEEN_ROUNDS_S))
     path.write_text(path.read_text().replace("value = 400e3", "value = 4e3"))
     _, rounds = played(over_selected(str(path), noise=1.0, rounds=100))
     found = 0
@@ -67,7 +67,7 @@ def test_a_warm_device_stays_warm_that_is_cancelled_before_it_has_the_model(tmp_
 
 
 def test_on_a_quick_link_it_is_idle_before_a_coordinator_selects_again(tmp_path: Path) -> None:
-    path = profile(tmp_path, delay_s=0.4 * PAUSE_S)
+    path = profile(tmp_path, delay_s=0.4 * BETWEEN_ROUNDS_S)
     _, rounds = played(over_selected(path))
     assert all("cancelled" in one.outcome for one in rounds)
     assert all(one.scene.is_available.all() for one in rounds)
@@ -89,7 +89,7 @@ def test_who_missed_its_deadline_in_an_asynchronous_round_is_asked_when_its_word
     starts = sorted(x.dispatched_at_s for x in rows)
     assert [x.outcome for x in rows[:-1]] == ["late"] * (len(rows) - 1), "the last: the run is over"
     assert len(starts) > 2
-    assert (np.diff(starts) >= 3.0 + 2 * DELAY_S - PAUSE_S).all()
+    assert (np.diff(starts) >= 3.0 + 2 * DELAY_S - BETWEEN_ROUNDS_S).all()
 
 
 def draining(*holes: tuple[float, float]) -> Draining:
@@ -102,10 +102,10 @@ def draining(*holes: tuple[float, float]) -> Draining:
         loss_ratio=Series.constant(0.0),
     )
     windows = tuple(OutageWindow(start, end, "coverage") for start, end in holes)
-    columns = {name: np.ones(2) for name in Steady.__dataclass_fields__}
-    steady = Steady(**columns | {"delay_s": np.full(2, DELAY_S)})
-    timeline = Schedule(link=link, outages=windows)
-    return Draining(steady, Moving(links={1: timeline}), GIVE_UP_S)
+    columns = {name: np.ones(2) for name in MeanConditions.__dataclass_fields__}
+    means = MeanConditions(**columns | {"delay_s": np.full(2, DELAY_S)})
+    schedule = Schedule(link=link, outages=windows)
+    return Draining(means, VaryingConditions(links={1: schedule}), GIVE_UP_S)
 
 
 def test_everybody_is_idle_who_was_never_given_up() -> None:
@@ -116,20 +116,20 @@ def test_its_word_takes_two_ways() -> None:
     known = draining((90.0, 91.0))
     known.give_up(np.array([0, 1]), np.array([10.0, 11.0]))
     for at, idle in ((10.0, [False, False]), (10.061, [True, False]), (11.061, [True, True])):
-        assert known.is_idle(at - PAUSE_S).tolist() == idle
+        assert known.is_idle(at - BETWEEN_ROUNDS_S).tolist() == idle
 
 
 def test_a_cancellation_waits_where_nothing_passes() -> None:
     known = draining((9.0, 13.0))
     known.give_up(np.array([1]), np.array([10.0]))
-    assert not known.is_idle(13.0 + 2 * DELAY_S - PAUSE_S - 1e-6)[1]
-    assert known.is_idle(13.0 + 2 * DELAY_S - PAUSE_S + 1e-6)[1]
+    assert not known.is_idle(13.0 + 2 * DELAY_S - BETWEEN_ROUNDS_S - 1e-6)[1]
+    assert known.is_idle(13.0 + 2 * DELAY_S - BETWEEN_ROUNDS_S + 1e-6)[1]
 
 
 def test_a_device_that_no_word_reaches_ends_its_work_by_itself() -> None:
     known = draining((9.0, 1e6))
     known.give_up(np.array([1]), np.array([10.0]))
-    assert not known.is_idle(10.0 + GIVE_UP_S - PAUSE_S)[1]
+    assert not known.is_idle(10.0 + GIVE_UP_S - BETWEEN_ROUNDS_S)[1]
     assert known.is_idle(10.0 + GIVE_UP_S + 2 * DELAY_S)[1]
 
 

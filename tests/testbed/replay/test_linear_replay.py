@@ -24,7 +24,7 @@ from fairbed.testbed.experiment.file import (
 )
 from fairbed.testbed.replay.engine.engine import ReplayedRound, ReplayEngine
 from fairbed.testbed.replay.run import replay_experiment
-from fairbed.testbed.replay.setup import cast_of
+from fairbed.testbed.replay.setup import linear_fleet_of
 from fairbed.testbed.replay.world.linear import LinearLaw, LinearWorld
 
 PAPER = Path(__file__).parents[3] / "examples" / "rbcs-f-paper.toml"
@@ -35,7 +35,7 @@ LAW = LinearLaw(
 
 def played(*settings: str, seed: int = 0, rounds: int | None = None) -> list[ReplayedRound]:
     experiment = load_experiment(PAPER, settings, seed)
-    world = LinearWorld(cast_of(experiment).laws, experiment.replay.update_bits, seed)
+    world = LinearWorld(linear_fleet_of(experiment).laws, experiment.replay.update_bits, seed)
     decisions = make_decisions(experiment.coordinator())
     return list(ReplayEngine(decisions, world).play(rounds or experiment.rounds))
 
@@ -121,7 +121,7 @@ def test_the_bits_are_those_that_they_always_were(
 
 def test_the_queue_invariant_is_exact() -> None:
     experiment = load_experiment(PAPER)
-    world = LinearWorld(cast_of(experiment).laws, experiment.replay.update_bits, 0)
+    world = LinearWorld(linear_fleet_of(experiment).laws, experiment.replay.update_bits, 0)
     decisions, counts = make_decisions(experiment.coordinator()), np.zeros(len(world), np.int64)
     for t, one in enumerate(ReplayEngine(decisions, world).play(200), 1):
         counts[one.choice.rows] += 1
@@ -214,7 +214,7 @@ def test_a_linear_fleet_is_not_emulated_and_stands_alone(
         FleetConfig(profile="raspberry-pi-4b", count=4),
     )
     with pytest.raises(ExperimentError, match="for all groups or for none"):
-        cast_of(Experiment(name="x", fleet=mixed))
+        linear_fleet_of(Experiment(name="x", fleet=mixed))
     assert not (tmp_path / "b").exists()
 
 
@@ -235,4 +235,4 @@ def test_a_linear_fleet_with_a_mistake_is_refused(fleet: dict[str, object], word
 def test_two_groups_of_one_name_are_refused() -> None:
     group = FleetConfig(model="linear", theta=(1.0, 1.0, 1.0), name="a", count=5)
     with pytest.raises(ExperimentError, match="names must differ"):
-        cast_of(Experiment(name="x", fleet=(group, group)))
+        linear_fleet_of(Experiment(name="x", fleet=(group, group)))

@@ -6,7 +6,7 @@ import pytest
 from fairbed.profiles.series import Series
 from fairbed.profiles.tracks import LinkTracks
 from fairbed.testbed.emulation.schedule import OutageWindow, Schedule
-from fairbed.testbed.replay.world.columns import Moving, Steady
+from fairbed.testbed.replay.world.columns import MeanConditions, VaryingConditions
 from fairbed.testbed.replay.world.measured_rates import GIVE_UP_S, Probes
 
 BITS = 8.0 * 65_536
@@ -17,11 +17,11 @@ def probes(up_bps: float, *outages: OutageWindow) -> Probes:
     """Return those of a link that never moves, and of one that is the same but for outages."""
     down, none = Series.constant(20e6), Series.constant(0.0)
     tracks = LinkTracks(down, Series.constant(up_bps), Series.constant(0.05), none, none)
-    columns = {name: np.ones(2) for name in Steady.__dataclass_fields__}
+    columns = {name: np.ones(2) for name in MeanConditions.__dataclass_fields__}
     columns |= {"down_bps": np.full(2, 20e6), "up_bps": np.full(2, up_bps)}
     columns |= {"delay_s": np.full(2, 0.05)}
     links = {1: Schedule(link=tracks, outages=outages)}
-    return Probes(Steady(**columns), Moving(links=links))
+    return Probes(MeanConditions(**columns), VaryingConditions(links=links))
 
 
 def test_a_probe_finds_less_than_a_fast_link_has() -> None:

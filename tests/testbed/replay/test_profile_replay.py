@@ -23,8 +23,8 @@ from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.replay.engine.engine import column
 from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.setup import setup_of
-from fairbed.testbed.replay.world.columns import columns_of, timelines
-from fairbed.testbed.replay.world.phases import CohortWork, PhaseModel, luck
+from fairbed.testbed.replay.world.columns import columns_of, link_and_speed_schedules
+from fairbed.testbed.replay.world.phases import CohortRequest, PhaseModel, cohort_noise
 from fairbed.testbed.replay.world.work import Sizes, Work
 from tests.testbed.replay.fleets import COSTS, EXAMPLES, QUICKSTART, experiment, played
 
@@ -115,11 +115,11 @@ def test_codecs_shrink_what_travels(device: str) -> None:
 def test_walking_an_unchanging_device_gives_the_closed_form() -> None:
     """Each way of reckoning is checked by the other."""
     devices = plan_fleet(load_experiment(QUICKSTART, ["emulation.host_core_speed=1.0"]), {})
-    steady, moving = columns_of(devices)
-    assert not moving.links
-    both = [timelines(device) for device in devices]
+    means, varying = columns_of(devices)
+    assert not varying.links
+    both = [link_and_speed_schedules(device) for device in devices]
     walking = replace(
-        moving,
+        varying,
         links={row: link for row, (link, _) in enumerate(both)},
         speeds={row: speed for row, (_, speed) in enumerate(both)},
     )
@@ -133,25 +133,25 @@ def test_walking_an_unchanging_device_gives_the_closed_form() -> None:
         np.full(n, 9_999),
         needs_loss=True,
     )
-    factors, scores = luck(7, 3, np.arange(n), noise=0.3)
-    order = CohortWork(
+    noise_factors, delay_noise = cohort_noise(7, 3, np.arange(n), noise=0.3)
+    request = CohortRequest(
         now=100.0,
         rows=np.arange(n),
         is_cold=np.arange(n) % 2 == 0,
         is_packed=np.arange(n) % 4 < 2,
         has_model=np.arange(n) % 3 == 0,
-        up_bps=steady.up_bps,
-        luck=factors,
-        scores=scores,
+        up_bps=means.up_bps,
+        noise_factors=noise_factors,
+        delay_noise=delay_noise,
     )
     sizes = Sizes.of(config, layout)
-    models = [PhaseModel(steady, one, sizes, work, 1e3) for one in (moving, walking)]
-    closed, walked = (model.exchanges(order, {}) for model in models)
+    models = [PhaseModel(means, one, sizes, work, 1e3) for one in (varying, walking)]
+    closed, walked = (model.exchanges(request, {}) for model in models)
     for phase in ("signal", "download", "decode", "load", "evaluate", "train", "encode", "upload"):
         name = f"{phase}_s"
         assert getattr(closed, name).any()
         np.testing.assert_allclose(getattr(walked, name), getattr(closed, name), rtol=1e-9)
-    assert models[1].upload_s(order, {}, 99.0) == pytest.approx(closed.upload_s[0])
+    assert models[1].upload_s(request, {}, 99.0) == pytest.approx(closed.upload_s[0])
 
 
 def test_an_outage_is_waited_for_and_keeps_a_device_from_being_chosen(device: str) -> None:

@@ -156,7 +156,7 @@ def test_nobody_is_there_to_be_asked(tmp_path: Path) -> None:
 class Diverged:
     """A model whose loss is infinite on the data of one device."""
 
-    def asked(self, round_id: int, rows: Ints, examples: int | None) -> Floats:
+    def queried_losses(self, round_id: int, rows: Ints, examples: int | None) -> Floats:
         return np.where(rows == 2, np.inf, 1.5)
 
 
@@ -168,7 +168,7 @@ def test_a_device_whose_loss_is_no_number_cannot_answer() -> None:
     assert queried is not None
     assert [row.outcome for row in queried.rows] == ["answered", "answered", "failed", "answered"]
     assert queried.rows[2].reason == NO_LOSS
-    assert np.isnan(queried.answers.loss).tolist() == [False, False, True, False]
+    assert np.isnan(queried.losses.loss).tolist() == [False, False, True, False]
 
 
 @pytest.mark.parametrize("group", [{"profile": "raspberry-pi-4b", "count": 4}, seconds(1.0, 4)])

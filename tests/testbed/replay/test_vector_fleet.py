@@ -27,7 +27,7 @@ from fairbed.testbed.replay.engine.engine import ReplayedRound
 from fairbed.testbed.replay.run import replay_experiment
 from fairbed.testbed.replay.setup import setup_of
 from fairbed.testbed.replay.vector_fleet import vector_fleet_of
-from fairbed.testbed.replay.world.columns import Steady, columns_of
+from fairbed.testbed.replay.world.columns import MeanConditions, columns_of
 
 MILLION = Path(__file__).parents[3] / "examples" / "million-phones.toml"
 SMALL = ["fleet.0.count=12000", "selection.per_round=40", "rounds=4"]
@@ -42,20 +42,20 @@ def phones(count: int, *, seed: int = 5, **others: object) -> Experiment:
 @pytest.mark.parametrize("link", [None, "lte-steady"])
 def test_its_devices_are_those_that_a_run_would_emulate(link: str | None) -> None:
     experiment = phones(200, link=link)
-    steady, _ = columns_of(plan_fleet(experiment, {}))
+    means, _ = columns_of(plan_fleet(experiment, {}))
     crowd = vector_fleet_of(experiment)
     assert list(crowd.names) == [device.spec.name for device in plan_fleet(experiment, {})]
-    for column in fields(Steady):
-        found, expected = getattr(crowd.steady, column.name), getattr(steady, column.name)
+    for column in fields(MeanConditions):
+        found, expected = getattr(crowd.means, column.name), getattr(means, column.name)
         np.testing.assert_allclose(found, expected, rtol=1e-12, err_msg=column.name)
 
 
 def test_devices_are_there_as_often_as_those_drawn_one_by_one() -> None:
     experiment = phones(400)
     drawn = [device.tracks.available for device in plan_fleet(experiment, {})]
-    stays = vector_fleet_of(experiment).stays
+    availability = vector_fleet_of(experiment).availability
     instants = np.linspace(0.0, DAY_S, 240, endpoint=False)
-    there = np.array([stays.at(float(t)) for t in instants])
+    there = np.array([availability.at(float(t)) for t in instants])
     one_by_one = np.array([[series.at(float(t)) for series in drawn] for t in instants])
     np.testing.assert_allclose(there.mean(axis=0), one_by_one.mean(axis=0), atol=0.01)
     assert abs(there.mean(axis=1) - one_by_one.mean(axis=1)).max() < 0.1
@@ -64,12 +64,14 @@ def test_devices_are_there_as_often_as_those_drawn_one_by_one() -> None:
 
 def test_a_seed_of_its_own_says_when_devices_come() -> None:
     one, again, other = (vector_fleet_of(phones(50, seed=seed)) for seed in (1, 1, 2))
-    assert one.stays.phase.tolist() == again.stays.phase.tolist() != other.stays.phase.tolist()
     assert (
-        one.steady.up_bps.tolist() == again.steady.up_bps.tolist() != other.steady.up_bps.tolist()
+        one.availability.phase.tolist()
+        == again.availability.phase.tolist()
+        != other.availability.phase.tolist()
     )
-    everywhere = vector_fleet_of(phones(50, always_available=True)).stays
-    assert not everywhere.moves
+    assert one.means.up_bps.tolist() == again.means.up_bps.tolist() != other.means.up_bps.tolist()
+    everywhere = vector_fleet_of(phones(50, always_available=True)).availability
+    assert not everywhere.varies
     assert everywhere.at(1234.5).all()
 
 

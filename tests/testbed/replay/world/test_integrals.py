@@ -107,22 +107,22 @@ def test_what_never_passes_takes_for_ever() -> None:
 @pytest.mark.parametrize("start", [0.0, 0.7, 2.2, 3.3, 5.9])
 @pytest.mark.parametrize("megabits", [0.1, 3.0, 25.0])
 def test_a_line_of_the_emulation_takes_as_long(start: float, megabits: float) -> None:
-    timeline = link()
-    now = timeline.conditions(start)
+    schedule = link()
+    now = schedule.conditions(start)
 
     def rate(t: float) -> float:
-        conditions = timeline.conditions(t)
+        conditions = schedule.conditions(t)
         assert conditions.shape is not None
         return (conditions.shape.down_bps or 0.0) if conditions.outage is None else 0.0
 
     line = LinkDirection(rate(start), 0.0, free_at=start)
     piece = line.send(start, int(megabits * 1e6 / 8))
     t = start
-    while piece.left_at == inf or piece.left_at > (timeline.next_change(t) or inf):
-        t = timeline.next_change(t) or inf
+    while piece.left_at == inf or piece.left_at > (schedule.next_change(t) or inf):
+        t = schedule.next_change(t) or inf
         line.change(t, rate(t), 0.0)
     assert now.shape is not None
-    assert LinkIntegral(timeline, 1e3).carry(start, megabits * 1e6, "down") == pytest.approx(
+    assert LinkIntegral(schedule, 1e3).carry(start, megabits * 1e6, "down") == pytest.approx(
         piece.left_at
     )
 
@@ -137,10 +137,10 @@ def test_work_takes_the_integral_of_the_speed() -> None:
 
 
 def test_heat_slows_work_down_as_the_emulation_does() -> None:
-    timeline = processor()
+    schedule = processor()
     heat = Heat(THERMAL)
-    pace = ComputeIntegral(timeline, heat, 0.5, 1e5)
-    course = ScheduleFollower(timeline, THERMAL, cores=2, threads=1)
+    pace = ComputeIntegral(schedule, heat, 0.5, 1e5)
+    course = ScheduleFollower(schedule, THERMAL, cores=2, threads=1)
     # The course of the emulation, on which the device computes without a pause.
     t, done, speed = 0.0, 0.0, 0.5
     course.update_heat(0.0, 0.0)
