@@ -9,7 +9,7 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Vector
 from fairbed.coordinator.policy.config import ExchangeConfig
 from fairbed.coordinator.state.registry import Device
-from fairbed.wire.codecs import Codec, Int8Blocks, codec_named, pack, packed_bytes, unpack
+from fairbed.wire.codecs import Codec, codec_named, pack, packed_bytes, unpack
 from fairbed.wire.messages import Capabilities, Coding, Manifest, Offer, Packed, Train
 from fairbed.wire.tensors import Layout
 
@@ -34,7 +34,17 @@ class CodecAgreement:
     @property
     def down(self) -> Codec | None:
         """Codec of a model version, or of its difference to the last one; None is float32."""
-        return Int8Blocks() if self.config.down == "delta" else codec_named(self.config.down)
+        return codec_named("int8" if self.config.down == "delta" else self.config.down)
+
+    def packed(self, blob: Manifest, previous: Manifest | None) -> Packed:
+        """Describe an encoded version; `previous` is the version that a difference builds on."""
+        down = self.config.down
+        assert down != "float32", "a float32 version is not encoded"
+        if down != "delta":
+            return Packed(manifest=blob, codec=down)
+        return Packed(
+            manifest=blob, codec="int8", base=None if previous is None else previous.sha256
+        )
 
     @property
     def up(self) -> Codec | None:

@@ -122,7 +122,7 @@ class ModelVersions:
         await self.retire_all_but(pulled)
         self._manifest, self._packed = manifest, None
         if encoded is not None:
-            self._packed = self._describe(encoded.manifest, old)
+            self._packed = self._agreement.packed(encoded.manifest, old)
             self._kept.discard(encoded.manifest.id)
             await self._public.publish(encoded.manifest, encoded.blob)
         await self._public.publish(manifest, data)
@@ -158,11 +158,6 @@ class ModelVersions:
         last = None if self._packed is None else self._packed.manifest
         manifest = manifest_of(blob, "model", self._chunk_bytes(len(blob), last))
         return _Encoded(blob, decoded, manifest, self._event_log.now() - started)
-
-    def _describe(self, blob: Manifest, old: Manifest | None) -> Packed:
-        base = old.sha256 if old is not None and self._agreement.config.down == "delta" else None
-        is_half = self._agreement.config.down == "float16"
-        return Packed(manifest=blob, codec="float16" if is_half else "int8", base=base)
 
     def _chunk_bytes(self, size_bytes: int, last: Manifest | None) -> int:
         rate_bps = self._registry.slowest_bps()

@@ -125,11 +125,7 @@ def _codec_sample(spec: TaskSpec, exchange: ExchangeConfig) -> _CodecSample:
     if codec is not None:
         is_delta = exchange.down == "delta"
         blob, model = encoded_version(codec, layout, model, base if is_delta else None, rng)
-        packed = Packed(
-            manifest=manifest_of(blob, "model", _CHUNK_BYTES),
-            codec="float16" if exchange.down == "float16" else "int8",
-            base=_manifest(base).sha256 if is_delta else None,
-        )
+        packed = agreement.packed(manifest_of(blob, "model", _CHUNK_BYTES), _manifest(base))
     train = Train(
         round=1,
         model=_manifest(model),
