@@ -1,1 +1,1 @@
-"""What crosses the network between a coordinator and a device, and nothing else."""
+"""The protocol between coordinator and devices: messages, encodings, transfers and transports."""

@@ -1,8 +1,8 @@
-"""What a device needs to train a model it has never seen: two graphs and their description.
+"""The artifact of a task: two ONNX graphs and their description, all that a device needs to train.
 
 `train` computes the loss and its gradient, `evaluate` the summed loss and the number of correct
-answers; both are ONNX graphs whose parameters are inputs, so the graphs are a few kB and the
-model travels apart as one flat vector.
+answers. Parameters are inputs of both graphs: a graph is a few kB, and the model is sent separately
+as one flat vector.
 
     train:    inputs `p.<name>`.. `b.<name>`.. x y w    outputs loss, `g.<name>`.., `nb.<name>`..
     evaluate: inputs `p.<name>`.. `b.<name>`.. x y      outputs loss_sum, correct_sum
@@ -24,7 +24,7 @@ Magnitude = Annotated[float, Meta(ge=0.0, le=1e12)]
 
 
 class SelfCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a right engine computes on a seeded batch, so a device can test its own build.
+    """Expected results of a correct engine on a seeded batch; a device verifies its engine.
 
     Inputs: `rng = np.random.Generator(np.random.PCG64(seed))`; the vector is
     `0.1 * rng.standard_normal(n_values)` (buffers: their absolute value plus 0.5); x is
@@ -41,30 +41,32 @@ class SelfCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class TaskSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model without its parameters."""
+    """Description of a model, without its parameters."""
 
     format: Literal[1] = 1
     name: Text
     """Model and shape, such as `cnn-1x8x8-10`."""
     model: Text
-    """The name in the experiment file: softmax, mlp, cnn, ..."""
+    """Name of the model in the experiment file: softmax, mlp, cnn, ..."""
     layout: Layout
     x_shape: Shape
     """Shape of one example."""
     x_dtype: Literal["float32", "int64"] = "float32"
     x_classes: Annotated[int, Meta(ge=0, le=1 << 31)] = 0
-    """Vocabulary size for integer x; 0 for any other."""
+    """Vocabulary size for integer x; 0 otherwise."""
     classes: Annotated[int, Meta(ge=1, le=1 << 31)]
     opset: Annotated[int, Meta(ge=1, le=1000)]
     selfcheck: SelfCheck
 
     def __post_init__(self) -> None:
         if (self.x_classes > 0) != (self.x_dtype == "int64"):
-            raise ValueError(f"x_classes must be given exactly for int64 x, got {self.x_classes}")
+            raise ValueError(
+                f"x_classes must be positive for int64 x and 0 otherwise, got {self.x_classes}"
+            )
 
 
 class Artifact(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A task as it travels."""
+    """A task as it is sent to devices."""
 
     spec: TaskSpec
     train: bytes
@@ -77,7 +79,7 @@ _DECODER = msgspec.msgpack.Decoder(Artifact)
 
 
 def encode_artifact(artifact: Artifact) -> bytes:
-    """Return the blob of a task."""
+    """Return the bytes of a task."""
     return msgspec.msgpack.encode(artifact)
 
 
@@ -85,6 +87,6 @@ def decode_artifact(blob: Buffer) -> Artifact:
     """Return the task in `blob`.
 
     Raises:
-        DecodeError: It is not a task, or one of another format.
+        DecodeError: The bytes are not a task, or are of another format.
     """
     return unpack(_DECODER, blob, "task")

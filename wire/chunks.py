@@ -1,8 +1,8 @@
-"""Blobs on the wire: how one is cut into chunks, and how one chunk looks.
+"""Blobs on the wire: their division into chunks, and the format of a chunk.
 
     magic "FB" | version u8 | 0 u8 | blob id 16 bytes | index u32 | crc32 u32 | payload
 
-All integers are big-endian; the crc32 is that of all other bytes, header first.
+All integers are big-endian; the crc32 covers all other bytes, header first.
 """
 
 import hashlib
@@ -31,13 +31,13 @@ SLOW_CHUNK_BYTES = 32 * 1024
 DEFAULT_CHUNK_BYTES = 256 * 1024
 
 RETAINED_CHUNK_BYTES = 480 * 1024
-"""Of a public blob at most: NATS 2.15 loses larger retained messages under twenty readers."""
+"""Largest chunk of a public blob: NATS 2.15 loses larger retained messages with twenty readers."""
 
 CHUNK_TIME_S = 0.5
-"""A chunk should not take a slow link longer than this; a window of four then takes 2 s."""
+"""Longest time of a chunk on a slow link; a window of four then takes 2 s."""
 
 FAST_CHUNK_TIME_S = 0.05
-"""Above the default size a chunk must be this short: control messages wait behind a window."""
+"""Longest time of a chunk above the default size: control messages wait behind a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def decode_chunk(frame: Buffer) -> Chunk:
     if not HEADER_BYTES < len(frame) <= HEADER_BYTES + MAX_CHUNK_BYTES:
         raise DecodeError(
             f"chunk: must hold 1 to {MAX_CHUNK_BYTES} bytes after a header of {HEADER_BYTES}, "
-            f"got {len(frame)} in all"
+            f"got {len(frame)} in total"
         )
     magic, version, flags, blob, index = _HEADER.unpack_from(frame)
     if magic != _MAGIC:
@@ -92,10 +92,10 @@ def decode_chunk(frame: Buffer) -> Chunk:
 def manifest_of(
     data: bytes | memoryview, kind: BlobKind, chunk_bytes: int = DEFAULT_CHUNK_BYTES
 ) -> Manifest:
-    """Return the manifest of a blob to download; its id is the head of its sha256.
+    """Return the manifest of a blob to download; its id is the first 16 bytes of its sha256.
 
     Raises:
-        EncodeError: The blob is empty or too large, or the chunks are.
+        EncodeError: The size of the blob or of its chunks is out of range.
     """
     if not 0 < len(data) <= MAX_VECTOR_BYTES:
         raise EncodeError(f"{kind}: must hold 1 to {MAX_VECTOR_BYTES} bytes, got {len(data)}")
@@ -119,13 +119,14 @@ def suitable_chunk_bytes(
 ) -> int:
     """Return the chunk size of a blob on a link: 32 to 256 KiB, up to 960 KiB on a fast one.
 
-    A slow link keeps its window short and its resends cheap. A fast one saves processor time,
-    which is spent by the chunk, as long as the blob still makes two (docs/exchange.md).
+    Small chunks keep the window of a slow link short and its resends cheap. Large chunks save
+    processor time on a fast link, which each chunk costs; a blob still has at least two
+    (docs/exchange.md).
 
     Args:
-        rate_bps: What the link was measured to carry, bit/s; None is unknown, and takes 256 KiB.
-        size_bytes: Of the blob.
-        limit_bytes: Largest chunk that the broker takes.
+        rate_bps: Measured rate of the link, bit/s; None is unknown and gives 256 KiB.
+        size_bytes: Size of the blob.
+        limit_bytes: Largest chunk that the broker accepts.
     """
     if rate_bps is None:
         return min(DEFAULT_CHUNK_BYTES, limit_bytes)
@@ -136,10 +137,10 @@ def suitable_chunk_bytes(
     return int(min(max(slow, fast), limit_bytes)) // 1024 * 1024
 
 
-def settled_chunk_bytes(last_bytes: int | None, suitable_bytes: int) -> int:
-    """Return the chunk size of the next blob of a kind: the last one's, within a factor of two.
+def stable_chunk_bytes(last_bytes: int | None, suitable_bytes: int) -> int:
+    """Return the chunk size of the next blob of a kind: the last size, within a factor of two.
 
-    A broker's heap keeps the holes that chunks of another size leave (docs/exchange.md).
+    A change of the chunk size fragments the heap of a broker (docs/exchange.md).
     """
     if last_bytes is not None and last_bytes / 2 <= suitable_bytes <= last_bytes * 2:
         return last_bytes
@@ -147,7 +148,7 @@ def settled_chunk_bytes(last_bytes: int | None, suitable_bytes: int) -> int:
 
 
 def chunk_slice(manifest: Manifest, index: int) -> slice:
-    """Return where chunk `index` lies in the blob.
+    """Return the range of chunk `index` in the blob.
 
     Raises:
         DecodeError: The blob has no such chunk.

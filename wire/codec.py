@@ -1,6 +1,6 @@
-"""Messages to bytes and back: one version byte, then msgpack.
+"""Encoding and decoding of messages: one version byte, then msgpack.
 
-Whatever is wrong with the bytes of a peer becomes one `DecodeError` with one line.
+Every fault in received bytes becomes one `DecodeError` with a message of one line.
 """
 
 from typing import TypeAlias, TypeVar
@@ -22,10 +22,10 @@ T = TypeVar("T")
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 MAX_MESSAGE_BYTES = 1_000_000
-"""No message is larger than the default payload limit of the strictest broker."""
+"""Largest message: the smallest default payload limit among brokers."""
 
 _MAX_REASON = 200
-"""Characters of a decoding error: what a peer sent must not flood a log."""
+"""Characters of a decoding error: received bytes must not flood a log."""
 
 _ENCODER = msgspec.msgpack.Encoder()
 _FROM_DEVICE: msgspec.msgpack.Decoder[FromDevice] = msgspec.msgpack.Decoder(FromDevice)
@@ -39,7 +39,7 @@ def encode(message: Message) -> bytes:
     """Return the bytes of `message`.
 
     Raises:
-        EncodeError: It cannot be written, or the result would be larger than any broker takes.
+        EncodeError: The message cannot be encoded, or is larger than `MAX_MESSAGE_BYTES`.
     """
     try:
         body = bytes([PROTOCOL_VERSION]) + _ENCODER.encode(message)
@@ -81,7 +81,7 @@ def decode_intent(payload: Buffer) -> Intent:
 
 
 def decode_command(payload: Buffer) -> OperatorCommand:
-    """Return the order that a person sent to a run.
+    """Return the command that an operator sent to a run.
 
     Raises:
         DecodeError: The bytes are not a valid command.
@@ -90,7 +90,7 @@ def decode_command(payload: Buffer) -> OperatorCommand:
 
 
 def decode(payload: Buffer) -> AnyMessage:
-    """Return any message (for tools and tests; peers use the narrower ones).
+    """Return any message (for tools and tests; peers use the narrower functions).
 
     Raises:
         DecodeError: The bytes are not a valid message.
@@ -99,10 +99,10 @@ def decode(payload: Buffer) -> AnyMessage:
 
 
 def unpack(decoder: msgspec.msgpack.Decoder[T], data: Buffer, what: str) -> T:
-    """Return the value in `data`; `what` names it in errors.
+    """Return the decoded value; `what` names it in errors.
 
     Raises:
-        DecodeError: The bytes are not a valid one; the reason is one short printable line.
+        DecodeError: The bytes are not valid; the reason is one short printable line.
     """
     try:
         return decoder.decode(data)
@@ -112,15 +112,15 @@ def unpack(decoder: msgspec.msgpack.Decoder[T], data: Buffer, what: str) -> T:
 
 
 def check_version(version: int, what: str) -> None:
-    """Refuse bytes of another protocol version; `what` names them in the error.
+    """Check the protocol version of received bytes; `what` names them in the error.
 
     Raises:
-        VersionError: The peer speaks an older or a newer version.
+        VersionError: The peer uses an older or a newer version.
     """
     if version != PROTOCOL_VERSION:
         side = "this side" if version > PROTOCOL_VERSION else "the sender"
         raise VersionError(
-            f"{what}: must speak protocol {PROTOCOL_VERSION}, got {version}; "
+            f"{what}: must be of protocol {PROTOCOL_VERSION}, got {version}; "
             f"update fairbed on {side}"
         )
 

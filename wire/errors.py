@@ -1,12 +1,12 @@
-"""Errors of the wire, sorted by who is to blame.
+"""Errors of the wire, by their cause: this side, the peer, or the link.
 
 WireError
-├── EncodeError        ours: this side tried to send something it must not
-├── DecodeError        theirs: the peer sent something that breaks the protocol
-│   └── VersionError   theirs: the peer speaks another protocol version
-└── TransportError     nobody's: the link failed
-    ├── Disconnected   the link went down while we were using it
-    └── Refused        the broker answered and said no (credentials, protocol)
+├── EncodeError        this side: a message or blob breaks the protocol
+├── DecodeError        the peer: received bytes break the protocol
+│   └── VersionError   the peer: another protocol version
+└── TransportError     the link
+    ├── Disconnected   the link went down during an operation
+    └── Refused        the broker refused the connection or subscription (credentials, protocol)
 """
 
 
@@ -23,7 +23,7 @@ class DecodeError(WireError):
 
 
 class VersionError(DecodeError):
-    """The peer speaks a protocol version that this side does not."""
+    """The peer uses another protocol version."""
 
 
 class TransportError(WireError):
@@ -31,8 +31,8 @@ class TransportError(WireError):
 
 
 class Disconnected(TransportError):
-    """The link went down, or was down, while an operation needed it."""
+    """The link was down, or went down during an operation."""
 
 
 class Refused(TransportError):
-    """The broker answered and refused us, so trying again will not help."""
+    """The broker refused this client; a retry will not succeed."""

@@ -1,14 +1,14 @@
-"""Every message between a coordinator and a device, and the rules their fields obey.
+"""All messages between coordinator and devices, and the rules for their fields.
 
-A message is decoded valid or not at all: msgspec checks types and bounds, and `__post_init__`
-checks what a bound cannot express, on both sides. Messages carry no arrays; those travel as chunks
-(`wire.chunks`, `wire.transfer`) that a `Manifest` announces.
+An invalid message is never decoded: msgspec checks types and bounds, and `__post_init__` checks
+rules that a bound cannot express, on both sides. Messages carry no arrays; arrays are sent as
+chunks (`wire.chunks`, `wire.transfer`) that a `Manifest` announces.
 
-Durations are seconds on the clock of the sender; instants are never sent. A key that holds its
-default is left out of the bytes. The coordinator uses a codec or sends an `EvaluateRequest` only if
-the device names it in its `Capabilities`.
+Durations are seconds on the clock of the sender; timestamps are never sent. A field with its
+default value is omitted. The coordinator uses a codec or sends an `EvaluateRequest` only if the
+device names it in its `Capabilities`.
 
-In order: bounds and names, the common base, parts that several messages share, presence, device to
+In order: bounds and names, the common base, shared parts, loss query, status, device to
 coordinator, coordinator to device, operator to coordinator.
 """
 
@@ -22,14 +22,14 @@ from msgspec.structs import force_setattr
 PROTOCOL_VERSION = 1
 
 MAX_VECTOR_BYTES = 1 << 31
-"""The largest blob that a manifest may announce: 2 GiB, more than an edge device holds."""
+"""The largest blob that a manifest may announce: 2 GiB, more than the memory of an edge device."""
 
 MIN_CHUNK_BYTES = 1 << 10
 MAX_CHUNK_BYTES = 960 * 1024
-"""With its header a chunk stays below 1 MB, NATS' and EMQX' default payload limit."""
+"""With its header a chunk stays below 1 MB, the default payload limit of NATS and EMQX."""
 
 MAX_TEXT = 500
-"""Characters of any text; the sender cuts longer ones."""
+"""Characters of a text; longer texts are truncated."""
 
 NAME_PATTERN = r"\A[a-z0-9-]{1,32}\Z"
 
@@ -53,7 +53,7 @@ class Message(
 ):
     """Base of all messages: immutable, keyword-only, no unknown fields, no NaN.
 
-    A text becomes one printable line, so that a peer cannot control a terminal or a log.
+    Texts are reduced to one printable line, so that a peer cannot control a terminal or a log.
     """
 
     def __post_init__(self) -> None:
@@ -66,20 +66,20 @@ class Message(
 
 
 class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
-    """Announce a blob: what it is, how large, how it is cut."""
+    """Announcement of a blob: kind, size and chunk size."""
 
     id: BlobId
-    """For what is downloaded: the first 16 bytes of its sha256. For an update: random."""
+    """First 16 bytes of the sha256; random for an update."""
     kind: BlobKind
     size_bytes: Annotated[int, Meta(ge=1, le=MAX_VECTOR_BYTES)]
     chunk_bytes: Annotated[int, Meta(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)]
     sha256: Sha256 | None = None
-    """None exactly for an update, whose hash follows in `UploadDone`."""
+    """None for an update, whose hash follows in `UploadDone`; required for other kinds."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.sha256 is None) != (self.kind == "update"):
-            raise ValueError(f"sha256 must be given exactly for downloads, got kind {self.kind}")
+            raise ValueError(f"sha256 must be given for all kinds but update, got kind {self.kind}")
         if self.sha256 is not None and self.id != self.sha256[:16]:
             raise ValueError("id must be the first 16 bytes of sha256 for a download")
 
@@ -90,12 +90,12 @@ class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
 
 
 class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters"):
-    """How a device trains in one round."""
+    """Hyperparameters of local training in one round."""
 
     epochs: Annotated[int, Meta(ge=1, le=10_000)]
     batch_size: Annotated[int, Meta(ge=1, le=1 << 20)]
     learning_rate: Positive
-    """Already decayed by the coordinator's round schedule."""
+    """Learning rate of this round, after the decay by the coordinator."""
     momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
     weight_decay: Annotated[float, Meta(ge=0.0, le=1e3)] = 0.0
     proximal: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
@@ -103,41 +103,44 @@ class Hyperparameters(Message, frozen=True, kw_only=True, tag="hyperparameters")
     clip_norm: Positive | None = None
     """L2 bound of one gradient over all parameters; None means no clipping."""
     max_steps: Annotated[int, Meta(ge=1)] | None = None
-    """Stop after this many mini-batches; None means all epochs in full."""
+    """Stop after this many mini-batches; None means all epochs."""
 
 
 class Packed(Message, frozen=True, kw_only=True, tag="packed"):
-    """A smaller blob that becomes the very same model (`wire.codecs`)."""
+    """A smaller blob that decodes to exactly the announced model (`wire.codecs`)."""
 
     manifest: Manifest
     codec: Literal["float16", "int8"]
     base: Sha256 | None = None
-    """Hash of the version that its parameters are changes of; None if they are whole."""
+    """Hash of the model version that the parameters are changes of; None if they are no changes."""
 
 
 class Coding(Message, frozen=True, kw_only=True, tag="coding"):
-    """How model and update of one round travel, applied before and after the wire.
+    """Encoding of the model and the update of one round.
 
-    What is encoded of an update is w_k - w_t, of the parameters; buffers travel as they are.
+    Of an update, the change w_k - w_t of the parameters is encoded; buffers are sent as float32.
     """
 
     up: Literal["float32", "float16", "int8", "top-k"] = "float32"
-    """float32 is the whole model after local training, as it is."""
+    """Codec of the update; float32 is the full model after local training."""
     top_k: Annotated[int, Meta(ge=1, le=MAX_VECTOR_BYTES)] | None = None
-    """Values that top-k sends; given exactly for it."""
+    """Number of values that top-k sends; None for other codecs."""
     run: Text = ""
-    """The run that the top-k residual of the device belongs to; one of another run is dropped."""
+    """Run of the device's top-k residual; the device drops a residual of another run."""
     aggregated: RoundId | None = None
-    """Last round of this device whose update was aggregated: the residual after it counts."""
+    """Last round in which the update of this device was aggregated: its residual after that round
+    is valid."""
     model: Packed | None = None
-    """A smaller blob that becomes `Train.model`; None if there is only the model itself."""
+    """A smaller blob that decodes to `Train.model`; None if there is none."""
     keep_model: bool = False
-    """Keep this version: the next one may be sent as changes of it."""
+    """The device keeps this model version: the next one may be sent as changes of it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.top_k is not None) != (self.up == "top-k"):
-            raise ValueError(f"top_k must be given exactly for top-k, got {self.top_k}")
+            raise ValueError(
+                f"top_k must be given for top-k and for no other codec, got {self.top_k}"
+            )
 
 
 def _one_line(text: str) -> str:
@@ -146,15 +149,15 @@ def _one_line(text: str) -> str:
 
 
 def is_device_name(name: str) -> bool:
-    """Tell whether `name` may be a device's: 1 to 32 of a-z, 0-9 and hyphen."""
+    """Return whether `name` is a valid device name: 1 to 32 of a-z, 0-9 and hyphen."""
     return re.fullmatch(NAME_PATTERN, name) is not None
 
 
 class EvaluateRequest(Message, frozen=True, kw_only=True, tag="evaluate-request"):
     """Evaluate the model of a round before the selection, and send an `EvaluateReply`.
 
-    A device that is selected then has the model already: it keeps it until the next `Train`,
-    `EvaluateRequest` or `Cancel`. Sent only to devices that name the skill `loss`.
+    The device keeps the model until the next `Train`, `EvaluateRequest` or `Cancel`, so it needs no
+    download if it is selected. Sent only to devices that name the skill `loss`.
     """
 
     round: RoundId
@@ -163,69 +166,69 @@ class EvaluateRequest(Message, frozen=True, kw_only=True, tag="evaluate-request"
     examples: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
     """Size of the mini-batch to evaluate; None is the whole training set."""
     seed: Count
-    """Picks the mini-batch."""
+    """Seed that draws the mini-batch."""
     limit_s: Seconds
-    """Time the coordinator will wait; past it the device may stop."""
+    """Time that the coordinator waits for the reply; after it the device may stop."""
     coding: Coding = Coding()
-    """By default, the model travels as float32."""
+    """Encoding of the model; by default float32."""
 
 
 class EvaluateReply(Message, frozen=True, kw_only=True, tag="evaluate-reply"):
-    """The loss of the model that `EvaluateRequest` announced.
+    """The loss of the model in an `EvaluateRequest`.
 
-    The durations are laps of one stopwatch, from the arrival of `EvaluateRequest` to the reply.
+    The durations are consecutive laps, from the arrival of `EvaluateRequest` to the reply.
     """
 
     round: RoundId
     attempt: Count = 0
-    """That of the `EvaluateRequest` it answers."""
+    """Attempt of the `EvaluateRequest`."""
     loss: Annotated[float, Meta(ge=0.0)]
     """Mean over the examples, in nats."""
     n: Count
-    """Examples that were evaluated."""
+    """Number of examples evaluated."""
     was_cold: bool
-    """Data and session had to be loaded."""
+    """Data and session were not in memory and had to be loaded."""
     download_s: Seconds
     decode_s: Seconds
     load_s: Seconds
     evaluate_s: Seconds
     pulled: BlobId | None = None
-    """The blob that the model came in; None if it was `EvaluateRequest.model`."""
+    """The downloaded blob; None if it was `EvaluateRequest.model`."""
 
 
-# --- presence, retained -------------------------------------------------------------------------
+# --- status, retained ---------------------------------------------------------------------------
 
 
 class Status(Message, frozen=True, kw_only=True, tag="status"):
-    """A device's presence: retained, and its `off` form is the last will."""
+    """Status of a device: retained, and its `off` form is the last will."""
 
     state: Literal["on", "off"]
     boot: Count
-    """Random number of this agent process; a new one means it lost what it knew."""
+    """Random number of this agent process; a new number means that the agent lost its state."""
 
 
 class CoordinatorStatus(Message, frozen=True, kw_only=True, tag="coordinator"):
-    """The coordinator's presence: retained, and its `off` form is the last will."""
+    """Status of the coordinator: retained, and its `off` form is the last will."""
 
     state: Literal["on", "off"]
     boot: Count
-    """Random number of this coordinator process; devices say hello again when it changes."""
+    """Random number of this coordinator process; devices send `Hello` again when it changes."""
     run: Text = ""
 
 
 class Intent(Message, frozen=True, kw_only=True, tag="intent"):
-    """Retained before the first chunk of a blob and cleared after the last one is gone."""
+    """Record of a public blob: retained before its first chunk, cleared after its last chunk."""
 
     manifest: Manifest
     boot: Count
-    """The coordinator process that wrote it; intents of other processes are leftovers to clear."""
+    """The coordinator process that wrote it; records of other processes are leftovers to clear."""
 
 
 # --- device to coordinator ----------------------------------------------------------------------
 
 
 class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
-    """What a device is; it does not change while the agent lives."""
+    """Capabilities of a device; constant while the agent runs."""
 
     cores: Annotated[int, Meta(ge=1, le=4096)]
     memory_bytes: Count
@@ -238,20 +241,20 @@ class Capabilities(Message, frozen=True, kw_only=True, tag="capabilities"):
     agent: Text
     """Agent version."""
     model: Text = ""
-    """Board name if the machine has one (`Raspberry Pi 4 Model B Rev 1.4`)."""
+    """Board name if known (`Raspberry Pi 4 Model B Rev 1.4`)."""
     codecs: Annotated[tuple[CodecName, ...], Meta(max_length=32)] = ()
-    """Codecs that it has beside float32 (`wire.codecs.CODECS`); unknown names are ignored."""
+    """Codecs beside float32 (`wire.codecs.CODECS`); unknown names are ignored."""
     skills: Annotated[tuple[Word, ...], Meta(max_length=32)] = ()
-    """Requests that it serves beside `Train`: `loss`; unknown names are ignored."""
+    """Requests served beside `Train`: `loss`; unknown names are ignored."""
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
-    """A device asks to join; sent after each connect and when the coordinator is a new one."""
+    """Request of a device to join; sent after each connect and to each new coordinator."""
 
     boot: Count
     capabilities: Capabilities
     n_k: Count | None = None
-    """Training examples of the device's own data; None asks the coordinator for a shard."""
+    """Training examples of the device's own data; None requests a shard from the coordinator."""
 
 
 class Context(Message, frozen=True, kw_only=True, tag="context"):
@@ -262,19 +265,19 @@ class Context(Message, frozen=True, kw_only=True, tag="context"):
     mu_cores: Annotated[float, Meta(gt=0.0, le=4096.0)]
     """min(free cores, engine threads) x clock / nominal clock, in cores of this device."""
     downlink_bps: Positive | None = None
-    """Measured by the device's own transfers, bit/s; None before the first."""
+    """Rate measured by the device's own transfers, bit/s; None before the first one."""
     uplink_bps: Positive | None = None
     link_age_s: Seconds | None = None
-    """Age of the older of the two measurements; None before the first."""
+    """Age of the older of the two rates; None before both are measured."""
     is_willing: bool = True
     is_ready: bool = False
-    """Task and data are on the device: it can take a `Train`."""
+    """Task and data are on the device: it can accept a `Train`."""
     n_k: Count = 0
     is_warm: bool = False
     """Session and data are in memory."""
     phase: Text = "idle"
     cpu_ratio: Annotated[float, Meta(ge=0.0)] | None = None
-    """CPU the agent used since the last context, in cores."""
+    """CPU use of the agent since the last context, in cores."""
     rss_bytes: Count | None = None
     temperature_celsius: float | None = None
     free_cores: Annotated[float, Meta(ge=0.0, le=4096.0)] | None = None
@@ -282,7 +285,7 @@ class Context(Message, frozen=True, kw_only=True, tag="context"):
     clock_ratio: Annotated[float, Meta(gt=0.0, le=100.0)] | None = None
     """Clock under load / nominal clock; None where it cannot be read."""
     throttled: Annotated[tuple[Word, ...], Meta(max_length=16)] | None = None
-    """Causes that throttle the processor, a word each; None where they cannot be read."""
+    """Causes of processor throttling, one word each; None where they cannot be read."""
 
 
 DEVICE_PHASES = ("download", "decode", "load", "evaluate", "train", "encode")
@@ -294,10 +297,9 @@ COMPUTE_PHASES = ("decode", "evaluate", "train", "encode")
 
 
 class Phases(Message, frozen=True, kw_only=True, tag="phases"):
-    """How long each phase of one round took on the device's clock.
+    """Durations of the phases of one round on the device's clock.
 
-    The phases are laps of one stopwatch: together they last from the arrival of `Train` to the
-    moment that `Offer` was handed to the link.
+    The phases are consecutive laps, from the arrival of `Train` to the publishing of `Offer`.
     """
 
     download_s: Seconds
@@ -305,7 +307,7 @@ class Phases(Message, frozen=True, kw_only=True, tag="phases"):
     load_s: Seconds
     """Reading the data and opening the session; about 0 when warm."""
     evaluate_s: Seconds
-    """F_k(w_t) over the whole training set; 0 unless `Train.needs_loss`."""
+    """Evaluation of F_k(w_t) over the whole training set; 0 unless `Train.needs_loss`."""
     train_s: Seconds
     train_cpu_s: Seconds
     """CPU time of the training thread during `train_s`."""
@@ -315,10 +317,10 @@ class Phases(Message, frozen=True, kw_only=True, tag="phases"):
 
 
 class SteadyTransfer(Message, frozen=True, kw_only=True, tag="steady-transfer"):
-    """The part of a transfer after its first chunk: by then TCP has found the rate of the link."""
+    """The part of a transfer after its first chunk, when TCP has reached the rate of the link."""
 
     n_bytes: Count
-    """Payload."""
+    """Payload bytes."""
     duration_s: Seconds
 
 
@@ -327,14 +329,14 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer"):
 
     round: RoundId
     attempt: Count = 0
-    """That of the `Train` it answers."""
+    """Attempt of the `Train`."""
     manifest: Manifest
     phases: Phases
     n_k: Count
     steps: Count
-    """Mini-batches taken."""
+    """Number of mini-batches."""
     was_cold: bool
-    """Data and session had to be loaded in this round."""
+    """Data and session were not in memory and had to be loaded in this round."""
     loss_before: Annotated[float, Meta(ge=0.0)] | None = None
     """F_k(w_t) before the first local step, in nats; None unless `Train.needs_loss`."""
     loss_train: Annotated[float, Meta(ge=0.0)] | None = None
@@ -342,15 +344,15 @@ class Offer(Message, frozen=True, kw_only=True, tag="offer"):
     download_rerequests: Count = 0
     downlink_bps: Positive | None = None
     steady: SteadyTransfer | None = None
-    """Of the model's transfer; None for a single chunk or one requested twice."""
+    """Steady part of the model download; None for a single chunk or after repeated requests."""
     pulled: BlobId | None = None
-    """The blob that the model came in; None if it was `Train.model`."""
+    """The downloaded blob; None if it was `Train.model`."""
     had_model: bool = False
-    """The device had the model from `EvaluateRequest`, so nothing was pulled."""
+    """The device had the model from `EvaluateRequest`: nothing was downloaded."""
 
 
 class UploadDone(Message, frozen=True, kw_only=True, tag="upload-done"):
-    """The last chunk has been sent at least once; this is the hash of the whole."""
+    """Every chunk of an update has been sent; carries the hash of the update."""
 
     round: RoundId
     id: BlobId
@@ -359,7 +361,7 @@ class UploadDone(Message, frozen=True, kw_only=True, tag="upload-done"):
 
 
 class Failed(Message, frozen=True, kw_only=True, tag="failed"):
-    """A device cannot finish a round, and why."""
+    """A device cannot finish a round; states the phase and the reason."""
 
     round: RoundId
     phase: Text
@@ -367,14 +369,14 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
 
 
 class ChunkRequest(Message, frozen=True, kw_only=True, tag="chunk-request"):
-    """A device requests chunks of a private blob, or chunks of a public one that did not come."""
+    """A device requests chunks of a private blob, or missing chunks of a public blob."""
 
     id: BlobId
     chunks: ChunkList
 
 
 class LinkProbe(Message, frozen=True, kw_only=True, tag="link-probe"):
-    """Measure the link: `payload` travels up, and the reply carries `reply_bytes` down."""
+    """Measurement of the link: `payload` goes up, and the reply carries `reply_bytes` down."""
 
     seq: Count
     payload: Annotated[bytes, Meta(max_length=1 << 16)] = b""
@@ -382,7 +384,7 @@ class LinkProbe(Message, frozen=True, kw_only=True, tag="link-probe"):
 
 
 class Pong(Message, frozen=True, kw_only=True, tag="pong"):
-    """The answer to `Ping`, sent at once, QoS 0."""
+    """The reply to `Ping`, sent at once, QoS 0."""
 
     seq: Count
 
@@ -391,15 +393,15 @@ class Pong(Message, frozen=True, kw_only=True, tag="pong"):
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
-    """A device has joined: pull these, then report `is_ready`."""
+    """A device has joined: it downloads task and shard, then reports `is_ready`."""
 
     boot: Count
-    """Boot of the coordinator."""
+    """Boot number of the coordinator."""
     task: Manifest
     shard: Manifest | None
-    """Private data to pull; None when the device has its own."""
+    """Private data to download; None for a device with its own data."""
     max_chunk_bytes: Annotated[int, Meta(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)] = MAX_CHUNK_BYTES
-    """The largest chunk that the broker takes, as the coordinator measured."""
+    """The largest chunk that the broker accepts, as measured by the coordinator."""
 
 
 class Train(Message, frozen=True, kw_only=True, tag="train"):
@@ -407,23 +409,23 @@ class Train(Message, frozen=True, kw_only=True, tag="train"):
 
     round: RoundId
     attempt: Count = 0
-    """Counts restarts of the round: a late reply to an earlier attempt can be recognised."""
+    """Number of restarts of the round; identifies a late reply to an earlier attempt."""
     model: Manifest
     hyperparameters: Hyperparameters
     seed: Count
-    """Picks the orders of the mini-batches: the key of their Philox, see `trainer.EpochOrders`."""
+    """Key of the Philox generator that orders the mini-batches, see `trainer.EpochOrders`."""
     needs_loss: bool
     """Evaluate F_k(w_t) over the whole training set before the first local step."""
     deadline_s: Seconds
-    """Time the coordinator will wait from dispatch; past it the device may stop."""
+    """Time that the coordinator waits from dispatch; after it the device may stop."""
     keep_warm: bool = False
     """Keep session and data in memory even after a missed round."""
     coding: Coding = Coding()
-    """By default, model and update travel as float32."""
+    """Encoding of model and update; by default float32."""
 
 
 class Grant(Message, frozen=True, kw_only=True, tag="grant"):
-    """Permission to upload: at most `window` un-acknowledged chunks at a time."""
+    """Permission to upload with at most `window` unacknowledged chunks at a time."""
 
     round: RoundId
     id: BlobId
@@ -431,15 +433,15 @@ class Grant(Message, frozen=True, kw_only=True, tag="grant"):
 
 
 class UploadAck(Message, frozen=True, kw_only=True, tag="upload-ack"):
-    """Which chunks of an upload have arrived; QoS 0, at least every half window."""
+    """Bitmap of the arrived chunks of an upload; QoS 0, at least every half window."""
 
     id: BlobId
     received: Bitmap
-    """Bit i % 8 (least significant first) of byte i // 8 is set when chunk i has arrived."""
+    """Bit i % 8 (least significant first) of byte i // 8 is set if chunk i has arrived."""
 
 
 class UploadResult(Message, frozen=True, kw_only=True, tag="upload-result"):
-    """Whether the coordinator accepts an upload: the end of an exchange."""
+    """Acceptance or rejection of an upload: the end of an exchange."""
 
     round: RoundId
     id: BlobId
@@ -448,31 +450,31 @@ class UploadResult(Message, frozen=True, kw_only=True, tag="upload-result"):
 
 
 class Cancel(Message, frozen=True, kw_only=True, tag="cancel"):
-    """Stop working on a round; its result is not needed any more."""
+    """Stop the work on a round; its result is no longer needed."""
 
     round: RoundId
     reason: Text = ""
 
 
 class Ping(Message, frozen=True, kw_only=True, tag="ping"):
-    """Answer at once with `Pong`: the control round trip of the moment."""
+    """Reply at once with `Pong`: measures the control round trip."""
 
     seq: Count
 
 
 class LinkProbeReply(Message, frozen=True, kw_only=True, tag="link-probe-reply"):
-    """The answer to `LinkProbe`."""
+    """The reply to `LinkProbe`."""
 
     seq: Count
     payload: Annotated[bytes, Meta(max_length=1 << 16)] = b""
 
 
 class Refuse(Message, frozen=True, kw_only=True, tag="refuse"):
-    """The device may not join, or its message was not understood; the reason says what to do."""
+    """The device may not join, or its message is invalid; the reason includes what to do."""
 
     reason: Text
     is_final: bool = False
-    """The agent stops: another try would be refused again."""
+    """A retry would be refused, too: the agent stops."""
 
 
 class Goodbye(Message, frozen=True, kw_only=True, tag="goodbye"):
@@ -488,16 +490,16 @@ class OperatorCommand(Message, frozen=True, kw_only=True, tag="command"):
     """A command of an operator to a live run (TUI, `fairbed stop`)."""
 
     id: BlobId
-    """Random; a command that arrives twice acts once."""
+    """Random; a command that arrives twice takes effect once."""
     action: Literal["pause", "resume", "stop", "exclude", "include"]
     device: DeviceName | None = None
-    """For exclude and include."""
+    """Device to exclude or include; None for other actions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.device is not None) != (self.action in ("exclude", "include")):
             raise ValueError(
-                f"device must be given exactly for exclude and include, "
+                f"device must be given for exclude and include and no other action, "
                 f"got {self.action} {self.device}"
             )
 

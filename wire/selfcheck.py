@@ -1,7 +1,7 @@
-"""The self-check that travels with a task: its seeded inputs, and the verdict on an engine.
+"""The self-check of a task: seeded inputs, and the comparison with the expected results.
 
-The coordinator writes what a right engine computes (`wire.artifact.SelfCheck`); a device runs the
-same inputs through its own build of the runtime before it trains on anybody's data.
+The coordinator stores the expected results in the artifact (`wire.artifact.SelfCheck`). A device
+runs the same inputs through its own engine before it trains.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ Examples: TypeAlias = NDArray[np.float32] | NDArray[np.int64]
 GradientFunction: TypeAlias = Callable[
     [NDArray[np.float32], Examples, NDArray[np.int64]], tuple[float, NDArray[np.float32]]
 ]
-"""(vector, x, y) to the mean loss and its gradient, shape (n_params,)."""
+"""Maps (vector, x, y) to the mean loss and its gradient, shape (n_params,)."""
 
 LOSS_TOLERANCE = 1e-4
-"""Relative; float32 engines stay below 1e-6, a wrong kernel misses by percents."""
+"""Relative; float32 engines stay below 1e-6, a wrong kernel deviates by percents."""
 
 GRADIENT_TOLERANCE = 1e-3
-"""Relative; a near-tie in a max-pool window may move a gradient by up to 1e-3."""
+"""Relative; a near-tie in a max-pool window may change a gradient by up to 1e-3."""
 
 VECTOR_SCALE = 0.1
 BUFFER_FLOOR = 0.5
@@ -31,7 +31,7 @@ BUFFER_FLOOR = 0.5
 
 
 class SelfCheckFailed(WireError):
-    """An engine does not compute what the task says it must."""
+    """The results of an engine differ from the expected results."""
 
 
 def selfcheck_inputs(
@@ -56,21 +56,21 @@ def selfcheck_inputs(
 
 
 def run_selfcheck(spec: TaskSpec, gradient: GradientFunction) -> None:
-    """Compare an engine with what the task says a right one computes.
+    """Compare the results of an engine with the expected results of the task.
 
     Raises:
-        SelfCheckFailed: The loss or the norm of the gradient is off.
+        SelfCheckFailed: The loss or the norm of the gradient differs.
     """
     check = spec.selfcheck
     vector, x, y = selfcheck_inputs(spec, check.seed, check.batch)
     loss, values = gradient(vector, x, y)
     norm = float(np.linalg.norm(values.astype(np.float64)))
-    for what, got, right, tolerance in (
+    for name, got, expected, tolerance in (
         ("loss", loss, check.loss, LOSS_TOLERANCE),
         ("gradient norm", norm, check.gradient_l2, GRADIENT_TOLERANCE),
     ):
-        if not abs(got - right) <= tolerance * abs(right):
+        if not abs(got - expected) <= tolerance * abs(expected):
             raise SelfCheckFailed(
-                f"{spec.name}: self-check {what} must be {right:.6g} within {tolerance:g}, "
+                f"{spec.name}: self-check {name} must be {expected:.6g} within {tolerance:g}, "
                 f"got {got:.6g}; this engine computes wrong results, install another version"
             )

@@ -1,4 +1,4 @@
-"""One device's training data as it travels: private, sent once, cached by content hash."""
+"""The shard of a device as it is sent: private, sent once, cached by content hash."""
 
 from typing import Annotated, Literal
 
@@ -20,7 +20,7 @@ class Shard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     x_shape: Shape
     """Shape of one example."""
     x_dtype: Literal["float32", "uint8", "int64"]
-    """uint8 stands for pixels and becomes float32 / 255 on the device."""
+    """uint8 is pixels, converted to float32 / 255 on the device."""
     x: bytes
     """n examples, little-endian, C order."""
     y: bytes
@@ -58,7 +58,7 @@ def make_shard(x: NDArray[np.generic], y: NDArray[np.generic]) -> Shard:
     """Return the shard of examples x, shape (n, ...), and labels y, shape (n,).
 
     Raises:
-        ValueError: x is not float, uint8 or integer, or not one example per label.
+        ValueError: x is not float, uint8 or integer, or x and y differ in length.
     """
     kind = {"f": "float32", "u": "uint8", "i": "int64"}.get(x.dtype.kind)
     if kind is None or (kind == "uint8" and x.dtype != np.uint8) or not 0 < len(x) == len(y):
@@ -76,7 +76,7 @@ def make_shard(x: NDArray[np.generic], y: NDArray[np.generic]) -> Shard:
 
 
 def encode_shard(shard: Shard) -> bytes:
-    """Return the blob of a shard."""
+    """Return the bytes of a shard."""
     return msgspec.msgpack.encode(shard)
 
 
@@ -84,6 +84,6 @@ def decode_shard(blob: Buffer) -> Shard:
     """Return the shard in `blob`.
 
     Raises:
-        DecodeError: It is not a shard.
+        DecodeError: The bytes are not a shard.
     """
     return unpack(_DECODER, blob, "shard")

@@ -1,4 +1,4 @@
-"""A model as one flat float32 vector `[params | buffers]`, and the layout that gives it shape."""
+"""A model as one flat float32 vector `[params | buffers]`, and its layout."""
 
 import math
 from typing import Annotated, Literal, TypeAlias
@@ -18,15 +18,15 @@ Shape: TypeAlias = Annotated[
 
 
 class Tensor(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One named tensor and its place in the flat vector."""
+    """One named tensor and its position in the flat vector."""
 
     name: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
     shape: Shape
     offset: Annotated[int, Meta(ge=0)]
-    """First value in the flat vector, counted in values."""
+    """Index of its first value in the flat vector."""
     role: Literal["param", "buffer"] = "param"
     init: Literal["zeros", "ones", "uniform"] = "zeros"
-    """How the coordinator fills it before round 1."""
+    """Initial values, set by the coordinator before round 1."""
     init_bound: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
     """Half-width of the uniform distribution, for `uniform`."""
 
@@ -51,7 +51,7 @@ class Layout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if roles != sorted(roles, reverse=True):
             raise ValueError("layout: all parameters must come before all buffers")
         if len({tensor.name for tensor in self.tensors}) != len(self.tensors):
-            raise ValueError("layout: every tensor must have a name of its own")
+            raise ValueError("layout: every tensor must have a unique name")
         if end * BYTES_PER_VALUE > MAX_VECTOR_BYTES:
             raise ValueError(f"layout: must fit into {MAX_VECTOR_BYTES} bytes, got {end} values")
 
@@ -62,7 +62,7 @@ class Layout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def n_params(self) -> int:
-        """Length of the parameter part; norms, clipping and rules see only these."""
+        """Length of the parameter part; norms, clipping and aggregation rules use only these."""
         return sum(t.size for t in self.tensors if t.role == "param")
 
     @property
@@ -76,7 +76,7 @@ class Layout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def vector_to_bytes(vector: NDArray[np.float32]) -> memoryview:
-    """Return the little-endian bytes of a flat vector, shape (n,), without copying if it can."""
+    """Return the little-endian bytes of a flat vector, shape (n,), without a copy if possible."""
     return np.ascontiguousarray(vector, dtype="<f4").view(np.uint8).data
 
 
@@ -84,7 +84,7 @@ def vector_from_bytes(data: bytes | bytearray | memoryview, n_values: int) -> ND
     """Return the flat vector in `data`, shape (n_values,), as a view.
 
     Raises:
-        DecodeError: Wrong size, or a value that is not finite.
+        DecodeError: The size is wrong, or a value is not finite.
     """
     if len(data) != n_values * BYTES_PER_VALUE:
         raise DecodeError(

@@ -1,7 +1,7 @@
-"""Every MQTT topic, in one place. `t` is the tenant: one coordinator at a time lives in it.
+"""All MQTT topics. `t` is the tenant: one topic tree, used by one coordinator at a time.
 
     fairbed/t/coordinator            CoordinatorStatus, retained, will
-    fairbed/t/command                Command, from people
+    fairbed/t/command                OperatorCommand, from operators
     fairbed/t/d/<name>/status        Status, retained, will
     fairbed/t/d/<name>/tel           Context, QoS 0
     fairbed/t/d/<name>/up            Hello, Offer, UploadDone, Failed, requests
@@ -11,10 +11,10 @@
     fairbed/t/ctl                    messages to all devices
     fairbed/t/b/<blob>/intent        Intent, retained
     fairbed/t/b/<blob>/c/<k>         public chunks, retained, QoS 0
-    fairbed/t/limit/<id>             what the coordinator finds the broker's payload limit with
+    fairbed/t/limit/<id>             test messages that measure the broker's payload limit
 
-The coordinator subscribes with `+`, never with `#`, on bulk. Dots and spaces are forbidden in
-names, because NATS maps slashes to dots.
+For topics of many devices the coordinator subscribes with `+`, never with `#`. Dots and spaces are
+forbidden in names, because NATS maps slashes to dots.
 """
 
 from dataclasses import dataclass
@@ -37,17 +37,17 @@ class Topics:
 
     @property
     def base(self) -> str:
-        """What every topic of this tenant begins with."""
+        """Prefix of all topics of this tenant."""
         return f"{ROOT}/{self.tenant}"
 
     @property
     def coordinator(self) -> str:
-        """Presence of the coordinator."""
+        """Status of the coordinator."""
         return f"{self.base}/coordinator"
 
     @property
     def command(self) -> str:
-        """Orders of people to the run."""
+        """Commands of operators to the run."""
         return f"{self.base}/command"
 
     @property
@@ -56,7 +56,7 @@ class Topics:
         return f"{self.base}/ctl"
 
     def status(self, name: str) -> str:
-        """Presence of one device (`+` for all)."""
+        """Status of one device (`+` for all)."""
         return f"{self.base}/d/{name}/status"
 
     def telemetry(self, name: str) -> str:
@@ -88,7 +88,7 @@ class Topics:
         return f"{self.base}/b/{blob}/c/{index}"
 
     def limit(self, probe: str) -> str:
-        """Messages of one client to itself, of sizes that the broker may not take."""
+        """Messages of a client to itself that test the broker's payload limit."""
         return f"{self.base}/limit/{probe}"
 
     def device_of(self, topic: str) -> tuple[str, str]:
@@ -97,7 +97,7 @@ class Topics:
         The channel is `status`, `tel`, `up` or `upload`.
 
         Raises:
-            DecodeError: The topic is not a device's, or the name breaks the rule.
+            DecodeError: The topic is not of a device, or the name is not valid.
         """
         prefix = f"{self.base}/"
         parts = topic.removeprefix(prefix).split("/") if topic.startswith(prefix) else []
@@ -108,7 +108,7 @@ class Topics:
             case ["u", name]:
                 channel = "upload"
             case _:
-                raise DecodeError(f"topic: not one that a device writes, got {topic[:120]!r}")
+                raise DecodeError(f"topic: must be one of a device, got {topic[:120]!r}")
         if not is_device_name(name):
             raise DecodeError(
                 f"device name: must be 1 to 32 of a-z, 0-9 and hyphen, got {name[:60]!r}"

@@ -1,12 +1,12 @@
 """Transfer of a blob in chunks, as state machines without I/O.
 
-    Flow       window of a transfer: chunks in flight, next ones, overdue ones
-    Download   pulls chunks, at most a window of them at a time
-    Upload     sends chunks, at most a window of them unacknowledged
-    Intake     receives an upload and acknowledges what has arrived
+    FlowControl      window of a transfer: chunks in flight, next chunks, overdue chunks
+    Download         requests chunks, at most a window of them at a time
+    Upload           sends chunks, at most a window of them unacknowledged
+    UploadReceiver   receives an upload and acknowledges its chunks
 
-All survive loss, duplicates, reordering and a lost link. Pure: `now` is monotonic seconds, and
-`wake_at` is when `tick` has something to do.
+All tolerate loss, duplicates, reordering and a lost link. Pure: `now` is monotonic seconds, and
+`wake_at` is the time of the next `tick`.
 """
 
 import hashlib
@@ -20,65 +20,66 @@ from fairbed.wire.messages import Manifest, SteadyTransfer
 RETRY_FLOOR_S = 2.0
 RETRY_CEILING_S = 60.0
 RETRY_FACTOR = 4.0
-"""A chunk is overdue after this many smoothed chunk times, but never before the floor."""
+"""A chunk is overdue after this many smoothed chunk times, within floor and ceiling."""
 
 SMOOTHING = 0.25
 """Weight of the newest chunk time in the smoothed one."""
 
 ASSUMED_BPS = 1e6
-"""Rate of a slow link, bit/s: stands in for the chunk time until the first chunk has arrived."""
+"""Rate of a slow link, bit/s: gives the chunk time until the first chunk has arrived."""
 
-DOUBT = 16.0
-"""A link is believed to carry at least the measured rate divided by this."""
+RATE_MARGIN = 16.0
+"""The link is assumed to carry at least the measured rate divided by this."""
 
 
 @dataclass(slots=True)
 class InFlightChunk:
-    """One chunk in flight."""
+    """The latest request of a chunk in flight."""
 
-    at: float
-    order: int
-    """Counts all asks of a transfer."""
+    sent_at: float
+    number: int
+    """Number of this request within the transfer."""
     is_first: bool
-    first_at: float
-    """First request on this link. A repeated chunk may answer any of its requests (Karn's rule):
-    the time since the first is the most that it can have taken."""
+    first_sent_at: float
+    """Time of the first request on this link. A repeated chunk may answer any of its requests
+    (Karn's rule), so the time since the first one is an upper bound of its chunk time."""
 
 
-class Flow:
-    """Which chunks are in flight, which come next, and which are overdue.
+class FlowControl:
+    """Window of a transfer: chunks in flight, next chunks, overdue chunks.
+
+    A request is a `ChunkRequest` or subscription of a download, or the sending of a chunk of an
+    upload. A broker delivers in order over one connection: while chunks arrive, a chunk is overdue
+    only if a later one has overtaken it. After a timeout the window halves (down to `floor`) and
+    the timeout doubles. A new chunk resets the timeout; a full window of new chunks widens the
+    window by one.
 
     Args:
         manifest: The blob.
-        floor: Narrowest window.
-        rate_bps: What the link was measured to carry, bit/s, or None. It counts as `ASSUMED_BPS`
-            unless it is slower, or so fast that even a `DOUBT`-th of it is more.
-
-    A broker delivers in order over one connection, so as long as something arrives, a chunk is
-    overdue only when a later one has overtaken it. After a time-out the window halves (down to
-    `floor`) and the patience doubles; a new chunk restores the patience, a whole window of them
-    widens the window by one.
+        floor: Smallest window.
+        rate_bps: Measured rate of the link, bit/s, or None. The assumed rate is `ASSUMED_BPS`
+            unless the measured rate is lower, or 1 / `RATE_MARGIN` of it is higher.
     """
 
     def __init__(self, manifest: Manifest, floor: int = 1, rate_bps: float | None = None) -> None:
-        self.has = bytearray(manifest.chunk_count)
+        self.has_arrived = bytearray(manifest.chunk_count)
         self.missing = manifest.chunk_count
         self.limit = 0
         self.window = 0
         self.floor = floor
-        self.flying: dict[int, InFlightChunk] = {}
+        self.in_flight: dict[int, InFlightChunk] = {}
         self.repeats = 0
-        self.untouched = 0
-        """Nothing from this chunk on has been asked for."""
-        self._again: deque[tuple[int, float | None]] = deque()
-        """Chunks to ask for once more, and when they were asked for first."""
-        self._orders = 0
-        self._newest_order = 0
+        self.first_unrequested = 0
+        """Neither this chunk nor a later one has been requested."""
+        self._repeat_queue: deque[tuple[int, float | None]] = deque()
+        """Chunks to request again, and the time of their first request on this link."""
+        self._n_requests = 0
+        self._newest_number = 0
         self._arrived_at = 0.0
-        self._streak = 0
-        self._patience = 1.0
+        self._arrivals = 0
+        self._timeout_factor = 1.0
         measured_bps = rate_bps or ASSUMED_BPS
-        assumed_bps = max(min(ASSUMED_BPS, measured_bps), measured_bps / DOUBT)
+        assumed_bps = max(min(ASSUMED_BPS, measured_bps), measured_bps / RATE_MARGIN)
         self._chunk_s = 8.0 * min(manifest.chunk_bytes, manifest.size_bytes) / assumed_bps
         self._is_measured = False
 
@@ -89,85 +90,87 @@ class Flow:
         self.window = limit
 
     def fill(self, now: float) -> list[int]:
-        """Return what to ask for next, now in flight."""
-        asks: list[int] = []
-        while len(self.flying) < self.window:
-            index, is_first, first_at = self._next()
+        """Return the next chunks to request, and count them as in flight."""
+        requested: list[int] = []
+        while len(self.in_flight) < self.window:
+            index, is_first, first_sent_at = self._next()
             if index is None:
                 break
-            self._orders += 1
+            self._n_requests += 1
             self.repeats += not is_first
-            self.flying[index] = InFlightChunk(
-                now, self._orders, is_first, now if first_at is None else first_at
+            self.in_flight[index] = InFlightChunk(
+                now, self._n_requests, is_first, now if first_sent_at is None else first_sent_at
             )
-            asks.append(index)
-        return asks
+            requested.append(index)
+        return requested
 
-    def settle(self, index: int, now: float) -> bool:
+    def on_arrival(self, index: int, now: float) -> bool:
         """Note that a chunk has arrived; return whether it is new."""
-        if self.has[index]:
+        if self.has_arrived[index]:
             return False
-        self.has[index] = 1
+        self.has_arrived[index] = 1
         self.missing -= 1
         self._arrived_at = now
-        self._patience = 1.0
-        ask = self.flying.pop(index, None)
-        if ask is not None:
-            self._newest_order = max(self._newest_order, ask.order)
-            self._measure(now - ask.first_at, is_certain=ask.is_first)
-        self._streak += 1
-        if self._streak >= self.window:
-            self._streak = 0
+        self._timeout_factor = 1.0
+        request = self.in_flight.pop(index, None)
+        if request is not None:
+            self._newest_number = max(self._newest_number, request.number)
+            self._measure(now - request.first_sent_at, is_certain=request.is_first)
+        self._arrivals += 1
+        if self._arrivals >= self.window:
+            self._arrivals = 0
             self.window = min(self.limit, self.window + 1)
         return True
 
     def tick(self, now: float) -> list[int]:
-        """Return the overdue chunks to ask for again, as many as the halved window takes."""
-        overdue = [index for index, ask in self.flying.items() if self._due_at(ask) <= now]
+        """Return the overdue chunks to request again, at most the halved window."""
+        overdue = [
+            index for index, request in self.in_flight.items() if self._due_at(request) <= now
+        ]
         if not overdue:
             return []
         self.window = max(self.floor, self.window // 2)
-        self._streak = 0
-        self._patience *= 2.0
+        self._arrivals = 0
+        self._timeout_factor *= 2.0
         self._release(overdue)
         return self.fill(now)
 
     def restart(self, now: float) -> list[int]:
-        """Return what to ask for after the link was lost with everything in flight."""
-        self._release(list(self.flying), is_new_link=True)
+        """Return the chunks to request after a reconnect: all chunks in flight were lost."""
+        self._release(list(self.in_flight), is_new_link=True)
         self.window = self.limit
-        self._patience = 1.0
+        self._timeout_factor = 1.0
         return self.fill(now)
 
     @property
     def wake_at(self) -> float | None:
-        """When the first chunk in flight is overdue; None when nothing is in flight."""
+        """Time at which the first chunk in flight is overdue; None when no chunk is in flight."""
         if not self.missing:
             return None
-        return min(map(self._due_at, self.flying.values()), default=None)
+        return min(map(self._due_at, self.in_flight.values()), default=None)
 
-    def _due_at(self, ask: InFlightChunk) -> float:
-        is_overtaken = ask.order < self._newest_order
-        since = ask.at if is_overtaken else max(ask.at, self._arrived_at)
-        patience = max(RETRY_FLOOR_S, RETRY_FACTOR * self._chunk_s) * self._patience
-        return since + min(patience, RETRY_CEILING_S)
+    def _due_at(self, request: InFlightChunk) -> float:
+        is_overtaken = request.number < self._newest_number
+        since = request.sent_at if is_overtaken else max(request.sent_at, self._arrived_at)
+        timeout_s = max(RETRY_FLOOR_S, RETRY_FACTOR * self._chunk_s) * self._timeout_factor
+        return since + min(timeout_s, RETRY_CEILING_S)
 
     def _next(self) -> tuple[int | None, bool, float | None]:
-        while self._again:
-            index, first_at = self._again.popleft()
-            if not self.has[index]:
-                return index, False, first_at
-        while self.untouched < len(self.has):
-            index = self.untouched
-            self.untouched += 1
-            if not self.has[index]:
+        while self._repeat_queue:
+            index, first_sent_at = self._repeat_queue.popleft()
+            if not self.has_arrived[index]:
+                return index, False, first_sent_at
+        while self.first_unrequested < len(self.has_arrived):
+            index = self.first_unrequested
+            self.first_unrequested += 1
+            if not self.has_arrived[index]:
                 return index, True, None
         return None, True, None
 
     def _release(self, indices: list[int], *, is_new_link: bool = False) -> None:
         for index in sorted(indices, reverse=True):
-            ask = self.flying.pop(index)
-            self._again.appendleft((index, None if is_new_link else ask.first_at))
+            request = self.in_flight.pop(index)
+            self._repeat_queue.appendleft((index, None if is_new_link else request.first_sent_at))
 
     def _measure(self, chunk_s: float, *, is_certain: bool) -> None:
         if not is_certain and chunk_s <= self._chunk_s:
@@ -178,36 +181,36 @@ class Flow:
 
 
 DEFAULT_WINDOW = 4
-"""Chunks in flight of one device; never above 8, the most filters a SUBSCRIBE may hold at AWS."""
+"""Chunks in flight of one device; at most 8, the limit of filters per SUBSCRIBE at AWS IoT."""
 
 
-class _Pieces:
-    """The bytes of a blob, written in place as chunks arrive."""
+class _BlobBuffer:
+    """The bytes of a blob, filled as chunks arrive."""
 
     def __init__(self, manifest: Manifest, memory: bytearray | None = None) -> None:
         self.manifest = manifest
         self.data = bytearray(manifest.size_bytes) if memory is None else memory
 
     def check(self, chunk: Chunk) -> slice:
-        """Return where the chunk belongs.
+        """Return the range of the chunk in the blob.
 
         Raises:
-            DecodeError: It is of another blob, out of range, or of the wrong length.
+            DecodeError: The chunk is of another blob, out of range, or of the wrong length.
         """
         if chunk.blob != self.manifest.id:
             raise DecodeError(
                 f"chunk: must be of blob {self.manifest.id.hex()}, got {chunk.blob.hex()}"
             )
-        place = chunk_slice(self.manifest, chunk.index)
-        if len(chunk.payload) != place.stop - place.start:
+        span = chunk_slice(self.manifest, chunk.index)
+        if len(chunk.payload) != span.stop - span.start:
             raise DecodeError(
-                f"chunk {chunk.index}: must hold {place.stop - place.start} bytes, "
+                f"chunk {chunk.index}: must hold {span.stop - span.start} bytes, "
                 f"got {len(chunk.payload)}"
             )
-        return place
+        return span
 
     def verify(self, sha256: bytes | None, missing: int) -> None:
-        """Compare the whole with its hash.
+        """Compare the blob with its hash.
 
         Raises:
             DecodeError: Chunks are missing, or the hash differs.
@@ -229,7 +232,7 @@ class _SteadyMeter:
         self._last_at = 0.0
 
     def add(self, n_bytes: int, now: float) -> None:
-        """Take note of a chunk."""
+        """Count a chunk."""
         if self._first_at is None:
             self._first_at = now
         else:
@@ -238,18 +241,18 @@ class _SteadyMeter:
 
     @property
     def part(self) -> SteadyTransfer | None:
-        """The measurement; None for a single chunk."""
+        """Size and duration of the steady part; None for a single chunk."""
         if self._first_at is None or not self._n_bytes:
             return None
         return SteadyTransfer(n_bytes=self._n_bytes, duration_s=self._last_at - self._first_at)
 
 
 class Download:
-    """Pull a blob: the same for retained chunks and for requests on a device's own topic.
+    """Download of a blob: of retained chunks, or of chunks requested by message.
 
-    Every method that returns a list returns the chunks to ask for now. A chunk that is no longer
-    in flight is accepted like any other. `rate_bps` is what the link is known to carry,
-    bit/s, so that a slow one is not asked again too soon.
+    Every method that returns a list returns the chunks to request now. A chunk that is no longer
+    in flight is accepted, too. `rate_bps` is the measured rate of the link, bit/s: on a slow link
+    chunks must not be requested again too early.
     """
 
     def __init__(
@@ -262,86 +265,86 @@ class Download:
         self.finished_at: float | None = None
         self.duplicates = 0
         self.received_bytes = 0
-        """Payload bytes, duplicates included: what the link carried."""
-        self._pieces = _Pieces(manifest)
+        """Payload bytes that the link carried, duplicates included."""
+        self._buffer = _BlobBuffer(manifest)
         self._steady = _SteadyMeter()
-        self._flow = Flow(manifest, rate_bps=rate_bps)
+        self._flow = FlowControl(manifest, rate_bps=rate_bps)
         self._flow.open(window)
 
     def start(self, now: float) -> list[int]:
-        """Begin."""
+        """Start the transfer."""
         self.started_at = now
         return self._flow.fill(now)
 
     def on_chunk(self, chunk: Chunk, now: float) -> list[int]:
-        """Take a chunk; a duplicate is counted and ignored.
+        """Handle a chunk; a duplicate is counted and ignored.
 
         Raises:
-            DecodeError: It is of another blob, out of range, or of the wrong length.
+            DecodeError: The chunk is of another blob, out of range, or of the wrong length.
         """
-        place = self._pieces.check(chunk)
+        span = self._buffer.check(chunk)
         self.received_bytes += len(chunk.payload)
-        if not self._flow.settle(chunk.index, now):
+        if not self._flow.on_arrival(chunk.index, now):
             self.duplicates += 1
             return []
-        self._pieces.data[place] = chunk.payload
+        self._buffer.data[span] = chunk.payload
         self._steady.add(len(chunk.payload), now)
         if self.is_complete:
             self.finished_at = now
         return self._flow.fill(now)
 
     def tick(self, now: float) -> list[int]:
-        """Ask again for what is overdue, with half the window."""
+        """Request overdue chunks again, with half the window."""
         return self._flow.tick(now)
 
     def on_link_up(self, now: float) -> list[int]:
-        """Ask again for all that was in flight when the link was lost."""
+        """Request all chunks again that were in flight when the link was lost."""
         return self.start(now) if self.started_at is None else self._flow.restart(now)
 
     @property
     def wake_at(self) -> float | None:
-        """When `tick` is due; None when nothing is in flight."""
+        """Time of the next `tick`; None when no chunk is in flight."""
         return self._flow.wake_at
 
     @property
     def is_complete(self) -> bool:
-        """Every chunk has arrived; the hash is still to be compared."""
+        """Every chunk has arrived; the hash is not verified yet."""
         return not self._flow.missing
 
     @property
     def window(self) -> int:
-        """Chunks that may be in flight at the moment."""
+        """Chunks that may be in flight now."""
         return self._flow.window
 
     @property
     def rerequests(self) -> int:
-        """Chunks asked for more than once, counted each time."""
+        """Repeated requests, over all chunks."""
         return self._flow.repeats
 
     @property
     def steady(self) -> SteadyTransfer | None:
-        """The part after the first chunk; None for a single chunk, or with repeats."""
+        """The part after the first chunk; None for a single chunk, or after a repeated request."""
         return None if self.rerequests or self.duplicates else self._steady.part
 
     @property
     def data(self) -> bytearray:
-        """The blob; zero where chunks are missing."""
-        return self._pieces.data
+        """The blob; missing chunks are zero."""
+        return self._buffer.data
 
     def verify(self) -> None:
-        """Compare the blob with the manifest's hash; takes about 1 ms per MB.
+        """Compare the blob with the hash in its manifest; takes about 1 ms per MB.
 
         Raises:
             DecodeError: Chunks are missing, or the hash differs.
         """
-        self._pieces.verify(self.manifest.sha256, self._flow.missing)
+        self._buffer.verify(self.manifest.sha256, self._flow.missing)
 
 
 class Upload:
-    """Send a blob under a credit window.
+    """Upload of a blob, at most a window of unacknowledged chunks at a time.
 
-    Every method that returns a list returns the chunks to send now. Nothing is sent before the
-    first grant. `rate_bps` is what the link is known to carry, bit/s.
+    Every method that returns a list returns the chunks to send now; before the first grant there
+    are none. `rate_bps` is the measured rate of the link, bit/s.
     """
 
     def __init__(
@@ -351,58 +354,58 @@ class Upload:
             raise ValueError(f"upload: must hold {manifest.size_bytes} bytes, got {len(data)}")
         self.manifest = manifest
         self._data = memoryview(data)
-        self._flow = Flow(manifest, rate_bps=rate_bps)
+        self._flow = FlowControl(manifest, rate_bps=rate_bps)
         self._acked = 0
-        """Bitmap of what has been acknowledged."""
+        """Bitmap of the acknowledged chunks."""
 
     def on_grant(self, window: int, now: float) -> list[int]:
-        """Begin, or go on after a reconnect; the same grant again changes nothing."""
+        """Start, or resume after a reconnect; a repeated grant changes nothing."""
         if window != self._flow.limit:
-            # A smaller window would never earn an ack.
+            # The receiver would not acknowledge a smaller window.
             self._flow.floor = ack_interval(window, self.manifest.chunk_count)
             self._flow.open(window)
         return self._flow.fill(now)
 
     def on_ack(self, received: bytes, now: float) -> list[int]:
-        """Take the bitmap of what has arrived; one that is late or repeated is harmless.
+        """Handle the bitmap of arrived chunks; a late or repeated bitmap is harmless.
 
         Raises:
-            DecodeError: The bitmap is not that of this blob.
+            DecodeError: The bitmap does not fit the blob.
         """
         count = self.manifest.chunk_count
         bits = int.from_bytes(received, "little")
         if len(received) != _bitmap_bytes(count) or bits >> count:
             raise DecodeError(f"ack: must be a bitmap of {count} chunks, got {received[:16].hex()}")
-        fresh = bits & ~self._acked & ((1 << self._flow.untouched) - 1)
-        self._acked |= fresh
-        while fresh:
-            lowest = fresh & -fresh
-            self._flow.settle(lowest.bit_length() - 1, now)
-            fresh ^= lowest
+        new_bits = bits & ~self._acked & ((1 << self._flow.first_unrequested) - 1)
+        self._acked |= new_bits
+        while new_bits:
+            lowest = new_bits & -new_bits
+            self._flow.on_arrival(lowest.bit_length() - 1, now)
+            new_bits ^= lowest
         return self._flow.fill(now)
 
     def tick(self, now: float) -> list[int]:
-        """Send again what is overdue, with half the window."""
+        """Send overdue chunks again, with half the window."""
         return self._flow.tick(now)
 
     def on_link_up(self, now: float) -> list[int]:
-        """Send again all that was in flight when the link was lost."""
+        """Send all chunks again that were in flight when the link was lost."""
         return self._flow.restart(now)
 
     @property
     def wake_at(self) -> float | None:
-        """When `tick` is due; None when nothing is in flight."""
+        """Time of the next `tick`; None when no chunk is in flight."""
         return self._flow.wake_at
 
     @property
     def window(self) -> int:
-        """Chunks that may be in flight at the moment."""
+        """Chunks that may be in flight now."""
         return self._flow.window
 
     @property
     def is_all_sent(self) -> bool:
-        """Each chunk has been sent at least once."""
-        return self._flow.untouched == self.manifest.chunk_count
+        """Every chunk has been sent at least once."""
+        return self._flow.first_unrequested == self.manifest.chunk_count
 
     @property
     def is_acknowledged(self) -> bool:
@@ -411,25 +414,25 @@ class Upload:
 
     @property
     def resent(self) -> int:
-        """Chunks sent more than once, counted each time."""
+        """Repeated sends, over all chunks."""
         return self._flow.repeats
 
     def frame(self, index: int) -> bytes:
-        """Return the chunk as it travels."""
+        """Return the encoded chunk."""
         return encode_chunk(self.manifest.id, index, self._data[chunk_slice(self.manifest, index)])
 
 
-class Intake:
-    """Receive an upload.
+class UploadReceiver:
+    """Receiver of an upload.
 
     Args:
-        manifest: What was announced.
-        window: Chunks that the sender may have un-acknowledged.
-        memory: Where to write, as large as the blob; None takes new memory, which costs as much
-            time as receiving does (half a millisecond per MB).
+        manifest: The announced blob.
+        window: Unacknowledged chunks that the sender may have.
+        memory: Buffer of the size of the blob; None allocates one, which takes as long as the
+            reception itself (half a millisecond per MB).
 
     Raises:
-        ValueError: The memory is not as large as the blob.
+        ValueError: The buffer is not of the size of the blob.
     """
 
     def __init__(self, manifest: Manifest, window: int, memory: bytearray | None = None) -> None:
@@ -439,8 +442,8 @@ class Intake:
         self.finished_at: float | None = None
         self.duplicates = 0
         self.received_bytes = 0
-        """Payload bytes, duplicates included: what the link carried."""
-        self._pieces = _Pieces(manifest, memory)
+        """Payload bytes that the link carried, duplicates included."""
+        self._buffer = _BlobBuffer(manifest, memory)
         self._steady = _SteadyMeter()
         self._bitmap = bytearray(_bitmap_bytes(manifest.chunk_count))
         self._missing = manifest.chunk_count
@@ -448,21 +451,21 @@ class Intake:
         self._unreported = 0
 
     def on_chunk(self, chunk: Chunk, now: float) -> bool:
-        """Take a chunk; return whether an `UploadAck` is due.
+        """Handle a chunk; return whether an `UploadAck` is due.
 
-        It is due every half window, unless the window holds the whole blob; at the end; and on a
-        duplicate, which tells that an ack was lost or late.
+        It is due after each half window, unless one window holds the whole blob; after the last
+        chunk; and after a duplicate, which means that an `UploadAck` was lost or late.
 
         Raises:
             DecodeError: The chunk is of another blob, out of range, or of the wrong length.
         """
-        place = self._pieces.check(chunk)
+        span = self._buffer.check(chunk)
         self.received_bytes += len(chunk.payload)
         byte, bit = chunk.index // 8, 1 << chunk.index % 8
         if self._bitmap[byte] & bit:
             self.duplicates += 1
             return True
-        self._pieces.data[place] = chunk.payload
+        self._buffer.data[span] = chunk.payload
         self._steady.add(len(chunk.payload), now)
         self._bitmap[byte] |= bit
         self._missing -= 1
@@ -472,24 +475,24 @@ class Intake:
         return self.is_complete or self._unreported >= self._interval
 
     def bitmap(self) -> bytes:
-        """Return what `UploadAck.received` reports."""
+        """Return the bitmap for `UploadAck.received`."""
         self._unreported = 0
         return bytes(self._bitmap)
 
     @property
     def is_complete(self) -> bool:
-        """Every chunk has arrived; the hash is still to be compared."""
+        """Every chunk has arrived; the hash is not verified yet."""
         return not self._missing
 
     @property
     def steady(self) -> SteadyTransfer | None:
-        """What came after the first chunk; None where there is no such part, or of duplicates."""
+        """The part after the first chunk; None for a single chunk, or after a duplicate."""
         return None if self.duplicates else self._steady.part
 
     @property
     def data(self) -> bytearray:
-        """The blob; where chunks are missing, what was there before."""
-        return self._pieces.data
+        """The blob; missing chunks keep the previous content of the buffer."""
+        return self._buffer.data
 
     def verify(self, sha256: bytes) -> None:
         """Compare the blob with the sender's hash; takes about 1 ms per MB.
@@ -497,13 +500,14 @@ class Intake:
         Raises:
             DecodeError: Chunks are missing, or the hash differs.
         """
-        self._pieces.verify(sha256, self._missing)
+        self._buffer.verify(sha256, self._missing)
 
 
 def ack_interval(window: int, chunk_count: int) -> int:
-    """Return after how many new chunks an acknowledgement is due: half a window.
+    """Return the number of new chunks after which an acknowledgement is due: half a window.
 
-    Of a blob that one window holds, after the last: nobody waits for an earlier one.
+    A blob within one window is acknowledged after its last chunk only, as the sender does not wait
+    for an earlier acknowledgement.
     """
     return chunk_count if chunk_count <= window else -(-window // 2)
 

@@ -1,4 +1,4 @@
-"""Uploads of updates: check of the offer, intake of the chunks, decoding, memory."""
+"""Uploads of updates: check of the offer, receiver of the chunks, decoding, memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from fairbed.wire.codecs import Codec, packed_bytes, unpack
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import Manifest, Offer, SteadyTransfer, Train, UploadDone
 from fairbed.wire.tensors import Layout, vector_from_bytes
-from fairbed.wire.transfer import Intake
+from fairbed.wire.transfer import UploadReceiver
 
 
 @dataclass(slots=True)
 class _Upload:
-    intake: Intake
+    receiver: UploadReceiver
     codec: Codec | None
     """None is float32."""
     base: Vector | None
@@ -85,7 +85,7 @@ class Uploads:
         """
         spare = self._spare.get(manifest.size_bytes)
         memory = spare.pop() if spare else None
-        self._open[device] = _Upload(Intake(manifest, window, memory), codec, base)
+        self._open[device] = _Upload(UploadReceiver(manifest, window, memory), codec, base)
 
     def on_frame(self, device: str, frame: Buffer) -> tuple[bytes | None, CompletedUpload | None]:
         """Record a chunk; return the bitmap to acknowledge, if due, and the upload if complete.
@@ -97,15 +97,15 @@ class Uploads:
         if upload is None:
             return None, None
         chunk = decode_chunk(frame)
-        if chunk.blob != upload.intake.manifest.id:
+        if chunk.blob != upload.receiver.manifest.id:
             return None, None
-        ack = upload.intake.on_chunk(chunk, self._now())
-        return (upload.intake.bitmap() if ack else None), self._complete(upload)
+        ack = upload.receiver.on_chunk(chunk, self._now())
+        return (upload.receiver.bitmap() if ack else None), self._complete(upload)
 
     def on_done(self, device: str, done: UploadDone) -> CompletedUpload | None:
         """Record the hash of an update; return the upload if all chunks have arrived."""
         upload = self._open.get(device)
-        if upload is None or upload.intake.manifest.id != done.id:
+        if upload is None or upload.receiver.manifest.id != done.id:
             return None
         upload.sha256, upload.resent = done.sha256, done.resent_chunks
         return self._complete(upload)
@@ -136,7 +136,7 @@ class Uploads:
         """Close an upload and reuse its buffer; the caller must hold no reference to its vector."""
         upload = self._open.pop(device, None)
         if upload is not None:
-            data = upload.intake.data
+            data = upload.receiver.data
             self._spare.setdefault(len(data), []).append(data)
 
     def discard(self, device: str) -> None:
@@ -148,26 +148,26 @@ class Uploads:
         self._open.clear()
 
     def _verify(self, upload: _Upload, sha256: bytes) -> None:
-        intake, codec = upload.intake, upload.codec
-        intake.verify(sha256)
+        receiver, codec = upload.receiver, upload.codec
+        receiver.verify(sha256)
         if codec is None:
-            upload.vector = vector_from_bytes(intake.data, self._layout.n_values)
+            upload.vector = vector_from_bytes(receiver.data, self._layout.n_values)
             return
         started = self._now()
-        upload.vector = unpack(intake.data, codec, self._layout, upload.base)
+        upload.vector = unpack(receiver.data, codec, self._layout, upload.base)
         upload.decode_s = self._now() - started
 
     @staticmethod
     def _complete(upload: _Upload) -> CompletedUpload | None:
-        intake = upload.intake
-        if upload.sha256 is None or not intake.is_complete or intake.finished_at is None:
+        receiver = upload.receiver
+        if upload.sha256 is None or not receiver.is_complete or receiver.finished_at is None:
             return None
         return CompletedUpload(
-            at=intake.finished_at,
-            bytes_up=intake.received_bytes,
-            duplicates=intake.duplicates,
+            at=receiver.finished_at,
+            bytes_up=receiver.received_bytes,
+            duplicates=receiver.duplicates,
             resent=upload.resent,
-            steady=intake.steady,
+            steady=receiver.steady,
         )
 
 

@@ -19,7 +19,7 @@ from fairbed.coordinator.store.event_log import EventLog
 from fairbed.wire.chunks import (
     RETAINED_CHUNK_BYTES,
     manifest_of,
-    settled_chunk_bytes,
+    stable_chunk_bytes,
     suitable_chunk_bytes,
 )
 from fairbed.wire.codecs import Codec
@@ -162,4 +162,4 @@ class ModelVersions:
     def _chunk_bytes(self, size_bytes: int, last: Manifest | None) -> int:
         rate_bps = self._registry.slowest_bps()
         suitable = suitable_chunk_bytes(rate_bps, size_bytes, self._max_chunk_bytes)
-        return settled_chunk_bytes(None if last is None else last.chunk_bytes, suitable)
+        return stable_chunk_bytes(None if last is None else last.chunk_bytes, suitable)

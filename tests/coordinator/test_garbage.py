@@ -11,10 +11,10 @@ from fairbed.coordinator.rounds.loop import RoundProgress
 from fairbed.coordinator.rounds.merging import RoundMerge
 from fairbed.device_agent.round import DeviceRound
 from fairbed.device_agent.transfers import Pull, Push
-from fairbed.wire.transfer import Download, Intake, Upload
+from fairbed.wire.transfer import Download, Upload, UploadReceiver
 from tests.coordinator.lab import lab, make_config
 
-OF_A_ROUND = (DeviceRound, Push, Pull, Upload, Download, Intake, RoundMerge)
+OF_A_ROUND = (DeviceRound, Push, Pull, Upload, Download, UploadReceiver, RoundMerge)
 DEVICES = 3
 EVERYBODY = SelectionConfig(policy="uniform", per_round=DEVICES)
 

@@ -38,7 +38,7 @@ from fairbed.wire.messages import (
 )
 from fairbed.wire.tensors import vector_from_bytes, vector_to_bytes
 from fairbed.wire.topics import Topics
-from fairbed.wire.transfer import Intake
+from fairbed.wire.transfer import UploadReceiver
 from fairbed.wire.transport.base import LinkUp, Packet, Transport
 
 PATIENCE_S = 20.0
@@ -59,7 +59,7 @@ class FakeCoordinator:
         self.device = device
         self.boot = boot
         self.status_on = CoordinatorStatus(state="on", boot=boot, run="test")
-        self.intake: Intake | None = None
+        self.receiver: UploadReceiver | None = None
         self.acknowledges = True
         """Answer upload chunks with acks."""
         self.answers_probes = True
@@ -179,8 +179,8 @@ class FakeCoordinator:
 
     async def grant(self, offer: Offer) -> None:
         """Let the device upload."""
-        if self.intake is None or self.intake.manifest.id != offer.manifest.id:
-            self.intake = Intake(offer.manifest, WINDOW)
+        if self.receiver is None or self.receiver.manifest.id != offer.manifest.id:
+            self.receiver = UploadReceiver(offer.manifest, WINDOW)
         await self.tell(Grant(round=offer.round, id=offer.manifest.id, window=WINDOW))
 
     async def receive(self, offer: Offer) -> NDArray[np.float32]:
@@ -188,14 +188,14 @@ class FakeCoordinator:
         done = await self.expect(UploadDone)
         while done.id != offer.manifest.id:
             done = await self.expect(UploadDone)
-        intake = self.intake
-        assert intake is not None
+        receiver = self.receiver
+        assert receiver is not None
         with anyio.fail_after(PATIENCE_S):
-            while not intake.is_complete:
+            while not receiver.is_complete:
                 await self._changed.wait()
-        intake.verify(done.sha256)
+        receiver.verify(done.sha256)
         await self.tell(UploadResult(round=offer.round, id=offer.manifest.id, accepted=True))
-        return vector_from_bytes(bytes(intake.data), offer.manifest.size_bytes // 4)
+        return vector_from_bytes(bytes(receiver.data), offer.manifest.size_bytes // 4)
 
     async def play(
         self, round_id: int, vector: NDArray[np.float32], **asked: bool
@@ -242,11 +242,11 @@ class FakeCoordinator:
 
     async def _on_chunk(self, chunk: Chunk) -> None:
         self.chunks.append(chunk.index)
-        intake = self.intake
-        if intake is None or chunk.blob != intake.manifest.id:
+        receiver = self.receiver
+        if receiver is None or chunk.blob != receiver.manifest.id:
             return
-        if intake.on_chunk(chunk, 0.0) and self.acknowledges:
-            await self.tell(UploadAck(id=chunk.blob, received=intake.bitmap()), qos=0)
+        if receiver.on_chunk(chunk, 0.0) and self.acknowledges:
+            await self.tell(UploadAck(id=chunk.blob, received=receiver.bitmap()), qos=0)
 
     async def _send_private(self, request: ChunkRequest) -> None:
         if self._private is None or request.id != self._private[0].id:

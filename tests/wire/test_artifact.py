@@ -42,7 +42,7 @@ MALFORMED = [
     (
         ("spec", "x_dtype"),
         "int64",
-        "x_classes must be given exactly for int64 x, got 0 - at `$.spec`",
+        "x_classes must be positive for int64 x and 0 otherwise, got 0 - at `$.spec`",
     ),
     (
         ("spec", "selfcheck", "loss"),

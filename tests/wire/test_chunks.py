@@ -12,7 +12,7 @@ from fairbed.wire.chunks import (
     decode_chunk,
     encode_chunk,
     manifest_of,
-    settled_chunk_bytes,
+    stable_chunk_bytes,
     suitable_chunk_bytes,
 )
 from fairbed.wire.codec import decode, encode
@@ -49,11 +49,11 @@ def test_refuses_a_flipped_bit_anywhere(at: int) -> None:
 
 
 MALFORMED = [
-    (b"", "chunk: must hold 1 to 983040 bytes after a header of 28, got 0 in all"),
-    (FRAME[:28], "chunk: must hold 1 to 983040 bytes after a header of 28, got 28 in all"),
+    (b"", "chunk: must hold 1 to 983040 bytes after a header of 28, got 0 in total"),
+    (FRAME[:28], "chunk: must hold 1 to 983040 bytes after a header of 28, got 28 in total"),
     (
         FRAME + bytes(MAX_CHUNK_BYTES),
-        "chunk: must hold 1 to 983040 bytes after a header of 28, got 983075 in all",
+        "chunk: must hold 1 to 983040 bytes after a header of 28, got 983075 in total",
     ),
     (b"XY" + FRAME[2:], "chunk: must start with b'FB', got b'XY'"),
     (FRAME[:3] + b"\x01" + FRAME[4:], "chunk 3: flags must be 0, got 1"),
@@ -146,9 +146,9 @@ def test_a_fast_link_takes_larger_chunks_if_the_blob_makes_two_of_them() -> None
 
 
 def test_a_size_stays_while_it_is_within_a_factor_of_two() -> None:
-    assert settled_chunk_bytes(None, 300) == 300
-    assert [settled_chunk_bytes(300, other) for other in (150, 299, 600)] == [300] * 3
-    assert [settled_chunk_bytes(300, other) for other in (149, 601)] == [149, 601]
+    assert stable_chunk_bytes(None, 300) == 300
+    assert [stable_chunk_bytes(300, other) for other in (150, 299, 600)] == [300] * 3
+    assert [stable_chunk_bytes(300, other) for other in (149, 601)] == [149, 601]
 
 
 @pytest.mark.parametrize("rate_bps", [None, 1e3, 10e6, 1e9])

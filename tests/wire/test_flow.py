@@ -8,7 +8,7 @@ import pytest
 
 from fairbed.wire.chunks import decode_chunk
 from fairbed.wire.messages import Manifest
-from fairbed.wire.transfer import Intake, Upload
+from fairbed.wire.transfer import Upload, UploadReceiver
 
 WINDOW = 4
 CHUNK_BYTES = 32 * 1024
@@ -39,7 +39,7 @@ def upload_over(link: Queue, rate_bps: float | None) -> tuple[Upload, float]:
         size_bytes=len(data),
         chunk_bytes=CHUNK_BYTES,
     )
-    upload, intake = Upload(manifest, data, rate_bps), Intake(manifest, WINDOW)
+    upload, receiver = Upload(manifest, data, rate_bps), UploadReceiver(manifest, WINDOW)
     due = upload.on_grant(WINDOW, 0.0)
     now = 0.0
     while True:
@@ -54,8 +54,8 @@ def upload_over(link: Queue, rate_bps: float | None) -> tuple[Upload, float]:
             due = upload.tick(now)
             continue
         now, _, frame = heapq.heappop(link.frames)
-        is_due = intake.on_chunk(decode_chunk(frame), now)
-        due = upload.on_ack(intake.bitmap(), now) if is_due else []
+        is_due = receiver.on_chunk(decode_chunk(frame), now)
+        due = upload.on_ack(receiver.bitmap(), now) if is_due else []
 
 
 @pytest.mark.parametrize("rate_bps", [50e3, 200e3, 1e6, 10e6])

@@ -85,7 +85,7 @@ BROKEN = [
         [_tensor("a", role="buffer"), _tensor("b", 2)],
         "layout: all parameters must come before all buffers",
     ),
-    ([_tensor("a"), _tensor("a", 2)], "layout: every tensor must have a name of its own"),
+    ([_tensor("a"), _tensor("a", 2)], "layout: every tensor must have a unique name"),
     (
         [_tensor(size=1 << 30)],
         "layout: must fit into 2147483648 bytes, got 1073741824 values",

@@ -8,14 +8,14 @@ import pytest
 from fairbed.wire.chunks import Chunk, chunk_slice, decode_chunk, encode_chunk, manifest_of
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import Manifest, SteadyTransfer
-from fairbed.wire.transfer import Download, Intake, Upload
+from fairbed.wire.transfer import Download, Upload, UploadReceiver
 
 CHUNK = 1024
 
 
 def in_flight(transfer: Download | Upload) -> frozenset[int]:
     """Return the chunks that were requested or sent, and are not there yet."""
-    return frozenset(transfer._flow.flying)
+    return frozenset(transfer._flow.in_flight)
 
 
 def blob(count: int, short_by: int = 100) -> tuple[bytes, Manifest]:
@@ -73,13 +73,13 @@ def test_counts_and_ignores_a_duplicate() -> None:
 
 def test_what_comes_after_the_first_chunk_is_the_settled_part() -> None:
     data, manifest = blob(3)
-    download, intake = Download(manifest), Intake(manifest, 4)
+    download, receiver = Download(manifest), UploadReceiver(manifest, 4)
     download.start(0.0)
-    for receiver in (download, intake):
+    for transfer in (download, receiver):
         told = []
         for index, at in ((1, 0.5), (0, 0.75), (2, 1.0), (2, 1.5)):
-            receiver.on_chunk(piece(data, manifest, index), at)
-            told.append(receiver.steady)
+            transfer.on_chunk(piece(data, manifest, index), at)
+            told.append(transfer.steady)
         assert told == [
             None,
             SteadyTransfer(n_bytes=CHUNK, duration_s=0.25),
@@ -129,14 +129,14 @@ def test_refuses_what_is_not_of_this_blob(
 ) -> None:
     _, manifest = blob(3)
     chunk = Chunk(manifest.id if of_this_blob else bytes(16), index, memoryview(bytes(length)))
-    download, intake = Download(manifest), Intake(manifest, 4)
+    download, receiver = Download(manifest), UploadReceiver(manifest, 4)
     asked = download.start(0.0)
-    for receiver in (download, intake):
+    for transfer in (download, receiver):
         with pytest.raises(DecodeError, match=rule):
-            receiver.on_chunk(chunk, 0.1)
-        assert receiver.received_bytes == 0
+            transfer.on_chunk(chunk, 0.1)
+        assert transfer.received_bytes == 0
     assert in_flight(download) == frozenset(asked)
-    assert intake.bitmap() == bytes(1)
+    assert receiver.bitmap() == bytes(1)
 
 
 def test_asks_again_after_two_seconds_with_half_the_window() -> None:
@@ -341,26 +341,26 @@ def test_an_upload_must_be_as_long_as_announced() -> None:
 
 def test_an_ack_is_due_every_half_window_on_a_duplicate_and_at_the_end() -> None:
     data, manifest = blob(9)
-    intake = Intake(manifest, window=5)
+    receiver = UploadReceiver(manifest, window=5)
     due = []
     for index in (8, 0, 1, 1, 2, 3, 4, 5, 6, 7):
-        is_due = intake.on_chunk(piece(data, manifest, index), 0.1)
+        is_due = receiver.on_chunk(piece(data, manifest, index), 0.1)
         due.append(is_due)
         if is_due:
-            intake.bitmap()
+            receiver.bitmap()
     assert due == [False, False, True, True, False, False, True, False, False, True]
-    assert intake.is_complete
-    assert intake.finished_at == 0.1
-    assert intake.duplicates == 1
-    assert intake.data == data
+    assert receiver.is_complete
+    assert receiver.finished_at == 0.1
+    assert receiver.duplicates == 1
+    assert receiver.data == data
     assert manifest.sha256 is not None
-    intake.verify(manifest.sha256)
+    receiver.verify(manifest.sha256)
 
 
 def test_of_a_blob_that_one_window_holds_one_ack_is_due() -> None:
     data, manifest = blob(4)
-    intake = Intake(manifest, window=4)
-    due = [intake.on_chunk(piece(data, manifest, index), 0.1) for index in (3, 0, 0, 1, 2)]
+    receiver = UploadReceiver(manifest, window=4)
+    due = [receiver.on_chunk(piece(data, manifest, index), 0.1) for index in (3, 0, 0, 1, 2)]
     assert due == [False, False, True, False, True]
     upload = Upload(manifest, data)
     upload.on_grant(4, 0.0)
@@ -369,31 +369,31 @@ def test_of_a_blob_that_one_window_holds_one_ack_is_due() -> None:
 
 def test_the_bitmap_begins_with_the_least_significant_bit() -> None:
     data, manifest = blob(10)
-    intake = Intake(manifest, window=4)
+    receiver = UploadReceiver(manifest, window=4)
     for index in (0, 2, 9):
-        intake.on_chunk(piece(data, manifest, index), 0.1)
-    assert intake.bitmap() == bytes([0b101, 0b10])
+        receiver.on_chunk(piece(data, manifest, index), 0.1)
+    assert receiver.bitmap() == bytes([0b101, 0b10])
 
 
 def test_an_intake_tells_a_wrong_hash() -> None:
     data, manifest = blob(1)
-    intake = Intake(manifest, window=4)
-    intake.on_chunk(piece(data, manifest, 0), 0.1)
+    receiver = UploadReceiver(manifest, window=4)
+    receiver.on_chunk(piece(data, manifest, 0), 0.1)
     with pytest.raises(DecodeError, match="sha256 must be"):
-        intake.verify(bytes(32))
+        receiver.verify(bytes(32))
 
 
 def test_an_intake_may_write_into_memory_that_was_used_before() -> None:
     data, manifest = blob(3)
     used = bytearray(b"\xff" * manifest.size_bytes)
-    intake = Intake(manifest, window=4, memory=used)
+    receiver = UploadReceiver(manifest, window=4, memory=used)
     for index in range(3):
-        intake.on_chunk(piece(data, manifest, index), 0.0)
-    assert intake.data is used
+        receiver.on_chunk(piece(data, manifest, index), 0.0)
+    assert receiver.data is used
     assert used == data
 
 
 def test_the_memory_of_an_intake_is_as_large_as_its_blob() -> None:
     _, manifest = blob(3)
     with pytest.raises(ValueError, match="memory: must hold"):
-        Intake(manifest, window=4, memory=bytearray(manifest.size_bytes + 1))
+        UploadReceiver(manifest, window=4, memory=bytearray(manifest.size_bytes + 1))

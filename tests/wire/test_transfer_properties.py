@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fairbed.wire.chunks import Chunk, chunk_slice, decode_chunk, encode_chunk, manifest_of
 from fairbed.wire.errors import DecodeError
 from fairbed.wire.messages import Manifest
-from fairbed.wire.transfer import Download, Intake, Upload, ack_interval
+from fairbed.wire.transfer import Download, Upload, UploadReceiver, ack_interval
 from tests.wire.test_transfer import in_flight
 
 CHUNK = 1024
@@ -137,7 +137,7 @@ def test_an_upload_ends_whole(
 ) -> None:
     data, manifest = make(count)
     network = Network(schedule, losses)
-    upload, intake = Upload(manifest, data), Intake(manifest, window)
+    upload, receiver = Upload(manifest, data), UploadReceiver(manifest, window)
     acknowledged = 0
 
     def send(indices: list[int]) -> None:
@@ -162,20 +162,20 @@ def test_an_upload_ends_whole(
                 send(upload.on_ack(body, network.now))
             case (_, body):
                 chunk = decoded(body)
-                if chunk is not None and intake.on_chunk(chunk, network.now):
-                    network.send("ack", intake.bitmap())
+                if chunk is not None and receiver.on_chunk(chunk, network.now):
+                    network.send("ack", receiver.bitmap())
     assert upload.is_acknowledged
     assert upload.is_all_sent
-    assert intake.is_complete
+    assert receiver.is_complete
     assert manifest.sha256 is not None
-    intake.verify(manifest.sha256)
+    receiver.verify(manifest.sha256)
 
 
 @given(counts, windows, st.integers(0, 40))
 def test_a_quiet_network_carries_every_chunk_once(count: int, window: int, seed: int) -> None:
     data, manifest = make(count)
     download, upload = Download(manifest, window), Upload(manifest, data)
-    intake = Intake(manifest, window)
+    receiver = UploadReceiver(manifest, window)
     rng = np.random.Generator(np.random.PCG64(seed))
 
     def shuffled(first: list[int], step: Callable[[int, float], list[int]]) -> None:
@@ -189,11 +189,11 @@ def test_a_quiet_network_carries_every_chunk_once(count: int, window: int, seed:
         return download.on_chunk(decode_chunk(upload.frame(index)), now)
 
     def take(index: int, now: float) -> list[int]:
-        is_due = intake.on_chunk(decode_chunk(upload.frame(index)), now)
-        return upload.on_ack(intake.bitmap(), now) if is_due else []
+        is_due = receiver.on_chunk(decode_chunk(upload.frame(index)), now)
+        return upload.on_ack(receiver.bitmap(), now) if is_due else []
 
     shuffled(download.start(0.0), arrive)
     shuffled(upload.on_grant(window, 0.0), take)
-    assert download.data == intake.data == data
+    assert download.data == receiver.data == data
     assert (download.rerequests, download.duplicates) == (0, 0)
-    assert (upload.resent, intake.duplicates) == (0, 0)
+    assert (upload.resent, receiver.duplicates) == (0, 0)

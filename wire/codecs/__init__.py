@@ -1,4 +1,4 @@
-"""How vectors are made smaller for the wire, and what that costs in exactness."""
+"""Codecs that compress vectors, with bounds on their error."""
 
 from fairbed.wire.codecs.base import Codec, Vector
 from fairbed.wire.codecs.half import Half

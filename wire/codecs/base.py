@@ -1,4 +1,4 @@
-"""What every codec can do: n float32 values to bytes and back, with a bound on the error."""
+"""The codec interface: n float32 values to bytes and back, with a bound on the error."""
 
 from typing import ClassVar, Protocol, TypeAlias
 
@@ -9,18 +9,18 @@ from fairbed.wire.errors import DecodeError
 
 Vector: TypeAlias = NDArray[np.float32]
 
-# Generators are quoted in signatures: naming the type loads numpy.random, 2.4 MB that an agent
-# without a task does not need.
+# `np.random.Generator` is quoted in signatures: evaluating it loads numpy.random, 2.4 MB that an
+# agent without a task does not need.
 
 
 class Codec(Protocol):
     """Encodes values, shape (n,); the size of the result follows from n alone."""
 
     number: ClassVar[int]
-    """What the header of a blob calls it, 1 to 255."""
+    """Number of the codec in the header of a blob, 1 to 255."""
 
     def size_bytes(self, n: int) -> int:
-        """Return how many bytes n values become."""
+        """Return the encoded size of n values."""
         ...
 
     def encode(self, values: Vector, rng: "np.random.Generator") -> bytes:
@@ -32,29 +32,29 @@ class Codec(Protocol):
         ...
 
     def decode(self, data: memoryview, n: int) -> Vector:
-        """Return the values, shape (n,), in a memory of their own.
+        """Return the values as a new array, shape (n,).
 
         Raises:
-            DecodeError: The bytes are not what `encode` writes, or a value is not finite.
+            DecodeError: The bytes are malformed, or a value is not finite.
         """
         ...
 
 
 def check_length(data: memoryview, expected: int, what: str) -> None:
-    """Refuse a payload of another length; `what` names the codec.
+    """Check the length of a payload; `what` names the codec.
 
     Raises:
-        DecodeError: It is longer or shorter than the layout says.
+        DecodeError: The payload is longer or shorter than `expected`.
     """
     if len(data) != expected:
         raise DecodeError(f"{what}: must hold {expected} bytes, got {len(data)}")
 
 
 def check_finite(values: Vector, what: str) -> None:
-    """Refuse values that are not finite; `what` names them.
+    """Check that all values are finite; `what` names them.
 
     Raises:
-        DecodeError: One is not.
+        DecodeError: A value is not finite.
     """
     if not np.isfinite(values).all():
         at = int(np.flatnonzero(~np.isfinite(values))[0])

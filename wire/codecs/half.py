@@ -1,4 +1,4 @@
-"""IEEE 754 half precision: two bytes a value."""
+"""IEEE 754 half precision: two bytes per value."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,8 +15,8 @@ class Half:
 
         |x' - x| <= max(2^-11 |x|, 2^-25)        for |x| <= 65504
 
-    A value that would round beyond 65504 (|x| >= 65520) is not clipped but refused: an error
-    without a bound is worse than a round without an update. Decoding is exact.
+    A value that would round beyond 65504 (|x| >= 65520) is refused, not clipped: a missing update
+    is better than an unbounded error. Decoding is exact.
 
     Source:
         IEEE 754-2019, binary16: 11 significant bits, smallest subnormal 2^-24.
@@ -29,10 +29,10 @@ class Half:
         return 2 * n
 
     def encode(self, values: Vector, rng: "np.random.Generator") -> bytes:
-        """Return the halves, little-endian; nothing is random about them.
+        """Return the float16 values, little-endian; `rng` is not used.
 
         Raises:
-            EncodeError: A value lies beyond the range.
+            EncodeError: A value is out of range.
         """
         with np.errstate(over="ignore"):
             halves = values.astype("<f2")
@@ -47,7 +47,7 @@ class Half:
         """Return the values, shape (n,).
 
         Raises:
-            DecodeError: Wrong length, or a value is not finite.
+            DecodeError: The length is wrong, or a value is not finite.
         """
         check_length(data, self.size_bytes(n), "float16")
         values = np.frombuffer(data, dtype="<f2").astype(np.float32)

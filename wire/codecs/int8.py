@@ -1,6 +1,6 @@
-"""Eight bits a value, with one scale a block and stochastic rounding.
+"""Eight bits per value, with one scale per block and stochastic rounding.
 
-scale float32 of each block | one int8 a value
+Format: scales float32, one per block | levels int8, one per value.
 """
 
 from collections.abc import Iterator
@@ -13,20 +13,20 @@ from fairbed.wire.codecs.base import Vector, check_finite, check_length
 from fairbed.wire.errors import DecodeError, EncodeError
 
 BLOCK = 1024
-"""Values that share a scale: one outlier spoils no more than these; costs 0.4 % of the bytes."""
+"""Values per scale: an outlier affects only its own block; scales cost 0.4 % of the bytes."""
 
 LEVELS = 127
 
 SMALLEST_SCALE = 2.0**-126
-"""The smallest normal float32: no scale is a subnormal, which some processors take for zero."""
+"""The smallest normal float32: some processors treat a subnormal scale as zero."""
 
-_AT_A_TIME = 64 * BLOCK
-"""Values worked on at a time, so that what lies between stays small."""
+_PART_VALUES = 64 * BLOCK
+"""Values processed at a time, to keep temporary arrays small."""
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Blocks:
-    """Signed bytes times the scale of their block of 1024, rounded up or down at random.
+    """Signed bytes times the scale of their block of 1024 values, with stochastic rounding.
 
         s = max(max |x| / 127, 2^-126),   q = floor(x / s + u),  u uniform in [0, 1),   x' = s q
 
@@ -37,18 +37,19 @@ class Int8Blocks:
     Source:
         Alistarh et al., NeurIPS 2017 (QSGD), section 3.1 and Lemma 3.1 (arXiv:1610.02132).
     Deviates:
-        The scale is the largest value of the block, not its L2 norm, which the paper proposes in
-        its section 4 (bucketing, max-norm): finer levels for the same bytes. No Elias coding.
+        The scale is the largest magnitude of the block instead of its L2 norm, as the paper
+        proposes in section 4 (bucketing, max-norm): finer levels for the same bytes. No Elias
+        coding.
     """
 
     number: ClassVar[int] = 2
 
     def size_bytes(self, n: int) -> int:
-        """Return n and 4 bytes a block."""
+        """Return n plus 4 bytes per block."""
         return n + 4 * _blocks(n)
 
     def encode(self, values: Vector, rng: "np.random.Generator") -> bytes:
-        """Return scales and bytes; `rng` rounds.
+        """Return scales and levels; `rng` draws the rounding.
 
         Raises:
             EncodeError: A value is not finite, or so large that the last level overflows.
@@ -56,16 +57,16 @@ class Int8Blocks:
         n = len(values)
         scales = np.empty(_blocks(n), dtype="<f4")
         levels = np.empty(n, dtype=np.int8)
-        for part, of_part in _parts(n):
+        for part, part_blocks in _parts(n):
             x = np.zeros(-(-(part.stop - part.start) // BLOCK) * BLOCK, dtype=np.float32)
             x[: part.stop - part.start] = values[part]
             blocks = x.reshape(-1, BLOCK)
             scale = _scales(blocks)
-            scales[of_part] = scale
+            scales[part_blocks] = scale
             np.divide(blocks, scale[:, None], out=blocks, where=scale[:, None] > 0.0)
             x += rng.random(len(x), dtype=np.float32)
             np.clip(np.floor(x, out=x), -LEVELS, LEVELS, out=x)
-            # What pads the last block, and blocks of zeros, became floor(u) = 0.
+            # The padding of the last block, and blocks of zeros, became floor(u) = 0.
             levels[part] = x[: part.stop - part.start]
         return scales.tobytes() + levels.tobytes()
 
@@ -73,7 +74,7 @@ class Int8Blocks:
         """Return the values, shape (n,).
 
         Raises:
-            DecodeError: Wrong length, a scale is negative or not finite, or a level is -128.
+            DecodeError: The length is wrong, a scale is negative or not finite, or a level is -128.
         """
         check_length(data, self.size_bytes(n), "int8")
         head = 4 * _blocks(n)
@@ -99,10 +100,10 @@ def _blocks(n: int) -> int:
 
 
 def _parts(n: int) -> Iterator[tuple[slice, slice]]:
-    """Yield where some values are, and where their blocks are."""
-    for at in range(0, n, _AT_A_TIME):
-        end = min(at + _AT_A_TIME, n)
-        yield slice(at, end), slice(at // BLOCK, _blocks(end))
+    """Yield the range of the values of each part, and the range of its blocks."""
+    for start in range(0, n, _PART_VALUES):
+        end = min(start + _PART_VALUES, n)
+        yield slice(start, end), slice(start // BLOCK, _blocks(end))
 
 
 def _scales(blocks: Vector) -> Vector:

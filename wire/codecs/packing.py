@@ -1,13 +1,10 @@
-"""A model or an update as one blob: a header, the encoded parameters, the buffers as they are.
+"""Packed vectors: a model or an update as one blob of encoded parameters and plain buffers.
 
     magic "FC" | version u8 | codec u8 | parameters u32 | buffers u32 | payload | buffers float32
 
-All integers are big-endian, payloads little-endian. The size follows from codec and layout, so a
-blob of any other size is refused before it is read.
-
-The codecs by name.
-
-Error feedback: what a codec left out is sent later instead of never.
+All integers are big-endian, payloads little-endian. The size follows from codec and layout; a blob
+of another size is refused before it is decoded. The module also selects codecs by name, and
+computes error feedback: the values that a codec omitted are added to the next update.
 """
 
 import struct
@@ -25,19 +22,19 @@ from fairbed.wire.messages import PROTOCOL_VERSION
 from fairbed.wire.tensors import BYTES_PER_VALUE, Layout, vector_to_bytes
 
 CODECS: Final = ("float16", "int8", "top-k", "delta")
-"""What a device says that it knows; everybody knows float32. `delta` is a model as int8 changes
-of the version before."""
+"""Codecs that a device announces beside float32. `delta` is a model as int8 changes of the previous
+version."""
 
 
 def codec_named(name: str, top_k: int | None = None) -> Codec | None:
-    """Return a codec; None for float32, which is the vector as it is.
+    """Return a codec; None for float32, which is not encoded.
 
     Args:
         name: As in `Coding.up` and `Packed.codec`.
-        top_k: Values that top-k keeps; only for that.
+        top_k: Values that top-k keeps; ignored by other codecs.
 
     Raises:
-        ValueError: There is no such codec, or top-k without a k.
+        ValueError: There is no such codec, or `top_k` is missing for top-k.
     """
     match name:
         case "float32":
@@ -52,14 +49,14 @@ def codec_named(name: str, top_k: int | None = None) -> Codec | None:
 
 
 def encode_with_feedback(
-    codec: Codec, update: Vector, owed: Vector | None, rng: "np.random.Generator"
+    codec: Codec, update: Vector, residual: Vector | None, rng: "np.random.Generator"
 ) -> tuple[bytes, Vector]:
-    """Encode an update together with what is owed; return the bytes and what is owed then.
+    """Encode an update plus the residual; return the bytes and the next residual.
 
         p_t = u_t + e_t,   sent_t = C(p_t),   e_{t+1} = p_t - sent_t
 
-    so that what was sent and what is still owed add up to the true updates, but for one float32
-    rounding a value and round:
+    The sent values and the residual add up to the true updates, except for one float32 rounding
+    per value and round:
 
         sum_t sent_t + e_T = sum_t u_t
 
@@ -69,8 +66,8 @@ def encode_with_feedback(
     Args:
         codec: C.
         update: u_t, shape (n,).
-        owed: e_t, shape (n,); None is a sender that owes nothing.
-        rng: For codecs that round at random.
+        residual: e_t, shape (n,); None is zero.
+        rng: For codecs with stochastic rounding.
 
     Raises:
         EncodeError: A value cannot be represented within the codec's bound.
@@ -79,10 +76,10 @@ def encode_with_feedback(
         Stich et al., NeurIPS 2018, Algorithm 1 (arXiv:1809.07599); Karimireddy et al., ICML
         2019, Algorithm 2 and Lemma 3 (arXiv:1901.09847).
     """
-    with np.errstate(over="ignore"):  # the codec refuses what is not finite
-        wanted = update if owed is None else update + owed
-    payload = codec.encode(wanted, rng)
-    return payload, wanted - codec.decode(memoryview(payload), len(wanted))
+    with np.errstate(over="ignore"):  # the codec refuses values that are not finite
+        corrected = update if residual is None else update + residual
+    payload = codec.encode(corrected, rng)
+    return payload, corrected - codec.decode(memoryview(payload), len(corrected))
 
 
 _HEADER = struct.Struct(">2sBBII")
@@ -90,7 +87,7 @@ _MAGIC = b"FC"
 
 
 def packed_bytes(codec: Codec | None, layout: Layout) -> int:
-    """Return the size of a packed vector; None means float32 without a header."""
+    """Return the size of a packed vector; codec None is float32 without a header."""
     if codec is None:
         return layout.size_bytes
     n_buffers = layout.n_values - layout.n_params
@@ -98,13 +95,13 @@ def packed_bytes(codec: Codec | None, layout: Layout) -> int:
 
 
 def pack(codec: Codec, n_params: int, payload: bytes, buffers: Vector) -> bytes:
-    """Return the blob of `n_params` parameters that `codec` made into `payload`.
+    """Return the blob of a packed vector.
 
     Args:
-        codec: Goes into the header.
-        n_params: How many values the payload holds.
-        payload: What `Codec.encode` returned.
-        buffers: What comes after the parameters, shape (n_buffers,).
+        codec: The codec that encoded the payload.
+        n_params: Number of values in the payload.
+        payload: Result of `Codec.encode`.
+        buffers: The values after the parameters, shape (n_buffers,).
     """
     header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, codec.number, n_params, len(buffers))
     return b"".join((header, payload, vector_to_bytes(buffers)))
@@ -113,13 +110,14 @@ def pack(codec: Codec, n_params: int, payload: bytes, buffers: Vector) -> bytes:
 def unpack(
     data: bytes | bytearray | memoryview, codec: Codec, layout: Layout, base: Vector | None = None
 ) -> Vector:
-    """Return the vector in a blob, shape (n_values,), in a memory of its own.
+    """Return the vector in a blob as a new array, shape (n_values,).
 
     Args:
-        data: What `pack` wrote.
-        codec: The one that was agreed on.
-        layout: Of the vector; decides how many bytes there must be.
-        base: What the parameters are changes of, shape (n_values,); None if they are whole.
+        data: A blob of `pack`.
+        codec: The expected codec.
+        layout: Layout of the vector; determines the expected size.
+        base: Model that the parameters are changes of, shape (n_values,); None if they are not
+            changes.
 
     Raises:
         DecodeError: The blob is malformed, or a value is not finite.

@@ -1,6 +1,6 @@
-"""Only the k largest values, with their places.
+"""The k largest values and their indices.
 
-k places u32, rising | k values float32
+Format: k indices u32, ascending | k values float32.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class TopK:
 
         |x' - x|^2 <= (1 - k/n) |x|^2
 
-    What is left out is owed: an encoder adds it to its next vector (`wire.codecs.packing`).
+    The encoder adds the omitted values to its next vector (`wire.codecs.packing`: error feedback).
 
     Source:
         Stich et al., NeurIPS 2018, Definition 2.1 and Lemma A.1 (arXiv:1809.07599).
@@ -29,11 +29,11 @@ class TopK:
     k: int
 
     def size_bytes(self, n: int) -> int:
-        """Return 8 k; of fewer than k values all are kept."""
+        """Return 8 k, or 8 n if n is smaller."""
         return 8 * min(self.k, n)
 
     def encode(self, values: Vector, rng: "np.random.Generator") -> bytes:
-        """Return places and values; nothing is random about them.
+        """Return indices and values; `rng` is not used.
 
         Raises:
             EncodeError: A value is not finite.
@@ -41,27 +41,27 @@ class TopK:
         k = min(self.k, len(values))
         if k == 0:
             return b""
-        places = np.argpartition(np.abs(values), len(values) - k)[len(values) - k :]
-        places.sort()
-        kept = values[places]
+        indices = np.argpartition(np.abs(values), len(values) - k)[len(values) - k :]
+        indices.sort()
+        kept = values[indices]
         if not np.isfinite(kept).all():  # NaN and infinity count as the largest
             raise EncodeError("top-k: every value must be finite; lower learning_rate")
-        return places.astype("<u4").tobytes() + kept.astype("<f4").tobytes()
+        return indices.astype("<u4").tobytes() + kept.astype("<f4").tobytes()
 
     def decode(self, data: memoryview, n: int) -> Vector:
         """Return the values, shape (n,), mostly 0.
 
         Raises:
-            DecodeError: Wrong length, places that do not rise or lie outside, or a value that is
-                not finite.
+            DecodeError: The length is wrong, the indices do not ascend or are out of range, or a
+                value is not finite.
         """
         check_length(data, self.size_bytes(n), "top-k")
         k = min(self.k, n)
-        places = np.frombuffer(data[: 4 * k], dtype="<u4")
+        indices = np.frombuffer(data[: 4 * k], dtype="<u4")
         kept = np.frombuffer(data[4 * k :], dtype="<f4")
-        if k and (int(places[-1]) >= n or not (places[1:] > places[:-1]).all()):
-            raise DecodeError(f"top-k: places must rise and stay below {n}")
+        if k and (int(indices[-1]) >= n or not (indices[1:] > indices[:-1]).all()):
+            raise DecodeError(f"top-k: indices must ascend and stay below {n}")
         check_finite(kept, "top-k")
         values = np.zeros(n, dtype=np.float32)
-        values[places] = kept
+        values[indices] = kept
         return values

@@ -86,8 +86,8 @@ DAMAGED: dict[str, tuple[str, Damage, str]] = {
     "level -128": ("int8", write(HEADER + 12 + N - 1, "b", -128), "level must be within 127"),
     "place beyond": ("top-k", write(HEADER + 16, "<I", N), "stay below"),
     "place far beyond": ("top-k", write(HEADER + 16, "<I", (1 << 32) - 1), "stay below"),
-    "place twice": ("top-k", write(HEADER, "<II", 5, 5), "must rise"),
-    "places falling": ("top-k", write(HEADER, "<II", 9, 5), "must rise"),
+    "place twice": ("top-k", write(HEADER, "<II", 5, 5), "indices must ascend"),
+    "indices falling": ("top-k", write(HEADER, "<II", 9, 5), "indices must ascend"),
     "value nan": ("top-k", write(HEADER + 20, "<f", np.nan), "finite"),
     "value inf": ("top-k", write(HEADER + 36, "<f", -np.inf), "finite"),
 }

@@ -8,7 +8,7 @@ from fairbed.wire.chunks import chunk_slice, decode_chunk, encode_chunk
 from fairbed.wire.codec import decode_to_device, encode
 from fairbed.wire.errors import DecodeError, Disconnected
 from fairbed.wire.messages import Grant, Manifest, UploadAck
-from fairbed.wire.transfer import Download, Intake, Upload
+from fairbed.wire.transfer import Download, Upload, UploadReceiver
 from fairbed.wire.transport.base import Incoming, LinkDown, LinkUp, Packet, Transport
 
 WINDOW = 4
@@ -128,23 +128,23 @@ async def send(transport: Transport, upload: Upload, up_to: str, control: str) -
 
 async def receive(
     transport: Transport,
-    intakes: dict[str, tuple[Intake, str]],
-    on_progress: Callable[[Intake], None] = lambda intake: None,
+    receivers: dict[str, tuple[UploadReceiver, str]],
+    on_progress: Callable[[UploadReceiver], None] = lambda receiver: None,
 ) -> None:
     """Receive uploads, each on its topic, and acknowledge on its control topic."""
     async for event in transport.events():
         try:
             match event:
                 case LinkUp():
-                    await transport.subscribe(*intakes)
-                    for intake, control in intakes.values():
-                        grant = Grant(round=1, id=intake.manifest.id, window=WINDOW)
+                    await transport.subscribe(*receivers)
+                    for receiver, control in receivers.values():
+                        grant = Grant(round=1, id=receiver.manifest.id, window=WINDOW)
                         await transport.publish(control, encode(grant), qos=1, retain=True)
                 case Packet(topic, payload):
-                    intake, control = intakes[topic]
-                    if intake.on_chunk(decode_chunk(payload), anyio.current_time()):
-                        ack = UploadAck(id=intake.manifest.id, received=intake.bitmap())
+                    receiver, control = receivers[topic]
+                    if receiver.on_chunk(decode_chunk(payload), anyio.current_time()):
+                        ack = UploadAck(id=receiver.manifest.id, received=receiver.bitmap())
                         await transport.publish(control, encode(ack))
-                    on_progress(intake)
+                    on_progress(receiver)
         except Disconnected:
             continue

@@ -12,7 +12,7 @@ import pytest
 from fairbed.testbed.run.broker import Broker, BrokerKind, start_broker
 from fairbed.wire.chunks import manifest_of
 from fairbed.wire.messages import Manifest
-from fairbed.wire.transfer import Download, Intake, Upload
+from fairbed.wire.transfer import Download, Upload, UploadReceiver
 from fairbed.wire.transport.address import Client
 from fairbed.wire.transport.base import Transport
 from fairbed.wire.transport.client import MqttTransport
@@ -46,7 +46,7 @@ class Way:
     """While one was on its way."""
     moved: anyio.Event = field(default_factory=anyio.Event)
 
-    def on_progress(self, transfer: Download | Intake) -> None:
+    def on_progress(self, transfer: Download | UploadReceiver) -> None:
         self.is_midway = not transfer.is_complete
         self.move()
 
@@ -93,14 +93,14 @@ class Traffic:
         """Move one blob under a credit window, and verify it."""
         way, (data, manifest) = self.ways["up"], self.blob()
         topic, control = f"kills/up/{serial}", f"kills/ctl/{serial}"
-        intake = Intake(manifest, 4)
+        receiver = UploadReceiver(manifest, 4)
         async with self.link("desk") as desk, self.link("device") as device:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(receive, desk, {topic: (intake, control)}, way.on_progress)
+                tasks.start_soon(receive, desk, {topic: (receiver, control)}, way.on_progress)
                 await send(device, Upload(manifest, data), topic, control)
                 tasks.cancel_scope.cancel()
             assert manifest.sha256 is not None
-            intake.verify(manifest.sha256)
+            receiver.verify(manifest.sha256)
 
     async def repeat(self, way: str) -> None:
         """Move blobs one way for ever."""

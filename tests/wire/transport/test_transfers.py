@@ -6,7 +6,7 @@ import pytest
 
 from fairbed.wire.chunks import manifest_of
 from fairbed.wire.messages import Manifest
-from fairbed.wire.transfer import Intake, Upload
+from fairbed.wire.transfer import Upload, UploadReceiver
 from tests.wire.transport.drivers import offer, pull, receive, send
 from tests.wire.transport.worlds import World
 
@@ -87,8 +87,8 @@ async def _pull_all(
 
 async def _upload_all(world: World, topic: str, halfway: anyio.Event | None = None) -> None:
     blobs = [megabyte(10 + number) for number in range(RECEIVERS)]
-    intakes = {
-        f"{topic}/up/{number}": (Intake(manifest, 4), f"{topic}/ctl/{number}")
+    receivers = {
+        f"{topic}/up/{number}": (UploadReceiver(manifest, 4), f"{topic}/ctl/{number}")
         for number, (_, manifest) in enumerate(blobs)
     }
 
@@ -99,16 +99,16 @@ async def _upload_all(world: World, topic: str, halfway: anyio.Event | None = No
                 device, Upload(manifest, data), f"{topic}/up/{number}", f"{topic}/ctl/{number}"
             )
 
-    def on_progress(intake: Intake) -> None:
-        if halfway and intake.received_bytes > MEGABYTE // 2:
+    def on_progress(receiver: UploadReceiver) -> None:
+        if halfway and receiver.received_bytes > MEGABYTE // 2:
             halfway.set()
 
     async with world.link("sink") as sink, anyio.create_task_group() as receiving:
-        receiving.start_soon(receive, sink, intakes, on_progress)
+        receiving.start_soon(receive, sink, receivers, on_progress)
         async with anyio.create_task_group() as sending:
             for number in range(RECEIVERS):
                 sending.start_soon(one, number)
         receiving.cancel_scope.cancel()
-    for intake, _ in intakes.values():
-        assert intake.manifest.sha256 is not None
-        intake.verify(intake.manifest.sha256)
+    for receiver, _ in receivers.values():
+        assert receiver.manifest.sha256 is not None
+        receiver.verify(receiver.manifest.sha256)
