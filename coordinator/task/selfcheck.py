@@ -1,9 +1,7 @@
-"""Proves an artifact right before it is published, against torch in float64.
+"""Verifies an artifact against torch in float64 before it is published.
 
-Run with stock onnxruntime, through plain `session.run`, on purpose not through the device's
-engine: two independent readers of the same graphs.
-
-What a right engine computes: the torch module itself, in float64.
+The graphs run in stock onnxruntime through plain `session.run`, and not in the device's engine:
+so two independent programs check the same graphs.
 """
 
 import copy
@@ -12,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import onnxruntime
 import torch
 from numpy.typing import NDArray
 from torch import nn
@@ -25,6 +22,21 @@ from fairbed.wire.tensors import Layout
 
 Doubles: TypeAlias = NDArray[np.float64]
 
+BATCHES = (8, 3)
+"""Two batch sizes; the second is that of an incomplete last mini-batch."""
+
+STEPS = 3
+LEARNING_RATE = 0.05
+
+TOLERANCE = 1e-4
+"""Limit of the relative L2 error. Correct graphs stay below 1e-6; only single steps of max-pool
+models reach 1e-3, because of a near-tie in a window, so the median over all steps is compared."""
+
+SIGNIFICANT_DIGITS = 7
+"""Digits of the recorded numbers: more than the tolerance needs, and equal on all machines."""
+
+_SEVERITY_ERROR = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -33,7 +45,7 @@ class Step:
     loss: float
     """Mean loss, nats."""
     gradient: Doubles
-    """Over all parameters, shape (n_params,)."""
+    """Gradient of the loss by all parameters, shape (n_params,)."""
     buffers: Doubles
     """After the forward pass, shape (n_values - n_params,)."""
 
@@ -42,8 +54,8 @@ class TorchReference:
     """Loss, gradient and evaluation of a module at any flat vector, in float64.
 
     Args:
-        model: The module; not changed.
-        layout: Its tensors, by the module's names.
+        model: The module; it is not changed.
+        layout: Its tensors, by the names of the module.
     """
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
@@ -79,7 +91,7 @@ class TorchReference:
                 self._tensors[name].copy_(torch.from_numpy(view))
 
     def _flat(self, role: str) -> Doubles:
-        """Return all gradients (of parameters) or values (of buffers), end to end."""
+        """Return the gradients of all parameters or the values of all buffers, concatenated."""
         wanted = [self._tensors[t.name] for t in self._layout.tensors if t.role == role]
         if role == "param":
             wanted = [torch.zeros_like(p) if p.grad is None else p.grad for p in wanted]
@@ -91,27 +103,8 @@ def _tensor(x: Examples) -> torch.Tensor:
     return torch.from_numpy(x.astype(np.float64) if x.dtype == np.float32 else x)
 
 
-# Before the import, which reads it: the runtime would report its use over the network.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-
-BATCHES = (8, 3)
-"""Two sizes, the second as at the end of an epoch that the first does not divide."""
-
-STEPS = 3
-LEARNING_RATE = 0.05
-
-TOLERANCE = 1e-4
-"""Relative, L2. Right graphs stay below 1e-6; only single steps of max-pool models reach 1e-3,
-by a near-tie in a window, so the median over all steps is judged."""
-
-SIGNIFICANT_DIGITS = 7
-"""Of the recorded numbers: beyond the tolerance, and the same on every machine."""
-
-_SEVERITY_ERROR = 3
-
-
 class GraphRunner:
-    """Runs the graphs of an artifact, parameters fed as a dictionary."""
+    """Runs the graphs of an artifact with the parameters as a dictionary."""
 
     def __init__(self, artifact: Artifact) -> None:
         self.spec = artifact.spec
@@ -154,7 +147,7 @@ class GraphRunner:
 
 
 def record_selfcheck(spec: TaskSpec, reference: TorchReference, seed: int, batch: int) -> SelfCheck:
-    """Return what a right engine computes on the seeded inputs of a task."""
+    """Return the expected results on the seeded inputs of a task."""
     step = reference.step(*selfcheck_inputs(spec, seed, batch))
     return SelfCheck(
         seed=seed,
@@ -165,11 +158,11 @@ def record_selfcheck(spec: TaskSpec, reference: TorchReference, seed: int, batch
 
 
 def verify(artifact: Artifact, reference: TorchReference) -> None:
-    """Run an artifact against the reference: steps, buffers, evaluation, batch sizes.
+    """Compare an artifact with the reference: steps, buffers, evaluation, batch sizes.
 
     Raises:
         WrongArtifact: A median relative error is above `TOLERANCE`.
-        SelfCheckFailed: The artifact fails the check that it carries.
+        SelfCheckFailed: The artifact fails its own self-check.
     """
     runner = GraphRunner(artifact)
     spec = artifact.spec
@@ -178,32 +171,33 @@ def verify(artifact: Artifact, reference: TorchReference) -> None:
         vector, _, _ = selfcheck_inputs(spec, seed, batch)
         for step in range(STEPS):
             _, x, y = selfcheck_inputs(spec, len(BATCHES) * (step + 1) + seed, batch)
-            right = reference.step(vector, x, y)
+            expected = reference.step(vector, x, y)
             loss, gradient, buffers = runner.step(vector, x, y)
-            errors["loss"].append(_error(loss, right.loss))
-            errors["gradient"].append(_error(gradient, right.gradient))
-            errors["buffers"].append(_error(buffers, right.buffers))
+            errors["loss"].append(_error(loss, expected.loss))
+            errors["gradient"].append(_error(gradient, expected.gradient))
+            errors["buffers"].append(_error(buffers, expected.buffers))
             errors["evaluation"].append(
                 _error(runner.evaluate(vector, x, y), reference.evaluate(vector, x, y))
             )
             vector = np.concatenate(
                 [vector[: spec.layout.n_params] - np.float32(LEARNING_RATE) * gradient, buffers]
             )
-    for what, values in errors.items():
+    for quantity, values in errors.items():
         median = float(np.median(values))
         if not median <= TOLERANCE:
             raise WrongArtifact(
-                f"{spec.name}: the exported {what} must equal torch's within {TOLERANCE:g}, got "
-                f"a median relative error of {median:.2g}; do not use this model, report it"
+                f"{spec.name}: the exported {quantity} must equal torch's within {TOLERANCE:g}, "
+                f"got a median relative error of {median:.2g}; do not use this model, report it"
             )
     run_selfcheck(spec, runner.gradient)
 
 
-def _error(got: Any, right: Any) -> float:
-    """Return |got - right| / |right| in L2."""
-    got, right = np.atleast_1d(got).astype(np.float64), np.atleast_1d(right).astype(np.float64)
-    norm = float(np.linalg.norm(right))
-    return float(np.linalg.norm(got - right)) / norm if norm else float(np.linalg.norm(got))
+def _error(actual: Any, expected: Any) -> float:
+    """Return |actual - expected| / |expected| in L2."""
+    actual = np.atleast_1d(actual).astype(np.float64)
+    expected = np.atleast_1d(expected).astype(np.float64)
+    norm = float(np.linalg.norm(expected))
+    return float(np.linalg.norm(actual - expected)) / (norm or 1.0)
 
 
 def _rounded(value: float) -> float:
@@ -211,6 +205,9 @@ def _rounded(value: float) -> float:
 
 
 def _session(graph: bytes) -> Any:
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read once, by the import
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = _SEVERITY_ERROR

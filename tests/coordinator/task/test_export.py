@@ -1,6 +1,10 @@
 """Exports of models that are not shipped, against torch; `export_task` itself compares them."""
 
+import os
+import subprocess
+import sys
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,6 +125,23 @@ def test_gives_the_gradient_of_a_tie_to_the_first_of_the_largest() -> None:
     _, gradient = OnnxEngine(artifact).gradient(vector, x, y)
     right = TorchReference(image, artifact.spec.layout).step(vector, x, y)
     np.testing.assert_allclose(gradient, right.gradient, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.full
+def test_the_exporter_loads_the_runtime_with_its_telemetry_off(tmp_path: Path) -> None:
+    code = (
+        "from fairbed.coordinator.task import catalogue, selfcheck;"
+        "selfcheck.GraphRunner(catalogue.load_task('softmax', (64,), 10))"
+    )
+    drop = ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME", "CI")
+    environment = {key: value for key, value in os.environ.items() if key not in drop}
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        timeout=60,
+        env=environment | {"HOME": str(tmp_path)},
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.full
