@@ -20,16 +20,16 @@ SUFFIX = ".task"
 
 
 def load_task(model: str, x_shape: tuple[int, ...], classes: int) -> Artifact:
-    """Return the task of a model: the shipped one, or with torch installed a fresh export.
+    """Return the task of a model: the shipped one, or a new export if torch is installed.
 
     Args:
         model: softmax, mlp, cnn, or `package.module:factory`.
-        x_shape: Shape of one example. softmax and mlp take any shape of their size; the engine
-            flattens what it is given.
+        x_shape: Shape of one example. softmax and mlp accept any shape of their size; the engine
+            flattens the examples.
         classes: Number of classes.
 
     Raises:
-        UnknownTask: Nothing that is shipped fits, and it cannot be built here.
+        UnknownTask: No shipped task fits, and it cannot be built here.
     """
     recipe = find_shipped(model, x_shape, classes)
     if recipe is not None:
@@ -75,7 +75,7 @@ def build_task(model: str, x_shape: tuple[int, ...], classes: int) -> Artifact:
 
 
 def make_module(model: str, x_shape: tuple[int, ...], classes: int) -> "nn.Module":
-    """Return the torch module of a model, by the same names as `build_task`.
+    """Return the torch module of a model; the names are those of `build_task`.
 
     Raises:
         UnknownTask: There is no such model or factory, or the shape is wrong.
@@ -92,10 +92,10 @@ def make_module(model: str, x_shape: tuple[int, ...], classes: int) -> "nn.Modul
 
 
 def initial_vector(spec: TaskSpec, seed: int) -> NDArray[np.float32]:
-    """Return the model before round 1, shape (n_values,): the same for the same seed.
+    """Return the model before round 1, shape (n_values,), which depends on the seed only.
 
-    Each tensor is filled as the layout says; the shipped models start as torch starts them,
-    uniform in +-1/sqrt(fan_in).
+    Each tensor is initialised as its layout defines; weights and biases of the shipped models are
+    uniform in +-1/sqrt(fan_in), as in torch.
     """
     rng = np.random.Generator(np.random.PCG64(seed))
     vector = np.zeros(spec.layout.n_values, np.float32)

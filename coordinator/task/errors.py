@@ -1,14 +1,14 @@
 """Errors of the tasks.
 
-TaskError              a task cannot be had
+TaskError              a task is not available
 ├── UnknownTask        no shipped artifact fits, and it cannot be built here
-├── Unsupported        the exporter does not know an operation of the model
+├── Unsupported        the exporter does not support an operation of the model
 └── WrongArtifact      an exported graph does not compute what torch computes
 """
 
 
 class TaskError(Exception):
-    """A task cannot be had."""
+    """A task is not available."""
 
 
 class UnknownTask(TaskError):
@@ -16,7 +16,7 @@ class UnknownTask(TaskError):
 
 
 class Unsupported(TaskError):
-    """The exporter does not know an operation of the model."""
+    """The exporter does not support an operation of the model."""
 
 
 class WrongArtifact(TaskError):

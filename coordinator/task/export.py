@@ -1,10 +1,8 @@
-"""From a torch module to a task that trains without torch.
+"""Exports a torch module as a task that trains without torch.
 
-`torch.export` records the loss and its gradient, our own lowering writes them as ONNX. Every
-artifact is compared with torch in float64 before it leaves this module, because two other routes
-from torch to ONNX are known to be wrong without saying so.
-
-Where each tensor of a torch module lies in the flat vector, and how it starts.
+`torch.export` records the loss and its gradient; our own lowering writes them as ONNX. Every
+artifact is compared with torch in float64 before it is returned, because two other routes from
+torch to ONNX are known to compute wrong gradients without an error.
 """
 
 import copy
@@ -44,9 +42,9 @@ Start: TypeAlias = Literal["zeros", "ones", "uniform"]
 def make_layout(model: nn.Module) -> Layout:
     """Return the layout of a module: parameters, then float buffers, in the module's order.
 
-    Linear and convolution layers start as torch starts them, weight and bias uniform in
-    +-1/sqrt(fan_in). Other tensors that are all 0 or all 1 start so; the rest starts uniform
-    with the standard deviation that the module's own values have.
+    Initial values: weights and biases of linear and convolution layers are uniform in
+    +-1/sqrt(fan_in), as in torch. Other tensors stay all 0 or all 1 if they are; the rest is
+    uniform with the standard deviation of the module's own values.
     """
     bounds = _uniform_bounds(model)
     named: list[tuple[str, torch.Tensor, Role]] = [
@@ -67,7 +65,7 @@ def make_layout(model: nn.Module) -> Layout:
 
 
 def _uniform_bounds(model: nn.Module) -> dict[str, float]:
-    """Return 1/sqrt(fan_in) of every weight and bias that torch starts so, by name."""
+    """Return 1/sqrt(fan_in) for the parameters of linear and convolution layers, by name."""
     bounds = {}
     for prefix, module in model.named_modules():
         if isinstance(module, nn.Linear | _ConvNd):
@@ -117,16 +115,16 @@ def export_task(
 
     Args:
         model: Maps x, shape (B, *x_shape), to logits, shape (B, classes). All its float tensors
-            become part of the flat vector; their values say at most how each starts.
+            become part of the flat vector; their values only decide how each is initialised.
         name: Name of the task, such as `cnn-1x8x8-10`.
-        model_name: Name in the experiment file.
+        model_name: Name of the model in the experiment file.
         x_shape: Shape of one example.
         classes: Number of classes.
         x_dtype: Type of x.
         x_classes: Vocabulary size for integer x.
 
     Raises:
-        Unsupported: torch cannot record the module, or the lowering lacks an operation of it.
+        Unsupported: torch cannot record the module, or the lowering lacks one of its operations.
         WrongArtifact: The graphs do not compute what torch computes.
     """
     spec = TaskSpec(
@@ -153,19 +151,19 @@ def export_task(
 
 
 def _check_forward(program: ExportedProgram, spec: TaskSpec) -> None:
-    """Fail, if it must be, while nodes still know which layer made them."""
+    """Fail early, while the nodes still contain the name of their layer."""
     nodes = (node for node in program.graph.nodes if node.op == "placeholder")
     for given, node in zip(program.graph_signature.input_specs, nodes, strict=True):
         if given.kind == InputKind.PARAMETER and not node.users:
             raise Unsupported(
                 f"{_tensor_name(given.target)}: the loss must depend on every parameter, got one "
-                "that it does not depend on; take it out of the model"
+                "that it does not depend on; remove it from the model"
             )
     _lowered(program, spec, ("x", "y", "w"))
 
 
 def _training_graph(program: ExportedProgram, spec: TaskSpec) -> bytes:
-    """Write loss, gradients and buffer updates; a buffer that nothing updates stays as it is."""
+    """Write loss, gradients and buffer updates; a buffer without an update is copied."""
     made: dict[str, fx.Node] = {}
     for result, node in zip(program.graph_signature.output_specs, _results(program), strict=True):
         if result.kind == OutputKind.LOSS_OUTPUT:
@@ -185,7 +183,7 @@ def _training_graph(program: ExportedProgram, spec: TaskSpec) -> bytes:
 
 
 def _evaluation_graph(program: ExportedProgram, spec: TaskSpec) -> bytes:
-    """Write summed loss and number of correct answers."""
+    """Write the summed loss and the number of correct predictions."""
     lowering = _lowered(program, spec, ("x", "y"))
     results = zip(("loss_sum", "correct_sum"), _results(program), strict=True)
     outputs: list[Output] = [
@@ -195,7 +193,7 @@ def _evaluation_graph(program: ExportedProgram, spec: TaskSpec) -> bytes:
 
 
 def _lowered(program: ExportedProgram, spec: TaskSpec, names: Sequence[str]) -> Lowering:
-    """Walk a recorded program; its parameters and float buffers are inputs of the graph."""
+    """Lower a recorded program; its parameters and float buffers are inputs of the graph."""
     lowering = Lowering(GraphBuilder(), OPERATIONS)
     state = {tensor.name: f"{tensor.role[0]}.{tensor.name}" for tensor in spec.layout.tensors}
     examples = iter(names)
@@ -205,7 +203,7 @@ def _lowered(program: ExportedProgram, spec: TaskSpec, names: Sequence[str]) -> 
             lowering.bind(node, next(examples))
         elif (name := _tensor_name(given.target)) in state:
             lowering.bind(node, state[name])
-        else:  # a constant, or a counter, which stays as it is
+        else:  # a constant, or a counter, which does not change
             lowering.bind(node, lowering.graph.constant(_constant(program, given.target)))
     for node in program.graph.nodes:
         if node.op == "call_function":

@@ -1,6 +1,6 @@
-"""Walks a torch FX graph of core ATen operations and writes the ONNX graph of the same maths.
+"""Translates a torch FX graph of core ATen operations into an equivalent ONNX graph.
 
-Builds one ONNX graph: short stable names, no duplicates, nothing unused, no metadata.
+The ONNX graph has short stable names, no duplicates, no unused nodes and no metadata.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,21 +17,21 @@ from fairbed.coordinator.task.errors import Unsupported
 
 OPSET = 20
 IR_VERSION = 10
-"""With opset 20 readable by onnxruntime >= 1.18, older than the oldest that we install."""
+"""With opset 20 readable by onnxruntime >= 1.18, which is older than our oldest requirement."""
 
 PRODUCER = "fairbed"
 
 Input: TypeAlias = tuple[str, int, Sequence[int | str]]
-"""Name, ONNX element type and shape; names in shapes are symbolic dimensions."""
+"""Name, ONNX element type and shape; a name in a shape is a symbolic dimension."""
 
 Output: TypeAlias = tuple[str, str, int, Sequence[int | str]]
-"""Name, name of the value it takes, ONNX element type and shape."""
+"""Name, name of its value, ONNX element type and shape."""
 
 
 class GraphBuilder:
-    """Collects nodes in order; equal nodes and equal constants are made once.
+    """Collects nodes in order; equal nodes and equal constants are added once.
 
-    The same calls give the same bytes: names count up, and nothing of the machine is stored.
+    The same calls give the same bytes: names are numbered, and nothing depends on the machine.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class GraphBuilder:
         return self._known[key]
 
     def serialise(self, inputs: Sequence[Input], outputs: Sequence[Output]) -> bytes:
-        """Return the graph without what no output needs, its values numbered in order."""
+        """Return the graph without unused nodes, its values numbered in order."""
         nodes = self._needed({value for _, value, _, _ in outputs})
         made = [name for node in nodes for name in node.output]
         renamed: dict[str, str] = {}
@@ -102,7 +102,7 @@ class GraphBuilder:
         return blob
 
     def _needed(self, wanted: set[str]) -> list[onnx.NodeProto]:
-        """Return copies of the nodes that lead to `wanted`, in order."""
+        """Return copies of the nodes that compute `wanted`, in order."""
         wanted, kept = set(wanted), []
         for node in reversed(self._nodes):
             if wanted.intersection(node.output):
@@ -115,7 +115,7 @@ Value: TypeAlias = str | tuple[str, ...]
 """Name of an ONNX value, or names of the outputs of an operation with several."""
 
 BATCH = "batch"
-"""Name of the one symbolic dimension."""
+"""Name of the only symbolic dimension."""
 
 ELEMENT_TYPES: Mapping[torch.dtype, int] = {
     torch.float32: TensorProto.FLOAT,
@@ -131,7 +131,7 @@ NUMPY_TYPES: Mapping[torch.dtype, type[np.generic]] = {
 
 
 class Lowering:
-    """The state of one walk: the graph built so far and the value of each FX node.
+    """The state of one translation: the graph built so far and the value of each FX node.
 
     Args:
         graph: Receives the nodes.
@@ -144,14 +144,14 @@ class Lowering:
         self._values: dict[fx.Node, Value] = {}
 
     def bind(self, node: fx.Node, value: Value) -> None:
-        """Say which ONNX value an FX node has."""
+        """Set the ONNX value of an FX node."""
         self._values[node] = value
 
     def handler(self, node: fx.Node) -> "Handler":
         """Return the rule for the operation of an FX node.
 
         Raises:
-            Unsupported: There is none.
+            Unsupported: There is no rule.
         """
         name = operation_name(node)
         try:
@@ -160,10 +160,10 @@ class Lowering:
             raise Unsupported(_refusal(node, f"{name} must have a rule, got none")) from None
 
     def visit(self, node: fx.Node) -> None:
-        """Write one node of the FX graph.
+        """Translate one node of the FX graph.
 
         Raises:
-            Unsupported: There is no rule for it, or not for these arguments.
+            Unsupported: There is no rule for the node or for its arguments.
         """
         self._values[node] = self.handler(node)(self, node)
 
@@ -171,7 +171,7 @@ class Lowering:
         """Return the ONNX value of an FX node with one output.
 
         Raises:
-            Unsupported: It has several, or is one that the rule does not compute.
+            Unsupported: It has several outputs, or one that its rule does not compute.
         """
         value = self._values[node]
         if not isinstance(value, str) or not value:
@@ -179,14 +179,14 @@ class Lowering:
         return value
 
     def output(self, node: fx.Node, index: int) -> str:
-        """Return one of the ONNX values of an FX node with several; empty if not computed."""
+        """Return one ONNX value of an FX node with several outputs; empty if not computed."""
         value = self._values[node]
         if isinstance(value, str):
             raise Unsupported(_refusal(node, f"must have several values, got {value}"))
         return value[index]
 
     def tensor(self, arg: Any, dtype: torch.dtype) -> str:
-        """Return an argument, FX node or Python number, as a tensor of the dtype."""
+        """Return an argument, an FX node or a number, as a tensor of the dtype."""
         if not isinstance(arg, fx.Node):
             return self.graph.constant(np.array(arg, NUMPY_TYPES[dtype]))
         value = self.value(arg)
@@ -195,7 +195,7 @@ class Lowering:
         return value
 
     def sizes(self, dims: Sequence[Any], shape: Sequence[Any]) -> str:
-        """Return a shape as an int64 list, symbolic sizes taken from the graph.
+        """Return a shape as an int64 list; symbolic sizes are computed in the graph.
 
         Args:
             dims: Each size as an int or as the FX node that computes it.
@@ -216,12 +216,12 @@ Handler: TypeAlias = Callable[[Lowering, fx.Node], Value]
 
 
 def arguments(node: fx.Node) -> list[Any]:
-    """Return the positional arguments of an FX node; the operation's schema says what they are."""
+    """Return the positional arguments of an FX node, in the order of the operation's schema."""
     return list(node.args)
 
 
 def operation_name(node: fx.Node) -> str:
-    """Return the name of what an FX node calls, such as `aten.mm.default`."""
+    """Return the name of the operation of an FX node, such as `aten.mm.default`."""
     return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else _plain(node)
 
 
@@ -230,7 +230,7 @@ def _plain(node: fx.Node) -> str:
 
 
 def meta(node: fx.Node) -> torch.Tensor:
-    """Return the shape, dtype and strides that torch derived for an FX node."""
+    """Return a tensor with the shape, dtype and strides that torch derived for an FX node."""
     value = node.meta["val"]
     if not isinstance(value, torch.Tensor):
         raise Unsupported(_refusal(node, f"must be a tensor, got {type(value).__name__}"))
@@ -238,7 +238,7 @@ def meta(node: fx.Node) -> torch.Tensor:
 
 
 def dtype_of(node: fx.Node) -> torch.dtype:
-    """Return the dtype of an FX node's result, a tensor or a number that depends on the batch."""
+    """Return the dtype of the result of an FX node: a tensor, or a number for the batch."""
     if isinstance(node.meta["val"], torch.SymInt | int):
         return torch.int64
     if isinstance(node.meta["val"], torch.SymFloat | float):
@@ -247,15 +247,15 @@ def dtype_of(node: fx.Node) -> torch.dtype:
 
 
 def shape_of(node: fx.Node) -> list[int | torch.SymInt]:
-    """Return the shape of an FX node's result: ints, and symbols for the batch."""
+    """Return the shape of the result of an FX node: ints, and a symbol for the batch."""
     return list(meta(node).shape)
 
 
 def static_shape(node: fx.Node, first: int = 0) -> list[int]:
-    """Return the sizes from axis `first` on, all of which must be known.
+    """Return the sizes from axis `first` on, which must not depend on the batch.
 
     Raises:
-        Unsupported: One depends on the batch.
+        Unsupported: A size depends on the batch.
     """
     sizes = shape_of(node)[first:]
     if not all(isinstance(size, int) for size in sizes):
@@ -264,7 +264,7 @@ def static_shape(node: fx.Node, first: int = 0) -> list[int]:
 
 
 def unsupported(node: fx.Node, rule: str) -> Unsupported:
-    """Return the error for arguments that a handler cannot translate."""
+    """Return the error for arguments without a translation."""
     return Unsupported(_refusal(node, f"{operation_name(node)} {rule}"))
 
 

@@ -1,4 +1,4 @@
-"""The shipped model families as torch modules; only the exporter needs them."""
+"""The shipped model families as torch modules, for the exporter only."""
 
 import math
 from collections import OrderedDict

@@ -1,17 +1,17 @@
-"""Which models are shipped, by name, shape of an example, and widths of the hidden layers."""
+"""The shipped models, by name, shape of an example, and widths of the hidden layers."""
 
 import math
 from dataclasses import dataclass
 
 FLAT_MODELS = ("softmax", "mlp")
-"""They read an example as one row of features, whatever its shape."""
+"""Models that flatten an example to one row of features."""
 
 MODELS = (*FLAT_MODELS, "cnn")
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A model of a family, in one size."""
+    """A model family in one size."""
 
     model: str
     """softmax: multinomial logistic regression; mlp: hidden layers with ReLU; cnn: two 5x5
@@ -20,11 +20,11 @@ class Recipe:
     """Shape of one example; (features,) for softmax and mlp, (channels, height, width) for cnn."""
     classes: int
     widths: tuple[int, ...] = ()
-    """softmax: none; mlp: of each hidden layer; cnn: channels, channels, hidden."""
+    """softmax: none; mlp: each hidden layer; cnn: channels, channels, hidden layer."""
 
     @property
     def name(self) -> str:
-        """Name of the task: for the mlp all widths, for the others the shape and classes."""
+        """Name of the task: model, shape, widths of an mlp, classes."""
         hidden = self.widths if self.model == "mlp" else ()
         shape = "x".join(map(str, self.x_shape))
         return "-".join([self.model, shape, *map(str, hidden), str(self.classes)])
@@ -42,7 +42,7 @@ SHIPPED = (
 
 
 def find_shipped(model: str, x_shape: tuple[int, ...], classes: int) -> Recipe | None:
-    """Return the shipped recipe for the data; softmax and mlp take any shape of their size."""
+    """Return the shipped recipe for the data; softmax and mlp accept any shape of their size."""
     for recipe in SHIPPED:
         fits = recipe.x_shape == x_shape or (
             model in FLAT_MODELS and math.prod(recipe.x_shape) == math.prod(x_shape)
@@ -53,10 +53,10 @@ def find_shipped(model: str, x_shape: tuple[int, ...], classes: int) -> Recipe |
 
 
 def default_recipe(model: str, x_shape: tuple[int, ...], classes: int) -> Recipe:
-    """Return the recipe of a shape that is not shipped: one hidden layer of 128.
+    """Return the shipped recipe, or one with a hidden layer of 128 units for other shapes.
 
     Raises:
-        ValueError: There is no such model, or it does not take examples of this shape.
+        ValueError: There is no such model, or it does not accept examples of this shape.
     """
     shipped = find_shipped(model, x_shape, classes)
     if shipped is not None:

@@ -13,14 +13,14 @@ from fairbed.coordinator.task.errors import Unsupported
 from fairbed.wire.artifact import TaskSpec
 
 PREFIX = "model."
-"""Of the names of a module's tensors in a recorded graph."""
+"""Prefix of the names of a module's tensors in a recorded graph."""
 
 TRACE_BATCH = 4
-"""Every batch size >= 2 records the same graph, which then serves all sizes >= 1."""
+"""Batch size for recording: each one >= 2 gives the same graph, which is valid for all >= 1."""
 
 
 class _TrainingLoss(nn.Module):
-    """sum_i w_i l_i, l_i the cross-entropy."""
+    """sum_i w_i l_i with the cross-entropy l_i."""
 
     def __init__(self, model: nn.Module, classes: int) -> None:
         super().__init__()
@@ -47,18 +47,18 @@ class _Evaluation(nn.Module):
 def _losses(logits: torch.Tensor, y: torch.Tensor, classes: int) -> torch.Tensor:
     """Return the cross-entropy of each example, nats, shape (B,).
 
-    A product with the one-hot label instead of an index: its gradient needs no scatter.
+    It is a product with the one-hot label instead of an index, so its gradient needs no scatter.
     """
     onehot = (y.unsqueeze(1) == torch.arange(classes)).to(logits.dtype)
     return -(torch.log_softmax(logits, 1) * onehot).sum(1)
 
 
 class Recorder:
-    """Records one module in the ways that a task needs.
+    """Records the graphs of one module that a task needs.
 
     Args:
         model: The module; its mode is changed.
-        spec: Says what x and y are.
+        spec: Shapes and types of x and y.
     """
 
     def __init__(self, model: nn.Module, spec: TaskSpec) -> None:
@@ -66,11 +66,11 @@ class Recorder:
         self._spec = spec
 
     def training_loss(self) -> ExportedProgram:
-        """Return the loss alone; unlike the gradient's, its nodes know which layer made them."""
+        """Return the loss alone: unlike the gradient's, its nodes contain the name of a layer."""
         return self._decomposed(self._record(_TrainingLoss, "x", "y", "w"))
 
     def training(self) -> ExportedProgram:
-        """Return the weighted loss of a mini-batch and its gradient by every parameter.
+        """Return the weighted loss of a mini-batch and its gradient by all parameters.
 
         Raises:
             Unsupported: torch cannot differentiate the module ahead of time.
@@ -80,7 +80,7 @@ class Recorder:
             return _export_forward_backward(program)
 
     def evaluation(self) -> ExportedProgram:
-        """Return the summed loss and the number of correct answers, in eval mode."""
+        """Return the summed loss and the number of correct predictions, in eval mode."""
         return self._decomposed(self._record(_Evaluation, "x", "y"))
 
     def _record(
@@ -115,12 +115,12 @@ class Recorder:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn what torch's tracer raises into one line, and silence its own deprecations."""
+        """Turn errors of torch's tracer into one line, and suppress its warnings."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 yield
-        except Exception as exc:  # the tracer raises whatever it meets
+        except Exception as exc:  # the tracer may raise anything
             reason = next((line for line in str(exc).splitlines() if line), type(exc).__name__)
             raise Unsupported(
                 f"{self._spec.name}: torch must be able to record the model, got: {reason}; "

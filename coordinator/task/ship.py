@@ -14,7 +14,7 @@ from fairbed.wire.artifact import encode_artifact
 
 
 def export_recipe(recipe: Recipe) -> bytes:
-    """Return the blob of a recipe, freshly exported and checked."""
+    """Return the blob of a recipe, newly exported and verified."""
     artifact = export_task(
         make_model(recipe), recipe.name, recipe.model, recipe.x_shape, recipe.classes
     )

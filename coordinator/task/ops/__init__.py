@@ -11,7 +11,6 @@ from fairbed.coordinator.task.ops import (
     pooling,
     reduction,
     shape,
-    symbols,
 )
 
 OPERATIONS: Mapping[str, Handler] = {
@@ -22,5 +21,4 @@ OPERATIONS: Mapping[str, Handler] = {
     **convolution.OPERATIONS,
     **pooling.OPERATIONS,
     **normalization.OPERATIONS,
-    **symbols.OPERATIONS,
 }

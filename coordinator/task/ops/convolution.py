@@ -19,12 +19,12 @@ from fairbed.coordinator.task.lowering import (
 )
 
 FEW_CHANNELS = 8
-"""Below, one large matrix product over all kernel offsets is faster than one per offset row."""
+"""With fewer channels, one matrix product over all kernel offsets is faster than one per row."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """How a kernel moves; one number per spatial axis."""
+    """Size and steps of a kernel; one number per spatial axis."""
 
     kernel: list[int]
     stride: list[int]
@@ -74,13 +74,13 @@ def _convolution_backward(lowering: Lowering, node: fx.Node) -> Value:
 def _x_gradient(
     lowering: Lowering, gradient: fx.Node, x: fx.Node, weight: fx.Node, window: _Window
 ) -> str:
-    """Spread each output's gradient over what its window read.
+    """Return the gradient of the input: a transposed convolution of the output's gradient.
 
-    The last rows and columns that no window reached (a stride that does not divide) are made up
-    by `output_padding`.
+    `output_padding` adds the last rows and columns that no window covers, if the stride does not
+    divide the size.
     """
     sizes = zip(static_shape(x, 2), static_shape(gradient, 2), strict=True)
-    unread = [
+    uncovered = [
         have - ((out - 1) * stride + dilation * (kernel - 1) + 1 - 2 * pad)
         for (have, out), kernel, stride, pad, dilation in zip(
             sizes, window.kernel, window.stride, window.padding, window.dilation, strict=True
@@ -94,20 +94,20 @@ def _x_gradient(
         strides=window.stride,
         pads=window.padding * 2,
         dilations=window.dilation,
-        output_padding=unread,
+        output_padding=uncovered,
     )
 
 
 def _weight_gradient(
     lowering: Lowering, gradient: fx.Node, x: fx.Node, weight: fx.Node, window: _Window
 ) -> str:
-    """Multiply the output's gradient with the inputs that each kernel offset read.
+    """Return the gradient of the weight: products of the output's gradient with shifted inputs.
 
         dW[o, c, i, j] = sum_{n, h, w} G[n, o, h, w] Xpad[n, c, s h + d i, s w + d j]
 
-    Offsets along the last axis are stacked as channels. Along the others, many channels take one
-    matrix product (O, N h w) x (N h w, k C) per offset; few channels are stacked as well and
-    take one product for all, which would be large for many.
+    Offsets along the last axis are stacked as channels. With many channels, each offset along the
+    other axes is one matrix product (O, N h w) x (N h w, k C). With few channels, these offsets
+    are stacked, too, and there is one product in total.
     """
     graph = lowering.graph
     out_channels, channels = (int(size) for size in static_shape(weight)[:2])
@@ -120,19 +120,19 @@ def _weight_gradient(
     pads = [0, 0, *window.padding] * 2
     padded = graph.op("Pad", moved, graph.ints(pads)) if any(pads) else moved
 
-    def read(value: str, axis: int, offset: int) -> str:
+    def shifted(value: str, axis: int, offset: int) -> str:
         start = offset * window.dilation[axis]
         stop = start + (sizes[axis] - 1) * window.stride[axis] + 1
         bounds = (graph.ints([n]) for n in (start, stop, axis + 2, window.stride[axis]))
         return graph.op("Slice", value, *bounds)
 
     last = rank - 1
-    stacked = _concat(lowering, [read(padded, last, i) for i in range(window.kernel[last])], 0)
+    stacked = _concat(lowering, [shifted(padded, last, i) for i in range(window.kernel[last])], 0)
     rows = []
     for offsets in itertools.product(*(range(k) for k in window.kernel[:last])):
         row = stacked
         for axis, offset in enumerate(offsets):
-            row = read(row, axis, offset)
+            row = shifted(row, axis, offset)
         rows.append(row)
     if channels < FEW_CHANNELS:
         rows = [_concat(lowering, rows, 0)]

@@ -1,4 +1,4 @@
-"""Element by element: arithmetic, comparisons, activations, casts and constants."""
+"""Elementwise operations: arithmetic, comparisons, activations, casts and constants."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -72,7 +72,7 @@ def _comparison(kind: str, is_negated: bool) -> Handler:
 
 
 def _operands(lowering: Lowering, node: fx.Node, dtype: torch.dtype) -> list[str]:
-    """Return both operands as the dtype, without expansions that broadcasting makes needless."""
+    """Return both operands as the dtype, without expansions that broadcasting replaces."""
     result = shape_of(node)
     operands = arguments(node)[:2]
     for i, operand in enumerate(operands):
@@ -103,7 +103,7 @@ def _where(lowering: Lowering, node: fx.Node) -> Value:
 
 
 def _relu_output(condition: Any) -> fx.Node | None:
-    """Return y if `condition` is y <= 0 and y the output of a relu."""
+    """Return y if `condition` is y <= 0 and y is the output of a relu."""
     if not isinstance(condition, fx.Node) or operation_name(condition) != "aten.le.Scalar":
         return None
     source: Any = condition.args[0]

@@ -1,4 +1,4 @@
-"""Batch normalization; torch hands over its backward already taken apart."""
+"""Batch normalization; torch decomposes its gradient into other operations."""
 
 from collections.abc import Mapping
 
@@ -19,9 +19,9 @@ from fairbed.coordinator.task.lowering import (
 
 
 def _batch_norm_training(lowering: Lowering, node: fx.Node) -> Value:
-    """Normalise by the mini-batch and move the running statistics, with n - 1 for the variance.
+    """Normalise by the mini-batch and update the running statistics, with n - 1 for the variance.
 
-    The stock translation of this operation normalises by the running statistics instead.
+    The standard translation of this operation normalises by the running statistics instead.
     """
     x, weight, bias, mean_node, variance_node, training, momentum, epsilon = arguments(node)
     if not training:
@@ -48,8 +48,8 @@ def _batch_norm_training(lowering: Lowering, node: fx.Node) -> Value:
         result,
         mean,
         graph.op("Reshape", inverse, flat),
-        _move(lowering, mean_node, mean, momentum),
-        _move(lowering, variance_node, graph.op("Mul", variance, unbiased), momentum),
+        _updated(lowering, mean_node, mean, momentum),
+        _updated(lowering, variance_node, graph.op("Mul", variance, unbiased), momentum),
     )
 
 
@@ -70,10 +70,10 @@ def _batch_norm_evaluation(lowering: Lowering, node: fx.Node) -> Value:
     return (result, "", "")
 
 
-def _move(lowering: Lowering, running: fx.Node, seen: str, momentum: float) -> str:
-    """Return running + momentum (seen - running)."""
+def _updated(lowering: Lowering, running: fx.Node, batch: str, momentum: float) -> str:
+    """Return running + momentum (batch - running)."""
     graph, old = lowering.graph, lowering.value(running)
-    step = graph.op("Mul", graph.op("Sub", seen, old), _scalar(lowering, momentum))
+    step = graph.op("Mul", graph.op("Sub", batch, old), _scalar(lowering, momentum))
     return graph.op("Add", old, step)
 
 

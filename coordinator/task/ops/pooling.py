@@ -1,4 +1,4 @@
-"""Max-pooling over windows that tile the input."""
+"""Max-pooling over windows that tile the input, and its gradient."""
 
 import itertools
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from fairbed.coordinator.task.lowering import (
 class _Tiling:
     kernel: list[int]
     sizes: list[int]
-    """Windows along each spatial axis."""
+    """Number of windows along each spatial axis."""
 
 
 def _tiling(node: fx.Node, x: fx.Node, first: int) -> _Tiling:
@@ -49,23 +49,23 @@ def _max_pool(lowering: Lowering, node: fx.Node) -> Value:
 
 
 def _max_pool_backward(lowering: Lowering, node: fx.Node) -> Value:
-    """Give each window's gradient to the first of its largest inputs, as torch does.
+    """Assign each window's gradient to the first of its largest inputs, as torch does.
 
-    The k-th input of all windows is one strided slice; what is left of the gradient passes from
-    slice to slice until one equals the maximum.
+    The k-th input of all windows is one strided slice. The gradient that is not assigned yet
+    passes from slice to slice until an input equals the maximum.
     """
     graph = lowering.graph
     gradient, x = arguments(node)[:2]
     tiling = _tiling(node, x, 2)
     value, pooled = lowering.value(x), lowering.output(_pool_of(node), 0)
-    left, zero = lowering.value(gradient), graph.constant(np.zeros((), np.float32))
+    unassigned, zero = lowering.value(gradient), graph.constant(np.zeros((), np.float32))
     parts = []
     offsets = list(itertools.product(*(range(k) for k in tiling.kernel)))
     for offset in offsets:
         is_max = graph.op("Equal", _nth_inputs(lowering, value, tiling, offset), pooled)
-        parts.append(graph.op("Where", is_max, left, zero))
+        parts.append(graph.op("Where", is_max, unassigned, zero))
         if offset != offsets[-1]:
-            left = graph.op("Where", is_max, zero, left)
+            unassigned = graph.op("Where", is_max, zero, unassigned)
     return _interleave(lowering, parts, tiling, static_shape(x, 1))
 
 
@@ -85,7 +85,7 @@ def _nth_inputs(lowering: Lowering, value: str, tiling: _Tiling, offset: tuple[i
 
 
 def _interleave(lowering: Lowering, parts: list[str], tiling: _Tiling, x_shape: list[int]) -> str:
-    """Put the slices of all window positions back together, shape (B, C, H, W)."""
+    """Interleave the slices of all window positions, shape (B, C, H, W)."""
     graph = lowering.graph
     channels, height, width = x_shape
     (rows, columns), (k_rows, k_columns) = tiling.sizes, tiling.kernel
@@ -98,9 +98,9 @@ def _interleave(lowering: Lowering, parts: list[str], tiling: _Tiling, x_shape: 
     joined = graph.op("Concat", *lines, axis=3)
     whole = graph.ints([-1, channels, rows * k_rows, columns * k_columns])
     tiled = graph.op("Reshape", joined, whole)
-    unread = [height - rows * k_rows, width - columns * k_columns]
-    if any(unread):
-        tiled = graph.op("Pad", tiled, graph.ints([0, 0, 0, 0, 0, 0, *unread]))
+    uncovered = [height - rows * k_rows, width - columns * k_columns]
+    if any(uncovered):
+        tiled = graph.op("Pad", tiled, graph.ints([0, 0, 0, 0, 0, 0, *uncovered]))
     return tiled
 
 

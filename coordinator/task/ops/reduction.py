@@ -1,4 +1,4 @@
-"""Along axes: sums, means, maxima, softmax."""
+"""Reductions along axes: sums, means, maxima, softmax."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Same values, another shape: views, transpositions, expansions."""
+"""Changes of shape (views, transpositions, expansions), and arithmetic on the batch size."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,6 +9,7 @@ from fairbed.coordinator.task.lowering import (
     Lowering,
     Value,
     arguments,
+    dtype_of,
     operation_name,
     shape_of,
     unsupported,
@@ -30,7 +31,7 @@ def _view(lowering: Lowering, node: fx.Node) -> Value:
 
 
 def permutation(node: fx.Node) -> tuple[fx.Node, list[int]]:
-    """Return what `node` transposes, and how, looking through transpositions in a row."""
+    """Return the source of a chain of transpositions, and the axes of their product."""
     axes = list(range(len(shape_of(node))))
     while operation_name(node) == "aten.permute.default":
         own = [dim % len(axes) for dim in arguments(node)[1]]
@@ -67,8 +68,24 @@ def _expand(lowering: Lowering, node: fx.Node) -> Value:
     return lowering.graph.op("Expand", lowering.value(source), sizes)
 
 
-def _pick(lowering: Lowering, node: fx.Node) -> Value:
+def _getitem(lowering: Lowering, node: fx.Node) -> Value:
     return lowering.output(*arguments(node))
+
+
+def _size(lowering: Lowering, node: fx.Node) -> Value:
+    source, axis = arguments(node)
+    sizes = lowering.graph.op("Shape", lowering.value(source), start=axis, end=axis + 1)
+    return lowering.graph.op("Squeeze", sizes)
+
+
+def _scalar(kind: str) -> Handler:
+    """Return the rule for arithmetic on sizes, which are int64 or float32 scalars."""
+
+    def handler(lowering: Lowering, node: fx.Node) -> Value:
+        dtype = dtype_of(node)
+        return lowering.graph.op(kind, *(lowering.tensor(arg, dtype) for arg in arguments(node)))
+
+    return handler
 
 
 OPERATIONS: Mapping[str, Handler] = {
@@ -80,5 +97,10 @@ OPERATIONS: Mapping[str, Handler] = {
     "aten.squeeze.dims": _squeeze,
     "aten.squeeze.dim": _squeeze,
     "aten.expand.default": _expand,
-    "getitem": _pick,
+    "getitem": _getitem,
+    "aten.sym_size.int": _size,
+    "add": _scalar("Add"),
+    "sub": _scalar("Sub"),
+    "mul": _scalar("Mul"),
+    "truediv": _scalar("Div"),
 }
