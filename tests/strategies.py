@@ -53,7 +53,7 @@ def fleets(draw: st.DrawFn, max_devices: int = 12) -> Candidates:
         width_s=draw(hnp.arrays(np.float64, n, elements=COARSE)),
         transfer_hat_s=share * tau_hat_s,
         n_k=draw(hnp.arrays(np.int64, n, elements=st.integers(1, 500))),
-        known_s=draw(hnp.arrays(np.float64, n, elements=COARSE)),
+        true_tau_s=draw(hnp.arrays(np.float64, n, elements=COARSE)),
     )
 
 

@@ -82,7 +82,7 @@ class Decisions:
         roster: Roster,
         transfer_bits: tuple[float | Floats, float | Floats],
         now: float,
-        known_s: Floats | None = None,
+        true_tau_s: Floats | None = None,
         losses: ReportedLosses | None = None,
         *,
         count: int | None = None,
@@ -98,7 +98,7 @@ class Decisions:
             roster: All devices, N of them.
             transfer_bits: What an exchange takes down and up, bits, each (N,) or one for all.
             now: Monotonic seconds.
-            known_s: True expected exchange times, seconds, shape (N,), where a simulated world
+            true_tau_s: True expected exchange times, seconds, shape (N,), where a simulated world
                 gives them.
             losses: Reported for this round's `loss_demand`; None if there was none.
             count: Devices to select; None is the configured cohort size.
@@ -111,7 +111,7 @@ class Decisions:
         """
         settings, seed = self.config.selection, self.config.seed_selection
         candidates, context, prediction = self._candidates(
-            round_id, roster, transfer_bits, now, known_s, losses
+            round_id, roster, transfer_bits, now, true_tau_s, losses
         )
         count = self.config.cohort_size if count is None else count
         stream = self._stream(seed, round_id, _SELECTION, selections_before)
@@ -129,7 +129,7 @@ class Decisions:
             n_k=candidates.n_k,
             propensity=audited.propensity,
             audit_row=audited.audit_row,
-            known_s=known_s,
+            true_tau_s=true_tau_s,
         )
 
     def loss_demand(
@@ -138,7 +138,7 @@ class Decisions:
         roster: Roster,
         transfer_bits: tuple[float | Floats, float | Floats],
         now: float,
-        known_s: Floats | None = None,
+        true_tau_s: Floats | None = None,
     ) -> LossDemand | None:
         """Return the devices whose loss `select` needs; None if it needs none.
 
@@ -148,7 +148,7 @@ class Decisions:
         selector = self.selector
         if not isinstance(selector, TwoStepSelector):
             return None
-        candidates, _, _ = self._candidates(round_id, roster, transfer_bits, now, known_s, None)
+        candidates, _, _ = self._candidates(round_id, roster, transfer_bits, now, true_tau_s, None)
         stream = self._stream(self.config.seed_selection, round_id, _QUERY)
         rows = selector.candidates(candidates, self.config.cohort_size, stream)
         return LossDemand(round_id, rows, selector.sample)
@@ -159,7 +159,7 @@ class Decisions:
         roster: Roster,
         transfer_bits: tuple[float | Floats, float | Floats],
         now: float,
-        known_s: Floats | None,
+        true_tau_s: Floats | None,
         losses: ReportedLosses | None,
     ) -> tuple[Candidates, Floats, Prediction]:
         """Return the fleet as a selector sees it, with the contexts behind it, shape (N, 4)."""
@@ -182,7 +182,7 @@ class Decisions:
             width_s=prediction.width_s,
             transfer_hat_s=prediction.transfer_hat_s,
             n_k=roster.n_k(),
-            known_s=known_s,
+            true_tau_s=true_tau_s,
             loss=loss,
         )
         return candidates, context, prediction

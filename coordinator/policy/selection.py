@@ -115,7 +115,7 @@ class Selection:
     """Probability of being in the cohort, given what the selector picked, shape (N,)."""
     audit_row: int | None = None
     """The device that the audit drew at random; None where this round has no audit."""
-    known_s: Floats | None = None
+    true_tau_s: Floats | None = None
     """The true expected exchange times, seconds, shape (N,), where a simulated world gives them."""
 
 
@@ -160,7 +160,7 @@ class SelectionBuilder:
             context=columns["context"],
             propensity=columns["propensity"],
             audit_row=self._first.audit_row,
-            known_s=columns.get("known_s"),
+            true_tau_s=columns.get("true_tau_s"),
             prediction=Prediction(
                 tau_hat_s=columns["tau_hat_s"],
                 width_s=columns["width_s"],
@@ -179,6 +179,6 @@ def _known(selection: Selection, rows: Ints | slice) -> dict[str, Floats]:
         "width_s": prediction.width_s,
         "transfer_hat_s": prediction.transfer_hat_s,
     }
-    if selection.known_s is not None:
-        columns["known_s"] = selection.known_s
+    if selection.true_tau_s is not None:
+        columns["true_tau_s"] = selection.true_tau_s
     return {name: np.array(column[rows]) for name, column in columns.items()}

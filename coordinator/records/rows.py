@@ -390,12 +390,12 @@ def fleet_rows(selection: Selection) -> list[FleetContextRow]:
     """Return every device's context at a selection; nothing for a very large fleet."""
     if len(selection.is_available) > MAX_FLEET_ROW_DEVICES:
         return []
-    known_s = selection.known_s
+    true_tau_s = selection.true_tau_s
     return [
         FleetContextRow(
             round=selection.round,
             context=selection.context.astype("<f8").tobytes(),
-            expected_tau_s=None if known_s is None else known_s.astype("<f8").tobytes(),
+            expected_tau_s=None if true_tau_s is None else true_tau_s.astype("<f8").tobytes(),
         )
     ]
 

@@ -72,9 +72,9 @@ def _learners(settings: PlannedSelection) -> dict[str, Learner]:
 def _everybody(fleet: FleetContextRow) -> AllDevices:
     """Return what was known of every device, as numbers."""
     context = np.frombuffer(fleet.context, dtype="<f8").astype(np.float64).reshape(-1, CONTEXT)
-    known_s = fleet.expected_tau_s
+    true_tau_s = fleet.expected_tau_s
     return AllDevices(
-        context, None if known_s is None else np.frombuffer(known_s, "<f8").astype(np.float64)
+        context, None if true_tau_s is None else np.frombuffer(true_tau_s, "<f8").astype(np.float64)
     )
 
 

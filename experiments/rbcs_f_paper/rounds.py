@@ -161,12 +161,12 @@ def trajectory(arm: Arm, rounds: int, seed: int) -> Trajectory:
     for t, played in enumerate(ReplayEngine(decisions, world).play(rounds)):
         shown, rows = witness.shown, played.choice.rows
         assert shown is not None
-        assert shown.known_s is not None, "the linear world knows its own laws"
+        assert shown.true_tau_s is not None, "the linear world knows its own laws"
         is_selected[t, rows] = True
-        errors = np.abs(shown.tau_hat_s / shown.known_s - 1.0)
+        errors = np.abs(shown.tau_hat_s / shown.true_tau_s - 1.0)
         gap_s = np.nan
         if has_queues and settings.V > 0.0:
-            gap_s = regret_s(shown.known_s, shown.is_available, queues.values, rows, settings.V)
+            gap_s = regret_s(shown.true_tau_s, shown.is_available, queues.values, rows, settings.V)
         queues.advance(is_selected[t])
         columns[:, t] = (
             played.duration_s,
@@ -193,24 +193,24 @@ def trajectory(arm: Arm, rounds: int, seed: int) -> Trajectory:
 
 
 def regret_s(
-    known_s: Floats, is_available: Bools, queues: Floats, chosen: Ints, weight: float
+    true_tau_s: Floats, is_available: Bools, queues: Floats, chosen: Ints, weight: float
 ) -> float:
     """Return by how much a cohort misses the optimum of P3, in seconds.
 
         (J(S) - min J) / V,   J(S) = V max_{n in S} E tau_n - sum_{n in S} Z_n
 
     Args:
-        known_s: Expected exchange times, seconds, shape (N,).
+        true_tau_s: Expected exchange times, seconds, shape (N,).
         is_available: Shape (N,).
         queues: Z before the round, shape (N,).
         chosen: The cohort, shape (k,).
         weight: V, 1/seconds, > 0.
     """
     rows = np.flatnonzero(is_available)
-    best = rows[solve_p4(known_s[rows], queues[rows], len(chosen), weight)]
+    best = rows[solve_p4(true_tau_s[rows], queues[rows], len(chosen), weight)]
 
     def objective(cohort: Ints) -> float:
-        return weight * float(known_s[cohort].max()) - float(queues[cohort].sum())
+        return weight * float(true_tau_s[cohort].max()) - float(queues[cohort].sum())
 
     return (objective(chosen) - objective(best)) / weight if chosen.size else 0.0
 

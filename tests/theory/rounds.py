@@ -90,7 +90,7 @@ def live(
         context[:, INVERSE_MU] = 1.0 / (0.5 + 1.5 * mu)
         context[:, COLD] = ~trained
         context[:, UP] = UPDATE_BITS / (2e6 + 2e6 * rate)
-        known_s = (context[:, [INVERSE_MU, COLD, UP]] * theta).sum(axis=1)
+        true_tau_s = (context[:, [INVERSE_MU, COLD, UP]] * theta).sum(axis=1)
         said = estimator.predict(context)
         rows = selector.select(
             Candidates(
@@ -100,12 +100,12 @@ def live(
                 width_s=said.width_s,
                 transfer_hat_s=said.transfer_hat_s,
                 n_k=np.ones(n, dtype=np.int64),
-                known_s=known_s,
+                true_tau_s=true_tau_s,
             ),
             world.per_round,
             ties,
         )
-        tau_s = known_s * (1.0 + world.noise * (2.0 * noise - 1.0))
+        tau_s = true_tau_s * (1.0 + world.noise * (2.0 * noise - 1.0))
         selected[t, rows] = True
         merged[t] = selected[t] & (fails >= world.failures)
         trained = merged[t]
@@ -116,11 +116,11 @@ def live(
         taught = np.flatnonzero(merged[t])
         parts = context[taught][:, [INVERSE_MU, COLD, UP]] * theta[taught]
         nothing = np.zeros(len(taught))
-        measured = tau_s[taught] - known_s[taught] + parts[:, 0]
+        measured = tau_s[taught] - true_tau_s[taught] + parts[:, 0]
         phases = np.column_stack([nothing, parts[:, 1], measured, parts[:, 2], nothing])
         estimator.observe(taught, context[taught], Measured(tau_s[taught], phases))
         queues[t] = selector.queues(n)
-        expected[t] = known_s[rows].max(initial=0.0)
+        expected[t] = true_tau_s[rows].max(initial=0.0)
         bars = np.maximum(said.tau_hat_s - alpha * said.width_s, 0.0)
         tau_bar_max[t] = bars[is_available].max(initial=0.0)
     return Lived(selected, merged, queues, expected, tau_bar_max)

@@ -19,7 +19,7 @@ class AllDevices:
 
     context: Floats
     """Shape (N, 4)."""
-    known_s: Floats | None
+    true_tau_s: Floats | None
     """The true expected exchange times, seconds, shape (N,), NaN where nobody knows; or None."""
 
 
@@ -143,10 +143,10 @@ def _play(
         context[rows] = trial.context
         said = learner.predict(context)
         measured.append(_of(said, rows, trial.measured.tau_s, seen, trial))
-        if everybody is not None and everybody.known_s is not None:
-            there = np.arange(len(everybody.known_s))
+        if everybody is not None and everybody.true_tau_s is not None:
+            there = np.arange(len(everybody.true_tau_s))
             all_of_them = replace(trial, is_audit=None)
-            expected.append(_of(said, there, everybody.known_s, seen, all_of_them))
+            expected.append(_of(said, there, everybody.true_tau_s, seen, all_of_them))
         learner.observe(rows, trial.context, trial.measured)
         seen = seen.copy()
         np.add.at(seen, rows, 1)
@@ -171,9 +171,9 @@ def _floor(trials: Sequence[EstimatorTrial], n: int) -> _Played | None:
     parts = list[_Played]()
     for trial in trials:
         everybody = trial.everybody
-        if everybody is not None and everybody.known_s is not None:
-            nothing = np.zeros(len(everybody.known_s))
-            known = Prediction(everybody.known_s, nothing, nothing)
+        if everybody is not None and everybody.true_tau_s is not None:
+            nothing = np.zeros(len(everybody.true_tau_s))
+            known = Prediction(everybody.true_tau_s, nothing, nothing)
             parts.append(_of(known, trial.rows, trial.measured.tau_s, seen, trial))
         np.add.at(seen, trial.rows, 1)
     return _Played.of(parts) if parts else None

@@ -32,7 +32,7 @@ class Candidates:
     """The part of tau_hat_s that is the transfer of the model, seconds, shape (N,)."""
     n_k: Ints
     """Training examples, shape (N,)."""
-    known_s: Floats | None = None
+    true_tau_s: Floats | None = None
     """The true expected exchange time, seconds, shape (N,): what only a replay can tell."""
     loss: Floats | None = None
     """F_n of the model that the round begins with, nats, shape (N,), NaN for a device without

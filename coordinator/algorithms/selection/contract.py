@@ -22,7 +22,7 @@ from fairbed.coordinator.algorithms.selection.base import (
     TwoStepSelector,
 )
 
-COLUMNS = ("is_available", "tau_hat_s", "width_s", "transfer_hat_s", "n_k", "known_s")
+COLUMNS = ("is_available", "tau_hat_s", "width_s", "transfer_hat_s", "n_k", "true_tau_s")
 """What a fleet is told to have, but for losses: those are asked for."""
 
 
@@ -72,7 +72,7 @@ def trial_fleet(
         width_s=rng.uniform(0.0, 1.0, n),
         transfer_hat_s=0.5 * tau_s,
         n_k=rng.integers(1, 500, n),
-        known_s=rng.uniform(0.1, 4.0, n),
+        true_tau_s=rng.uniform(0.1, 4.0, n),
     )
     return TrialFleet(fleet, rng.uniform(0.0, 3.0, n))
 
@@ -297,7 +297,7 @@ def _nan(make: Make, clock: Clock) -> str:
     said = "selects others"
     for seed in range(10):
         at = trial_fleet(6, seed)
-        for name in ("tau_hat_s", "width_s", "transfer_hat_s", "known_s"):
+        for name in ("tau_hat_s", "width_s", "transfer_hat_s", "true_tau_s"):
             column: Floats = np.where(np.arange(6) == 2, np.nan, getattr(at.fleet, name))
             there = np.arange(6) != 2
             unknown = with_column(at.fleet, name, column)
@@ -346,7 +346,7 @@ def _ties(make: Make, clock: Clock) -> str:
         width_s=np.zeros(n),
         transfer_hat_s=np.zeros(n),
         n_k=np.ones(n, dtype=np.int64),
-        known_s=np.zeros(n),
+        true_tau_s=np.zeros(n),
     )
     share = _shares(make, TrialFleet(alike, np.ones(n)), k)
     lowest, highest = 0.75 * share.mean(), 1.25 * share.mean()

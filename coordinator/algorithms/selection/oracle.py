@@ -68,13 +68,13 @@ class OracleTimes:
         Raises:
             ValueError: Nobody knows the times, or the policy refuses.
         """
-        if candidates.known_s is None:
+        if candidates.true_tau_s is None:
             raise ValueError(
                 "selection: expected times must be known, got none; only a replay knows them"
             )
-        nothing = np.zeros(len(candidates.known_s))
+        nothing = np.zeros(len(candidates.true_tau_s))
         told = replace(
-            candidates, tau_hat_s=candidates.known_s, width_s=nothing, transfer_hat_s=nothing
+            candidates, tau_hat_s=candidates.true_tau_s, width_s=nothing, transfer_hat_s=nothing
         )
         return self._policy.select(told, k, rng)
 

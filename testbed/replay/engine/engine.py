@@ -247,7 +247,7 @@ class ReplayEngine:
             scene,
             world.transfer_bits,
             flight.now,
-            known_s=scene.known_s,
+            true_tau_s=scene.true_tau_s,
             losses=None if opened.queried is None else opened.queried.losses,
             count=free,
             selections_before=pick,

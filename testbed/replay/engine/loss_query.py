@@ -105,7 +105,7 @@ def query_losses(
         now: Seconds on the virtual clock.
         losses: Computes them; None where nothing is trained.
     """
-    demand = decisions.loss_demand(round_id, scene, world.transfer_bits, now, scene.known_s)
+    demand = decisions.loss_demand(round_id, scene, world.transfer_bits, now, scene.true_tau_s)
     if demand is None:
         return None
     assert isinstance(world, QueryableWorld), "an imposed world has no loss queries"

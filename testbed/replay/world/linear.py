@@ -146,7 +146,7 @@ class LinearWorld:
             link_age_s=None,
             context_age_s=None,
             examples=self._examples,
-            known_s=self._expected_s.sum(axis=1),
+            true_tau_s=self._expected_s.sum(axis=1),
             last=last,
         )
 

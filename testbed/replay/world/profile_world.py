@@ -126,7 +126,7 @@ class ProfileWorld:
             link_age_s=np.maximum(self._down.age_s(now), self._up.age_s(now)),
             context_age_s=age_s,
             examples=self._work.examples,
-            known_s=self._expected_s(now),
+            true_tau_s=self._expected_s(now),
             last=last,
         )
 

@@ -57,7 +57,7 @@ class Scene:
     context_age_s: Floats | None
     """None is 0."""
     examples: Ints
-    known_s: Floats
+    true_tau_s: Floats
     """True expected exchange time from what holds at this instant, seconds."""
     last: LastRound
 

@@ -22,7 +22,7 @@ def chosen(rng: np.random.Generator, n: int, rows: list[int], known: bool) -> Se
         n_k=rng.integers(1, 99, n),
         propensity=rng.random(n),
         audit_row=int(rng.integers(n)),
-        known_s=rng.random(n) if known else None,
+        true_tau_s=rng.random(n) if known else None,
     )
 
 
@@ -38,8 +38,8 @@ def joined(earlier: Selection, later: Selection) -> Selection:
     is_available = later.is_available.copy()
     is_available[: len(earlier.is_available)] |= earlier.is_available
     known = None
-    if earlier.known_s is not None and later.known_s is not None:
-        known = keep(earlier.known_s, later.known_s)
+    if earlier.true_tau_s is not None and later.true_tau_s is not None:
+        known = keep(earlier.true_tau_s, later.true_tau_s)
     return replace(
         later,
         rows=np.concatenate([earlier.rows, later.rows]),
@@ -47,7 +47,7 @@ def joined(earlier: Selection, later: Selection) -> Selection:
         context=keep(earlier.context, later.context),
         propensity=keep(earlier.propensity, later.propensity),
         audit_row=earlier.audit_row,
-        known_s=known,
+        true_tau_s=known,
         prediction=Prediction(
             keep(before.tau_hat_s, after.tau_hat_s),
             keep(before.width_s, after.width_s),
@@ -101,14 +101,14 @@ def chosen_again(one: Selection) -> Selection:
         is_available=one.is_available.copy(),
         context=one.context.copy(),
         propensity=one.propensity.copy(),
-        known_s=None if one.known_s is None else one.known_s.copy(),
+        true_tau_s=None if one.true_tau_s is None else one.true_tau_s.copy(),
         prediction=Prediction(p.tau_hat_s.copy(), p.width_s.copy(), p.transfer_hat_s.copy()),
     )
 
 
 def assert_same(one: Selection, other: Selection) -> None:
     assert (one.round, one.audit_row) == (other.round, other.audit_row)
-    for name in ("rows", "is_available", "context", "n_k", "propensity", "known_s"):
+    for name in ("rows", "is_available", "context", "n_k", "propensity", "true_tau_s"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
     for name in ("tau_hat_s", "width_s", "transfer_hat_s"):
         np.testing.assert_array_equal(

@@ -63,7 +63,7 @@ def test_both_are_phases_of_an_exchange(device: str) -> None:
     wire_s = 0.06 * 3 + PACKED_BITS / 400e3 + PACKED_BITS / 100e3
     tau_s = wire_s + 0.02 + TRAIN_S + 0.05
     np.testing.assert_allclose(rounds[1].tau_s, tau_s)
-    np.testing.assert_allclose(rounds[1].scene.known_s, tau_s, err_msg="as was expected")
+    np.testing.assert_allclose(rounds[1].scene.true_tau_s, tau_s, err_msg="as was expected")
 
 
 def test_what_costs_nothing_adds_nothing(device: str) -> None:
@@ -91,7 +91,7 @@ def test_only_what_comes_packed_is_unpacked(device: str) -> None:
     for one in rounds[1:]:
         assert {x.codec_down for x in one.exchanges} == {"delta"}
         np.testing.assert_allclose(column(one.exchanges, "decode_s"), DECODE_S)
-        np.testing.assert_allclose(one.scene.known_s, one.tau_s)
+        np.testing.assert_allclose(one.scene.true_tau_s, one.tau_s)
     whole = packing({"profile": device, "count": 2}, exchange={"up": "int8", "down": "float32"})
     (one,) = played(whole, 1)[1]
     assert column(one.exchanges, "decode_s").tolist() == [0.0, 0.0]

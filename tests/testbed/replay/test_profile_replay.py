@@ -74,7 +74,7 @@ def test_an_exchange_takes_what_the_profile_says_phase_by_phase(device: str) -> 
     assert not column(warm, "load_s").any()
     phases_s = 0.06 * 3 + MODEL_BITS / 400e3 + MODEL_BITS / 100e3 + TRAIN_S
     np.testing.assert_allclose(rounds[1].tau_s, phases_s)
-    np.testing.assert_allclose(rounds[1].scene.known_s, phases_s, err_msg="as was expected")
+    np.testing.assert_allclose(rounds[1].scene.true_tau_s, phases_s, err_msg="as was expected")
     assert rounds[1].duration_s == rounds[1].tau_s.max()
 
 

@@ -99,14 +99,14 @@ def test_expected_times_know_who_has_the_model(device: str, tmp_path: Path) -> N
     of, known = asking({"profile": device, "count": 4}, selection={"per_round": 4}), list[Floats]()
 
     def tell(played: ReplayedRound) -> None:
-        known.append(played.scene.known_s)
+        known.append(played.scene.true_tau_s)
 
     replay_experiment(of, tmp_path / "run", "run", tell)
     with RunReader(tmp_path / "run") as reader:
         rows = {(x.round, x.device): x.tau_s for x in reader.exchanges()}
         names = [row.name for row in reader.devices()]
-    for t, known_s in enumerate(known, 1):
-        assert known_s.tolist() == pytest.approx([rows[t, name] for name in names])
+    for t, true_tau_s in enumerate(known, 1):
+        assert true_tau_s.tolist() == pytest.approx([rows[t, name] for name in names])
 
 
 def test_who_does_not_answer_in_time_is_not_available(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def fleet(
         width_s=np.zeros(n) if width_s is None else np.array(width_s, dtype=np.float64),
         transfer_hat_s=np.zeros(n) if transfer_s is None else np.array(transfer_s, dtype=float),
         n_k=np.ones(n, dtype=np.int64),
-        known_s=np.array(tau_hat_s, dtype=np.float64),
+        true_tau_s=np.array(tau_hat_s, dtype=np.float64),
     )
 
 

@@ -17,14 +17,14 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 @pytest.mark.parametrize("policy", ORACLE_POLICIES)
 def test_goes_by_the_true_times_and_not_by_estimates(policy: Policy) -> None:
-    wrong = replace(fleet([9.0, 8.0, 1.0, 2.0]), known_s=np.array([1.0, 2.0, 9.0, 8.0]))
+    wrong = replace(fleet([9.0, 8.0, 1.0, 2.0]), true_tau_s=np.array([1.0, 2.0, 9.0, 8.0]))
     selector = make_selector(SelectionConfig(policy=policy, V=1e6, deadline_s=5.0))
     assert selector.select(wrong, 2, rng()).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("policy", ORACLE_POLICIES)
 def test_refuses_when_nobody_knows(policy: Policy) -> None:
-    blind = replace(fleet([1.0, 2.0]), known_s=None)
+    blind = replace(fleet([1.0, 2.0]), true_tau_s=None)
     with pytest.raises(ValueError, match="only a replay knows them"):
         make_selector(SelectionConfig(policy=policy)).select(blind, 1, rng())
 
@@ -35,6 +35,6 @@ def test_the_fastest_are_always_the_same() -> None:
 
 
 def test_times_that_nobody_believes_are_refused() -> None:
-    strange = replace(fleet([1.0, 1.0]), known_s=np.array([np.inf, 1.0]))
+    strange = replace(fleet([1.0, 1.0]), true_tau_s=np.array([np.inf, 1.0]))
     with pytest.raises(ValueError, match="must be finite, got inf at row 0"):
         OracleTimes(Fastest()).select(strange, 1, rng())
