@@ -1,4 +1,4 @@
-"""Names for the arrays that algorithms pass around."""
+"""Type aliases of the arrays that algorithms take and return."""
 
 from typing import TypeAlias
 

@@ -14,8 +14,8 @@ def grown(column: NDArray[Scalar], n: int) -> NDArray[Scalar]:
     """Return the column with at least `n` rows, shape (max(n, N), ...); added rows are zero.
 
     Args:
-        column: One row a device, shape (N, ...); returned as it is when it is long enough.
-        n: Rows that are needed.
+        column: One row per device, shape (N, ...); returned unchanged if it is long enough.
+        n: Number of rows needed.
     """
     missing = n - len(column)
     if missing <= 0:
@@ -25,26 +25,26 @@ def grown(column: NDArray[Scalar], n: int) -> NDArray[Scalar]:
 
 
 class RowIndex:
-    """Where what is learned of a row is kept, for rows of which anything was ever learned.
+    """Maps device rows to places in a compact array, for the rows that were ever observed.
 
-    Of a million devices only those that were ever measured take more room than one number.
+    In a fleet of a million devices, one that was never measured takes the memory of one number.
     """
 
     def __init__(self) -> None:
         self.rows: Ints = np.zeros(0, dtype=np.int64)
-        """Of each place, in the order of first observations, shape (M,)."""
+        """Row of each place, in the order of first observations, shape (M,)."""
         self._place: Ints = np.zeros(0, dtype=np.int64)
-        """1 + the place of a row, or 0 for one that has none, shape (N,)."""
+        """1 + the place of each row, or 0 for a row without a place, shape (N,)."""
 
     def known(self, n: int) -> tuple[Ints | slice, Ints]:
-        """Return the places and the rows of those of the first `n` rows that have one."""
+        """Return places and rows, for those of the first `n` rows that have a place."""
         if len(self._place) <= n:
             return slice(None), self.rows
         places = np.flatnonzero(self.rows < n)
         return places, self.rows[places]
 
     def of(self, rows: Ints) -> Ints:
-        """Return the places of rows, at least one of them, same shape; new rows get new ones."""
+        """Return the places of `rows`, which is not empty, same shape; a new row gets a place."""
         self._place = grown(self._place, int(rows.max()) + 1)
         unknown = rows[self._place[rows] == 0]
         if unknown.size:

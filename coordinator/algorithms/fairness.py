@@ -1,4 +1,4 @@
-"""How evenly a model serves the devices, and how evenly they are chosen."""
+"""Fairness metrics: of a model's accuracy and loss over devices, and of selection counts."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from fairbed.coordinator.algorithms.arrays import Floats, Ints
 
 
 def jain(values: NDArray[np.generic]) -> float:
-    """Return Jain's index: 1 if all are equal, 1/N if one has everything, NaN if nobody does.
+    """Return Jain's index: 1 if all are equal, 1/N if one device has everything, NaN if all are 0.
 
         J = (sum x)^2 / (N sum x^2)
 
@@ -25,11 +25,11 @@ def jain(values: NDArray[np.generic]) -> float:
 
 
 def gini(values: Floats) -> float:
-    """Return the Gini coefficient: 0 if all are equal, towards 1 if one has everything.
+    """Return the Gini coefficient: 0 if all are equal, towards 1 if one device has everything.
 
         G = sum_i (2 i - n - 1) a_(i) / (n sum a),   a_(1) <= ... <= a_(n)
 
-    NaN if all are 0 (or there are none): nobody has anything, so nothing is shared unevenly.
+    NaN if all values are 0 or there are no values.
 
     Args:
         values: Shape (n,), at least 0.
@@ -44,45 +44,45 @@ def gini(values: Floats) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairnessSummary:
-    """One model on every device's held-out data; a device counts once, whatever its size."""
+    """One model on every device's held-out data; each device counts once, whatever its size."""
 
     devices: int
-    """Devices with held-out examples; the others are left out."""
+    """Number of devices with held-out examples; the others are left out."""
     accuracy_mean: float
     """Unweighted over devices."""
     accuracy_pooled: float
-    """All correct / all examples."""
+    """Correct examples of all devices / examples of all devices."""
     accuracy_worst10: float
     """Unweighted mean of the max(1, int(0.1 n)) lowest."""
     accuracy_best10: float
     """Unweighted mean of the max(1, int(0.1 n)) highest."""
     accuracy_variance: float
-    """Population variance of the ratios; papers print it of percentages, times 10^4."""
+    """Population variance of the ratios; papers report it for percentages, 10^4 times larger."""
     accuracy_gini: float
     """NaN if every accuracy is 0."""
     accuracy_gap: float
     """Best minus worst device."""
     loss_mean: float
-    """Nats, unweighted over devices."""
+    """Unweighted over devices, nats."""
     loss_std: float
-    """Population, nats, over devices."""
+    """Population standard deviation over devices, nats."""
 
 
 def summarise(n: Ints, correct: Ints, loss_sum: Floats) -> FairnessSummary:
-    """Return the summary of one evaluation.
+    """Return the fairness summary of one evaluation.
 
     Args:
         n: Held-out examples of each device, shape (N,), 0 for none.
-        correct: Of these, classified correctly, shape (N,).
-        loss_sum: Nats, summed over the examples, shape (N,).
+        correct: Held-out examples classified correctly, shape (N,).
+        loss_sum: Loss summed over the held-out examples, nats, shape (N,).
 
     Raises:
-        ValueError: Nobody has a held-out example.
+        ValueError: No device has a held-out example.
 
     Source:
         Li et al., ICLR 2020 (arXiv:1905.10497), section 4.
     Deviates:
-        The worst 10 % of fewer than 20 devices are one device, where the paper's code has none
+        The worst 10 % of fewer than 20 devices are one device; the paper's code takes no device
         below 10.
     """
     tested = n > 0
@@ -111,12 +111,12 @@ def summarise(n: Ints, correct: Ints, loss_sum: Floats) -> FairnessSummary:
 
 
 def selection_rates(counts: Ints, rounds: int | Ints) -> Floats:
-    """Return count / rounds of each device, shape (N,); NaN where there was no round.
+    """Return count / rounds of each device, shape (N,); NaN where the number of rounds is 0.
 
     Args:
-        counts: How often each device was selected (or merged), shape (N,).
-        rounds: Rounds of the run; or of each device, shape (N,), those since it joined, or those
-            in which it was available for the rate conditioned on availability.
+        counts: How often each device was selected (or aggregated), shape (N,).
+        rounds: Rounds of the run; or one number per device, shape (N,): the rounds since it
+            joined, or those in which it was available (rate conditioned on availability).
     """
     of = np.broadcast_to(np.asarray(rounds, dtype=np.float64), counts.shape)
     rates: Floats = np.full(counts.shape, np.nan)
@@ -129,13 +129,13 @@ def rate_slack(counts: Ints, rounds: int | Ints, beta: float, queues: Floats) ->
 
         slack = rate - (beta - Z_T / T) >= 0,   from Z_{t+1} >= Z_t + beta - x_t
 
-    Exact for every run and every T, up to rounding (1e-9 is generous). "rate >= beta" is not:
-    a queue of level Z is a debt of Z rounds that is still open.
+    This holds for every run and every T, up to rounding (below 1e-9). "rate >= beta" need not:
+    a device whose queue is Z still lacks Z selections.
 
     Args:
         counts: How often each device was selected, shape (N,).
         rounds: T, rounds of the run or since each device joined, shape (N,), at least 1.
-        beta: Promised rate.
+        beta: Guaranteed rate.
         queues: Z_T, shape (N,).
     """
     slack: Floats = selection_rates(counts, rounds) - (beta - queues / rounds)

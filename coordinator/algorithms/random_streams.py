@@ -2,8 +2,8 @@
 
     u = mix(seed, round, row, purpose)        splitmix64, one number for each key
 
-A device therefore meets the same numbers in a round whichever other devices are selected, and
-drawing for a cohort of ten costs ten numbers, in a fleet of a million too.
+A device therefore gets the same numbers in a round whichever other devices are selected, and a
+draw for a cohort of ten costs ten numbers, also in a fleet of a million.
 """
 
 import numpy as np
@@ -19,9 +19,9 @@ OOPSLA 2014)."""
 
 _WORD_BITS = 64
 _MANTISSA_BITS = 53
-"""Of a double."""
+"""Mantissa of a double."""
 _SEED_BITS = 40
-"""Of a seed in a message (`wire.messages.Count`)."""
+"""Size of a seed in a message (`wire.messages.Count`)."""
 
 
 def seeds(seed: int, round_id: int, rows: Ints, purpose: int) -> Ints:
@@ -35,10 +35,10 @@ def uniforms(seed: int, round_id: int, rows: Ints, purpose: int) -> Floats:
     """Return a number for each row, uniform in (0, 1), shape (K,).
 
     Args:
-        seed: Of the run, 0 .. 2^64 - 1.
-        round_id: The round; 0 is before the first.
-        rows: Of the devices, shape (K,).
-        purpose: Each purpose has numbers of its own.
+        seed: Seed of the run, 0 .. 2^64 - 1.
+        round_id: Number of the round; 0 is before the first.
+        rows: Device rows, shape (K,).
+        purpose: Number of the stream; each purpose has its own.
     """
     shifted = _words(seed, round_id, rows, purpose) >> np.uint64(_WORD_BITS - _MANTISSA_BITS)
     share: Floats = (shifted.astype(np.float64) + 0.5) / float(1 << _MANTISSA_BITS)
@@ -46,9 +46,9 @@ def uniforms(seed: int, round_id: int, rows: Ints, purpose: int) -> Floats:
 
 
 def normals(seed: int, round_id: int, rows: Ints, purpose: int) -> Floats:
-    """Return a standard normal number for each row, shape (K,): Box and Muller's of two uniforms.
+    """Return a standard normal number for each row, shape (K,), by the Box-Muller transform.
 
-    `purpose` stands for two in a row: take every second one.
+    It uses the streams `purpose` and `purpose + 1`.
     """
     radius = np.sqrt(-2.0 * np.log(uniforms(seed, round_id, rows, purpose)))
     angle = 2.0 * np.pi * uniforms(seed, round_id, rows, purpose + 1)

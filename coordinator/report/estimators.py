@@ -45,7 +45,7 @@ def compare_estimators(reader: RunReader, counted_after: float = 0.0) -> dict[st
         rows,
         settings,
         counted_after,
-        {fleet.round: _everybody(fleet) for fleet in reader.fleet_contexts()},
+        {fleet.round: _known_of_all(fleet) for fleet in reader.fleet_contexts()},
         reader.audits(),
     )
     return prequential(_learners(settings), trials, alpha_of(settings))
@@ -69,7 +69,7 @@ def _learners(settings: PlannedSelection) -> dict[str, Learner]:
     }
 
 
-def _everybody(fleet: FleetContextRow) -> AllDevices:
+def _known_of_all(fleet: FleetContextRow) -> AllDevices:
     """Return what was known of every device, as numbers."""
     context = np.frombuffer(fleet.context, dtype="<f8").astype(np.float64).reshape(-1, CONTEXT)
     true_tau_s = fleet.expected_tau_s
@@ -102,11 +102,11 @@ def trials_of(
     for one_round in rounds_that_teach(exchanges):
         round_id = one_round[0].round
         chosen = np.array([rows[x.device] for x in one_round], dtype=np.int64)
-        everybody = None if fleets is None else fleets.get(round_id)
-        if everybody is None:
+        all_devices = None if fleets is None else fleets.get(round_id)
+        if all_devices is None:
             context = _contexts(one_round, is_literal)
         else:
-            context = everybody.context[chosen]
+            context = all_devices.context[chosen]
         trials.append(
             EstimatorTrial(
                 rows=chosen,
@@ -116,7 +116,7 @@ def trials_of(
                 ),
                 counts=round_id > counted_after,
                 is_audit=np.array([(round_id, x.device) in audits for x in one_round]),
-                everybody=everybody,
+                all_devices=all_devices,
             )
         )
     return trials
@@ -171,7 +171,7 @@ def estimates_table(found: Mapping[str, Errors]) -> str:
     audit = {name: errors.audit for name, errors in found.items() if errors.audit is not None}
     if audit:
         tables.append(_table("on the audit sample", audit))
-    told = {name: e.everybody for name, e in found.items() if e.everybody is not None}
+    told = {name: e.all_devices for name, e in found.items() if e.all_devices is not None}
     if told:
         tables.append(_table("on all devices", told))
     tables.append(

@@ -1,6 +1,6 @@
 """Errors of all estimators on a finished run, beside those of predictors with the ground truth.
 
-A replay stores the expected exchange time of each device at the instant of a selection (`expected_tau_s`).
+A replay stores the expected exchange time of each device at a selection (`expected_tau_s`).
 The predictor `known` replaces the rates of that instant by the mean rates of the last `RECENT_S`:
 8 M / mean B, and the waiting of TCP slow start.
 

@@ -1,4 +1,4 @@
-"""How updates become the next model."""
+"""Aggregation rules, which merge the updates of a round into the next model."""
 
 from fairbed.coordinator.algorithms.aggregation.base import (
     Accumulator,

@@ -1,8 +1,7 @@
-"""AAggFF: the mixing weights are decisions, made anew in every round from what devices lose.
+"""AAggFF: mixing weights from online convex optimisation over the losses of each round.
 
-AAggFF as a rule of an experiment: the weights are decided from the losses of this very round.
-
-Least values of quadratic forms over weights that are at least 0 and sum to 1.
+`AAggFFS` and `AAggFFD` decide the weights, `AAggFF` is the aggregation rule, and
+`least_on_simplex` minimises quadratic forms over weights that are at least 0 and sum to 1.
 """
 
 import math
@@ -18,28 +17,28 @@ from fairbed.coordinator.algorithms.aggregation.running_sum import RunningSum, t
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints, Vector
 
 SLACK = 1e-12
-"""How negative a multiplier counts as 0, relative to the gradient."""
+"""A multiplier above minus this counts as 0, relative to the gradient."""
 
 PASSES = 10
-"""Passes a weight: far more than it takes, unless rounding makes a weight come and go for ever."""
+"""Iteration limit per weight, for the case that rounding makes a weight enter and leave forever."""
 
 
 def least_on_simplex(A: Floats, c: Floats, start: Floats) -> Floats:
-    """Return where a quadratic form is least on the simplex.
+    """Return the minimiser of a quadratic form on the simplex.
 
         argmin  1/2 p.A p - c.p   subject to  p >= 0,  sum p = 1
 
     This is the projection of A^-1 c in the norm of A, not the nearest point of the simplex. An
-    active set: the weights that are not 0 go to the least value of their own, as far as none
-    becomes negative; one that is 0 joins them while its slope says that the value would fall.
+    active-set method: the free weights (not 0) step to their minimiser until one becomes 0; a
+    weight at 0 becomes free while its slope is negative.
 
     Args:
         A: Positive definite and symmetric, shape (K, K).
         c: Shape (K,).
-        start: Any point of the simplex, shape (K,); the nearer, the quicker.
+        start: Any point of the simplex, shape (K,); fewer iterations if near the minimiser.
 
     Returns:
-        p, shape (K,), the same bits whatever the number of threads.
+        p, shape (K,), bit-identical for every number of threads.
 
     Source:
         Nocedal & Wright, Numerical Optimization, 2nd ed., Algorithm 16.3.
@@ -68,7 +67,7 @@ def least_on_simplex(A: Floats, c: Floats, start: Floats) -> Floats:
 
 
 def _least_of(A: Floats, c: Floats, is_free: Bools) -> tuple[Floats, float]:
-    """Return the least point with sum 1 if the others stay 0, shape (K,), and its multiplier."""
+    """Return the minimiser with sum 1 over the free weights, shape (K,), and its multiplier."""
     free = np.flatnonzero(is_free)
     solved = _solved(A[np.ix_(free, free)], np.column_stack([c[free], np.ones(len(free))]))
     multiplier = (1.0 - total_of(solved[:, 0])) / total_of(solved[:, 1])
@@ -80,7 +79,7 @@ def _least_of(A: Floats, c: Floats, is_free: Bools) -> tuple[Floats, float]:
 def _solved(A: Floats, b: Floats) -> Floats:
     """Return A^-1 b, shape (n, columns), of a positive definite A by elimination.
 
-    LAPACK is not asked: its last bits depend on the number of threads.
+    LAPACK is not used: its last bits depend on the number of threads.
     """
     n, rows = len(A), np.column_stack([A, b])
     for j in range(n):
@@ -92,16 +91,16 @@ def _solved(A: Floats, b: Floats) -> Floats:
 
 
 Cdf: TypeAlias = Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"]
-"""A distribution function that turns a relative loss into a number between 0 and 1."""
+"""A distribution function, which maps a relative loss to a number between 0 and 1."""
 
 SMALLEST_MEAN = 1e-12
-"""Below it nobody loses anything, and all losses are alike; nats."""
+"""Mean loss below which all losses count as equal, nats."""
 
 SMALLEST_SHARE = 1e-300
-"""Relative loss of a device that loses nothing: exp(-1/x) is 0 there, and nothing overflows."""
+"""Lower bound of a relative loss: exp(-1/x) is 0 there, and nothing overflows."""
 
 ALPHA = 4.0
-"""4 K L_inf with responses up to 1/K: the weight of |p|^2."""
+"""Weight of |p|^2: 4 K L_inf with responses up to 1/K."""
 
 
 def _erf(x: Floats) -> Floats:
@@ -116,11 +115,11 @@ CDFS: Mapping[Cdf, Callable[[Floats], Floats]] = {
     "gumbel": lambda x: np.exp(-np.exp(1.0 - x)),
     "logistic": lambda x: 1.0 / (1.0 + np.exp(1.0 - x)),
 }
-"""Of x >= 0. All increase: who loses more never answers less."""
+"""Functions of x >= 0. All increase: a larger loss never has a smaller response."""
 
 
 def responses(losses: Floats, cdf: Cdf, most: float, least: float = 0.0) -> Floats:
-    """Return what losses say, bounded: 1 is the mean loss of those that report.
+    """Return bounded responses to losses, relative to the mean loss of the reports.
 
         x_i = F_i / mean F,   r_i = C1 + (C2 - C1) CDF(x_i)
 
@@ -136,11 +135,12 @@ def responses(losses: Floats, cdf: Cdf, most: float, least: float = 0.0) -> Floa
     Source:
         Hahn et al., ICML 2024, Definition 4.2 (arXiv:2405.20821).
     Deviates:
-        The released code takes erfc for the erf of "normal", so that who loses more gets less.
+        The released code has erfc instead of erf in "normal", so a larger loss has a smaller
+        response.
     """
     top, x = float(losses.max()), np.ones(len(losses))
     if top > SMALLEST_MEAN:
-        share = losses / top  # the sum of large losses may be infinite
+        share = losses / top  # because the sum of large losses may be infinite
         mean = total_of(share) / len(share)
         x = share / mean if mean * top > SMALLEST_MEAN else x
     r: Floats = least + (most - least) * CDFS[cdf](x)
@@ -160,31 +160,31 @@ def decision_gradient(p: Floats, r: Floats) -> Floats:
 
 
 class AAggFFS:
-    """Weights of few clients that report in every round: AAggFF-S, an online Newton step.
+    """Weights of few clients that all report in every round: AAggFF-S, an online Newton step.
 
         p' = argmin over the simplex of
              sum_s <p, g^s> + alpha/2 |p|^2 + beta/2 sum_s <g^s, p - p^s>^2
         alpha = 4 K L_inf = 4,   beta = 1 / (4 L_inf) = K / 4,   responses in [0, 1/K]
 
-    Held as A = alpha I + beta sum g g^T and c = sum g (beta <g, p^s> - 1), p' = argmin of
-    1/2 p.A p - c.p. Costs O(K^3) a round.
+    The state is A = alpha I + beta sum g g^T and c = sum g (beta <g, p^s> - 1); p' minimises
+    1/2 p.A p - c.p. A round costs O(K^3).
 
     Source:
         Hahn et al., ICML 2024, Algorithm 2 and equation 7 (arXiv:2405.20821).
     Deviates:
-        The released code begins with weights that sum to K, centres the squares on 0 instead of
+        The released code starts with weights that sum to K, centres the squares on 0 instead of
         p^s and counts the ridge twice.
     """
 
     def __init__(self, clients: int, beta_cap: float = math.inf) -> None:
-        """Begin with equal weights.
+        """Start with equal weights.
 
         Args:
             clients: K.
-            beta_cap: Most that beta may be; the theorem's own step is at most 1/2.
+            beta_cap: Upper bound of beta; in the theorem it is at most 1/2.
         """
         self.p: Floats = np.full(clients, 1.0 / clients)
-        """Weights by client, shape (K,), sum 1."""
+        """Weight of each client, shape (K,), sum 1."""
         self._beta_cap = beta_cap
         self._A: Floats = ALPHA * np.eye(clients)
         self._c: Floats = np.zeros(clients)
@@ -195,7 +195,7 @@ class AAggFFS:
         return 1.0 / len(self.p)
 
     def learn(self, r: Floats) -> None:
-        """Decide anew after a round of responses, shape (K,), in [0, 1/K]."""
+        """Update the weights after a round of responses, shape (K,), in [0, 1/K]."""
         beta = min(len(r) / 4.0, self._beta_cap)
         g = decision_gradient(self.p, r)
         self._A += beta * np.multiply.outer(g, g)
@@ -203,7 +203,7 @@ class AAggFFS:
         self.p = least_on_simplex(self._A, self._c, self.p)
 
     def grow(self, clients: int) -> None:
-        """Give clients that are new the weight of an equal share; the others keep their order."""
+        """Give each new client the weight 1/K, and scale the others down."""
         K = len(self.p)
         if clients > K:
             A = ALPHA * np.eye(clients)
@@ -216,7 +216,7 @@ class AAggFFS:
         return {"A": self._A.tolist(), "c": self._c.tolist(), "p": self.p.tolist()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state that `to_state` returned."""
+        """Restore a state that `to_state` returned."""
         self._A, self._c = np.array(state["A"]), np.array(state["c"])
         self.p = np.array(state["p"])
 
@@ -224,19 +224,19 @@ class AAggFFS:
 def doubly_robust(
     r: Floats, rows: Ints, clients: int, inclusion: float | Floats, imputed: float
 ) -> Floats:
-    """Return responses of all clients from those of a sample.
+    """Return estimated responses of all clients from those of a sample.
 
         r_i = b + (1 if i in S else 0) / C (r_i - b)
 
-    With b the mean of this very sample, and m of K drawn uniformly without replacement, the
-    expectation is mean + f (r_i - mean), f = 1 - (K - m) / (m (K - 1)): what sets a client
-    apart comes out too small, and not at all for m = 1. Any b known beforehand is unbiased.
+    With b the mean of this sample, and m of K drawn uniformly without replacement, the
+    expectation is mean + f (r_i - mean), f = 1 - (K - m) / (m (K - 1)): differences between
+    clients are underestimated, and are 0 for m = 1. Any b fixed before the draw is unbiased.
 
     Args:
-        r: Responses that were seen, shape (m,).
-        rows: Whose they are, shape (m,).
+        r: Observed responses, shape (m,).
+        rows: Rows of the clients observed, shape (m,).
         clients: K.
-        inclusion: C, with which probability a client is in the sample; or of each, shape (m,).
+        inclusion: C, the probability that a client is in the sample; or one each, shape (m,).
         imputed: b.
 
     Returns:
@@ -245,7 +245,7 @@ def doubly_robust(
     Source:
         Hahn et al., ICML 2024, equation 10 (arXiv:2405.20821).
     Deviates:
-        The released code leaves b out for those that were seen: taking part is penalised.
+        The released code omits b for observed clients, which penalises taking part.
     """
     full = np.full(clients, imputed)
     full[rows] += (r - imputed) / inclusion
@@ -263,7 +263,8 @@ def linearised_gradient(p: Floats, r: Floats, reference: float) -> Floats:
         reference: b.
 
     Returns:
-        Shape (K,); within 2 + C of 0 where responses are in [0, C] and sampled with probability C.
+        Shape (K,), at most 2 + C in magnitude if responses are in [0, C] and C is the probability
+        of being sampled.
 
     Source:
         Hahn et al., ICML 2024, equation 11 and Lemma A.2 (arXiv:2405.20821).
@@ -274,18 +275,18 @@ def linearised_gradient(p: Floats, r: Floats, reference: float) -> Floats:
 
 
 class AAggFFD:
-    """Weights of many clients of which some report: AAggFF-D, follow the regularised leader.
+    """Weights of many clients, of which some report: AAggFF-D, follow the regularised leader.
 
         G = sum_s g^s,   p_i' ~ exp(-sqrt(log K) / (L sqrt(t + 1)) G_i),   L = 2 + C
 
-    with linearised gradients of doubly robust responses in [0, C]: an upper end that is the
-    sampling probability itself cancels the 1/C of the estimate. Costs O(K) a round, and the
-    weights of clients that were not seen move, too.
+    with linearised gradients of doubly robust responses in [0, C]: an upper bound equal to the
+    sampling probability cancels the 1/C of the estimate. A round costs O(K), and also changes the
+    weights of clients that were not observed.
 
     Source:
         Hahn et al., ICML 2024, Algorithm 3 and remark 4.5 (arXiv:2405.20821).
     Deviates:
-        The released code begins with weights that sum to K C.
+        The released code starts with weights that sum to K C.
     """
 
     def __init__(
@@ -294,16 +295,17 @@ class AAggFFD:
         per_round: int,
         impute: Literal["mean", "previous_mean"] = "mean",
     ) -> None:
-        """Begin with equal weights.
+        """Start with equal weights.
 
         Args:
             clients: K.
-            per_round: m, how many are drawn; C = m / K.
-            impute: What stands for a response that was not seen: the mean of this round, or of
-                the one before, which is unbiased.
+            per_round: m, clients drawn per round; C = m / K.
+            impute: Value of a response that was not observed: the mean of this round, or of the
+                previous round, which is unbiased.
 
         Raises:
-            ValueError: One client alone is drawn, and compared with nothing but itself.
+            ValueError: `per_round` is 1 and the mean of the round is imputed: the client would be
+                compared with itself only.
         """
         if per_round == 1 and clients > 1 and impute == "mean":
             raise ValueError(
@@ -311,7 +313,7 @@ class AAggFFD:
                 "is alone sets the mean, so nothing is learned"
             )
         self.p: Floats = np.full(clients, 1.0 / clients)
-        """Weights by client, shape (K,), sum 1."""
+        """Weight of each client, shape (K,), sum 1."""
         self._per_round = per_round
         self._impute = impute
         self._G: Floats = np.zeros(clients)
@@ -319,17 +321,17 @@ class AAggFFD:
         self._previous: float | None = None
 
     def inclusion(self, seen: int) -> float:
-        """Return C of a round in which `seen` clients report: those that fail are not drawn."""
+        """Return C of a round in which `seen` clients report; failed ones count as not drawn."""
         return min(seen, self._per_round, len(self.p)) / len(self.p)
 
     def learn(self, rows: Ints, r: Floats, pi: Floats | None = None) -> Floats:
-        """Decide anew after a round.
+        """Update the weights after a round.
 
         Args:
-            rows: Who has reported, shape (m,).
+            rows: Rows of the clients that reported, shape (m,).
             r: Responses, shape (m,), in [0, C] with the C of `inclusion(m)`.
-            pi: With which probability each of them reports, shape (m,); None is C for all. The
-                bound of the gradients holds for C alone.
+            pi: Probability that each of them reports, shape (m,); None is C for all. The gradient
+                bound holds for C only.
 
         Returns:
             The gradient that was added, shape (K,).
@@ -350,7 +352,7 @@ class AAggFFD:
         return g
 
     def grow(self, clients: int) -> None:
-        """Give clients that are new the weight of an equal share; the others keep their order."""
+        """Give each new client the weight 1/K, and scale the others down."""
         if clients > len(self.p):
             self._G = np.concatenate([self._G, np.zeros(clients - len(self.p))])
             self.p = _shared(self.p, clients)
@@ -365,34 +367,34 @@ class AAggFFD:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state that `to_state` returned."""
+        """Restore a state that `to_state` returned."""
         self._G, self.p = np.array(state["G"]), np.array(state["p"])
         self._t, self._previous = state["t"], state["previous"]
 
 
 def weights_of(p: Floats, rows: Ints) -> Floats:
-    """Return p_i / sum_(j in rows) p_j, shape (m,): how the updates of one round are mixed.
+    """Return p_i / sum_(j in rows) p_j, shape (m,): the mixing weights of one round.
 
-    Where none of them has any weight, all have the same.
+    They are equal if all p_i are 0.
     """
     total = total_of(p[rows])
     return p[rows] / total if total > 0.0 else np.full(len(rows), 1.0 / len(rows))
 
 
 def _shared(p: Floats, clients: int) -> Floats:
-    """Return p of `clients` clients: those that are new have 1/K each, the others the rest."""
+    """Return p of K = `clients` clients: 1/K for each new client, and the rest for the others."""
     new = np.full(clients - len(p), 1.0 / clients)
     return np.concatenate([p * (len(p) / clients), new])
 
 
 class AAggFF:
-    """Averages client models with weights that AAggFF-S or AAggFF-D decides anew in every round.
+    """Averages client models with weights that AAggFF-S or AAggFF-D updates in every round.
 
         r = responses(F(w_t)),   p' = learn(r),   w' = w + sum_(i in R) p'_i / sum_R p' (w_i - w)
 
-    All losses of a round are needed before any weight is known, so the updates are kept until
-    the last one is there. Buffers are an n_k-weighted mean. A silo that is missing is taken to
-    answer what the others do on average; devices that fail count as not drawn.
+    The weights depend on all losses of a round, so the updates are stored until the last one has
+    arrived. Buffers are an n_k-weighted mean. A missing silo has the mean response of the others;
+    a device that fails counts as not drawn.
 
     Source:
         Hahn et al., ICML 2024, Algorithms 2 and 3 (arXiv:2405.20821).
@@ -410,16 +412,16 @@ class AAggFF:
         impute: Literal["mean", "previous_mean"] = "mean",
         weights: Literal["n", "n_over_pi"] = "n",
     ) -> None:
-        """Choose how the weights are decided.
+        """Choose the rule of the weights.
 
         Args:
-            kind: Silos, all of which report, or devices, of which some are drawn.
-            cdf: Makes responses of losses.
-            per_round: Devices: m, how many are drawn.
-            beta_cap: Silos: see `AAggFFS`.
-            impute: Devices: see `AAggFFD`.
-            weights: Devices: with "n_over_pi" each is in the sample with its running rate of
-                merged updates, for a selector that does not draw uniformly.
+            kind: "s" for silos, which all report, or "d" for devices, of which some are drawn.
+            cdf: Distribution function that maps losses to responses.
+            per_round: With "d": m, devices drawn per round.
+            beta_cap: With "s": see `AAggFFS`.
+            impute: With "d": see `AAggFFD`.
+            weights: With "d": "n_over_pi" estimates each device's inclusion probability by its
+                running aggregation rate, for a selector that does not draw uniformly.
         """
         self._is_silo, self._cdf = kind == "s", cdf
         self._per_round, self._beta_cap, self._impute = per_round, beta_cap, impute
@@ -430,7 +432,7 @@ class AAggFF:
         """Return the next model, shape (n_values,), or the same one if no report is usable.
 
         Raises:
-            ValueError: The reports carry no losses at all, or one device alone is drawn.
+            ValueError: The reports have no losses, or one device alone is drawn.
         """
         usable = [
             at
@@ -459,7 +461,7 @@ class AAggFF:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state that `to_state` returned."""
+        """Restore a state that `to_state` returned."""
         self._rule = None
         if state["rule"]:
             self._rule = self._made(len(state["rule"]["p"]))
@@ -468,7 +470,7 @@ class AAggFF:
             self._participation.load_state(state["participation"])
 
     def _decide(self, rows: Ints, losses: Floats, clients: int) -> Floats:
-        """Return the weights of a round's updates, shape (K,), decided from this very round."""
+        """Update the rule with the losses of a round, and return its weights, shape (K,)."""
         rule = self._rule = self._rule or self._made(clients)
         rule.grow(clients)
         if isinstance(rule, AAggFFS):

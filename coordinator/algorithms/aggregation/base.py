@@ -1,4 +1,4 @@
-"""What every aggregation rule sees and answers."""
+"""Inputs, results and interfaces of the aggregation rules."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Report:
     row: int
     """Device row."""
     n_k: int
-    """Training examples behind it, positive."""
+    """Training examples of the device, positive."""
     model: Vector
     """Model after local training, shape (n_values,), `[params | buffers]`, all finite."""
     loss_before: float | None
@@ -25,12 +25,12 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Verified updates on top of each other; K of them."""
+    """K verified updates as the rows of one matrix."""
 
     rows: Ints
     """Device rows, shape (K,)."""
     n_k: Ints
-    """Training examples behind each, shape (K,), all positive."""
+    """Training examples of each device, shape (K,), all positive."""
     models: Vector
     """Models after local training, shape (K, n_values), `[params | buffers]`."""
     loss_before: Floats | None
@@ -38,7 +38,7 @@ class Stack:
 
     @classmethod
     def of(cls, report: Report) -> "Stack":
-        """Return a stack of one."""
+        """Return a stack of one update."""
         loss = report.loss_before
         return cls(
             rows=np.array([report.row]),
@@ -50,12 +50,12 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """The verified updates of one round; K of them, never empty, all finite."""
+    """The K verified updates of one round, K >= 1, all values finite."""
 
     rows: Ints
     """Device rows, shape (K,)."""
     n_k: Ints
-    """Training examples behind each, shape (K,), all positive."""
+    """Training examples of each device, shape (K,), all positive."""
     models: Sequence[Vector]
     """Models after local training, K vectors of shape (n_values,), `[params | buffers]`."""
     loss_before: Floats | None
@@ -63,46 +63,46 @@ class Reports:
     learning_rate: float
     """Local step size eta_l of this round."""
     registered: int = 0
-    """Devices that there are, also those that were not chosen; 0 where nobody says."""
+    """Number of all devices, selected or not; 0 if unknown."""
 
     @property
     def clients(self) -> int:
-        """Devices that there are, as far as known: at least the largest row says so."""
+        """Number of all devices, at least 1 + the largest row."""
         return max(self.registered, int(self.rows.max()) + 1)
 
     def one_by_one(self) -> Iterator[Report]:
-        """Yield each of them alone."""
+        """Yield each update as a `Report`."""
         return _each(self)
 
 
 def _each(updates: Stack | Reports) -> Iterator[Report]:
-    """Yield each update alone."""
+    """Yield each update as a `Report`."""
     models, losses = updates.models, updates.loss_before
-    told = [None] * len(models) if losses is None else losses.tolist()
+    loss_of_each = [None] * len(models) if losses is None else losses.tolist()
     for row, n_k, model, loss in zip(
-        updates.rows.tolist(), updates.n_k.tolist(), models, told, strict=True
+        updates.rows.tolist(), updates.n_k.tolist(), models, loss_of_each, strict=True
     ):
         yield Report(row, n_k, model, loss)
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """What a rule made of a round."""
+    """Result of merging one round."""
 
     vector: Vector
     """The next global model, shape (n_values,)."""
     weights: Floats
-    """Effective mixing weight of each report, shape (K,), in the order they were given."""
+    """Effective mixing weight of each report, shape (K,), in the order of the reports."""
 
 
 class Accumulator(Protocol):
-    """The merge of one round, fed while updates still arrive.
+    """The merge of one round, which takes updates as they arrive.
 
-    Nothing outside it changes before `finish`: a round that is given up leaves no trace.
+    Nothing outside it changes before `finish`, so an abandoned round has no effect.
     """
 
     def add(self, report: Report) -> None:
-        """Take an update into the merge; the model is not needed afterwards.
+        """Add an update to the merge; `report.model` may be reused afterwards.
 
         Raises:
             ValueError: The rule needs a loss and the report has none.
@@ -110,21 +110,21 @@ class Accumulator(Protocol):
         ...
 
     def finish(self) -> Merge:
-        """Return the next model; to be called once."""
+        """Return the next model; call it once."""
         ...
 
 
 @runtime_checkable
 class Wholesale(Accumulator, Protocol):
-    """The merge of a round that takes a stack of updates at less cost than one after the other."""
+    """A merge that adds a stack of updates at less cost than one update after the other."""
 
     def add_all(self, stack: Stack) -> None:
-        """Take updates into the merge, as `add` does."""
+        """Add updates to the merge, as `add` does."""
         ...
 
 
 def add_all(accumulator: Accumulator, stack: Stack) -> None:
-    """Take a stack of updates into a merge; the models are not needed afterwards."""
+    """Add a stack of updates to a merge; `stack.models` may be reused afterwards."""
     if isinstance(accumulator, Wholesale):
         accumulator.add_all(stack)
     else:
@@ -139,7 +139,7 @@ class Aggregator(Protocol):
     """The rule needs F_k(w_t), evaluated before the first local step."""
 
     def merge(self, vector: Vector, n_params: int, reports: Reports) -> Merge:
-        """Return the next model; `vector`, shape (n_values,), is the one that was sent out."""
+        """Return the next model; `vector`, shape (n_values,), is the model that was sent."""
         ...
 
     def to_state(self) -> dict[str, Any]:
@@ -147,21 +147,21 @@ class Aggregator(Protocol):
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state that `to_state` returned."""
+        """Restore a state that `to_state` returned."""
         ...
 
 
 @runtime_checkable
 class Streaming(Aggregator, Protocol):
-    """A rule that needs each update only once, so that memory does not grow with the cohort."""
+    """A rule that reads each update once, so that memory does not grow with the cohort."""
 
     def begin(self, vector: Vector, n_params: int, learning_rate: float) -> Accumulator:
-        """Return the empty merge of a round that was sent `vector`, shape (n_values,)."""
+        """Return the empty merge of a round in which `vector`, shape (n_values,), was sent."""
         ...
 
 
 def merge_one_by_one(accumulator: Accumulator, reports: Reports) -> Merge:
-    """Return what a streaming rule makes of a round that is all there."""
+    """Return the merge of a complete round by a streaming rule."""
     for report in reports.one_by_one():
         accumulator.add(report)
     return accumulator.finish()

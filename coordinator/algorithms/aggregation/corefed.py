@@ -1,4 +1,4 @@
-"""CoreFed: no group of devices would gain enough alone to leave."""
+"""CoreFed: weights whose model is in the core, so that no group of devices gains by leaving."""
 
 from typing import Any, Literal
 
@@ -10,14 +10,14 @@ from fairbed.coordinator.algorithms.aggregation.running_sum import RunningSum, t
 from fairbed.coordinator.algorithms.arrays import Floats, Vector
 
 LEAST_UTILITY = 0.05
-"""Smallest utility, relative to M: no update counts more than 20 / M times its share."""
+"""Lower bound of a utility, relative to M: no update counts more than 20 / M times its share."""
 
 
 def utilities(losses: Floats, M: float | Floats) -> Floats:
     """Return u_i = max(M - F_i, M / 20), shape (K,), from losses in nats, shape (K,).
 
-    M, one for all or of shape (K,), is to lie above every loss there is; utilities compare only
-    with the same M.
+    M, a scalar or of shape (K,), should lie above every loss; utilities are comparable only for
+    the same M.
     """
     u: Floats = np.maximum(M - losses, LEAST_UTILITY * M)
     return u
@@ -26,20 +26,19 @@ def utilities(losses: Floats, M: float | Floats) -> Floats:
 def corefed_weights(
     losses: Floats, M: float | Floats, w: Floats | None = None, *, normalise: bool = False
 ) -> Floats:
-    """Return how far the model moves towards each client model.
+    """Return the step of the model towards each client model.
 
         maximise  sum_i w_i log u_i,   u_i = M_i - F_i
         theta' = theta + sum_i a_i (theta_i - theta),   a_i = w_i / (u_i sum_j w_j)
 
-    They are not normalised: utilities below 1 lengthen the step. Where a loss is so near M, or
-    above it, that its utility is the smallest there is, they are: a model that has not learned
-    anything would else be thrown far.
+    The a_i are not normalised: utilities below 1 lengthen the step. They are normalised if any
+    utility is at its lower bound: otherwise an untrained model would take a very long step.
 
     Args:
         losses: F_k(theta) before local training, nats, shape (K,), at least 0.
-        M: Above every loss, nats, one for all or shape (K,).
-        w: Weight of each client, shape (K,), all positive; None is 1 each. n_k is natural.
-        normalise: Always make them sum to 1: the same direction, a step as long as FedAvg's.
+        M: Upper bound of the losses, nats, a scalar or shape (K,).
+        w: Weight of each client, shape (K,), all positive, usually n_k; None is 1 each.
+        normalise: Always normalise the a_i: the same direction, a step as long as FedAvg's.
 
     Returns:
         a, shape (K,).
@@ -50,8 +49,8 @@ def corefed_weights(
     Source:
         Ray Chaudhury et al., NeurIPS 2022, Algorithm 1 and section 4.5 (arXiv:2211.02091).
     Deviates:
-        The smallest utility, and normalised weights while it is in use; the paper takes M for
-        granted. It does not say what the weighted sum is divided by: sum w.
+        The lower bound of utilities, and normalised weights while it applies; the paper assumes a
+        valid M. It does not state the divisor of the weighted sum; here it is sum w.
     """
     if not np.all(np.isfinite(M) & (np.asarray(M) > 0.0)):
         raise ValueError(f"corefed: M must be finite and > 0, got {M}; take one above every loss")
@@ -63,9 +62,9 @@ def corefed_weights(
 
 
 class CoreFed:
-    """Merges by CoreFed: parameters by its weights, buffers as an n_k-weighted mean.
+    """Merges by CoreFed: parameters by `corefed_weights`, buffers as an n_k-weighted mean.
 
-    With `agents="equal"` everybody counts once; with "n" it is weighted CoreFed, w_i = n_i.
+    With `agents="equal"` each device has weight 1; with "n" it is weighted CoreFed, w_i = n_i.
 
     Source:
         Ray Chaudhury et al., NeurIPS 2022, Algorithm 1 and section 4.5 (arXiv:2211.02091).
@@ -76,11 +75,11 @@ class CoreFed:
     def __init__(
         self, M: float, *, normalise: bool = False, agents: Literal["equal", "n"] = "equal"
     ) -> None:
-        """Choose what utilities are measured from; see `corefed_weights`."""
+        """Set the upper bound of losses; see `corefed_weights`."""
         self._M, self._normalise, self._is_weighted = M, normalise, agents == "n"
 
     def begin(self, vector: Vector, n_params: int, learning_rate: float) -> "CoreMerge":
-        """Return the empty merge of a round that was sent `vector`, shape (n_values,)."""
+        """Return the empty merge of a round in which `vector`, shape (n_values,), was sent."""
         return CoreMerge(
             vector, n_params, M=self._M, normalise=self._normalise, is_weighted=self._is_weighted
         )
@@ -89,16 +88,16 @@ class CoreFed:
         """Return the next model, shape (n_values,), or the same one if no report is usable.
 
         Raises:
-            ValueError: The reports carry no losses at all.
+            ValueError: The reports have no losses.
         """
         return merge_one_by_one(self.begin(vector, n_params, reports.learning_rate), reports)
 
     def to_state(self) -> dict[str, Any]:
-        """Return the state as plain numbers and lists, for the checkpoint: there is none."""
+        """Return the empty state."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state that `to_state` returned."""
+        """Restore a state that `to_state` returned."""
 
 
 class CoreMerge:
@@ -118,7 +117,7 @@ class CoreMerge:
         self._losses, self._shares = list[float](), list[float]()
 
     def add(self, report: Report) -> None:
-        """Take an update into the sums, unless it is not usable.
+        """Add an update to the sums if it is usable.
 
         Raises:
             ValueError: The report has no loss.
@@ -136,7 +135,7 @@ class CoreMerge:
         self._buffers.add(float(report.n_k), report.model[self._n_params :])
 
     def finish(self) -> Merge:
-        """Return the next model, shape (n_values,), or the same one if nothing was usable."""
+        """Return the next model, shape (n_values,), or the same one if no update was usable."""
         weights = np.zeros(self._count)
         if not self._at:
             return Merge(self._sent.copy(), weights)

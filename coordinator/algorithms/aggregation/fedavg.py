@@ -1,4 +1,4 @@
-"""FedAvg: the average of the models, weighted by how much data is behind each."""
+"""FedAvg: the average of the models, weighted by the number of training examples."""
 
 from typing import Any, Literal
 
@@ -22,10 +22,9 @@ class FedAvg:
 
         w' = w + eta (sum_k p_k w_k - w),   p_k = n_k / n,   or p_k proportional to n_k / pi_k
 
-    With eta = 1, parameters and buffers alike are the plain average, without w; another server
-    learning rate leaves the buffers that average. `weights="n_over_pi"` divides by the device's
-    running rate of merged updates, which undoes the preference of a biased selector (RBCS-F
-    prefers the quick).
+    With eta = 1, parameters and buffers are the plain average, without w; another server learning
+    rate changes the parameters only. `weights="n_over_pi"` divides by the device's running
+    aggregation rate, which corrects for a biased selector (RBCS-F prefers fast devices).
 
     Source:
         McMahan et al., AISTATS 2017, Algorithm 1 (arXiv:1602.05629); inverse probability
@@ -42,7 +41,7 @@ class FedAvg:
         self._eta = server_learning_rate
 
     def begin(self, vector: Vector, n_params: int, learning_rate: float) -> "Average":
-        """Return the empty average of a round that was sent `vector`, shape (n_values,)."""
+        """Return the empty average of a round in which `vector`, shape (n_values,), was sent."""
         participation = self._participation if self._corrects else None
         return Average(vector, participation, n_params, self._eta)
 
@@ -55,12 +54,12 @@ class FedAvg:
         return self._participation.to_state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state that `to_state` returned."""
+        """Restore a state that `to_state` returned."""
         self._participation.load_state(state)
 
 
 class Average:
-    """One round of FedAvg as a fraction, sum_k a_k w_k over sum_k a_k, a_k = n_k or n_k / pi_k."""
+    """One round of FedAvg as the fraction sum_k a_k w_k / sum_k a_k, a_k = n_k or n_k / pi_k."""
 
     def __init__(
         self, sent: Vector, participation: Participation | None, n_params: int, eta: float
@@ -73,11 +72,11 @@ class Average:
         self._weights: list[float] = []
 
     def add(self, report: Report) -> None:
-        """Take an update into the sum, with weight 0 if it is not usable."""
+        """Add an update to the sum, with weight 0 if it is not usable."""
         self.add_all(Stack.of(report))
 
     def add_all(self, stack: Stack) -> None:
-        """Take updates into the sum, with weight 0 those that are not usable."""
+        """Add updates to the sum; one that is not usable has weight 0."""
         is_usable = usable(self._sent, stack)
         weights = np.where(is_usable, stack.n_k, 0.0)
         rows = stack.rows[is_usable].tolist()
@@ -90,7 +89,7 @@ class Average:
         self._weights += weights.tolist()
 
     def finish(self) -> Merge:
-        """Return the next model, shape (n_values,), or the same one if nothing was usable."""
+        """Return the next model, shape (n_values,), or the same one if no update was usable."""
         weights = np.array(self._weights)
         if not self._rows:
             return Merge(self._sent.copy(), weights)

@@ -1,4 +1,4 @@
-"""The merge of a rule that must see all updates at once."""
+"""The merge of a rule that needs all updates at once."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,19 +10,19 @@ from fairbed.coordinator.algorithms.arrays import Vector
 
 
 class Models(Protocol):
-    """Where models are kept until the last one is there."""
+    """Storage of models until the last update has arrived."""
 
     def append(self, model: Vector) -> None:
-        """Keep a copy of a model, shape (n_values,)."""
+        """Store a copy of a model, shape (n_values,)."""
         ...
 
     def all(self) -> Sequence[Vector]:
-        """Return what was kept, in that order."""
+        """Return the stored models in the order of arrival."""
         ...
 
 
 class Gathered:
-    """Keeps what arrives, and leaves the merge to the rule."""
+    """Stores the updates of a round, and passes all of them to the rule's `merge`."""
 
     def __init__(
         self,
@@ -44,14 +44,14 @@ class Gathered:
         self._losses: list[float | None] = []
 
     def add(self, report: Report) -> None:
-        """Keep an update."""
+        """Store an update."""
         self._models.append(report.model)
         self._rows.append(report.row)
         self._n_k.append(report.n_k)
         self._losses.append(report.loss_before)
 
     def finish(self) -> Merge:
-        """Return the next model, by the rule's own `merge`."""
+        """Return the next model, merged by the rule."""
         reports = Reports(
             rows=np.array(self._rows, dtype=np.int64),
             n_k=np.array(self._n_k, dtype=np.int64),

@@ -1,4 +1,4 @@
-"""What every rule does with the updates before and after its formula."""
+"""Checks of updates and weights that every aggregation rule shares."""
 
 import math
 
@@ -13,19 +13,19 @@ WEIGHT_TOLERANCE = 1e-9
 
 
 def is_usable(vector: Vector, report: Report, *, needs_loss: bool = False) -> bool:
-    """Tell whether an update may enter the model, the next version of `vector`.
+    """Return whether an update may enter the model, the next version of `vector`.
 
-    A model of the wrong shape or with a non-finite value, a count that is not positive, and a
-    needed loss that is NaN, infinite or negative must not: a device's fault is an outcome.
+    An update is not usable if its model has the wrong shape or a non-finite value, its count is not
+    positive, or a needed loss is NaN, infinite or negative. A faulty device raises no exception.
 
     Raises:
-        ValueError: The rule needs a loss and the report has none at all.
+        ValueError: The rule needs a loss and the report has none.
     """
     if needs_loss:
         if report.loss_before is None:
             raise ValueError(
                 "aggregation: loss_before must be given for this rule, got None; "
-                "ask the devices to evaluate the model before training"
+                "have the devices evaluate the model before training"
             )
         if not (math.isfinite(report.loss_before) and report.loss_before >= 0.0):
             return False
@@ -34,7 +34,7 @@ def is_usable(vector: Vector, report: Report, *, needs_loss: bool = False) -> bo
 
 
 def usable(vector: Vector, stack: Stack) -> Bools:
-    """Tell of each of K updates whether it may enter the model, shape (K,); see `is_usable`."""
+    """Return which of K updates may enter the model, shape (K,); see `is_usable`."""
     if stack.models.shape[1:] != vector.shape:
         return np.zeros(len(stack.rows), dtype=np.bool_)
     is_sound: Bools = (stack.n_k > 0) & np.isfinite(stack.models).all(axis=1)
@@ -42,10 +42,10 @@ def usable(vector: Vector, stack: Stack) -> Bools:
 
 
 def normalised(weights: Floats) -> Floats:
-    """Return weights, shape (K,), scaled to a probability vector.
+    """Return weights, shape (K,), scaled to sum 1.
 
     Raises:
-        ValueError: They do not make one: negative, not finite, or all zero.
+        ValueError: A weight is negative or not finite, or all are zero.
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         p: Floats = weights / np.float64(total_of(weights))

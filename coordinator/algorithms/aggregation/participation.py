@@ -1,4 +1,4 @@
-"""How often each device's update enters the model, to undo a biased selection."""
+"""Aggregation rate of each device, to correct for a biased selection."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.columns import grown
 
 RATE_FLOOR = 0.01
-"""Smallest rate: one update never counts more than a hundredfold."""
+"""Lower bound of a rate: the weight of an update grows by at most a factor of 100."""
 
 
 class Participation:
-    """Counts merged updates per row; their rate stands for the inclusion probability pi.
+    """Counts aggregated updates per row; their rate estimates the inclusion probability pi.
 
-    A row's rounds begin when it, or a later row, first reports: rows are only ever appended, so
-    it must have been there by then.
+    The rounds of a row are counted from the first report of this or any later row: rows are only
+    appended, so the device existed by then.
     """
 
     def __init__(self) -> None:
@@ -23,13 +23,13 @@ class Participation:
         self._rounds: Ints = np.zeros(0, dtype=np.int64)
 
     def rate(self, row: int) -> float:
-        """Return the pi of a row if it is merged in this round."""
+        """Return the pi that a row has if it is aggregated in this round."""
         is_known = row < len(self._rounds)
         merged, rounds = (self._merged[row], self._rounds[row]) if is_known else (0, 0)
         return max(float((merged + 1) / (rounds + 1)), RATE_FLOOR)
 
     def observe(self, rows: Ints) -> Floats:
-        """Count one round in which `rows`, shape (K,), are merged; return their pi, shape (K,)."""
+        """Count a round that aggregates `rows`, shape (K,); return their pi, shape (K,)."""
         n = int(rows.max()) + 1
         self._merged, self._rounds = grown(self._merged, n), grown(self._rounds, n)
         self._rounds += 1
@@ -41,6 +41,6 @@ class Participation:
         return {"merged": self._merged.tolist(), "rounds": self._rounds.tolist()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state that `to_state` returned."""
+        """Restore a state that `to_state` returned."""
         self._merged = np.array(state["merged"], dtype=np.int64)
         self._rounds = np.array(state["rounds"], dtype=np.int64)

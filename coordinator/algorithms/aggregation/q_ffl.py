@@ -1,4 +1,4 @@
-"""q-FedAvg: the more a device loses with the current model, the more its update counts."""
+"""q-FedAvg: the larger a device's loss under the current model, the more its update counts."""
 
 import math
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from fairbed.coordinator.algorithms.aggregation.running_sum import (
 from fairbed.coordinator.algorithms.arrays import Floats, Vector
 
 SMALLEST_LOSS = 1e-10
-"""Floor of a loss before it is raised to a power (q - 1 may be negative); nats."""
+"""Lower bound of a loss before it is raised to a power (q - 1 may be negative), nats."""
 
 HEADROOM = 512
-"""How many powers of two a coefficient may lie above the unit of its sum; float64 ends at 1023."""
+"""Most powers of two by which a coefficient may exceed the unit of its sum; float64 has 1023."""
 
 
 def q_ffl_weights(
     squared_norms: Floats, losses: Floats, p: Floats, q: float, lipschitz: float
 ) -> Floats:
-    """Return how far the model moves towards each client model.
+    """Return the step of the model towards each client model.
 
         g_k     = L (w - w_k)
         Delta_k = F_k^q g_k
@@ -40,11 +40,11 @@ def q_ffl_weights(
         squared_norms: |w - w_k|^2 over the parameters, shape (K,).
         losses: F_k(w) before local training, nats, shape (K,), at least 0.
         p: Factor of each client in both sums, shape (K,), all positive.
-        q: Fairness exponent; 0 is a plain mean, large is minimax.
+        q: Fairness exponent; 0 is a plain mean, large values approach minimax.
         lipschitz: L = 1 / eta_l, the local learning rate.
 
     Returns:
-        a, shape (K,), sums to at most 1; the rest stays at w. Do not renormalise it.
+        a, shape (K,). It sums to at most 1 and must not be normalised: the rest stays at w.
 
     Source:
         Li et al., ICLR 2020, Algorithm 2 (arXiv:1905.10497).
@@ -58,10 +58,10 @@ def q_ffl_weights(
 
 @dataclass(frozen=True, slots=True)
 class _Client:
-    """What is left of an update that is in the sums."""
+    """Numbers of an update whose model is in the sums."""
 
     at: int
-    """Its place among the reports."""
+    """Position among the reports."""
     row: int
     n_k: int
     p: float
@@ -69,16 +69,15 @@ class _Client:
     squared_norm: float
     mantissa: float
     exponent: int
-    """p F^q = mantissa 2^exponent, whatever the power."""
+    """p F^q = mantissa 2^exponent, which cannot overflow."""
 
 
 class QFedAvg:
-    """Merges by q-FFL: parameters by its formula, buffers as an n_k-weighted mean.
+    """Merges by q-FFL: parameters by `q_ffl_weights`, buffers as an n_k-weighted mean.
 
-    With `sampling_weights="uniform"` clients are drawn without regard to their data, so p_k =
-    n_k / n enters both sums (divided by the running rate of merged updates with
-    `weights="n_over_pi"`); with "none" they were drawn in proportion to n_k, and p_k = 1, where
-    q = 0 is exactly the unweighted mean.
+    `sampling_weights="uniform"` is for clients drawn uniformly: p_k = n_k / n enters both sums,
+    divided by the running aggregation rate with `weights="n_over_pi"`. "none" is for clients drawn
+    in proportion to n_k: p_k = 1, and q = 0 is exactly the unweighted mean.
 
     Source:
         Li et al., ICLR 2020, Algorithm 2 (arXiv:1905.10497).
@@ -92,7 +91,7 @@ class QFedAvg:
         sampling_weights: Literal["uniform", "none"] = "uniform",
         weights: Literal["n", "n_over_pi"] = "n",
     ) -> None:
-        """Choose the fairness exponent.
+        """Set the fairness exponent.
 
         Raises:
             ValueError: `q` is negative or not finite.
@@ -105,7 +104,7 @@ class QFedAvg:
         self._participation = Participation()
 
     def begin(self, vector: Vector, n_params: int, learning_rate: float) -> "QMerge":
-        """Return the empty merge of a round that was sent `vector`, shape (n_values,)."""
+        """Return the empty merge of a round in which `vector`, shape (n_values,), was sent."""
         return QMerge(
             vector,
             n_params,
@@ -119,10 +118,10 @@ class QFedAvg:
         """Return the next model, shape (n_values,).
 
         It is the same model, with zero weights, if no report is usable, or if q > 0 and every
-        device already has loss 0.
+        device has loss 0.
 
         Raises:
-            ValueError: The reports carry no losses at all.
+            ValueError: The reports have no losses.
         """
         return merge_one_by_one(self.begin(vector, n_params, reports.learning_rate), reports)
 
@@ -131,7 +130,7 @@ class QFedAvg:
         return self._participation.to_state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state that `to_state` returned."""
+        """Restore a state that `to_state` returned."""
         self._participation.load_state(state)
 
 
@@ -140,8 +139,8 @@ class QMerge:
 
         w' = (sum_k c_k w_k + (H - C) w) / H,   C = sum_k c_k,   H = c_k / a_k = C / sum_k a_k
 
-    The unit follows the largest loss: it moves when a loss arrives that would overflow it, and
-    as it is a power of two, moving it rounds nothing.
+    The unit grows when a loss arrives that would overflow it; as it is a power of two, the change
+    causes no rounding.
     """
 
     def __init__(
@@ -165,7 +164,7 @@ class QMerge:
         self._count = 0
 
     def add(self, report: Report) -> None:
-        """Take an update into the sums, unless it is not usable.
+        """Add an update to the sums if it is usable.
 
         Raises:
             ValueError: The report has no loss.
@@ -184,7 +183,7 @@ class QMerge:
         self._buffers.add(float(report.n_k), report.model[self._n_params :])
 
     def finish(self) -> Merge:
-        """Return the next model, shape (n_values,), or the same one if nothing moves it."""
+        """Return the next model, shape (n_values,), or the same one if no update changes it."""
         weights, clients = np.zeros(self._count), self._clients
         losses = np.array([client.loss for client in clients])
         if not clients or (self._q > 0.0 and not losses.any()):

@@ -1,4 +1,4 @@
-"""Sums over vectors that come one by one, in whatever order."""
+"""Sums of vectors that do not depend on the order of addition."""
 
 import math
 from collections.abc import Iterator
@@ -8,22 +8,21 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Floats, Vector
 
 BLOCK = 16384
-"""Values worked on at a time: 128 KiB of float64, so that what lies between stays in the cache.
-Twice as many are no quicker where the C library keeps such arrays, and three times as slow where
-it gives each back to the system; with fewer, calls cost more than values."""
+"""Values per step: 128 KiB of float64, so that intermediate arrays stay in the cache. Twice as many
+are no faster where the C library keeps freed arrays, and three times slower where it returns each
+to the system; with fewer, the cost of calls dominates."""
 
 
 class RunningSum:
-    """sum_k a_k x_k, with the same bits whatever the order of arrival.
+    """sum_k a_k x_k, bit-identical for every order of arrival.
 
-    Each addition leaves a rounding error that a float64 can hold; the errors are summed beside
-    the sum:
+    The rounding error of each addition is itself a float64; the errors are summed separately:
 
         s' = fl(s + y),   e' = e + ((s - (s' - (s' - s))) + (y - (s' - s)))
 
     so s + e is the exact sum of the rounded products as long as the terms of one coordinate are
-    zero or within a factor of 2^40 of each other; beyond that it is off by 2^-100 of the largest.
-    Holds 16 bytes a value, however many vectors are added.
+    zero or within a factor of 2^40 of each other; beyond that the error is 2^-100 of the largest.
+    Memory is 16 bytes per value, however many vectors are added.
 
     Source:
         Knuth, TAOCP vol. 2, 4.2.2, theorem B (TwoSum); Ogita, Rump & Oishi, SIAM J. Sci.
@@ -39,24 +38,24 @@ class RunningSum:
         self.add_all(np.array([weight]), x[np.newaxis])
 
     def add_all(self, weights: Floats, x: Vector) -> None:
-        """Add the rows of `x`, shape (K, size), all finite, each times its weight, shape (K,)."""
+        """Add the rows of `x`, shape (K, size), all finite, times `weights`, shape (K,)."""
         for part in _blocks(self._high.size):
             terms = x[:, part].astype(np.float64)
             terms *= weights[:, np.newaxis]
             high, low = self._high[part], self._low[part]
-            while len(terms) > 1:  # the first half takes in the last one
+            while len(terms) > 1:  # add the last half to the first half
                 half = len(terms) // 2
                 low += _add_exactly(terms[:half], terms[-half:]).sum(axis=0)
                 terms = terms[:-half]
             low += _add_exactly(high, terms[0])
 
     def shift(self, exponent: int) -> None:
-        """Multiply the sum by 2^exponent, which rounds nothing short of an underflow."""
+        """Multiply the sum by 2^exponent, without rounding unless a value underflows."""
         for values in (self._high, self._low):
             np.ldexp(values, exponent, out=values)
 
     def divided_by(self, divisor: float) -> Vector:
-        """Return the sum over `divisor`, shape (size,)."""
+        """Return the sum divided by `divisor`, shape (size,)."""
         mean = np.empty(self._high.shape, dtype=np.float32)
         for part in _blocks(mean.size):
             mean[part] = (self._high[part] + self._low[part]) / divisor
@@ -64,7 +63,7 @@ class RunningSum:
 
 
 def _add_exactly(total: Floats, term: Floats) -> Floats:
-    """Add `term` to `total` in place, and turn it into what rounding took from the sum."""
+    """Add `term` to `total` in place, and return the rounding error, computed in `term`."""
     before = total.copy()
     total += term
     arrived = total - before
@@ -76,7 +75,7 @@ def _add_exactly(total: Floats, term: Floats) -> Floats:
 
 
 def squared_distance(one: Vector, other: Vector) -> float:
-    """Return |one - other|^2 of two vectors of one shape, in float64."""
+    """Return |one - other|^2 of two vectors of the same shape, in float64."""
     return math.fsum(
         float(np.square(one[part].astype(np.float64) - other[part]).sum())
         for part in _blocks(one.size)
@@ -84,7 +83,7 @@ def squared_distance(one: Vector, other: Vector) -> float:
 
 
 def total_of(values: Floats) -> float:
-    """Return the sum of a few numbers, rounded once, so that their order changes nothing."""
+    """Return the sum, rounded once, so that it does not depend on the order of the values."""
     return math.fsum(values.tolist())
 
 

@@ -1,4 +1,4 @@
-"""FedBuff: what an update counts that was made from an earlier version of the model."""
+"""FedBuff: weights of updates that were trained on an earlier version of the model."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,14 +10,14 @@ from fairbed.coordinator.algorithms.arrays import Vector
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lateness:
-    """How an update that comes s versions late enters the model of now.
+    """Rule by which an update of staleness s enters the current model.
 
         w_k'  = w + a(s) (w_k - w_base),   a(s) = (1 + s)^-exponent,   or a(s) = 1
 
-    w is the version of now, w_base the one that the device trained, w_k what it made of it.
-    A rule that averages models then moves w by sum_k p_k a(s_k) D_k with the weights p_k of
-    updates that are not late: a late one moves the model less, and gives no more to the others.
-    Buffers are blended alike, b + a(s) (b_k - b): they are statistics, not steps.
+    w is the current version, w_base the version that the device was sent, w_k its trained model.
+    A rule that averages models then moves w by sum_k p_k a(s_k) D_k, D_k = w_k - w_base, with the
+    weights p_k of fresh updates: a stale update moves the model less, and the others not more.
+    Buffers are statistics, not steps, and are blended: b + a(s) (b_k - b).
 
     Source:
         Nguyen et al., AISTATS 2022 (arXiv:2106.06639), Algorithm 1 and section 3; the exponent
@@ -25,14 +25,14 @@ class Lateness:
     """
 
     staleness: Literal["polynomial", "constant"] = "polynomial"
-    """Whether an update counts less with age, or not."""
+    """a(s): polynomial decay, or constant 1."""
     exponent: float = 0.5
 
     def weight(self, staleness: int) -> float:
-        """Return a(s), 1 for an update that is not late.
+        """Return a(s), 1 for a fresh update.
 
         Raises:
-            ValueError: A staleness is not negative.
+            ValueError: The staleness is negative.
         """
         if staleness < 0:
             raise ValueError(f"staleness: must be >= 0, got {staleness}")
@@ -43,14 +43,14 @@ class Lateness:
     def rebased(
         self, model: Vector, *, base: Vector, now: Vector, n_params: int, staleness: int
     ) -> Vector:
-        """Return what a late update makes of the version of now, shape (n_values,).
+        """Return the stale update as a model based on the current version, shape (n_values,).
 
         Args:
-            model: What the device has made, shape (n_values,), `[params | buffers]`.
-            base: The version that it made it from, shape (n_values,).
-            now: The version of now, shape (n_values,).
-            n_params: Parameters among the values.
-            staleness: Versions made since `base`.
+            model: Model trained by the device, shape (n_values,), `[params | buffers]`.
+            base: The version that the device was sent, shape (n_values,).
+            now: The current version, shape (n_values,).
+            n_params: Number of parameters; the other values are buffers.
+            staleness: Number of versions since `base`.
         """
         weight = self.weight(staleness)
         made = model.astype(np.float64)

@@ -1,4 +1,4 @@
-"""How long the next exchange of each device will take."""
+"""Estimators of the next exchange time of each device."""
 
 from fairbed.coordinator.algorithms.estimation.base import Estimator, Measured, Prediction
 

@@ -1,7 +1,4 @@
-"""What every estimator of exchange times sees and answers.
-
-What an estimator knows of a device before its first exchange, and how fast it forgets.
-"""
+"""Inputs, results and interfaces of the estimators of exchange times."""
 
 import math
 from collections.abc import Sequence
@@ -14,13 +11,13 @@ from fairbed.coordinator.algorithms.arrays import Floats, Ints
 
 
 def check_prior(estimator: str, lambda_: float, discount: float) -> None:
-    """Refuse a prior that no regression can begin with.
+    """Check the prior of a regression.
 
     Args:
         estimator: Its name in `[selection]`, for the message.
         lambda_: Penalty, > 0.
-        discount: Gamma in (0, 1]: what an observation weighs after each later one of the same
-            device; 1 forgets nothing.
+        discount: Gamma in (0, 1]: factor on the weight of an observation at each later one of the
+            same device; 1 forgets nothing.
 
     Raises:
         ValueError: The penalty is not positive, or the discount outside (0, 1].
@@ -32,20 +29,20 @@ def check_prior(estimator: str, lambda_: float, discount: float) -> None:
 
 
 INVERSE_MU, COLD, DOWN, UP = range(4)
-"""Columns of a context: 1/mu, cold start 0 or 1, and the nominal seconds of the model's way down
-and of the update's way up, each its size over the measured rate."""
+"""Columns of a context: 1/mu, cold start 0 or 1, and the nominal seconds of the download of the
+model and of the upload of the update, each its size over the measured rate."""
 CONTEXT = 4
+"""Number of columns of a context."""
 
 Phase: TypeAlias = Literal["download", "load", "compute", "upload", "rest"]
 PHASES: tuple[Phase, ...] = ("download", "load", "compute", "upload", "rest")
-"""What an exchange is made of, as the coordinator gets to know it. `compute` is decoding,
-evaluating, training and encoding; `rest` is what the others leave of tau: the way of control
-messages, mostly."""
+"""Phases of an exchange, as the coordinator observes them. `compute` is decoding, evaluating,
+training and encoding; `rest` is tau minus the others: mostly control messages in transit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Expected exchange times, one row a device."""
+    """Expected exchange times, one row per device."""
 
     tau_hat_s: Floats
     """Seconds, shape (N,)."""
@@ -57,13 +54,13 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured of some exchanges."""
+    """Measured times of K exchanges."""
 
     tau_s: Floats
     """Exchange times, seconds, shape (K,)."""
     phases_s: Floats
     """Their phases, seconds, in the order of `PHASES`, shape (K, 5); they add up to tau_s. A row of
-    NaN is an exchange of which only a bound is known: it missed its deadline."""
+    NaN is an exchange that missed its deadline, so that only a bound is known."""
 
     @classmethod
     def of(cls, tau_s: Sequence[float], phases_s: Sequence[Sequence[float] | None]) -> "Measured":
@@ -77,7 +74,7 @@ class Measured:
 
     @classmethod
     def whole(cls, tau_s: Floats) -> "Measured":
-        """Return exchange times whose phases nobody knows."""
+        """Return measurements of exchanges whose phases are unknown."""
         return cls(tau_s, np.full((len(tau_s), len(PHASES)), np.nan))
 
 
@@ -85,7 +82,7 @@ class Learner(Protocol):
     """Learns the exchange times of each device from measured exchanges."""
 
     def predict(self, context: Floats) -> Prediction:
-        """Predict for one context a device, shape (N, 4)."""
+        """Predict for one context per device, shape (N, 4)."""
         ...
 
     def observe(self, rows: Ints, context: Floats, measured: Measured) -> None:
@@ -94,19 +91,19 @@ class Learner(Protocol):
 
 
 class Estimator(Learner, Protocol):
-    """A learner that a run can take up again."""
+    """A learner whose state can be saved in a checkpoint."""
 
     def to_state(self) -> dict[str, Any]:
         """Return the state as plain numbers and lists, for the checkpoint."""
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state that `to_state` returned."""
+        """Restore a state that `to_state` returned."""
         ...
 
 
 def require_contexts(estimator: str, context: Floats) -> None:
-    """Refuse what is no context a device, by the name of the estimator.
+    """Check that `context` has one row per device; `estimator` is the name in the message.
 
     Raises:
         ValueError: The shape is not (N, 4).

@@ -1,4 +1,4 @@
-"""What an estimator has to beat: the last value, the mean of a device, the mean of all."""
+"""Baseline estimators: the last value, the mean of a device, the mean of all devices."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ class LastValue:
         self._last_s: Floats = np.zeros(0)
 
     def predict(self, context: Floats) -> Prediction:
-        """Predict for one context a device, shape (N, 4); 0 s for a device never seen."""
+        """Predict for one context per device, shape (N, 4); 0 s for a device never measured."""
         return _certain(grown(self._last_s, len(context))[: len(context)].copy())
 
     def observe(self, rows: Ints, context: Floats, measured: Measured) -> None:
@@ -32,7 +32,7 @@ class DeviceMean:
         self._count: Ints = np.zeros(0, dtype=np.int64)
 
     def predict(self, context: Floats) -> Prediction:
-        """Predict for one context a device, shape (N, 4); 0 s for a device never seen."""
+        """Predict for one context per device, shape (N, 4); 0 s for a device never measured."""
         n = len(context)
         count = np.maximum(grown(self._count, n)[:n], 1)
         return _certain(grown(self._sum_s, n)[:n] / count)
@@ -53,7 +53,7 @@ class GlobalMean:
         self._sum_s, self._count = 0.0, 0
 
     def predict(self, context: Floats) -> Prediction:
-        """Predict for one context a device, shape (N, 4); 0 s before the first exchange."""
+        """Predict for one context per device, shape (N, 4); 0 s before the first exchange."""
         return _certain(np.full(len(context), self._sum_s / max(self._count, 1)))
 
     def observe(self, rows: Ints, context: Floats, measured: Measured) -> None:
@@ -63,5 +63,6 @@ class GlobalMean:
 
 
 def _certain(tau_hat_s: Floats) -> Prediction:
+    """Return predictions of width 0."""
     nothing = np.zeros(len(tau_hat_s))
     return Prediction(tau_hat_s=tau_hat_s, width_s=nothing, transfer_hat_s=nothing)

@@ -1,4 +1,4 @@
-"""How good are estimators? Each predicts an exchange before it learns from it (prequential)."""
+"""Prequential errors of estimators: each predicts an exchange before it learns from it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,39 +10,39 @@ from fairbed.coordinator.algorithms.columns import grown
 from fairbed.coordinator.algorithms.estimation.base import CONTEXT, Learner, Measured, Prediction
 
 SEEN: tuple[int, ...] = (1, 2, 5, 10, 20)
-"""Errors are told apart by how many exchanges of the device were known: from each of these on."""
+"""Lower ends of the ranges by which errors are grouped: number of known exchanges of the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllDevices:
-    """What was known of every device at the selection of one round."""
+    """Context and true exchange time of every device at the selection of one round."""
 
     context: Floats
     """Shape (N, 4)."""
     true_tau_s: Floats | None
-    """The true expected exchange times, seconds, shape (N,), NaN where nobody knows; or None."""
+    """True expected exchange times, seconds, shape (N,), NaN where unknown; None if all are."""
 
 
 @dataclass(frozen=True, slots=True)
 class EstimatorTrial:
-    """The exchanges of one round that may teach."""
+    """The exchanges of one round from which estimators may learn."""
 
     rows: Ints
     """Devices, shape (K,)."""
     context: Floats
-    """Known before selection, shape (K, 4)."""
+    """Contexts before the selection, shape (K, 4)."""
     measured: Measured
     counts: bool = True
-    """Its errors are told; otherwise it only teaches."""
+    """Its errors are counted; otherwise the estimators only learn from it."""
     is_audit: Bools | None = None
-    """Drawn by chance, shape (K,); None is none of them."""
-    everybody: AllDevices | None = None
-    """None where it was not kept."""
+    """The audit drew the device, shape (K,); None if the round has no audit."""
+    all_devices: AllDevices | None = None
+    """None if it was not stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Errors of predictions for devices that had been measured before."""
+    """Errors of predictions for devices with at least one earlier exchange."""
 
     count: int
     mape: float | None
@@ -50,35 +50,35 @@ class Errors:
     median_ape: float | None
     p95_ape: float | None
     bias: float | None
-    """Mean of (tau_hat - tau) / tau; positive means too pessimistic."""
+    """Mean of (tau_hat - tau) / tau; positive if predictions are too long."""
     coverage: float | None
-    """Share of exchanges within alpha times the width; None where there is no width."""
+    """Share of exchanges with |tau_hat - tau| <= alpha width; None if all widths are 0."""
     median_ape_from: dict[str, float]
-    """Median by the number of known exchanges of the device, each range by its first number."""
+    """Median by number of known exchanges of the device; the key is the lower end of a range."""
     audit: "Errors | None" = None
-    """The same over the audit sample only; None without one."""
-    everybody: "Errors | None" = None
-    """The same over all devices in all rounds, against the known expectation of the exchange time;
-    None where nobody knows it."""
+    """Errors on the audit sample; None without one."""
+    all_devices: "Errors | None" = None
+    """Errors on all devices in all rounds, against the true expected exchange time; None if that
+    is unknown."""
 
 
 def prequential(
     learners: Mapping[str, Learner], trials: Sequence[EstimatorTrial], alpha: float
 ) -> dict[str, Errors]:
-    """Return the errors of learners that know nothing yet, each fed all trials in order.
+    """Return the errors by name of untrained learners, each run over all trials in order.
 
-    Where true expected times are known, `noise floor` is the error of who predicts them.
+    If true expected times are known, `noise floor` is the error of predicting them.
 
     Args:
-        learners: By name.
+        learners: Learners by name.
         trials: Rounds in order.
         alpha: Half of a confidence interval, in widths.
     """
     n = max((int(trial.rows.max()) + 1 for trial in trials if trial.rows.size), default=0)
     found = {}
     for name, learner in learners.items():
-        played, told = _play(learner, trials, n)
-        found[name] = _all_errors(played, told, alpha)
+        measured, expected = _run(learner, trials, n)
+        found[name] = _all_errors(measured, expected, alpha)
     floor = _floor(trials, n)
     if floor is not None:
         found[NOISE_FLOOR] = _all_errors(floor, None, alpha)
@@ -86,25 +86,25 @@ def prequential(
 
 
 NOISE_FLOOR = "noise floor"
-"""Who knows the true parameters: the least error that anybody can hope for."""
+"""Name of a predictor that knows the true parameters: its error is a lower bound."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Played:
-    """Predictions beside what came true; each of shape (M,)."""
+class _Predicted:
+    """Predicted and true exchange times; each of shape (M,)."""
 
     tau_hat_s: Floats
     width_s: Floats
     tau_s: Floats
     known: Ints
-    """Exchanges of the device that had been measured before."""
+    """Earlier exchanges of the device."""
     counts: Bools
-    """Its error is told."""
+    """The error is counted."""
     is_audit: Bools
 
     @classmethod
-    def of(cls, parts: "Sequence[_Played]") -> "_Played":
-        """Return them all, one after the other."""
+    def of(cls, parts: "Sequence[_Predicted]") -> "_Predicted":
+        """Return the concatenation of `parts`."""
         nothing = np.zeros(0)
         return cls(
             tau_hat_s=np.concatenate([nothing, *(part.tau_hat_s for part in parts)]),
@@ -115,9 +115,9 @@ class _Played:
             is_audit=np.concatenate([nothing.astype(np.bool_), *(part.is_audit for part in parts)]),
         )
 
-    def where(self, mask: Bools) -> "_Played":
-        """Return some of them."""
-        return _Played(
+    def where(self, mask: Bools) -> "_Predicted":
+        """Return the entries selected by `mask`."""
+        return _Predicted(
             tau_hat_s=self.tau_hat_s[mask],
             width_s=self.width_s[mask],
             tau_s=self.tau_s[mask],
@@ -127,37 +127,40 @@ class _Played:
         )
 
 
-def _play(
+def _run(
     learner: Learner, trials: Sequence[EstimatorTrial], n: int
-) -> tuple[_Played, _Played | None]:
-    """Return the exchanges in order, and every device in every round where the truth is known."""
+) -> tuple[_Predicted, _Predicted | None]:
+    """Return the exchanges in order, and all devices of the rounds with known true times."""
     seen: Ints = np.zeros(n, dtype=np.int64)
-    measured, expected = list[_Played](), list[_Played]()
+    measured, expected = list[_Predicted](), list[_Predicted]()
     for trial in trials:
-        everybody, rows = trial.everybody, trial.rows
+        all_devices, rows = trial.all_devices, trial.rows
         context = np.zeros((n, CONTEXT))
-        if everybody is not None:
-            size = max(n, len(everybody.context))
+        if all_devices is not None:
+            size = max(n, len(all_devices.context))
             context, seen = np.zeros((size, CONTEXT)), grown(seen, size)
-            context[: len(everybody.context)] = everybody.context
+            context[: len(all_devices.context)] = all_devices.context
         context[rows] = trial.context
-        said = learner.predict(context)
-        measured.append(_of(said, rows, trial.measured.tau_s, seen, trial))
-        if everybody is not None and everybody.true_tau_s is not None:
-            there = np.arange(len(everybody.true_tau_s))
-            all_of_them = replace(trial, is_audit=None)
-            expected.append(_of(said, there, everybody.true_tau_s, seen, all_of_them))
+        predicted = learner.predict(context)
+        measured.append(_of(predicted, rows, trial.measured.tau_s, seen, trial))
+        if all_devices is not None and all_devices.true_tau_s is not None:
+            every_row = np.arange(len(all_devices.true_tau_s))
+            without_audit = replace(trial, is_audit=None)
+            truth_s = all_devices.true_tau_s
+            expected.append(_of(predicted, every_row, truth_s, seen, without_audit))
         learner.observe(rows, trial.context, trial.measured)
         seen = seen.copy()
         np.add.at(seen, rows, 1)
-    return _Played.of(measured), _Played.of(expected) if expected else None
+    return _Predicted.of(measured), _Predicted.of(expected) if expected else None
 
 
-def _of(said: Prediction, rows: Ints, tau_s: Floats, seen: Ints, trial: EstimatorTrial) -> _Played:
+def _of(
+    predicted: Prediction, rows: Ints, tau_s: Floats, seen: Ints, trial: EstimatorTrial
+) -> _Predicted:
     none = np.zeros(len(rows), dtype=np.bool_)
-    return _Played(
-        tau_hat_s=said.tau_hat_s[rows],
-        width_s=said.width_s[rows],
+    return _Predicted(
+        tau_hat_s=predicted.tau_hat_s[rows],
+        width_s=predicted.width_s[rows],
         tau_s=tau_s,
         known=seen[rows],
         counts=none | trial.counts,
@@ -165,36 +168,36 @@ def _of(said: Prediction, rows: Ints, tau_s: Floats, seen: Ints, trial: Estimato
     )
 
 
-def _floor(trials: Sequence[EstimatorTrial], n: int) -> _Played | None:
-    """Return what the true expectations say of the exchanges; None where nobody knows them."""
+def _floor(trials: Sequence[EstimatorTrial], n: int) -> _Predicted | None:
+    """Return the exchanges predicted by their true expected times; None if all are unknown."""
     seen: Ints = np.zeros(n, dtype=np.int64)
-    parts = list[_Played]()
+    parts = list[_Predicted]()
     for trial in trials:
-        everybody = trial.everybody
-        if everybody is not None and everybody.true_tau_s is not None:
-            nothing = np.zeros(len(everybody.true_tau_s))
-            known = Prediction(everybody.true_tau_s, nothing, nothing)
+        all_devices = trial.all_devices
+        if all_devices is not None and all_devices.true_tau_s is not None:
+            nothing = np.zeros(len(all_devices.true_tau_s))
+            known = Prediction(all_devices.true_tau_s, nothing, nothing)
             parts.append(_of(known, trial.rows, trial.measured.tau_s, seen, trial))
         np.add.at(seen, trial.rows, 1)
-    return _Played.of(parts) if parts else None
+    return _Predicted.of(parts) if parts else None
 
 
-def _all_errors(measured: _Played, expected: _Played | None, alpha: float) -> Errors:
-    """Return the errors on what was measured, on the audit sample, and on all devices."""
+def _all_errors(measured: _Predicted, expected: _Predicted | None, alpha: float) -> Errors:
+    """Return the errors on exchanges, on the audit sample, and on all devices."""
     is_audit = measured.is_audit
     return replace(
         _errors(measured, alpha),
         audit=_errors(measured.where(is_audit), alpha) if is_audit.any() else None,
-        everybody=None if expected is None else _errors(expected, alpha),
+        all_devices=None if expected is None else _errors(expected, alpha),
     )
 
 
-def _errors(played: _Played, alpha: float) -> Errors:
-    is_number = np.isfinite(played.tau_s) & np.isfinite(played.tau_hat_s)
-    counted: Bools = played.counts & (played.known >= SEEN[0]) & (played.tau_s > 0.0)
+def _errors(predicted: _Predicted, alpha: float) -> Errors:
+    is_number = np.isfinite(predicted.tau_s) & np.isfinite(predicted.tau_hat_s)
+    counted: Bools = predicted.counts & (predicted.known >= SEEN[0]) & (predicted.tau_s > 0.0)
     counted &= is_number
-    tau_hat_s, width_s = played.tau_hat_s[counted], played.width_s[counted]
-    tau_s, known = played.tau_s[counted], played.known[counted]
+    tau_hat_s, width_s = predicted.tau_hat_s[counted], predicted.width_s[counted]
+    tau_s, known = predicted.tau_s[counted], predicted.known[counted]
     if not tau_s.size:
         return Errors(0, None, None, None, None, None, {})
     relative: Floats = (tau_hat_s - tau_s) / tau_s

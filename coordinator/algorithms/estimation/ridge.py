@@ -1,7 +1,4 @@
-"""Ridge regression of whole exchange times, as RBCS-F has it.
-
-A linear model a device, each learned by ridge regression from that device's own data.
-"""
+"""Ridge regression of exchange times, as in RBCS-F: one linear model per device."""
 
 import math
 from typing import Any
@@ -23,23 +20,22 @@ from fairbed.coordinator.algorithms.estimation.base import (
 
 
 class LinearModels:
-    """Learns y = c . theta of each device.
+    """Learns y = c . theta of each device from its own observations.
 
         H_n = lambda I + sum_i gamma^(k - i) c_i c_i^T,   b_n = sum_i gamma^(k - i) y_i c_i
         theta_hat = H^-1 b,   y_hat = c . theta_hat,   width = sqrt(c^T H^-1 c)
 
     over the observations i = 1..k of device n. H is factored once per observation, H = L L^T, and
-    L^-1 kept, so a prediction is a few products per device whatever the size of the fleet:
-    width = |L^-1 c|. No intercept. A device never seen has theta_hat = 0 and width
-    |c| / sqrt(lambda), and takes no memory but its place: of a million devices only those that
-    were ever measured have matrices. Scale the features to order 1, or lambda is not a mild prior.
+    L^-1 stored, so a prediction is a few products per device: width = |L^-1 c|. No intercept. A
+    device never measured has theta_hat = 0, width |c| / sqrt(lambda) and no matrices. Scale the
+    features to order 1, or lambda is not a mild prior.
 
     Source:
         LinUCB, Li et al., WWW 2010, Algorithm 1; the discount gamma: D-LinUCB, Russac et al.,
         NeurIPS 2019, Algorithm 1.
     Deviates:
         D-LinUCB discounts by rounds and takes the width from a second matrix of weights gamma^2;
-        here a device forgets by its own observations, and the width is the larger one of H alone.
+        here a device forgets by its own observations, and the width, from H alone, is larger.
     """
 
     def __init__(self, features: int, lambda_: float = 1.0, discount: float = 1.0) -> None:
@@ -48,8 +44,8 @@ class LinearModels:
         Args:
             features: Length d of a context.
             lambda_: Ridge penalty lambda, > 0.
-            discount: Gamma in (0, 1]: what an observation weighs after each later one of the same
-                device; 1 forgets nothing.
+            discount: Gamma in (0, 1]: factor on the weight of an observation at each later one of
+                the same device; 1 forgets nothing.
 
         Raises:
             ValueError: The penalty is not positive, or the discount outside (0, 1].
@@ -60,7 +56,7 @@ class LinearModels:
         self._forget()
 
     def predict(self, context: Floats) -> tuple[Floats, Floats]:
-        """Return y_hat and width of one context a device, (N, d), each of shape (N,).
+        """Return y_hat and width for one context per device, (N, d), each of shape (N,).
 
         Raises:
             ValueError: The shape is wrong.
@@ -75,7 +71,7 @@ class LinearModels:
         return y_hat, width
 
     def observe(self, rows: Ints, context: Floats, y: Floats) -> None:
-        """Learn: rows (K,), contexts (K, d), measured (K,); in this order.
+        """Learn in order from rows (K,), contexts (K, d) and measured times (K,).
 
         Raises:
             ValueError: Shapes disagree, or a number is not finite. Nothing is learned then.
@@ -92,7 +88,7 @@ class LinearModels:
             )
         if rows.size == 0:
             return
-        places = self._room_for(rows)
+        places = self._allocated(rows)
         outer, moment = context[:, :, None] * context[:, None, :], y[:, None] * context
         if self._discount == 1.0:
             np.add.at(self._h, places, outer)
@@ -121,14 +117,14 @@ class LinearModels:
         return share
 
     def seen(self, n: int) -> Ints:
-        """Return from how many observations each of the first `n` rows was learned, shape (n,)."""
+        """Return the number of observations of each of the first `n` rows, shape (n,)."""
         seen = np.zeros(n, dtype=np.int64)
         places, rows = self._places.known(n)
         seen[rows] = self._seen[places]
         return seen
 
     def to_state(self) -> dict[str, Any]:
-        """Return the rows that were ever observed, as plain numbers and lists."""
+        """Return the state of all observed rows as plain numbers and lists."""
         by_row = np.argsort(self._places.rows)
         return {
             "rows": self._places.rows[by_row].tolist(),
@@ -138,30 +134,30 @@ class LinearModels:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state that `to_state` returned, of models with the same prior."""
+        """Restore a state that `to_state` returned, of models with the same prior."""
         self._forget()
         rows = np.array(state["rows"], dtype=np.int64)
         if rows.size == 0:
             return
-        places = self._room_for(rows)
+        places = self._allocated(rows)
         self._seen[places] = np.array(state["seen"], dtype=np.int64)
         self._h[places] = np.array(state["H"], dtype=np.float64)
         self._b[places] = np.array(state["b"], dtype=np.float64)
         self._solve(places)
 
     def _forget(self) -> None:
-        """Go back to knowing no device."""
+        """Reset to the state without observations."""
         d = self.features
         self._places = RowIndex()
-        """What follows has a row for each of these, shape (M, ...)."""
+        """Places of the rows in the arrays below, shape (M, ...)."""
         self._seen: Ints = np.zeros(0, dtype=np.int64)
         self._h: Floats = np.zeros((0, d, d))
         self._b: Floats = np.zeros((0, d))
         self._theta: Floats = np.zeros((0, d))
         self._whitener: Floats = np.zeros((0, d, d))
 
-    def _room_for(self, rows: Ints) -> Ints:
-        """Return where rows are kept, shape (len(rows),); new ones are given the prior."""
+    def _allocated(self, rows: Ints) -> Ints:
+        """Return the places of rows, shape (len(rows),); a new place starts with the prior."""
         known, places = len(self._seen), self._places.of(rows)
         n = len(self._places.rows)
         self._seen = grown(self._seen, n)
@@ -171,13 +167,17 @@ class LinearModels:
         return places
 
     def _solve(self, places: Ints) -> None:
-        """Refresh theta_hat and L^-1 of some places from their H and b."""
+        """Compute theta_hat and L^-1 of some places from their H and b."""
         h = self._h[places]
         self._theta[places] = np.linalg.solve(h, self._b[places][:, :, None])[:, :, 0]
         self._whitener[places] = np.linalg.solve(np.linalg.cholesky(h), np.eye(self.features))
 
     def _n(self, context: Floats) -> int:
-        """Return N of contexts of shape (N, d), or refuse the shape."""
+        """Return N of contexts, shape (N, d).
+
+        Raises:
+            ValueError: The shape is wrong.
+        """
         if context.ndim != 2 or context.shape[1] != self.features:
             raise ValueError(
                 f"ridge: context must have shape (N, {self.features}), got {context.shape}; "
@@ -187,25 +187,25 @@ class LinearModels:
 
 
 def _norms(vectors: Floats) -> Floats:
-    """Return the lengths of vectors, shape (N,), given (N, d)."""
+    """Return the norms of vectors, shape (N,), given (N, d)."""
     norms: Floats = np.sqrt(np.einsum("ni,ni->n", vectors, vectors))
     return norms
 
 
 FEATURES = 3
 TRANSFER = 2
-"""The feature that is the transfer of the model."""
+"""Index of the transfer feature."""
 
 
 class RidgeEstimator:
-    """Learns tau = c . theta of each device from its own exchanges only.
+    """Learns tau = c . theta of each device from its own exchanges.
 
         c = [1/mu, s, M_down/B_down + M_up/B_up],   tau_hat = c . theta_hat
 
     Source:
         Huang et al., TPDS 2021 (arXiv:2011.01783).
     Deviates:
-        The paper counts the upload only; here the model travels both ways.
+        The paper has the upload only; here the transfer is download plus upload.
     """
 
     def __init__(self, lambda_: float = 1.0, discount: float = 1.0) -> None:
@@ -217,7 +217,7 @@ class RidgeEstimator:
         self._models = LinearModels(FEATURES, lambda_, discount)
 
     def predict(self, context: Floats) -> Prediction:
-        """Predict for one context a device, shape (N, 4).
+        """Predict for one context per device, shape (N, 4).
 
         Raises:
             ValueError: The shape is wrong.
@@ -240,7 +240,7 @@ class RidgeEstimator:
         return self._models.theta(n)
 
     def seen(self, n: int) -> Ints:
-        """Return from how many exchanges each of the first `n` rows was learned, shape (n,)."""
+        """Return the number of exchanges of each of the first `n` rows, shape (n,)."""
         return self._models.seen(n)
 
     def to_state(self) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class RidgeEstimator:
         return self._models.to_state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state that `to_state` returned, of an estimator with the same prior."""
+        """Restore a state that `to_state` returned, of an estimator with the same prior."""
         self._models.load_state(state)
 
 

@@ -1,4 +1,4 @@
-"""Who trains in this round."""
+"""Selectors, which choose the cohort of a round."""
 
 from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes, Selector
 

@@ -1,7 +1,7 @@
-"""The audit sample: now and then one place of the cohort goes to a device drawn by chance.
+"""Audit sample: with a given probability, one place of the cohort goes to a random device.
 
-An estimator learns from the devices that a policy prefers, so its errors on them say little about
-the others. A uniform draw from all available devices, with known probability, tells.
+An estimator learns from the devices that a policy prefers, so its errors on them are not those on
+the others. A uniform draw from all available devices, with known probability, measures both.
 """
 
 from dataclasses import dataclass
@@ -13,32 +13,32 @@ from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """A cohort after the draw."""
+    """A cohort after the audit draw."""
 
     rows: Ints
     """The cohort, ascending, shape (m,)."""
     audit_row: int | None
-    """Who was drawn; None where this round has no audit."""
+    """Row of the device drawn; None if this round has no audit."""
     propensity: Floats
-    """Probability of each device to be in the cohort, given what the selector picked, shape (N,).
+    """Probability of each device to be in the cohort, given the selector's choice, shape (N,).
     They add up to m."""
 
 
 def audit(rows: Ints, is_available: Bools, probability: float, rng: np.random.Generator) -> Audited:
-    """Draw the audit device of a round, and let it replace one that the selector picked.
+    """Draw the audit device of a round, and replace one selected device by it.
 
         with probability p:  j uniform in A;  if j is not in S:  S <- S - {r} + {j},  r uniform in S
         P(n in S' | S) = 1 - p (a - m) / (a m)  for n in S,   p / a  for the rest of A,   0 outside
 
-    with a = |A|, m = |S|. So each available device is drawn with probability p / a, whoever the
-    selector prefers; one that it had picked anyway is an audit device, too. Where p is 0 nothing
-    is drawn from `rng`, and the cohort is the selector's.
+    with a = |A|, m = |S|. So each available device is drawn with probability p / a, whichever the
+    selector prefers; an audit device may already be in S. If p is 0, nothing is drawn from `rng`,
+    and the cohort is S.
 
     Args:
-        rows: What the selector picked, S, ascending, shape (m,).
+        rows: S, the rows selected, ascending, shape (m,).
         is_available: A, shape (N,).
         probability: p, in [0, 1].
-        rng: A stream of its own, so that the selector's draws do not depend on p.
+        rng: A separate random stream, so that the selector's draws do not depend on p.
 
     Source:
         Own; weights 1 / propensity are those of Horvitz & Thompson, JASA 47 (1952).

@@ -1,7 +1,7 @@
-"""What every selector sees and answers.
+"""Inputs, results and interfaces of the selectors.
 
-Devices are rows: the registry gives each name a row for the whole run, rows are only ever
-appended, and every column has shape (N,).
+Devices are rows: the registry gives each name a row for the whole run, rows are only appended, and
+every column has shape (N,).
 """
 
 from dataclasses import dataclass
@@ -12,13 +12,12 @@ import numpy as np
 from fairbed.coordinator.algorithms.arrays import Bools, Floats, Ints
 
 Sample: TypeAlias = Literal["all", "batch"]
-"""What a device evaluates when it is asked for its loss: its whole training set, or one
-mini-batch of it."""
+"""Examples that a device evaluates for a loss query: its whole training set, or one mini-batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The fleet at the instant of selection."""
+    """The fleet at the time of a selection."""
 
     round: int
     """1 for the first."""
@@ -33,7 +32,7 @@ class Candidates:
     n_k: Ints
     """Training examples, shape (N,)."""
     true_tau_s: Floats | None = None
-    """The true expected exchange time, seconds, shape (N,): what only a replay can tell."""
+    """True expected exchange time, seconds, shape (N,), known in a replay only; None if unknown."""
     loss: Floats | None = None
     """F_n of the model that the round begins with, nats, shape (N,), NaN for a device without
     a reply; None if the selector queries no losses (`TwoStepSelector`)."""
@@ -41,34 +40,34 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What became of a round's selection."""
+    """Outcome of a selection, at the end of the round."""
 
     round: int
     is_selected: Bools
     """x_{t,n}, shape (N,)."""
     is_aggregated: Bools
-    """Its update entered the model, shape (N,)."""
+    """The update entered the model, shape (N,)."""
     n_k: Ints | None = None
     """Training examples, shape (N,); None is unknown."""
     tau_s: Floats | None = None
     """Measured exchange times, seconds, shape (N,); NaN or None is unknown."""
     loss: Floats | None = None
-    """Mean training loss that a device has reported, nats, shape (N,); NaN or None is unknown."""
+    """Mean training loss that the device reported, nats, shape (N,); NaN or None is unknown."""
 
 
 class Selector(Protocol):
-    """Chooses a cohort each round; state across rounds is keyed by row."""
+    """Chooses the cohort of each round; its state across rounds is keyed by row."""
 
     def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
         """Return min(k, available) distinct rows, shape (<= k,); changes no state."""
         ...
 
     def observe(self, outcomes: Outcomes) -> None:
-        """Learn what became of the selection; called once for every round, void ones too."""
+        """Learn the outcome of a selection; called once for every round, void rounds included."""
         ...
 
     def queues(self, n: int) -> Floats:
-        """Return the fairness debt Z of the first `n` rows, shape (n,); zeros if it has none."""
+        """Return the virtual queues Z of the first `n` rows, shape (n,); zeros if it has none."""
         ...
 
     def to_state(self) -> dict[str, Any]:
@@ -76,23 +75,23 @@ class Selector(Protocol):
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state that `to_state` returned."""
+        """Restore a state that `to_state` returned."""
         ...
 
 
 @runtime_checkable
 class TwoStepSelector(Selector, Protocol):
-    """A selector in two steps: it names whom to ask, and selects when the losses are known.
+    """A selector that queries losses: it names candidates, and selects when losses are known.
 
-    Between the steps each of them is sent the model and evaluates it. Who does not answer in
-    time is not available to `select`, whose candidates then hold `loss`.
+    Between the two steps each candidate is sent the model and evaluates it. A candidate without a
+    reply in time is not available to `select`, whose `Candidates` have `loss`.
     """
 
     @property
     def sample(self) -> Sample:
-        """What the devices evaluate."""
+        """Examples that the candidates evaluate."""
         ...
 
     def candidates(self, fleet: Candidates, k: int, rng: np.random.Generator) -> Ints:
-        """Return the distinct available rows that are asked; changes no state."""
+        """Return the distinct available rows to query; changes no state."""
         ...

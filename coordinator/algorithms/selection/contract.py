@@ -1,10 +1,8 @@
-"""The contract of a selector, as checks that run: ours and those of strangers pass the same ones.
+"""The contract of a selector as executable checks, the same for built-in selectors and plug-ins.
 
 Each property is a function of `make`, which returns a new selector without memory. It raises
-`Broken`, or returns a remark. The tests run them over every policy, `fairbed doctor --selector`
-over one.
-
-What selectors are tried on: fleets drawn by a seed, and rounds of them.
+`Broken`, or returns a remark. The tests check every policy, `fairbed doctor --selector` one. The
+checks use random fleets and rounds, drawn by a seed.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,16 +21,16 @@ from fairbed.coordinator.algorithms.selection.base import (
 )
 
 COLUMNS = ("is_available", "tau_hat_s", "width_s", "transfer_hat_s", "n_k", "true_tau_s")
-"""What a fleet is told to have, but for losses: those are asked for."""
+"""Columns of `Candidates` that every selector gets; losses are queried."""
 
 
 class Broken(Exception):
-    """A selector does not have a property; says what it did."""
+    """A selector violates a property; the message states how."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialFleet:
-    """A fleet at the instant of selection, and the losses that its devices would tell."""
+    """A fleet at the time of a selection, and the losses that its devices would report."""
 
     fleet: Candidates
     loss: Floats
@@ -43,7 +41,7 @@ class TrialFleet:
         return len(self.loss)
 
     def permuted(self, order: Ints) -> "TrialFleet":
-        """Return the same devices in other rows: row i is what row `order[i]` was."""
+        """Return the same devices in another order: row i is the old row `order[i]`."""
         fleet = self.fleet
         columns = {
             name: column[order] for name in COLUMNS if (column := getattr(fleet, name)) is not None
@@ -58,10 +56,10 @@ def trial_fleet(
 
     Args:
         n: Devices.
-        seed: Of all numbers.
-        absent: Share that is not available.
-        unseen: Share that was never measured: predicted at 0 s.
-        round_id: 1 for the first.
+        seed: Seed of all random numbers.
+        absent: Share of devices that are not available.
+        unseen: Share of devices never measured, which are predicted at 0 s.
+        round_id: Number of the round, 1 for the first.
     """
     rng = stream(seed)
     tau_s = np.where(rng.random(n) < unseen, 0.0, rng.uniform(0.1, 4.0, n))
@@ -78,39 +76,41 @@ def trial_fleet(
 
 
 def outcomes(n: int, chosen: Ints, round_id: int, at: TrialFleet | None = None) -> Outcomes:
-    """Return what became of a cohort of `n` rows: every other one was merged, the others failed.
+    """Return outcomes of a round of `n` devices: every other one of `chosen` is aggregated.
 
     Times and losses are those of the devices in `at`, or 1 + row.
     """
-    is_selected, is_merged = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
+    is_selected, is_aggregated = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
     is_selected[chosen] = True
-    is_merged[chosen[::2]] = True
+    is_aggregated[chosen[::2]] = True
     tau_s = np.arange(1.0, n + 1.0) if at is None else at.fleet.tau_hat_s
     loss = np.arange(1.0, n + 1.0) if at is None else at.loss
     return Outcomes(
         round=round_id,
         is_selected=is_selected,
-        is_aggregated=is_merged,
+        is_aggregated=is_aggregated,
         n_k=np.ones(n, dtype=np.int64) if at is None else at.fleet.n_k,
-        tau_s=np.where(is_merged, tau_s, np.nan),
-        loss=np.where(is_merged, loss, np.nan),
+        tau_s=np.where(is_aggregated, tau_s, np.nan),
+        loss=np.where(is_aggregated, loss, np.nan),
     )
 
 
 def choose(selector: Selector, at: TrialFleet, k: int, seed: int) -> Ints:
-    """Return what a selector selects; one that asks is told the losses of whom it asks."""
+    """Return the rows selected; a two-step selector gets the losses of its candidates."""
     fleet = at.fleet
     if isinstance(selector, TwoStepSelector):
-        asked = selector.candidates(fleet, k, stream(seed + 1_000_003))
-        check_rows(asked, fleet, len(at), "candidates()")
+        queried = selector.candidates(fleet, k, stream(seed + 1_000_003))
+        check_rows(queried, fleet, len(at), "candidates()")
         loss = np.full(len(at), np.nan)
-        loss[asked] = at.loss[asked]
+        loss[queried] = at.loss[queried]
         fleet = replace(fleet, loss=loss)
     return selector.select(fleet, k, stream(seed))
 
 
-def live(selector: Selector, at: TrialFleet, rounds: int, seed: int, k: int = 3) -> list[list[int]]:
-    """Return what a selector selects over some rounds, of each of which it is told the outcome."""
+def run_rounds(
+    selector: Selector, at: TrialFleet, rounds: int, seed: int, k: int = 3
+) -> list[list[int]]:
+    """Return the rows selected in each of some rounds; the selector observes each outcome."""
     history = []
     for t in range(1, rounds + 1):
         now = TrialFleet(replace(at.fleet, round=t), at.loss)
@@ -126,10 +126,10 @@ def stream(seed: int) -> np.random.Generator:
 
 
 def check_rows(rows: Ints, fleet: Candidates, most: int, where: str = "select()") -> None:
-    """See that these are at most `most` distinct rows that are available.
+    """Check that `rows` are at most `most` distinct rows of available devices.
 
     Raises:
-        Broken: They are not.
+        Broken: They are not; `where` is the method in the message.
     """
     is_rows = isinstance(rows, np.ndarray) and rows.ndim == 1 and rows.dtype == np.int64
     if not is_rows:
@@ -137,8 +137,8 @@ def check_rows(rows: Ints, fleet: Candidates, most: int, where: str = "select()"
     if len(set(rows.tolist())) < len(rows):
         raise Broken(f"{where} must return each row once, got {rows.tolist()}")
     available = set(np.flatnonzero(fleet.is_available).tolist())
-    if away := sorted(set(rows.tolist()) - available):
-        raise Broken(f"{where} must return available rows, got {away[0]}, which is not")
+    if absent := sorted(set(rows.tolist()) - available):
+        raise Broken(f"{where} must return available rows, got {absent[0]}, which is not")
     if len(rows) > most:
         raise Broken(f"{where} must return at most {most} rows, got {len(rows)}")
 
@@ -148,42 +148,42 @@ Clock: TypeAlias = Callable[[], float]
 """Monotonic seconds."""
 
 TRIALS = 60
-"""Random fleets of up to 13 devices, some of them absent, some never seen."""
+"""Random fleets of up to 13 devices, some of them absent, some never measured."""
 DRAWS = 600
-"""Selections from one and the same fleet, where frequencies are compared."""
+"""Selections from the same fleet, where frequencies are compared."""
 LARGE, COHORT, LIMIT_S = 100_000, 100, 1.0
-"""Devices and cohort of the timed round, and what selecting and observing may take together."""
+"""Devices and cohort of the timed round, and limit on the time of select() plus observe()."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContractFinding:
-    """What came of one property."""
+    """Result of one property."""
 
     name: str
     is_ok: bool
     found: str
-    """A remark, or how the selector breaks it."""
+    """A remark, or how the selector violates the property."""
 
 
 def check_selector(make: Make, clock: Clock) -> Iterator[ContractFinding]:
-    """Check every property of the contract, one after the other."""
+    """Check every property of the contract, and yield the results in order."""
     for name in PROPERTIES:
         yield check_property(name, make, clock)
 
 
 def check_property(name: str, make: Make, clock: Clock) -> ContractFinding:
-    """Check one property; whatever the selector raises breaks it."""
+    """Check one property; any exception of the selector violates it."""
     try:
         return ContractFinding(name, True, PROPERTIES[name](make, clock) or "")
     except Broken as exc:
         return ContractFinding(name, False, str(exc))
-    except Exception as exc:  # a stranger's code may raise anything
+    except Exception as exc:  # a plug-in may raise anything
         line = " ".join(str(exc).split())[:300]
         return ContractFinding(name, False, f"raised {type(exc).__name__}: {line}")
 
 
 def _trials() -> Iterator[tuple[TrialFleet, int, int]]:
-    """Yield fleets, cohort sizes and seeds: empty ones, ties, absent and unknown devices."""
+    """Yield fleets, cohort sizes and seeds; some are empty, devices may be absent or unmeasured."""
     for seed in range(TRIALS):
         rng = stream(seed)
         n, k = int(rng.integers(0, 14)), int(rng.integers(0, 14))
@@ -198,25 +198,25 @@ def _only_available(make: Make, clock: Clock) -> None:
 def _right_number(make: Make, clock: Clock) -> str:
     is_exact = getattr(make(), "fills_cohort", True)
     for at, k, seed in _trials():
-        there = min(k, int(at.fleet.is_available.sum()))
+        most = min(k, int(at.fleet.is_available.sum()))
         got = len(choose(make(), at, k, seed))
-        if got > there or got < (there if is_exact else min(1, there)):
+        if got > most or got < (most if is_exact else min(1, most)):
             least = "" if is_exact else "1 to "
-            raise Broken(f"must return {least}{there} of k = {k} rows, got {got}")
+            raise Broken(f"must return {least}{most} of k = {k} rows, got {got}")
     return "min(k, available)" if is_exact else "1 to min(k, available): fills_cohort is False"
 
 
 def _select_is_pure(make: Make, clock: Clock) -> None:
     for at, k, seed in _trials():
         selector, before = make(), _copies(at.fleet)
-        live(selector, at, 2, seed)
+        run_rounds(selector, at, 2, seed)
         state = msgspec.msgpack.encode(selector.to_state())
         choose(selector, at, k, seed)
         if msgspec.msgpack.encode(selector.to_state()) != state:
-            raise Broken("select() must change no state: to_state() is another one after it")
+            raise Broken("select() must change no state: to_state() differs after it")
         for name, column in before.items():
             if not np.array_equal(getattr(at.fleet, name), column, equal_nan=True):
-                raise Broken(f"select() must leave its candidates alone, but changed {name}")
+                raise Broken(f"select() must not change its candidates, but changed {name}")
 
 
 def _copies(fleet: Candidates) -> dict[str, Any]:
@@ -224,41 +224,44 @@ def _copies(fleet: Candidates) -> dict[str, Any]:
 
 
 def _observe_is_pure(make: Make, clock: Clock) -> None:
-    told = outcomes(5, np.array([0, 2, 3]), 1)
+    given = outcomes(5, np.array([0, 2, 3]), 1)
     before = {
-        name: np.copy(getattr(told, name))
+        name: np.copy(getattr(given, name))
         for name in ("is_selected", "is_aggregated", "n_k", "tau_s", "loss")
     }
-    make().observe(told)
+    make().observe(given)
     for name, column in before.items():
-        if not np.array_equal(getattr(told, name), column, equal_nan=column.dtype.kind == "f"):
-            raise Broken(f"observe() must leave its outcomes alone, but changed {name}")
+        if not np.array_equal(getattr(given, name), column, equal_nan=column.dtype.kind == "f"):
+            raise Broken(f"observe() must not change its outcomes, but changed {name}")
 
 
 def _deterministic(make: Make, clock: Clock) -> None:
     for at, _, seed in _trials():
-        first, second = (live(make(), at, 4, seed) for _ in range(2))
+        first, second = (run_rounds(make(), at, 4, seed) for _ in range(2))
         if first != second:
-            raise Broken(f"the same streams must select the same, got {first} and {second}")
+            raise Broken(f"the same streams must select the same rows, got {first} and {second}")
 
 
 def _resumes(make: Make, clock: Clock) -> str:
     size = 0
     for at, _, seed in _trials():
         original, resumed = make(), make()
-        live(original, at, 4, seed)
+        run_rounds(original, at, 4, seed)
         state = msgspec.msgpack.encode(original.to_state())
         resumed.load_state(msgspec.msgpack.decode(state))
-        ahead = [live(selector, at, 5, seed + 50) for selector in (original, resumed)]
+        ahead = [run_rounds(selector, at, 5, seed + 50) for selector in (original, resumed)]
         if ahead[0] != ahead[1]:
-            raise Broken(f"load_state() must bring back the future, got {ahead[1]}, not {ahead[0]}")
+            raise Broken(
+                "after load_state() the selector must select the same rows as without a restart, "
+                f"got {ahead[1]} instead of {ahead[0]}"
+            )
         size = max(size, len(state))
-    return f"the largest state had {size} bytes"
+    return f"largest state: {size} bytes"
 
 
 def _grows(make: Make, clock: Clock) -> None:
     selector, small, large = make(), trial_fleet(2, 1), trial_fleet(6, 2)
-    live(selector, small, 3, 0)
+    run_rounds(selector, small, 3, 0)
     is_new = np.arange(6) >= 2
     only_new = TrialFleet(replace(large.fleet, is_available=is_new, round=4), large.loss)
     rows = choose(selector, only_new, 3, 0)
@@ -267,24 +270,24 @@ def _grows(make: Make, clock: Clock) -> None:
     _check_queues(selector, 9)
 
 
-def _nobody(make: Make, clock: Clock) -> None:
+def _none_available(make: Make, clock: Clock) -> None:
     selector, at = make(), trial_fleet(4, 3, absent=1.0)
-    live(selector, trial_fleet(4, 4), 2, 0)
+    run_rounds(selector, trial_fleet(4, 4), 2, 0)
     rows = choose(selector, at, 3, 0)
     if rows.size:
-        raise Broken(f"nobody is available, got {rows.tolist()}")
+        raise Broken(f"no device is available, so no row may be selected, got {rows.tolist()}")
     selector.observe(outcomes(4, rows, 3))
     _check_queues(selector, 4)
 
 
 def _queues(make: Make, clock: Clock) -> None:
     selector = make()
-    live(selector, trial_fleet(5, 5), 3, 0)
+    run_rounds(selector, trial_fleet(5, 5), 3, 0)
     _check_queues(selector, 5)
     before = selector.queues(5).tolist()
     selector.queues(5)[:] = 99.0
     if selector.queues(5).tolist() != before:
-        raise Broken("queues() must return a copy: writing into it changed the debts")
+        raise Broken("queues() must return a copy: writing to it changed the queues")
 
 
 def _check_queues(selector: Selector, n: int) -> None:
@@ -294,45 +297,46 @@ def _check_queues(selector: Selector, n: int) -> None:
 
 
 def _nan(make: Make, clock: Clock) -> str:
-    said = "selects others"
+    remark = "selects other devices"
     for seed in range(10):
         at = trial_fleet(6, seed)
         for name in ("tau_hat_s", "width_s", "transfer_hat_s", "true_tau_s"):
             column: Floats = np.where(np.arange(6) == 2, np.nan, getattr(at.fleet, name))
-            there = np.arange(6) != 2
             unknown = with_column(at.fleet, name, column)
-            absent = replace(unknown, is_available=there)
+            absent = replace(unknown, is_available=np.arange(6) != 2)
             check_rows(choose(make(), TrialFleet(absent, at.loss), 3, seed), absent, 3)
             try:
                 check_rows(choose(make(), TrialFleet(unknown, at.loss), 3, seed), unknown, 3)
             except ValueError:
-                said = "an available one is refused by a ValueError"
-    return said
+                remark = "refuses an available device with a ValueError"
+    return remark
 
 
 def with_column(fleet: Candidates, name: str, column: Floats) -> Candidates:
-    """Return the same fleet with another column of that name."""
+    """Return the same fleet with one column replaced."""
     changes: dict[str, Any] = {name: column}
     return replace(fleet, **changes)
 
 
 def _nan_loss(make: Make, clock: Clock) -> str:
     if not isinstance(make(), TwoStepSelector):
-        return "asks nobody"
+        return "queries no losses"
     for seed in range(10):
         at = trial_fleet(6, seed)
         at.loss[[1, 4]] = np.nan, np.inf
         rows = choose(make(), at, 6, seed)
         if set(rows.tolist()) & {1, 4}:
-            raise Broken(f"who told no finite loss is not available, got {rows.tolist()}")
+            raise Broken(
+                f"a device without a finite loss must not be selected, got {rows.tolist()}"
+            )
         at.loss[:] = np.nan
         rows = choose(make(), at, 6, seed)
         if rows.size:
-            raise Broken(f"nobody told a loss, got {rows.tolist()}")
-    return "NaN and infinity are not available"
+            raise Broken(f"no device reported a loss, so none may be selected, got {rows.tolist()}")
+    return "devices with a loss of NaN or infinity are not selected"
 
 
-BY_ROW = "goes by row on purpose: goes_by_row is True"
+BY_ROW = "not required: goes_by_row is True"
 
 
 def _ties(make: Make, clock: Clock) -> str:
@@ -352,7 +356,7 @@ def _ties(make: Make, clock: Clock) -> str:
     lowest, highest = 0.75 * share.mean(), 1.25 * share.mean()
     if share.min() < lowest or share.max() > highest:
         raise Broken(
-            f"devices that are alike must be selected alike, by chance and not by row; got "
+            f"equal devices must be selected equally often, at random and not by row; got shares "
             f"{np.round(share, 2).tolist()} of {DRAWS} draws"
         )
     return f"shares of {DRAWS} draws from {share.min():.2f} to {share.max():.2f}"
@@ -362,42 +366,43 @@ def _equivariant(make: Make, clock: Clock) -> str:
     if getattr(make(), "goes_by_row", False):
         return BY_ROW
     at, order = trial_fleet(7, 11), np.arange(7)[::-1].copy()
-    told = [np.array([0, 3, 5]), np.array([1, 2, 6]), np.array([0, 4, 6])]
-    straight = _shares(make, at, 3, told)
-    back = _shares(make, at.permuted(order), 3, [np.sort(6 - rows) for rows in told])[order]
-    apart = float(np.abs(straight - back).max())
+    history = [np.array([0, 3, 5]), np.array([1, 2, 6]), np.array([0, 4, 6])]
+    shares = _shares(make, at, 3, history)
+    reverse = [np.sort(6 - rows) for rows in history]
+    permuted = _shares(make, at.permuted(order), 3, reverse)[order]
+    difference = float(np.abs(shares - permuted).max())
     tolerance = 5.0 * np.sqrt(2 * 0.25 / DRAWS)
-    if apart > tolerance:
+    if difference > tolerance:
         raise Broken(
             f"the same devices in other rows must be selected as often, got shares "
-            f"{np.round(straight, 2).tolist()} and {np.round(back, 2).tolist()} of {DRAWS} draws"
+            f"{np.round(shares, 2).tolist()} and {np.round(permuted, 2).tolist()} of {DRAWS} draws"
         )
-    return f"shares of {DRAWS} draws differ by at most {apart:.3f}"
+    return f"shares of {DRAWS} draws differ by at most {difference:.3f}"
 
 
-def _shares(make: Make, at: TrialFleet, k: int, told: list[Ints] | None = None) -> Floats:
-    """Return how often each device is selected after a forced history, shape (N,)."""
+def _shares(make: Make, at: TrialFleet, k: int, history: list[Ints] | None = None) -> Floats:
+    """Return the share of draws that select each device after a given history, shape (N,)."""
     selector = make()
-    for t, rows in enumerate(told or [], start=1):
-        selector.observe(_all_merged(at, rows, t))
-    now = TrialFleet(replace(at.fleet, round=1 + len(told or [])), at.loss)
+    for t, rows in enumerate(history or [], start=1):
+        selector.observe(_all_aggregated(at, rows, t))
+    now = TrialFleet(replace(at.fleet, round=1 + len(history or [])), at.loss)
     counts = np.zeros(len(at))
     for seed in range(DRAWS):
         counts[choose(selector, now, k, seed)] += 1.0
     return counts / DRAWS
 
 
-def _all_merged(at: TrialFleet, rows: Ints, round_id: int) -> Outcomes:
-    is_merged = np.isin(np.arange(len(at)), rows)
+def _all_aggregated(at: TrialFleet, rows: Ints, round_id: int) -> Outcomes:
+    is_aggregated = np.isin(np.arange(len(at)), rows)
     return replace(
         outcomes(len(at), rows, round_id, at),
-        is_aggregated=is_merged,
-        tau_s=np.where(is_merged, at.fleet.tau_hat_s, np.nan),
-        loss=np.where(is_merged, at.loss, np.nan),
+        is_aggregated=is_aggregated,
+        tau_s=np.where(is_aggregated, at.fleet.tau_hat_s, np.nan),
+        loss=np.where(is_aggregated, at.loss, np.nan),
     )
 
 
-def _quick(make: Make, clock: Clock) -> str:
+def _is_fast(make: Make, clock: Clock) -> str:
     at, took_s = trial_fleet(LARGE, 7, absent=0.3, unseen=0.1), float("inf")
     for attempt in range(3):
         selector, started = make(), clock()
@@ -416,15 +421,15 @@ PROPERTIES: Mapping[str, Callable[[Make, Clock], str | None]] = {
     "the right number": _right_number,
     "select() changes nothing": _select_is_pure,
     "observe() changes no outcome": _observe_is_pure,
-    "the same streams, the same choice": _deterministic,
-    "a checkpoint has the same future": _resumes,
+    "the same streams, the same selection": _deterministic,
+    "a restored selector selects the same": _resumes,
     "the fleet may grow": _grows,
-    "nobody available": _nobody,
+    "no device available": _none_available,
     "queues are finite and a copy": _queues,
-    "estimates that are not numbers": _nan,
-    "losses that are not numbers": _nan_loss,
-    "ties are broken by chance, not by row": _ties,
-    "rows do not matter": _equivariant,
-    "quick enough": _quick,
+    "estimates that are not finite": _nan,
+    "losses that are not finite": _nan_loss,
+    "ties are broken at random, not by row": _ties,
+    "the order of rows has no effect": _equivariant,
+    "a round is fast enough": _is_fast,
 }
-"""Every property by what it says."""
+"""Properties by name."""

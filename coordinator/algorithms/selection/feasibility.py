@@ -1,4 +1,4 @@
-"""Whether a selection rate can be promised at all, given who is how often available."""
+"""Feasibility of a guaranteed selection rate, given the availability of each device."""
 
 import math
 
@@ -10,24 +10,24 @@ TOLERANCE = 1e-9
 """Relative slack: beta N = m is feasible although 40 x 0.15 is not exactly 6 in binary."""
 
 SURE = 1e-15
-"""A probability that is none: a million of it are below the tolerance."""
+"""A probability below this counts as 0: a million of them are below the tolerance."""
 
 
 def first_infeasible_k(availability: Floats, m: int, beta: float) -> int | None:
-    """Return the smallest group of devices that cannot all be selected at rate beta.
+    """Return the size of the smallest group of devices that cannot all be selected at rate beta.
 
         for every k = 1..N:   k beta <= E[min(m, X_k)]
-        X_k = how many of the k least available devices are available in a round
+        X_k = number of the k least available devices that are available in a round
 
-    This is necessary and sufficient for the queues of RBCS-F to be stable when devices come and
-    go independently of each other. Adding a device lifts the expectation by its availability
-    times P(X < m), so the Poisson-binomial distribution is only kept below m, and only until m are
-    sure to be there: O(K m) for the first K of which they are.
+    This is necessary and sufficient for the queues of RBCS-F to be stable if devices are available
+    independently of each other. Adding a device raises the expectation by its availability times
+    P(X < m), so the Poisson-binomial distribution is needed below m only, and only until P(X < m)
+    is 0: O(K m), where K is the first k for which it is.
 
     Args:
         availability: Probability that each device is available in a round, shape (N,).
         m: Devices selected per round, at least 1.
-        beta: Promised rate.
+        beta: Guaranteed rate.
 
     Returns:
         The first k whose inequality fails, or None if every device can have its rate.
@@ -43,7 +43,7 @@ def first_infeasible_k(availability: Floats, m: int, beta: float) -> int | None:
             "pass probabilities per round"
         )
     if m < 1:
-        raise ValueError(f"feasibility: m must be >= 1, got {m}; select somebody")
+        raise ValueError(f"feasibility: m must be >= 1, got {m}; set per_round to at least 1")
     below_m = np.zeros(m)
     below_m[0] = 1.0
     expected = 0.0

@@ -1,4 +1,4 @@
-"""FedCS: as many devices as fit into a deadline."""
+"""FedCS: as many devices as can finish before a deadline."""
 
 import math
 from typing import Any, Literal
@@ -13,22 +13,22 @@ from fairbed.coordinator.algorithms.selection.pool import available_rows, requir
 def greedy_sequential(
     download_s: Floats, update_s: Floats, upload_s: Floats, deadline_s: float, k: int
 ) -> Ints:
-    """Return who fits into the deadline when devices upload one after another.
+    """Return the devices that meet the deadline if they upload one after another.
 
         Td(S) = max_{n in S} download_n                        one broadcast, the slowest link
         Theta(S + n) = upload_n + max(Theta(S), update_n)      updates overlap, uploads do not
         add argmin_n Td(S + n) + Theta(S + n)                  while that is < deadline, |S| < k
 
     The paper's score 1 / (Td(S+n) - Td(S) + upload_n + max(0, update_n - Theta)) has the same
-    argmax: what is subtracted does not depend on n. A device that does not fit never will,
-    because Td and Theta only grow, so all such are dropped at once: O(k N).
+    argmax: what is subtracted does not depend on n. Td and Theta only grow, so a device that misses
+    the deadline once is dropped: O(k N).
 
     Args:
         download_s: Time to receive the model, seconds, shape (N,).
         update_s: Time to train, seconds, shape (N,).
         upload_s: Time to send the update, seconds, shape (N,).
-        deadline_s: Round deadline, with the coordinator's own time already taken off, seconds.
-        k: Most devices to choose.
+        deadline_s: Round deadline minus the coordinator's own time, seconds.
+        k: Maximum number of devices.
 
     Returns:
         Positions in the order chosen, shape (<= k,); a tie goes to the smaller position.
@@ -55,41 +55,41 @@ def greedy_sequential(
 
 
 def greedy_parallel(tau_s: Floats, deadline_s: float, k: int) -> Ints:
-    """Return who fits into the deadline when transfers do not hinder each other.
+    """Return the devices that meet the deadline if transfers do not share a channel.
 
-    The round then lasts max tau, so the greedy takes the quickest first: O(N).
+    The round lasts max tau, so the greedy choice is the fastest devices: O(N).
 
     Args:
         tau_s: Exchange time of each device, seconds, shape (N,).
-        deadline_s: Round deadline, with the coordinator's own time already taken off, seconds.
-        k: Most devices to choose.
+        deadline_s: Round deadline minus the coordinator's own time, seconds.
+        k: Maximum number of devices.
 
     Returns:
-        Positions, quickest first, shape (<= k,); a tie goes to the smaller position.
+        Positions, fastest first, shape (<= k,); a tie goes to the smaller position.
     """
-    quickest = smallest(tau_s, k)
-    return quickest[tau_s[quickest] < deadline_s]
+    fastest = smallest(tau_s, k)
+    return fastest[tau_s[fastest] < deadline_s]
 
 
 class FedCs:
-    """Picks greedily the devices whose predicted exchanges fit into a deadline.
+    """Selects greedily the devices whose predicted exchanges meet a deadline.
 
-    Times come from the estimator: update = tau_hat - transfer_hat. The transfer is taken as half
-    down, half up, so that one device alone needs exactly tau_hat. A device never seen has
-    tau_hat = 0, so it fits and comes first: each is tried once before any is preferred. Ties are
-    broken by chance, so that devices that never answer cannot block the others for good. If
-    nobody fits, the quickest device goes alone.
+    Times come from the estimator: update = tau_hat - transfer_hat. Half of the transfer counts as
+    download, half as upload, so that one device alone needs exactly tau_hat. A device never
+    measured has tau_hat = 0 and comes first, so each is tried once. Ties are broken at random, so
+    that devices that never reply cannot block the others for good. If no device meets the deadline,
+    the fastest one is selected alone.
 
     Source:
         Nishio & Yonetani, ICC 2019 (arXiv:1804.08333).
     Deviates:
-        The paper asks a random share of the clients for their resources; here every available
-        device is a candidate. Its uploads share one channel (`uploads="sequential"`); ours do
-        not, so the default is `parallel`.
+        The paper queries the resources of a random share of the clients; here every available
+        device is a candidate. Its uploads share one channel (`uploads="sequential"`); the default
+        here is `parallel`.
     """
 
     fills_cohort = False
-    """It selects fewer devices than it may where fewer fit into the deadline."""
+    """It selects fewer devices than min(k, available) if fewer meet the deadline."""
 
     def __init__(
         self, *, deadline_s: float, uploads: Literal["parallel", "sequential"] = "parallel"
@@ -98,7 +98,7 @@ class FedCs:
 
         Args:
             deadline_s: Seconds from dispatch to the last update.
-            uploads: Whether uploads overlap or queue for one channel.
+            uploads: Uploads overlap, or share one channel.
 
         Raises:
             ValueError: The deadline is not positive.
@@ -121,18 +121,18 @@ class FedCs:
         if self._uploads == "parallel":
             chosen = greedy_parallel(tau_s, self._deadline_s, k)
         else:
-            way_s = np.clip(transfer_s, 0.0, tau_s) / 2.0
-            update_s = tau_s - 2.0 * way_s
-            chosen = greedy_sequential(way_s, update_s, way_s, self._deadline_s, k)
+            half_s = np.clip(transfer_s, 0.0, tau_s) / 2.0
+            update_s = tau_s - 2.0 * half_s
+            chosen = greedy_sequential(half_s, update_s, half_s, self._deadline_s, k)
         if chosen.size == 0:
             chosen = np.array([tau_s.argmin()])
         return np.sort(rows[chosen])
 
     def observe(self, outcomes: Outcomes) -> None:
-        """Learn nothing: what there is to learn, the estimator learns."""
+        """Do nothing: only the estimator learns."""
 
     def queues(self, n: int) -> Floats:
-        """Return zeros, shape (n,): nobody is owed anything."""
+        """Return zeros, shape (n,): there are no virtual queues."""
         return np.zeros(n)
 
     def to_state(self) -> dict[str, Any]:
@@ -140,4 +140,4 @@ class FedCs:
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over the empty state."""
+        """Restore the empty state."""

@@ -1,4 +1,4 @@
-"""A selector of a stranger: whatever it does wrong becomes one line that names it."""
+"""Guard of a plug-in selector: each violation of the contract is one line that names it."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -18,45 +18,45 @@ from fairbed.coordinator.algorithms.selection.base import (
 T = TypeVar("T")
 
 VERBS = ("select", "observe", "queues", "to_state", "load_state")
-"""What every selector can do."""
+"""Methods of a selector."""
 
 
 class PluginError(Exception):
-    """A selector that is not ours cannot be had, or breaks the contract; says which and how."""
+    """A plug-in selector cannot be loaded or violates the contract; the message states how."""
 
 
 class GuardedSelector:
-    """A selector whose every answer is looked at before it is believed.
+    """A plug-in selector whose every result is checked.
 
     Args:
-        name: How the experiment names it.
-        selector: The stranger's.
+        name: Its name in the experiment.
+        selector: The plug-in.
     """
 
     def __init__(self, name: str, selector: Selector) -> None:
         missing = [verb for verb in VERBS if not callable(getattr(selector, verb, None))]
         if missing:
             raise PluginError(
-                f"selector {name}: must have {', '.join(f'{verb}()' for verb in VERBS)}, got none "
-                f"of {', '.join(missing)}; docs/plugins.md has an example"
+                f"selector {name}: must have {', '.join(f'{verb}()' for verb in VERBS)}, but lacks "
+                f"{', '.join(missing)}; docs/plugins.md has an example"
             )
         self._name, self._selector = name, selector
 
     @property
     def fills_cohort(self) -> bool:
-        """It selects as many devices as it may; one that does not says so by this attribute."""
+        """It selects min(k, available) devices; a plug-in may set this attribute to False."""
         return bool(getattr(self._selector, "fills_cohort", True))
 
     @property
     def goes_by_row(self) -> bool:
-        """It tells devices apart by their rows; one that does says so by this attribute."""
+        """The row of a device affects its selection; a plug-in may set this attribute to True."""
         return bool(getattr(self._selector, "goes_by_row", False))
 
     def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
-        """Return what it selects, ascending, shape (<= k,).
+        """Return the selected rows, ascending, shape (<= k,).
 
         Raises:
-            PluginError: Too many, twice the same, a stranger, not available, or not rows at all.
+            PluginError: The result is not at most k distinct rows of available devices.
         """
         where = f"select() of round {candidates.round}"
         chosen = self._call(where, lambda: self._selector.select(candidates, k, rng))
@@ -66,7 +66,7 @@ class GuardedSelector:
         return rows
 
     def observe(self, outcomes: Outcomes) -> None:
-        """Tell it what became of its selection.
+        """Pass the outcome of the selection to the plug-in.
 
         Raises:
             PluginError: It raised.
@@ -75,24 +75,24 @@ class GuardedSelector:
         self._call(where, lambda: self._selector.observe(outcomes))
 
     def queues(self, n: int) -> Floats:
-        """Return its fairness debts, shape (n,).
+        """Return its virtual queues, shape (n,).
 
         Raises:
             PluginError: They are not n finite numbers.
         """
-        said = self._call("queues()", lambda: self._selector.queues(n))
-        if not isinstance(said, np.ndarray) or said.shape != (n,) or said.dtype.kind not in "fiu":
-            shape = getattr(said, "shape", type(said).__name__)
+        z = self._call("queues()", lambda: self._selector.queues(n))
+        if not isinstance(z, np.ndarray) or z.shape != (n,) or z.dtype.kind not in "fiu":
+            shape = getattr(z, "shape", type(z).__name__)
             raise self._fault("queues()", f"must return {n} numbers, got {shape}")
-        if not np.isfinite(said).all():
+        if not np.isfinite(z).all():
             raise self._fault("queues()", "must return finite numbers, got NaN or infinity")
-        return said.astype(np.float64)
+        return z.astype(np.float64)
 
     def to_state(self) -> dict[str, Any]:
         """Return its state.
 
         Raises:
-            PluginError: A checkpoint cannot hold it.
+            PluginError: It cannot be stored in a checkpoint.
         """
         state = self._call("to_state()", self._selector.to_state)
         if not isinstance(state, dict):
@@ -104,7 +104,7 @@ class GuardedSelector:
         return state
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Give it a state that it has returned.
+        """Restore a state that `to_state` returned.
 
         Raises:
             PluginError: It raised.
@@ -116,65 +116,72 @@ class GuardedSelector:
             return verb()
         except PluginError:
             raise
-        except Exception as exc:  # a stranger's code may raise anything
+        except Exception as exc:  # a plug-in may raise anything
             line = " ".join(str(exc).split())[:200]
             raise self._fault(where, f"must not raise, got {type(exc).__name__}: {line}") from exc
 
-    def _rows(self, where: str, said: object, candidates: Candidates) -> Ints:
-        """Return rows that somebody may be asked, ascending, or refuse them."""
-        if not isinstance(said, np.ndarray) or said.ndim != 1 or said.dtype.kind not in "iu":
-            got = f"{said.dtype} {said.shape}" if isinstance(said, np.ndarray) else type(said)
+    def _rows(self, where: str, returned: object, candidates: Candidates) -> Ints:
+        """Return the rows ascending, if they are distinct rows of available devices.
+
+        Raises:
+            PluginError: They are not.
+        """
+        if not isinstance(returned, np.ndarray):
+            got = str(type(returned))
             raise self._fault(where, f"must return rows, integers of shape (K,), got {got}")
-        rows = np.sort(said.astype(np.int64))
+        if returned.ndim != 1 or returned.dtype.kind not in "iu":
+            got = f"{returned.dtype} {returned.shape}"
+            raise self._fault(where, f"must return rows, integers of shape (K,), got {got}")
+        rows = np.sort(returned.astype(np.int64))
         n = len(candidates.is_available)
-        strangers = rows[(rows < 0) | (rows >= n)]
-        if strangers.size:
-            raise self._fault(where, f"must return rows in 0..{n - 1}, got {strangers[0]}")
+        unknown = rows[(rows < 0) | (rows >= n)]
+        if unknown.size:
+            raise self._fault(where, f"must return rows in 0..{n - 1}, got {unknown[0]}")
         twice = rows[1:][rows[1:] == rows[:-1]]
         if twice.size:
             raise self._fault(where, f"must return each row once, got {twice[0]} twice")
-        away = rows[~candidates.is_available[rows]]
-        if away.size:
-            raise self._fault(where, f"must return available devices, got row {away[0]}")
+        absent = rows[~candidates.is_available[rows]]
+        if absent.size:
+            raise self._fault(where, f"must return available devices, got row {absent[0]}")
         return rows
 
     def _fault(self, where: str, what: str) -> PluginError:
         return PluginError(
             f"selector {self._name}: {where} {what}; "
-            f"fairbed doctor --selector {self._name} checks it"
+            f"run fairbed doctor --selector {self._name} to check it"
         )
 
 
 class GuardedTwoStepSelector(GuardedSelector):
-    """The same for one in two steps."""
+    """A plug-in selector that queries losses, whose every result is checked."""
 
     def __init__(self, name: str, selector: TwoStepSelector) -> None:
         super().__init__(name, selector)
-        self._asking = selector
+        self._two_step = selector
         if selector.sample not in ("all", "batch"):
             raise self._fault("sample", f"must be 'all' or 'batch', got {selector.sample!r}")
 
     @property
     def sample(self) -> Sample:
-        """What the devices evaluate."""
-        return self._asking.sample
+        """Examples that the candidates evaluate."""
+        return self._two_step.sample
 
     def candidates(self, fleet: Candidates, k: int, rng: np.random.Generator) -> Ints:
-        """Return whom it asks, ascending.
+        """Return the rows to query, ascending.
 
         Raises:
-            PluginError: Twice the same, a stranger, not available, or not rows at all.
+            PluginError: The result is not distinct rows of available devices.
         """
         where = f"candidates() of round {fleet.round}"
-        said = self._call(where, lambda: self._asking.candidates(fleet, k, rng))
-        return self._rows(where, said, fleet)
+        returned = self._call(where, lambda: self._two_step.candidates(fleet, k, rng))
+        return self._rows(where, returned, fleet)
 
 
 def guarded(name: str, selector: Selector) -> GuardedSelector:
-    """Return a stranger's selector under guard.
+    """Return a plug-in selector with checks.
 
     Raises:
-        PluginError: It lacks a verb.
+        PluginError: It lacks a method.
     """
     if isinstance(selector, TwoStepSelector):
         return GuardedTwoStepSelector(name, selector)

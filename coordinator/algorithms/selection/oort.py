@@ -1,4 +1,4 @@
-"""Oort: devices whose data still teach much, and that are not too slow."""
+"""Oort: devices of high statistical utility that are not too slow."""
 
 import math
 from dataclasses import dataclass
@@ -12,34 +12,35 @@ from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes
 from fairbed.coordinator.algorithms.selection.pool import available_rows, weighted_draw
 
 CONFIDENCE = 0.1
-"""Factor under the root of the bonus for devices that were not asked for long (oort.py)."""
+"""Factor under the root of the bonus for devices not selected for long (oort.py)."""
 LEAST_RANGE = 1e-4
-"""Utilities closer together than this are alike (oort.py)."""
+"""Lower bound of the range of utilities (oort.py)."""
 STEADY, JUMP = 0.1, 5.0
-"""Relative changes of utility between two windows at which the pacer moves (oort.py)."""
+"""Relative changes of utility between two windows: below the first the pacer raises T, above the
+second it lowers T (oort.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OortSettings:
-    """Oort's knobs; the defaults are those of its authors' code."""
+    """Parameters of Oort; the defaults are those of its authors' code."""
 
     exploration: float = 0.9
-    """Share of the cohort that is new devices, at first."""
+    """Initial share of the cohort for devices never tried."""
     exploration_decay: float = 0.98
-    """Factor on it each round."""
+    """Factor on `exploration` per round."""
     exploration_min: float = 0.2
     clip_quantile: float = 0.95
-    """Utilities above this quantile count as that."""
+    """Quantile at which utilities are clipped."""
     penalty: float = 2.0
     """Exponent on T / t of a device slower than the preferred duration T."""
     threshold: float = 30.0
-    """Percentile of known durations that is T, at first; 100 is no preference."""
+    """Initial T, as a percentile of the known durations; 100 is no preference."""
     pacer_step: int = 20
     """Rounds in one window of the pacer."""
     pacer_delta: float = 5.0
-    """Percentile points by which it moves."""
+    """Step of the pacer, percentile points."""
     cut_off: float = 0.95
-    """Devices are drawn among those above this share of the last score that would be taken."""
+    """Devices are drawn among those above this share of the lowest score of the top devices."""
 
 
 class Oort:
@@ -47,7 +48,7 @@ class Oort:
 
         U_n     = n_n L_n                                            statistical utility
         score_n = (min(U_n, clip) - Umin) / Urange + sqrt(0.1 ln t / last_n)
-        score_n = score_n (T / t_n)^penalty  if t_n > T              too slow for the pacer's taste
+        score_n = score_n (T / t_n)^penalty  if t_n > T              slower than preferred
 
     int(k (1 - eps_t)) devices that were tried are drawn in proportion to their score, among those
     above a cut-off; the rest are devices never tried, drawn in proportion to their examples. T is
@@ -58,12 +59,12 @@ class Oort:
     Deviates:
         U has the mean loss where the paper has the root of the mean squared loss of the samples,
         which a device does not send. No blacklist. `exploration` decays with the round number, so
-        that selecting changes nothing. A tried device whose exchange was never measured counts as
-        as fast as T.
+        that `select` changes no state. A device that was tried but never measured counts as not
+        slower than T.
     """
 
     def __init__(self, settings: OortSettings | None = None) -> None:
-        """Take the knobs.
+        """Set the parameters.
 
         Raises:
             ValueError: A value is out of range.
@@ -82,11 +83,11 @@ class Oort:
         self._threshold = s.threshold
         self._utility: Floats = np.zeros(0)
         self._duration_s: Floats = np.zeros(0)
-        """0 is not measured."""
+        """Last exchange time, seconds; 0 is not measured."""
         self._last: Ints = np.zeros(0, dtype=np.int64)
-        """Round in which a device was last asked; 0 is never."""
+        """Round in which a device was last selected; 0 is never."""
         self._exploited: list[float] = []
-        """Utility of the exploited devices of the last rounds, two windows of them."""
+        """Sum of the utility of exploited devices, for each round of the last two windows."""
 
     def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
         """Return min(k, available) distinct rows, ascending; changes no state.
@@ -133,10 +134,10 @@ class Oort:
         self._grow(len(outcomes.is_selected))
         exploited = outcomes.is_selected & (self._last > 0)
         self._exploited.append(float(self._utility[exploited].sum()))
-        told = outcomes.is_aggregated & _is_number(outcomes.loss, len(self._last))
+        known = outcomes.is_aggregated & _is_number(outcomes.loss, len(self._last))
         if outcomes.loss is not None:
             n_k = outcomes.n_k if outcomes.n_k is not None else np.ones_like(self._last)
-            self._utility[told] = n_k[told] * np.maximum(outcomes.loss[told], 0.0)
+            self._utility[known] = n_k[known] * np.maximum(outcomes.loss[known], 0.0)
         timed = _is_number(outcomes.tau_s, len(self._last))
         if outcomes.tau_s is not None:
             self._duration_s[timed] = outcomes.tau_s[timed]
@@ -144,7 +145,7 @@ class Oort:
         self._move_pacer(outcomes.round)
 
     def queues(self, n: int) -> Floats:
-        """Return zeros, shape (n,): nobody is owed anything."""
+        """Return zeros, shape (n,): there are no virtual queues."""
         return np.zeros(n)
 
     def to_state(self) -> dict[str, Any]:
@@ -158,7 +159,7 @@ class Oort:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state that `to_state` returned."""
+        """Restore a state that `to_state` returned."""
         self._threshold = float(state["threshold"])
         self._utility = np.array(state["utility"], dtype=np.float64)
         self._duration_s = np.array(state["duration_s"], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Policies that know what others have to learn: the comparators of a regret."""
+"""Comparators for a regret: the greedy policy, and any policy with true expected times."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,9 +11,9 @@ from fairbed.coordinator.algorithms.selection.pool import available_rows, requir
 
 
 class Fastest:
-    """Picks the devices with the shortest predicted exchange, and nobody else, ever.
+    """Selects the devices with the shortest predicted exchange times, without exploration.
 
-    Ties, such as all devices before the first exchange, are broken by chance.
+    Ties, such as all devices before the first exchange, are broken at random.
 
     Source:
         Huang et al., TPDS 2021 (arXiv:2011.01783): the greedy extreme of its experiments.
@@ -30,10 +30,10 @@ class Fastest:
         return np.sort(rows[smallest(tau_s, k)])
 
     def observe(self, outcomes: Outcomes) -> None:
-        """Learn nothing: what there is to learn, the estimator learns."""
+        """Do nothing: only the estimator learns."""
 
     def queues(self, n: int) -> Floats:
-        """Return zeros, shape (n,): nobody is owed anything."""
+        """Return zeros, shape (n,): there are no virtual queues."""
         return np.zeros(n)
 
     def to_state(self) -> dict[str, Any]:
@@ -41,14 +41,14 @@ class Fastest:
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over the empty state."""
+        """Restore the empty state."""
 
 
 class OracleTimes:
-    """Any policy, told the expected exchange times instead of estimates.
+    """Any policy, given the true expected exchange times instead of estimates.
 
-    With RBCS-F it solves the paper's P3, the comparator of its regret. Only a replay knows the
-    times that it needs.
+    With RBCS-F it solves the paper's P3, the comparator of its regret. Only a replay knows these
+    times.
 
     Source:
         Huang et al., TPDS 2021 (arXiv:2011.01783), problem P3.
@@ -59,31 +59,31 @@ class OracleTimes:
 
     @property
     def fills_cohort(self) -> bool:
-        """The policy selects as many devices as it may."""
+        """The policy selects min(k, available) devices."""
         return bool(getattr(self._policy, "fills_cohort", True))
 
     def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
-        """Return what the policy chooses when it knows; changes no state.
+        """Return the selection of the policy, given true times; changes no state.
 
         Raises:
-            ValueError: Nobody knows the times, or the policy refuses.
+            ValueError: The true times are unknown, or the policy raises.
         """
         if candidates.true_tau_s is None:
             raise ValueError(
-                "selection: expected times must be known, got none; only a replay knows them"
+                "selection: true exchange times must be known, got None; use the policy in a replay"
             )
         nothing = np.zeros(len(candidates.true_tau_s))
-        told = replace(
+        informed = replace(
             candidates, tau_hat_s=candidates.true_tau_s, width_s=nothing, transfer_hat_s=nothing
         )
-        return self._policy.select(told, k, rng)
+        return self._policy.select(informed, k, rng)
 
     def observe(self, outcomes: Outcomes) -> None:
-        """Tell the policy what became of the selection."""
+        """Pass the outcome of the selection to the policy."""
         self._policy.observe(outcomes)
 
     def queues(self, n: int) -> Floats:
-        """Return the policy's fairness debts, shape (n,)."""
+        """Return the policy's virtual queues, shape (n,)."""
         return self._policy.queues(n)
 
     def to_state(self) -> dict[str, Any]:
@@ -91,5 +91,5 @@ class OracleTimes:
         return self._policy.to_state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state that `to_state` returned."""
+        """Restore a state that `to_state` returned."""
         self._policy.load_state(state)

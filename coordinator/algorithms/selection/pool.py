@@ -1,4 +1,4 @@
-"""What a selector may choose from."""
+"""Available rows, and draws from them, for the selectors."""
 
 import numpy as np
 
@@ -13,19 +13,19 @@ def available_rows(candidates: Candidates, k: int) -> Ints:
         ValueError: `k` is negative.
     """
     if k < 0:
-        raise ValueError(f"selection: k must be >= 0, got {k}; ask for at least no device")
+        raise ValueError(f"selection: k must be >= 0, got {k}; raise per_round")
     return np.flatnonzero(candidates.is_available).astype(np.int64)
 
 
 def weighted_draw(rng: np.random.Generator, weights: Floats | Ints, size: int) -> Ints:
-    """Draw positions one after the other without replacement, each in proportion to its weight.
+    """Draw positions without replacement, each in proportion to its weight.
 
         keys_i = E_i / w_i,  E_i exponential;  the `size` smallest keys
 
     Args:
-        rng: Source of chance.
-        weights: At least 0, shape (N,); who has none comes last, all alike.
-        size: How many, at most N.
+        rng: Random number generator.
+        weights: At least 0, shape (N,); positions of weight 0 are drawn last, uniformly.
+        size: Number of positions; all N if it is larger.
 
     Returns:
         Positions in the order drawn, shape (size,).
@@ -45,13 +45,13 @@ def weighted_draw(rng: np.random.Generator, weights: Floats | Ints, size: int) -
 def smallest(values: Floats, k: int) -> Ints:
     """Return the positions of the k smallest values, smallest first, shape (min(k, N),): O(N).
 
-    A tie goes to the smaller position, so the answer is that of a stable sort, cut off. Ties of the
-    smallest are looked at apart: devices never seen are all alike, and a partition takes ten times
-    as long where most values are.
+    A tie goes to the smaller position, as in a stable sort. Ties of the smallest value are handled
+    separately: all devices never measured are equal, and `np.partition` takes ten times as long if
+    most values are.
 
     Args:
         values: Shape (N,), not NaN.
-        k: How many, at least 0.
+        k: Number of positions, at least 0.
     """
     if k <= 0:
         return np.zeros(0, dtype=np.int64)
@@ -70,10 +70,10 @@ def smallest(values: Floats, k: int) -> Ints:
 
 
 def require_finite(name: str, column: Floats, rows: Ints) -> Floats:
-    """Return `column[rows]`, shape (len(rows),), or refuse it.
+    """Return `column[rows]`, shape (len(rows),), and check that it is finite.
 
     Raises:
-        ValueError: A chosen value is NaN or infinite; rows that are not chosen may be.
+        ValueError: A value is NaN or infinite; values outside `rows` may be.
     """
     chosen = column[rows]
     if not np.isfinite(chosen).all():

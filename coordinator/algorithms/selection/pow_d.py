@@ -1,4 +1,4 @@
-"""Power-of-Choice with losses of now: of a few candidates, those that the model serves worst."""
+"""Power-of-Choice with queried losses: of d candidates, the devices with the largest loss."""
 
 from typing import Any
 
@@ -10,26 +10,26 @@ from fairbed.coordinator.algorithms.selection.pool import available_rows, weight
 
 
 class PowD:
-    """Draws d candidates in proportion to their examples, asks them, and takes the k worst off.
+    """Draws d candidates in proportion to their examples, and takes the k with the largest loss.
 
         A   = d of the available devices, without replacement, probability ~ n_k
         S_t = the k of A with the largest F_n(w_t)
 
-    This is pow-d where F_n is the loss over the whole training set of a device, and cpow-d where it
-    is that of one mini-batch. A candidate that does not answer, or not with a number, is not
-    available; so fewer than k may be left. Ties are broken by chance. With d = k it is sampling by
-    examples; a larger d is more biased towards devices that do badly. The loss is what a device
-    says of itself: one that lies is always chosen.
+    This is pow-d if F_n is the loss over the whole training set of a device, and cpow-d if it is
+    that of one mini-batch. A candidate without a finite loss in time is not available, so fewer
+    than k may be left. Ties are broken at random. With d = k it is sampling by examples; a larger d
+    is more biased towards devices with a large loss. The loss is reported by the device, so a
+    device that reports a false, large loss is always selected.
 
     Source:
         Cho, Wang & Joshi, AISTATS 2022 (arXiv:2010.01243), section 4, pow-d and cpow-d.
     """
 
     def __init__(self, candidates: int, sample: Sample = "all") -> None:
-        """Set the number d of candidates, and what they evaluate; fewer than k are raised to k.
+        """Set the number d of candidates, raised to k if smaller, and the examples they evaluate.
 
         Raises:
-            ValueError: There are none.
+            ValueError: `candidates` is not positive.
         """
         if candidates < 1:
             raise ValueError(
@@ -39,7 +39,7 @@ class PowD:
 
     @property
     def sample(self) -> Sample:
-        """What the candidates evaluate."""
+        """Examples that the candidates evaluate."""
         return self._sample
 
     def candidates(self, fleet: Candidates, k: int, rng: np.random.Generator) -> Ints:
@@ -54,15 +54,15 @@ class PowD:
         return np.sort(rows[weighted_draw(rng, fleet.n_k[rows], max(self._candidates, k))])
 
     def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
-        """Return min(k, answered) distinct rows, ascending; changes no state.
+        """Return min(k, replies) distinct rows, ascending; changes no state.
 
         Raises:
-            ValueError: `k` is negative, or nobody was asked.
+            ValueError: `k` is negative, or no losses were queried.
         """
         rows = available_rows(candidates, k)
         if candidates.loss is None:
             raise ValueError(
-                "power-of-choice: losses must be asked for before the selection, got none; "
+                "power-of-choice: losses must be queried before the selection, got None; "
                 'use variant = "rpow-d" where no model is trained'
             )
         answered = rng.permutation(rows[np.isfinite(candidates.loss[rows])])
@@ -70,10 +70,10 @@ class PowD:
         return np.sort(answered[worst_first[:k]])
 
     def observe(self, outcomes: Outcomes) -> None:
-        """Learn nothing: the losses are asked for anew in each round."""
+        """Do nothing: the losses are queried in each round."""
 
     def queues(self, n: int) -> Floats:
-        """Return zeros, shape (n,): nobody is owed anything."""
+        """Return zeros, shape (n,): there are no virtual queues."""
         return np.zeros(n)
 
     def to_state(self) -> dict[str, Any]:
@@ -81,4 +81,4 @@ class PowD:
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over the empty state."""
+        """Restore the empty state."""

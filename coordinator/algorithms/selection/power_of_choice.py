@@ -1,4 +1,4 @@
-"""Power-of-Choice: of a few candidates drawn by chance, those who do worst."""
+"""Power-of-Choice with past losses: of d random candidates, the devices with the largest loss."""
 
 from typing import Any
 
@@ -17,9 +17,9 @@ class PowerOfChoice:
         S_t = the k of A with the largest L_n
 
     This is rpow-d: L_n is the mean training loss of the device's last round, infinite for a device
-    that has never taken part, so that each is tried once. Ties are broken by chance. With d = k it
-    is sampling by examples; a larger d is more biased towards devices that do badly. The loss is
-    what a device says of itself: one that lies is always chosen.
+    that has never taken part, so that each is tried once. Ties are broken at random. With d = k it
+    is sampling by examples; a larger d is more biased towards devices with a large loss. The loss
+    is reported by the device, so a device that reports a false, large loss is always selected.
 
     Source:
         Cho, Wang & Joshi, AISTATS 2022 (arXiv:2010.01243), section 4, rpow-d.
@@ -29,7 +29,7 @@ class PowerOfChoice:
         """Set the number d of candidates; fewer than k are raised to k.
 
         Raises:
-            ValueError: It is not positive.
+            ValueError: `candidates` is not positive.
         """
         if candidates < 1:
             raise ValueError(
@@ -37,7 +37,7 @@ class PowerOfChoice:
             )
         self._candidates = candidates
         self._loss: Floats = np.zeros(0)
-        """Of the last round of each device, NaN before its first, shape (N,)."""
+        """Loss of the last round of each device, NaN before its first, shape (N,)."""
 
     def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
         """Return min(k, available) distinct rows, ascending; changes no state.
@@ -52,15 +52,15 @@ class PowerOfChoice:
         return np.sort(drawn[worst_first[:k]])
 
     def observe(self, outcomes: Outcomes) -> None:
-        """Remember the losses of who took part; one that is no number is not believed."""
+        """Store the finite losses of aggregated devices."""
         n = len(outcomes.is_selected)
         self._loss = self._known(max(n, len(self._loss))).copy()
         if outcomes.loss is not None:
-            told = outcomes.is_aggregated & np.isfinite(outcomes.loss)
-            self._loss[:n][told] = outcomes.loss[told]
+            is_known = outcomes.is_aggregated & np.isfinite(outcomes.loss)
+            self._loss[:n][is_known] = outcomes.loss[is_known]
 
     def queues(self, n: int) -> Floats:
-        """Return zeros, shape (n,): nobody is owed anything."""
+        """Return zeros, shape (n,): there are no virtual queues."""
         return np.zeros(n)
 
     def to_state(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class PowerOfChoice:
         return {"loss": [None if np.isnan(loss) else loss for loss in self._loss.tolist()]}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state that `to_state` returned."""
+        """Restore a state that `to_state` returned."""
         self._loss = np.array(
             [np.nan if loss is None else loss for loss in state["loss"]], dtype=np.float64
         )

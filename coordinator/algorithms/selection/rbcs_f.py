@@ -1,6 +1,6 @@
-"""RBCS-F: quick rounds, and a guaranteed share of them for every device.
+"""RBCS-F: short rounds with a guaranteed selection rate for every device.
 
-P4, the problem that RBCS-F solves each round: who is fast enough and owed enough.
+`solve_p4` solves the problem of each round: exchange time against virtual queues.
 """
 
 import math
@@ -16,34 +16,34 @@ from fairbed.coordinator.algorithms.selection.base import Candidates, Outcomes
 from fairbed.coordinator.algorithms.selection.pool import available_rows, require_finite, smallest
 
 TIE_TOLERANCE = 1e-12
-"""Two objective values closer than this are a tie; debts are sums of a few thousand roundings."""
+"""Two objective values closer than this are a tie; queues are sums of a few thousand roundings."""
 
 BLOCK = 4096
-"""Positions looked at together: few enough to stop soon, many enough to cost little each."""
+"""Positions examined together: few enough to stop early, enough to make the cost of each small."""
 
 GROWTH = 16
-"""The quickest devices are sorted a block of them first, and so many times more if need be."""
+"""Factor on the number of fastest devices sorted, if one block of them is not enough."""
 
 
 def solve_p4(tau_bar_s: Floats, queues: Floats, k: int, V: float) -> Ints:
-    """Return the k devices that trade exchange time against virtual queues best.
+    """Return the k devices with the best trade-off of exchange time against virtual queues.
 
         minimise over S, |S| = k:   J(S) = V max_{n in S} tau_bar_n - sum_{n in S} Z_n
 
-    Sort by tau_bar and sweep: for the prefix that ends at position j, the k largest queues
-    (a heap keeps them) give the candidate V tau_bar_(j) - Q_j. No set is better than the
-    candidate of its own slowest member, so the best candidate is the best set. One sort and at
-    most N heap steps, O(N log N); the sweep stops where even the k largest queues of all would
-    not pay for the time, and devices far slower than that are not sorted.
+    Sort by tau_bar and sweep: for the prefix that ends at position j, the k largest queues, kept
+    in a heap, give the candidate V tau_bar_(j) - Q_j. No set is better than the candidate of its
+    own slowest member, so the best candidate is the best set. One sort and at most N heap steps,
+    O(N log N). The sweep stops where even the k largest queues of all devices would not outweigh
+    the time; much slower devices are not sorted.
 
-    Ties: smaller J, then shorter prefix, then larger Z, then smaller tau_bar, then smaller
-    position, so shuffle the devices to break what is left by chance.
+    Ties are broken by larger Z, then smaller tau_bar, then smaller position; between prefixes by
+    the shorter one. Shuffle the devices to break the remaining ties at random.
 
     Args:
         tau_bar_s: Lower confidence bound of each exchange time, seconds, shape (N,), finite.
-        queues: Fairness debts Z, shape (N,), finite.
+        queues: Virtual queues Z, shape (N,), finite.
         k: Devices to choose.
-        V: Weight of time against debt, 1/seconds, at least 0.
+        V: Weight of time against the queues, 1/seconds, at least 0.
 
     Returns:
         Positions, ascending, shape (min(k, N),).
@@ -51,71 +51,72 @@ def solve_p4(tau_bar_s: Floats, queues: Floats, k: int, V: float) -> Ints:
     Source:
         Huang et al., TPDS 2021 (arXiv:2011.01783), problem P4.
     Deviates:
-        The published Algorithm 1 walks all devices once per device, O(N^2); the tests hold this
-        form against it and against brute force.
+        The published Algorithm 1 scans all devices once per device, O(N^2); the tests compare this
+        form with it and with brute force.
     """
     n = len(tau_bar_s)
     if k >= n or k <= 0:
         return np.arange(n if k > 0 else 0, dtype=np.int64)
-    most_debt = math.fsum(queues[smallest(-queues, k)].tolist())
+    max_queue_sum = math.fsum(queues[smallest(-queues, k)].tolist())
     prefix, blocks = None, 1
     while prefix is None:
         size = k + blocks * BLOCK + 1
         order = smallest(tau_bar_s, size)
-        debts = queues[order]
-        prefix = _best_prefix(V * tau_bar_s[order], debts, k, most_debt, is_whole=size >= n)
+        sorted_queues = queues[order]
+        costs = V * tau_bar_s[order]
+        prefix = _best_prefix(costs, sorted_queues, k, max_queue_sum, is_whole=size >= n)
         blocks *= GROWTH
-    return np.sort(order[smallest(-debts[:prefix], k)])
+    return np.sort(order[smallest(-sorted_queues[:prefix], k)])
 
 
 def _best_prefix(
-    costs: Floats, debts: Floats, k: int, most_debt: float, *, is_whole: bool
+    costs: Floats, queues: Floats, k: int, max_queue_sum: float, *, is_whole: bool
 ) -> int | None:
-    """Return how many of the quickest devices the best set is taken from; None if not of these.
+    """Return the length of the prefix that contains the best set; None if it may be longer.
 
-    A queue below the k largest so far changes nothing, so a block of positions at a time is
-    searched for larger ones, and only these are looked at one by one.
+    A queue below the k largest so far changes nothing, so each block of positions is searched for
+    larger ones, and only these are examined one by one.
 
     Args:
-        costs: V tau_bar of the quickest, ascending, shape (M,), M > k.
-        debts: Z in the same order, shape (M,).
+        costs: V tau_bar of the fastest devices, ascending, shape (M,), M > k.
+        queues: Z in the same order, shape (M,).
         k: Devices to choose, at least 1.
-        most_debt: Sum of the k largest debts of all devices.
+        max_queue_sum: Sum of the k largest queues of all devices.
         is_whole: These are all devices.
     """
-    heap: list[float] = debts[:k].tolist()
+    heap: list[float] = queues[:k].tolist()
     heapify(heap)
-    debt = math.fsum(heap)
-    best, prefix = float(costs[k - 1]) - debt, k
+    queue_sum = math.fsum(heap)
+    best, prefix = float(costs[k - 1]) - queue_sum, k
     for start in range(k, len(costs), BLOCK):
-        if costs[start] - most_debt >= best - TIE_TOLERANCE:
+        if costs[start] - max_queue_sum >= best - TIE_TOLERANCE:
             return prefix
         block = slice(start, start + BLOCK)
-        owing = start + np.flatnonzero(debts[block] > heap[0])
-        for j, cost, owed in zip(
-            owing.tolist(), costs[owing].tolist(), debts[owing].tolist(), strict=True
+        larger = start + np.flatnonzero(queues[block] > heap[0])
+        for j, cost, queue in zip(
+            larger.tolist(), costs[larger].tolist(), queues[larger].tolist(), strict=True
         ):
-            if owed > heap[0]:
-                debt += owed - heapreplace(heap, owed)
-                if cost - debt < best - TIE_TOLERANCE:
-                    best, prefix = cost - debt, j + 1
+            if queue > heap[0]:
+                queue_sum += queue - heapreplace(heap, queue)
+                if cost - queue_sum < best - TIE_TOLERANCE:
+                    best, prefix = cost - queue_sum, j + 1
     return prefix if is_whole else None
 
 
 FEATURES = 3
-"""1/mu, cold start, transfer: the dimension in the confidence bound."""
+"""d of the confidence bound: 1/mu, cold start and transfer."""
 FREEZE_AFTER = 5
-"""Failures in a row after which a queue stops growing (`counts="aggregated"`)."""
+"""Consecutive failures after which a queue is frozen (`counts="aggregated"`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TheoryAlpha:
-    """Confidence weight that the self-normalised bound of a linear model asks for.
+    """Confidence weight alpha_t from the self-normalised bound of a linear model.
 
         alpha_t = R sqrt(d ln((1 + t L^2 / lambda) / delta)) + sqrt(lambda) Smax,   d = 3
 
-    The defaults enclose the world of the paper's own experiment: training 1 to 4 s on one core,
-    mu from 0.5 to 2, tau +- 10 % uniform.
+    The defaults cover the experiment of the RBCS-F paper: training 1 to 4 s on one core, mu from
+    0.5 to 2, tau +- 10 % uniform.
 
     Source:
         Abbasi-Yadkori et al., NIPS 2011, Theorem 2, with det(H) bounded by its trace.
@@ -133,7 +134,7 @@ class TheoryAlpha:
     """Probability that the bound may fail."""
 
     def at(self, round_id: int) -> float:
-        """Return alpha of a round, 1 for the first."""
+        """Return alpha_t of round `round_id`, 1 for the first."""
         growth = 1.0 + round_id * self.context_norm**2 / self.ridge_lambda
         radius = self.noise_s * math.sqrt(FEATURES * math.log(growth / self.delta))
         return radius + math.sqrt(self.ridge_lambda) * self.theta_norm
@@ -146,14 +147,14 @@ class RbcsF:
         S_t       = argmin V max_{n in S} tau_bar_n - sum_{n in S} Z_n,  |S| = min(k, available)
         Z_n      <- max(Z_n + beta - x_n, 0)                       every device, available or not
 
-    It always holds that rate_n >= beta - Z_n / T, T the rounds since the device joined
-    (`z_max` and a frozen queue give that up for the devices they touch).
+    It always holds that rate_n >= beta - Z_n / T, with T the rounds since the device joined, except
+    for a device whose queue was capped by `z_max` or frozen.
 
     Source:
         Huang et al., TPDS 2021 (arXiv:2011.01783).
     Deviates:
-        tau_bar is floored at 0, because a negative bound makes slow contexts look fast. Ties are
-        broken by chance, because an order by row would starve late rows at the start.
+        tau_bar is floored at 0, because a negative bound makes slow devices look fast. Ties are
+        broken at random, because in an order by row late rows would wait at the start.
     """
 
     def __init__(
@@ -167,16 +168,16 @@ class RbcsF:
         z_max: float | None = None,
         freeze_after: int = FREEZE_AFTER,
     ) -> None:
-        """Choose the trade.
+        """Set the parameters.
 
         Args:
             beta: Guaranteed long-run selection rate, in [0, 1].
             V: Weight of time against fairness, 1/seconds, at least 0.
             alpha: Confidence weight, or its schedule.
             lcb_floor_s: Lowest tau_bar, seconds; None leaves it unbounded.
-            counts: x = 1 for a device that was selected (the paper), or that was merged.
-            z_max: Cap on a queue; None for none, as in the paper.
-            freeze_after: With `counts="aggregated"`, failures in a row that freeze a queue.
+            counts: x_n = 1 for a device that was selected (the paper), or aggregated.
+            z_max: Upper limit of a queue; None for no limit, as in the paper.
+            freeze_after: With `counts="aggregated"`, consecutive failures that freeze a queue.
 
         Raises:
             ValueError: A value is out of range.
@@ -210,10 +211,10 @@ class RbcsF:
         return np.sort(rows[solve_p4(self._tau_bar_s(candidates, rows), queues, k, self._V)])
 
     def observe(self, outcomes: Outcomes) -> None:
-        """Advance every queue by one round; a row that is new starts from Z = 0.
+        """Advance every queue by one round; a new row starts from Z = 0.
 
         Raises:
-            ValueError: A row that was known is missing.
+            ValueError: A known row is missing.
         """
         n = len(outcomes.is_selected)
         if n < len(self._z):
@@ -232,19 +233,19 @@ class RbcsF:
         self._z = np.where(self._is_frozen(), self._z, np.minimum(advanced, self._ceiling()))
 
     def queues(self, n: int) -> Floats:
-        """Return the fairness debt Z of the first `n` rows, shape (n,); 0 for a new row."""
+        """Return the virtual queues Z of the first `n` rows, shape (n,); 0 for a new row."""
         z: Floats = grown(self._z, n)[:n].copy()
         return z
 
     @property
     def frozen(self) -> Ints:
-        """Rows whose queue stands still after too many failures in a row, ascending."""
+        """Rows with a frozen queue, after too many consecutive failures, ascending."""
         return np.flatnonzero(self._is_frozen()).astype(np.int64)
 
     def rates(self, n: int) -> tuple[Floats, Floats]:
-        """Return how often each of the first `n` rows was selected and merged, two of shape (n,).
+        """Return selection and aggregation rates of the first `n` rows, each of shape (n,).
 
-        Shares of the rounds since the row appeared; 0 for a row that no round has seen.
+        Rates are over the rounds since the row was added; 0 for a row without a round.
         """
         rounds = np.maximum(grown(self._rounds, n)[:n], 1)
         return grown(self._selected, n)[:n] / rounds, grown(self._aggregated, n)[:n] / rounds
@@ -260,7 +261,7 @@ class RbcsF:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a state that `to_state` returned."""
+        """Restore a state that `to_state` returned."""
         self._z = np.array(state["queues"], dtype=np.float64)
         self._selected = np.array(state["selected"], dtype=np.int64)
         self._aggregated = np.array(state["aggregated"], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Uniform random selection, the baseline that every other policy is compared with."""
+"""Uniform random selection, the baseline of every comparison."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from fairbed.coordinator.algorithms.selection.pool import available_rows
 
 
 class Uniform:
-    """Draws the cohort from the available devices, all alike, without replacement.
+    """Draws the cohort uniformly from the available devices, without replacement.
 
     Source:
         McMahan et al., AISTATS 2017, Algorithm 1 (arXiv:1602.05629): "random set of m clients".
@@ -22,10 +22,10 @@ class Uniform:
         return np.sort(rng.permutation(rows)[:k])
 
     def observe(self, outcomes: Outcomes) -> None:
-        """Learn nothing: the draw has no memory."""
+        """Do nothing: the draw has no memory."""
 
     def queues(self, n: int) -> Floats:
-        """Return zeros, shape (n,): nobody is owed anything."""
+        """Return zeros, shape (n,): there are no virtual queues."""
         return np.zeros(n)
 
     def to_state(self) -> dict[str, Any]:
@@ -33,4 +33,4 @@ class Uniform:
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over the empty state."""
+        """Restore the empty state."""

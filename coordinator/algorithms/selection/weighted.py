@@ -1,4 +1,4 @@
-"""Draws in which some devices come up more often than others."""
+"""Weighted random selection."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,13 +11,13 @@ from fairbed.coordinator.algorithms.selection.pool import available_rows, weight
 
 
 class Weighted:
-    """Draws the available devices one after the other, each in proportion to its weight.
+    """Draws available devices without replacement, each in proportion to its weight.
 
         P(next = n) = w_n / sum_{i not drawn yet} w_i,   w = the weights given, or n_k
 
-    Who has weight 0 comes only when nobody else is left, and so does a device that joins after
-    the last weight. Weights of n_k go with an unweighted mean of the models; with a mean weighted
-    by n_k, sizes would count twice.
+    A device of weight 0, or without a weight because it joined later, is drawn only if no other is
+    left. Combine weights n_k with an unweighted mean of the models: with a mean weighted by n_k,
+    data set sizes would count twice.
 
     Source:
         Given weights: Huang et al., TPDS 2021 (arXiv:2011.01783), whose experiments on fairness
@@ -28,10 +28,10 @@ class Weighted:
         """Set the weights.
 
         Args:
-            weights: One a device in the order of rows, finite and at least 0; None takes n_k.
+            weights: One per device in the order of rows, finite and at least 0; None takes n_k.
 
         Raises:
-            ValueError: There is none, one is negative or not finite, or all are 0.
+            ValueError: A weight is negative or not finite, or no weight is positive.
         """
         self._weights: Floats | None = None
         if weights is None:
@@ -46,13 +46,13 @@ class Weighted:
             )
         if not self._weights.any():
             raise ValueError(
-                f"weighted: some weight must be > 0, got {len(weights)} weights without one; "
+                f"weighted: at least one weight must be > 0, got {len(weights)} zeros; "
                 "leave selection.weights out to draw by n_k"
             )
 
     @property
     def goes_by_row(self) -> bool:
-        """Weights were given, one a row: devices that are alike may be drawn unlike."""
+        """Weights were given by row, so equal devices may be drawn with different probability."""
         return self._weights is not None
 
     def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
@@ -61,10 +61,10 @@ class Weighted:
         return np.sort(rows[weighted_draw(rng, self._of(candidates)[rows], k)])
 
     def observe(self, outcomes: Outcomes) -> None:
-        """Learn nothing: the draw has no memory."""
+        """Do nothing: the draw has no memory."""
 
     def queues(self, n: int) -> Floats:
-        """Return zeros, shape (n,): nobody is owed anything."""
+        """Return zeros, shape (n,): there are no virtual queues."""
         return np.zeros(n)
 
     def to_state(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Weighted:
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over the empty state."""
+        """Restore the empty state."""
 
     def _of(self, candidates: Candidates) -> Floats:
         """Return the weight of each row, shape (N,)."""

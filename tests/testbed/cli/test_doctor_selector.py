@@ -88,7 +88,7 @@ def test_one_that_does_not_is_told_how_and_ends_with_1(
 def test_our_own_can_be_checked_too(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--selector", "power-of-choice", "--option", "variant=pow-d"]
     assert main(["doctor", *arguments, "--option", "candidates=4"]) == 0
-    assert "NaN and infinity are not available" in capsys.readouterr().out
+    assert "NaN or infinity are not selected" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

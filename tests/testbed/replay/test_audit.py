@@ -1,4 +1,4 @@
-"""Errors on who is selected, on who is drawn by chance, and on everybody: a replay knows all."""
+"""Estimator errors on the selected devices, on the audit sample and on all devices of a replay."""
 
 from pathlib import Path
 
@@ -48,27 +48,27 @@ def test_every_sample_is_told_and_the_noise_floor_is_the_least(reader: RunReader
     found = compare_estimators(reader)
     assert list(found)[-1] == "noise floor"
     floor = found.pop("noise floor")
-    assert floor.everybody is None, "who knows the truth errs nowhere"
+    assert floor.all_devices is None, "who knows the truth errs nowhere"
     assert floor.audit is not None
     # tau = c . theta (1 +- 10 %, uniform): half of it is the median of what nobody can know
     assert floor.median_ape == pytest.approx(0.05, abs=0.01)
     for errors in found.values():
         assert errors.audit is not None
-        assert errors.everybody is not None
+        assert errors.all_devices is not None
         assert errors.median_ape is not None
         assert floor.median_ape is not None
         assert errors.median_ape > floor.median_ape
         assert errors.count > errors.audit.count > 0.25 * ROUNDS
-        assert errors.everybody.count > 0.9 * 40 * ROUNDS
+        assert errors.all_devices.count > 0.9 * 40 * ROUNDS
 
 
 def test_the_audit_sample_shows_what_the_selected_hide(reader: RunReader) -> None:
     """A policy that likes what it underestimates: the others are worse off than it seems."""
     ridge = compare_estimators(reader)["ridge"]
     assert ridge.audit is not None
-    assert ridge.everybody is not None
+    assert ridge.all_devices is not None
     on_selected, on_audit, on_all = (
-        errors.bias or 0.0 for errors in (ridge, ridge.audit, ridge.everybody)
+        errors.bias or 0.0 for errors in (ridge, ridge.audit, ridge.all_devices)
     )
     assert on_all < on_selected - 0.01
     assert abs(on_audit - on_all) < abs(on_selected - on_all) + 0.01
@@ -87,6 +87,6 @@ def test_without_an_audit_there_is_no_audit_sample_and_no_other_choice(tmp_path:
     assert chosen[0] == chosen[1]
     ridge = compare_estimators(plain)["ridge"]
     assert ridge.audit is None
-    assert ridge.everybody is not None
+    assert ridge.all_devices is not None
     assert plain.audits() == set()
     assert {row.propensity for row in plain.selections(30)} == {0.0, 1.0}

@@ -8,7 +8,12 @@ import pytest
 
 from fairbed.coordinator.algorithms.arrays import Floats, Ints
 from fairbed.coordinator.algorithms.estimation.elasticity import Elasticities
-from fairbed.coordinator.algorithms.estimation.phases import MOST, NEWEST_SHARE, Transfers, _news
+from fairbed.coordinator.algorithms.estimation.phases import (
+    MAX_RATIO,
+    NEWEST_SHARE,
+    Transfers,
+    _rate_change,
+)
 from fairbed.device_agent.state.link_estimate import SMOOTHING, LinkEstimate
 
 N_BYTES = 100_000
@@ -72,7 +77,7 @@ def test_news_are_what_the_newest_transfer_says_beside_the_mean_of_an_agent() ->
         nominal_s = device.nominal_s()
         took_s = nominal_s * math.exp(float(rng.uniform(-1.3, 1.3)))
         device.sends(took_s)
-        news.append(float(_news(numbers(nominal_s / took_s))[0]))
+        news.append(float(_rate_change(numbers(nominal_s / took_s))[0]))
         assert device.nominal_s() * math.exp(news[-1]) == pytest.approx(took_s)
     assert max(news) > 0.3, "they say something"
     assert min(news) < -0.3
@@ -107,7 +112,7 @@ def test_a_link_that_never_moves_loses_nothing_by_it() -> None:
 
 def test_a_transfer_that_met_a_hole_counts_as_four_times_its_nominal_time() -> None:
     """And one that was thought much slower, as a quarter: the rate may be another one by now."""
-    for took_s, least_s in ((100.0, MOST), (0.001, 1.0 / MOST)):
+    for took_s, least_s in ((100.0, MAX_RATIO), (0.001, 1.0 / MAX_RATIO)):
         model, bounded = Transfers(1e-9), Transfers(1e-9)
         for one, second_s in ((model, took_s), (bounded, least_s)):
             one.observe(rows(0), numbers(1.0), numbers(1.0))

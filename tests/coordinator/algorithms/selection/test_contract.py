@@ -1,4 +1,4 @@
-"""A contract that cannot be broken says nothing: here is who breaks each property, and how."""
+"""A faulty selector for each property of the contract, and the finding about it."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from fairbed.coordinator.algorithms.selection.contract import (
 
 
 class Honest:
-    """A uniform draw, to be spoiled in one place by each of those below."""
+    """A correct uniform draw; each class below adds one fault."""
 
     def __init__(self) -> None:
         self.rounds = 0
@@ -75,7 +75,7 @@ class OwnDice(Honest):
 
 
 class Forgets(Honest):
-    """It goes by how often it has observed, and does not say so."""
+    """Its selection depends on the number of rounds, which its state lacks."""
 
     def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
         for _ in range(self.rounds):
@@ -105,7 +105,7 @@ class FixedFleet(Honest):
         self.counts += outcomes.is_selected
 
 
-class NeedsSomebody(Honest):
+class NeedsOneAvailable(Honest):
     def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
         float(candidates.tau_hat_s[candidates.is_available].max() if k else 0.0)
         return super().select(candidates, k, rng)
@@ -133,7 +133,7 @@ class LowestRowFirst(Honest):
 
 
 class LikesRowZero(Honest):
-    """Fair where all are alike, but its first draw goes by row where they are not."""
+    """Uniform if all devices are equal, otherwise it prefers row 0."""
 
     def select(self, candidates: Candidates, k: int, rng: np.random.Generator) -> Ints:
         rows = super().select(candidates, k, rng)
@@ -143,40 +143,40 @@ class LikesRowZero(Honest):
         return np.sort(np.concatenate([[0], rows[1:]]))
 
 
-class AsksAndBelieves(Honest):
+class IgnoresLosses(Honest):
     sample: Sample = "all"
 
     def candidates(self, fleet: Candidates, k: int, rng: np.random.Generator) -> Ints:
         return np.flatnonzero(fleet.is_available).astype(np.int64)
 
 
-class AsksStrangers(AsksAndBelieves):
+class QueriesAbsent(IgnoresLosses):
     def candidates(self, fleet: Candidates, k: int, rng: np.random.Generator) -> Ints:
         return np.arange(len(fleet.is_available), dtype=np.int64)
 
 
 BROKEN: list[tuple[Callable[[], Honest], str, str]] = [
     (DrawsFromAll, "only available devices, each once", "must return available rows"),
-    (AsksStrangers, "only available devices, each once", "candidates() must return available"),
+    (QueriesAbsent, "only available devices, each once", "candidates() must return available"),
     (OneTooFew, "the right number", "must return"),
-    (CountsSelections, "select() changes nothing", "to_state() is another one"),
+    (CountsSelections, "select() changes nothing", "to_state() differs after it"),
     (SpoilsItsInput, "select() changes nothing", "changed tau_hat_s"),
     (SpoilsOutcomes, "observe() changes no outcome", "changed is_aggregated"),
-    (OwnDice, "the same streams, the same choice", "must select the same"),
-    (Forgets, "a checkpoint has the same future", "must bring back the future"),
-    (ArrayState, "a checkpoint has the same future", "raised TypeError"),
+    (OwnDice, "the same streams, the same selection", "must select the same rows"),
+    (Forgets, "a restored selector selects the same", "after load_state() the selector must"),
+    (ArrayState, "a restored selector selects the same", "raised TypeError"),
     (FixedFleet, "the fleet may grow", "raised ValueError"),
-    (NeedsSomebody, "nobody available", "raised ValueError"),
+    (NeedsOneAvailable, "no device available", "raised ValueError"),
     (OwnsItsQueues, "queues are finite and a copy", "must return a copy"),
-    (TakesNan, "estimates that are not numbers", "raised RuntimeError: what is this"),
-    (AsksAndBelieves, "losses that are not numbers", "is not available"),
-    (LowestRowFirst, "ties are broken by chance, not by row", "must be selected alike"),
-    (LikesRowZero, "rows do not matter", "must be selected as often"),
+    (TakesNan, "estimates that are not finite", "raised RuntimeError: what is this"),
+    (IgnoresLosses, "losses that are not finite", "without a finite loss must not be selected"),
+    (LowestRowFirst, "ties are broken at random, not by row", "must be selected equally often"),
+    (LikesRowZero, "the order of rows has no effect", "must be selected as often"),
 ]
 
 
 @pytest.mark.parametrize(("make", "property_", "why"), BROKEN)
-def test_who_breaks_a_property_is_told_how(
+def test_a_violated_property_is_found_with_its_reason(
     make: Callable[[], Honest], property_: str, why: str
 ) -> None:
     finding = check_property(property_, make, time.perf_counter)
@@ -184,18 +184,19 @@ def test_who_breaks_a_property_is_told_how(
     assert why in finding.found
 
 
-def test_the_honest_one_keeps_all_of_it() -> None:
+def test_a_correct_selector_has_every_property() -> None:
     found = list(check_selector(Honest, time.perf_counter))
     assert [finding.name for finding in found] == list(PROPERTIES)
     assert [finding for finding in found if not finding.is_ok] == []
 
 
-def test_who_is_slow_breaks_the_last_property() -> None:
+def test_a_slow_selector_violates_the_last_property() -> None:
     ticks = iter(range(99))
-    finding = check_property("quick enough", Honest, lambda: float(2 * next(ticks)))
+    finding = check_property("a round is fast enough", Honest, lambda: float(2 * next(ticks)))
     assert not finding.is_ok
     assert "must take at most 1.0 s, got 2.00" in finding.found
 
 
-def test_every_property_is_broken_by_somebody() -> None:
-    assert {property_ for _, property_, _ in BROKEN} | {"quick enough"} == set(PROPERTIES)
+def test_every_property_has_a_selector_that_violates_it() -> None:
+    violated = {property_ for _, property_, _ in BROKEN} | {"a round is fast enough"}
+    assert violated == set(PROPERTIES)

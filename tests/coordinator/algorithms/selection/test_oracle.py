@@ -23,9 +23,9 @@ def test_goes_by_the_true_times_and_not_by_estimates(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("policy", ORACLE_POLICIES)
-def test_refuses_when_nobody_knows(policy: Policy) -> None:
+def test_refuses_without_true_times(policy: Policy) -> None:
     blind = replace(fleet([1.0, 2.0]), true_tau_s=None)
-    with pytest.raises(ValueError, match="only a replay knows them"):
+    with pytest.raises(ValueError, match="true exchange times must be known"):
         make_selector(SelectionConfig(policy=policy)).select(blind, 1, rng())
 
 

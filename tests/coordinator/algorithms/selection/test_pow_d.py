@@ -30,7 +30,7 @@ def test_it_asks_before_it_selects() -> None:
     policy = PowD(3, "batch")
     assert isinstance(policy, TwoStepSelector)
     assert (policy.sample, PowD(3).sample) == ("batch", "all")
-    with pytest.raises(ValueError, match="losses must be asked for before the selection"):
+    with pytest.raises(ValueError, match="losses must be queried before the selection"):
         policy.select(fleet([0.0] * 3), 2, rng())
 
 

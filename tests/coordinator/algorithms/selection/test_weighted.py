@@ -52,8 +52,8 @@ def test_who_has_no_weight_comes_last_and_so_does_who_joins_late() -> None:
         ([1.0, -1.0], "got -1.0 at row 1"),
         ([float("nan")], "got nan at row 0"),
         ([float("inf"), 1.0], "got inf at row 0"),
-        ([0.0, 0.0], "got 2 weights without one"),
-        ([], "got 0 weights without one"),
+        ([0.0, 0.0], "at least one weight must be > 0, got 2"),
+        ([], "at least one weight must be > 0, got 0"),
     ],
 )
 def test_what_is_no_weight_is_refused(weights: list[float], words: str) -> None:
