@@ -1,1 +1,1 @@
-"""Configuration, selectors, estimators and aggregators made from it, and their decisions. Pure."""
+"""The configuration, the algorithms that it names, and their decisions. Pure."""

@@ -1,4 +1,4 @@
-"""The coordinator's sections of an experiment file; defaults exist here and nowhere else."""
+"""The coordinator's sections of an experiment file; defaults are defined only here."""
 
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
@@ -14,24 +14,24 @@ Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every section: immutable and strict."""
+    """Base of all sections: immutable, and unknown keys are errors."""
 
 
 class ModelConfig(Section, frozen=True, kw_only=True):
     """`[model]`."""
 
     name: str = "cnn"
-    """softmax, mlp, cnn, or with the torch extra `package.module:factory`."""
+    """softmax, mlp, cnn, or `package.module:factory` with the torch extra."""
 
 
 class TrainingConfig(Section, frozen=True, kw_only=True):
-    """`[training]`: local training on the device; the bounds are those of the wire."""
+    """`[training]`: local training on the device; its bounds are those of the wire messages."""
 
     epochs: Annotated[int, Meta(ge=1, le=10_000)] = 1
     batch_size: Annotated[int, Meta(ge=1, le=1 << 20)] = 20
     learning_rate: PositiveFloat = 0.1
     learning_rate_decay: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    """Factor on the learning rate every `decay_every` rounds."""
+    """Factor on the learning rate after every `decay_every` rounds."""
     decay_every: PositiveInt = 10
     """Rounds."""
     momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
@@ -42,11 +42,11 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
     max_steps: PositiveInt | None = None
 
     def learning_rate_at(self, round_id: int) -> float:
-        """Return the learning rate of a round (1 for the first)."""
+        """Return the learning rate of a round, counted from 1."""
         return self.learning_rate * self.learning_rate_decay ** ((round_id - 1) // self.decay_every)
 
     def hyperparameters(self, round_id: int) -> Hyperparameters:
-        """Return the hyperparameters of a round (1 for the first)."""
+        """Return the hyperparameters of a round, counted from 1."""
         return Hyperparameters(
             epochs=self.epochs,
             batch_size=self.batch_size,
@@ -73,7 +73,7 @@ Policy: TypeAlias = Literal[
 POLICIES: tuple[str, ...] = tuple(sorted(get_args(Policy)))
 """The built-in policies; others are plug-ins."""
 ORACLE_POLICIES: tuple[Policy, ...] = ("rbcs-f-known", "fedcs-oracle", "fastest-known")
-"""Oracle policies: they get the true expected times, which only a replay knows."""
+"""Oracle policies, which get the true expected times; only a replay has them."""
 
 
 class OortConfig(Section, frozen=True, kw_only=True):
@@ -91,63 +91,64 @@ class OortConfig(Section, frozen=True, kw_only=True):
 
 
 class SelectionConfig(Section, frozen=True, kw_only=True):
-    """`[selection]`: which devices train in a round."""
+    """`[selection]`: the selection of devices for a round."""
 
     policy: str = "rbcs-f"
     """One of `POLICIES`, an installed plug-in, or `package.module:Name` of one."""
     options: dict[str, Any] = {}
     """Keyword arguments of a plug-in."""
     per_round: PositiveInt = 4
-    """m, devices selected per round."""
+    """m: number of devices selected per round."""
     beta: Ratio = 0.15
     """Guaranteed long-run selection rate of every device (rbcs-f)."""
     V: NonNegativeFloat = 20.0
-    """Weight of time against fairness (rbcs-f), 1/seconds."""
+    """Weight of time against fairness (rbcs-f), 1/s."""
     estimator: Literal["ridge", "phases"] = "ridge"
-    """One regression of the whole exchange time, as in the paper, or one of each phase."""
+    """One regression of the whole exchange time, as in the paper, or one regression per phase."""
     ridge_lambda: PositiveFloat = 1.0
     discount: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    """Factor on the weight of an exchange with each later one of the same device; 1 is none."""
+    """Factor on the weight of an exchange for each later one of the same device; 1: no discount."""
     alpha: NonNegativeFloat | Literal["theory"] = 0.1
-    """Confidence: tau_bar = tau_hat - alpha x width; `theory` follows the self-normalised bound."""
+    """Confidence: tau_bar = tau_hat - alpha x width; `theory` uses the self-normalised bound."""
     cold_start_coding: Literal["not_previous", "literal_seed"] = "not_previous"
     queue_counts: Literal["selected", "aggregated"] = "selected"
     """The event that lowers a device's virtual queue: selection (the paper) or aggregation."""
     lcb_floor: float | None = 0.0
-    """Lowest tau_bar in seconds; leave the key out for 0."""
+    """Lower bound of tau_bar, seconds; without the key it is 0."""
     z_max: PositiveFloat | None = None
-    """Cap on a device's queue; breaks the bound, so off by default."""
+    """Upper bound of a virtual queue; voids the guarantee of beta, so None (off) is the default."""
     on_timeout: Literal["drop", "lower_bound"] = "drop"
-    """An exchange that missed the deadline is ignored by the estimator, or teaches the deadline as
-    a lower bound of its time."""
+    """The estimator ignores an exchange that missed the deadline, or learns the deadline as a lower
+    bound of its time."""
     deadline_s: PositiveFloat = 60.0
     """Time budget of the greedy fedcs selection, seconds."""
     uploads: Literal["parallel", "sequential"] = "parallel"
-    """How fedcs assumes that uploads share the uplink: all at once, or one after another."""
+    """Assumption of fedcs on uploads: at the same time, or one after another."""
     candidates: PositiveInt | None = None
-    """d of power-of-choice: devices drawn before the worst are taken; None is twice per_round."""
+    """d of power-of-choice: number of devices drawn before the selection; None: 2 x per_round."""
     weights: Annotated[tuple[NonNegativeFloat, ...], Meta(min_length=1)] | None = None
-    """weighted: share of the draws of each device, in the order of rows; None means n_k."""
+    """weighted: share of each device in the draws, in row order; None: proportional to n_k."""
     variant: Literal["rpow-d", "pow-d", "cpow-d"] = "rpow-d"
-    """Where power-of-choice gets losses: from the last round of each device (rpow-d), or by a loss
-    query to the candidates before the selection, over all their data (pow-d) or one mini-batch."""
+    """Source of the losses of power-of-choice: the last round of each device (rpow-d), or a loss
+    query to the candidates before the selection, on all their data (pow-d) or one mini-batch
+    (cpow-d)."""
     loss_query_timeout_s: Duration = 30.0
-    """A candidate that has not replied to the loss query by then is not available."""
+    """Time for the reply to a loss query; a candidate without a reply is not available."""
     audit: Ratio = 0.0
-    """Probability per round that a uniformly drawn device replaces one of the cohort."""
+    """Probability per round that a uniformly drawn device replaces a device of the cohort."""
     oort: OortConfig = OortConfig()
 
     def __post_init__(self) -> None:
         if self.weights is not None and (self.policy != "weighted" or not any(self.weights)):
             raise ValueError(
                 "weights must be for policy 'weighted' with one above 0, got policy "
-                f"{self.policy!r} with a sum of {sum(self.weights):g}; leave them out, or give "
+                f"{self.policy!r} with a sum of {sum(self.weights):g}; remove them, or set the "
                 "shares of the draws"
             )
 
     @property
     def n_candidates(self) -> int:
-        """d, the number of candidates that power-of-choice draws."""
+        """d: the number of candidates that power-of-choice draws."""
         return self.candidates or 2 * self.per_round
 
     @property
@@ -157,7 +158,7 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
 
     @property
     def needs_known_times(self) -> bool:
-        """The policy is an oracle: it needs the true expected times, which only a replay knows."""
+        """The policy is an oracle: it needs the true expected times, which only a replay has."""
         return self.policy in ORACLE_POLICIES
 
     @property
@@ -167,16 +168,16 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
 
 
 class AggregationConfig(Section, frozen=True, kw_only=True):
-    """`[aggregation]`: how updates are merged."""
+    """`[aggregation]`: the merge of updates."""
 
     rule: Literal["fedavg", "q-fedavg", "aaggff-s", "aaggff-d", "corefed"] = "fedavg"
     q: NonNegativeFloat = 1.0
     """Fairness exponent of q-fedavg."""
     weights: Literal["n", "n_over_pi"] = "n"
-    """fedavg weights: n_k, or n_k divided by the device's running selection rate; q-fedavg and
+    """Weights of fedavg: n_k, or n_k divided by the device's running selection rate; q-fedavg and
     aaggff-d correct for that rate, too."""
     server_learning_rate: PositiveFloat = 1.0
-    """fedavg: how far the model moves towards the average; 1 is all the way."""
+    """fedavg: step from the model towards the average; 1 is the average itself."""
     sampling_weights: Literal["uniform", "none"] = "uniform"
     """q-fedavg: multiply by p_k = n_k/n (uniform sampling) or not (n_k-proportional sampling)."""
     cdf: Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"] = "weibull"
@@ -184,49 +185,49 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
     beta_cap: PositiveFloat | None = None
     """aaggff-s: upper bound of beta; None means K/4."""
     impute: Literal["mean", "previous_mean"] = "mean"
-    """aaggff-d: value imputed for a device that was not drawn: the mean of the round, or of the
-    one before, which is unbiased."""
+    """aaggff-d: response imputed for a device that was not drawn: the mean of the round, or of the
+    previous round, which is unbiased."""
     M: PositiveFloat = 3.0
     """corefed: utilities are M - F, in nats; must be above every loss."""
     normalise: bool = False
-    """corefed: weights of sum 1, a step as long as fedavg's."""
+    """corefed: scale the weights to sum 1, so that the step is as long as fedavg's."""
     agent_weights: Literal["equal", "n"] = "equal"
-    """corefed: each device counts once, or n_k times."""
+    """corefed: weight of each device: 1, or n_k."""
 
 
 class RoundConfig(Section, frozen=True, kw_only=True):
     """`[round]`: when a round ends."""
 
     mode: Literal["sync", "async"] = "sync"
-    """sync: all devices of a round start together. async: a device starts whenever another has
-    finished, and a round lasts until `buffer` updates have arrived, of any model version."""
+    """sync: all devices of a round start together. async: a device starts when another one has
+    finished, and a round lasts until `buffer` updates of any model version have arrived."""
     buffer: PositiveInt | None = None
-    """K of an asynchronous round: updates that make a version; None is per_round."""
+    """K of an asynchronous round: number of updates per version; None: per_round."""
     concurrency: PositiveInt | None = None
-    """C of an asynchronous round: devices that train at the same time; None is per_round."""
+    """C of an asynchronous round: devices that train at the same time; None: per_round."""
     deadline_s: Duration = 60.0
-    """Seconds from dispatch, upload queue not counted."""
+    """Time from the dispatch, without the time in the upload queue."""
     late: Literal["drop", "merge"] = "drop"
     """An update that misses the deadline is dropped, or merged in a later round."""
     max_staleness: Annotated[int, Meta(ge=1, le=100)] = 5
-    """Oldest update that is merged, in model versions; the coordinator keeps as many versions."""
+    """Largest staleness of a merged update, in model versions; as many versions are kept."""
     staleness: Literal["polynomial", "constant"] = "polynomial"
     """Weight of an update s versions late: (1 + s)^-staleness_exponent, or 1."""
     staleness_exponent: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.5
     over_select: Annotated[int, Meta(ge=0)] = 0
     """Select this many more than per_round; the first per_round updates are merged."""
     void_wait_s: Duration = 1.0
-    """How long a round without available devices lasts."""
+    """Duration of a round without available devices."""
     min_devices: PositiveInt = 1
     """Wait for this many devices before round 1."""
     join_timeout_s: Duration = 120.0
-    """Give up when fewer than min_devices have joined by then."""
+    """The run fails if fewer than min_devices have joined by then."""
 
     def __post_init__(self) -> None:
         if self.mode == "sync" and (self.buffer is not None or self.concurrency is not None):
             key = "concurrency" if self.buffer is None else "buffer"
             raise ValueError(
-                f'{key} must be left out with mode = "sync", got {getattr(self, key)}; '
+                f'{key} must not be set with mode = "sync", got {getattr(self, key)}; '
                 'selection.per_round sets how many devices train, or write mode = "async"'
             )
         if self.mode == "async" and self.over_select:
@@ -236,7 +237,7 @@ class RoundConfig(Section, frozen=True, kw_only=True):
             )
         if self.mode == "async" and self.late == "merge":
             raise ValueError(
-                'late must be left out with mode = "async", got "merge"; updates are merged '
+                'late must not be set with mode = "async", got "merge"; updates are merged '
                 "up to max_staleness versions late"
             )
 
@@ -247,39 +248,39 @@ class RoundConfig(Section, frozen=True, kw_only=True):
 
     @property
     def merges_late_updates(self) -> bool:
-        """Exchanges may outlive the round that they began in."""
+        """Exchanges may continue after the round in which they began."""
         return self.is_buffered or self.late == "merge"
 
     @property
     def late_limit_s(self) -> float | None:
-        """From the dispatch, how long a late exchange stays open; None ends it at the deadline."""
+        """Time from the dispatch until a late exchange ends; None: it ends at the deadline."""
         return (1 + self.max_staleness) * self.deadline_s if self.late == "merge" else None
 
 
 MAX_SILOS = 200
-"""Largest fleet for aaggff-s: it keeps K^2 numbers, and a round costs it K^3 steps."""
+"""Largest fleet for aaggff-s: it keeps K^2 numbers and needs K^3 steps per round."""
 
 RULES_FOR_LATE_UPDATES = ("fedavg",)
-"""Rules that merge updates of earlier versions; others need losses or models of one w_t."""
+"""Rules that can merge updates of earlier versions; others need losses or models of one w_t."""
 
 
 def rule_problem(aggregation: AggregationConfig, selection: SelectionConfig, devices: int) -> str:
-    """Return why a rule does not fit its options or a fleet of `devices`; empty if it does."""
+    """Return why a rule does not fit its options or a fleet of `devices`; empty if it fits."""
     rule = aggregation.rule
     if rule in ("aaggff-s", "corefed") and aggregation.weights != "n":
         return (
             f"aggregation.weights must be 'n' with rule {rule!r}, got {aggregation.weights!r}; "
-            "leave it out"
+            "remove the key"
         )
     if rule == "aaggff-s" and devices > MAX_SILOS:
         return (
             f"aggregation.rule must not be 'aaggff-s' with more than {MAX_SILOS} devices, got "
-            f"{devices}; take aaggff-d"
+            f"{devices}; use aaggff-d"
         )
     if rule == "aaggff-d" and aggregation.impute == "mean" and selection.per_round == 1:
         return (
-            "selection.per_round must be at least 2 with aggregation.rule 'aaggff-d', got 1: a "
-            'device that is alone is its own mean; or write aggregation.impute = "previous_mean"'
+            "selection.per_round must be at least 2 with aggregation.rule 'aaggff-d', got 1: the "
+            'mean of one device is its own value; or set aggregation.impute = "previous_mean"'
         )
     return ""
 
@@ -287,11 +288,11 @@ def rule_problem(aggregation: AggregationConfig, selection: SelectionConfig, dev
 def merge_problem(
     round_: RoundConfig, aggregation: AggregationConfig, selection: SelectionConfig
 ) -> str:
-    """Return why updates cannot be merged as a configuration wants; empty if they can."""
+    """Return why updates cannot be merged as configured; empty if they can."""
     if aggregation.server_learning_rate != 1.0 and aggregation.rule != "fedavg":
         return (
             f"aggregation.server_learning_rate must be 1 with rule {aggregation.rule!r}, got "
-            f"{aggregation.server_learning_rate:g}; it is fedavg's"
+            f"{aggregation.server_learning_rate:g}; only fedavg has it"
         )
     if round_.is_buffered and selection.queries_losses:
         return (
@@ -320,10 +321,10 @@ class ExchangeConfig(Section, frozen=True, kw_only=True):
 
 
 class EvaluationConfig(Section, frozen=True, kw_only=True):
-    """`[evaluation]`: metrics, off the record."""
+    """`[evaluation]`: metrics, which no measured time includes."""
 
     every: Annotated[int, Meta(ge=0)] = 1
-    """Rounds between evaluations; 0 never, the last round always."""
+    """Rounds between evaluations; 0: only after the last round."""
 
     def is_due(self, round_id: int, rounds: int) -> bool:
         """Return whether the model after a round is evaluated, in a run of `rounds` rounds."""
@@ -348,14 +349,14 @@ class CoordinatorConfig(Section, frozen=True, kw_only=True):
 
     @property
     def cohort_size(self) -> int:
-        """Devices that a round dispatches; asynchronous: devices at work at the same time."""
+        """Number of devices of a round; asynchronous: of devices at work at the same time."""
         if self.round.is_buffered:
             return self.round.concurrency or self.selection.per_round
         return self.selection.per_round + self.round.over_select
 
     @property
     def max_computing(self) -> int:
-        """Devices that may compute at the same time.
+        """Largest number of devices that compute at the same time.
 
         They are the cohort, or the candidates of a loss query, and late devices. A round that
         leaves a device late lasts at least `deadline_s`, so late devices belong to at most
@@ -367,6 +368,6 @@ class CoordinatorConfig(Section, frozen=True, kw_only=True):
 
     @property
     def updates_per_version(self) -> int:
-        """Updates that are merged into the next version."""
+        """Number of updates that are merged into the next version."""
         own = self.round.buffer if self.round.is_buffered else None
         return own or self.selection.per_round

@@ -37,14 +37,14 @@ _SELECTION, _ENCODING, _QUERY, _AUDIT = 0, 2, 3, 4
 """Purposes of random streams within a round (spec/algorithms.md, 0.4.8)."""
 
 _TRAINING_SEED, _QUERY_SEED = 1000, 1001
-"""Purposes of seeds per device. A replayed fleet has smaller ones, perhaps with the same seed."""
+"""Purposes of seeds per device; a replayed fleet uses smaller ones, maybe with the same seed."""
 
 MAX_LOSS = 1e6
 """Nats; larger losses are clamped to it, so that sums of losses do not overflow."""
 
 
 class Roster(Protocol):
-    """The columns of a fleet that decisions read; the `Registry` of a live one."""
+    """The columns of a fleet that decisions read; in a live run the `Registry`."""
 
     def contexts(self, down_bits: float | Floats, up_bits: float | Floats, coding: str) -> Floats:
         """Return the context of each device before the selection, shape (N, 4)."""
@@ -90,23 +90,23 @@ class Decisions:
     ) -> Selection:
         """Return the cohort of a round.
 
-        A device that has reported a loss has the model, and its data in memory. Its exchange needs
-        neither download nor cold start, so these two features of its context are 0.
+        A device that has reported a loss holds the model and has its data in memory. Its exchange
+        needs no download and no cold start, so these two features of its context are 0.
 
         Args:
             round_id: The round, which also picks the random stream.
             roster: All devices, N of them.
-            transfer_bits: What an exchange takes down and up, bits, each (N,) or one for all.
-            now: Monotonic seconds.
+            transfer_bits: Sizes of an exchange down and up, bits, each (N,) or one for all.
+            now: Monotonic clock, seconds.
             true_tau_s: True expected exchange times, seconds, shape (N,), where a simulated world
                 gives them.
             losses: Reported for this round's `loss_demand`; None if there was none.
             count: Devices to select; None is the configured cohort size.
-            selections_before: Selections made for this round before; they also pick the random
-                stream.
+            selections_before: Number of earlier selections for this round; it also picks the
+                random stream.
 
         Raises:
-            PluginError: A selector that is not ours breaks the contract.
+            PluginError: A third-party selector breaks the contract.
             ValueError: The selector needs a value that is not known.
         """
         settings, seed = self.config.selection, self.config.seed_selection
@@ -143,7 +143,7 @@ class Decisions:
         """Return the devices whose loss `select` needs; None if it needs none.
 
         Raises:
-            PluginError: A selector that is not ours breaks the contract.
+            PluginError: A third-party selector breaks the contract.
         """
         selector = self.selector
         if not isinstance(selector, TwoStepSelector):
@@ -162,7 +162,7 @@ class Decisions:
         true_tau_s: Floats | None,
         losses: ReportedLosses | None,
     ) -> tuple[Candidates, Floats, Prediction]:
-        """Return the fleet as a selector sees it, with the contexts behind it, shape (N, 4)."""
+        """Return the input of a selector, the contexts, shape (N, 4), and the prediction."""
         context = roster.contexts(*transfer_bits, self.config.selection.cold_start_coding)
         self._registered = len(context)
         is_available, loss = roster.available(now), None
@@ -171,9 +171,9 @@ class Decisions:
             loss[losses.rows] = np.clip(losses.loss, 0.0, MAX_LOSS)
             is_available = is_available.copy()
             is_available[losses.rows[~np.isfinite(losses.loss)]] = False
-            has_answered = np.isfinite(loss)
+            has_replied = np.isfinite(loss)
             context = context.copy()
-            context[has_answered, COLD] = context[has_answered, DOWN] = 0.0
+            context[has_replied, COLD] = context[has_replied, DOWN] = 0.0
         prediction = self.estimator.predict(context)
         candidates = Candidates(
             round=round_id,
@@ -187,15 +187,15 @@ class Decisions:
         )
         return candidates, context, prediction
 
-    def learn(self, selection: Selection, seen: Observations) -> None:
+    def learn(self, selection: Selection, observed: Observations) -> None:
         """Update virtual queues and estimates with the observations of a round."""
         n = len(selection.is_available)
         is_selected = np.zeros(n, dtype=np.bool_)
         is_selected[selection.rows] = True
         is_aggregated = np.zeros(n, dtype=np.bool_)
-        is_aggregated[seen.rows[seen.is_aggregated]] = True
+        is_aggregated[observed.rows[observed.is_aggregated]] = True
         tau_s, loss = np.full(n, np.nan), np.full(n, np.nan)
-        tau_s[seen.rows], loss[seen.rows] = seen.tau_s, seen.loss
+        tau_s[observed.rows], loss[observed.rows] = observed.tau_s, observed.loss
         self.selector.observe(
             Outcomes(
                 round=selection.round,
@@ -206,39 +206,41 @@ class Decisions:
                 loss=loss,
             )
         )
-        is_of_this_round: Bools = np.logical_and.reduce(np.isnan(seen.context), axis=1)
-        self._update_estimator(selection, seen, ~is_of_this_round)
-        self._update_estimator(selection, seen, is_of_this_round)
+        is_of_this_round: Bools = np.logical_and.reduce(np.isnan(observed.context), axis=1)
+        self._update_estimator(selection, observed, ~is_of_this_round)
+        self._update_estimator(selection, observed, is_of_this_round)
 
     def _update_estimator(
-        self, selection: Selection, seen: Observations, is_included: Bools
+        self, selection: Selection, observed: Observations, is_included: Bools
     ) -> None:
         """Update the estimator with the last included observation of each device; shape (K,)."""
-        time_s = self._time_s(selection, seen)
+        time_s = self._time_s(selection, observed)
         places = np.flatnonzero(is_included & ~np.isnan(time_s))
-        last = dict(sorted(zip(seen.rows[places].tolist(), places.tolist(), strict=True)))
+        last = dict(sorted(zip(observed.rows[places].tolist(), places.tolist(), strict=True)))
         if not last:
             return
         rows, at = (np.array(list(column)) for column in (last.keys(), last.values()))
-        context = seen.context[at]
+        context = observed.context[at]
         context = np.where(np.isnan(context), selection.context[rows], context)
-        phases_s = np.where(np.isnan(seen.tau_s[at, None]), np.nan, seen.phases_s[at])
+        phases_s = np.where(np.isnan(observed.tau_s[at, None]), np.nan, observed.phases_s[at])
         self.estimator.observe(rows, context, Measured(time_s[at], phases_s))
 
-    def _time_s(self, selection: Selection, seen: Observations) -> Floats:
+    def _time_s(self, selection: Selection, observed: Observations) -> Floats:
         """Return the times that the estimator learns, seconds, shape (K,); NaN is skipped.
 
-        With `on_timeout = "lower_bound"` a missed deadline teaches the deadline. An exchange that
-        was cancelled earlier teaches how long it had taken, if that is more than was predicted:
-        a bound below the prediction carries no information.
+        With `on_timeout = "lower_bound"` an exchange that missed the deadline gives the deadline. A
+        cancelled exchange gives the time that it had taken, if it exceeds the prediction: a lower
+        bound below the prediction carries no information.
         """
         if self.config.selection.on_timeout == "drop":
-            return seen.tau_s
-        at_least_s = seen.at_least_s
+            return observed.tau_s
+        at_least_s = observed.at_least_s
         deadline_s = np.where(np.isnan(at_least_s), self.config.round.deadline_s, at_least_s)
-        tells = at_least_s > selection.prediction.tau_hat_s[seen.rows]
-        bound_s = np.where(seen.timed_out, deadline_s, np.where(tells, at_least_s, np.nan))
-        time_s: Floats = np.where(np.isnan(seen.tau_s), bound_s, seen.tau_s)
+        is_informative = at_least_s > selection.prediction.tau_hat_s[observed.rows]
+        bound_s = np.where(
+            observed.timed_out, deadline_s, np.where(is_informative, at_least_s, np.nan)
+        )
+        time_s: Floats = np.where(np.isnan(observed.tau_s), bound_s, observed.tau_s)
         return time_s
 
     def frozen(self) -> list[int]:
@@ -290,7 +292,7 @@ class Decisions:
 
     @property
     def lateness(self) -> Lateness:
-        """How much a late update counts."""
+        """Weights of late updates."""
         settings = self.config.round
         return Lateness(staleness=settings.staleness, exponent=settings.staleness_exponent)
 
@@ -301,7 +303,7 @@ class Decisions:
 
 
 def make_decisions(config: CoordinatorConfig) -> Decisions:
-    """Return the decisions that a configuration names, with empty state.
+    """Return the decisions of a configuration, with empty state.
 
     Raises:
         PluginError: Its selector is a plug-in that cannot be loaded, or that does not fit
@@ -312,7 +314,7 @@ def make_decisions(config: CoordinatorConfig) -> Decisions:
         raise PluginError(
             f"selector {config.selection.policy}: must select without losses with round.mode = "
             '"async", got one that queries devices for them: losses cannot be queried while a '
-            "round is open; leave round.mode out"
+            "round is open; remove round.mode"
         )
     return Decisions(
         config,

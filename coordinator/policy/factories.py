@@ -1,4 +1,4 @@
-"""Makes the selector, the estimator and the aggregator that a configuration names."""
+"""Makes the selector, the estimator and the aggregator of a configuration."""
 
 import math
 
@@ -39,7 +39,7 @@ def make_aggregator(config: AggregationConfig, per_round: int = 2) -> Aggregator
 
     Args:
         config: `[aggregation]`.
-        per_round: Updates that a round merges.
+        per_round: Number of updates that a round merges.
     """
     match config.rule:
         case "fedavg":

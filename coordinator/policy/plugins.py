@@ -1,4 +1,4 @@
-"""Third-party selectors: found by entry point or dotted path, and checked on every call."""
+"""Third-party selectors, loaded by entry point or path, and checked on every call."""
 
 import importlib
 import os
@@ -10,7 +10,7 @@ from typing import Any
 from fairbed.coordinator.algorithms.selection.guarded import GuardedSelector, PluginError, guarded
 
 GROUP = "fairbed.selectors"
-"""Entry points of this group are policies by their names."""
+"""Group of entry points; the name of each one is a policy."""
 
 
 def installed() -> dict[str, EntryPoint]:
@@ -58,7 +58,7 @@ def _factory(policy: str) -> Any:
             return found[policy].load()
         module, _, name = policy.partition(":")
         if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # last: it shadows no installed package
+            sys.path.append(os.getcwd())  # last, so that it shadows no installed package
         made = importlib.import_module(module)
         for part in name.split("."):
             made = getattr(made, part)

@@ -18,25 +18,25 @@ class Observation:
     tau_s: float | None
     """Measured model exchange time; None if it was not observed or is not valid."""
     phases_s: tuple[float, ...] | None
-    """Its phases, seconds, in the order of `PHASES`; None if `tau_s` is."""
+    """Its phases, seconds, in the order of `PHASES`; None if `tau_s` is None."""
     is_aggregated: bool
     timed_out: bool
-    """It missed the deadline: its exchange took at least that long."""
+    """The exchange missed the deadline, so it took at least that long."""
     loss: float | None = None
     """Mean training loss that the device reports, nats: of the model that it was sent if the
-    aggregation rule needs that, otherwise of its last epoch."""
+    aggregation rule needs it, otherwise of its last epoch."""
     at_least_s: float | None = None
-    """Lower bound where the time is not known, without time in the upload queue."""
+    """Lower bound of an unknown time, without time in the upload queue."""
     context: Floats | None = None
-    """Its context at the selection, shape (4,), if that was in an earlier round; None takes this
-    round's."""
+    """Its context at the selection, shape (4,), if that was in an earlier round; None: the context
+    of this round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
     """Observations of K exchanges, as columns of shape (K,); NaN stands for None.
 
-    A device may occur twice: its second exchange is of an earlier round.
+    A device may occur twice, if one of its exchanges began in an earlier round.
     """
 
     rows: Ints
@@ -99,7 +99,7 @@ class ReportedLosses:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A cohort, and everything that was known when it was selected."""
+    """A cohort, and the data that it was selected from."""
 
     round: int
     rows: Ints
@@ -107,14 +107,14 @@ class Selection:
     is_available: Bools
     """Shape (N,)."""
     context: Floats
-    """Context known before selection, shape (N, 4)."""
+    """Contexts before the selection, shape (N, 4)."""
     prediction: Prediction
     n_k: Ints
     """Training examples, shape (N,)."""
     propensity: Floats
     """Probability of being in the cohort, given what the selector picked, shape (N,)."""
     audit_row: int | None = None
-    """The device that the audit drew at random; None where this round has no audit."""
+    """Row of the device that the audit drew at random; None in a round without an audit."""
     true_tau_s: Floats | None = None
     """The true expected exchange times, seconds, shape (N,), where a simulated world gives them."""
 
@@ -122,15 +122,15 @@ class Selection:
 class SelectionBuilder:
     """Joins the selections of one asynchronous round, whose cohorts are disjoint, into one.
 
-    Of each selection but the last, only the columns of its own cohort are kept: a round may have
-    thousands of selections from a fleet of a hundred thousand.
+    For each selection but the last, only the columns of its own cohort are kept, because a round
+    may have thousands of selections from a fleet of a hundred thousand devices.
     """
 
     def __init__(self, first: Selection) -> None:
         self._first = self._last = first
         self._is_available = first.is_available
         self._rows, self._known = [first.rows], [_known(first, first.rows)]
-        """The cohort of each selection, and its columns of that cohort."""
+        """The cohort of each selection, and the columns of that cohort."""
 
     def add(self, later: Selection) -> None:
         """Add one more selection of the round."""
@@ -144,8 +144,8 @@ class SelectionBuilder:
     def build(self) -> Selection:
         """Return all selections as one.
 
-        The columns of a selected device are those of its own selection; of all others, the last
-        one's.
+        The columns of a selected device are those of its own selection; for all other devices,
+        those of the last selection.
         """
         if len(self._rows) == 1:
             return self._first

@@ -228,10 +228,10 @@ async def test_a_killed_coordinator_goes_on_at_the_open_version(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
-        ({"buffer": 2}, 'buffer must be left out with mode = "sync", got 2'),
-        ({"concurrency": 2}, 'concurrency must be left out with mode = "sync", got 2'),
+        ({"buffer": 2}, 'buffer must not be set with mode = "sync", got 2'),
+        ({"concurrency": 2}, 'concurrency must not be set with mode = "sync", got 2'),
         ({"mode": "async", "over_select": 1}, 'over_select must be 0 with mode = "async", got 1'),
-        ({"mode": "async", "late": "merge"}, 'late must be left out with mode = "async"'),
+        ({"mode": "async", "late": "merge"}, 'late must not be set with mode = "async"'),
     ],
 )
 def test_what_makes_no_sense_is_refused(settings: dict[str, object], rule: str) -> None:

@@ -38,7 +38,7 @@ def test_a_policy_comes_back_from_its_own_file() -> None:
 @pytest.mark.parametrize(
     ("sections", "rule"),
     [
-        ({"round": {"buffer": 2}}, 'round: buffer must be left out with mode = "sync", got 2'),
+        ({"round": {"buffer": 2}}, 'round: buffer must not be set with mode = "sync", got 2'),
         (
             {"round": {"mode": "async", "buffer": 5}},
             "round.buffer must be at most the 4 devices of the fleet, got 5",
@@ -72,7 +72,7 @@ def test_a_policy_comes_back_from_its_own_file() -> None:
         ),
         (
             {"aggregation": {"rule": "corefed", "weights": "n_over_pi"}},
-            "aggregation.weights must be 'n' with rule 'corefed', got 'n_over_pi'; leave it out",
+            "aggregation.weights must be 'n' with rule 'corefed', got 'n_over_pi'; remove the key",
         ),
         (
             {"aggregation": {"rule": "aaggff-d"}, "selection": {"per_round": 1}},
@@ -83,7 +83,7 @@ def test_a_policy_comes_back_from_its_own_file() -> None:
                 "aggregation": {"rule": "aaggff-s"},
                 "fleet": [{"profile": "raspberry-pi-4b", "count": 201}],
             },
-            "aggregation.rule must not be 'aaggff-s' with more than 200 devices, got 201; take",
+            "aggregation.rule must not be 'aaggff-s' with more than 200 devices, got 201; use",
         ),
         (
             {"aggregation": {"rule": "aaggff-s", "cdf": "erfc"}},
