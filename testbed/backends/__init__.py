@@ -1,1 +1,1 @@
-"""Ways to run an emulated device on this machine."""
+"""Backends: run emulated devices as namespaces, containers or processes of this machine."""

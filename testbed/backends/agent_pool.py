@@ -1,11 +1,11 @@
 """The agents of a fleet on this machine: the part that all backends share.
 
-A backend names the `Site` of each device. `AgentPool` starts the device's agent there, keeps its
-log and its gauge, kills it and restarts it. An `AgentLauncher`, which is a fork server or a
-container engine, makes the processes.
+A backend provides the `Site` of each device. `AgentPool` starts, kills and restarts agents there,
+and keeps their logs and gauges. An `AgentLauncher`, which is a fork server or a container engine,
+creates the processes.
 
-`Freezer` stops devices on purpose, by SIGSTOP and SIGCONT. Time goes on for a stopped process, so
-its gauge counts for how long it was frozen, and the device does not count that time as lateness.
+`Freezer` stops devices on purpose, by SIGSTOP and SIGCONT. The clock continues for a stopped
+process, so its gauge counts the frozen time, which the device does not count as lateness.
 """
 
 import math
@@ -34,7 +34,7 @@ from fairbed.wire.messages import is_device_name
 
 
 class AgentLauncher(Protocol):
-    """Makes and ends agent processes; satisfied by `AgentProcesses` and by `Containers`."""
+    """Starts and ends agent processes; satisfied by `AgentProcesses` and by `Containers`."""
 
     @property
     def pids(self) -> dict[str, int]:
@@ -46,7 +46,7 @@ class AgentLauncher(Protocol):
         ...
 
     async def end(self, names: Iterable[str], number: int) -> None:
-        """Send a signal to the agents that are alive; return when they are gone."""
+        """Send a signal to the agents that are alive; return when they have ended."""
         ...
 
     async def signal(self, names: Iterable[str], number: int) -> None:
@@ -55,17 +55,17 @@ class AgentLauncher(Protocol):
 
 
 class Freezer:
-    """Stops devices and lets them continue."""
+    """Freezes and thaws devices."""
 
     def __init__(self, agents: AgentLauncher, gauges: Gauges) -> None:
         self._agents, self._gauges = agents, gauges
         self._frozen_at: dict[str, float] = {}
 
     async def freeze(self, names: Iterable[str]) -> None:
-        """Stop devices; those that are not alive or are stopped already are skipped.
+        """Stop devices; skip those that are not alive or already stopped.
 
         Raises:
-            BackendError: The fork server is gone.
+            BackendError: The fork server has ended.
         """
         alive = self._agents.pids
         freezing = [name for name in names if name in alive and name not in self._frozen_at]
@@ -73,22 +73,22 @@ class Freezer:
         await self._agents.signal(freezing, signal.SIGSTOP)
 
     async def thaw(self, names: Iterable[str]) -> None:
-        """Let stopped devices continue; the others are skipped.
+        """Continue stopped devices; skip the others.
 
         Raises:
-            BackendError: The fork server is gone.
+            BackendError: The fork server has ended.
         """
         now = time.monotonic()
         thawing = [name for name in names if name in self._frozen_at]
-        for name in thawing:  # before they read the clock
+        for name in thawing:  # before SIGCONT, as the devices then read the clock
             self._gauges[name][FROZEN_S] += now - self._frozen_at.pop(name)
         await self._agents.signal(thawing, signal.SIGCONT)
 
     async def thaw_all(self) -> None:
-        """Let all stopped devices continue.
+        """Continue all stopped devices.
 
         Raises:
-            BackendError: The fork server is gone.
+            BackendError: The fork server has ended.
         """
         await self.thaw(list(self._frozen_at))
 
@@ -98,10 +98,10 @@ Method: TypeAlias = Literal["auto", "fork", "spawn"]
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where one device is."""
+    """The broker address and the sandbox of one device."""
 
     broker_url: str
-    """As the device reaches it."""
+    """The URL at which the device reaches the broker."""
     sandbox: Sandbox | None = None
     """None is the namespace and control groups of this process."""
 
@@ -112,11 +112,11 @@ class AgentPool:
     Args:
         fleet: The devices.
         folder: Receives `logs/NAME.log` and `cache/NAME/`.
-        tenant: Of the coordinator that the devices serve.
-        on_end: Called on the event loop for every process that ends, asked or not.
+        tenant: Tenant of the coordinator.
+        on_end: Called on the event loop for every process that ends, as requested or not.
 
     Raises:
-        BackendError: A name cannot be used.
+        BackendError: A device name is invalid or occurs twice.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class AgentPool:
 
     @property
     def agents(self) -> AgentLauncher:
-        """Makes and ends the processes.
+        """The launcher of the agents' processes.
 
         Raises:
             BackendError: The pool is not open.
@@ -158,7 +158,7 @@ class AgentPool:
 
     @property
     def gauges(self) -> Gauges:
-        """The numbers shared with the agents.
+        """The numbers that are shared with the agents.
 
         Raises:
             BackendError: The pool is not open.
@@ -169,7 +169,7 @@ class AgentPool:
 
     @property
     def freezer(self) -> Freezer:
-        """Stops agents and lets them continue.
+        """The freezer of the agents.
 
         Raises:
             BackendError: The pool is not open.
@@ -189,12 +189,12 @@ class AgentPool:
         return None if pid is None else cpu_s(pid)
 
     def contended_s(self, name: str) -> float | None:
-        """Return for how long this machine has kept a device waiting; None if unknown."""
+        """Return the time for which a device has waited for this machine; None if unknown."""
         waited_s = math.nan if self._gauges is None else self._gauges[name][CONTENDED_S]
         return None if math.isnan(waited_s) else waited_s
 
     def log_file(self, name: str) -> Path:
-        """Return where a device's output goes."""
+        """Return the file that receives the output of a device."""
         return self.logs / f"{name}.log"
 
     @asynccontextmanager
@@ -204,15 +204,15 @@ class AgentPool:
         method: Method = "auto",
         launcher: AbstractAsyncContextManager[AgentLauncher] | None = None,
     ) -> AsyncIterator[None]:
-        """Prepare to start agents; at the end all are gone, by SIGTERM, then by SIGKILL.
+        """Open the launcher; leaving ends all agents, by SIGTERM, then by SIGKILL.
 
         Args:
-            site: Returns where a device is; called whenever the device is started.
-            method: How a fork server starts agents; auto forks where that is safe, on Linux.
-            launcher: Makes the processes; None is a fork server.
+            site: Returns the site of a device; called at every start of the device.
+            method: How a fork server starts agents; auto forks on Linux, where that is safe.
+            launcher: Starts the processes; None is a fork server.
 
         Raises:
-            BackendError: The machine refuses a process.
+            BackendError: A process cannot be started.
         """
         safe: Literal["fork", "spawn"] = "fork" if sys.platform == "linux" else "spawn"
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -236,26 +236,26 @@ class AgentPool:
         """Start all agents at once; return when every process exists.
 
         Raises:
-            BackendError: The machine refused one, or the fork server is gone.
+            BackendError: A process cannot be started, or the fork server has ended.
         """
         self._costs = costs
         await self._start(list(self.fleet))
 
     async def kill(self, name: str) -> None:
-        """Kill an agent as a power cut does; return when it is gone.
+        """Kill an agent by SIGKILL, as a power cut does; return when it has ended.
 
         Raises:
-            BackendError: The fleet has no such device, or the fork server is gone.
+            BackendError: The fleet has no such device, or the fork server has ended.
         """
         self.spec(name)
         await self.freezer.thaw([name])
         await self.agents.end([name], signal.SIGKILL)
 
     async def restart(self, name: str) -> None:
-        """Start an agent again, killing it first if it is alive.
+        """Start an agent again; kill it first if it is alive.
 
         Raises:
-            BackendError: The fleet has no such device, or the machine refused it.
+            BackendError: The fleet has no such device, or its process cannot be started.
         """
         await self.kill(name)
         await self._start([name])
@@ -267,7 +267,7 @@ class AgentPool:
             BackendError: The fleet has no such device.
         """
         if name not in self.fleet:
-            raise BackendError(f"{name}: no such device; the fleet is {', '.join(self.fleet)}")
+            raise BackendError(f"{name}: no such device; the fleet has {', '.join(self.fleet)}")
         return self.fleet[name]
 
     async def _start(self, names: Sequence[str]) -> None:

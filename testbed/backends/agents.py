@@ -1,4 +1,4 @@
-"""Client of the fork server: starts agent processes, follows them by name, ends them."""
+"""Client of the fork server: starts agent processes, tracks them by name, ends them."""
 
 import signal
 import sys
@@ -38,25 +38,25 @@ else:
     from typing_extensions import assert_never
 
 STOP_TIMEOUT_S = 3.0
-"""For agents to leave in order, seconds; then they are killed."""
+"""Time for agents to disconnect and end after SIGTERM, seconds; then they are killed."""
 
 MAX_LINE_BYTES = 1 << 16
-"""Of one reply of the fork server."""
+"""Longest reply of the fork server."""
 
 
 @dataclass(slots=True)
 class _Agent:
     pid: int | None = None
-    """None before it has started and after it has ended."""
+    """None before the start and after the end."""
     has_started: bool = False
     refusal: str | None = None
-    """Why it could not be started."""
+    """Why the agent could not be started."""
     is_ending: bool = False
-    """This process has ended it."""
+    """Whether this process has requested its end."""
 
 
 class AgentProcesses:
-    """The agents that a fork server has started; made by `open_agents`."""
+    """The agents that a fork server has started; see `open_agents`."""
 
     def __init__(self, fork_server: Process, on_end: OnEnd) -> None:
         self._fork_server, self._on_end = fork_server, on_end
@@ -75,7 +75,8 @@ class AgentProcesses:
         """Start agents, all at once; return when every process exists.
 
         Raises:
-            BackendError: The machine refused one, or the fork server is gone or does not answer.
+            BackendError: An agent cannot be started, or the fork server has ended or does not
+                reply.
         """
         requested = {launch.agent.name: _Agent() for launch in launches}
         self._agents.update(requested)
@@ -86,10 +87,10 @@ class AgentProcesses:
                 raise BackendError(f"{name}: cannot be started, {agent.refusal}; use fewer devices")
 
     async def end(self, names: Iterable[str], number: int) -> None:
-        """Send a signal to the agents that are alive; return when they are gone.
+        """Send a signal to the agents that are alive; return when they have ended.
 
         Raises:
-            BackendError: The fork server is gone or does not answer.
+            BackendError: The fork server has ended or does not reply.
         """
         requested = [name for name in names if name in self.pids]
         for name in requested:
@@ -98,10 +99,10 @@ class AgentProcesses:
         await self._until(lambda: not any(name in self.pids for name in requested))
 
     async def signal(self, names: Iterable[str], number: int) -> None:
-        """Send a signal to the agents that are alive, and wait for nothing.
+        """Send a signal to the agents that are alive; return at once.
 
         Raises:
-            BackendError: The fork server is gone or does not answer.
+            BackendError: The fork server has ended or does not reply.
         """
         requested = [name for name in names if name in self.pids]
         if requested:
@@ -119,7 +120,7 @@ class AgentProcesses:
             status = await self._fork_server.wait()
         self._is_lost = True
         for agent in self._agents.values():
-            agent.pid = None  # they die with the fork server
+            agent.pid = None  # agents end with the fork server
         self._notify()
         self._on_end(
             HelperEnded(
@@ -132,7 +133,7 @@ class AgentProcesses:
         self._is_closing = True
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(STOP_TIMEOUT_S):
-                with suppress(BackendError):  # then the fork server is gone, and they with it
+                with suppress(BackendError):  # the fork server has ended, and all agents with it
                     await self.end(list(self.pids), signal.SIGTERM)
             await end_helper(self._fork_server, signal.SIGKILL)
 
@@ -162,11 +163,11 @@ class AgentProcesses:
         with anyio.move_on_after(ANSWER_TIMEOUT_S):
             while not is_so():
                 if self._is_lost:
-                    raise BackendError(f"fork server: has ended unexpectedly; {self._advice}")
+                    raise BackendError(f"fork server: ended unexpectedly; {self._advice}")
                 await self._changed.wait()
             return
         raise BackendError(
-            f"fork server: no answer within {ANSWER_TIMEOUT_S:.0f} s; {self._advice}"
+            f"fork server: must reply within {ANSWER_TIMEOUT_S:.0f} s; {self._advice}"
         )
 
     _advice = "see logs/fork-server.log in the run's folder"
@@ -176,17 +177,17 @@ class AgentProcesses:
         lines = b"".join(msgspec.json.encode(request) + b"\n" for request in requests)
         try:
             with anyio.fail_after(ANSWER_TIMEOUT_S):
-                async with self._sending:  # one after the other
+                async with self._sending:
                     await self._fork_server.stdin.send(lines)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError) as exc:
-            raise BackendError(f"fork server: takes no more requests; {self._advice}") from exc
+            raise BackendError(f"fork server: accepts no more requests; {self._advice}") from exc
 
 
 @asynccontextmanager
 async def open_agents(
     log: Path, method: Literal["fork", "spawn"], on_end: OnEnd
 ) -> AsyncIterator[AgentProcesses]:
-    """Open a fork server; at the end all its agents are gone.
+    """Open a fork server; leaving ends it and all its agents.
 
     Args:
         log: Receives the output of the fork server.
@@ -194,7 +195,7 @@ async def open_agents(
         on_end: Called for every process that ends.
 
     Raises:
-        BackendError: The machine refused a process.
+        BackendError: The fork server cannot be started.
     """
     try:
         fork_server = await open_helper("fairbed.testbed.backends.fork_server", method, log=log)

@@ -1,6 +1,6 @@
-"""Changes the conditions of devices that are processes of this machine, while they run.
+"""Changes the conditions of running devices of the process backend.
 
-processor      numbers in a file that the device maps, followed within `launcher.SPEED_POLL_S`
+processor      gauges in a file that the device maps; effective within `launcher.SPEED_POLL_S`
 link           a request to the proxy that shapes it
 frozen         see `testbed.backends.agent_pool`
 """
@@ -24,7 +24,7 @@ from fairbed.testbed.errors import BackendError
 
 
 class ConditionApplier:
-    """Applies conditions to agents behind the proxies of the process backend."""
+    """Applies conditions to the agents and the proxies of the process backend."""
 
     def __init__(self, pool: AgentPool, links: ShapedLinks) -> None:
         self._pool, self._links = pool, links
@@ -32,11 +32,11 @@ class ConditionApplier:
         self._states: dict[str, LinkState] = {}
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
-        """Change devices; return when the changes hold.
+        """Change devices; return when all changes are in effect.
 
         Raises:
-            BackendError: The backend cannot emulate a condition (nothing has changed), or a helper
-                is gone.
+            BackendError: The backend cannot emulate a condition (nothing was changed), or a helper
+                process has ended.
         """
         for name, wanted in conditions.items():
             self._check(self._pool.spec(name), wanted)
@@ -55,7 +55,7 @@ class ConditionApplier:
         is_shaped = not shape.is_plain or wanted.outage in ("coverage", "unplugged")
         if is_shaped and spec.name not in self._ports:
             raise BackendError(
-                f"{spec.name}: has no link to change, got {wanted.outage or shape}; "
+                f"{spec.name}: must have a link of its own for {wanted.outage or shape}, got none; "
                 "give it a link in [[fleet]]"
             )
 
@@ -80,9 +80,9 @@ def link_state(wanted: Conditions) -> LinkState:
 
 
 def write_gauges(gauge: Gauge, spec: DeviceSpec, wanted: Conditions) -> None:
-    """Write the speed, clock, temperature and willingness that a device shall read."""
+    """Write the speed, clock, temperature and willingness that a device reads."""
     if spec.device is not None:
-        at_most = float(spec.device.engine_threads)  # all that it could use of this machine
+        at_most = float(spec.device.engine_threads)  # all cores that its engine can use
         gauge[SPEED_RATIO] = at_most if wanted.speed_ratio is None else wanted.speed_ratio
     celsius = wanted.temperature_celsius
     gauge[CLOCK_RATIO] = wanted.clock_ratio
@@ -91,29 +91,29 @@ def write_gauges(gauge: Gauge, spec: DeviceSpec, wanted: Conditions) -> None:
 
 
 def check_speed(spec: DeviceSpec, wanted: Conditions) -> None:
-    """Check that a device can be emulated at a speed.
+    """Check that a device can be emulated at the speed of these conditions.
 
     Raises:
-        BackendError: It cannot.
+        BackendError: The device has no profile, or the speed is not positive and finite.
     """
     speed = wanted.speed_ratio
     if speed is None:
         return
     if spec.device is None:
         raise BackendError(
-            f"{spec.name}: has no profile and cannot be slowed, got speed_ratio {speed}; "
+            f"{spec.name}: must have a profile to be slowed, got none and speed_ratio {speed}; "
             "give it a profile in [[fleet]]"
         )
     if not 0.0 < speed < math.inf:
         raise BackendError(
-            f"{spec.name}: speed_ratio must be > 0, got {speed}; use outage 'frozen' for a "
-            "device that computes nothing"
+            f"{spec.name}: speed_ratio must be > 0 and finite, got {speed}; use outage 'frozen' "
+            "for a device that must not compute"
         )
 
 
 def loss_problem(name: str, loss_ratio: float) -> str:
     """Return the message that a TCP proxy cannot drop packets."""
     return (
-        f"{name}: the process backend relays TCP and cannot lose packets, got loss_ratio "
+        f"{name}: the process backend relays TCP and cannot drop packets, got loss_ratio "
         f'{loss_ratio:g}; use emulation.backend = "namespace", or a link without loss'
     )

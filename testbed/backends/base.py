@@ -1,11 +1,11 @@
-"""The interface of a backend, and the description of a device that it takes.
+"""The interface of a backend.
 
-    DeviceSpec     one device of a fleet, as a backend takes it
-    Conditions     what a device is configured to have at this moment: processor, link, coverage
-    Usage          what it really had since it was started
+    DeviceSpec     one device to start
+    Conditions     configured conditions of a device at one moment: processor, link, outage
+    Usage          measured usage of a device since its start
 
-A backend starts devices, changes their conditions while they run, and reports their usage. It is
-entered with `async with` before it is used; leaving it ends all devices and frees their resources.
+A backend starts devices, changes their conditions while they run, and reports their usage. Enter it
+with `async with` before use; leaving it ends all devices and frees their resources.
 """
 
 from collections.abc import Mapping
@@ -31,10 +31,10 @@ class DeviceSpec:
     shape: Shape | None = None
     """None is this machine's own link to the broker."""
     is_driven: bool = False
-    """Its conditions change while it runs: it has a link of its own, whatever its shape."""
+    """Whether a schedule changes its conditions; the device then gets a link of its own."""
 
     def dilated(self, dilation: float) -> "DeviceSpec":
-        """Return the device as this machine has to emulate it when time is dilated."""
+        """Return the device that this machine must emulate under time dilation."""
         return replace(
             self,
             device=self.device and self.device.dilated(dilation),
@@ -45,12 +45,12 @@ class DeviceSpec:
 def device_spec(
     name: str, profile: Profile | None, link: Link | None = None, host_core_speed: float = 1.0
 ) -> DeviceSpec:
-    """Return the device that a profile describes, on another link if one is given.
+    """Return the device of a profile, on another link if one is given.
 
     Args:
-        name: Of the device.
-        profile: Its kind; None is this machine, not slowed, on its own link.
-        link: Instead of the profile's own.
+        name: Name of the device.
+        profile: Device model; None is this machine, not slowed, on its own link.
+        link: Replaces the link of the profile.
         host_core_speed: Speed of one core of this machine, in cores of the reference machine.
 
     Raises:
@@ -87,15 +87,15 @@ __all__ = ["Backend", "Conditions", "Outage", "Usage"]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a device had since it was started; None is unknown to the backend."""
+    """Usage of a device since it was started; None if the backend does not measure it."""
 
     wall_s: float
     cpu_s: float
     """Processor time of all its processes."""
     throttled_s: float | None
-    """Held back by its own quota, on purpose."""
+    """Time for which its quota stopped it, on purpose."""
     contended_s: float | None
-    """Wanted to run, was allowed to, and this machine was busy with something else."""
+    """Time for which it was ready and allowed to run, but this machine was busy."""
     down_bytes: int | None
     up_bytes: int | None
     dropped_packets: int | None
@@ -111,42 +111,42 @@ class Backend(Protocol):
 
     @property
     def path_pids(self) -> list[int]:
-        """Helper processes that relay the bytes of devices: if they wait, links are slower."""
+        """Process ids of helpers that relay the bytes of devices: their delays slow links."""
         ...
 
     def log_file(self, name: str) -> Path:
-        """Return where a device's output goes."""
+        """Return the file that receives the output of a device."""
         ...
 
     async def start(self, costs: WorkCosts | None = None) -> None:
         """Start all devices at once; return when every process exists.
 
         Args:
-            costs: What emulated devices are charged for steps; None charges processor time.
+            costs: Costs that emulated devices charge for steps; None charges processor time.
 
         Raises:
-            BackendError: The machine refused one.
+            BackendError: A process cannot be started.
         """
         ...
 
     async def kill(self, name: str) -> None:
-        """Kill a device as a power cut does; return when it is gone."""
+        """Kill a device by SIGKILL, as a power cut does; return when it has ended."""
         ...
 
     async def restart(self, name: str) -> None:
-        """Start a device again, killing it first if it is alive."""
+        """Start a device again; kill it first if it is alive."""
         ...
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
-        """Change devices to these conditions, all of them in one go; others stay as they are.
+        """Change the given devices to these conditions in one step; leave the others unchanged.
 
         Raises:
-            BackendError: There is no such device, or the backend cannot emulate its condition.
+            BackendError: There is no such device, or the backend cannot emulate its conditions.
         """
         ...
 
     def contended_s(self, name: str) -> float | None:
-        """Return for how long this machine has kept a device waiting; None if unknown."""
+        """Return the time for which a device has waited for this machine; None if unknown."""
         ...
 
     def cpu_s(self, name: str) -> float | None:

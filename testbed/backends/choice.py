@@ -1,12 +1,12 @@
 """Chooses the backend of a run: the named one, or the best that works on this machine.
 
-    namespace    Linux, root: the kernel shapes links and caps processor and memory
-    container    the same with podman: a file system and process numbers of its own for each device
+    namespace    Linux, root: the kernel shapes links and limits processor and memory
+    container    the same with podman: each device has its own file system and process ids
     process      everywhere: agents pace themselves, proxies shape links
 
-A container emulates nothing that a namespace does not, and starts slower, so `auto` never takes
-it. Each backend is tried, not guessed. A named backend that does not work is an error: no other is
-taken silently.
+A container emulates nothing more than a namespace and starts slower, so `auto` never chooses it.
+Each backend is tried on this machine. A named backend that does not work is an error; it is never
+replaced silently.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -39,22 +39,22 @@ BEST_FIRST: tuple[BackendName, ...] = ("namespace", "process")
 
 @dataclass(frozen=True, slots=True)
 class BackendChoice:
-    """The chosen backend and its network; made by `open_backend`, before there is a broker."""
+    """The chosen backend and its network; made by `open_backend`, before the broker starts."""
 
     name: BackendName
     rejected: Mapping[BackendName, str]
-    """Better backends, and the reason why each does not work."""
+    """Better backends, each with the reason why it does not work."""
     fleet: Sequence[DeviceSpec]
     folder: Path
     seed: int = 0
-    """Of the jitter and loss of links."""
+    """Seed of the jitter and loss of links."""
     network: Network | None = None
     engine: ContainerEngine | None = None
-    """Runs a container for each device."""
+    """Runs a container for each device; None without containers."""
 
     @property
     def broker_host(self) -> str | None:
-        """Where the run's own broker must listen; None leaves it free."""
+        """Address at which the run's own broker must listen; None is any."""
         return None if self.network is None else self.network.hub_address
 
     def backend(
@@ -63,12 +63,12 @@ class BackendChoice:
         """Return the backend; enter it inside `open_backend`.
 
         Args:
-            broker_url: Where the broker is.
-            tenant: Of the coordinator that the devices serve.
-            on_end: Called on the event loop for every process that ends, asked or not.
+            broker_url: URL of the broker.
+            tenant: Tenant of the coordinator.
+            on_end: Called on the event loop for every process that ends, as requested or not.
 
         Raises:
-            BackendError: A name or the broker's address cannot be used.
+            BackendError: A device name or the broker's URL is invalid.
         """
         if self.network is not None:
             return NamespaceBackend(
@@ -102,15 +102,15 @@ async def open_backend(
     Args:
         choice: `emulation.backend` of the experiment.
         fleet: The devices.
-        folder: Of the run.
-        run_id: Of the run.
-        has_own_broker: The broker is started for this run, at an address of our choice.
+        folder: Folder of the run.
+        run_id: Name of the run.
+        has_own_broker: Whether the broker is started for this run, at any address.
         image: Container image; None is the root file system of this machine.
-        seed: Of the jitter and loss of links.
+        seed: Seed of the jitter and loss of links.
 
     Raises:
         BackendUnavailable: The named backend does not work.
-        BackendError: The machine refuses the network.
+        BackendError: The network cannot be made.
     """
     name, rejected = await choose(choice, fleet, has_own_broker=has_own_broker)
     if name == "process":
@@ -135,7 +135,7 @@ async def open_backend(
 async def choose(
     choice: BackendKind, fleet: Sequence[DeviceSpec], *, has_own_broker: bool = True
 ) -> tuple[BackendName, dict[BackendName, str]]:
-    """Return the backend to take, and the reasons against better ones.
+    """Return the backend to use, and the reasons why better ones do not work.
 
     Raises:
         BackendUnavailable: The named backend does not work.
@@ -160,8 +160,8 @@ async def problem_with(
         return None
     if not has_own_broker:
         return (
-            "broker.url: devices in namespaces reach this machine only, got a broker elsewhere; "
-            'leave the key out for an embedded one, or use emulation.backend = "process"'
+            "broker.url: devices in namespaces reach only the embedded broker, got another; "
+            'leave the key out, or use emulation.backend = "process"'
         )
     try:
         for spec in fleet:

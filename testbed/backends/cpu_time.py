@@ -1,4 +1,4 @@
-"""Processor time of other processes, in nanoseconds where the kernel has CPU clocks."""
+"""Processor time of other processes, in nanosecond resolution where the kernel has CPU clocks."""
 
 import sys
 import time
@@ -7,14 +7,14 @@ import psutil
 
 _HAS_CLOCKS = sys.platform == "linux"
 _CPUCLOCK_SCHED = 2
-"""include/linux/posix-timers.h: the clock that counts what the scheduler gave."""
+"""From include/linux/posix-timers.h: the clock that counts scheduled time."""
 
 
 def cpu_s(pid: int) -> float | None:
-    """Return the processor time of a process and all its threads, seconds; None if it is gone.
+    """Return the processor time of a process and all its threads, seconds; None if it has ended.
 
-    On Linux one system call of a microsecond: the CPU clock of a process has an id made of its
-    process id (clock_getcpuclockid(3)), and counts threads that have ended too.
+    On Linux this is one system call of a microsecond. The id of a process's CPU clock follows from
+    the process id (clock_getcpuclockid(3)); the clock includes ended threads.
     """
     if _HAS_CLOCKS:
         try:

@@ -1,7 +1,7 @@
-"""Messages between a backend and the fork server of its agents: one line of JSON each.
+"""Messages between a backend and its fork server: one line of JSON each.
 
-A start is answered by `Started` or `NotStarted`; every process that was started ends with
-exactly one `Exited`, whatever ended it.
+The reply to `Start` is `Started` or `NotStarted`. For each started process exactly one `Exited`
+follows, whatever ended the process.
 """
 
 from typing import TypeAlias
@@ -18,28 +18,28 @@ class Start(Struct, frozen=True, kw_only=True, tag="start"):
 
 
 class Signal(Struct, frozen=True, kw_only=True, tag="signal"):
-    """Send a signal to an agent; nothing happens if it has ended."""
+    """Send a signal to an agent; ignored if the agent has ended."""
 
     name: str
     number: int
 
 
 class Started(Struct, frozen=True, kw_only=True, tag="started"):
-    """An agent's process exists."""
+    """The process of an agent exists."""
 
     name: str
     pid: int
 
 
 class NotStarted(Struct, frozen=True, kw_only=True, tag="not-started"):
-    """The machine refused a process."""
+    """The process of an agent cannot be created."""
 
     name: str
     reason: str
 
 
 class Exited(Struct, frozen=True, kw_only=True, tag="exited"):
-    """An agent's process has ended."""
+    """The process of an agent has ended."""
 
     name: str
     pid: int

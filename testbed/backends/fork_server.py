@@ -3,13 +3,13 @@
 `python -m fairbed.testbed.backends.fork_server PARENT fork|spawn` reads requests from stdin
 and writes replies to stdout.
 
-With `fork` it imports the modules of an agent once and forks each agent: some 10 ms where a new
-interpreter costs 300 ms, and the agents share that memory. It runs no event loop and has one
-thread, so a fork copies no half-finished state; onnxruntime starts none before a session is
-opened, which each agent does for itself. With `spawn` each agent is a new interpreter: for systems
-whose frameworks do not survive a fork (macOS).
+With `fork` it imports the modules of an agent once and forks each agent, which takes some 10 ms
+instead of 300 ms for a new interpreter and shares the memory of the modules. The process has one
+thread and no event loop, so a fork copies no inconsistent state; onnxruntime starts threads only
+when an agent opens a session. With `spawn` each agent is a new interpreter, for systems whose
+frameworks do not support fork (macOS).
 
-The agents die with this process, and this process with its parent (`testbed.host.guard`).
+The agents end with this process, and this process with its parent (`testbed.host.guard`).
 """
 
 import gc
@@ -39,7 +39,7 @@ from fairbed.testbed.backends.launcher import Launch, run_and_exit
 from fairbed.testbed.host.guard import die_with_parent
 
 _WARM = ("fairbed.device_agent.process", "anyio._backends._asyncio", "numpy.random")
-"""Modules that an agent imports, or that anyio imports when it starts."""
+"""Modules that an agent imports, some of them by anyio at its start."""
 
 _READ_BYTES = 1 << 16
 
@@ -60,7 +60,7 @@ class ForkServer:
         for end in (self._wake_up, wake_write):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # wakes the `select` up
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # wakes `select`
 
     def serve(self) -> None:
         """Serve until stdin ends."""
@@ -86,13 +86,13 @@ class ForkServer:
             case Start(launch=launch):
                 _reply(self._begin(launch))
             case Signal(name=name, number=number):
-                if name in self._pids:  # a zombie at worst: only we reap
+                if name in self._pids:  # the id is valid: only this process reaps
                     os.kill(self._pids[name], number)
 
     def _begin(self, launch: Launch) -> Started | NotStarted:
         name = launch.agent.name
         if name in self._pids:
-            return NotStarted(name=name, reason="it is still running; kill it first")
+            return NotStarted(name=name, reason="the device is still running; kill it first")
         try:
             pid = self._pids[name] = self._start(launch)
         except OSError as error:
@@ -114,10 +114,10 @@ def _reply(reply: Reply) -> None:
 
 
 def fork(launch: Launch) -> int:
-    """Start an agent as a copy of this process; return its process id.
+    """Start an agent as a fork of this process; return its process id.
 
     Raises:
-        OSError: The machine refused.
+        OSError: The kernel refused.
     """
     parent = os.getpid()
     pid = os.fork()
@@ -136,11 +136,11 @@ def spawn(launch: Launch) -> int:
     """Start an agent in a new interpreter; return its process id.
 
     Raises:
-        OSError: The machine refused.
+        OSError: The kernel refused.
     """
     read, write = os.pipe()
     try:
-        os.write(write, msgspec.json.encode(launch) + b"\n")  # some 500 bytes: a pipe holds them
+        os.write(write, msgspec.json.encode(launch) + b"\n")  # some 500 bytes fit into a pipe
         argv = [sys.executable, "-m", "fairbed.testbed.backends.launcher", str(os.getpid())]
         return os.posix_spawn(
             argv[0], argv, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, read, 0)]
@@ -151,7 +151,7 @@ def spawn(launch: Launch) -> int:
 
 
 def main() -> None:
-    """Serve; the arguments are our parent's process id and how to start agents."""
+    """Serve; the arguments are the parent's process id and the start method."""
     die_with_parent(int(sys.argv[1]))
     fork_server = ForkServer(fork if sys.argv[2] == "fork" else spawn)
     if sys.argv[2] == "fork":
@@ -161,7 +161,7 @@ def main() -> None:
         with suppress(EngineError):  # each agent reports it
             load_runtime()
         gc.collect()
-        gc.freeze()  # a collection in an agent then leaves the shared pages alone
+        gc.freeze()  # so that a collection in an agent does not copy the shared pages
     fork_server.serve()
 
 

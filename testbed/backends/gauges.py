@@ -1,9 +1,9 @@
-"""Numbers that devices and their backend share while both run: a file that both map into memory.
+"""Numbers that devices and their backend share through a memory-mapped file.
 
     a row per device:    SPEED_RATIO   CONTENDED_S   CLOCK_RATIO   TEMPERATURE_CELSIUS
                          IS_WILLING    FROZEN_S
 
-Each number has one writer, and is written in one go: a reader finds the old one or the new one.
+Each number has one writer, and each write is atomic: a reader gets the old or the new value.
 """
 
 from collections.abc import Iterable
@@ -17,17 +17,16 @@ from msgspec import Struct
 SPEED_RATIO: Literal[0] = 0
 """Written by the backend: speed of the processor in cores of this machine; NaN is the profile's."""
 CONTENDED_S: Literal[1] = 1
-"""Written by the device: for how long this machine has kept it waiting since it was first started;
-NaN is unknown."""
+"""Written by the device: time for which it waited for this machine since its first start; NaN is
+unknown."""
 CLOCK_RATIO: Literal[2] = 2
 """Written by the backend: current clock / nominal clock."""
 TEMPERATURE_CELSIUS: Literal[3] = 3
 """Written by the backend; NaN is unknown."""
-
 IS_WILLING: Literal[4] = 4
-"""Written by the backend: 1 while the device may take part, else 0."""
+"""Written by the backend: 1 while the owner lets the device take part, else 0."""
 FROZEN_S: Literal[5] = 5
-"""Written by the backend: for how long the device has been frozen."""
+"""Written by the backend: total time for which the device was frozen."""
 
 Column: TypeAlias = Literal[0, 1, 2, 3, 4, 5]
 
@@ -35,23 +34,23 @@ _COLUMNS = 6
 
 
 class GaugeAddress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a device finds its row."""
+    """The location of a device's row."""
 
     path: str
     row: int
     rows: int
-    """In the whole file."""
+    """Rows of the whole file."""
 
 
 class Gauge:
-    """One device's row."""
+    """The row of one device."""
 
     def __init__(self, numbers: npt.NDArray[np.float64]) -> None:
         self._numbers = numbers
 
     @classmethod
     def open(cls, address: GaugeAddress) -> "Gauge":
-        """Map a device's row of a file that `Gauges.create` has made.
+        """Map a device's row of a file that `Gauges` has made.
 
         Raises:
             OSError: There is no such file.
@@ -68,10 +67,10 @@ class Gauge:
 
 
 class Gauges:
-    """The rows of a whole fleet, as its backend sees them."""
+    """The rows of a fleet, for its backend."""
 
     def __init__(self, path: Path, names: Iterable[str]) -> None:
-        """Make the file anew: no number is known, the clocks are nominal.
+        """Create the file: numbers are unknown, clocks nominal, and all devices willing.
 
         Raises:
             OSError: The file cannot be written.
@@ -89,7 +88,7 @@ class Gauges:
         return self._gauges[name]
 
     def address(self, name: str) -> GaugeAddress:
-        """Return where the device itself finds its row."""
+        """Return the location at which the device itself maps its row."""
         rows = self._numbers.shape[0]
         return GaugeAddress(path=str(self._path), row=self._rows[name], rows=rows)
 

@@ -1,4 +1,4 @@
-"""Helper processes of a backend: modules of ours that run as child processes and end with us."""
+"""Helper processes of a backend: modules that run as child processes and end with this process."""
 
 import os
 import subprocess
@@ -14,7 +14,8 @@ from anyio.abc import Process
 from fairbed.testbed.host.threads import ONE_THREAD
 
 ANSWER_TIMEOUT_S = 60.0
-"""For a helper to answer a request, on a machine that is busy starting a fleet; seconds."""
+"""Longest wait for the reply of a helper, on a machine that is busy with the start of a fleet;
+seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +23,15 @@ class HelperEnded:
     """A process of the fleet has ended."""
 
     name: str
-    """Of the device, or of the helper: `fork server`, `proxy-0`."""
+    """Name of the device or of the helper: `fork server`, `proxy-0`."""
     status: int
     """Exit status, or minus the number of the signal."""
     was_requested: bool
-    """We ended it ourselves."""
+    """Whether the backend ended it."""
     is_device: bool
     """False is a helper, without which the fleet cannot continue."""
     reason: str | None = None
-    """The known cause, such as full memory."""
+    """The cause if it is known, such as full memory."""
 
 
 OnEnd = Callable[[HelperEnded], None]
@@ -38,12 +39,12 @@ OnEnd = Callable[[HelperEnded], None]
 
 
 async def open_helper(module: str, *arguments: str, log: Path) -> Process:
-    """Start `python -m module OUR_PID arguments...`, its stdin and stdout being ours.
+    """Start `python -m module PARENT_PID arguments...` with pipes as its stdin and stdout.
 
-    It leads its own session: a Ctrl-C on our terminal is for us alone.
+    It leads a session of its own, so that Ctrl-C on the terminal does not reach it.
 
     Raises:
-        OSError: The machine refused.
+        OSError: The kernel refused.
     """
     with log.open("ab") as stderr:
         return await anyio.open_process(
@@ -52,14 +53,14 @@ async def open_helper(module: str, *arguments: str, log: Path) -> Process:
             stdout=subprocess.PIPE,
             stderr=stderr,
             start_new_session=True,
-            env={**os.environ, **ONE_THREAD},  # a device's core is one; so is what may be forked
+            env={**os.environ, **ONE_THREAD},  # a process with several threads must not be forked
         )
 
 
 async def end_helper(process: Process, number: int) -> None:
-    """Send a signal to a helper and all it has started; return when the helper is gone."""
+    """Send a signal to a helper and its children; return when the helper has ended."""
     with anyio.CancelScope(shield=True):
         if process.returncode is None:
-            with suppress(ProcessLookupError):  # it was quicker
+            with suppress(ProcessLookupError):  # it has ended meanwhile
                 os.killpg(process.pid, number)
         await process.aclose()

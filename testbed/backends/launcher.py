@@ -1,7 +1,7 @@
-"""Runs one agent on an emulated device: the agent's one seam, filled with a profile.
+"""Runs one agent on an emulated device, by passing it a `Host` that emulates a profile.
 
-Started by a backend as `python -m fairbed.testbed.backends.launcher` with a `Launch` in JSON on
-stdin, or in a fork of a warm process. The agent itself is the one that runs on a physical device.
+A backend starts it as `python -m fairbed.testbed.backends.launcher` with a `Launch` in JSON on
+stdin, or in a fork of the fork server. The agent itself is the one that runs on physical devices.
 """
 
 import logging
@@ -44,10 +44,10 @@ from fairbed.wire.transport.base import KEEPALIVE_S
 
 LATE_RATIO = 0.05
 LATE_S = 0.05
-"""A section that took this much longer than the device would have is worth a line in the log."""
+"""A section that exceeds both limits of lateness is logged."""
 
 SPEED_POLL_S = 0.1
-"""While a device sleeps, its speed is read this often; seconds."""
+"""Interval at which a sleeping device reads its speed, seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,19 +60,19 @@ class Launch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     agent: AgentConfig
     device: EmulatedDevice | None
-    """None is this machine as it is."""
+    """None is this machine, not slowed."""
     costs: WorkCosts | None = None
-    """What steps of training are charged; None charges the processor time that they take."""
+    """Costs that steps are charged; None charges their processor time."""
     gauge: GaugeAddress | None = None
-    """Where the device writes its readings; None writes none."""
+    """Numbers shared with the backend; None shares none."""
     sandbox: Sandbox | None = None
     """Control groups and network of the device; None is those of the parent."""
     log_file: str
-    """Receives stdout and stderr, appended."""
+    """File to which stdout and stderr are appended."""
 
 
 class _PacedMeter:
-    """Sleeps in the working thread while the emulated device would still compute."""
+    """Sleeps in the working thread for as long as the emulated device would still compute."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class _PacedMeter:
         self._contended_before_s = 0.0 if gauge is None else gauge[CONTENDED_S]
         self._wall, self._cpu, self._sleep, self._speed = wall, cpu, sleep, speed
         self._uncharged_s = 0.0
-        """Processor time so far that the device is not charged: what steps took beyond their cost,
-        and what our own pauses took."""
+        """Processor time that the device is not charged: the excess of steps over their cost, and
+        the overhead of the pauses."""
 
     def step(self, n_examples: int) -> None:
         if self._cost is None:
@@ -118,7 +118,7 @@ class _PacedMeter:
         return self._cpu() - self._uncharged_s
 
     def _pause(self, duration_s: float) -> None:
-        """Sleep for a time deficit; its end moves when the speed changes."""
+        """Sleep for a time deficit; recompute the rest of it when the speed changes."""
         section, used_s = self._section, self._cpu()
         if self._gauge is not None:
             self._gauge[CONTENDED_S] = self._contended_before_s + section.late_s
@@ -133,18 +133,18 @@ class _PacedMeter:
 
 
 class EmulatedPace:
-    """Slows compute sections down to the speed of a device; `device_agent.host.Pace`.
+    """Slows compute sections to the speed of a device; satisfies `device_agent.host.Pace`.
 
     Args:
-        device: The device to be as slow as.
-        share: Receives how much of its own speed the device really had.
-        costs: What steps are charged; None charges the processor time that they take.
-        gauge: Holds the present speed, and receives for how long this machine has kept the device
-            waiting; None is the constant speed of the profile.
-        headroom: Above the device's quota, which would slow it a second time; None is no quota.
+        device: The device to emulate.
+        share: Updated with the effective share of the device's speed.
+        costs: Costs that steps are charged; None charges their processor time.
+        gauge: Has the current speed, and receives the time for which the device waited for this
+            machine; None is the constant speed of the profile.
+        headroom: Raises the device's quota, which would slow it a second time; None is no quota.
         wall: Monotonic seconds.
-        cpu: Processor seconds of the work; None takes those of the working thread, or of the
-            whole process when the engine uses several threads.
+        cpu: Processor seconds of the work; None is those of the working thread, or of the whole
+            process when the engine uses several threads.
         sleep: Sleeps in the working thread, seconds.
     """
 
@@ -169,7 +169,7 @@ class EmulatedPace:
 
     @contextmanager
     def section(self, name: Section) -> Iterator[Meter]:
-        """Enter a compute section; a time deficit at its end is slept before it is left."""
+        """Enter a compute section; leaving sleeps the rest of its time deficit."""
         headroom = self._headroom
         cost = None if self._costs is None else self._costs.of(name)
         with nullcontext() if headroom is None else headroom.lifted():
@@ -195,7 +195,7 @@ class EmulatedPace:
         self._share.add(section)
         if section.contended_ratio > LATE_RATIO and section.late_s > LATE_S:
             _log.warning(
-                "%s took %.3f s, of which %.0f %% waiting for this machine: it is too busy",
+                "%s took %.3f s and waited for this machine %.0f %% of it: the machine is too busy",
                 name,
                 section.wall_s,
                 100.0 * section.contended_ratio,
@@ -205,12 +205,12 @@ class EmulatedPace:
         return _speed(self._device, self._gauge)
 
     def _wall(self) -> float:
-        """Return monotonic seconds, without the time in which the device was frozen."""
+        """Return monotonic seconds without the time for which the device was frozen."""
         return self._clock() - (0.0 if self._gauge is None else self._gauge[FROZEN_S])
 
 
 def _speed(device: EmulatedDevice, gauge: Gauge | None) -> float:
-    """Return the present speed; that of the profile before one was set."""
+    """Return the current speed: the gauge's, or the profile's if the gauge has none."""
     now = math.nan if gauge is None else gauge[SPEED_RATIO]
     return device.speed_ratio if math.isnan(now) else now
 
@@ -221,7 +221,7 @@ def host_for(
     gauge: Gauge | None = None,
     sandbox: Sandbox | None = None,
 ) -> Host:
-    """Return the host that emulates `device`, or the real one; the gauge sets its willingness."""
+    """Return the host that emulates a device; None is this machine with the gauge's willingness."""
     if device is None:
         real = real_host()
         if gauge is None:
@@ -260,7 +260,7 @@ def launch(spec: Launch) -> int:
     log_to_stderr(spec.agent.log_level)
     if spec.device is not None:
         _log.info(
-            "%s emulates: %s, at %.3f of a core of this machine",
+            "%s emulates %s at %.3f cores of this machine",
             spec.agent.name,
             spec.device.title,
             spec.device.speed_ratio,
@@ -283,7 +283,7 @@ def launch(spec: Launch) -> int:
 
 
 def redirect_output(log_file: str) -> None:
-    """Send stdout and stderr of this process to the end of a file, and read nothing more.
+    """Append stdout and stderr of this process to a file, and read stdin from /dev/null.
 
     Raises:
         OSError: The file cannot be written.
@@ -297,7 +297,7 @@ def redirect_output(log_file: str) -> None:
 
 
 def _is_inside(name: str, sandbox: Sandbox) -> bool:
-    """Enter the device's sandbox; return whether that worked: nothing may run outside."""
+    """Enter the device's sandbox; return whether that worked. The agent must not run outside."""
     try:
         enter(sandbox)
     except (OSError, RuntimeError) as exc:
@@ -307,13 +307,13 @@ def _is_inside(name: str, sandbox: Sandbox) -> bool:
 
 
 def run_and_exit(spec: Launch) -> NoReturn:
-    """Run the agent in this process, which has no other purpose, and end it."""
+    """Run the agent in this process, then end the process."""
     status = 1
     try:
         redirect_output(spec.log_file)
         if spec.sandbox is None or _is_inside(spec.agent.name, spec.sandbox):
             status = launch(spec)
-    except BaseException:  # nothing may unwind into the code that forked us
+    except BaseException:  # must not unwind into the code of the fork server
         traceback.print_exc()
     finally:
         sys.stderr.flush()
@@ -321,9 +321,9 @@ def run_and_exit(spec: Launch) -> NoReturn:
 
 
 def main() -> NoReturn:
-    """Run one agent from a `Launch` on stdin, or in the file that is named.
+    """Run one agent from a `Launch` on stdin or in a file.
 
-    The first argument is our parent's process id, the second the file, a pipe for instance.
+    The first argument is the parent's process id, the optional second the file, such as a FIFO.
     """
     die_with_parent(int(sys.argv[1]))
     pipe = sys.argv[2:]

@@ -1,12 +1,12 @@
-"""The namespace and the container backend: every device in a network and control groups of its own.
+"""The namespace and container backends: each device has a network and control groups of its own.
 
     host's namespace        coordinator, broker (at the hub's address), fork server
-    hub's namespace         all links, shaped from here
-    a device's namespace    its agent; its groups cap processor and memory
+    hub's namespace         all links, shaped here
+    a device's namespace    its agent; its groups limit processor and memory
 
-For root on Linux. In a container an agent has a file system and process numbers of its own too.
-The kernel shapes links and caps the processor; the agent paces itself besides, so that its work
-takes as long as on the device whatever the neighbours do (docs/decisions/0009).
+For root on Linux. In a container an agent also has its own file system and process ids. The kernel
+shapes links and limits the processor; the agent paces itself too, so that the duration of its work
+does not depend on other load (docs/decisions/0009).
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ from fairbed.testbed.errors import BackendError
 
 @dataclass(frozen=True, slots=True)
 class _Readings:
-    """Counters of a device's groups and link."""
+    """Counters of a device's control groups and link."""
 
     group: GroupUsage
     link: LinkCounters
@@ -44,16 +44,16 @@ class NamespaceBackend:
     """Runs a fleet in namespaces and control groups, and in containers if there is an engine.
 
     Args:
-        network: With a namespace for each device; open for as long as the backend is.
-        broker_url: Where devices find the broker, from their namespaces.
+        network: Has a namespace for each device; must stay open while the backend is open.
+        broker_url: URL of the broker from the devices' namespaces.
         fleet: The devices.
         folder: Receives `logs/NAME.log` and `cache/NAME/`.
-        tenant: Of the coordinator that the devices serve.
-        on_end: Called on the event loop for every process that ends, asked or not.
+        tenant: Tenant of the coordinator.
+        on_end: Called on the event loop for every process that ends, as requested or not.
         engine: Runs a container for each device; None starts agents from a fork server.
 
     Raises:
-        BackendError: A name cannot be used.
+        BackendError: A device name is invalid or occurs twice.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class NamespaceBackend:
             spec.name: None if spec.device is None else spec.device.speed_ratio for spec in fleet
         }
         self._before: dict[str, _Readings] = {}
-        """Of each device when it was last started."""
+        """Readings of each device at its last start."""
         self._memory_kills: dict[str, int] = {}
 
     @property
@@ -86,7 +86,7 @@ class NamespaceBackend:
         return self._pool.pids
 
     def contended_s(self, name: str) -> float | None:
-        """Return for how long this machine has kept a device waiting; None if unknown."""
+        """Return the time for which a device has waited for this machine; None if unknown."""
         return self._pool.contended_s(name)
 
     def cpu_s(self, name: str) -> float | None:
@@ -95,25 +95,25 @@ class NamespaceBackend:
 
     @property
     def path_pids(self) -> list[int]:
-        """Helper processes that relay the bytes of devices."""
+        """Process ids of helpers that relay the bytes of devices."""
         return self._network.pids
 
     def log_file(self, name: str) -> Path:
-        """Return where a device's output goes."""
+        """Return the file that receives the output of a device."""
         return self._pool.log_file(name)
 
     async def __aenter__(self) -> "NamespaceBackend":
-        """Make the control groups and open the fork server; no device runs yet.
+        """Make the control groups and open the agent launcher; no device runs yet.
 
         Raises:
-            BackendError: The machine refuses a group or a process.
+            BackendError: A group cannot be made, or a process cannot be started.
         """
         pool = self._pool
         names = {name: self._network.namespace(name).name for name in pool.fleet}
         launcher: AbstractAsyncContextManager[AgentLauncher] | None = None
         if self._engine is not None:
             launcher = open_containers(self._engine, names, pool.folder, pool.on_end)
-        try:  # in this order: agents leave in order, then their remaining processes are killed
+        try:  # in this order: on exit agents end by SIGTERM, then their groups kill what is left
             self._groups = await self._stack.enter_async_context(open_groups(pool.fleet, names))
             await self._stack.enter_async_context(pool.open(self._site, launcher=launcher))
         except BaseException:
@@ -122,34 +122,34 @@ class NamespaceBackend:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """End the agents, by SIGTERM at first, then all remaining processes."""
+        """End the agents by SIGTERM, then kill all remaining processes."""
         await self._stack.aclose()
 
     async def start(self, costs: WorkCosts | None = None) -> None:
         """Start all devices at once; return when every process exists.
 
         Args:
-            costs: What emulated devices are charged for steps; None charges processor time.
+            costs: Costs that emulated devices charge for steps; None charges processor time.
 
         Raises:
-            BackendError: The machine refused one, or the fork server is gone.
+            BackendError: A process cannot be started, or the fork server has ended.
         """
         self._before = await self._readings()
         await self._pool.start(costs)
 
     async def kill(self, name: str) -> None:
-        """Kill a device as a power cut does; return when it is gone.
+        """Kill a device by SIGKILL, as a power cut does; return when it has ended.
 
         Raises:
-            BackendError: The fleet has no such device, or the fork server is gone.
+            BackendError: The fleet has no such device, or the fork server has ended.
         """
         await self._pool.kill(name)
 
     async def restart(self, name: str) -> None:
-        """Start a device again, killing it first if it is alive.
+        """Start a device again; kill it first if it is alive.
 
         Raises:
-            BackendError: The fleet has no such device, or the machine refused it.
+            BackendError: The fleet has no such device, or its process cannot be started.
         """
         await self._pool.kill(name)
         limit(self._groups[name], name, self._pool.spec(name), self._speeds[name])
@@ -157,10 +157,10 @@ class NamespaceBackend:
         await self._pool.restart(name)
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
-        """Change devices to these conditions, all of them in one go; others stay as they are.
+        """Change the given devices to these conditions in one step; leave the others unchanged.
 
         Raises:
-            BackendError: There is no such device, or its condition cannot be had here.
+            BackendError: There is no such device, or its conditions cannot be emulated.
         """
         pool = self._pool
         for name, wanted in conditions.items():
@@ -204,9 +204,8 @@ class NamespaceBackend:
 
     def _change_speed(self, name: str, wanted: Conditions) -> None:
         pool = self._pool
-        write_gauges(
-            pool.gauges[name], pool.fleet[name], wanted
-        )  # before the quota: see `headroom`
+        # before the quota: see `cgroups.quota`
+        write_gauges(pool.gauges[name], pool.fleet[name], wanted)
         if wanted.speed_ratio != self._speeds[name]:
             self._groups[name].limit_cpu(wanted.speed_ratio)
             self._speeds[name] = wanted.speed_ratio
@@ -226,7 +225,7 @@ class NamespaceBackend:
         """Return whether a process of a device was killed for memory since the last call."""
         try:
             kills = self._groups[name].usage().memory_kills
-        except BackendError:  # its group is gone already
+        except BackendError:  # its group was removed already
             return False
         is_new = kills > self._memory_kills.get(name, 0)
         self._memory_kills[name] = kills

@@ -1,8 +1,8 @@
-"""Raises the scheduling priority of processes that shape links: if they are late, links are slow.
+"""Raises the scheduling priority of processes that shape links, because their lateness slows links.
 
-With `sched_autogroup` (sched(7)) the kernel first shares the processor between sessions, and the
-niceness of a process counts within its session only. Our helpers lead sessions of their own, so
-the priority of the session is raised too.
+With `sched_autogroup` (sched(7)) the kernel first divides the processor between sessions, and
+niceness counts only within a session. Helper processes lead their own sessions, so the priority of
+the session is raised too.
 """
 
 import os
@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 NICENESS = -10
-"""About nine times the share of a process with niceness 0."""
+"""Gives about nine times the processor share of niceness 0."""
 
 AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def raise_priority() -> None:
-    """Raise the priority of this process and its session, where that is allowed."""
+    """Raise the priority of this process and its session, if the kernel allows it."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     with suppress(OSError):

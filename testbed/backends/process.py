@@ -1,10 +1,10 @@
-"""The process backend: every device a process that paces itself, behind a shaping proxy.
+"""The process backend: each device is a process that paces itself, behind a shaping proxy.
 
     this process --+-- fork server ----- agent, agent, ...   (a process and a log file each)
-                   +-- proxy-0 ...                       (the links of 50 devices each)
+                   +-- proxy-0 ...                           (the links of 50 devices each)
 
-Works without root and on macOS. Nothing outlives this process, however it ends: see
-`testbed.host.guard`, which is also why it has to be used from the main thread.
+Works without root and on macOS. All processes end with this process, even if it is killed
+(`testbed.host.guard`); for that the backend must be used from the main thread.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,16 +28,16 @@ class ProcessBackend:
     """Runs a fleet as processes of this machine.
 
     Args:
-        broker_url: Where the broker is.
+        broker_url: URL of the broker.
         fleet: The devices.
         folder: Receives `logs/NAME.log` and `cache/NAME/`.
-        tenant: Of the coordinator that the devices serve.
-        method: How agents start; auto forks where that is safe, on Linux.
-        on_end: Called on the event loop for every process that ends, asked or not.
-        seed: Of the jitter of links.
+        tenant: Tenant of the coordinator.
+        method: How agents start; auto forks on Linux, where that is safe.
+        on_end: Called on the event loop for every process that ends, as requested or not.
+        seed: Seed of the jitter of links.
 
     Raises:
-        BackendError: A name, a link or the broker's address cannot be used.
+        BackendError: A device name, a link or the broker's URL cannot be used.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ProcessBackend:
         self._seed = seed
         self._stack = AsyncExitStack()
         self._links: ShapedLinks | None = None
-        self._live: ConditionApplier | None = None
+        self._applier: ConditionApplier | None = None
 
     @property
     def pids(self) -> dict[str, int]:
@@ -66,7 +66,7 @@ class ProcessBackend:
         return self._pool.pids
 
     def contended_s(self, name: str) -> float | None:
-        """Return for how long this machine has kept a device waiting; None if unknown."""
+        """Return the time for which a device has waited for this machine; None if unknown."""
         return self._pool.contended_s(name)
 
     def cpu_s(self, name: str) -> float | None:
@@ -75,18 +75,18 @@ class ProcessBackend:
 
     @property
     def path_pids(self) -> list[int]:
-        """Helper processes that relay the bytes of devices."""
+        """Process ids of helpers that relay the bytes of devices."""
         return [] if self._links is None else self._links.pids
 
     def log_file(self, name: str) -> Path:
-        """Return where a device's output goes."""
+        """Return the file that receives the output of a device."""
         return self._pool.log_file(name)
 
     async def __aenter__(self) -> "ProcessBackend":
         """Open the links and the fork server; no device runs yet.
 
         Raises:
-            BackendError: The machine refuses a process or a port.
+            BackendError: A process cannot be started, or a port cannot be opened.
         """
         pool, address = self._pool, self._address
         pool.logs.mkdir(parents=True, exist_ok=True)
@@ -94,58 +94,58 @@ class ProcessBackend:
             name: spec.shape or Shape() for name, spec in pool.fleet.items() if _has_own_link(spec)
         }
         log = pool.logs / "proxy.log"
-        try:  # in this order: agents leave through their links
+        try:  # in this order: on exit agents disconnect through their links
             self._links = await self._stack.enter_async_context(
                 shaped_links(address.host, address.port, shapes, log, pool.on_end, self._seed)
             )
             await self._stack.enter_async_context(pool.open(self._site, self._method))
-            self._live = ConditionApplier(pool, self._links)
+            self._applier = ConditionApplier(pool, self._links)
         except BaseException:
             await self._stack.aclose()
             raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """End the agents, by SIGTERM at first, then all remaining processes."""
+        """End the agents by SIGTERM, then kill all remaining processes."""
         await self._stack.aclose()
 
     async def start(self, costs: WorkCosts | None = None) -> None:
         """Start all devices at once; return when every process exists.
 
         Args:
-            costs: What emulated devices are charged for steps; None charges processor time.
+            costs: Costs that emulated devices charge for steps; None charges processor time.
 
         Raises:
-            BackendError: The machine refused one, or the fork server is gone.
+            BackendError: A process cannot be started, or the fork server has ended.
         """
         await self._pool.start(costs)
 
     async def kill(self, name: str) -> None:
-        """Kill a device as a power cut does; return when it is gone.
+        """Kill a device by SIGKILL, as a power cut does; return when it has ended.
 
         Raises:
-            BackendError: The fleet has no such device, or the fork server is gone.
+            BackendError: The fleet has no such device, or the fork server has ended.
         """
         await self._pool.kill(name)
 
     async def restart(self, name: str) -> None:
-        """Start a device again, killing it first if it is alive.
+        """Start a device again; kill it first if it is alive.
 
         Raises:
-            BackendError: The fleet has no such device, or the machine refused it.
+            BackendError: The fleet has no such device, or its process cannot be started.
         """
         await self._pool.restart(name)
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
-        """Change devices to these conditions, all of them in one go; others stay as they are.
+        """Change the given devices to these conditions in one step; leave the others unchanged.
 
         Raises:
-            BackendError: There is no such device, its condition cannot be emulated here (a TCP
-                proxy drops no packets), or a helper process is gone.
+            BackendError: There is no such device, its conditions cannot be emulated (a TCP proxy
+                drops no packets), or a helper process has ended.
         """
-        if self._live is None:
+        if self._applier is None:
             raise BackendError("backend: must be entered with `async with` before it is used")
-        await self._live.apply(conditions)
+        await self._applier.apply(conditions)
 
     async def sample(self) -> dict[str, Usage]:
         """Return the usage of the devices that are alive."""
@@ -167,7 +167,7 @@ class ProcessBackend:
     def _site(self, name: str) -> Site:
         assert self._links is not None
         port = self._links.ports.get(name)
-        return Site(self._url if port is None else _moved(self._url, port))
+        return Site(self._url if port is None else _proxy_url(self._url, port))
 
 
 def _has_own_link(spec: DeviceSpec) -> bool:
@@ -184,13 +184,14 @@ def _checked(broker_url: str, fleet: Sequence[DeviceSpec]) -> Address:
         raise BackendError(str(exc)) from exc
     if address.is_tls and any(_has_own_link(spec) for spec in fleet):
         raise BackendError(
-            "broker.url: the process backend cannot shape a TLS link, whose certificate names "
-            "another host; use mqtt:// or the embedded broker, or a fleet without links"
+            "broker.url: must not use TLS where the process backend shapes links, because the "
+            "broker's certificate does not match its proxies; use mqtt:// or the embedded broker, "
+            "or a fleet without links"
         )
     return address
 
 
-def _moved(url: str, port: int) -> str:
-    """Return the address of the proxy on `port`, and the other parts of `url`."""
+def _proxy_url(url: str, port: int) -> str:
+    """Return the broker's URL with the address of the proxy on `port`."""
     user, at, _ = urlsplit(url).netloc.rpartition("@")
     return with_client(f"mqtt://{user}{at}127.0.0.1:{port}", parse_url(url).client)

@@ -1,8 +1,8 @@
-"""Puts a process into the network and the control groups of a device, before it runs anything.
+"""Moves a process into the network namespace and the control groups of a device, before it runs.
 
-A fork of ours calls `enter`; `python -m fairbed.testbed.backends.sandbox PARENT SANDBOX PROGRAM
-ARGUMENTS...` starts a foreign program.
-A process that cannot enter must not run: outside it would be faster than the device, unnoticed.
+A forked agent calls `enter`; `python -m fairbed.testbed.backends.sandbox PARENT SANDBOX PROGRAM
+ARGUMENTS...` starts any other program. A process that cannot enter must not run: outside it would
+be faster than the device without an error.
 """
 
 import os
@@ -22,22 +22,22 @@ class Sandbox(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Control groups and network namespace of one device; sent to the process that enters."""
 
     procs: tuple[str, ...]
-    """Files of its control groups that a process writes `0` into to join."""
+    """`cgroup.procs` files; a process joins a group by writing `0` to its file."""
     quota_folder: str
-    """The control group that holds its processor quota."""
+    """The control group that has the processor quota."""
     quota_version: Literal[1, 2]
-    """Of control groups there."""
+    """Version of that control group."""
     network: str | None = None
-    """File that stands for its network namespace; None is that of the parent process."""
+    """File of the network namespace; None is that of the parent process."""
     host: str | None = None
-    """`identity` of the host's network namespace, in which nothing of a device may run."""
+    """`identity` of the host's network namespace, in which no device may run."""
 
 
 def enter(sandbox: Sandbox) -> None:
-    """Move this process, which has one thread, and its later children into a sandbox.
+    """Move this process, which must have one thread, and its later children into a sandbox.
 
     Raises:
-        OSError: The kernel refused; the process may be half inside and must end.
+        OSError: The kernel refused; the process may be partly inside and must end.
         RuntimeError: The network is the host's.
     """
     if sandbox.network is not None:
@@ -50,13 +50,13 @@ def admit(pid: int, sandbox: Sandbox) -> None:
     """Move another process into the control groups of a sandbox.
 
     Raises:
-        OSError: The kernel refused; the process may be half inside and must end.
+        OSError: The kernel refused; the process may be partly inside and must end.
     """
     _join(sandbox, str(pid))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `PARENT SANDBOX PROGRAM ARGUMENTS...`; return only if that is impossible."""
+    """Run `PARENT SANDBOX PROGRAM ARGUMENTS...`; return an exit status only on failure."""
     parent, encoded, *argv = arguments
     die_with_parent(int(parent))
     try:

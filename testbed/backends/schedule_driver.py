@@ -1,13 +1,13 @@
-"""Applies the schedules of devices in real time: one task for the whole fleet.
+"""Applies the schedules of devices in real time, in one task for the whole fleet.
 
     while the run lasts:
         sleep until the next tick at which a device changes      an absolute time: no drift
         get the conditions of those devices from their followers
-        apply all that differ by one call of the backend
+        apply all changes by one call of the backend
 
-Ticks are multiples of `TICK_S` since the run began, in seconds of the fleet. A driver
-that wakes up late continues with the present tick: missed ticks are skipped and counted, never
-caught up. The cost of a tick is proportional to its devices.
+Ticks are multiples of `TICK_S` since the run began, in seconds of the fleet. A driver that wakes
+up late continues with the current tick; it skips and counts missed ticks. The cost of a tick is
+proportional to its devices.
 """
 
 import heapq
@@ -25,19 +25,19 @@ from fairbed.testbed.emulation.conditions import Conditions
 from fairbed.testbed.emulation.schedule import ScheduleFollower
 
 TICK_S = 0.1
-"""Changes take effect within this time: 10 Hz."""
+"""Interval of changes, seconds: 10 Hz."""
 
 RECORD_INTERVAL_S = 1.0
-"""The mean conditions of a device are recorded at most this often; seconds."""
+"""Shortest interval between two records of a device's mean conditions, seconds."""
 
 SLICE = 50
-"""Devices between two checkpoints, some 0.7 ms: the event loop measures time."""
+"""Devices between two checkpoints, some 0.7 ms: the coordinator times exchanges on this loop."""
 
 KEPT_TICKS = 36_000
-"""Lateness is reported of the last hour."""
+"""Ticks of which lateness is kept: one hour."""
 
 _ROUNDING = 1e-6
-"""In ticks: a time this close to a tick counts as that tick."""
+"""Tolerance in ticks: a time this close to a tick counts as that tick."""
 
 
 class DriverClock(Protocol):
@@ -48,7 +48,7 @@ class DriverClock(Protocol):
         ...
 
     async def sleep_until(self, instant: float) -> None:
-        """Return at `instant` or later."""
+        """Sleep until `instant`."""
         ...
 
 
@@ -60,7 +60,7 @@ class LoopClock:
         return anyio.current_time()
 
     async def sleep_until(self, instant: float) -> None:
-        """Return at `instant` or later."""
+        """Sleep until `instant`."""
         await anyio.sleep_until(instant)
 
 
@@ -68,11 +68,11 @@ class Driven(Protocol):
     """The part of a backend that a driver uses."""
 
     async def apply(self, conditions: Mapping[str, Conditions]) -> None:
-        """Change devices to these conditions, all of them in one go."""
+        """Change the given devices to these conditions in one step."""
         ...
 
     def cpu_s(self, name: str) -> float | None:
-        """Return the processor time of a device in this life; None if it is not alive."""
+        """Return the processor time of a device since its last start; None if it is not alive."""
         ...
 
 
@@ -83,14 +83,14 @@ class Punctuality:
     ticks: int
     """Ticks at which a device was due."""
     changes: int
-    """Conditions that the backend applied."""
+    """Changes of one device that the backend applied."""
     skipped: int
-    """Ticks that had passed before they were handled."""
+    """Ticks that were missed."""
     late_p50_s: float
-    """From the tick to the moment that its changes held, over the last hour."""
+    """Time from a tick until its changes were applied, over the last hour."""
     late_p99_s: float
     late_max_s: float
-    """Ever."""
+    """Maximum over the whole run."""
 
     def __str__(self) -> str:
         return (
@@ -105,10 +105,10 @@ class ScheduleDriver:
 
     Args:
         backend: Applies conditions.
-        followers: Of the schedules of the devices, by name.
-        dilation: Seconds of this machine in one second of the fleet.
-        start_s: Start on the clock of the run; a resumed run continues in its traces.
-        note: Receives the mean conditions of a device, at most once in `RECORD_INTERVAL_S`.
+        followers: Schedule followers of the devices, by name.
+        dilation: Seconds of this machine per second of the fleet.
+        start_s: First time of the schedules; more than 0 when a run is resumed.
+        note: Receives the mean conditions of a device, at most once per `RECORD_INTERVAL_S`.
         clock: Monotonic seconds of the fleet.
     """
 
@@ -132,7 +132,7 @@ class ScheduleDriver:
 
     @property
     def punctuality(self) -> Punctuality:
-        """How late changes were applied so far."""
+        """How late changes have been applied so far."""
         ordered = sorted(self._late_s) or [0.0]
         return Punctuality(
             ticks=self._ticks,
@@ -147,7 +147,7 @@ class ScheduleDriver:
         """Apply schedules until cancelled; then record the last conditions.
 
         Raises:
-            BackendError: The backend cannot apply a condition, or is broken.
+            BackendError: The backend cannot apply a condition, or has failed.
         """
         begun = self._clock.now() - self._start_s
         tick = _tick_before(self._start_s)
@@ -160,15 +160,12 @@ class ScheduleDriver:
                 await self._apply(queue.pop(present), present, queue)
                 self._count(present - tick, self._clock.now() - begun - tick * TICK_S)
                 tick = present + 1
-            await self._clock.sleep_until(math.inf)  # nothing changes any more
+            await self._clock.sleep_until(math.inf)  # there are no more changes
         finally:
             self._record_all(self._clock.now() - begun)
 
     async def _apply(self, due: list["_ScheduledDevice"], tick: int, queue: "_TickQueue") -> None:
-        """Apply the conditions of due devices, and queue each for its next update.
-
-        Each device is handled completely, while its numbers are in the caches.
-        """
+        """Apply the conditions of due devices, and queue each device for its next update."""
         t, changed = tick * TICK_S, dict[str, Conditions]()
         for number, device in enumerate(due, 1):
             if number % SLICE == 0:
@@ -233,10 +230,10 @@ class _ScheduledDevice:
 
 
 class _TickQueue:
-    """The devices that are due, by tick: most of a fleet shares its ticks.
+    """Devices by the tick at which they are due; many devices share a tick.
 
     Args:
-        due: Devices by tick, no list empty.
+        due: Devices by tick; no list may be empty.
     """
 
     def __init__(self, due: dict[int, list[_ScheduledDevice]]) -> None:
@@ -260,7 +257,7 @@ class _TickQueue:
         self._due[tick].append(device)
 
     def pop(self, tick: int) -> list[_ScheduledDevice]:
-        """Take the devices that are due at a tick or before it."""
+        """Remove and return the devices that are due at a tick or before it."""
         due: list[_ScheduledDevice] = []
         while self._ticks and self._ticks[0] <= tick:
             due += self._due.pop(heapq.heappop(self._ticks))

@@ -346,7 +346,7 @@ async def _links(
     known = {name: shape or UNLIMITED for name, shape in shapes.items()}
     strangers = sorted(set(delayed) - set(shapes))
     if strangers:
-        raise BackendError(f"{strangers[0]}: no such device; the fleet is {', '.join(shapes)}")
+        raise BackendError(f"{strangers[0]}: no such device; the fleet has {', '.join(shapes)}")
     need = {
         name
         for name, each in known.items()

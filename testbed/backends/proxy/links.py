@@ -1,4 +1,4 @@
-"""Starts the proxy processes, changes their links live, and gives the port of each device."""
+"""Starts the proxy processes, changes their links while they run, and lists the device ports."""
 
 import math
 import signal
@@ -23,12 +23,12 @@ from fairbed.testbed.backends.proxy.protocol import ChangeReply, LinkState, Prox
 from fairbed.testbed.errors import BackendError
 
 DEVICES_PER_PROCESS = 50
-"""A proxy process costs about 1 % of a core per Mbit/s that passes."""
+"""A proxy process takes about 1 % of a core per Mbit/s of traffic."""
 
 MAX_LINE_BYTES = 1 << 16
-"""Of one answer: 50 names with their ports take 2 kB."""
+"""Longest reply: 50 names with their ports take 2 kB."""
 
-_GONE = (
+_PIPE_ERRORS = (
     OSError,
     TimeoutError,
     anyio.BrokenResourceError,
@@ -45,7 +45,7 @@ class _ProxyProcess:
         self._replies: BufferedByteReceiveStream | None = None
         self._is_closing = False
         self._n_unread = 0
-        """Outstanding answers: the caller of a request may have been cancelled."""
+        """Replies not read yet, more than one if the caller of a request was cancelled."""
         self.ports: dict[str, int] = {}
 
     async def open(self) -> None:
@@ -57,7 +57,7 @@ class _ProxyProcess:
             self._replies = BufferedByteReceiveStream(self._process.stdout)
             await self._send(msgspec.json.encode(self._spec))
             reply = await self._receive()
-        except _GONE as exc:
+        except _PIPE_ERRORS as exc:
             raise BackendError(
                 f"{self._name}: cannot be started, {exc!r}; see {self._log}"
             ) from exc
@@ -71,14 +71,14 @@ class _ProxyProcess:
     async def send_changes(self, states: Mapping[str, LinkState]) -> None:
         try:
             await self._send(msgspec.json.encode(states))
-        except _GONE as exc:
+        except _PIPE_ERRORS as exc:
             raise self._lost(exc) from exc
 
     async def receive_lateness_s(self) -> float:
-        """Return how late the process was since it was last asked, seconds."""
+        """Return the largest lateness of the process since the last request, seconds."""
         try:
             return msgspec.json.decode(await self._receive(), type=ChangeReply).late_s
-        except _GONE as exc:
+        except _PIPE_ERRORS as exc:
             raise self._lost(exc) from exc
 
     async def watch(self) -> None:
@@ -96,7 +96,9 @@ class _ProxyProcess:
             await end_helper(self._process, signal.SIGKILL)
 
     def _lost(self, exc: BaseException) -> BackendError:
-        return BackendError(f"{self._name}: takes no orders any more, {exc!r}; see {self._log}")
+        return BackendError(
+            f"{self._name}: must accept changes and reply, got {exc!r}; see {self._log}"
+        )
 
     async def _send(self, line: bytes) -> None:
         assert self._process is not None
@@ -106,7 +108,7 @@ class _ProxyProcess:
             await self._process.stdin.send(line + b"\n")
 
     async def _receive(self) -> bytes:
-        """Return the answer to the last request."""
+        """Return the reply to the last request; skip older replies."""
         assert self._replies is not None
         reply = b""
         with anyio.fail_after(ANSWER_TIMEOUT_S):
@@ -117,13 +119,13 @@ class _ProxyProcess:
 
 
 class ShapedLinks:
-    """The links of a fleet, shaped by processes of their own; made by `shaped_links`."""
+    """The links of a fleet, shaped by proxy processes; see `shaped_links`."""
 
     def __init__(self, processes: list[_ProxyProcess]) -> None:
         self._processes = processes
         self._lock = anyio.Lock()
         self.late_s = 0.0
-        """How late the processes were when they last changed something: the worst of them."""
+        """Largest lateness of any process at the last change, seconds."""
 
     @property
     def pids(self) -> list[int]:
@@ -132,16 +134,16 @@ class ShapedLinks:
 
     @property
     def ports(self) -> dict[str, int]:
-        """Where each device finds the broker, on loopback."""
+        """Port on loopback at which each device reaches the broker."""
         return {name: port for process in self._processes for name, port in process.ports.items()}
 
     async def change(self, states: Mapping[str, LinkState]) -> None:
-        """Change links; return when all of them have changed.
+        """Change links; return when all changes are in effect.
 
         Raises:
-            BackendError: A process is gone or silent.
+            BackendError: A process has ended or does not reply.
         """
-        async with self._lock:  # an answer belongs to its question
+        async with self._lock:  # so that each reply belongs to its request
             changed = []
             for process in self._processes:
                 own = {name: states[name] for name in process.ports if name in states}
@@ -160,15 +162,15 @@ async def shaped_links(
     """Shape the links of devices to a broker.
 
     Args:
-        host: Of the broker.
-        port: Of the broker.
+        host: Host of the broker.
+        port: Port of the broker.
         shapes: The link of each device; may be empty.
         log: Receives the output of the processes.
         on_end: Called for every process that ends.
-        seed: Of the jitter.
+        seed: Seed of the jitter.
 
     Raises:
-        BackendError: A process does not come up.
+        BackendError: A process cannot be started.
     """
     names = iter(shapes)
     processes = [

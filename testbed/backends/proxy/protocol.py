@@ -1,7 +1,7 @@
-"""What crosses between a backend and the process that shapes links: one line of JSON each.
+"""Messages between a backend and a proxy process: one line of JSON each.
 
-First a `ProxySpec`, answered by `{name: port}`. Then any number of changes, each `{name:
-LinkState}`, answered by one `ChangeReply` when the changes hold.
+The first message is a `ProxySpec`; its reply is `{name: port}`. Any number of changes follow, each
+`{name: LinkState}`; the reply to each is a `ChangeReply`, when the changes are in effect.
 """
 
 from msgspec import Struct
@@ -12,28 +12,29 @@ __all__ = ["ChangeReply", "LinkState", "ProxySpec", "Shape"]
 
 
 class ProxySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of JSON on a proxy's stdin; the answer is one line, `{name: port}`."""
+    """The links of one proxy process."""
 
     host: str
-    """Of the broker behind the proxies."""
+    """Host of the broker."""
     port: int
+    """Port of the broker."""
     devices: dict[str, Shape]
     seed: int = 0
-    """Of the jitter."""
+    """Seed of the jitter."""
 
 
 class LinkState(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a link is from now on."""
+    """The new state of a link."""
 
     shape: Shape
     is_covered: bool = True
-    """False is a radio hole: bytes stay where they are, connections too."""
+    """False is no radio coverage: connections stay open, and bytes wait."""
     is_plugged: bool = True
-    """False is airplane mode: connections are cut, new ones are refused."""
+    """False is airplane mode: connections are closed, new ones are refused."""
 
 
 class ChangeReply(Struct, frozen=True, kw_only=True):
-    """The changes hold."""
+    """The changes are in effect."""
 
     late_s: float
-    """The most that this process was behind its links since the last answer, seconds."""
+    """Largest lateness of this process since its last reply, seconds."""

@@ -3,21 +3,19 @@
     device <-> listener on loopback [ rate, delay, jitter ] <-> broker
 
 `python -m fairbed.testbed.backends.proxy.server PARENT` reads a `ProxySpec` from stdin, prints the
-ports, and then changes links on order (`testbed.backends.proxy.protocol`) until stdin ends or its
-parent dies. The arithmetic is in `testbed.emulation.link`.
+ports, and then changes links on request (`testbed.backends.proxy.protocol`) until stdin ends or the
+parent ends. Times are computed by `testbed.emulation.link`.
 
-A broker that is down means a connection that is closed at once; it works again when the broker
-does. A new connection pays the round trip of its set-up before its first byte, and waits for the
-end of a radio hole.
+While the broker is down, a new connection is closed at once. A new connection waits for coverage,
+and sends its first byte one round trip later, the time of its set-up.
 
-One connection has two ends; each reads from its socket into a line.
+A connection has two ends. Each end reads from its socket and sends over one direction of the link
+to the other end, which writes the data when it is due. An end stops reading while its link is full,
+and the kernel buffer in front of a slow link is small, so that the sender is slowed to the rate.
+When one end closes, the other closes after all data in flight has arrived. When the link changes,
+each end computes new due times for its data.
 
-What one end reads is due at the other when the line says so. An end stops reading while its line
-is full, so the sender feels the rate, and the kernel buffer in front of a slow line is kept
-small. When one end closes, the other is closed after everything that was under way has arrived.
-When the line changes, each end computes again when its pieces are due.
-
-Plain asyncio protocols, because a busy device costs thousands of callbacks a second.
+Plain asyncio protocols are used because a busy device causes thousands of callbacks per second.
 """
 
 import asyncio
@@ -42,43 +40,43 @@ from fairbed.testbed.emulation.link import QUEUE_S, LinkDirection, Piece, set_up
 from fairbed.testbed.host.guard import die_with_parent
 
 MAX_IN_FLIGHT_BYTES = 4 << 20
-"""Bytes between the two ends of one direction; a full pipe stops the sender, as a TCP window."""
+"""Bytes in flight in one direction; at this limit the sender waits, as with a full TCP window."""
 
 MIN_BUFFER_BYTES = 1 << 16
-"""Kernel receive buffer in front of a slow line; a faster one gets what it sends in `QUEUE_S`."""
+"""Kernel receive buffer in front of a slow link; a fast link has a buffer of `QUEUE_S`."""
 
 
 class WorstLateness:
-    """How far a process was behind its links: the worst since it was last asked."""
+    """The largest lateness of a process since it was last read."""
 
     def __init__(self) -> None:
         self._worst_s = 0.0
 
     def note(self, late_s: float) -> None:
-        """Something was done `late_s` after its time."""
+        """Record that an event was handled `late_s` after its due time."""
         if late_s > self._worst_s:
             self._worst_s = late_s
 
     def take(self) -> float:
-        """Return the worst since the last call, seconds."""
+        """Return the largest lateness since the last call, seconds."""
         worst_s, self._worst_s = self._worst_s, 0.0
         return worst_s
 
 
 class ConnectionEnd(asyncio.BufferedProtocol):
-    """One end of a connection.
+    """One end of a proxied connection.
 
     Args:
-        line: Leads to the other end.
-        alive: Holds this end until its socket is closed and all that it read has arrived.
-        lateness: Records how late this end was.
+        link: The direction of the link towards the other end.
+        alive: Contains this end until its socket is closed and all data that it read has arrived.
+        lateness: Records the lateness of this end.
         on_made: Called with this end when its socket is connected; reading waits for
             `start_reading`.
     """
 
     def __init__(
         self,
-        line: LinkDirection,
+        link: LinkDirection,
         alive: "set[ConnectionEnd]",
         lateness: WorstLateness,
         on_made: Callable[["ConnectionEnd"], None] | None = None,
@@ -87,9 +85,9 @@ class ConnectionEnd(asyncio.BufferedProtocol):
         """The other end; see `connect_ends`."""
         self.is_open = False
         self._is_lost = False
-        """It was open, and never will be again."""
+        """Whether it was open and is now closed."""
         self._loop = asyncio.get_running_loop()
-        self._line = line
+        self._link = link
         self._alive = alive
         self._lateness = lateness
         self._on_made = on_made
@@ -97,23 +95,23 @@ class ConnectionEnd(asyncio.BufferedProtocol):
         self._buffer = memoryview(bytearray(0))
         self._not_before = 0.0
         self._in_flight: deque[tuple[Piece, bytes | None]] = deque()
-        """Pieces and their data, for the peer; None is the end of the stream. Bounded by the line's
-        queue and by `MAX_IN_FLIGHT_BYTES`; when full, reading waits."""
+        """Pieces and their data, for the peer; None is the end of the stream. Bounded by the link's
+        queue and by `MAX_IN_FLIGHT_BYTES`; at the limit reading waits."""
         self._in_flight_bytes = 0
         self._is_peer_slow = False
         self._is_waiting = False
-        """Reading waits for the line."""
+        """Whether reading waits for the link."""
         self._kernel_bytes = 0
         self._delivery: asyncio.TimerHandle | None = None
         self._wake_up: asyncio.TimerHandle | None = None
 
     def start_reading(self, not_before: float = 0.0) -> None:
-        """Begin; nothing that is read leaves earlier than `not_before`."""
+        """Start to read; no data is sent before `not_before`."""
         self._not_before = not_before
         self._resume_reading()
 
     def on_change(self) -> None:
-        """The line has changed: what is under way has other times."""
+        """Recompute the timers after a change of the link."""
         if self._delivery is not None:
             self._delivery.cancel()
             self._delivery = None
@@ -123,7 +121,7 @@ class ConnectionEnd(asyncio.BufferedProtocol):
             self._resume_reading()
 
     def is_closed_by_peer(self) -> bool:
-        """Return whether the other side has closed, where the system tells it before we read."""
+        """Return whether the remote side has closed, if the system reports that before a read."""
         if self._transport is None or not hasattr(select, "POLLRDHUP"):
             return not self.is_open
         poll = select.poll()
@@ -131,21 +129,21 @@ class ConnectionEnd(asyncio.BufferedProtocol):
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """Close this end; what was written to it is still sent."""
+        """Close this end after sending all data that was written to it."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """Close this end at once; what it has read and what is for it is lost."""
+        """Close this end at once; drop all data in flight in both directions."""
         self._discard()
         self.peer._discard()
         if self._transport is not None:
             self._transport.abort()
 
-    # --- what asyncio calls -------------------------------------------------------------------
+    # --- called by asyncio --------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep quiet until `start_reading`."""
+        """Register this end; reading is paused until `start_reading`."""
         assert isinstance(transport, asyncio.Transport)
         self._transport, self.is_open = transport, True
         self._alive.add(self)
@@ -155,16 +153,16 @@ class ConnectionEnd(asyncio.BufferedProtocol):
             self._on_made(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Read one chunk at a time: the rate then holds over every window of time."""
-        size = self._line.chunk_bytes
+        """Return a buffer of one chunk, so that the rate holds over every time window."""
+        size = self._link.chunk_bytes
         if size > len(self._buffer):
             self._buffer = memoryview(bytearray(size))
         return self._buffer[:size]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Put a chunk on the line."""
+        """Send a chunk over the link."""
         now = self._loop.time()
-        piece = self._line.send(now, nbytes, self._not_before)
+        piece = self._link.send(now, nbytes, self._not_before)
         self._in_flight.append((piece, bytes(self._buffer[:nbytes])))
         self._in_flight_bytes += nbytes
         if piece.due <= now:
@@ -174,7 +172,7 @@ class ConnectionEnd(asyncio.BufferedProtocol):
         self._wait_if_full(now)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let the other end close when the last byte has arrived there."""
+        """Close the other end when the last byte has arrived there."""
         self.is_open, self._is_lost = False, True
         if self._wake_up is not None:
             self._wake_up.cancel()
@@ -182,22 +180,22 @@ class ConnectionEnd(asyncio.BufferedProtocol):
             self._discard()
             self.peer._discard()
             return
-        self._in_flight.append((self._line.send(self._loop.time(), 0), None))
+        self._in_flight.append((self._link.send(self._loop.time(), 0), None))
         self._schedule()
 
     def pause_writing(self) -> None:
-        """Our receiver is slow: the other end keeps what is for us."""
+        """Stop deliveries to this end: its receiver is slow."""
         self.peer._is_peer_slow = True
 
     def resume_writing(self) -> None:
-        """Our receiver goes on."""
+        """Continue deliveries to this end."""
         self.peer._is_peer_slow = False
         self.peer._deliver(self._loop.time())
 
     # --- towards the peer ---------------------------------------------------------------------
 
     def _schedule(self) -> None:
-        """Come back when the first piece is due; in a hole, `on_change` does."""
+        """Set a timer for the first due time; in an outage `on_change` sets it."""
         if self._delivery is None and self._in_flight and not self._is_peer_slow:
             due = self._in_flight[0][0].due
             if due < inf:
@@ -211,7 +209,7 @@ class ConnectionEnd(asyncio.BufferedProtocol):
         self._deliver(now)
 
     def _deliver(self, now: float) -> None:
-        """Hand over what is due, and come back for the rest."""
+        """Write the data that is due to the peer, and set a timer for the rest."""
         was_full = self._in_flight_bytes > MAX_IN_FLIGHT_BYTES
         while self._in_flight and self._in_flight[0][0].due <= now and not self._is_peer_slow:
             _, data = self._in_flight.popleft()
@@ -227,7 +225,7 @@ class ConnectionEnd(asyncio.BufferedProtocol):
             self._resume_reading()
 
     def _discard(self) -> None:
-        """Nothing is delivered any more."""
+        """Drop all data in flight and unregister this end."""
         self._in_flight.clear()
         self._alive.discard(self)
         if self._delivery is not None:
@@ -239,23 +237,23 @@ class ConnectionEnd(asyncio.BufferedProtocol):
             return
         if self._in_flight_bytes > MAX_IN_FLIGHT_BYTES:
             self._transport.pause_reading()  # until something has been delivered
-        elif self._line.is_full(now):
+        elif self._link.is_full(now):
             self._transport.pause_reading()
             self._is_waiting = True
             if self._wake_up is not None:
                 self._wake_up.cancel()
-            ready_at = self._line.ready_at  # in a hole it is never; `on_change` ends that
+            ready_at = self._link.ready_at  # `inf` in an outage, which `on_change` ends
             self._wake_up = self._loop.call_at(ready_at, self._wake) if ready_at < inf else None
 
     def _wake(self) -> None:
-        self._lateness.note(self._loop.time() - self._line.free_at)  # the line has run dry
+        self._lateness.note(self._loop.time() - self._link.free_at)  # the link is idle
         self._resume_reading()
 
     def _grow_kernel_buffer(self) -> None:
-        """Let the kernel hold what the line sends in `QUEUE_S`; that never shrinks again."""
-        if self._transport is None or not self.is_open or self._line.rate_bps is None:
+        """Grow the kernel buffer to the data of `QUEUE_S`; it never shrinks."""
+        if self._transport is None or not self.is_open or self._link.rate_bps is None:
             return
-        size = max(MIN_BUFFER_BYTES, int(self._line.rate_bps * QUEUE_S / 8.0))
+        size = max(MIN_BUFFER_BYTES, int(self._link.rate_bps * QUEUE_S / 8.0))
         size = min(size, MAX_IN_FLIGHT_BYTES)
         if size > self._kernel_bytes:
             self._kernel_bytes = size
@@ -264,7 +262,7 @@ class ConnectionEnd(asyncio.BufferedProtocol):
             )
 
     def _resume_reading(self) -> None:
-        """Read on, unless there is still a reason to wait."""
+        """Continue to read unless the link or the peer is still full."""
         self._is_waiting = False
         if self.is_open and self._transport is not None:
             self._transport.resume_reading()
@@ -277,13 +275,13 @@ def connect_ends(one: ConnectionEnd, other: ConnectionEnd) -> None:
 
 
 CONNECT_TIMEOUT_S = 10.0
-"""For the broker to accept; then the device's connection is closed."""
+"""Longest wait for the broker to accept; then the device's connection is closed; seconds."""
 
 _READ_BYTES = 1 << 16
 
 
 class _DeviceLink:
-    """The access link of one device: two lines, shared by all its connections."""
+    """The access link of one device: two directions, shared by all its connections."""
 
     def __init__(
         self,
@@ -310,7 +308,7 @@ class _DeviceLink:
         return device
 
     def change(self, state: LinkState) -> None:
-        """Be another link from now on."""
+        """Change the link from now on."""
         now, shape = asyncio.get_running_loop().time(), state.shape
         self._state = state
         if not state.is_plugged:
@@ -327,7 +325,7 @@ class _DeviceLink:
             self._covered.clear()
 
     def disconnect(self) -> None:
-        """Break all connections."""
+        """Close all connections at once."""
         for end in list(self._ends):
             end.abort()
 
@@ -346,7 +344,7 @@ class _DeviceLink:
 
     async def _connect(self, device: ConnectionEnd) -> None:
         await self._covered.wait()
-        if device.is_closed_by_peer():  # it gave up in the hole: the broker never hears of it
+        if device.is_closed_by_peer():  # the device gave up during the outage
             device.abort()
             return
         loop = asyncio.get_running_loop()
@@ -365,11 +363,11 @@ class _DeviceLink:
 
 
 class Proxies:
-    """The links of several devices; made by `proxies`."""
+    """The links of several devices; see `proxies`."""
 
     def __init__(self) -> None:
         self.ports: dict[str, int] = {}
-        """Of each device, on loopback."""
+        """Port of each device, on loopback."""
         self._devices: dict[str, _DeviceLink] = {}
         self._lateness = WorstLateness()
 
@@ -390,13 +388,13 @@ class Proxies:
             self.ports[name] = server.sockets[0].getsockname()[1]
 
     def change(self, changes: dict[str, LinkState]) -> ChangeReply:
-        """Change links, all of them at once."""
+        """Change links in one step."""
         for name, state in changes.items():
             self._devices[name].change(state)
         return ChangeReply(late_s=self._lateness.take())
 
     def disconnect_all(self) -> None:
-        """Break all connections of all devices."""
+        """Close all connections of all devices at once."""
         for device in self._devices.values():
             device.disconnect()
 
@@ -417,14 +415,14 @@ async def proxies(spec: ProxySpec) -> AsyncIterator[Proxies]:
             tasks.cancel_scope.cancel()
             opened.disconnect_all()
             with anyio.CancelScope(shield=True):
-                await checkpoint()  # asyncio closes an aborted socket in its next turn
+                await checkpoint()  # asyncio closes an aborted socket in its next iteration
 
 
 class _Requests:
-    """Reads orders from stdin while the loop runs, and answers each one."""
+    """Reads changes from stdin while the loop runs, and replies to each."""
 
     def __init__(self, opened: Proxies) -> None:
-        self.parent_left = asyncio.Event()
+        self.parent_ended = asyncio.Event()
         self._opened = opened
         self._decoder = msgspec.json.Decoder(dict[str, LinkState])
         self._pending = b""
@@ -433,7 +431,7 @@ class _Requests:
     def _read(self) -> None:
         data = os.read(0, _READ_BYTES)
         if not data:
-            self.parent_left.set()
+            self.parent_ended.set()
         for line in self._lines(data):
             _send_reply(self._opened.change(self._decoder.decode(line)))
 
@@ -442,20 +440,20 @@ class _Requests:
         yield from lines
 
 
-def _send_reply(answer: object) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+def _send_reply(reply: object) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
     sys.stdout.buffer.flush()
 
 
 async def _serve(spec: ProxySpec) -> None:
     async with proxies(spec) as opened:
-        orders = _Requests(opened)
+        requests = _Requests(opened)
         _send_reply(opened.ports)
-        await orders.parent_left.wait()
+        await requests.parent_ended.wait()
 
 
 def main() -> None:
-    """Serve a `ProxySpec` from stdin; the first argument is our parent's process id."""
+    """Serve a `ProxySpec` from stdin; the first argument is the parent's process id."""
     die_with_parent(int(sys.argv[1]))
     raise_priority()
     anyio.run(_serve, msgspec.json.decode(sys.stdin.buffer.readline(), type=ProxySpec))

@@ -184,25 +184,29 @@ def test_a_sample_counts_the_processor_time_of_one_life(tmp_path: Path) -> None:
         (
             "pi",
             conditions(shape=Shape(loss_ratio=0.01)),
-            r'^pi: .* cannot lose packets, got loss_ratio 0\.01; use emulation\.backend = "names',
+            r'^pi: .* cannot drop packets, got loss_ratio 0\.01; use emulation\.backend = "names',
         ),
-        ("pi", conditions(speed_ratio=0.0), r"^pi: speed_ratio must be > 0, got 0\.0; use outage"),
+        (
+            "pi",
+            conditions(speed_ratio=0.0),
+            r"^pi: speed_ratio must be > 0 and finite, got 0\.0; use outage",
+        ),
         (
             "plain",
             conditions(speed_ratio=None),
-            r"^plain: has no link to change, got Shape\(.*; give it a link",
+            r"^plain: must have a link of its own for Shape\(.*, got none; give it a link",
         ),
         (
             "plain",
             Conditions(None, None, "coverage"),
-            r"^plain: has no link to change, got coverage; give it a link",
+            r"^plain: must have a link of its own for coverage, got none; give it a link",
         ),
         (
             "plain",
             Conditions(0.5, None),
-            r"^plain: has no profile and cannot be slowed, got speed_ratio 0\.5; give it",
+            r"^plain: must have a profile to be slowed, got none and speed_ratio 0\.5; give it",
         ),
-        ("pi-7", conditions(), r"^pi-7: no such device; the fleet is pi, plain"),
+        ("pi-7", conditions(), r"^pi-7: no such device; the fleet has pi, plain"),
     ],
 )
 def test_conditions_that_cannot_be_had_are_refused(
@@ -219,7 +223,7 @@ def test_conditions_that_cannot_be_had_are_refused(
 
 def test_a_fleet_that_loses_packets_is_refused(tmp_path: Path) -> None:
     lossy = DeviceSpec("pi", None, Shape(loss_ratio=0.02))
-    with pytest.raises(BackendError, match=r"^pi: the process backend relays TCP and cannot lose"):
+    with pytest.raises(BackendError, match=r"^pi: the process backend relays TCP and cannot drop"):
         ProcessBackend(NOWHERE, [lossy], tmp_path)
 
 

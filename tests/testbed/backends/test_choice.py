@@ -93,7 +93,7 @@ def test_a_run_with_a_backend_that_cannot_work_ends_with_one_line_and_status_2(
     )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert "devices in namespaces reach this machine only" in done.stderr
+    assert "devices in namespaces reach only the embedded broker" in done.stderr
 
 
 @pytest.mark.slow

@@ -202,7 +202,7 @@ def test_a_process_that_died_takes_no_orders(tmp_path: Path) -> None:
             assert process is not None
             process.kill()
             await died.wait()
-            with pytest.raises(BackendError, match=r"^proxy-0: takes no orders any more, .*log$"):
+            with pytest.raises(BackendError, match=r"^proxy-0: must accept changes .*log$"):
                 await links.change({"device": LinkState(shape=FAST)})
 
     with_echo(test)

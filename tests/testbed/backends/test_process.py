@@ -255,7 +255,7 @@ def test_an_unknown_device_is_refused(tmp_path: Path) -> None:
         with pytest.raises(BackendError, match=r"^backend: must be entered"):
             await backend.start()
         async with backend:
-            with pytest.raises(BackendError, match=r"^pi-7: no such device; the fleet is pi-00, "):
+            with pytest.raises(BackendError, match=r"^pi-7: no such device; the fleet has pi-00, "):
                 await backend.kill("pi-7")
 
     run(test)

@@ -110,7 +110,7 @@ def test_a_relay_that_is_gone_is_told_at_the_next_word_to_it() -> None:
 
 def test_who_is_to_be_delayed_must_be_in_the_fleet() -> None:
     async def test() -> None:
-        with pytest.raises(BackendError, match=r"^pj: no such device; the fleet is pi$"):
+        with pytest.raises(BackendError, match=r"^pj: no such device; the fleet has pi$"):
             async with open_network("test", {"pi": None}, delayed=["pj"]):
                 raise AssertionError("must not open")
 
