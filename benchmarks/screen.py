@@ -34,7 +34,7 @@ from benchmarks._meter import cpu_s
 from benchmarks._rehearsal import Rehearsal
 from fairbed.coordinator.store import RunReader, StoreError
 from fairbed.coordinator.store.reader import LIVE, Quality
-from fairbed.coordinator.tui.app import SLOWEST_S
+from fairbed.coordinator.tui.app import LONGEST_PAUSE_S
 
 WARM_S = 5.0
 """Until the room is drawn and has seen a round: starting is told apart."""
@@ -186,7 +186,9 @@ def _turn(rounds: int, size: tuple[int, int]) -> Turn:
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"the run must be over within {RUN_S:g} s")
                 time.sleep(LOAD_INTERVAL_S)
-            time.sleep(2 * SLOWEST_S)  # the room has seen it too, and asks nothing when it is left
+            time.sleep(
+                2 * LONGEST_PAUSE_S
+            )  # the room has seen it too, and asks nothing when it is left
             terminal.press("q")
         return Turn(_quality(headless), _quality(watched))
 

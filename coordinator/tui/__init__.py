@@ -1,1 +1,1 @@
-"""The control room: a pure view of the store, and screens that show it."""
+"""The control room: a pure view of the run store, and the screens that show it."""

@@ -1,4 +1,4 @@
-"""The control room as an application: reads the store, shows new rows, sends commands.
+"""The control room as a Textual application: reads the store, shows new rows, sends commands.
 
 `ViewReader` reads the rows that a view does not contain yet, in one short transaction. `pause_s`
 limits how often the screen changes, so that it does not slow the measured processes.
@@ -39,14 +39,14 @@ from fairbed.wire.messages import OperatorCommand
 
 
 class ViewReader:
-    """Keeps a view up to date; used by one thread at a time, never by that of the screen."""
+    """Keeps a view up to date; used by one thread at a time, never by the thread of the screen."""
 
     def __init__(self, reader: RunReader) -> None:
         self.reader = reader
         self._seen: tuple[int, bool] | None = None
 
     def refresh(self, view: RunView) -> RunView | None:
-        """Return the next view, or None when nothing was written since the last one.
+        """Return the next view, or None if the store has not changed since the last one.
 
         Raises:
             StoreError: The store cannot be read.
@@ -85,7 +85,7 @@ class ViewReader:
                 rounds=rounds,
                 exchanges=reader.exchanges(max(cursor.round, newest - ROUNDS_KEPT)),
                 measured=reader.latest_exchanges() if cursor.round == 0 else (),
-                tallies=reader.selection_counts(cursor.round) if rounds else (),
+                selection_counts=reader.selection_counts(cursor.round) if rounds else (),
                 quality=reader.quality(cursor.round) if rounds else Quality(),
                 selections=reader.selections(newest) if rounds else (),
                 metrics=metrics,
@@ -96,37 +96,37 @@ class ViewReader:
             )
 
 
-QUICKEST_S = 0.25
-"""The screen changes at most four times a second, however many events came."""
+SHORTEST_PAUSE_S = 0.25
+"""The screen changes at most four times a second, however many events arrive."""
 
-SLOWEST_S = 1.0
-"""The screen changes at least once a second, whatever it costs."""
+LONGEST_PAUSE_S = 1.0
+"""The screen changes at least once a second, whatever the cost."""
 
-SHARE = 0.05
-"""Of one core: contention below it leaves an exchange valid."""
+CORE_SHARE = 0.05
+"""Share of one core for the screen: contention below it leaves an exchange valid."""
 
 
 def pause_s(spent_s: float) -> float:
-    """Return how long to leave the screen alone after a change, seconds.
+    """Return the time until the next change of the screen, seconds.
 
     Args:
-        spent_s: Processor time that showing the last change took, seconds.
+        spent_s: Processor time of the last change, seconds.
     """
-    return min(max(QUICKEST_S, spent_s / SHARE), SLOWEST_S)
+    return min(max(SHORTEST_PAUSE_S, spent_s / CORE_SHARE), LONGEST_PAUSE_S)
 
 
 ExitChoice = Literal["detach", "stop", "quit"]
 SendCommand = Callable[[OperatorCommand], Awaitable[None]]
 
-ORDERS = ("pause", "resume", "exclude", "include")
+COMMANDS = ("pause", "resume", "exclude", "include")
 COMMAND_TIMEOUT_S = 10.0
 
 
 class ControlRoom(App[ExitChoice]):
     """Shows a run, live or finished.
 
-    Closing it never stops a run that was started elsewhere. `run` and `run_async` return what
-    the person chose: `stop` and `detach` only for an owned run that is still alive.
+    Closing it never stops a run that another process started. `run` and `run_async` return the
+    operator's choice: `stop` and `detach` only for an owned run that is still alive.
     """
 
     CSS_PATH = "app.tcss"
@@ -143,12 +143,12 @@ class ControlRoom(App[ExitChoice]):
     def __init__(
         self, reader: RunReader, *, send_command: SendCommand | None = None, owns_run: bool = False
     ) -> None:
-        """Prepare the room.
+        """Prepare the application.
 
         Args:
-            reader: Of the run; the caller closes it.
+            reader: Reader of the run; the caller closes it.
             send_command: Delivers a command to the coordinator; None for a run without a process.
-            owns_run: The process of this terminal runs the coordinator, too.
+            owns_run: The coordinator runs in the process of this terminal.
         """
         super().__init__()
         self._view_reader = ViewReader(reader)
@@ -162,7 +162,7 @@ class ControlRoom(App[ExitChoice]):
         self.view = RunView()
 
     async def on_mount(self) -> None:
-        """Show the run, and keep showing it."""
+        """Show the run, and start the periodic refresh."""
         self._home_loop = asyncio.get_running_loop()
         if self._must_leave:
             self.exit()
@@ -178,14 +178,14 @@ class ControlRoom(App[ExitChoice]):
             self._home_loop.call_soon_threadsafe(self.exit)
 
     async def _tick(self) -> None:
-        """Show new rows, and schedule the next time: the longer the pause, the more it costs."""
+        """Show new rows, and schedule the next tick after a pause proportional to the cost."""
         await self.refresh_view()
-        self._offer()  # a footer that did not exist yet has missed the first time
+        self._offer()  # the footer may not have existed at the first call
         before, self._cpu_s = self._cpu_s, time.process_time()
         self.set_timer(pause_s(self._cpu_s - before), self._tick)
 
     async def refresh_view(self) -> None:
-        """Read new rows and show them, unless that is running already."""
+        """Read new rows and show them; do nothing while another call does so."""
         if self._is_reading:
             return
         self._is_reading = True
@@ -197,7 +197,7 @@ class ControlRoom(App[ExitChoice]):
                 await self._show()
         except StoreError as exc:
             if str(exc) != self._problem:
-                self.notify(str(exc), severity="error", title="The run cannot be read")
+                self.notify(str(exc), severity="error", title="Cannot read the run")
             self._problem = str(exc)
         finally:
             self._is_reading = False
@@ -219,7 +219,7 @@ class ControlRoom(App[ExitChoice]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer commands only for a live run that accepts them."""
-        if action not in ORDERS:
+        if action not in COMMANDS:
             return super().check_action(action, parameters)
         if not self.is_live or self._send_command is None:
             return False
@@ -249,38 +249,38 @@ class ControlRoom(App[ExitChoice]):
 
     def _offer(self) -> None:
         """Rebuild the footer if the offered commands changed."""
-        offered = {order for order in ORDERS if self.check_action(order, ())}
-        for screen in self.screen_stack[-1:]:  # none once the room is closing
+        offered = {command for command in COMMANDS if self.check_action(command, ())}
+        for screen in self.screen_stack[-1:]:  # empty while the application closes
             for footer in screen.query(Footer):
                 named = {getattr(key, "action", "") for key in footer.children}
-                if not named or named & set(ORDERS) != offered:
+                if not named or named & set(COMMANDS) != offered:
                     self.refresh_bindings()
 
     async def action_back(self) -> None:
-        """Return to the previous screen, up to date."""
+        """Return to the previous screen, and update it."""
         await self.pop_screen()
         await self._show()
 
     def action_pause(self) -> None:
-        """Start no further round."""
-        self._order("pause")
+        """Pause the run: no further round starts."""
+        self._command("pause")
 
     def action_resume(self) -> None:
-        """Go on after a pause."""
-        self._order("resume")
+        """Resume a paused run."""
+        self._command("resume")
 
     def action_exclude(self) -> None:
-        """Take the device under the cursor out."""
+        """Exclude the device under the cursor from selection."""
         if self._selected_device is not None:
-            self._order("exclude", self._selected_device.name)
+            self._command("exclude", self._selected_device.name)
 
     def action_include(self) -> None:
-        """Let the device under the cursor in again."""
+        """Include the device under the cursor again."""
         if self._selected_device is not None:
-            self._order("include", self._selected_device.name)
+            self._command("include", self._selected_device.name)
 
     def action_leave(self) -> None:
-        """Exit; for an owned run ask first whether to stop it, a second time means stop."""
+        """Exit; for an owned live run open the exit dialog first, a second time means stop."""
         if not (self._owns_run and self.is_live):
             self.exit("quit")
         elif isinstance(self.screen, ExitDialog):
@@ -289,7 +289,7 @@ class ControlRoom(App[ExitChoice]):
             self.push_screen(ExitDialog(), self._on_answer)
 
     async def on_fleet_table_opened(self, message: FleetTable.Opened) -> None:
-        """Show one device."""
+        """Open the screen of one device."""
         rows = await anyio.to_thread.run_sync(self._view_reader.reader.devices)
         row = next((row for row in rows if row.name == message.device), None)
         if row is not None:
@@ -300,7 +300,7 @@ class ControlRoom(App[ExitChoice]):
         if answer in ("stop", "detach"):
             self.exit(answer)
 
-    def _order(
+    def _command(
         self, action: Literal["pause", "resume", "exclude", "include"], device: str | None = None
     ) -> None:
         command = OperatorCommand(id=secrets.token_bytes(16), action=action, device=device)
@@ -314,6 +314,7 @@ class ControlRoom(App[ExitChoice]):
             with anyio.fail_after(COMMAND_TIMEOUT_S):
                 await self._send_command(command)
         except (WireError, OSError, TimeoutError) as exc:
-            self.notify(f"{what}: {exc or 'no answer'}", severity="error", title="Not delivered")
+            reason = str(exc) or f"no reply within {COMMAND_TIMEOUT_S:g} s"
+            self.notify(f"{what}: {reason}", severity="error", title="Command not delivered")
         else:
-            self.notify(what, title="Asked for", timeout=3.0)
+            self.notify(what, title="Command sent", timeout=3.0)

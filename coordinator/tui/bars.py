@@ -1,4 +1,4 @@
-"""Spans of time as a row of character cells, an eighth of a cell fine."""
+"""Spans of time drawn as a row of character cells, at a resolution of an eighth of a cell."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,18 +11,19 @@ EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 @dataclass(frozen=True, slots=True)
 class BarCell:
-    """One character: `glyph` in the colour of `ink` on the colour of `paper`."""
+    """One character: `glyph` in the colour of one phase on the colour of another."""
 
     glyph: str
-    ink: str | None
-    """Phase; None for the background."""
-    paper: str | None
+    foreground: str | None
+    """Phase; None for the background of the widget."""
+    background: str | None
+    """Phase; None for the background of the widget."""
 
 
 def bar(spans: Sequence[Span], scale_s: float, width: int) -> list[BarCell]:
     """Draw spans that do not overlap, in order, `scale_s` seconds over `width` cells.
 
-    A span that lasts is never invisible: it takes at least an eighth, at the cost of the next.
+    Each span takes at least an eighth of a cell, if necessary at the cost of the next one.
     """
     eighths: list[str | None] = [None] * (8 * width)
     filled = 0
@@ -45,7 +46,7 @@ def gauge(ratio: float, width: int) -> str:
 
 
 def _cell(eighths: Sequence[str | None]) -> BarCell:
-    """Reduce eight eighths to two colours: the first, and what fills most of the rest."""
+    """Reduce eight eighths to two colours: that of the first, and the most frequent other."""
     first = eighths[0]
     rest = [phase for phase in eighths if phase != first]
     if not rest:

@@ -1,4 +1,4 @@
-"""Draws a run folder as a picture of the control room, without a terminal.
+"""Draws the control room of a run folder as an SVG file, without a terminal.
 
 python -m fairbed.coordinator.tui.screenshot runs/ID docs/images/tui.svg --size 120x40
 """
@@ -12,7 +12,7 @@ from fairbed.coordinator.store.reader import RunReader
 from fairbed.coordinator.tui.app import ControlRoom
 
 MONOSPACED = "'DejaVu Sans Mono', Menlo, Consolas, 'Liberation Mono', monospace"
-"""Fonts with braille and block glyphs come first."""
+"""Fonts of the picture; those with braille and block glyphs come first."""
 
 
 async def screenshot(folder: Path, size: tuple[int, int]) -> str:
@@ -25,10 +25,9 @@ async def screenshot(folder: Path, size: tuple[int, int]) -> str:
 
 
 def without_downloads(svg: str) -> str:
-    """Return the picture without the fonts that it would fetch from elsewhere.
+    """Return the SVG with installed monospaced fonts instead of fonts to download.
 
-    A monospaced font that the reader has stands in; each run of text has its length written down,
-    so that columns stay aligned whatever the font.
+    Each run of text states its length, so columns stay aligned with any font.
     """
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
     return svg.replace("font-family: Fira Code, monospace;", f"font-family: {MONOSPACED};")

@@ -1,4 +1,4 @@
-"""The state of the control room: one immutable value, folded from rows of the store. Pure.
+"""State of the control room: one immutable value, folded from rows of the store. Pure.
 
 `fold` adds the rows of a `ViewUpdate` to a view; `RunView.cursor` marks the newest rows in it.
 """
@@ -30,7 +30,8 @@ SILENT_AFTER_S = 3.0
 
 OFFLINE = "offline"
 """State of every device of a run without a process."""
-AWAY = frozenset({"gone", "silent"})
+ABSENT = frozenset({"gone", "silent"})
+"""States of a device that the coordinator cannot reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,14 @@ class DeviceView:
     profile: str = ""
     n_k: int = 0
     state: str = "joined"
-    """Phase of its lifecycle, or excluded, gone, silent, unwilling."""
+    """State of the agent's lifecycle, or excluded, gone, silent, unwilling, offline."""
     mu_cores: float | None = None
     downlink_bps: float | None = None
     uplink_bps: float | None = None
     tau_hat_s: float | None = None
-    """Prediction at the last selection; None before it has taught the estimator anything."""
+    """Predicted exchange time at the last selection; None before the first measured exchange."""
     tau_s: float | None = None
-    """Last measured exchange."""
+    """Last measured exchange time."""
     selected: int = 0
     aggregated: int = 0
     rounds: int = 0
@@ -56,7 +57,7 @@ class DeviceView:
     queue: float | None = None
     loss: float | None = None
     accuracy: float | None = None
-    heard_s: float | None = None
+    last_context_s: float | None = None
     """Run clock at its last context."""
     cpu_ratio: float | None = None
     rss_bytes: int | None = None
@@ -69,12 +70,12 @@ class DeviceView:
 
     @property
     def aggregation_rate(self) -> float | None:
-        """Merged updates per round since it joined."""
+        """Aggregated updates per round since it joined."""
         return self.aggregated / self.rounds if self.rounds else None
 
     @property
     def is_working(self) -> bool:
-        """An exchange is under way."""
+        """An exchange is in progress."""
         return self.state in PHASE_OF_STATE
 
 
@@ -84,7 +85,7 @@ class ExchangeView:
 
     device: str
     outcome: str
-    """As stored; empty while it is open."""
+    """Outcome as stored; empty while the exchange is open."""
     tau_s: float | None
     tau_hat_s: float | None
     spans: tuple[Span, ...]
@@ -98,28 +99,28 @@ class RoundView:
     status: str
     """done, void, or open."""
     duration_s: float
-    """So far, for an open one."""
+    """Duration so far for an open round."""
     exchanges: tuple[ExchangeView, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Stragglers:
-    """Counts of exchanges that took too long for their round, by their end."""
+    """Counts of exchanges that did not finish within their round, by outcome."""
 
-    merged: int = 0
-    """Merged in a later round."""
+    aggregated: int = 0
+    """Aggregated in a later round."""
     dropped: int = 0
     cancelled: int = 0
-    """Ended early: enough others had arrived."""
+    """Cancelled because enough other updates had arrived."""
 
     def __bool__(self) -> bool:
-        """Tell whether there were any."""
-        return bool(self.merged or self.dropped or self.cancelled)
+        """Return whether any count is above 0."""
+        return bool(self.aggregated or self.dropped or self.cancelled)
 
     def plus(self, rows: Sequence[RoundRow]) -> "Stragglers":
         """Return the counts with those of more rounds."""
         return Stragglers(
-            self.merged + sum(row.aggregated_late for row in rows),
+            self.aggregated + sum(row.aggregated_late for row in rows),
             self.dropped + sum(row.dropped_late for row in rows),
             self.cancelled + sum(row.cancelled for row in rows),
         )
@@ -130,7 +131,7 @@ class Cursor:
     """The newest rows that a view contains."""
 
     resumes: int = -1
-    """Of the run; another value means that rows became void: begin with an empty view."""
+    """Resumes of the run; if it changes, rows became void and the view starts empty."""
     round: int = 0
     metric: int = 0
     event: int = 0
@@ -143,50 +144,50 @@ class ViewUpdate:
 
     info: RunInfo
     cursor: Cursor
-    """After these rows."""
+    """Cursor after these rows."""
     devices: Sequence[DeviceRow] = ()
-    """All of them, or none when nobody joined."""
+    """All devices; empty if no device can have joined."""
     truths: Sequence[TruthRow] = ()
     rounds: Sequence[RoundRow] = ()
     exchanges: Sequence[ExchangeRow] = ()
-    """Of `rounds`, and those of the open round that are over."""
+    """Exchanges of `rounds`, and closed exchanges of the open round."""
     measured: Sequence[ExchangeRow] = ()
-    """Each device's last measured exchange, for an empty view."""
-    tallies: Sequence[SelectionCounts] = ()
+    """Last measured exchange of each device, for an empty view."""
+    selection_counts: Sequence[SelectionCounts] = ()
     quality: Quality = field(default_factory=Quality)
-    """Of the exchanges of `rounds`."""
+    """Quality of the exchanges of `rounds`."""
     selections: Sequence[SelectionRow] = ()
-    """Of the newest round."""
+    """Selection of the newest round."""
     metrics: Sequence[MetricRow] = ()
     device_metrics: Sequence[DeviceMetricRow] = ()
-    """Of the newest evaluation."""
+    """Metrics of the newest evaluation."""
     events: Sequence[tuple[int, EventRow]] = ()
     telemetry: Sequence[TelemetryRow] = ()
-    """The latest of each device that was heard."""
+    """Latest row of each device with new telemetry."""
     commands: Sequence[CommandRow] = ()
-    """All."""
+    """All commands of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """The run as it is shown."""
+    """Everything that the screens show of a run."""
 
     info: RunInfo | None = None
     """None before the first read."""
     cursor: Cursor = Cursor()
     elapsed_s: float = 0.0
-    """The newest instant of the run clock that any row tells."""
+    """Newest time of the run clock in any row, seconds."""
     devices: tuple[DeviceView, ...] = ()
-    """In the order of their rows."""
+    """Devices in the order of their rows."""
     rounds: tuple[RoundView, ...] = ()
-    """Newest last; the open one, if any, is the last."""
+    """Newest rounds, oldest first; the open round, if any, is the last."""
     metrics: tuple[MetricRow, ...] = ()
     queues: tuple[tuple[int, float, float], ...] = ()
     """Round, sum of Z, largest Z."""
     quality: Quality = field(default_factory=Quality)
-    """Of all exchanges of closed rounds."""
+    """Quality of all exchanges of closed rounds."""
     stragglers: Stragglers = Stragglers()
-    """Likewise."""
+    """Late exchanges of all closed rounds."""
     events: tuple[tuple[int, EventRow], ...] = ()
     open_since_s: float | None = None
     """Run clock at the dispatch of the open round; None between rounds."""
@@ -204,7 +205,7 @@ class RunView:
 
 
 def fold(view: RunView, update: ViewUpdate) -> RunView:
-    """Return the view after an update; the given one is not changed."""
+    """Return the view after an update; `view` is not changed."""
     if update.cursor.resumes != view.cursor.resumes:
         view = RunView()
     closed_s = max((row.closed_at_s for row in update.rounds), default=None)
@@ -237,7 +238,7 @@ def fold(view: RunView, update: ViewUpdate) -> RunView:
 def _open_round(
     view: RunView, update: ViewUpdate, closed_s: float | None
 ) -> tuple[float | None, Mapping[str, tuple[Span, ...]]]:
-    """Return when the open round was dispatched, and what each of its devices did since."""
+    """Return the dispatch time of the open round, run clock, and the spans of its devices."""
     since_s, spans = view.open_since_s, dict(view.open_spans)
     if closed_s is not None:
         since_s, spans = None, {}
@@ -274,7 +275,7 @@ def _rounds(
         kept.append(RoundView(row.round, row.status, row.duration_s, tuple(exchanges)))
     if open_since_s is not None:
         lasted_s = max(elapsed_s - open_since_s, 0.0)
-        over = {
+        closed = {
             x.device: _exchange(x, open_since_s, lasted_s)
             for x in update.exchanges
             if x.round > update.cursor.round
@@ -282,19 +283,20 @@ def _rounds(
         working = {
             name: ExchangeView(name, "", None, None, spans) for name, spans in open_spans.items()
         }
-        exchanges = [*{**working, **over}.values()]
+        exchanges = [*{**working, **closed}.values()]
         kept.append(RoundView(update.cursor.round + 1, "open", lasted_s, tuple(exchanges)))
     return tuple(kept[-ROUNDS_KEPT:])
 
 
-def foretold(tau_hat_s: float | None) -> float | None:
-    """Return a predicted time; None where it is 0: the estimator had learned nothing yet."""
+def known_prediction(tau_hat_s: float | None) -> float | None:
+    """Return a predicted time; None for 0, the prediction before the first exchange."""
     return tau_hat_s or None
 
 
 def _exchange(row: ExchangeRow, round_start_s: float, round_s: float) -> ExchangeView:
     spans = spans_of(row, round_start_s, round_s)
-    return ExchangeView(row.device, row.outcome, row.tau_s, foretold(row.tau_hat_s), spans)
+    tau_hat_s = known_prediction(row.tau_hat_s)
+    return ExchangeView(row.device, row.outcome, row.tau_s, tau_hat_s, spans)
 
 
 def _devices(view: RunView, update: ViewUpdate, elapsed_s: float) -> tuple[DeviceView, ...]:
@@ -311,18 +313,18 @@ def _devices(view: RunView, update: ViewUpdate, elapsed_s: float) -> tuple[Devic
     for x in (*update.measured, *update.exchanges):
         if x.tau_s is not None:
             change(x.device, tau_s=x.tau_s)
-    for tally in update.tallies:
-        if (known := devices.get(tally.device)) is not None:
+    for counts in update.selection_counts:
+        if (known := devices.get(counts.device)) is not None:
             change(
-                tally.device,
-                selected=known.selected + tally.selected,
-                aggregated=known.aggregated + tally.aggregated,
-                rounds=known.rounds + tally.rounds,
+                counts.device,
+                selected=known.selected + counts.selected,
+                aggregated=known.aggregated + counts.aggregated,
+                rounds=known.rounds + counts.rounds,
             )
     for chosen in update.selections:
-        change(chosen.device, tau_hat_s=foretold(chosen.tau_hat_s), queue=chosen.queue)
-    for score in update.device_metrics:
-        change(score.device, loss=score.loss, accuracy=score.accuracy)
+        change(chosen.device, tau_hat_s=known_prediction(chosen.tau_hat_s), queue=chosen.queue)
+    for metric in update.device_metrics:
+        change(metric.device, loss=metric.loss, accuracy=metric.accuracy)
     for context in update.telemetry:
         change(
             context.device,
@@ -330,7 +332,7 @@ def _devices(view: RunView, update: ViewUpdate, elapsed_s: float) -> tuple[Devic
             mu_cores=context.mu_cores,
             downlink_bps=context.downlink_bps,
             uplink_bps=context.uplink_bps,
-            heard_s=context.at_s,
+            last_context_s=context.at_s,
             cpu_ratio=context.cpu_ratio,
             rss_bytes=context.rss_bytes,
             temperature_celsius=context.temperature_celsius,
@@ -340,20 +342,22 @@ def _devices(view: RunView, update: ViewUpdate, elapsed_s: float) -> tuple[Devic
 
 
 def _note_absence(devices: dict[str, DeviceView], update: ViewUpdate, elapsed_s: float) -> None:
-    """Replace the last reported state of a device by newer knowledge: excluded, gone, silent."""
-    ordered = {row.device: row.action for row in update.commands if row.device is not None}
+    """Replace the reported state of a device that is excluded, gone, silent or offline."""
+    commanded = {row.device: row.action for row in update.commands if row.device is not None}
     left = {row.device: row.at_s for _, row in update.events if row.kind == "left" and row.device}
     for name, device in devices.items():
         state = device.state
         if not update.info.is_alive:
             state = OFFLINE
-        elif ordered.get(name) == "exclude":
+        elif commanded.get(name) == "exclude":
             state = "excluded"
-        elif left.get(name, -1.0) >= (device.heard_s or 0.0):
+        elif left.get(name, -1.0) >= (device.last_context_s or 0.0):
             state = "gone"
-        elif device.heard_s is not None and elapsed_s - device.heard_s > SILENT_AFTER_S:
-            state = state if state in AWAY else "silent"
-        elif state == "excluded" and ordered.get(name) == "include":
+        elif (
+            device.last_context_s is not None and elapsed_s - device.last_context_s > SILENT_AFTER_S
+        ):
+            state = state if state in ABSENT else "silent"
+        elif state == "excluded" and commanded.get(name) == "include":
             state = "idle"
         if state != device.state:
             devices[name] = replace(device, state=state)

@@ -1,1 +1,1 @@
-"""One screen a task."""
+"""Screens of the control room, one per task."""

@@ -24,7 +24,7 @@ from fairbed.coordinator.report.quantities import (
 )
 from fairbed.coordinator.store.tables import DeviceRow, ExchangeRow
 from fairbed.coordinator.tui.phase_spans import PHASES
-from fairbed.coordinator.tui.view import AWAY, DeviceView, RunView, foretold
+from fairbed.coordinator.tui.view import ABSENT, DeviceView, RunView, known_prediction
 from fairbed.coordinator.tui.widgets.header import RunHeader
 from fairbed.coordinator.tui.widgets.plot import Curve, CurvePlot
 
@@ -50,7 +50,7 @@ Column = tuple[str, Callable[[ExchangeRow], str]]
 COLUMNS: tuple[Column, ...] = (
     ("round", lambda x: str(x.round)),
     ("outcome", lambda x: _outcome(x)),
-    ("predicted", lambda x: seconds(foretold(x.tau_hat_s))),
+    ("predicted", lambda x: seconds(known_prediction(x.tau_hat_s))),
     ("τ", lambda x: seconds(x.tau_s)),
     *((SHORT.get(phase, phase), partial(_phase, f"{phase}_s")) for phase in PHASES),
     ("rest", lambda x: percent(x.unaccounted_s / x.tau_s if x.unaccounted_s and x.tau_s else None)),
@@ -132,7 +132,9 @@ class DeviceDetail(Screen[None]):
         for row in reversed(rows):
             table.add_row(*(Text(text(row), justify="right") for _, text in COLUMNS))
         self.query_one("#tau", CurvePlot).curves = (
-            Curve("predicted", "low", curve((x.round, foretold(x.tau_hat_s)) for x in rows)),
+            Curve(
+                "predicted", "low", curve((x.round, known_prediction(x.tau_hat_s)) for x in rows)
+            ),
             Curve("measured", "main", curve((x.round, x.tau_s) for x in rows)),
         )
 
@@ -169,9 +171,11 @@ def state_words(device: DeviceView, elapsed_s: float) -> str:
     meaning = ABSENCES.get(device.state)
     if meaning is None:
         return device.state
-    if device.state not in AWAY or device.heard_s is None:
+    if device.state not in ABSENT or device.last_context_s is None:
         return f"{device.state}: {meaning}"
-    return f"{device.state}: {meaning}; heard {clock(max(0.0, elapsed_s - device.heard_s))} ago"
+    return (
+        f"{device.state}: {meaning}; heard {clock(max(0.0, elapsed_s - device.last_context_s))} ago"
+    )
 
 
 def device_facts(row: DeviceRow, device: DeviceView, elapsed_s: float) -> list[tuple[str, str]]:

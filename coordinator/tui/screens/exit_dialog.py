@@ -1,4 +1,4 @@
-"""The dialog on exit from a run that this terminal has started."""
+"""Dialog on exit from a run that this terminal started."""
 
 from typing import ClassVar, Literal
 
@@ -12,7 +12,7 @@ Answer = Literal["stop", "detach", "cancel"]
 
 
 class ExitDialog(ModalScreen[Answer]):
-    """Asks whether to stop the run or leave it running; Ctrl-C means stop."""
+    """Offers to stop the run or to leave it running; Ctrl-C means stop."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "dismiss('stop')", "Stop the run"),
@@ -21,15 +21,15 @@ class ExitDialog(ModalScreen[Answer]):
     ]
 
     def compose(self) -> ComposeResult:
-        """Build the question."""
+        """Build the dialog."""
         with Vertical(id="question"):
-            yield Label("The run belongs to this terminal. Stop it?")
+            yield Label("This terminal started the run. Stop it?")
             with Horizontal():
                 yield Button("[u]S[/u]top it", id="stop", variant="error")
                 yield Button("[u]L[/u]eave it running", id="detach", variant="primary")
                 yield Button("[u]C[/u]ancel", id="cancel")
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
-        """Answer."""
+        """Close the dialog with the answer of the button."""
         answers: dict[str | None, Answer] = {"stop": "stop", "detach": "detach"}
         self.dismiss(answers.get(event.button.id, "cancel"))

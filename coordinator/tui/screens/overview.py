@@ -1,4 +1,4 @@
-"""The whole run on one screen, or one part of it in full."""
+"""Screen of the whole run, or of one part of it in full size."""
 
 from typing import ClassVar, Literal
 
@@ -19,7 +19,7 @@ Part = Literal["overview", "fleet", "rounds", "plots", "events"]
 
 
 class Overview(Screen[None]):
-    """Fleet, timeline, plots and events; which parts fit is decided in `app.tcss`."""
+    """Fleet, timeline, plots and events; `app.tcss` decides which parts fit."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("1", "show_part('overview')", "Overview"),
@@ -43,17 +43,17 @@ class Overview(Screen[None]):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Show all parts; the keys act on the fleet."""
+        """Show all parts, with the focus on the fleet."""
         self.action_show_part("overview")
         self.app.theme_changed_signal.subscribe(self, lambda _theme: self._restyle())
 
     def action_show_part(self, part: Part) -> None:
-        """Show all parts, or one part in full."""
+        """Show all parts, or one part in full size."""
         self.set_classes([*(c for c in self.classes if not c.startswith("part-")), f"part-{part}"])
         self.query_one({"events": EventLogView}.get(part, FleetTable)).focus()
 
     def show(self, view: RunView) -> None:
-        """Show a view."""
+        """Show a view in all parts."""
         self.query_one(RunHeader).view = view
         self.query_one(FleetTable).show(view)
         self.query_one(RoundTimeline).rounds = view.rounds
@@ -63,7 +63,7 @@ class Overview(Screen[None]):
 
     @property
     def selected_device(self) -> str | None:
-        """The device under the cursor."""
+        """Name of the device under the cursor."""
         return self.query_one(FleetTable).selected_device
 
     def _restyle(self) -> None:
@@ -74,7 +74,7 @@ class Overview(Screen[None]):
 
 
 def accuracy_curves(view: RunView) -> tuple[Curve, ...]:
-    """Return the accuracy over rounds: best and worst 10 % of the devices around the mean."""
+    """Return the accuracy over rounds: mean, and best and worst 10 % of the devices."""
     return (
         Curve("best 10 %", "high", tuple((m.round, m.accuracy_best10) for m in view.metrics)),
         Curve("worst 10 %", "low", tuple((m.round, m.accuracy_worst10) for m in view.metrics)),
@@ -83,7 +83,7 @@ def accuracy_curves(view: RunView) -> tuple[Curve, ...]:
 
 
 def queue_curves(view: RunView) -> tuple[Curve, ...]:
-    """Return the virtual queues over rounds: the fleet's sum and the largest of a device."""
+    """Return the virtual queues over rounds: sum and maximum over devices."""
     return (
         Curve("largest", "low", tuple((t, largest) for t, _, largest in view.queues)),
         Curve("sum", "main", tuple((t, total) for t, total, _ in view.queues)),

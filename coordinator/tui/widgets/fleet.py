@@ -1,4 +1,4 @@
-"""The fleet, one device a line; columns that do not fit are left out."""
+"""Table of the fleet, one line per device; columns that do not fit are left out."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from textual.widgets import DataTable
 
 from fairbed.coordinator.report.quantities import MISSING, bandwidth, ratio, seconds
 from fairbed.coordinator.tui.phase_spans import PHASE_OF_STATE, PHASES
-from fairbed.coordinator.tui.view import AWAY, DeviceView, RunView
+from fairbed.coordinator.tui.view import ABSENT, DeviceView, RunView
 
 MAX_LINES = 2_000
-"""Devices that are listed; a larger fleet is replayed, not watched device by device."""
+"""Maximum number of devices listed."""
 PADDING = 2
-"""Of a cell, both sides together."""
+"""Padding of a cell, both sides together, columns."""
 TOLERANCE = 1e-9
-"""For a rate that equals beta."""
+"""Rounding tolerance for a rate that equals beta."""
 
 Line: TypeAlias = tuple[tuple[str, str], ...]
-"""Texts that fill their columns, each with a component class without its prefix; or no class."""
+"""Padded cell texts, each with a component class without its prefix, or "" for no class."""
 
 
 def no_style(_device: DeviceView, _beta: float | None) -> str:
@@ -41,7 +41,7 @@ class FleetColumn:
     priority: int
     """0 is the most important."""
     min_width: int
-    """Of what it usually holds, so that the table does not jump."""
+    """Width of usual values, so that columns seldom move."""
     text: Callable[[DeviceView], str]
     justify: Literal["left", "right"] = "right"
     style: Callable[[DeviceView, float | None], str] = no_style
@@ -49,10 +49,10 @@ class FleetColumn:
 
 
 def state_style(device: DeviceView, _beta: float | None = None) -> str:
-    """Return the colour of what a device does; the same as its phase has on the timeline."""
+    """Return the style of a device's state; a phase has the same colour as on the timeline."""
     if device.state in PHASE_OF_STATE:
         return PHASE_OF_STATE[device.state]
-    if device.state in AWAY:
+    if device.state in ABSENT:
         return "bad"
     if device.state == "answering":
         return "busy"
@@ -60,26 +60,26 @@ def state_style(device: DeviceView, _beta: float | None = None) -> str:
 
 
 def rate_style(device: DeviceView, beta: float | None) -> str:
-    """Return good for a rate of at least beta; a lower one is a warning while the queue is open."""
+    """Return the style of the selection rate: good if at least beta, otherwise a warning."""
     if beta is None or device.rate is None:
         return ""
     return "good" if device.rate >= beta - TOLERANCE else "warn"
 
 
 def aggregation_style(device: DeviceView, beta: float | None) -> str:
-    """Return the same for the aggregation rate."""
+    """Return the style of the aggregation rate: good if at least beta, otherwise a warning."""
     if beta is None or device.aggregation_rate is None:
         return ""
     return "good" if device.aggregation_rate >= beta - TOLERANCE else "warn"
 
 
 def busy_style(device: DeviceView, _beta: float | None) -> str:
-    """Return emphasis for a device at work."""
+    """Return the style of a name: emphasised while the device works on an exchange."""
     return "busy" if device.is_working else ""
 
 
 def dim_style(_device: DeviceView, _beta: float | None) -> str:
-    """Return the style of what matters less."""
+    """Return the style of secondary text."""
     return "dim"
 
 
@@ -106,7 +106,7 @@ COLUMNS: tuple[FleetColumn, ...] = (
 def widths_of(
     columns: Sequence[FleetColumn], devices: Sequence[DeviceView]
 ) -> dict[FleetColumn, int]:
-    """Return the width that each column needs to show these devices whole."""
+    """Return the width that each column needs for all values of these devices."""
     return {
         c: max([c.min_width, len(c.heading), *(len(c.text(d)) for d in devices)]) for c in columns
     }
@@ -115,7 +115,7 @@ def widths_of(
 def fitting(
     widths: Mapping[FleetColumn, int], width: int, padding: int = PADDING
 ) -> list[FleetColumn]:
-    """Return the columns that fit into `width`, in order, dropping the least important."""
+    """Return the columns that fit into `width`, in order, without the least important ones."""
     kept = list(widths)
     while len(kept) > 1 and sum(widths[c] + padding for c in kept) > width:
         kept.remove(max(kept, key=lambda c: c.priority))
@@ -123,10 +123,10 @@ def fitting(
 
 
 class FleetTable(DataTable[str]):
-    """Devices in the order in which they joined.
+    """Table of devices in the order in which they joined.
 
-    Textual's table has the cursor, the keys and the scrolling, but draws every line anew when one
-    cell changes. So this class draws the lines itself: only those whose text changed.
+    Textual's `DataTable` provides cursor, keys and scrolling, but redraws every line when one cell
+    changes. This class therefore draws the lines itself, and only those whose text changed.
     """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -138,7 +138,7 @@ class FleetTable(DataTable[str]):
     ]
 
     class Opened(Message):
-        """A device was opened for its details."""
+        """The screen of a device was requested."""
 
         def __init__(self, device: str) -> None:
             self.device = device
@@ -149,11 +149,11 @@ class FleetTable(DataTable[str]):
         self._view = RunView()
         self._beta: float | None = None
         self._shown: dict[FleetColumn, int] = {}
-        """Columns and their widths; none before the lines are made."""
+        """Columns shown and their widths; empty before the lines are built."""
         self._drawn: list[DeviceView] = []
-        """The devices as their lines tell of them."""
+        """Devices as last drawn, in the order of the lines."""
         self._lines: list[Line] = []
-        """The heading, then a line a device."""
+        """The heading, then one line per device."""
 
     @property
     def selected_device(self) -> str | None:
@@ -167,16 +167,16 @@ class FleetTable(DataTable[str]):
             self.post_message(self.Opened(self.selected_device))
 
     def on_data_table_row_selected(self) -> None:
-        """A click on the line under the cursor opens it, too."""
+        """Open the device when its line is clicked."""
         self.action_open_device()
 
     def on_resize(self, _event: Resize) -> None:
-        """Choose the columns anew; a hidden table is drawn when it is shown."""
+        """Choose the columns again; a hidden table is drawn when it is shown."""
         self._shown = {}
         self.show(self._view)
 
     def show(self, view: RunView) -> None:
-        """Draw what changed."""
+        """Draw the lines that changed."""
         self._view = view
         count = len(view.devices)
         title = f"Fleet · {count} devices" if count else "Fleet · no devices"
@@ -189,22 +189,22 @@ class FleetTable(DataTable[str]):
             self._rebuild(devices)
 
     def render_line(self, y: int) -> Strip:
-        """Return one line of the table as it is scrolled; the heading stays."""
+        """Return one line of the scrolled table; line 0 is the heading."""
         number = y + self.scroll_offset.y if y > 0 else 0
         if number >= len(self._lines):
             return Strip.blank(self.size.width, self.rich_style)
         row = number - 1
-        ground, light = self._ground(row), self._light(row)
-        above = Style.from_color(light.color)
+        base, highlight = self._base_style(row), self._highlight(row)
+        foreground = Style.from_color(highlight.color)
         segments = [
-            Segment(text, ground + light + self._style(name) + above)
+            Segment(text, base + highlight + self._style(name) + foreground)
             for text, name in self._lines[number]
         ]
-        strip = Strip(segments).adjust_cell_length(self.size.width, ground + light)
+        strip = Strip(segments).adjust_cell_length(self.size.width, base + highlight)
         return strip.simplify().apply_meta({"row": row, "column": 0})
 
     def _list(self, devices: Sequence[DeviceView]) -> None:
-        """Give the cursor a row for each device; their lines are yet to be made."""
+        """Give the cursor a row for each device; `_rebuild` builds the lines."""
         row = self.cursor_row
         self.clear()
         if not self.columns:
@@ -215,7 +215,7 @@ class FleetTable(DataTable[str]):
         self.call_after_refresh(self.move_cursor, row=row)
 
     def _update(self, devices: Sequence[DeviceView]) -> bool:
-        """Draw devices that changed; tell whether everything fits its column."""
+        """Draw the devices that changed; return False if the lines must be rebuilt."""
         if not self._shown or self._beta != self._view.beta:
             return False
         for row, device in enumerate(devices):
@@ -232,10 +232,10 @@ class FleetTable(DataTable[str]):
         return True
 
     def _rebuild(self, devices: Sequence[DeviceView]) -> None:
-        """Choose the columns that fit, and make all lines."""
+        """Choose the columns that fit, and build all lines."""
         widths = widths_of(COLUMNS, devices)
-        room = self.scrollable_content_region.width
-        self._shown = {column: widths[column] for column in fitting(widths, room)}
+        available = self.scrollable_content_region.width
+        self._shown = {column: widths[column] for column in fitting(widths, available)}
         self._beta = self._view.beta
         self._drawn = list(devices)
         self._lines = [self._heading(), *(self._line(device) for device in devices)]
@@ -243,36 +243,36 @@ class FleetTable(DataTable[str]):
 
     def _heading(self) -> Line:
         beta = self._view.beta
-        promise = {} if beta is None else {"rate": f"≥{beta:g}"}
+        guarantee = {} if beta is None else {"rate": f"≥{beta:g}"}
         return tuple(
-            (self._fill(column, promise.get(column.key, column.heading)), "")
+            (self._padded(column, guarantee.get(column.key, column.heading)), "")
             for column in self._shown
         )
 
     def _line(self, device: DeviceView) -> Line:
         beta = self._view.beta
         return tuple(
-            (self._fill(column, column.text(device)), column.style(device, beta))
+            (self._padded(column, column.text(device)), column.style(device, beta))
             for column in self._shown
         )
 
-    def _fill(self, column: FleetColumn, text: str) -> str:
-        """Return a text over the width of its column, or more where it does not fit."""
+    def _padded(self, column: FleetColumn, text: str) -> str:
+        """Return a text padded to the width of its column; a longer text stays whole."""
         width = self._shown[column]
         return f" {text.ljust(width) if column.justify == 'left' else text.rjust(width)} "
 
-    def _ground(self, row: int) -> Style:
+    def _base_style(self, row: int) -> Style:
         kind = "header" if row < 0 else "odd-row" if row % 2 else "even-row"
         return self.get_component_rich_style(f"datatable--{kind}")
 
-    def _light(self, row: int) -> Style:
-        """Return what the mouse and the cursor add to a line."""
-        light = Style.null()
+    def _highlight(self, row: int) -> Style:
+        """Return the style that the mouse and the cursor add to a line."""
+        highlight = Style.null()
         if row >= 0 and row == self.hover_row and self._show_hover_cursor:
-            light += self.get_component_rich_style("datatable--hover")
+            highlight += self.get_component_rich_style("datatable--hover")
         if row >= 0 and row == self.cursor_row and self.show_cursor:
-            light += self.get_component_rich_style("datatable--cursor")
-        return light
+            highlight += self.get_component_rich_style("datatable--cursor")
+        return highlight
 
     def _style(self, name: str) -> Style:
         if not name:

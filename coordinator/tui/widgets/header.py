@@ -10,7 +10,7 @@ from textual.widget import Widget
 from fairbed.coordinator.report.quantities import MISSING, clock, ratio, seconds
 from fairbed.coordinator.store.reader import Quality
 from fairbed.coordinator.tui.bars import gauge
-from fairbed.coordinator.tui.view import AWAY, RunView, Stragglers
+from fairbed.coordinator.tui.view import ABSENT, RunView, Stragglers
 
 GAP = 3
 """Columns between two tiles."""
@@ -19,7 +19,7 @@ GAUGE_WIDTH = 8
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A label over a value; tiles that do not fit are left out, the least important first."""
+    """A label above a value; tiles that do not fit are left out, the least important first."""
 
     label: str
     value: Text
@@ -28,7 +28,7 @@ class Tile:
 
     @property
     def width(self) -> int:
-        """Columns that it takes."""
+        """Width of the tile, columns."""
         return max(len(self.label), self.value.cell_len)
 
 
@@ -52,14 +52,14 @@ class RunHeader(Widget):
         self._drawn: list[tuple[str, str]] = []
 
     def watch_view(self, view: RunView) -> None:
-        """Draw again if the text of a tile changed."""
+        """Redraw if the text of a tile changed."""
         texts = [(tile.label, tile.value.plain) for tile in self._tiles(view)]
         if texts != self._drawn:
             self._drawn = texts
             self.refresh()
 
     def render(self) -> Text:
-        """Lay the tiles out from left to right, the last one flush right."""
+        """Lay out the tiles from left to right, the last one flush right."""
         label = self.get_component_rich_style("header--label", partial=True)
         tiles = fitting(self._tiles(self.view), self.content_size.width)
         used = sum(tile.width for tile in tiles) + GAP * (len(tiles) - 1)
@@ -84,10 +84,10 @@ class RunHeader(Widget):
         newest = view.metrics[-1] if view.metrics else None
         last = next((row for row in reversed(view.rounds) if row.status == "done"), None)
         queue_sum = view.queues[-1][1] if view.queues else None
-        present = sum(device.state not in AWAY for device in view.devices)
+        present = sum(device.state not in ABSENT for device in view.devices)
         devices = f"{present}/{len(view.devices)}" if info.is_alive else str(len(view.devices))
 
-        slower = _pace(info.row.dilation)
+        speed = _clock_speed(info.row.dilation)
 
         def plain(text: str) -> Text:
             return Text(text, value)
@@ -104,7 +104,7 @@ class RunHeader(Widget):
             Tile("DEVICES", plain(devices), 7),
             Tile("INVALID", self._invalid(view.quality), 1 if view.quality.contended else 8),
             *([Tile("LATE", plain(_late(view.stragglers)), 3)] if view.stragglers else []),
-            Tile(f"ELAPSED{slower}", plain(clock(view.elapsed_s)), 2),
+            Tile(f"ELAPSED{speed}", plain(clock(view.elapsed_s)), 2),
         ]
 
     def _brand(self, name: str) -> Text:
@@ -116,7 +116,7 @@ class RunHeader(Widget):
         return Text(f"● {status}", style)
 
     def _invalid(self, quality: Quality) -> Text:
-        """Return the share of invalid exchanges; red when this machine is too busy to emulate."""
+        """Return invalid / completed exchanges; red if contention made some of them invalid."""
         kind = "bad" if quality.contended else "value"
         style = self.get_component_rich_style(f"header--{kind}", partial=True)
         contended = f", {quality.contended} contended" if quality.contended else ""
@@ -132,24 +132,24 @@ class RunHeader(Widget):
 
 
 def _late(stragglers: Stragglers) -> str:
-    """Return the counts of late exchanges by their end, zeros left out."""
+    """Return the counts of late exchanges by outcome, without zeros."""
     counts = {
-        "merged": stragglers.merged,
+        "aggregated": stragglers.aggregated,
         "dropped": stragglers.dropped,
         "cancelled": stragglers.cancelled,
     }
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
 
-def _pace(dilation: float) -> str:
-    """Return the factor between the run's clock and the machine's: ÷ slower, × faster (replay)."""
+def _clock_speed(dilation: float) -> str:
+    """Return the speed of the run clock relative to real time: ÷ slower, × faster (replay)."""
     if dilation == 1.0:
         return ""
     return f" ÷ {dilation:.3g}" if dilation > 1.0 else f" × {1.0 / dilation:,.0f}"
 
 
 def fitting(tiles: list[Tile], width: int) -> list[Tile]:
-    """Return the tiles that fit into `width` columns, in order, dropping the least important."""
+    """Return the tiles that fit into `width` columns, in order, without the least important."""
     kept = list(tiles)
     while len(kept) > 1 and sum(tile.width for tile in kept) + GAP * (len(kept) - 1) > width:
         kept.remove(max(kept, key=lambda tile: tile.priority))

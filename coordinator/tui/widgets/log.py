@@ -1,4 +1,4 @@
-"""What happened, newest at the bottom."""
+"""Log of the run's events, newest at the bottom."""
 
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ TIME_WIDTH = 7
 
 
 class EventLogView(RichLog):
-    """The run's events; it follows them while it is scrolled to the end."""
+    """The run's events; scrolls with new events while it is at the end."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "log--time",
@@ -33,7 +33,7 @@ class EventLogView(RichLog):
         self._width = 0
 
     def on_resize(self, _event: Resize) -> None:
-        """Wrap every line anew and show the end; a hidden log is written when it is shown."""
+        """Wrap all lines again and show the end; a hidden log is written when it is shown."""
         if self.content_size.width != self._width:
             self._width = self.content_size.width
             self.restyle()
@@ -42,7 +42,7 @@ class EventLogView(RichLog):
         self.scroll_end(animate=False)
 
     def show(self, view: RunView) -> None:
-        """Write what is new; after rows became void, everything."""
+        """Write new events, or all events if rows became void."""
         self._view = view
         if view.cursor.event < self._last:
             self.restyle()
@@ -55,7 +55,7 @@ class EventLogView(RichLog):
                 self._last = number
 
     def restyle(self) -> None:
-        """Write everything anew, in the colours of the theme."""
+        """Write all events again, in the colours of the theme."""
         self.clear()
         self._last = 0
         self.show(self._view)

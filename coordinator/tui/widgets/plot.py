@@ -1,4 +1,4 @@
-"""A plot of curves over rounds, with round numbers as ticks."""
+"""Plot of curves over rounds, with round numbers as ticks."""
 
 import math
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ _STEPS = (1.0, 2.0, 5.0, 10.0)
 
 
 def ticks(low: float, high: float, count: int, *, is_whole: bool = False) -> list[float]:
-    """Return at most `count` + 1 multiples of a round step within [low, high].
+    """Return at most `count` + 1 multiples of 1, 2 or 5 times a power of ten within [low, high].
 
     Args:
         low: Lower end of the axis.
         high: Upper end, not below `low`.
-        count: Steps that fit on the axis, at least 1.
-        is_whole: Only whole numbers.
+        count: Number of steps that fit on the axis, at least 1.
+        is_whole: Return whole numbers only.
     """
     wanted = (high - low) / count
     if wanted <= 0.0:
@@ -33,12 +33,12 @@ def ticks(low: float, high: float, count: int, *, is_whole: bool = False) -> lis
 
 
 def label(value: float) -> str:
-    """Write a tick: `3`, `0.5`, `0.25`."""
+    """Return the text of a tick: `3`, `0.5`, `0.25`."""
     return f"{value:.6g}"
 
 
 MAX_POINTS = 400
-"""More than a terminal has columns of dots."""
+"""Points drawn per curve; more than a terminal has columns of dots."""
 COLUMNS_PER_TICK = 9
 LINES_PER_TICK = 3
 
@@ -54,7 +54,7 @@ class Curve:
 
 
 class CurvePlot(PlotextPlot):
-    """Curves from 0 up, in the colours of the theme; later curves lie over earlier ones."""
+    """Curves over an axis from 0, in the colours of the theme; later curves cover earlier ones."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"plot--main", "plot--low", "plot--high"}
 
@@ -63,14 +63,14 @@ class CurvePlot(PlotextPlot):
     def __init__(self, title: str, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self._title = title
-        self.theme = "clear"  # the widget's own colours for canvas, axes and ticks
+        self.theme = "clear"  # canvas, axes and ticks in the colours of the widget
 
     def on_resize(self, _event: Resize) -> None:
-        """Choose the ticks anew; a hidden plot is drawn when it is shown."""
+        """Choose the ticks again; a hidden plot is drawn when it is shown."""
         self.redraw()
 
     def watch_curves(self) -> None:
-        """Draw other curves."""
+        """Draw the new curves."""
         if self.is_on_screen:
             self.redraw()
 
@@ -110,6 +110,6 @@ class CurvePlot(PlotextPlot):
 def thinned(
     points: Sequence[tuple[float, float]], limit: int = MAX_POINTS
 ) -> list[tuple[float, float]]:
-    """Return at most `limit` points, evenly chosen, the last one included."""
+    """Return at most `limit` evenly spaced points, including the last one."""
     step = max(-(-len(points) // limit), 1)
     return list(points[::-step])[::-1]

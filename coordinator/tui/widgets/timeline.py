@@ -1,4 +1,4 @@
-"""Where the time of a round went: each exchange a bar, each phase a colour."""
+"""Timeline of rounds: one bar per exchange, one colour per phase."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -19,11 +19,11 @@ from fairbed.coordinator.tui.phase_spans import MISSED, PHASES
 from fairbed.coordinator.tui.view import ExchangeView, RoundView
 
 NAME_WIDTH = 16
-"""Always granted to names; more where that leaves the bars two thirds of the line."""
+"""Columns for device names; more if the bars keep two thirds of the line."""
 NUMBER_WIDTH = 6
 MIN_BAR_WIDTH = 8
 MIN_ROUND_HEIGHT = 3
-"""A round is begun where its title and two exchanges fit."""
+"""Lines needed to start a round: its title and two exchanges."""
 SHORT = {
     "download": "down",
     "decode": "dec",
@@ -32,22 +32,22 @@ SHORT = {
     "queued": "wait",
     "upload": "up",
 }
-"""Names in the legend where the whole ones do not fit."""
-LINES_KEPT = 512
-"""Exchanges whose lines need not be drawn again; some screens full."""
+"""Short phase names for a legend that is too wide."""
+LINES_CACHED = 512
+"""Lines of exchanges in the cache: a few screens."""
 
 
-class Run(NamedTuple):
+class StyledText(NamedTuple):
     """Characters of one style."""
 
     text: str
-    ink: str | None = ""
-    """Component class without its prefix; empty is the widget's own, None its background."""
-    paper: str | None = None
-    """Component class whose colour lies behind; None is the widget's own background."""
+    foreground: str | None = ""
+    """Component class without its prefix; "" is the widget's style, None its background."""
+    background: str | None = None
+    """Component class of the background colour; None is the widget's background."""
 
 
-Line: TypeAlias = tuple[Run, ...]
+Line: TypeAlias = tuple[StyledText, ...]
 
 
 class RoundTimeline(Widget):
@@ -69,7 +69,7 @@ class RoundTimeline(Widget):
         self._lines: Sequence[Line] = ()
 
     def watch_rounds(self, rounds: tuple[RoundView, ...]) -> None:
-        """Draw what is new, and say below which round is shown."""
+        """Draw the changed lines, and show the newest round's number in the border."""
         newest = f"round {rounds[-1].round}" if rounds else ""
         if newest != (self.border_subtitle or ""):
             self.border_subtitle = newest
@@ -77,38 +77,40 @@ class RoundTimeline(Widget):
             self._draw()
 
     def on_resize(self, _event: Resize) -> None:
-        """Draw everything anew; a hidden timeline is drawn when it is shown."""
+        """Draw all lines again; a hidden timeline is drawn when it is shown."""
         self._draw()
 
     def render_line(self, y: int) -> Strip:
-        """Return one line of the picture."""
-        ground, width = self.rich_style, self.content_size.width
+        """Return one line of the timeline."""
+        base, width = self.rich_style, self.content_size.width
         if y >= len(self._lines):
-            return Strip.blank(width, ground)
-        segments = [Segment(run.text, ground + self._style(run)) for run in self._lines[y]]
-        return Strip(segments).adjust_cell_length(width, ground)
+            return Strip.blank(width, base)
+        segments = [Segment(part.text, base + self._style(part)) for part in self._lines[y]]
+        return Strip(segments).adjust_cell_length(width, base)
 
     def _draw(self) -> None:
-        before, self._lines = self._lines, picture(self.rounds, *self.content_size)
+        before, self._lines = self._lines, timeline_lines(self.rounds, *self.content_size)
         for y, (old, new) in enumerate(zip_longest(before, self._lines)):
             if old != new:
                 self.refresh(Region(0, y, self.content_size.width, 1))
 
-    def _style(self, run: Run) -> Style:
-        paper = Style(bgcolor=self._component(run.paper).color) if run.paper else Style.null()
-        if run.ink is None:
-            return Style(color=self.rich_style.bgcolor) + paper
-        return (self._component(run.ink) if run.ink else Style.null()) + paper
+    def _style(self, part: StyledText) -> Style:
+        background = Style.null()
+        if part.background:
+            background = Style(bgcolor=self._component(part.background).color)
+        if part.foreground is None:
+            return Style(color=self.rich_style.bgcolor) + background
+        return (self._component(part.foreground) if part.foreground else Style.null()) + background
 
     def _component(self, name: str) -> Style:
         return self.get_component_rich_style(f"timeline--{name}", partial=True)
 
 
-def picture(rounds: tuple[RoundView, ...], width: int, height: int) -> list[Line]:
+def timeline_lines(rounds: tuple[RoundView, ...], width: int, height: int) -> list[Line]:
     """Return the lines of as many rounds as fit into `width` columns and `height` lines."""
     shown = fitting(rounds, height - 1)
     if not shown:
-        return [(Run("no round yet", "dim"),)]
+        return [(StyledText("no round yet", "dim"),)]
     scale_s = max(
         [round_.duration_s for round_ in shown]
         + [x.spans[-1].end_s for r in shown for x in r.exchanges if x.spans]
@@ -123,56 +125,57 @@ def picture(rounds: tuple[RoundView, ...], width: int, height: int) -> list[Line
 
 @lru_cache(maxsize=8)
 def legend(width: int) -> Line:
-    """Return the names of the phases beside their colours, shortened where they do not fit."""
+    """Return the names of the phases beside their colours, shortened if they do not fit."""
     for names in ({}, SHORT):
-        runs = tuple(
-            run
+        parts = tuple(
+            part
             for phase in PHASES
-            for run in (Run("■ ", phase), Run(f"{names.get(phase, phase)} ", "dim"))
+            for part in (StyledText("■ ", phase), StyledText(f"{names.get(phase, phase)} ", "dim"))
         )
-        if sum(len(run.text) for run in runs) <= width:
+        if sum(len(part.text) for part in parts) <= width:
             break
-    return runs
+    return parts
 
 
 def title_line(round_: RoundView) -> Line:
     """Return the title of a round: its number, duration and result."""
     done = sum(x.outcome == "done" for x in round_.exchanges)
     if round_.status == "open":
-        what = f"open for {seconds(round_.duration_s)} s"
+        result = f"open for {seconds(round_.duration_s)} s"
     elif not round_.exchanges:
-        what = f"void, no device available for {seconds(round_.duration_s)} s"
+        result = f"void, no device available for {seconds(round_.duration_s)} s"
     else:
-        what = f"{seconds(round_.duration_s)} s, {done} of {len(round_.exchanges)} aggregated"
-    return (Run(f"round {round_.round} ", "title"), Run(what, "dim"))
+        result = f"{seconds(round_.duration_s)} s, {done} of {len(round_.exchanges)} aggregated"
+    return (StyledText(f"round {round_.round} ", "title"), StyledText(result, "dim"))
 
 
-@lru_cache(maxsize=LINES_KEPT)
+@lru_cache(maxsize=LINES_CACHED)
 def exchange_line(exchange: ExchangeView, scale_s: float, name_width: int, width: int) -> Line:
     """Return the name of a device, its bar, and its exchange time or outcome."""
     bar_width = max(width - name_width - NUMBER_WIDTH, 1)
     cells = bar(exchange.spans, scale_s, bar_width)
-    runs = [
-        Run("".join(cell.glyph for cell in same), ink, paper)
-        for (ink, paper), same in groupby(cells, key=lambda cell: (cell.ink, cell.paper))
+    colours = groupby(cells, key=lambda cell: (cell.foreground, cell.background))
+    parts = [
+        StyledText("".join(cell.glyph for cell in same), foreground, background)
+        for (foreground, background), same in colours
     ]
     if exchange.outcome in ("", "done"):
-        end = Run((seconds(exchange.tau_s) if exchange.outcome else "…").rjust(NUMBER_WIDTH))
+        end = StyledText((seconds(exchange.tau_s) if exchange.outcome else "…").rjust(NUMBER_WIDTH))
     else:
-        end = Run(exchange.outcome[: NUMBER_WIDTH - 1].rjust(NUMBER_WIDTH), "bad")
+        end = StyledText(exchange.outcome[: NUMBER_WIDTH - 1].rjust(NUMBER_WIDTH), "bad")
     name = shortened(exchange.device, name_width - 1).ljust(name_width)
-    return (Run(name), *runs, end)
+    return (StyledText(name), *parts, end)
 
 
 def width_of_names(names: Sequence[str], width: int) -> int:
-    """Return how many of `width` columns names get, with the space after them."""
+    """Return the columns for device names out of `width`, including the space after them."""
     longest = max((len(name) + 1 for name in names), default=0)
-    wished = max(NAME_WIDTH, min(longest, width // 3))
-    return min(wished, max(width - NUMBER_WIDTH - MIN_BAR_WIDTH, 0))
+    wanted = max(NAME_WIDTH, min(longest, width // 3))
+    return min(wanted, max(width - NUMBER_WIDTH - MIN_BAR_WIDTH, 0))
 
 
 def shortened(name: str, width: int) -> str:
-    """Return a name in at most `width` characters; its end tells devices of a kind apart."""
+    """Return a name in at most `width` characters; a longer one keeps its end, which is unique."""
     if len(name) <= width:
         return name
     return f"…{name[len(name) - width + 1 :]}" if width > 0 else ""

@@ -9,13 +9,13 @@ from fairbed.coordinator.tui.view import DeviceView
 @pytest.mark.parametrize(
     ("device", "words"),
     [
-        (DeviceView("pi", state="training", heard_s=99.0), "training"),
+        (DeviceView("pi", state="training", last_context_s=99.0), "training"),
         (
-            DeviceView("pi", state="unwilling", heard_s=99.0),
+            DeviceView("pi", state="unwilling", last_context_s=99.0),
             "unwilling: its owner or its schedule keeps it out",
         ),
         (
-            DeviceView("pi", state="silent", heard_s=30.0),
+            DeviceView("pi", state="silent", last_context_s=30.0),
             "silent: no context, in an outage or frozen; heard 1:10 ago",
         ),
         (DeviceView("pi", state="gone"), "gone: disconnected"),

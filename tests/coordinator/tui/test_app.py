@@ -346,7 +346,7 @@ async def test_a_store_that_breaks_is_told_once_and_the_view_stays(run: FakeRun)
         app._view_reader.reader._connection.close()
         for _ in range(3):
             await app.refresh_view()
-        assert await shows(app, pilot, "The run cannot be read", "3/30")
+        assert await shows(app, pilot, "Cannot read the run", "3/30")
         assert len(app._notifications) == 1
 
 

@@ -26,7 +26,9 @@ def test_a_bar_has_its_width_and_knows_only_its_phases(case: tuple[list[Span], f
     spans, scale_s, width = case
     cells = bar(spans, scale_s, width)
     assert len(cells) == width
-    assert {c.ink for c in cells} | {c.paper for c in cells} <= {s.phase for s in spans} | {None}
+    assert {c.foreground for c in cells} | {c.background for c in cells} <= {
+        s.phase for s in spans
+    } | {None}
     assert all(cell.glyph in EIGHTHS for cell in cells)
 
 

@@ -9,7 +9,13 @@ import pytest
 from textual.widget import Widget
 from textual.widgets import Footer
 
-from fairbed.coordinator.tui.app import QUICKEST_S, SHARE, SLOWEST_S, ControlRoom, pause_s
+from fairbed.coordinator.tui.app import (
+    CORE_SHARE,
+    LONGEST_PAUSE_S,
+    SHORTEST_PAUSE_S,
+    ControlRoom,
+    pause_s,
+)
 from fairbed.coordinator.tui.screens.device import DeviceDetail
 from fairbed.coordinator.tui.screens.overview import Overview
 from fairbed.coordinator.tui.view import DeviceView
@@ -65,7 +71,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return compose(self)
 
     monkeypatch.setattr(Footer, "compose", counted_compose)
-    draw_picture, make_line = timeline.picture, FleetTable._line
+    draw_picture, make_line = timeline.timeline_lines, FleetTable._line
 
     def counted_picture(*args: Any) -> list[timeline.Line]:
         counts["made"] += 1
@@ -75,7 +81,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts["made"] += 1
         return make_line(self, device)
 
-    monkeypatch.setattr(timeline, "picture", counted_picture)
+    monkeypatch.setattr(timeline, "timeline_lines", counted_picture)
     monkeypatch.setattr(FleetTable, "_line", counted_line)
     return counts
 
@@ -222,11 +228,11 @@ async def test_a_large_fleet_draws_only_the_lines_that_are_seen(
 @pytest.mark.parametrize(
     ("spent_s", "waits_s"),
     [
-        (0.0, QUICKEST_S),
-        (SHARE * QUICKEST_S, QUICKEST_S),
-        (SHARE * 0.5, 0.5),
-        (SHARE * SLOWEST_S, SLOWEST_S),
-        (30.0, SLOWEST_S),
+        (0.0, SHORTEST_PAUSE_S),
+        (CORE_SHARE * SHORTEST_PAUSE_S, SHORTEST_PAUSE_S),
+        (CORE_SHARE * 0.5, 0.5),
+        (CORE_SHARE * LONGEST_PAUSE_S, LONGEST_PAUSE_S),
+        (30.0, LONGEST_PAUSE_S),
     ],
 )
 def test_a_screen_that_costs_more_changes_less_often(spent_s: float, waits_s: float) -> None:

@@ -151,7 +151,7 @@ def test_a_run_that_is_left_running_goes_on_without_its_terminal(
     terminal = start("run", str(experiment), "--out", str(out))
     wait_until(lambda: "Fleet" in terminal.text, "the control room")
     terminal.press("q")
-    wait_until(lambda: "belongs to this terminal" in terminal.text, "the question")
+    wait_until(lambda: "This terminal started the run" in terminal.text, "the question")
     terminal.press("l")
     assert terminal.finish() == 0
     assert f"fairbed watch {out}" in terminal.text
