@@ -18,7 +18,7 @@ class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ModelConfig(Section, frozen=True, kw_only=True):
-    """`[model]`."""
+    """`[model]`: the model that is trained."""
 
     name: str = "cnn"
     """softmax, mlp, cnn, or `package.module:factory` with the torch extra."""
@@ -28,18 +28,25 @@ class TrainingConfig(Section, frozen=True, kw_only=True):
     """`[training]`: local training on the device; its bounds are those of the wire messages."""
 
     epochs: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    """Passes over the training examples of the device."""
     batch_size: Annotated[int, Meta(ge=1, le=1 << 20)] = 20
+    """Examples of a mini-batch."""
     learning_rate: PositiveFloat = 0.1
+    """Step size of SGD in the first rounds."""
     learning_rate_decay: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     """Factor on the learning rate after every `decay_every` rounds."""
     decay_every: PositiveInt = 10
     """Rounds."""
     momentum: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    """Momentum of SGD; it starts at zero in every round."""
     weight_decay: Annotated[float, Meta(ge=0.0, le=1e3)] = 0.0
+    """L2 penalty on the parameters, as in torch.optim.SGD."""
     proximal: Annotated[float, Meta(ge=0.0, le=1e6)] = 0.0
     """FedProx mu."""
     clip_norm: PositiveFloat | None = None
+    """Largest L2 norm of the gradient of a mini-batch; not set: no clipping."""
     max_steps: PositiveInt | None = None
+    """Stop after this many mini-batches; not set: all epochs."""
 
     def learning_rate_at(self, round_id: int) -> float:
         """Return the learning rate of a round, counted from 1."""
@@ -80,14 +87,23 @@ class OortConfig(Section, frozen=True, kw_only=True):
     """`[selection.oort]`: the parameters of oort; see `coordinator.algorithms.selection.oort`."""
 
     exploration: Ratio = 0.9
+    """Initial share of the cohort for devices never selected."""
     exploration_decay: Ratio = 0.98
+    """Factor on `exploration` per round."""
     exploration_min: Ratio = 0.2
+    """Lower bound of `exploration`."""
     clip_quantile: Ratio = 0.95
+    """Quantile at which utilities are clipped."""
     penalty: NonNegativeFloat = 2.0
+    """Exponent on T / t of a device slower than the preferred duration T."""
     threshold: Annotated[float, Meta(gt=0.0, le=100.0)] = 30.0
+    """Initial T, as a percentile of the known durations; 100 is no preference."""
     pacer_step: PositiveInt = 20
+    """Rounds in one window of the pacer."""
     pacer_delta: NonNegativeFloat = 5.0
+    """Step of the pacer, in percentile points."""
     cut_off: Ratio = 0.95
+    """Devices are drawn among those above this share of the lowest score of the top devices."""
 
 
 class SelectionConfig(Section, frozen=True, kw_only=True):
@@ -106,17 +122,20 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     estimator: Literal["ridge", "phases"] = "ridge"
     """One regression of the whole exchange time, as in the paper, or one regression per phase."""
     ridge_lambda: PositiveFloat = 1.0
+    """Penalty of the regression, > 0."""
     discount: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
     """Factor on the weight of an exchange for each later one of the same device; 1: no discount."""
     alpha: NonNegativeFloat | Literal["theory"] = 0.1
     """Confidence: tau_bar = tau_hat - alpha x width; `theory` uses the self-normalised bound."""
     cold_start_coding: Literal["not_previous", "literal_seed"] = "not_previous"
+    """s of the context: 1 for a device that did not complete training in the last round, or, as the
+    paper prints it, 1 for a device selected in the last round."""
     queue_counts: Literal["selected", "aggregated"] = "selected"
     """The event that lowers a device's virtual queue: selection (the paper) or aggregation."""
     lcb_floor: float | None = 0.0
     """Lower bound of tau_bar, seconds; without the key it is 0."""
     z_max: PositiveFloat | None = None
-    """Upper bound of a virtual queue; voids the guarantee of beta, so None (off) is the default."""
+    """Upper bound of a virtual queue; voids the guarantee of beta, so it is not set by default."""
     on_timeout: Literal["drop", "lower_bound"] = "drop"
     """The estimator ignores an exchange that missed the deadline, or learns the deadline as a lower
     bound of its time."""
@@ -125,9 +144,9 @@ class SelectionConfig(Section, frozen=True, kw_only=True):
     uploads: Literal["parallel", "sequential"] = "parallel"
     """Assumption of fedcs on uploads: at the same time, or one after another."""
     candidates: PositiveInt | None = None
-    """d of power-of-choice: number of devices drawn before the selection; None: 2 x per_round."""
+    """d of power-of-choice: number of devices drawn before selection; not set: 2 x per_round."""
     weights: Annotated[tuple[NonNegativeFloat, ...], Meta(min_length=1)] | None = None
-    """weighted: share of each device in the draws, in row order; None: proportional to n_k."""
+    """weighted: share of each device in the draws, in row order; not set: proportional to n_k."""
     variant: Literal["rpow-d", "pow-d", "cpow-d"] = "rpow-d"
     """Source of the losses of power-of-choice: the last round of each device (rpow-d), or a loss
     query to the candidates before the selection, on all their data (pow-d) or one mini-batch
@@ -171,6 +190,7 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
     """`[aggregation]`: the merge of updates."""
 
     rule: Literal["fedavg", "q-fedavg", "aaggff-s", "aaggff-d", "corefed"] = "fedavg"
+    """Rule that merges the updates of a round."""
     q: NonNegativeFloat = 1.0
     """Fairness exponent of q-fedavg."""
     weights: Literal["n", "n_over_pi"] = "n"
@@ -183,7 +203,7 @@ class AggregationConfig(Section, frozen=True, kw_only=True):
     cdf: Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"] = "weibull"
     """aaggff: the distribution function that maps losses to bounded responses."""
     beta_cap: PositiveFloat | None = None
-    """aaggff-s: upper bound of beta; None means K/4."""
+    """aaggff-s: upper bound of beta; not set: K/4."""
     impute: Literal["mean", "previous_mean"] = "mean"
     """aaggff-d: response imputed for a device that was not drawn: the mean of the round, or of the
     previous round, which is unbiased."""
@@ -202,9 +222,9 @@ class RoundConfig(Section, frozen=True, kw_only=True):
     """sync: all devices of a round start together. async: a device starts when another one has
     finished, and a round lasts until `buffer` updates of any model version have arrived."""
     buffer: PositiveInt | None = None
-    """K of an asynchronous round: number of updates per version; None: per_round."""
+    """K of an asynchronous round: number of updates per version; not set: per_round."""
     concurrency: PositiveInt | None = None
-    """C of an asynchronous round: devices that train at the same time; None: per_round."""
+    """C of an asynchronous round: devices that train at the same time; not set: per_round."""
     deadline_s: Duration = 60.0
     """Time from the dispatch, without the time in the upload queue."""
     late: Literal["drop", "merge"] = "drop"
@@ -214,6 +234,7 @@ class RoundConfig(Section, frozen=True, kw_only=True):
     staleness: Literal["polynomial", "constant"] = "polynomial"
     """Weight of an update s versions late: (1 + s)^-staleness_exponent, or 1."""
     staleness_exponent: Annotated[float, Meta(ge=0.0, le=10.0)] = 0.5
+    """Exponent of the polynomial weight."""
     over_select: Annotated[int, Meta(ge=0)] = 0
     """Select this many more than per_round; the first per_round updates are merged."""
     void_wait_s: Duration = 1.0
@@ -253,7 +274,7 @@ class RoundConfig(Section, frozen=True, kw_only=True):
 
     @property
     def late_limit_s(self) -> float | None:
-        """Time from the dispatch until a late exchange ends; None: it ends at the deadline."""
+        """Time from the dispatch until a late exchange ends; not set: it ends at the deadline."""
         return (1 + self.max_staleness) * self.deadline_s if self.late == "merge" else None
 
 

@@ -62,17 +62,16 @@ class WorkCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
 
 
 class TaskCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Costs of a task in seconds of one core of the reference machine.
-
-    Defaults are not written to files, so files from before the codec costs keep their bytes.
-    """
+    """Costs of a task in seconds of one core of the reference machine."""
 
     step_s: Seconds
     """Fixed cost of one mini-batch of training."""
     example_s: Seconds
     """Cost of each example of the mini-batch."""
     evaluation_step_s: Seconds
+    """Fixed cost of one mini-batch of evaluation."""
     evaluation_example_s: Seconds
+    """Cost of each example of it."""
     load_s: Seconds = 0.0
     """Opening session and data, without reading the storage; a profile may override it."""
     decode_s: Seconds = 0.0

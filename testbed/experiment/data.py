@@ -42,6 +42,7 @@ class ByClass(Kind, frozen=True, kw_only=True, tag="by-class"):
     """Each device holds a fixed number of classes."""
 
     classes_per_device: PositiveInt = 2
+    """Number of classes of each device."""
 
 
 class Natural(Kind, frozen=True, kw_only=True, tag="natural"):
@@ -59,6 +60,7 @@ class SyntheticConfig(Section, frozen=True, kw_only=True):
     beta: StandardDeviation = 1.0
     """Standard deviation of the users' feature means (papers print it as a variance)."""
     users: Annotated[int, Meta(ge=1, le=100_000)] = 100
+    """Number of users; each is the data of one device."""
     variant: Literal["non-iid", "iid", "hybrid"] = "non-iid"
     """iid: one model for all users (beta must be 0); hybrid: the first half of the users is iid."""
 
@@ -71,22 +73,22 @@ class SyntheticConfig(Section, frozen=True, kw_only=True):
 
 
 class DataConfig(Section, frozen=True, kw_only=True):
-    """`[data]`."""
+    """`[data]`: the data set, and its partition over the devices."""
 
     dataset: str = "digits"
     """digits, synthetic, fashion-mnist, mnist, cifar10, or the path of an `.npz` file."""
     folder: str | None = None
-    """Folder of the files; None means `FAIRBED_DATA/<dataset>`, for `.npz` the current folder."""
+    """Folder of the files; not set: `FAIRBED_DATA/<dataset>`, for `.npz` the current folder."""
     partition: Partition | None = None
-    """None means natural if the data have users, as `synthetic` does, and iid otherwise."""
+    """not set: natural if the data have users, as `synthetic` does, and iid otherwise."""
     test_fraction: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.2
     """Share of each device's examples that is held out for evaluation; at least one example."""
     min_examples: Annotated[int, Meta(ge=2)] = 10
     """Fewest examples that a device may hold, including the held-out ones."""
     max_examples: PositiveInt | None = None
-    """Number of examples to draw before they are divided; None takes all."""
+    """Number of examples to draw before they are divided; not set: all."""
     synthetic: SyntheticConfig | None = None
-    """None means the defaults; only for dataset = "synthetic"."""
+    """not set: the defaults; only for dataset = "synthetic"."""
 
     def __post_init__(self) -> None:
         if self.dataset not in NAMES and not self.is_npz:

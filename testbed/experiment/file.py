@@ -58,15 +58,21 @@ class SeedsConfig(Section, frozen=True, kw_only=True):
     """`[seeds]`: each key overrides the seed of the experiment for one purpose."""
 
     data: Seed | None = None
+    """Partition of the data."""
     init: Seed | None = None
+    """First model."""
     fleet: Seed | None = None
+    """Devices drawn from populations and links."""
     traces: Seed | None = None
+    """Offsets in traces, and jitter."""
     selection: Seed | None = None
+    """Draws of the selector."""
     training: Seed | None = None
+    """Order of the mini-batches."""
 
 
 class BrokerConfig(Section, frozen=True, kw_only=True):
-    """`[broker]`."""
+    """`[broker]`: the MQTT broker between coordinator and devices."""
 
     url: str = "embedded"
     """`embedded`, or `mqtt://user:password@host:port`, or `mqtts://...`."""
@@ -85,26 +91,28 @@ class OutageConfig(Section, frozen=True, kw_only=True):
     """`coverage`: packets are lost, as without radio coverage; `unplugged`: the link is down, as in
     airplane mode; `frozen`: the device itself is stopped."""
     start_s: Annotated[float, Meta(ge=0.0, le=1e9)]
+    """Start, on the clock of the run."""
     duration_s: PositiveFloat
+    """Duration."""
 
 
 class FleetConfig(Section, frozen=True, kw_only=True):
     """`[[fleet]]`: devices of one kind."""
 
     profile: str | None = None
-    """Name of a device profile, or path of a `.toml`; None is this machine, not throttled."""
+    """Name of a device profile, or path of a `.toml`; not set: this machine, not throttled."""
     population: str | None = None
     """Name of a population, or path of a `.toml`, from which every device is drawn; excludes
     `profile`."""
     count: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
     """Number of devices; a fleet has at most 10,000 emulated or 1,000,000 replayed ones."""
     link: str | None = None
-    """Name of a link; None takes the profile's link."""
+    """Name of a link; not set: the profile's link."""
     trace: Annotated[str, Meta(min_length=1)] | None = None
     """Rates over time, from a file or `data:SET/TRACE`; they replace the rates of the link."""
     outage: tuple[OutageConfig, ...] = ()
     name: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,26}$")] | None = None
-    """Prefix of the device names; None takes the name of the profile or population."""
+    """Prefix of the device names; not set: the name of the profile or population."""
     available_hours: tuple[str, ...] = ()
     """Hours of the day at which the devices are available, such as `22:00-06:00`; empty takes the
     availability of the profile. The run begins at `emulation.start_time`."""
@@ -152,12 +160,12 @@ class FleetConfig(Section, frozen=True, kw_only=True):
 
 
 class ReplayConfig(Section, frozen=True, kw_only=True):
-    """`[replay]`."""
+    """`[replay]`: settings of `fairbed replay` alone."""
 
     update_bits: PositiveFloat = 2.0 * 2**20
     """Size of an update of `model = "linear"` devices, bits; the paper's is 2 Mbit."""
     training: bool | None = None
-    """Whether the replay trains models. None: yes, except with a number of `examples`, or with
+    """Whether the replay trains models. not set: yes, except with a number of `examples`, or with
     `model = "linear"` devices in a file without `[data]`."""
     engine: CohortEngine = "auto"
     """Engine that trains the cohort: batched matrix products (softmax, mlp), the devices' own
@@ -170,7 +178,8 @@ class ReplayConfig(Section, frozen=True, kw_only=True):
     task_costs: TaskCosts | None = None
     """The cost of local training itself; a replay records here the cost from `costs_from`."""
     examples: PositiveInt | None = None
-    """Training examples of every device, and no training; None divides the data as a run does."""
+    """Training examples of every device, and no training; not set: the data are divided, as in
+    a run."""
     noise: Annotated[float, Meta(ge=0.0, le=2.0)] = 0.0
     """The duration of every phase is multiplied by exp(noise z), z standard normal."""
 
@@ -183,12 +192,12 @@ class ReplayConfig(Section, frozen=True, kw_only=True):
 
 
 class EmulationConfig(Section, frozen=True, kw_only=True):
-    """`[emulation]`."""
+    """`[emulation]`: how this machine emulates the fleet."""
 
     backend: Literal["auto", "namespace", "container", "process"] = "auto"
     """Backend that emulates the devices; auto takes namespace if it works here, else process."""
     image: str | None = None
-    """Image of the containers, by its podman name; None uses the root file system of this
+    """Image of the containers, by its podman name; not set: the root file system of this
     machine."""
     host_core_speed: PositiveFloat | Literal["auto"] = 1.0
     """Speed of one core of this machine, in cores of the profiles' reference machine; auto
@@ -203,11 +212,14 @@ class EmulationConfig(Section, frozen=True, kw_only=True):
 
 
 class Experiment(Section, frozen=True, kw_only=True):
-    """A whole experiment."""
+    """An experiment."""
 
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")]
+    """Beginning of the run id."""
     seed: Seed = 0
+    """Seed of everything random; two runs with one seed draw the same."""
     rounds: PositiveInt = 30
+    """Number of rounds."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
