@@ -20,7 +20,7 @@ import msgspec
 from benchmarks._live import LiveRun, live_run, save_random_examples
 from benchmarks._meter import peak_rss_bytes
 from fairbed.coordinator.store import RunReader
-from fairbed.testbed.cli.send_command import make_command, send_command
+from fairbed.testbed.cli.runs import make_command, send_command
 from fairbed.testbed.run_folder import read_endpoint
 
 ROUNDS = 2

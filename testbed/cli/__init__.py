@@ -1,4 +1,4 @@
-"""The `fairbed` commands, one module each, imported when the command is called."""
+"""The commands of `fairbed`; a module is imported when one of its commands is called."""
 
 import argparse
 import importlib
@@ -16,7 +16,7 @@ RUNS = Path("runs")
 
 
 class CommandModule(Protocol):
-    """The interface of a module of a command."""
+    """The interface of a command's module."""
 
     def main(self, options: argparse.Namespace) -> int:
         """Run the command; return the exit code."""
@@ -61,7 +61,7 @@ def from_clone(module: str) -> ModuleType:
 
 
 def without_errno(exc: Exception) -> str:
-    """Return the message; the system's own, about a file, in the form of ours."""
+    """Return the message of an error; that of an OSError about a file in Fairbed's form."""
     if isinstance(exc, OSError) and exc.filename and exc.strerror:
         return f"{exc.filename}: must be usable, got: {exc.strerror}; choose another with --out"
     return str(exc)

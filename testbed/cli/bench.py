@@ -1,4 +1,4 @@
-"""`fairbed bench NAME`: runs a benchmark of the repository, a module with a `main`."""
+"""`fairbed bench NAME`: run a benchmark of the repository, a module with a `main`."""
 
 import argparse
 import pkgutil

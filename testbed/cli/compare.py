@@ -1,4 +1,4 @@
-"""`fairbed compare`: runs a grid of experiments and compares the results."""
+"""`fairbed compare`: run a grid of experiments and compare the results."""
 
 import argparse
 import os
@@ -27,31 +27,31 @@ from fairbed.testbed.experiment.fleet import plan_fleet
 from fairbed.testbed.replay.setup import linear_fleet_of
 
 COMPARISONS = Path("comparisons")
-"""Folder of grids without `--out`: by name, so that the next call resumes."""
+"""Folder of grids without `--out`, one folder per name, so that the next call resumes."""
 FIGURES = "figures"
-EVERY_S = 0.5
-"""Between two progress lines."""
-MOST = 1_000
-"""Seeds, or replays at a time."""
+PROGRESS_INTERVAL_S = 0.5
+"""Time between two progress lines."""
+MAX_COUNT = 1_000
+"""Most seeds, and most replays in parallel."""
 INTERRUPTED = 130
 
 
 def main(options: argparse.Namespace) -> int:
     """Run or resume a grid and print the comparison; return the exit code."""
     if (options.grid is None) == (options.live_replay is None):
-        raise UsageError("compare: give a grid file, or --live-replay with an experiment")
+        raise UsageError("compare: must have either a grid file or --live-replay EXPERIMENT")
     if options.live_replay is not None:
         code: int = from_clone("experiments.replay_fidelity.cli").main(options)
         return code
     if options.repeats is not None:
-        raise UsageError("--repeats: belongs to --live-replay; for a grid use --seeds")
+        raise UsageError("--repeats: is for --live-replay only; use --seeds for a grid")
     try:
         jobs = _positive("--jobs", options.jobs) or _cores()
         grid = load_grid(options.grid, options.set, _positive("--seeds", options.seeds))
         _check(grid, options.grid)
         out = options.out or COMPARISONS / grid.name
         with grid_folder(out, grid) as manifest:
-            results = _work(grid, out, jobs)
+            results = _run_cells(grid, out, jobs)
             if results is None:
                 print("fairbed: stopped; the same command resumes the grid", file=sys.stderr)
                 return INTERRUPTED
@@ -65,15 +65,15 @@ def main(options: argparse.Namespace) -> int:
     except BrokenPipeError:
         raise
     except OSError as exc:
-        raise RunError(f"--out: must be a folder to write to, got {exc}") from exc
+        raise RunError(f"--out: must be a writable folder, got: {exc}") from exc
     return FAILED if comparison.problems else DONE
 
 
 def _check(grid: Grid, path: Path) -> None:
-    """Check that every arm can be run, before the first is.
+    """Check all arms before the first one runs.
 
     Raises:
-        ExperimentError: One cannot.
+        ExperimentError: An arm cannot be run.
     """
     fleets = set[bytes]()
     for arm in grid.arms:
@@ -89,20 +89,19 @@ def _check_arm(experiment: Experiment, kind: Fleet, *, is_known_fleet: bool) -> 
     """Check that an arm can be run.
 
     Raises:
-        ExperimentError: It needs what this kind of fleet has not.
+        ExperimentError: The arm needs a feature that this kind of fleet lacks.
         ProfileError: A profile, link or trace is unknown, or breaks a rule.
     """
     selection, replay = experiment.selection, experiment.replay
     if kind == "run" and selection.needs_known_times:
         raise ExperimentError(
-            "selection.policy: must choose by what was measured, got "
-            f"{selection.policy!r}, which needs the true exchange times; use another, "
-            'or fleet = "replay"'
+            "selection.policy: must not need true exchange times in a live run, got "
+            f'{selection.policy!r}; use another policy, or fleet = "replay"'
         )
     if kind == "replay" and replay.task_costs is None and replay.costs_from == "measured":
         raise ExperimentError(
-            'replay.costs_from: must be the same in every cell, got "measured", which each would '
-            "measure again; name a run that measured them"
+            'replay.costs_from: must be equal in all cells, got "measured", which differs per '
+            "cell; name the folder of a run that measured the costs"
         )
     if not experiment.fleet:
         raise ExperimentError("fleet: a grid needs devices, got none; add [[fleet]]")
@@ -114,27 +113,27 @@ def _check_arm(experiment: Experiment, kind: Fleet, *, is_known_fleet: bool) -> 
         plan_fleet(experiment, os.environ)
 
 
-def _positive(option: str, asked: int | None) -> int | None:
-    if asked is not None and not 1 <= asked <= MOST:
-        raise UsageError(f"{option}: must be from 1 to {MOST:,}, got {asked}")
-    return asked
+def _positive(option: str, value: int | None) -> int | None:
+    if value is not None and not 1 <= value <= MAX_COUNT:
+        raise UsageError(f"{option}: must be from 1 to {MAX_COUNT:,}, got {value}")
+    return value
 
 
 def _cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
-def _work(grid: Grid, out: Path, jobs: int) -> list[Result] | None:
-    """Return the results of all cells; None when it was interrupted."""
-    progress = _Progress(len(grid.cells()))
+def _run_cells(grid: Grid, out: Path, jobs: int) -> list[Result] | None:
+    """Return the results of all cells; None after an interruption."""
+    progress = _GridProgress(len(grid.cells()))
     is_whole = anyio.run(work_through, grid, out, jobs, progress)
     return progress.results if is_whole else None
 
 
-class _Progress:
-    """Keeps the results, and prints progress on stderr at intervals, failures always."""
+class _GridProgress:
+    """Collects the results; prints all failures on stderr, and other progress at intervals."""
 
     def __init__(self, cells: int) -> None:
         self.results: list[Result] = []
@@ -146,9 +145,9 @@ class _Progress:
         where = f"{count}/{self._cells}  {result.arm}, seed {result.seed}"
         if result.reply.problem:
             print(f"{where}: failed: {result.reply.problem}", file=sys.stderr)
-        elif now - self._printed_at >= EVERY_S or count == self._cells:
+        elif now - self._printed_at >= PROGRESS_INTERVAL_S or count == self._cells:
             self._printed_at = now
-            how = "was done" if result.reply.was_done else "done"
+            how = "done before" if result.reply.was_done else "done"
             print(f"{where}: {how}", file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""`fairbed data`: lists the data sets and verifies their files."""
+"""`fairbed data`: list the data sets and verify their files."""
 
 import argparse
 import os

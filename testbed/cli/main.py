@@ -1,4 +1,4 @@
-"""`fairbed`: parse, load, run. Everything heavy is imported by the command that needs it."""
+"""`fairbed`: parse the command line and run a command, which imports its own heavy modules."""
 
 import argparse
 import signal
@@ -14,9 +14,9 @@ from fairbed.testbed.shape.options import split_command
 
 
 def console() -> int:
-    """Be the process `fairbed`: run one command; return its exit code."""
+    """Run one command as the process `fairbed`; return its exit code."""
     code = main()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the interpreter's shutdown is left
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the shutdown of the interpreter follows
     return code
 
 
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         "--debug",
         action="store_true",
         default=argparse.SUPPRESS,
-        help="show tracebacks and debug logs",
+        help="print tracebacks and debug logs",
     )
     parser = argparse.ArgumentParser(
         prog="fairbed",
@@ -75,93 +75,105 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, text: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, parents=[common])
 
-    run = command("run", "broker, coordinator and emulated fleet in one command")
+    run = command("run", "run an experiment: broker, coordinator and emulated devices")
     _experiment(run)
     run.add_argument("--headless", action="store_true", help="progress lines instead of the TUI")
     run.add_argument("--attached", action="store_true", help=argparse.SUPPRESS)
 
-    replay = command("replay", "the same experiment on a virtual clock, without processes")
+    replay = command("replay", "replay an experiment on a virtual clock, without processes")
     _experiment(replay)
     replay.add_argument(
-        "--no-training", action="store_true", help="study selection alone: times, no model"
+        "--no-training", action="store_true", help="times and selection only, no model"
     )
     replay.add_argument(
-        "--threads", type=int, metavar="N", help="devices trained at a time (default: all cores)"
+        "--threads",
+        type=int,
+        metavar="N",
+        help="devices trained in parallel (default: one per core)",
     )
 
-    _compare(command("compare", "a grid of runs with shared seeds: table, figures, LaTeX"))
+    _compare(command("compare", "run a grid of experiments: table, figures, LaTeX"))
 
-    coordinator = command("coordinator", "coordinator only: devices join by themselves")
+    coordinator = command("coordinator", "run a coordinator; devices join by themselves")
     _experiment(coordinator)
-    coordinator.add_argument("--headless", action="store_true", help="progress lines, no TUI")
+    coordinator.add_argument(
+        "--headless", action="store_true", help="progress lines instead of the TUI"
+    )
     coordinator.add_argument("--attached", action="store_true", help=argparse.SUPPRESS)
     coordinator.add_argument(
         "--listen",
         metavar="HOST[:PORT]",
         default="127.0.0.1",
-        help="where the embedded broker listens (default 127.0.0.1; 0.0.0.0 for real devices)",
+        help="address of the embedded broker (default 127.0.0.1; 0.0.0.0 for real devices)",
     )
 
     for name, text in (
         ("watch", "open the TUI on a live or finished run"),
-        ("show", "summary of a run"),
+        ("show", "print the summary of a run"),
         ("stop", "stop a live run"),
         ("rm", "delete a finished run"),
-        ("enroll", "print the line that starts an agent for a live run"),
+        ("enroll", "print the command that starts an agent for a live run"),
     ):
         sub = command(name, text)
         if name == "enroll":
             sub.add_argument("name", help="device name: 1 to 32 of a-z, 0-9 and hyphen")
         which = "run id, its first characters, a folder, or latest"
-        if name == "rm":  # deletion needs the full name
+        if name == "rm":  # a deletion has no default
             sub.add_argument("run", help=which)
         else:
-            sub.add_argument("run", nargs="?", default="latest", help=which)
+            sub.add_argument("run", nargs="?", default="latest", help=f"{which} (the default)")
         sub.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
         if name == "show":
             sub.add_argument("--json", action="store_true", help="one JSON object on stdout")
             sub.add_argument(
                 "--estimators",
                 action="store_true",
-                help="how well each estimator would have predicted the run's exchanges",
+                help="print how well each estimator would have predicted the run's exchanges",
             )
     runs = command("runs", "list the runs")
     runs.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
     runs.add_argument("--json", action="store_true", help="one JSON array on stdout")
 
-    logs = command("logs", "the log of an emulated device")
+    logs = command("logs", "print the log of an emulated device")
     logs.add_argument("name", help="device name")
-    logs.add_argument("run", nargs="?", default="latest", help="run id, folder, or latest")
+    logs.add_argument(
+        "run",
+        nargs="?",
+        default="latest",
+        help="run id, its first characters, a folder, or latest (the default)",
+    )
     logs.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
 
-    _profiles(command("profiles", "devices, links, populations: list, show, check, plot, import"))
+    _profiles(command("profiles", "list, show, check, plot or import device profiles and links"))
 
     _record(command("record", "write the profile of a device from measurements"))
 
-    data = command("data", "data sets: list, verify")
+    data = command("data", "list data sets, or verify their files")
     data.add_argument("action", choices=("list", "verify"))
-    data.add_argument("what", nargs="*", help="names (verify)")
+    data.add_argument("what", nargs="*", help="names of data sets (default: all)")
 
     add_shape_options(command("shape", "run any command on an emulated device"))
 
     doctor = command("doctor", "test what this machine can do")
-    doctor.add_argument("experiment", nargs="?", type=Path, help="check what this one needs, too")
+    doctor.add_argument(
+        "experiment", nargs="?", type=Path, help="also test what this experiment needs"
+    )
     doctor.add_argument("--json", action="store_true", help="one JSON array on stdout")
     doctor.add_argument(
         "--selector",
         metavar="POLICY",
-        help="check one instead: package.module:Name, an installed plug-in, or a policy of ours",
+        help="test this instead: package.module:Name, an installed plug-in or a built-in policy",
     )
     doctor.add_argument(
         "--option",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="of the selector, as in [selection.options]; repeatable",
+        help="option of the selector, as in [selection.options]; repeatable",
     )
 
-    bench = command("bench", "benchmarks")
-    bench.add_argument("name", nargs="?", help="which one; without a name they are listed")
+    bench = command("bench", "list the benchmarks, or run one")
+    bench.add_argument("name", nargs="?", help="benchmark; without it, all are listed")
     bench.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the benchmark")
     return parser
 
@@ -172,64 +184,91 @@ def _profiles(parser: argparse.ArgumentParser) -> None:
     def action(name: str, text: str) -> argparse.ArgumentParser:
         return actions.add_parser(name, help=text, description=text)
 
-    listing = action("list", "table of the library, or of some of it")
-    listing.add_argument("what", nargs="*", help="names or .toml files (default all)")
+    listing = action("list", "print a table of all or some profiles")
+    listing.add_argument("what", nargs="*", help="names or .toml files (default: all)")
     listing.add_argument(
         "--sort",
         choices=("name", "speed", "cores", "memory", "down", "up", "delay"),
         default="name",
-        help="largest first (default by name)",
+        help="largest first (default: by name)",
     )
     listing.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    show = action("show", "every number with its tag and source")
+    show = action("show", "print every number with its tag and source")
     show.add_argument("what", nargs="+", help="names or .toml files")
     show.add_argument("--json", action="store_true", help="one JSON array on stdout")
-    check = action("check", "every problem of profiles, one line each")
-    check.add_argument("what", nargs="*", help="files or names (default the whole library)")
-    plot = action("plot", "draw how a link, a trace or a hot clock goes over time")
+    check = action("check", "print every problem of profiles, one line each")
+    check.add_argument("what", nargs="*", help="files or names (default: the whole library)")
+    plot = action("plot", "plot a link, a trace or the clock of a hot processor over time")
     plot.add_argument("what", help="a profile, a link, a trace file, or data:SET/TRACE")
-    plot.add_argument("number", nargs="*", help="keys such as down_bps or thermal (default: all)")
-    plot.add_argument("--start", default="0s", metavar="TIME", help="where to begin (default 0s)")
+    plot.add_argument("number", nargs="*", help="keys such as down_bps (default: all that vary)")
+    plot.add_argument("--start", default="0s", metavar="TIME", help="first time (default 0s)")
     plot.add_argument(
-        "--length", metavar="TIME", help="how much (default one period, at most 10min)"
+        "--length", metavar="TIME", help="duration (default: one period, at most 10min)"
     )
-    plot.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
-    plot.add_argument("--size", default="100x18", metavar="WxH", help="in characters")
-    importing = action("import", "make a link of a trace of mahimahi or of a CSV")
-    importing.add_argument("down", type=Path, help="trace of mahimahi, or CSV with a header")
-    importing.add_argument("up", type=Path, nargs="?", help="uplink, where it is a file of its own")
-    importing.add_argument("--name", help="of the link (default the file's)")
-    importing.add_argument("--to", type=Path, default=Path(), metavar="DIR", help="(default here)")
-    importing.add_argument("--step", metavar="TIME", help="bin rows (mahimahi: default 1s)")
-    importing.add_argument("--up-rate", metavar="RATE", help="uplink, where no file has it: 5mbit")
-    importing.add_argument("--delay", metavar="TIME", help="one way: 30ms (default 0)")
+    plot.add_argument("--seed", type=int, default=0, help="seed of random numbers (default 0)")
+    plot.add_argument(
+        "--size", default="100x18", metavar="WxH", help="size in characters (default 100x18)"
+    )
+    importing = action("import", "make a link from a mahimahi trace or a CSV file")
+    importing.add_argument("down", type=Path, help="mahimahi trace, or CSV file with a header")
+    importing.add_argument("up", type=Path, nargs="?", help="uplink, if it has its own file")
+    importing.add_argument("--name", help="name of the link (default: from the file)")
+    importing.add_argument(
+        "--to", type=Path, default=Path(), metavar="DIR", help="folder (default: this one)"
+    )
+    importing.add_argument(
+        "--step", metavar="TIME", help="average the rates over TIME (mahimahi: default 1s)"
+    )
+    importing.add_argument(
+        "--up-rate", metavar="RATE", help="rate of the uplink, if no file has it: 5mbit"
+    )
+    importing.add_argument("--delay", metavar="TIME", help="one-way delay: 30ms (default 0)")
     importing.add_argument("--title", help="one line about the link")
-    importing.add_argument("--source", help="where the trace comes from")
-    importing.add_argument("--licence", help="what its owners allow")
-    importing.add_argument("--force", action="store_true", help="replace files that are there")
+    importing.add_argument("--source", help="origin of the trace")
+    importing.add_argument("--licence", help="licence of the trace")
+    importing.add_argument("--force", action="store_true", help="replace existing files")
 
 
 def _record(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "name", nargs="?", help="of the profile; with --run, of the device in that run"
+        "name", nargs="?", help="name of the profile; with --run, the device in that run"
     )
     parser.add_argument(
-        "--for", dest="watch", default="60s", metavar="TIME", help="how long to watch (default 60s)"
+        "--for",
+        dest="watch",
+        default="60s",
+        metavar="TIME",
+        help="duration of the observation (default 60s)",
     )
     parser.add_argument(
-        "--load", default="60s", metavar="TIME", help="full load, for the heat (default 60s)"
+        "--load",
+        default="60s",
+        metavar="TIME",
+        help="duration of full load, to measure heat (default 60s)",
     )
     parser.add_argument(
-        "--probe", metavar="PEER", help="measure the link to mqtt://... or HOST:PORT (--serve)"
+        "--probe",
+        metavar="PEER",
+        help="measure the link to a broker, mqtt://..., or to HOST:PORT of --serve",
     )
     parser.add_argument(
-        "--serve", metavar="[HOST:]PORT", help="only answer the probes of others, until Ctrl-C"
+        "--serve",
+        metavar="[HOST:]PORT",
+        help="only answer the probes of other devices, until Ctrl-C",
     )
-    parser.add_argument("--interface", help="whose traffic counts (default: the default route's)")
-    parser.add_argument("--run", help="record from this run: its id, its beginning, or latest")
+    parser.add_argument(
+        "--interface", help="network interface to observe (default: that of the default route)"
+    )
+    parser.add_argument(
+        "--run", help="record from this run: its id, its first characters, or latest"
+    )
     parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs")
-    parser.add_argument("--like", metavar="PROFILE", help="gives what could not be measured")
-    parser.add_argument("--as", dest="as_name", metavar="NAME", help="name of the profile")
+    parser.add_argument(
+        "--like", metavar="PROFILE", help="profile for numbers that cannot be measured"
+    )
+    parser.add_argument(
+        "--as", dest="as_name", metavar="NAME", help="name of the new profile (default: name)"
+    )
     parser.add_argument("--out", type=Path, default=Path(), help="folder (default: this one)")
     parser.add_argument("--force", action="store_true", help="replace a profile of this name")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -241,21 +280,29 @@ def _compare(parser: argparse.ArgumentParser) -> None:
         "--live-replay",
         type=Path,
         metavar="EXP",
-        help="instead of a grid: compare live runs of this experiment with replays of them",
+        help="instead of a grid: compare live runs of this experiment with their replays",
     )
     parser.add_argument(
-        "--repeats", type=int, metavar="N", help="of the live run and its replay (default 2)"
+        "--repeats", type=int, metavar="N", help="live runs, each with a replay (default 2)"
     )
     parser.add_argument(
         "--out", type=Path, help="folder, new or of this grid (default comparisons/<name>)"
     )
-    parser.add_argument("--seeds", type=int, metavar="N", help="0 to N - 1, instead of the grid's")
-    parser.add_argument("--jobs", type=int, metavar="N", help="replays at a time (default: cores)")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="of every arm: rounds=50"
+        "--seeds", type=int, metavar="N", help="seeds 0 to N - 1 instead of the grid's"
     )
-    parser.add_argument("--no-figures", action="store_true", help="draw none")
-    parser.add_argument("--json", action="store_true", help="stdout is one object")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="replays in parallel (default: one per core)"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key in every arm: rounds=50; repeatable",
+    )
+    parser.add_argument("--no-figures", action="store_true", help="draw no figures")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def _experiment(parser: argparse.ArgumentParser) -> None:
@@ -263,11 +310,17 @@ def _experiment(parser: argparse.ArgumentParser) -> None:
         "experiment", type=Path, help="experiment file, or the folder of a run to resume"
     )
     parser.add_argument("--out", type=Path, help="folder of the run (default runs/<id>)")
-    parser.add_argument("--seed", type=int, help="overrides the experiment's seed")
+    parser.add_argument("--seed", type=int, help="override the experiment's seed")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="selection.V=50, repeatable"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a key: selection.V=50; repeatable",
     )
-    parser.add_argument("--json", action="store_true", help="stdout is one object, the summary")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object, the summary, on stdout"
+    )
 
 
 def _version() -> str:

@@ -1,9 +1,4 @@
-"""`fairbed profiles`: list, show, check, plot, import.
-
-`fairbed profiles import`: a link of a trace of mahimahi or of a CSV.
-
-The library of profiles as rows of plain values: what `fairbed profiles list` shows.
-"""
+"""`fairbed profiles`: list, show, check, plot or import device profiles, links and populations."""
 
 import argparse
 import os
@@ -40,10 +35,12 @@ MAHIMAHI_STEP_S = 1.0
 
 
 def import_trace(options: argparse.Namespace) -> int:
-    """Write a link and its traces, and print the import; return the exit code."""
+    """Write a link and its traces, and print what was imported; return the exit code."""
     name = options.name or _name_of(options.down)
     if NAME.fullmatch(name) is None:
-        raise UsageError(f"--name: must be 1 to 32 of a-z, 0-9 and hyphen, got {name!r}; rename it")
+        raise UsageError(
+            f"--name: must be 1 to 32 of a-z, 0-9 and hyphen, got {name!r}; choose another"
+        )
     step_s = None if options.step is None else _number("--step", options.step)
     if step_s is not None and step_s <= 0.0:
         raise UsageError(f"--step: must be more than 0, got {options.step}; 1s is usual")
@@ -84,7 +81,7 @@ def _read(path: Path, step_s: float | None) -> Trace:
 
 
 def _check_imported(path: Path, imported: Imported) -> None:
-    """Check that the new files load, before they are written."""
+    """Check that the new files can be loaded, before they are written."""
     with tempfile.TemporaryDirectory(prefix="fairbed-import-") as folder:
         _write(Path(folder), imported, force=True)
         problems = profiles.check(Path(folder) / path.name)
@@ -93,17 +90,17 @@ def _check_imported(path: Path, imported: Imported) -> None:
 
 
 def _write(folder: Path, imported: Imported, *, force: bool) -> None:
-    taken = [folder / file for file in imported.files if (folder / file).exists()]
-    if taken and not force:
-        raise UsageError(f"{taken[0]}: is there already; take another --name or --to, or --force")
+    existing = [folder / file for file in imported.files if (folder / file).exists()]
+    if existing and not force:
+        raise UsageError(
+            f"{existing[0]}: exists already; choose another --name or --to, or use --force"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in imported.files.items():
             (folder / file).write_text(content, encoding="utf-8")
     except OSError as exc:
-        raise UsageError(
-            f"--to {folder}: must be a folder to write to, got: {exc.strerror}"
-        ) from exc
+        raise UsageError(f"--to {folder}: must be a writable folder, got: {exc.strerror}") from exc
 
 
 def _name_of(path: Path) -> str:
@@ -130,15 +127,15 @@ class ProfileListRow(Struct, frozen=True, kw_only=True):
     kind: str
     cores: int
     speed: float
-    """One training step, in cores of the reference machine."""
+    """Speed of one training step, in cores of the reference machine."""
     memory_bytes: int
     down_bps: float
     up_bps: float
     delay_s: float
     measured: list[str]
-    """Which of `compute` and `link` (both rates) are measured."""
+    """Measured parts, of `compute` and `link` (both rates)."""
     more: list[str]
-    """Which of `heat`, `power`, `stays`, `varies` the profile describes."""
+    """Other parts of the profile, of `heat`, `power`, `availability`, `varies`."""
 
 
 class LinkRow(Struct, frozen=True, kw_only=True):
@@ -151,7 +148,7 @@ class LinkRow(Struct, frozen=True, kw_only=True):
     jitter_s: float
     loss_ratio: float
     course: str
-    """How the downlink moves: constant, series, trace or spread."""
+    """Downlink rate over time: constant, series, trace or spread."""
     is_measured: bool
 
 
@@ -169,10 +166,10 @@ class PopulationRow(Struct, frozen=True, kw_only=True):
 def device_row(profile: Profile) -> ProfileListRow:
     """Return the row of a device."""
     link = profile.link
-    tells = {
+    parts = {
         "heat": profile.thermal is not None,
         "power": profile.energy is not None,
-        "stays": profile.availability is not None,
+        "availability": profile.availability is not None,
         "varies": any(
             isinstance(number, Varying) and not number.is_constant for _, number in numbers(profile)
         ),
@@ -187,8 +184,8 @@ def device_row(profile: Profile) -> ProfileListRow:
         down_bps=link.down_bps,
         up_bps=link.up_bps,
         delay_s=link.delay_s,
-        measured=[name for name, is_so in measured.items() if is_so],
-        more=[name for name, is_so in tells.items() if is_so],
+        measured=[name for name, is_measured in measured.items() if is_measured],
+        more=[name for name, is_present in parts.items() if is_present],
     )
 
 
@@ -226,7 +223,7 @@ def population_row(population: Population) -> PopulationRow:
 
 
 def sort_key(row: ProfileListRow | LinkRow | PopulationRow, key: SortKey) -> tuple[float, str]:
-    """Return what rows are sorted by: largest first, of equals the name decides."""
+    """Return the key that sorts rows: largest first, equal values by name."""
     name = {"memory": "memory_bytes", "down": "down_bps", "up": "up_bps", "delay": "delay_s"}
     value = 0.0 if key == "name" else float(getattr(row, name.get(key, key), 0.0))
     return -value, row.name
@@ -240,7 +237,7 @@ NAME_WIDTH = 26
 
 
 def main(options: argparse.Namespace) -> int:
-    """Carry one of the actions out; return the exit code."""
+    """Run one of the actions; return the exit code."""
     try:
         if options.action == "list":
             return _list(options)
@@ -252,8 +249,6 @@ def main(options: argparse.Namespace) -> int:
             from fairbed.testbed.cli.profiles_plot import plot
 
             return plot(options)
-        from fairbed.testbed.cli.profiles import import_trace
-
         return import_trace(options)
     except ProfileError as exc:
         raise UsageError(str(exc)) from exc
@@ -270,13 +265,14 @@ def _list(options: argparse.Namespace) -> int:
         content = {"devices": devices, "links": links, "populations": populations}
         print(msgspec.json.encode(content).decode())
         return DONE
-    tables = [table for table in (_devices(devices), _links(links), _drawn(populations)) if table]
+    tables = [_device_lines(devices), _link_lines(links), _population_lines(populations)]
+    tables = [table for table in tables if table]
     print("\n\n".join("\n".join(table) for table in tables))
     print("\nspeed: one training step, in cores of the reference machine; rates in Mbit/s")
     return DONE
 
 
-def _devices(rows: list[ProfileListRow]) -> list[str]:
+def _device_lines(rows: list[ProfileListRow]) -> list[str]:
     head = f"{'device':<{NAME_WIDTH}}{'class':<10}{'cores':>5}{'speed':>7}{'memory':>10}"
     head += f"{'down':>8}{'up':>8}{'delay':>9}  {'measured':<13}more"
     return [head.rstrip()] * bool(rows) + [
@@ -287,22 +283,22 @@ def _devices(rows: list[ProfileListRow]) -> list[str]:
     ]
 
 
-def _links(rows: list[LinkRow]) -> list[str]:
+def _link_lines(rows: list[LinkRow]) -> list[str]:
     head = f"{'link':<{NAME_WIDTH}}{'down':>8}{'up':>8}{'delay':>9}{'jitter':>9}{'loss':>7}"
-    return [f"{head}  {'course':<10}rates"] * bool(rows) + [
+    return [f"{head}  {'over time':<11}rates"] * bool(rows) + [
         f"{row.name:<{NAME_WIDTH}}{_mbit(row.down_bps):>8}{_mbit(row.up_bps):>8}"
         f"{_ms(row.delay_s):>9}{_ms(row.jitter_s) if row.jitter_s else '-':>9}"
-        f"{f'{row.loss_ratio:.1%}' if row.loss_ratio else '-':>7}  {row.course:<10}"
+        f"{f'{row.loss_ratio:.1%}' if row.loss_ratio else '-':>7}  {row.course:<11}"
         f"{'measured' if row.is_measured else ''}".rstrip()
         for row in rows
     ]
 
 
-def _drawn(rows: list[PopulationRow]) -> list[str]:
+def _population_lines(rows: list[PopulationRow]) -> list[str]:
     head = f"{'population (medians)':<{NAME_WIDTH}}{'speed':>8}{'memory':>10}{'down':>8}{'up':>8}"
-    return [f"{head}{'there':>8}"] * bool(rows) + [
+    return [f"{head}{'available':>11}"] * bool(rows) + [
         f"{row.name:<{NAME_WIDTH}}{row.speed:>8.2f}{_gib(row.memory_bytes):>10}"
-        f"{_mbit(row.down_bps):>8}{_mbit(row.up_bps):>8}{row.available:>8.0%}"
+        f"{_mbit(row.down_bps):>8}{_mbit(row.up_bps):>8}{row.available:>11.0%}"
         for row in rows
     ]
 
@@ -330,12 +326,12 @@ def _check(what: list[str]) -> int:
     for problem in problems:
         print(problem)
     if not problems:
-        print(f"{len(paths)} checked, nothing wrong")
+        print(f"{len(paths)} checked, no problems")
     return FAILED if problems else DONE
 
 
 def _environ(what: list[str]) -> dict[str, str] | None:
-    """Return the folder of downloaded traces; None does not read them."""
+    """Return the environment with the folder of downloaded traces; None reads no traces."""
     return dict(os.environ) if what or "FAIRBED_DATA" in os.environ else None
 
 

@@ -1,7 +1,4 @@
-"""`fairbed profiles plot`: numbers over time, drawn in a terminal.
-
-What can be drawn of a profile, a link or a trace: its numbers over time, as curves.
-"""
+"""`fairbed profiles plot`: draw the numbers of a profile, link or trace over time in a terminal."""
 
 import argparse
 import os
@@ -24,12 +21,13 @@ from fairbed.testbed.errors import UsageError
 from fairbed.testbed.units import duration_s
 
 HEAT = "thermal"
-"""The curve of the clock under full load."""
+"""Key of the curve of the clock under full load."""
 
-AFTER_ONSET = 2.0
-"""The curve of a hot clock extends to this multiple of the onset."""
+ONSET_MULTIPLE = 2.0
+"""Length of that curve, as a multiple of the onset of throttling."""
 
 LEAST_HEAT_S = 60.0
+"""Least length of that curve, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +38,13 @@ class ProfileCurve:
     series: Series
 
     def quantile(self, share: float) -> float:
-        """Return the value that it is at most for this share of the time."""
+        """Return the value that the number does not exceed for this share of the time."""
         series = self.series
         trace = Trace(np.array(series.t_s), {"x": np.array(series.values)}, series.period_s)
         return trace.quantile("x", share)
 
     def sampled(self, start: float, length: float, count: int) -> tuple[list[float], list[float]]:
-        """Return `count` moments at equal distances, and the values there."""
+        """Return `count` equidistant times, and the values at these times."""
         moments = [start + length * index / max(1, count - 1) for index in range(count)]
         return moments, [self.series.at(t) for t in moments]
 
@@ -54,17 +52,17 @@ class ProfileCurve:
 def curves(
     what: str, keys: Sequence[str], environ: Mapping[str, str], rng: np.random.Generator
 ) -> list[ProfileCurve]:
-    """Return the curves of something that is named, or is a file.
+    """Return the curves of a profile, link or trace.
 
     Args:
-        what: A profile, a link, a `.toml` of one, a trace file, or `data:SET/TRACE`.
-        keys: Which numbers, by the end of their keys or `thermal`; none is all that move, or the
-            rates where nothing moves.
-        environ: Read for `FAIRBED_DATA`, where traces of others are.
-        rng: Draws what is known by its distribution only.
+        what: Name of a profile or link, path of its `.toml`, a trace file, or `data:SET/TRACE`.
+        keys: Numbers, by the end of their keys, or `thermal`; empty selects all that vary, or the
+            rates if none varies.
+        environ: Read for `FAIRBED_DATA`, the folder of downloaded traces.
+        rng: Draws numbers that are given as distributions.
 
     Raises:
-        ProfileError: There is no such thing or number, or it breaks a rule.
+        ProfileError: The name or a key is unknown, or a file breaks a rule.
     """
     read = TraceReader(environ)
     if is_trace(what):
@@ -75,8 +73,8 @@ def curves(
     kind = kind_of(path)
     if kind is Population:
         raise ProfileError(
-            f"{what}: a population has no course in time; plot one of its devices' kind: "
-            "a profile, a link or a trace"
+            f"{what}: must be a profile, a link or a trace, got a population, which has no numbers "
+            "over time; plot a profile"
         )
     profile = None if kind is LinkProfile else profiles.load(path)
     link = profile.link if profile is not None else profiles.load_link(path).link
@@ -91,7 +89,7 @@ def curves(
 
 
 def is_trace(what: str) -> bool:
-    """Return whether a name is that of a trace."""
+    """Return whether a name names a trace."""
     path = Path(what)
     return what.startswith(DATA) or (
         path.suffix != ".toml" and (path.suffix != "" or path.is_file())
@@ -99,7 +97,7 @@ def is_trace(what: str) -> bool:
 
 
 def _of_tracks(tracks: DeviceTracks) -> dict[str, Series]:
-    """Return the series of a device, by the keys of their numbers."""
+    """Return the series of a device, by key."""
     found = {
         "clock_ratio": tracks.clock_ratio,
         "background_load": tracks.background_load,
@@ -112,8 +110,8 @@ def _of_tracks(tracks: DeviceTracks) -> dict[str, Series]:
 
 
 def under_full_load(thermal: Thermal) -> Series:
-    """Return the mean clock from the beginning of full load on all cores, from idle."""
-    end = max(LEAST_HEAT_S, AFTER_ONSET * thermal.onset_s)
+    """Return the mean clock ratio of an idle device after the start of full load on all cores."""
+    end = max(LEAST_HEAT_S, ONSET_MULTIPLE * thermal.onset_s)
     if thermal.onset_s == 0.0:
         return Series((0.0,), (thermal.sustained_clock_ratio,), end)
     return Series((0.0, thermal.onset_s), (1.0, thermal.sustained_clock_ratio), end)
@@ -126,13 +124,13 @@ def _chosen(
     for key in keys or usual:
         match = [name for name in found if name == key or name.endswith(f".{key}")]
         if not match:
-            raise ProfileError(f"{what}: has no {key} over time; take one of {', '.join(found)}")
+            raise ProfileError(f"{what}: has no {key} over time; use one of {', '.join(found)}")
         chosen.append(ProfileCurve(match[0], found[match[0]]))
     return chosen
 
 
 def table(drawn: Sequence[ProfileCurve]) -> list[str]:
-    """Return one line per curve: how long it is, and how its values are distributed over time."""
+    """Return one line per curve: its period, and the distribution of its values over time."""
     head = f"{'number':<26}{'period s':>10}{'mean':>11}{'lowest':>11}"
     head += "".join(f"{share:>11}" for share in ("p5", "median", "p95")) + f"{'highest':>11}"
     return [head] + [
@@ -145,7 +143,7 @@ def table(drawn: Sequence[ProfileCurve]) -> list[str]:
 
 
 MOST_S = 600.0
-"""Drawn at once, unless asked for more: a column of characters is then some seconds."""
+"""Longest default length of a plot, seconds: a column of characters is then some seconds."""
 
 LEAST_SIZE, MOST_SIZE = (40, 8), (400, 100)
 
@@ -162,8 +160,8 @@ def plot(options: argparse.Namespace) -> int:
     found = curves(options.what, options.number, os.environ, rng)
     if length is None:
         length = min(MOST_S, max(curve.series.period_s for curve in found))
-    for unit, alike in _by_unit(found).items():
-        print(draw(Path(options.what).name, unit, alike, start, length, (width, height)))
+    for unit, same_unit in _by_unit(found).items():
+        print(draw(Path(options.what).name, unit, same_unit, start, length, (width, height)))
     print("\n".join(table(found)))
     return DONE
 
@@ -171,24 +169,24 @@ def plot(options: argparse.Namespace) -> int:
 def draw(
     title: str,
     unit: str,
-    alike: list[ProfileCurve],
+    shown: list[ProfileCurve],
     start: float,
     length: float,
     size: tuple[int, int],
 ) -> str:
-    """Return a picture of curves of one unit, in characters without colour."""
+    """Return a plot of curves of one unit, in characters without colour."""
     try:
         import plotext
     except ImportError as exc:
         raise UsageError(
             "profiles plot: needs plotext, which is not installed; "
-            "install it with: pip install 'fairbed[coordinator]'"
+            "run: pip install 'fairbed[coordinator]'"
         ) from exc
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plot_size(*size)
     factor = 1e-6 if unit == "Mbit/s" else 1.0
-    for curve in alike:
+    for curve in shown:
         moments, values = curve.sampled(start, length, 2 * size[0])
         plotext.plot(
             moments, [value * factor for value in values], label=curve.key.removeprefix("link.")
@@ -212,10 +210,10 @@ def _by_unit(found: list[ProfileCurve]) -> dict[str, list[ProfileCurve]]:
 def _size(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,4})x(\d{1,4})", text)
     size = (int(match[1]), int(match[2])) if match else (0, 0)
-    is_fine = all(
+    is_valid = all(
         low <= n <= high for low, n, high in zip(LEAST_SIZE, size, MOST_SIZE, strict=True)
     )
-    if not is_fine:
+    if not is_valid:
         raise UsageError(f"--size: must be from 40x8 to 400x100, got {text}; 100x18 is usual")
     return size
 

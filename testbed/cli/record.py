@@ -1,4 +1,4 @@
-"""`fairbed record`: writes the profile of a device from measurements."""
+"""`fairbed record`: write the profile of a device from measurements."""
 
 import argparse
 import platform
@@ -26,7 +26,7 @@ from fairbed.testbed.recording.analysis.findings import Findings
 from fairbed.testbed.units import duration_s
 from fairbed.wire.messages import is_device_name
 
-EVERYWHERE = "0.0.0.0"
+ANY_ADDRESS = "0.0.0.0"
 
 
 def main(options: argparse.Namespace) -> int:
@@ -35,7 +35,7 @@ def main(options: argparse.Namespace) -> int:
         return _serve(options.serve)
     name = options.as_name or options.name
     if name is None:
-        raise UsageError("record: give the profile a name, as in: fairbed record pi-7")
+        raise UsageError("record: must have a name for the profile, as in: fairbed record pi-7")
     if not is_device_name(name):
         raise UsageError(f"name: must be 1 to 32 of a-z, 0-9 and hyphen, got {name!r}; use --as")
     target = options.out / f"{name}.toml"
@@ -66,7 +66,7 @@ def _from_run(options: argparse.Namespace, name: str) -> tuple[Findings, Identit
     except (StoreError, ExperimentError, BackendError) as exc:
         raise RunError(str(exc)) from exc
     board = device.capabilities.model or f"{device.capabilities.machine} device"
-    origin = f"device {options.name} of run {folder.name}, {device.run_created}, {_writer()}"
+    origin = f"device {options.name} of run {folder.name}, {device.run_created}, {_written_by()}"
     kind: Kind = "board" if device.capabilities.model else "computer"
     return findings_of_run(device, training), Identity(name, _title(board), kind, origin)
 
@@ -90,13 +90,13 @@ def _from_machine(options: argparse.Namespace, name: str) -> tuple[Findings, Ide
         raise UsageError(f"record: {exc}") from exc
     began = datetime.now(timezone.utc)
     try:
-        seen, cost = record(session, lambda line: print(f"fairbed: {line}", file=sys.stderr))
+        observed, cost = record(session, lambda line: print(f"fairbed: {line}", file=sys.stderr))
     except ProbeFailed as exc:
         raise RunError(str(exc)) from exc
     except OSError as exc:
         raise RunError(f"{options.out}: must be writable, got: {exc.strerror or exc}") from exc
-    findings = findings_of_machine(seen)
-    findings.remarks.append(f"Watching took {100 * cost.ratio:.2f} % of one core.")
+    findings = findings_of_machine(observed)
+    findings.remarks.append(f"The observation took {100 * cost.ratio:.2f} % of one core.")
     board = RealSensors().board()
     title = board or f"{platform.machine()} {platform.system()} machine, {cpu_model()}"
     origin = f"on {socket.gethostname()}, {began:%Y-%m-%d %H:%M} UTC, fairbed {version('fairbed')}"
@@ -109,14 +109,16 @@ def _serve(where: str) -> int:
     from fairbed.testbed.recording.tcp_peer import serve, split_address
 
     try:
-        host, port = split_address(where, EVERYWHERE)
+        host, port = split_address(where, ANY_ADDRESS)
     except ValueError as exc:
         raise UsageError(f"--serve {exc}") from exc
     print(f"fairbed: answering probes on {host}:{port} until Ctrl-C", file=sys.stderr)
     try:
         anyio.run(serve, host, port)
     except OSError as exc:
-        raise RunError(f"--serve {where}: cannot listen: {exc.strerror or exc}") from exc
+        raise RunError(
+            f"--serve {where}: must be a free address of this machine, got: {exc.strerror or exc}"
+        ) from exc
     return DONE
 
 
@@ -134,33 +136,33 @@ def _save(
         print(msgspec.json.encode(_as_json(findings, path, trace)).decode())
         return DONE
     for key, finding in findings.found.items():
-        moves = " (moves)" if finding.series is not None else ""
-        print(f"  {key:<30}{finding.value:<14.6g}{finding.how}{moves}")
+        varies = " (varies)" if finding.series is not None else ""
+        print(f"  {key:<30}{finding.value:<14.6g}{finding.how}{varies}")
     for key, why in findings.missing.items():
         print(f"  {key:<30}{'-':<14}{why}")
     for remark in findings.remarks:
         print(f"  {remark}")
-    beside = f", with {trace.name} beside it" if trace is not None else ""
-    print(f'{path}: written{beside}; use it as [[fleet]] profile = "{path}"')
+    and_trace = f", with {trace.name} beside it" if trace is not None else ""
+    print(f'{path}: written{and_trace}; use it as [[fleet]] profile = "{path}"')
     return DONE
 
 
 def _write(folder: Path, name: str, recorded: Recorded) -> tuple[Path, Path | None]:
-    """Write the files, the trace first; return where they are."""
+    """Write the files, the trace first; return their paths."""
     path, trace = folder / f"{name}.toml", folder / trace_name(name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if recorded.trace is not None:
             trace.write_text(recorded.trace, encoding="utf-8")
         else:
-            trace.unlink(missing_ok=True)  # of a recording that this one replaces
+            trace.unlink(missing_ok=True)  # the trace of a recording that this one replaces
         path.write_text(recorded.profile, encoding="utf-8")
     except OSError as exc:
         raise RunError(f"{folder}: must be writable, got: {exc.strerror or exc}") from exc
     problems = profiles.check(path, {})
     if problems:
         raise RunError(
-            f"the recorded profile breaks a rule, which is a fault of ours: {problems[0]}"
+            f"the recorded profile breaks a rule, which is a bug in fairbed: {problems[0]}"
         )
     return path, None if recorded.trace is None else trace
 
@@ -183,6 +185,6 @@ def _title(board: str) -> str:
     return f"{text[:200]}, recorded"
 
 
-def _writer() -> str:
+def _written_by() -> str:
     now = datetime.now(timezone.utc)
     return f"written {now:%Y-%m-%d %H:%M} UTC by fairbed {version('fairbed')}"

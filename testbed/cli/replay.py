@@ -1,4 +1,4 @@
-"""`fairbed replay`: the same experiment on a virtual clock."""
+"""`fairbed replay`: replay an experiment on a virtual clock."""
 
 import argparse
 import sys
@@ -30,8 +30,8 @@ from fairbed.testbed.replay.run import replay_setup
 from fairbed.testbed.replay.setup import setup_of
 from fairbed.testbed.run.preflight import infeasible_rate
 
-EVERY_S = 0.5
-"""Between two progress lines."""
+PROGRESS_INTERVAL_S = 0.5
+"""Time between two progress lines."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -50,10 +50,10 @@ def main(options: argparse.Namespace) -> int:
             check_resumable(folder, stage.experiment, is_named=named is not None, clock="virtual")
         if (problem := infeasible_rate(experiment)) is not None:
             print(f"warning: {problem}", file=sys.stderr)
-        tell = _Progress(experiment.rounds)
+        progress = _ReplayProgress(experiment.rounds)
         started = time.perf_counter()
         run_id, threads = folder.resolve().name, options.threads
-        rounds = replay_setup(stage, folder, run_id, tell, threads=threads)
+        rounds = replay_setup(stage, folder, run_id, progress, threads=threads)
         rounds_per_s = rounds / (time.perf_counter() - started)
     except (DatasetError, ExperimentError, ProfileError) as exc:
         raise UsageError(str(exc)) from exc
@@ -66,19 +66,22 @@ def main(options: argparse.Namespace) -> int:
         print(msgspec.json.encode(summary_and_rate).decode())
     else:
         print(summary_table(summary))
-        print(f"\n{rounds_per_s:,.3g} rounds a second; in {folder}")
+        print(f"\n{rounds_per_s:,.3g} rounds per second; the run is in {folder}")
     return DONE
 
 
-class _Progress:
-    """Prints progress on stderr at intervals."""
+class _ReplayProgress:
+    """Prints the progress of a replay on stderr at intervals."""
 
     def __init__(self, rounds: int) -> None:
         self._rounds, self._printed_at = rounds, time.monotonic()
 
-    def __call__(self, played: ReplayedRound) -> None:
+    def __call__(self, replayed: ReplayedRound) -> None:
         now = time.monotonic()
-        if now - self._printed_at >= EVERY_S:
+        if now - self._printed_at >= PROGRESS_INTERVAL_S:
             self._printed_at = now
-            at = played.started_s + played.duration_s
-            print(f"round {played.choice.round}/{self._rounds}  at {at:,.0f} s", file=sys.stderr)
+            end_s = replayed.started_s + replayed.duration_s
+            print(
+                f"round {replayed.choice.round}/{self._rounds}  virtual time {end_s:,.0f} s",
+                file=sys.stderr,
+            )

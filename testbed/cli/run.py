@@ -45,21 +45,22 @@ from fairbed.wire.errors import TransportError
 
 
 def progress_line(progress: RoundProgress, rounds: int) -> str:
-    """Return the line of a closed round: cohort, slowest device, tau, accuracy, queue total."""
+    """Return the progress line of a closed round."""
     row, metric = progress.round, progress.metric
     width = len(str(rounds))
     head = f"round {row.round:>{width}}/{rounds}"
     if row.status == "void":
-        return f"{head}  void: no device trained; the model stays  queues {row.queue_total:.2f}"
+        return f"{head}  void: no update, same model  queues {row.queue_total:.2f}"
     accuracy = f"{metric.accuracy_mean:.3f}" if metric is not None else "-"
-    missing = f" ({row.selected - row.aggregated} missing)" if row.aggregated < row.selected else ""
+    lost = row.selected - row.aggregated
+    missing = f" ({lost} not aggregated)" if lost > 0 else ""
     return (
         f"{head}  tau {row.tau_max_s:6.2f} s  accuracy {accuracy}  queues {row.queue_total:5.2f}  "
         f"slowest {row.slowest}  cohort {' '.join(progress.cohort)}{missing}"
     )
 
 
-EXPECTED = (
+RUN_ERRORS = (
     AnotherCoordinatorError,
     BackendError,
     BrokerError,
@@ -73,7 +74,7 @@ EXPECTED = (
 )
 """Errors of a run with a message of one line."""
 
-BAD_INPUT = (BackendUnavailable, DatasetError, ExperimentError, ProfileError)
+EXPERIMENT_ERRORS = (BackendUnavailable, DatasetError, ExperimentError, ProfileError)
 """Errors of the experiment with a message of one line."""
 
 
@@ -96,10 +97,10 @@ def plan_run(options: argparse.Namespace) -> RunPlan:
     """Return the plan of the run from the command line.
 
     Raises:
-        UsageError: It cannot be used.
+        UsageError: The command line, or a file that it names, cannot be used.
     """
     experiment, folder = named_experiment(options)
-    experiment = _measured(experiment)
+    experiment = _with_host_speed(experiment)
     run_id = folder.name if folder else new_id(experiment.name)
     folder = folder or options.out or RUNS / run_id
     if (folder / DATABASE).exists():
@@ -125,15 +126,14 @@ def _check_policy(experiment: Experiment) -> None:
     """Check that the policy exists and works without the ground truth.
 
     Raises:
-        UsageError: It is a plug-in that cannot be loaded, or needs the true exchange times.
+        UsageError: The policy is a plug-in that cannot be loaded, or needs true exchange times.
     """
     selection = experiment.selection
     selector_of(experiment)
     if selection.needs_known_times:
         raise UsageError(
-            "selection.policy: must choose by what was measured, got "
-            f"{selection.policy!r}, which needs the true exchange times; use rbcs-f, "
-            "fedcs, oort, power-of-choice or uniform"
+            f"selection.policy: must not need true exchange times in a live run, got "
+            f"{selection.policy!r}; use rbcs-f, fedcs, oort, power-of-choice or uniform"
         )
 
 
@@ -141,7 +141,7 @@ def selector_of(experiment: Experiment) -> Selector:
     """Return the selector of an experiment.
 
     Raises:
-        UsageError: It is a plug-in that cannot be loaded, or does not support such rounds.
+        UsageError: The policy is a plug-in that cannot be loaded, or does not support such rounds.
     """
     try:
         return make_decisions(experiment.coordinator()).selector
@@ -150,7 +150,7 @@ def selector_of(experiment: Experiment) -> Selector:
 
 
 def _dilation(experiment: Experiment, folder: Path) -> float:
-    """Return the time dilation that the fleet needs; a resumed run keeps its own.
+    """Return the time dilation of the fleet; a resumed run keeps its own.
 
     Raises:
         UsageError: The fleet does not fit into this machine.
@@ -167,7 +167,7 @@ def _dilation(experiment: Experiment, folder: Path) -> float:
 
 
 def _close(plan: RunPlan, *, as_json: bool) -> int:
-    """Print how a run ended; return the exit code."""
+    """Print the summary of an ended run; return the exit code."""
     with RunReader(plan.folder) as reader:
         summary = summarise_run(reader)
     if as_json:
@@ -185,25 +185,29 @@ def _run_headless(plan: RunPlan, options: argparse.Namespace) -> int:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    kind = f"{plan.experiment.devices} emulated devices" if plan.has_fleet else "own devices"
-    _print(out, f"run {plan.run_id}: {plan.experiment.rounds} rounds, {kind}, in {plan.folder}")
+    emulated = plan.experiment.devices if plan.has_fleet else 0
+    rounds = plan.experiment.rounds
+    _print(
+        out,
+        f"run {plan.run_id}: {rounds} rounds, {emulated} emulated devices, in {plan.folder}",
+    )
     if not plan.has_fleet:
-        _print(out, f"print the command line of a device with: fairbed enroll NAME {plan.folder}")
-    play = functools.partial(
+        _print(out, f"to add a device, run: fairbed enroll NAME {plan.folder}")
+    run = functools.partial(
         run_experiment,
         plan,
-        lambda progress: _print(out, progress_line(progress, plan.experiment.rounds)),
-        lambda: _print(sys.stderr, "fairbed: stopping in order; interrupt again to stop at once"),
+        lambda progress: _print(out, progress_line(progress, rounds)),
+        lambda: _print(sys.stderr, "fairbed: stopping; press Ctrl-C again to stop immediately"),
         is_attached=options.attached,
     )
     try:
-        anyio.run(play, backend_options={"loop_factory": loop_factory(plan.dilation)})
-    except BAD_INPUT as exc:
+        anyio.run(run, backend_options={"loop_factory": loop_factory(plan.dilation)})
+    except EXPERIMENT_ERRORS as exc:
         raise UsageError(str(exc)) from exc
-    except EXPECTED as exc:
+    except RUN_ERRORS as exc:
         raise RunError(without_errno(exc)) from exc
     if not (plan.folder / DATABASE).exists():
-        raise RunError("stopped before the run began; nothing was kept")
+        raise RunError("stopped before the run began; no file was kept")
     return _close(plan, as_json=options.json)
 
 
@@ -213,7 +217,7 @@ def _print(out: TextIO, line: str) -> None:
 
 
 def named_experiment(options: argparse.Namespace) -> tuple[Experiment, Path | None]:
-    """Return the experiment, and the folder of the run if the command line names one."""
+    """Return the experiment, and the folder of the run if the command line names a folder."""
     path: Path = options.experiment
     folder = path if path_is_run(options) else None
     if folder is not None:
@@ -225,7 +229,7 @@ def named_experiment(options: argparse.Namespace) -> tuple[Experiment, Path | No
             )
         if options.out is not None or options.set or options.seed is not None:
             raise UsageError(
-                f"{folder}: a resumed run keeps its settings; leave out --out, --set and --seed"
+                f"{folder}: a resumed run keeps its settings; remove --out, --set and --seed"
             )
     try:
         experiment = load_experiment(path, options.set, options.seed)
@@ -234,11 +238,11 @@ def named_experiment(options: argparse.Namespace) -> tuple[Experiment, Path | No
     return experiment, folder
 
 
-def _measured(experiment: Experiment) -> Experiment:
-    """Return the experiment with the speed of this machine as a number, which a run then keeps.
+def _with_host_speed(experiment: Experiment) -> Experiment:
+    """Return the experiment with the measured speed of this machine in place of "auto".
 
     Raises:
-        RunError: It cannot be measured.
+        RunError: The speed cannot be measured.
     """
     if experiment.emulation.host_core_speed != "auto" or not experiment.fleet:
         return experiment
@@ -257,10 +261,10 @@ def path_is_run(options: argparse.Namespace) -> bool:
 
 
 def check_new(folder: Path) -> None:
-    """Check that a folder is free for a new run: `fairbed rm` deletes all its files.
+    """Check that a folder has only files of runs, because `fairbed rm` deletes all its files.
 
     Raises:
-        UsageError: It is a file, or holds something that is not of a run.
+        UsageError: The path is a file, or the folder has other files.
     """
     try:
         found = foreign_files(folder)
@@ -268,7 +272,8 @@ def check_new(folder: Path) -> None:
         raise UsageError(f"--out {folder}: must be a folder, got: {exc.strerror}") from exc
     if found:
         raise UsageError(
-            f"--out {folder}: must be a new or empty folder, got one with {found[0]}; name another"
+            f"--out {folder}: must be a new or empty folder, got one with {found[0]}; choose "
+            "another"
         )
 
 
@@ -278,13 +283,13 @@ def check_resumable(
     """Check that a run can be resumed; return its id.
 
     Args:
-        folder: Of the run.
-        experiment: To resume.
-        is_named: The folder was named, and not the experiment.
-        clock: Of the run: a replay cannot resume a live run.
+        folder: The folder of the run.
+        experiment: The experiment to resume.
+        is_named: The command line names the folder, not an experiment file.
+        clock: Clock of the command: a replay cannot resume a live run.
 
     Raises:
-        UsageError: It cannot be.
+        UsageError: The run cannot be resumed.
     """
     command = "run" if clock == "real" else "replay"
     with RunReader(folder) as reader:
@@ -292,31 +297,30 @@ def check_resumable(
     if info.is_alive:
         raise UsageError(f"{folder}: this run is live; watch it with: fairbed watch {folder}")
     if info.row.clock != clock:
-        made = "replayed" if clock == "real" else "live"
+        found = "a replay" if clock == "real" else "a live run"
         raise UsageError(
-            f"{folder}: must hold a run by fairbed {command}, got one that is {made}; "
-            "name another folder"
+            f"{folder}: must be a run of fairbed {command}, got {found}; choose another folder"
         )
     if info.status == "done":
         raise UsageError(
-            f"{folder}: this run is done; give another --out, or look at it with: "
+            f"{folder}: this run is done; choose another --out, or open it with: "
             f"fairbed watch {folder}"
         )
     if info.row.config_hash != experiment.hash() and is_named:
         raise UsageError(
-            f"{folder}/experiment.toml: must be as it was when the run began, got a changed one; "
-            "undo the change, or start a new run from it with --out"
+            f"{folder}/experiment.toml: must be unchanged since the run began, got a change; "
+            "undo it, or start a new run from this file with --out"
         )
     if info.row.config_hash != experiment.hash():
         raise UsageError(
-            f"{folder}: holds a run of another experiment; give another --out, or resume it "
-            f"with: fairbed {command} {folder}"
+            f"{folder}: has a run of another experiment; choose another --out, or resume that "
+            f"run with: fairbed {command} {folder}"
         )
     return info.run_id
 
 
 def new_id(name: str) -> str:
-    """Return an id for a run that begins now."""
+    """Return the id of a run that begins now."""
     slug = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-") or "run"
     return f"{slug}-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}"
 
@@ -324,7 +328,9 @@ def new_id(name: str) -> str:
 def _listen(text: str) -> tuple[str, int | None]:
     host, separator, port = text.rpartition(":")
     if not (host if separator else text):
-        raise UsageError(f"--listen: must be HOST or HOST:PORT, got {text!r}; 0.0.0.0 is all")
+        raise UsageError(
+            f"--listen: must be HOST or HOST:PORT, got {text!r}; 0.0.0.0 means all addresses"
+        )
     if not separator or text.endswith("]"):
         return text, None
     if not port.isdigit() or not 0 < int(port) < 1 << 16:

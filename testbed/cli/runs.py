@@ -1,11 +1,16 @@
-"""The commands on existing runs: `show`, `runs`, `stop`, `rm`, `logs`, `enroll`."""
+"""The commands on existing runs: `show`, `runs`, `stop`, `rm`, `logs`, `enroll`.
+
+Operator commands to a live run go over the wire: `send_command`.
+"""
 
 import argparse
+import secrets
 import shutil
 import socket
 import sys
 import time
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import anyio
 import msgspec
@@ -23,20 +28,54 @@ from fairbed.coordinator.store import (
 )
 from fairbed.coordinator.store.connection import CONFIG, is_locked
 from fairbed.testbed.cli import DONE, from_clone
-from fairbed.testbed.cli.send_command import make_command, send_command
 from fairbed.testbed.errors import BackendError, RunError, UsageError
 from fairbed.testbed.experiment.datasets.dataset import DatasetError
 from fairbed.testbed.experiment.file import ExperimentError
 from fairbed.testbed.run_folder import Endpoint, read_endpoint
+from fairbed.wire.codec import encode
 from fairbed.wire.errors import TransportError
-from fairbed.wire.messages import is_device_name
+from fairbed.wire.messages import OperatorCommand, is_device_name
+from fairbed.wire.topics import Topics
+from fairbed.wire.transport.base import LinkUp
+from fairbed.wire.transport.client import MqttTransport
+
+Action: TypeAlias = Literal["pause", "resume", "stop", "exclude", "include"]
+
+CONNECT_S = 5.0
+"""Longest wait for the broker of a live run, seconds; it answers within milliseconds."""
 
 STOP_S = 30.0
-"""A run releases and ends its devices, and closes its store, within this; seconds."""
+"""Longest end of a run, in which it ends its devices and closes its store; seconds."""
+
+
+def make_command(action: Action, device: str | None = None) -> OperatorCommand:
+    """Return a new command; the coordinator acts once on a repeated message."""
+    return OperatorCommand(id=secrets.token_bytes(16), action=action, device=device)
+
+
+async def send_command(endpoint: Endpoint, command: OperatorCommand) -> None:
+    """Publish a command to the run's broker; the coordinator records it when it acts on it.
+
+    Raises:
+        TransportError: The broker cannot be reached.
+    """
+    transport = MqttTransport(endpoint.url, f"operator-{secrets.token_hex(6)}")
+    try:
+        with anyio.fail_after(CONNECT_S):
+            async with transport:
+                async for event in transport.events():
+                    if isinstance(event, LinkUp):
+                        break
+                await transport.publish(Topics(endpoint.tenant).command, encode(command), qos=1)
+    except TimeoutError as exc:
+        raise TransportError(
+            f"{transport.url}: must answer within {CONNECT_S:g} s, got "
+            f"{transport.down_reason or 'no answer'}"
+        ) from exc
 
 
 def main(options: argparse.Namespace) -> int:
-    """Carry one of the commands out; return the exit code."""
+    """Run one of the commands; return the exit code."""
     command = {
         "show": _show,
         "runs": _list,
@@ -56,7 +95,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def live_endpoint(folder: Path) -> tuple[RunInfo, Endpoint]:
-    """Return a live run and how to reach it.
+    """Return a live run and its endpoint.
 
     Raises:
         RunError: The run is not live.
@@ -66,7 +105,7 @@ def live_endpoint(folder: Path) -> tuple[RunInfo, Endpoint]:
     endpoint = read_endpoint(folder)
     if not info.is_alive or endpoint is None:
         raise RunError(
-            f"{info.run_id}: is not live, its status is {info.status}; list them with: fairbed runs"
+            f"{info.run_id}: must be live, got status {info.status}; fairbed runs lists the runs"
         )
     return info, endpoint
 
@@ -82,7 +121,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _estimators(folder: Path, *, as_json: bool) -> int:
-    """Print the errors of the estimators, and in a clone those of the oracle predictors."""
+    """Print the errors of the estimators; in a clone also those of the oracle predictors."""
     try:
         found = from_clone("experiments.oracle.errors").errors_of_run(folder)
     except UsageError:  # an installed package has no oracle predictors
@@ -133,8 +172,8 @@ def _list(options: argparse.Namespace) -> int:
             f"{run.run_id:<40} {run.status:<12} rounds {run.rounds_completed:>4}  "
             f"devices {run.devices:>4}  accuracy {accuracy}"
         )
-    for one in runs.unreadable:
-        print(f"{one.folder.name:<40} {one.status:<12} {one.problem}")
+    for unreadable in runs.unreadable:
+        print(f"{unreadable.folder.name:<40} {unreadable.status:<12} {unreadable.problem}")
     return DONE
 
 
@@ -150,15 +189,18 @@ def _stop(options: argparse.Namespace) -> int:
             print(f"{info.run_id}: {info.status} after {info.rounds_completed} rounds")
             return DONE
         time.sleep(0.1)
-    raise RunError(f"{info.run_id}: was stopped but still runs after {STOP_S:g} s")
+    raise RunError(
+        f"{info.run_id}: must end within {STOP_S:g} s of the stop command, got a live run; wait, "
+        "or kill its process"
+    )
 
 
 def _remove(options: argparse.Namespace) -> int:
     folder = resolve_run(options.runs, options.run)
     if is_locked(folder):
-        raise UsageError(f"{folder}: is live; stop it first: fairbed stop {folder}")
+        raise UsageError(f"{folder}: this run is live; stop it first: fairbed stop {folder}")
     if not (folder / CONFIG).is_file():
-        raise UsageError(f"{folder}: must hold {CONFIG}, got none; delete it by hand")
+        raise UsageError(f"{folder}: must have the file {CONFIG}, got none; delete it by hand")
     shutil.rmtree(folder)
     print(f"{folder}: deleted")
     return DONE
@@ -168,7 +210,7 @@ def _logs(options: argparse.Namespace) -> int:
     folder = resolve_run(options.runs, options.run) / "logs"
     path = folder / f"{options.name}.log"
     if not is_device_name(options.name) or not path.exists():
-        names = sorted(p.stem for p in folder.glob("*.log")) or ["none: no emulated devices"]
+        names = sorted(p.stem for p in folder.glob("*.log")) or ["none, no device was emulated"]
         raise UsageError(f"logs: no log of {options.name!r}; there are: {', '.join(names)}")
     print(path.read_text(encoding="utf-8", errors="replace"), end="")
     return DONE
@@ -180,23 +222,23 @@ def _enroll(options: argparse.Namespace) -> int:
     _, endpoint = live_endpoint(resolve_run(options.runs, options.run))
     tenant = "" if endpoint.tenant == "main" else f" --tenant {endpoint.tenant}"
     url = endpoint.url
-    for everywhere in ("0.0.0.0", "[::]"):
-        url = url.replace(f"@{everywhere}:", f"@{_own_address()}:")
+    for any_address in ("0.0.0.0", "[::]"):
+        url = url.replace(f"@{any_address}:", f"@{_own_address()}:")
     print(f"device-agent --broker {url} --name {options.name}{tenant}")
     if endpoint.host in ("127.0.0.1", "::1", "localhost"):
         print(
-            "only this machine can join: the broker listens on loopback; for real devices start "
-            "the coordinator with --listen 0.0.0.0",
+            "only devices on this machine can join: the broker listens on loopback; for real "
+            "devices start the coordinator with --listen 0.0.0.0",
             file=sys.stderr,
         )
     return DONE
 
 
 def _own_address() -> str:
-    """Return the address of this machine on the way out; no packet is sent."""
+    """Return this machine's address on its default route; no packet is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 of RFC 5737, routed like any other
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1 of RFC 5737; no host has this address
             return str(probe.getsockname()[0])
         except OSError:
             return socket.gethostname()

@@ -8,15 +8,15 @@ from fairbed.testbed.shape import signals
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the command; return its status, or die of the signal that it died of."""
+    """Run the command; return its status, or end this process by the signal that ended it."""
     if sys.platform != "linux":
-        raise UsageError(f"shape: needs Linux, got {sys.platform}; use a virtual machine with it")
+        raise UsageError(f"shape: needs Linux, got {sys.platform}; use a Linux virtual machine")
     if not options.argv:
         raise UsageError(
             "shape: must have a command after --, got none; "
-            "fairbed shape raspberry-pi-4b -- COMMAND"
+            "use: fairbed shape raspberry-pi-4b -- COMMAND"
         )
-    with signals.held() as held:  # numpy starts threads when it is loaded, and those inherit it
+    with signals.held() as held:  # before numpy starts threads, which inherit the mask
         from fairbed.testbed.shape.cli import shape
 
         ending = shape(options, held)

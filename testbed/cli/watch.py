@@ -1,10 +1,10 @@
 """The TUI of `fairbed watch`, and of `fairbed run` on a terminal.
 
 `fairbed run` starts the run as a child process and shows it here. The viewer lowers its own
-scheduling priority, so that it does not delay the processes that are measured. With
-`sched_autogroup` (sched(7)) the kernel first shares the processor between sessions, and the
-niceness of a process counts within its session only. So the viewer also lowers the priority of
-its session, which is that of the shell it was started from, until it closes.
+scheduling priority, so that it does not delay the measured processes. With `sched_autogroup`
+(sched(7)) the kernel first divides the processor between sessions, and niceness counts only within
+a session. So the viewer also lowers the priority of its session, which is that of the shell that
+started it, until it closes.
 """
 
 import argparse
@@ -24,23 +24,23 @@ from fairbed.coordinator.store.connection import DATABASE
 from fairbed.coordinator.tui.app import ControlRoom, ExitChoice
 from fairbed.testbed.backends.priority import AUTOGROUP
 from fairbed.testbed.cli import BAD_USAGE, DONE, FAILED, RUNS, without_errno
-from fairbed.testbed.cli.send_command import send_command
+from fairbed.testbed.cli.runs import send_command
 from fairbed.testbed.errors import RunError, UsageError
 from fairbed.testbed.run.stopping import DETACH
 from fairbed.testbed.run.supervisor import RunPlan
 from fairbed.testbed.run_folder import LOG, clear, read_endpoint
 
 NICENESS = 10
-"""A process of this niceness gets about a tenth of the share of a normal one, enough for keys."""
+"""A process of this niceness gets about a tenth of a normal share, enough to react to keys."""
 
 AUTOGROUP_TRIES, AUTOGROUP_RETRY_S = 5, 0.1
-"""How often, and at which interval in seconds, to try to set the priority of the session."""
+"""Attempts to set the priority of the session, and the seconds between them."""
 
 START_S = 120.0
-"""A run writes its first row within this, or has failed; seconds."""
+"""Longest wait for the first row of a run, seconds."""
 
 STOP_S = 30.0
-"""A run ends in order within this; then it is killed; seconds."""
+"""Longest graceful end of a run, seconds; then it is killed."""
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def low_priority() -> Iterator[None]:
 
 
 def _session_niceness() -> int | None:
-    """Return the niceness of the session; None where sessions have none."""
+    """Return the niceness of the session; None if this system has no autogroups."""
     with suppress(OSError):
         if found := re.search(r"nice (-?\d+)$", AUTOGROUP.read_text().strip()):
             return int(found[1])
@@ -74,7 +74,7 @@ def _set_session_niceness(niceness: int) -> None:
     for _ in range(AUTOGROUP_TRIES):
         try:
             AUTOGROUP.write_text(str(niceness))
-        except BlockingIOError:  # the kernel takes ten changes a second, of all sessions together
+        except BlockingIOError:  # the kernel allows ten changes per second for all sessions
             time.sleep(AUTOGROUP_RETRY_S)
         except OSError:
             return
@@ -83,9 +83,9 @@ def _set_session_niceness(niceness: int) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Open the TUI on a live or finished run; closing it stops nothing."""
+    """Open the TUI on a live or finished run; a live run continues when it is closed."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UsageError("watch: needs a terminal, got none; without one use: fairbed show")
+        raise UsageError("watch: needs a terminal, got none; use fairbed show without a terminal")
     try:
         _watch(resolve_run(options.runs, options.run), owns_run=False)
     except RunNotFoundError as exc:
@@ -96,7 +96,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> bool:
-    """Run in a child process and watch it here; return whether the user left it running."""
+    """Run in a child process and show it here; return whether the user detached from the run."""
     log = plan.folder / LOG
     try:
         plan.folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def run_with_tui(plan: RunPlan, options: argparse.Namespace) -> bool:
         if choice == "detach":
             _detach(process)
             name = plan.run_id if plan.folder.parent == RUNS else plan.folder
-            print(f"left running; watch it again with: fairbed watch {name}")
+            print(f"the run continues; watch it again with: fairbed watch {name}")
             return True
     finally:
         if process is not None:
@@ -139,14 +139,14 @@ def _watch(folder: Path, *, owns_run: bool) -> ExitChoice | None:
         endpoint = read_endpoint(folder) if reader.run().is_alive else None
         send = None if endpoint is None else partial(send_command, endpoint)
         with low_priority():
-            return _run_room(ControlRoom(reader, send_command=send, owns_run=owns_run))
+            return _show(ControlRoom(reader, send_command=send, owns_run=owns_run))
 
 
-def _run_room(room: ControlRoom) -> ExitChoice | None:
+def _show(room: ControlRoom) -> ExitChoice | None:
     """Show the control room until the user leaves it.
 
-    Before Textual controls the terminal, Ctrl-C arrives as a signal. The event loop would turn it
-    into a cancellation, which Textual loses while it starts.
+    Until Textual controls the terminal, Ctrl-C is a signal. The event loop would turn it into a
+    cancellation, which Textual ignores during its start.
 
     Raises:
         KeyboardInterrupt: Such a signal arrived.
@@ -193,16 +193,16 @@ def _wait_for_store(folder: Path, process: "subprocess.Popen[bytes]", log: Path)
         except StoreError:
             pass
         time.sleep(0.05)
-    raise RunError(f"the run did not start within {START_S:g} s; see {log}")
+    raise RunError(f"the run must start within {START_S:g} s, got no first row; see {log}")
 
 
 def _start_error(code: int, log: Path) -> UsageError | RunError:
-    """Return the error that the run printed last; else one that quotes its last line."""
+    """Return the error that the run printed last; otherwise an error with its last line."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     last = lines[-1] if lines else ""
     if not last.startswith("fairbed: "):
         return RunError(
-            f"the run ended with exit code {code} before it began; its log ends with {last!r}"
+            f"the run ended with exit code {code} before its first row; its log ends with {last!r}"
         )
     line = last.removeprefix("fairbed: ")
     return UsageError(line) if code == BAD_USAGE else RunError(line)
@@ -216,7 +216,7 @@ def _detach(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """Stop an attached run: it ends in order when its standard input closes."""
+    """Stop an attached run: it ends gracefully when its standard input closes."""
     if process.stdin is None:
         return
     process.stdin.close()

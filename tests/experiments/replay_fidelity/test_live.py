@@ -96,14 +96,14 @@ def test_a_comparison_is_of_a_grid_or_of_live_and_replay(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", *words]) == BAD_USAGE
-    assert "give a grid file, or --live-replay" in capsys.readouterr().err
+    assert "must have either a grid file or --live-replay" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["--live-replay", "exp.toml", "--repeats", "1"], "--repeats: must be from 2 to 50, got 1"),
-        (["grid.toml", "--repeats", "3"], "--repeats: belongs to --live-replay"),
+        (["grid.toml", "--repeats", "3"], "--repeats: is for --live-replay only"),
     ],
 )
 def test_repeats_are_of_live_runs_and_at_least_two(

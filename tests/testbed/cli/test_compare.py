@@ -304,7 +304,7 @@ def test_a_grid_belongs_to_one_process_at_a_time(
         (["small.toml", "--seeds", "0"], "--seeds: must be from 1"),
         (["small.toml", "--set", "selection.v=1"], "selection.v: unknown key; valid here: V"),
         (["small.toml", "--out", "taken"], "must be a new or empty folder, or that of this grid"),
-        (["live.toml"], "arm 'rbcs-f': selection.policy: must choose by what was measured"),
+        (["live.toml"], "arm 'rbcs-f': selection.policy: must not need true exchange times"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(

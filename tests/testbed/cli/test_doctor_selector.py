@@ -70,7 +70,7 @@ def test_one_that_keeps_the_contract_has_a_line_for_each_property(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines[: len(PROPERTIES)]] == ["ok"] * len(PROPERTIES)
     assert [line[8:46].rstrip() for line in lines[: len(PROPERTIES)]] == list(PROPERTIES)
-    assert lines[-1] == f"{EXAMPLE}: keeps the contract"
+    assert lines[-1] == f"{EXAMPLE}: satisfies the contract"
 
 
 def test_one_that_does_not_is_told_how_and_ends_with_1(

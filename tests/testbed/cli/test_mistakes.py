@@ -82,7 +82,7 @@ def test_a_run_whose_experiment_was_edited_says_so(
     run.store.close()
     (folder / "experiment.toml").write_text(SMALL, encoding="utf-8")
     assert main(["run", str(folder), "--headless"]) == 2
-    assert "must be as it was when the run began, got a changed one" in error_of(capsys)
+    assert "must be unchanged since the run began, got a change" in error_of(capsys)
 
 
 def test_a_run_with_a_damaged_store_says_so(
@@ -188,5 +188,5 @@ def test_a_policy_that_has_to_know_the_true_times_is_refused_by_a_live_run(
 ) -> None:
     out, chosen = tmp_path / "out", f"selection.policy={policy}"
     assert main(["run", str(experiment), "--headless", "--out", str(out), "--set", chosen]) == 2
-    assert f"got '{policy}', which needs the true exchange times" in error_of(capsys)
+    assert f"true exchange times in a live run, got '{policy}'; use" in error_of(capsys)
     assert not out.exists()

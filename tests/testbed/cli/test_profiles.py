@@ -90,7 +90,7 @@ def test_check_follows_traces_beside_a_profile(
 ) -> None:
     (tmp_path / "a.csv").write_text("t_s,mbps\n0,1\n1,2\n")
     said(capsys, "import", str(tmp_path / "a.csv"), "--name", "mine", "--to", str(tmp_path / "o"))
-    assert said(capsys, "check", str(tmp_path / "o" / "mine.toml")) == ["1 checked, nothing wrong"]
+    assert said(capsys, "check", str(tmp_path / "o" / "mine.toml")) == ["1 checked, no problems"]
     (tmp_path / "o" / "mine.csv").write_text("t_s,mbps\n0,1\n1,-2\n")
     assert main(["profiles", "check", str(tmp_path / "o" / "mine.toml")]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -100,7 +100,7 @@ def test_check_follows_traces_beside_a_profile(
 
 def test_without_names_the_whole_library_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = said(capsys, "check")
-    assert line.endswith("checked, nothing wrong")
+    assert line.endswith("checked, no problems")
 
 
 def test_import_of_a_csv_makes_a_link_that_plots(
@@ -175,7 +175,7 @@ def test_import_replaces_nothing_unasked(
     path = tmp_path / "a.csv"
     path.write_text("t_s,mbps\n0,1\n")
     line = complaint(capsys, "import", str(path), "--to", str(tmp_path))
-    assert f"{path}: is there already; take another --name or --to, or --force" in line
+    assert f"{path}: exists already; choose another --name or --to, or use --force" in line
     assert path.read_text() == "t_s,mbps\n0,1\n"
 
 
@@ -185,7 +185,7 @@ def test_plot_draws_heat_and_names_what_can_be_drawn(capsys: pytest.CaptureFixtu
     lines = said(capsys, "plot", "radxa-rock-5a", "down_bps", "--size", "60x10")
     assert lines[-1].split()[0] == "link.down_bps"
     line = complaint(capsys, "plot", "radxa-rock-5a", "altitude")
-    assert "has no altitude over time; take one of clock_ratio, background_load, " in line
+    assert "has no altitude over time; use one of clock_ratio, background_load, " in line
 
 
 def test_plot_draws_stays_of_a_device_that_is_not_always_there(
@@ -215,7 +215,7 @@ def test_plot_draws_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str
         (("n100", "--size", "9x9"), "--size: must be from 40x8 to 400x100, got 9x9"),
         (("n100", "--length", "0s"), "--length: must be more than 0"),
         (("n100", "--start", "soon"), "--start: must be a duration such as 20ms"),
-        (("phones-2025",), "a population has no course in time"),
+        (("phones-2025",), "must be a profile, a link or a trace, got a population"),
         (("nothing.csv",), "nothing.csv: must be a readable file, got: No such file or directory"),
         (("data:mine/none",), "FAIRBED_DATA must name the folder of the data"),
     ],

@@ -127,7 +127,7 @@ def test_a_profile_is_replaced_only_when_told_to(
         (["pi-1"], 1, "storage_read_bytes_per_s must be measured or taken .* add --like PROFILE"),
         (["pi-1", "--like", "raspberrypi4"], 2, "--like raspberrypi4: no such profile; near are"),
         (["pi-1", "--as", "Pi 1"], 2, "must be 1 to 32 of a-z"),
-        ([], 2, "give the profile a name"),
+        ([], 2, "must have a name for the profile"),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -71,7 +71,7 @@ def test_a_finished_run_cannot_be_stopped_or_joined(
 ) -> None:
     for command in (["stop", "latest"], ["enroll", "pi-1", "latest"]):
         assert main([*command, "--runs", str(runs)]) == 1
-        assert "is not live, its status is done" in capsys.readouterr().err
+        assert "must be live, got status done" in capsys.readouterr().err
 
 
 def test_rm_deletes_a_finished_run_but_not_a_live_one(
@@ -123,7 +123,7 @@ def test_rm_leaves_a_folder_alone_that_is_no_run(
 ) -> None:
     (tmp_path / "run.db").write_bytes(b"")
     assert main(["rm", str(tmp_path)]) == 2
-    assert "must hold experiment.toml" in capsys.readouterr().err
+    assert "must have the file experiment.toml" in capsys.readouterr().err
     assert (tmp_path / "run.db").exists()
 
 
@@ -201,7 +201,7 @@ def test_a_run_of_another_experiment_is_not_overwritten(
     out = runs / "demo-1"
     before = (out / "run.db").read_bytes()
     assert main(["run", str(QUICKSTART), "--headless", "--out", str(out)]) == 2
-    assert "give another --out" in capsys.readouterr().err
+    assert "choose another --out" in capsys.readouterr().err
     assert (out / "run.db").read_bytes() == before
 
 

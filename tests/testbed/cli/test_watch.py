@@ -170,7 +170,7 @@ def test_a_run_that_dies_while_it_starts_is_told_as_such(
     wait_until(lambda: bool(psutil.Process(terminal.process.pid).children()), "the run")
     psutil.Process(terminal.process.pid).children()[0].kill()
     assert terminal.finish() == 1
-    assert "fairbed: the run ended with exit code -9 before it began" in terminal.text
+    assert "fairbed: the run ended with exit code -9 before its first row" in terminal.text
     assert not out.exists()
 
 
